@@ -1,0 +1,67 @@
+"""What a Plan consists of: Actions with reasons. Owns the words; `plan` makes them, `fold` applies them, `loop` performs them.
+
+An Action is an intent. Folding it (`Acted`) moves the Replica along the table of `autoscaler.states`, which raises when
+the table does not allow it; so the World always shows what was ordered, before the driver has done it.
+"""
+
+from __future__ import annotations
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.world import Fact, Replica
+
+
+class StartReplica(Fact, frozen=True):
+    """Place and start it. `replica` is PENDING; the driver is idempotent by its `intent`."""
+
+    replica: Replica
+    reason: str
+
+
+class DrainReplica(Fact, frozen=True):
+    """No new Calls; stop it when every known gateway has acknowledged, or its grace is over."""
+
+    replica: ReplicaId
+    reason: str
+    victim_of: ModelName | None = None
+
+
+class ReviveReplica(Fact, frozen=True):
+    """It is wanted again and its stop was not issued: back to the state it came from."""
+
+    replica: ReplicaId
+    reason: str
+
+
+class StopReplica(Fact, frozen=True):
+    """The stop order: SIGTERM, `grace_s`, then kill. From draining (acknowledged) or from failed and pending (drop)."""
+
+    replica: ReplicaId
+    grace_s: float
+    reason: str
+
+
+Action = StartReplica | DrainReplica | ReviveReplica | StopReplica
+
+
+class Acted(Fact, frozen=True):
+    """An Action was decided and is being performed: an observation of our own intent."""
+
+    action: Action
+
+
+class Unmet(Fact, frozen=True):
+    """A Model that is wanted and not placed, and why, in a sentence."""
+
+    model: ModelName
+    reason: str
+    never: bool = False
+    """It can never fit: no Slice is large enough."""
+
+
+class Plan(Fact, frozen=True):
+    """The ordered Actions of one tick."""
+
+    actions: tuple[Action, ...] = ()
+    unmet: tuple[Unmet, ...] = ()
+    next_s: float | None = None
+    """When time alone would change the Plan (an idle window ends, a back-off is over); None: only an observation can."""

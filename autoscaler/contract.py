@@ -1,0 +1,229 @@
+"""The shared words on the wire between gateways and autoscalers (interfaces, section 6).
+
+Owns every message that crosses the two: Catalogue and Routes (autoscaler to gateway, as streams of deltas) and
+Report (gateway to autoscaler, levels that expire). It is the only module of the autoscaler that a gateway may import.
+Messages are JSON, one per line in streams. Fields are additive: unknown ones are ignored, so that versions may be mixed.
+
+Versions compare as (epoch, version). Durations are seconds and relative ("ago" or "from now"), because the monotonic
+clocks of two machines have nothing in common; who receives a message turns them into its own time.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+import msgspec
+
+ModelName = NewType("ModelName", str)
+TenantName = NewType("TenantName", str)
+ReplicaId = NewType("ReplicaId", str)
+GatewayId = NewType("GatewayId", str)
+
+REPORT_GAP_S = 0.010
+"""At most one report per gateway in this time."""
+BUSY_PERIOD_S = 0.050
+"""At least one report in this time while anything waits, here or elsewhere: a lost edge then costs no more."""
+HEARTBEAT_S = 1.0
+"""A gateway with nothing to say still says so this often (never slower than 3 s)."""
+REPORT_EXPIRY_S = 10.0
+"""A report that is older counts for nothing: its demand is gone. The gateway is silent, not dead."""
+LEADER_SILENT_S = 5.0
+"""A gateway that heard nothing for so long falls back to the stated bound of interfaces section 6."""
+
+DEFAULT_TENANT = TenantName("default")
+"""Whose Calls they are when no key is needed."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all messages: immutable, defaults left out on the wire."""
+
+
+class QueueLimits(Message, frozen=True):
+    """Bounds of one Model's queue in one gateway."""
+
+    calls_max: int = 1000
+    bytes_max: int = 256 << 20
+    wait_seconds_max: float = 540.0
+
+
+class Clocks(Message, frozen=True):
+    """How long an engine may take. Streams: first byte, then between bytes. Others: the whole response."""
+
+    response_seconds_max: float = 600.0
+    first_byte_seconds_max: float = 300.0
+    stall_seconds_max: float = 60.0
+
+
+class ModelEntry(Message, frozen=True):
+    """What a gateway needs to know of a Model, whether or not anything of it runs."""
+
+    name: ModelName
+    served_name: str
+    """The engine's own name for it: the body's `model` is rewritten to this."""
+    aliases: tuple[str, ...] = ()
+    tenants: tuple[TenantName, ...] | None = None
+    """Who may call it; None means every Tenant that names no models of its own."""
+    dialects: tuple[str, ...] = ("openai",)
+    unlisted: bool = False
+    paused: bool = False
+    slots: int = 1
+    context_tokens: int | None = None
+    created_unix_s: int = 0
+    closes_after_stream: bool = False
+    queue: QueueLimits = QueueLimits()
+    clocks: Clocks = Clocks()
+
+
+class KeyEntry(Message, frozen=True):
+    """An API key as its hash: `sha256` is lower-case hex of the key's UTF-8 bytes."""
+
+    sha256: str
+    name: str = ""
+    role: str = "tenant"
+    expires_unix_s: float | None = None
+
+
+class TenantEntry(Message, frozen=True):
+    """Who may call. `models` are case-sensitive globs over Model names; None means those Models that list no tenants."""
+
+    name: TenantName
+    keys: tuple[KeyEntry, ...] = ()
+    models: tuple[str, ...] | None = None
+    weight: float = 1.0
+    priority_max: int = 0
+
+
+class FrontSettings(Message, frozen=True):
+    """Settings of the inference port. `keys_needed` False: every Call belongs to Tenant `default`, a key sent is ignored."""
+
+    keys_needed: bool = False
+    keepalive_seconds: float = 15.0
+    silent_seconds_max: float = 0.0
+    cors_origins: tuple[str, ...] = ()
+
+
+class CatalogueDelta(Message, frozen=True):
+    """A change of the catalogue. `full`: forget everything before it. Entries replace those of the same name."""
+
+    epoch: int
+    version: int
+    full: bool = False
+    models: tuple[ModelEntry, ...] = ()
+    models_gone: tuple[ModelName, ...] = ()
+    tenants: tuple[TenantEntry, ...] = ()
+    tenants_gone: tuple[TenantName, ...] = ()
+    settings: FrontSettings | None = None
+
+
+class Route(Message, frozen=True):
+    """One Replica as one gateway may use it. `state` is a ReplicaState value; only "ready" takes new Calls."""
+
+    replica: ReplicaId
+    model: ModelName
+    state: str
+    address: str = ""
+    """host:port of the engine; empty until known."""
+    slots: int = 1
+    hold: int = 0
+    """How many Calls this gateway may have on the Replica at once (interfaces section 6, Holds)."""
+
+
+class Refusal(Message, frozen=True):
+    """Why a Model's Calls are refused at once instead of parked: an error code of interfaces section 3, and when to try again."""
+
+    code: str
+    message: str
+    retry_after_s: float = 1.0
+
+
+class ModelRoute(Message, frozen=True):
+    """What Routes say of a Model as a whole."""
+
+    model: ModelName
+    state: str = "zero"
+    """For people and GET /v1/models: zero, starting, ready, draining or failed."""
+    expected_wait_s: float | None = None
+    """Time until a cold Call would be answered; None is unknown, and unknown never refuses."""
+    phases_ms: dict[str, float] = {}
+    """The last start's phases for Server-Timing: decide, place, image, pull, load, ready."""
+    others_wait: bool = False
+    """Another gateway has Calls waiting: a held Slot that is not used here is given back at once."""
+    refusal: Refusal | None = None
+
+
+class RoutesDelta(Message, frozen=True):
+    """A change of one gateway's Routes. `full`: forget every Replica and Model before it. Sent empty as a heartbeat."""
+
+    epoch: int
+    version: int
+    full: bool = False
+    gateways: int = 1
+    """How many gateways are known, this one included."""
+    replicas: tuple[Route, ...] = ()
+    replicas_gone: tuple[ReplicaId, ...] = ()
+    models: tuple[ModelRoute, ...] = ()
+    models_gone: tuple[ModelName, ...] = ()
+
+
+class Level(Message, frozen=True):
+    """Demand of one (Model, Tenant, priority) at one gateway, now. A report lists all that are not zero."""
+
+    model: ModelName
+    tenant: TenantName
+    priority: int = 0
+    waiting: int = 0
+    running: int = 0
+    oldest_wait_s: float = 0.0
+    soonest_deadline_s: float | None = None
+
+
+class Total(Message, frozen=True):
+    """Cumulative counts of one (Model, Tenant) since the gateway's boot. A report may leave out what did not change."""
+
+    model: ModelName
+    tenant: TenantName
+    admitted: int = 0
+    refused_cold: int = 0
+    """Calls refused because the Model is cold: each is demand for one start."""
+    finished: int = 0
+    busy_slot_us: int = 0
+    waiting_call_us: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    idle_s: float = 0.0
+    """Age of the last activity (arrival or finish) of this pair at this gateway."""
+    retry_after_s: float = 0.0
+    """The longest Retry-After given to a refused_cold Call: a start nobody waits for any more is held twice as long."""
+
+
+class ReplicaUse(Message, frozen=True):
+    """One Replica as this gateway uses it: the hold it acts on, Calls on it, and what connections tell."""
+
+    replica: ReplicaId
+    hold: int = 0
+    in_use: int = 0
+    connect_failures: int = 0
+    """Consecutive failed connects; the gateway has stopped using the Replica until it is confirmed."""
+    last_byte_age_s: float | None = None
+
+
+class Report(Message, frozen=True):
+    """What one gateway has, as levels. It also acknowledges: `epoch` and `version` are the Routes it acts on."""
+
+    gateway: GatewayId
+    boot: str
+    """Differs at every start of the gateway: cumulative counts and holds begin anew."""
+    sequence: int
+    epoch: int = 0
+    version: int = 0
+    levels: tuple[Level, ...] = ()
+    totals: tuple[Total, ...] = ()
+    replicas: tuple[ReplicaUse, ...] = ()
+
+
+class ReportAnswer(Message, frozen=True):
+    """The autoscaler's answer to a report. `resend`: it does not know this boot, so send every total again."""
+
+    epoch: int
+    leads: bool = True
+    resend: bool = False

@@ -1,0 +1,31 @@
+"""The seam between decisions and whatever runs Replicas. One contract suite (`tests/contracts/driver.py`) holds every driver to it.
+
+A driver starts and stops what it is told, and says what it sees; it decides nothing. It is idempotent: starting an
+intent that exists is success, stopping what is gone is success. What it reports are levels: the same thing may be said
+twice, and saying it again after a restart is how a new leader adopts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from autoscaler.model import Model
+from autoscaler.world import Replica, ReplicaSeen, SlicesSeen, Synced
+
+Observation = ReplicaSeen | SlicesSeen | Synced
+Observe = Callable[[tuple[Observation, ...]], None]
+"""Where a driver puts what it sees. Never blocks."""
+
+
+class Driver(Protocol):
+    """What the loop needs of a driver. `start` and `stop` return at once; what came of them is observed."""
+
+    async def run(self, observe: Observe) -> None:
+        """Observes until cancelled. First everything that exists (adopted), then Synced, then changes."""
+
+    def start(self, replica: Replica, model: Model) -> None:
+        """Starts the Replica's engine. A start that fails is observed as EXITED with a reason, then CLEAN."""
+
+    def stop(self, replica: Replica, grace_s: float) -> None:
+        """Stops it; observed as CLEAN, with a proof, when nothing of it is left."""

@@ -1,0 +1,139 @@
+"""The Model document: a name clients may call, and what is needed to serve it (interfaces, section 2).
+
+Owns the typed definition, from which JSON Schema (and later the CRD) is generated. Keys that are not in force yet are
+not fields here: `autoscaler.documents` refuses them and says so. YAML names are camelCase and mostly carry no unit
+(`gpu.memory`); Python names end in their unit (`gpu.memory_bytes`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from autoscaler.contract import ModelName, TenantName
+from autoscaler.quantity import Bytes
+
+Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
+Auto = Literal["auto"]
+EngineName = Literal["vllm", "sglang", "llama.cpp", "ollama", "command"]
+
+IDLE_AUTO_S = (60.0, 900.0)
+"""Bounds of `idleSeconds: auto` = 10 x median start, clamped."""
+RESIDENCY_AUTO_S = (1.0, 30.0)
+"""Bounds of `residencySeconds: auto` = 3 x last start, clamped."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Base of all parts of documents: immutable, strict, camelCase outside."""
+
+
+class Gpu(Part, frozen=True):
+    """What one Replica needs of a device. `count` 0 is CPU only; absent memory is the artifact's, else the whole device."""
+
+    count: Annotated[int, Meta(ge=0, le=64)] = 1
+    memory_bytes: Bytes | None = field(default=None, name="memory")
+    compute_percent: Annotated[int, Meta(ge=1, le=100)] | None = field(default=None, name="compute")
+    isolation: Literal["any", "memory", "hardware"] = "any"
+    models: tuple[str, ...] = ()
+
+
+class ReplicaRange(Part, frozen=True):
+    """How few and how many Replicas there may be."""
+
+    min: Annotated[int, Meta(ge=0, le=1000)] = 0
+    max: Annotated[int, Meta(ge=1, le=1000)] = 1
+
+
+class Start(Part, frozen=True):
+    """Bounds of a start, counted from the first process start: tries after 0, 0.5 and 1 s within it."""
+
+    seconds_max: Annotated[float, Meta(gt=0, le=86_400)] = 900.0
+    retries: Annotated[int, Meta(ge=0, le=10)] = 3
+    exclusive_seconds: Seconds = 120.0
+
+
+class Queue(Part, frozen=True):
+    """Bounds of one gateway's queue."""
+
+    calls_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1000
+    bytes_max: Bytes = Bytes(256 << 20)
+    wait_seconds_max: Seconds = 540.0
+
+
+class ModelSpec(Part, frozen=True):
+    """The spec of a Model; every field has the default that interfaces section 2 states."""
+
+    engine: EngineName
+    artifact: str | None = None
+    aliases: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    readiness_path: str | None = None
+    context_tokens: Annotated[int, Meta(ge=1)] | None = None
+    gpu: Gpu = Gpu()
+    replicas: ReplicaRange = ReplicaRange()
+    slots: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    """Calls at once on one Replica; absent = the engine's default."""
+    idle_seconds: Seconds | Auto = "auto"
+    residency_seconds: Seconds | Auto = "auto"
+    start: Start = Start()
+    queue: Queue = Queue()
+    response_seconds_max: Seconds = 600.0
+    first_byte_seconds_max: Seconds = 300.0
+    stall_seconds_max: Seconds = 60.0
+    drain_seconds_max: Seconds = 600.0
+    priority: int = 0
+    tenants: tuple[TenantName, ...] | None = None
+    paused: bool = False
+    unlisted: bool = False
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A Model as the autoscaler uses it: the document with what the front door learnt from the artifact filled in."""
+
+    name: ModelName
+    spec: ModelSpec
+    namespace: str = "default"
+    memory_bytes: int = 0
+    """Memory one Replica needs of a device: the spec's, else the artifact's; 0 means the whole device."""
+    slots: int = 1
+    """Calls at once on one Replica: the spec's, else the engine's default."""
+    created_unix_s: int = 0
+    order: int = 0
+    """Position among all documents: the older of two Models owns a contested name."""
+
+    def spec_hash(self) -> str:
+        """Eight hex digits over everything that a running Replica would have to be restarted for."""
+        s = self.spec
+        parts = (
+            self.name,
+            s.engine,
+            s.artifact,
+            s.command,
+            s.args,
+            sorted(s.env.items()),
+            s.context_tokens,
+            s.gpu,
+            self.memory_bytes,
+            self.slots,
+            s.readiness_path,
+        )
+        return hashlib.sha256(msgspec.json.encode(parts, enc_hook=int)).hexdigest()[:8]
+
+    def idle_s(self, median_start_s: float | None) -> float:
+        """Seconds without a Call after which it may go to zero; `auto` starts at 60 until starts are known."""
+        if self.spec.idle_seconds != "auto":
+            return float(self.spec.idle_seconds)
+        low, high = IDLE_AUTO_S
+        return min(max(10.0 * (median_start_s or 0.0), low), high)
+
+    def residency_s(self, last_start_s: float | None) -> float:
+        """Seconds after getting ready in which it is not evicted for another Model."""
+        if self.spec.residency_seconds != "auto":
+            return float(self.spec.residency_seconds)
+        low, high = RESIDENCY_AUTO_S
+        return min(max(3.0 * (last_start_s or 0.0), low), high)

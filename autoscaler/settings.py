@@ -1,0 +1,55 @@
+"""The Settings document: what holds for the whole installation (interfaces, section 2).
+
+Owns the typed definition of what is in force now. One document at most; `PILOTLIGHT_...` in the environment overrides it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from autoscaler.model import Part, Seconds
+from autoscaler.quantity import Bytes
+
+
+class DeclaredDevice(Part, frozen=True):
+    """A device that no driver tells of: a machine without a GPU, or a share of it."""
+
+    name: str
+    memory_bytes: Bytes = field(name="memory")
+    model: str = ""
+
+
+class Limits(Part, frozen=True):
+    """Bounds of the inference port."""
+
+    body_bytes_max: Bytes = Bytes(64 << 20)
+    header_seconds_max: Seconds = 15.0
+    body_seconds_max: Seconds = 30.0
+    idle_seconds_max: Seconds = 75.0
+    write_stall_seconds_max: Seconds = 60.0
+    connections_per_address_max: Annotated[int, Meta(ge=1)] = 2000
+
+
+class Stream(Part, frozen=True):
+    """How streams behave while they wait."""
+
+    keepalive_seconds: Seconds = 15.0
+
+
+class Cors(Part, frozen=True):
+    """Origins that OPTIONS answers."""
+
+    origins: tuple[str, ...] = ()
+
+
+class Settings(Part, frozen=True):
+    """All settings, at their defaults."""
+
+    auth: Literal["auto", "keys", "none"] = "auto"
+    cors: Cors = Cors()
+    silent_seconds_max: Seconds = 0.0
+    stream: Stream = Stream()
+    devices: tuple[DeclaredDevice, ...] = ()
+    limits: Limits = Limits()

@@ -1,0 +1,41 @@
+"""The Tenant document: the party that is authenticated, limited and charged (interfaces, section 2).
+
+Owns the typed definition of what is in force now: keys, permission, weight and priority. Guarantees, rates and budgets
+are refused by `autoscaler.documents` until they are.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from autoscaler.contract import TenantName
+from autoscaler.model import Part
+
+
+class Key(Part, frozen=True):
+    """One API key by its hash (SHA-256 of the key's bytes, lower-case hex). Times are RFC 3339."""
+
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] = field(name="sha256")
+    name: str = ""
+    created_at: str | None = None
+    expires_at: str | None = None
+    role: Literal["tenant", "viewer", "operator", "finance"] = "tenant"
+
+
+class TenantSpec(Part, frozen=True):
+    """The spec of a Tenant."""
+
+    keys: tuple[Key, ...] = ()
+    weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
+    models: tuple[str, ...] | None = None
+    priority_max: int = 0
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """A Tenant as the autoscaler uses it."""
+
+    name: TenantName
+    spec: TenantSpec = TenantSpec()

@@ -1,0 +1,298 @@
+"""The World: one immutable snapshot of everything a decision may depend on, and the observations that change it.
+
+Owns the types only. `autoscaler.fold` makes the next World out of an old one and a batch of observations;
+`autoscaler.demand`, `shares`, `packer` and `plan` read it. Entities are frozen and replaced whole. All times are
+seconds of one monotonic clock (`now_s`), given from outside; nothing here knows what time it is.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import NewType
+
+import msgspec
+
+from autoscaler.contract import GatewayId, ModelName, ReplicaId, Report, TenantName
+from autoscaler.model import Model
+from autoscaler.settings import Settings
+from autoscaler.states import ReplicaState
+from autoscaler.tenant import Tenant
+
+SliceId = NewType("SliceId", str)
+DeviceId = NewType("DeviceId", str)
+NodeId = NewType("NodeId", str)
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of everything in the World."""
+
+
+class Isolation(IntEnum):
+    """How well a Slice is kept apart from its neighbours, from worst to best."""
+
+    NONE = 0
+    MEMORY = 1
+    HARDWARE = 2
+
+
+class Slice(Fact, frozen=True):
+    """A share of a Device that Replicas may hold. `shared`: many Replicas up to its memory and compute; else one."""
+
+    id: SliceId
+    device: DeviceId
+    node: NodeId
+    memory_bytes: int
+    compute_percent: int = 100
+    isolation: Isolation = Isolation.NONE
+    shared: bool = True
+    product: str = ""
+    """The device's product name, matched against `gpu.models`; empty matches only a Model that names none."""
+    healthy: bool = True
+
+
+class Copy(Fact, frozen=True):
+    """An Artifact complete on one node."""
+
+    artifact: str
+    node: NodeId
+
+
+class Drain(Fact, frozen=True):
+    """Why and since when a Replica drains. Stopped only when every known gateway acted on (epoch, version) or later."""
+
+    since_s: float
+    reason: str
+    came_from: ReplicaState
+    epoch: int
+    version: int
+    victim_of: ModelName | None = None
+    """The Model that its Slice is wanted for; None when it drains for its own sake."""
+
+
+class Replica(Fact, frozen=True):
+    """One running copy of a Model, from the decision to place it until its Slices are proven clean."""
+
+    id: ReplicaId
+    model: ModelName
+    spec_hash: str
+    intent: str
+    """The idempotency key of the decision that made it."""
+    slices: tuple[SliceId, ...]
+    memory_bytes: int
+    """Claimed on each of its Slices."""
+    compute_percent: int = 0
+    slots: int = 1
+    state: ReplicaState = ReplicaState.PENDING
+    since_s: float = 0.0
+    """When it entered `state`."""
+    created_s: float = 0.0
+    started_s: float | None = None
+    """When its first process started."""
+    ready_s: float | None = None
+    """When it first became ready."""
+    grown_s: float | None = None
+    """When its memory was last seen to grow: the start lock of its Device ends `exclusive_seconds` after."""
+    address: str = ""
+    reason: str = ""
+    """Why it was started, in a sentence."""
+    failure: str = ""
+    drain: Drain | None = None
+    proof: str = ""
+    """The proof of clean: measured, unprepared, exited or assumed."""
+
+
+class Grant(Fact, frozen=True):
+    """A hold given to a gateway on a Replica by Routes of `version` (of the current epoch)."""
+
+    version: int
+    hold: int
+
+
+class Gateway(Fact, frozen=True):
+    """One known gateway: its last report, and every grant that it has not acknowledged yet (newest last)."""
+
+    id: GatewayId
+    boot: str = ""
+    seen_s: float = 0.0
+    report: Report | None = None
+    """Its last report in this epoch; None: it has not reported to this leader yet."""
+    grants: dict[ReplicaId, tuple[Grant, ...]] = {}
+    gone: bool = False
+    """Proven dead (its process or pod does not exist), which silence alone is not."""
+
+
+class Attained(Fact, frozen=True):
+    """Service that a Tenant got from a Model, in slot-seconds, for the shares of what does not divide."""
+
+    slot_s: float = 0.0
+
+
+class History(Fact, frozen=True):
+    """What is remembered of a Model beyond its Replicas; survives a restart."""
+
+    starts_s: tuple[float, ...] = ()
+    """Durations from first process start to ready, newest last, at most 32."""
+    last_activity_s: float | None = None
+    """Last arrival or finish of a Call at any gateway."""
+    refused_cold_s: float | None = None
+    """When a cold Call was last refused: demand for one start."""
+    hold_until_s: float = 0.0
+    """A start nobody waits for any more is kept ready until then (twice the Retry-After that was given)."""
+    tries: int = 0
+    """Failed tries of the current episode."""
+    first_try_s: float | None = None
+    """First process start of the episode."""
+    retry_at_s: float = 0.0
+    """No new try before this."""
+    episodes: int = 0
+    """Failed episodes in a row: the back-off is 1, 2, 4 ... minutes."""
+    refused_until_s: float = 0.0
+    """An episode failed: Calls are refused at once until then."""
+    failure: str = ""
+    served_until_s: float | None = None
+    """When its last ready Replica stopped taking Calls."""
+    stopped_idle_s: float | None = None
+    """When it last went to zero for idleness; a start soon after is a regret."""
+    regrets: int = 0
+    """Each doubles the `auto` idle window, within its bounds."""
+    peaks: tuple[tuple[int, int], ...] = ()
+    """(bucket, most Calls at once in it) over the idle window: fewer Replicas only when the peak fits them."""
+
+
+class Load(Fact, frozen=True):
+    """Demand of one Model summed over gateways whose report has not expired (kept by the fold)."""
+
+    waiting: int = 0
+    running: int = 0
+    oldest_s: float | None = None
+    """When the Call that waits longest arrived."""
+    tenants: frozenset[TenantName] = frozenset()
+
+
+class World(Fact, frozen=True):
+    """The snapshot. The maps are never changed in place; the last group is derived, and a full rebuild gives the same."""
+
+    epoch: int
+    version: int = 0
+    """Of Routes: rises with every change that a gateway must learn."""
+    synced: bool = False
+    """The driver has listed everything that exists; nothing is decided before."""
+    leading_since_s: float = 0.0
+    settings: Settings = Settings()
+    models: dict[ModelName, Model] = {}
+    tenants: dict[TenantName, Tenant] = {}
+    slices: dict[SliceId, Slice] = {}
+    copies: frozenset[Copy] = frozenset()
+    replicas: dict[ReplicaId, Replica] = {}
+    gateways: dict[GatewayId, Gateway] = {}
+    histories: dict[ModelName, History] = {}
+    attained: dict[tuple[ModelName, TenantName], Attained] = {}
+
+    by_model: dict[ModelName, tuple[ReplicaId, ...]] = {}
+    by_slice: dict[SliceId, tuple[ReplicaId, ...]] = {}
+    loads: dict[ModelName, Load] = {}
+
+
+# --- observations: what happened; each is a level or a fact, never a wish ---------------------------------------------
+
+
+class Seen(StrEnum):
+    """What a driver sees of a Replica."""
+
+    STARTING = "starting"
+    """Its process exists and does not answer yet."""
+    READY = "ready"
+    UNREADY = "unready"
+    """It was ready and its probes fail."""
+    EXITED = "exited"
+    """Its main process ended; something of it may be left."""
+    CLEAN = "clean"
+    """Nothing of it is left; `proof` names how that is known."""
+
+
+class DocumentsSeen(Fact, frozen=True):
+    """The whole set of documents, as it is now."""
+
+    models: tuple[Model, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
+    settings: Settings = Settings()
+
+
+class SlicesSeen(Fact, frozen=True):
+    """The whole inventory of one driver, as it is now."""
+
+    slices: tuple[Slice, ...]
+
+
+class ReplicaSeen(Fact, frozen=True):
+    """One Replica as the driver sees it, with its identity, so that a new leader adopts it."""
+
+    id: ReplicaId
+    model: ModelName
+    spec_hash: str
+    intent: str
+    slices: tuple[SliceId, ...]
+    memory_bytes: int
+    slots: int
+    seen: Seen
+    compute_percent: int = 0
+    address: str = ""
+    started_s: float | None = None
+    grew: bool = False
+    """Its memory grew since the last look."""
+    reason: str = ""
+    """Why it is so, where the driver knows: exit status, signal, a line of the engine's log."""
+    proof: str = ""
+
+
+class Synced(Fact, frozen=True):
+    """The driver has listed everything."""
+
+
+class Reported(Fact, frozen=True):
+    """A gateway reported."""
+
+    report: Report
+
+
+class GatewaySeen(Fact, frozen=True):
+    """A gateway process or pod exists, whether or not it reported."""
+
+    gateway: GatewayId
+
+
+class GatewayGone(Fact, frozen=True):
+    """A gateway process or pod is proven not to exist any more."""
+
+    gateway: GatewayId
+
+
+class HistorySeen(Fact, frozen=True):
+    """What was remembered of a Model before this process started."""
+
+    model: ModelName
+    history: History
+
+
+class Granted(Fact, frozen=True):
+    """`shares` moved holds: (gateway, Replica, new hold). The fold gives them the next version."""
+
+    holds: tuple[tuple[GatewayId, ReplicaId, int], ...]
+
+
+class Tick(Fact, frozen=True):
+    """Time passed: reports expire, back-offs end."""
+
+
+class Transition(Fact, frozen=True):
+    """One row of the log: a Replica went from one state to another, and why. `explain` and the ledger read these."""
+
+    at_s: float
+    replica: ReplicaId
+    model: ModelName
+    slices: tuple[SliceId, ...]
+    before: ReplicaState | None
+    after: ReplicaState
+    verb: str
+    """The verb of the table, or "seen" where an observation jumped."""
+    reason: str

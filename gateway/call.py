@@ -1,0 +1,76 @@
+"""One Call: an accepted inference request, from admission to its one Outcome.
+
+Owns the record that dispatch, edge and upstream share. It is mutable on purpose (one per request, on the hot path), but
+each field has one writer, named beside it. A Call has no behaviour; its life is decided in `gateway.dispatch`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from autoscaler.contract import ModelName, ReplicaId, TenantName
+
+
+class Outcome(StrEnum):
+    """How a Call ended; it has exactly one."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    ABANDONED = "abandoned"
+
+
+class CallState(StrEnum):
+    """Where a Call is (written by dispatch only)."""
+
+    NEW = "new"
+    PARKED = "parked"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Call:
+    """An admitted request. Times are monotonic seconds; `deadline_s` bounds the first byte, not the whole answer."""
+
+    __slots__ = (
+        "arrived_s", "body_bytes", "cold", "deadline_s", "dialect", "exchange", "granted_s", "id",
+        "model", "moves", "priority", "replica", "state", "stream", "tenant",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        tenant: TenantName,
+        model: ModelName,
+        arrived_s: float,
+        deadline_s: float,
+        priority: int = 0,
+        body_bytes: int = 0,
+        stream: bool = False,
+        dialect: str = "openai",
+        exchange: object = None,
+    ) -> None:
+        self.id = id
+        """The request id. Written once, by the edge, like all up to `exchange`."""
+        self.tenant = tenant
+        self.model = model
+        self.priority = priority
+        self.body_bytes = body_bytes
+        self.stream = stream
+        self.dialect = dialect
+        self.arrived_s = arrived_s
+        self.deadline_s = deadline_s
+        self.exchange = exchange
+        """The shell's own handle; the core never looks into it."""
+        self.state = CallState.NEW
+        """Written by dispatch, like all below."""
+        self.cold = False
+        """It waited for a start or a wake."""
+        self.granted_s: float | None = None
+        self.replica: ReplicaId | None = None
+        self.moves = 0
+        """Times it went back to the queue before its commit point; at most once."""
+
+    def __repr__(self) -> str:
+        where = f" on {self.replica}" if self.replica else ""
+        return f"<Call {self.id} {self.model}/{self.tenant} p{self.priority} {self.state}{where}>"

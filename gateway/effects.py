@@ -1,0 +1,31 @@
+"""What dispatch tells its shell to do. Owns the words; `gateway.dispatch` returns them, edge and sync perform them in order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from autoscaler.contract import ReplicaId
+from gateway.call import Call
+from gateway.errors import CallError
+
+
+class Grant(NamedTuple):
+    """Send the Call to this Replica now; it has a Slot there until `finish` or `bounce`."""
+
+    call: Call
+    replica: ReplicaId
+    address: str
+
+
+class Refuse(NamedTuple):
+    """Answer the Call with this error; it has ended (its Outcome is failed)."""
+
+    call: Call
+    error: CallError
+
+
+class ReportNow(NamedTuple):
+    """An edge: the next report is due at once (sync keeps the least gap)."""
+
+
+Effect = Grant | Refuse | ReportNow

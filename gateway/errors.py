@@ -1,0 +1,174 @@
+"""The error taxonomy of the inference port and its one rendering (interfaces, section 3, Errors).
+
+Owns every status, type, code and safe message that a client can get from us, as JSON, as an in-stream event, or both
+dialects of them. Messages never echo input and never hold an address. A code that is not here cannot be answered.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+MAX_RETRY_AFTER_S = 120.0
+"""SDKs give up on anything longer."""
+
+
+class CallError(Exception):
+    """One clear error for one Call. `retry_after_s` is set on every 429 and 503; `close` ends the connection after it."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        type: str = "",
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        should_retry: bool | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.type = type or _TYPES.get(status, "server_error")
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.should_retry = should_retry
+        self.close = close
+
+    def __repr__(self) -> str:
+        return f"<CallError {self.status} {self.code}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CallError) and (self.status, self.code, self.message) == (
+            other.status,
+            other.code,
+            other.message,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.status, self.code, self.message))
+
+
+_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error", 431: "invalid_request_error", 504: "timeout_error"}  # fmt: skip
+_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout", 413: "Content Too Large", 415: "Unsupported Media Type", 429: "Too Many Requests", 431: "Request Header Fields Too Large", 500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout"}  # fmt: skip
+
+
+def invalid_request(message: str, *, param: str | None = None, close: bool = False) -> CallError:
+    """400: what the client sent cannot be a Call."""
+    return CallError(400, "invalid_request", message, param=param, close=close)
+
+
+def invalid_api_key() -> CallError:
+    """401, the same for a missing and an unknown key."""
+    return CallError(401, "invalid_api_key", "a valid API key is needed: Authorization: Bearer KEY")
+
+
+def model_not_found() -> CallError:
+    """404, the same for a Model that does not exist and one this Tenant may not call."""
+    return CallError(
+        404,
+        "model_not_found",
+        "no such model, or it may not be called with this key; GET /v1/models lists those that may",
+        param="model",
+    )
+
+
+def path_not_found() -> CallError:
+    """404 for every path that is not an inference path."""
+    return CallError(404, "not_found", "no such path on the inference port")
+
+
+def request_timeout() -> CallError:
+    """408: the request itself came too slowly."""
+    return CallError(408, "request_timeout", "the request did not arrive in time", close=True)
+
+
+def too_large(limit_bytes: int) -> CallError:
+    """413: the body is over the limit."""
+    return CallError(413, "too_large", f"the body is larger than {limit_bytes} bytes", close=True)
+
+
+def unsupported_media_type() -> CallError:
+    """415: neither JSON nor (where it may be) multipart, or an encoded body."""
+    return CallError(
+        415,
+        "unsupported_media_type",
+        "send the body as plain application/json (or multipart/form-data where the path takes files)",
+    )
+
+
+def header_too_large() -> CallError:
+    """431: the head is over the limit."""
+    return CallError(431, "header_too_large", "the request head is too large", close=True)
+
+
+def queue_full(retry_after_s: float) -> CallError:
+    """429: the Model's queue in this gateway is full."""
+    return CallError(429, "queue_full", "too many calls are waiting for this model", retry_after_s=retry_after_s)
+
+
+def model_starting(expected_wait_s: float | None, retry_after_s: float) -> CallError:
+    """503: the Model is cold and the deadline is reached, or shorter than the estimate."""
+    about = "" if expected_wait_s is None else f", ready in about {math.ceil(expected_wait_s)} s"
+    return CallError(503, "model_starting", f"the model is starting{about}", retry_after_s=retry_after_s)
+
+
+def deadline_reached(retry_after_s: float) -> CallError:
+    """503: the Model is warm but the Call waited until its deadline."""
+    return CallError(
+        503, "overloaded", "no slot came free before the deadline of this call", retry_after_s=retry_after_s
+    )
+
+
+def refused(code: str, message: str, retry_after_s: float) -> CallError:
+    """503 with a code that the autoscaler gave: model_start_failed, no_capacity, overloaded."""
+    return CallError(503, code, message, retry_after_s=retry_after_s)
+
+
+def shutting_down() -> CallError:
+    """503: this gateway is stopping and the Call was still parked."""
+    return CallError(503, "shutting_down", "the gateway is stopping; try again", retry_after_s=1.0)
+
+
+def upstream_error() -> CallError:
+    """502: the engine broke before the first byte, and the second try too; or it broke inside a stream."""
+    return CallError(502, "upstream_error", "the engine ended the response early")
+
+
+def upstream_timeout() -> CallError:
+    """504: the engine's first byte, next byte or whole response took too long."""
+    return CallError(504, "upstream_timeout", "the engine did not answer in time")
+
+
+def body(error: CallError, dialect: str = "openai") -> bytes:
+    """The error as a JSON document. Anthropic clients get the same object with the outer `type` that they expect."""
+    inner = {"message": error.message, "type": error.type, "code": error.code, "param": error.param}
+    return msgspec.json.encode({"type": "error", "error": inner} if dialect == "anthropic" else {"error": inner})
+
+
+def event(error: CallError, dialect: str = "openai") -> bytes:
+    """The error as one SSE event, for a stream whose head is out. Never followed by `[DONE]`."""
+    name = b"event: error\n" if dialect == "anthropic" else b""
+    return name + b"data: " + body(error, dialect) + b"\n\n"
+
+
+def headers(error: CallError) -> list[tuple[bytes, bytes]]:
+    """What belongs to it beside the status: Retry-After (whole seconds, rounded up), retry-after-ms, x-should-retry."""
+    out: list[tuple[bytes, bytes]] = []
+    if error.retry_after_s is not None:
+        seconds = min(max(error.retry_after_s, 0.0), MAX_RETRY_AFTER_S)
+        out.append((b"retry-after", b"%d" % max(1, math.ceil(seconds))))
+        out.append((b"retry-after-ms", b"%d" % math.ceil(seconds * 1000)))
+        out.append((b"x-should-retry", b"true" if error.should_retry is not False else b"false"))
+    elif error.should_retry is not None:
+        out.append((b"x-should-retry", b"true" if error.should_retry else b"false"))
+    return out
+
+
+def reason(status: int) -> str:
+    """The reason phrase of a status we answer."""
+    return _REASONS.get(status, "Error")

@@ -1,0 +1,3 @@
+"""Black-box load tests: they know only the inference port, and the operations port when told."""
+
+PILOTLIGHT = True
