@@ -40,7 +40,14 @@ class StopReplica(Fact, frozen=True):
     reason: str
 
 
-Action = StartReplica | DrainReplica | ReviveReplica | StopReplica
+class FailReplica(Fact, frozen=True):
+    """Its start took longer than `start.secondsMax`: it counts as broken (table verb "broke") and is then stopped."""
+
+    replica: ReplicaId
+    reason: str
+
+
+Action = StartReplica | DrainReplica | ReviveReplica | StopReplica | FailReplica
 
 
 class Acted(Fact, frozen=True):

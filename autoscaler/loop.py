@@ -1,0 +1,120 @@
+"""The loop: observe, decide, act. It performs what pure code decided and decides nothing itself.
+
+Owns the one mutable reference to the World. Whatever happens is put into its inbox with `observe`, which never blocks;
+one task folds all that is there as one batch, lets `plan` and `shares` look at the result, folds every Action before
+the driver performs it, and then tells its listeners. It sleeps until the next observation or until time alone would
+change the Plan. Under a flood it rests as long as it worked, so deciding takes half of a core at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from autoscaler import shares
+from autoscaler.actions import Acted, Action, Plan, StartReplica, StopReplica
+from autoscaler.drivers.base import Driver
+from autoscaler.fold import Observation, fold
+from autoscaler.plan import plan
+from autoscaler.world import Tick, Transition, World
+
+TICK_S_MAX = 1.0
+"""The longest sleep: reports expire and gauges age even when nothing is observed."""
+ROUNDS_MAX = 4
+"""Plans in one step: an Action may allow another (a drop frees a Slice); what is left waits for the next step."""
+
+
+class Step(NamedTuple):
+    """One decision, for listeners. Times are of the loop's clock; `received_s` is the oldest observation's arrival."""
+
+    before: World
+    after: World
+    plan: Plan
+    actions: tuple[Action, ...]
+    transitions: tuple[Transition, ...]
+    received_s: float
+    started_s: float
+    acted_s: float
+
+
+Listener = Callable[[Step], None]
+"""Told after every step, in order. Must not block."""
+
+
+class Loop:
+    """Runs one driver towards what the plan says. `clock` gives monotonic seconds."""
+
+    def __init__(self, world: World, driver: Driver, clock: Callable[[], float]) -> None:
+        self.world = world
+        self.plan = Plan()
+        self.listeners: list[Listener] = []
+        self._driver = driver
+        self._clock = clock
+        self._inbox: list[Observation] = []
+        self._wake = asyncio.Event()
+        self._received_s = 0.0
+        self._rest_until_s = 0.0
+
+    def observe(self, batch: Sequence[Observation]) -> None:
+        """Takes what happened, in order; it is folded in this turn of the event loop or the next."""
+        if not self._inbox:
+            self._received_s = self._clock()
+        self._inbox.extend(batch)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Observes the driver and decides, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._driver.run(self.observe))
+            tasks.create_task(self._decide())
+
+    async def _decide(self) -> None:
+        while True:
+            now_s = self._clock()
+            due_s = now_s + TICK_S_MAX if self.plan.next_s is None else min(self.plan.next_s, now_s + TICK_S_MAX)
+            try:
+                async with asyncio.timeout(max(0.0, due_s - now_s)):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._inbox.append(Tick())
+            rest_s = self._rest_until_s - self._clock()
+            if rest_s > 0:
+                await asyncio.sleep(rest_s)
+            self._wake.clear()
+            self.step()
+
+    def step(self) -> None:
+        """One decision over everything in the inbox; synchronous, so that nothing changes while it is taken."""
+        started_s = self._clock()
+        before, batch, self._inbox = self.world, self._inbox, []
+        transitions = self._fold(batch, started_s)
+        actions: list[Action] = []
+        for _ in range(ROUNDS_MAX):
+            self.plan = plan(self.world, started_s)
+            if not self.plan.actions:
+                break
+            for action in self.plan.actions:
+                transitions += self._fold((Acted(action=action),), started_s)
+                self._perform(action)
+            actions += self.plan.actions
+        acted_s = self._clock()
+        granted = shares.divide(self.world, started_s)
+        if granted is not None:
+            transitions += self._fold((granted,), started_s)
+        done = Step(before, self.world, self.plan, tuple(actions), transitions, self._received_s, started_s, acted_s)
+        for listener in self.listeners:
+            listener(done)
+        now_s = self._clock()
+        self._rest_until_s = now_s + (now_s - started_s)
+
+    def _fold(self, batch: Sequence[Observation], now_s: float) -> tuple[Transition, ...]:
+        self.world, transitions = fold(self.world, batch, now_s)
+        return transitions
+
+    def _perform(self, action: Action) -> None:
+        """The driver returns at once; what came of it is observed."""
+        if isinstance(action, StartReplica):
+            self._driver.start(action.replica, self.world.models[action.replica.model])
+        elif isinstance(action, StopReplica):
+            self._driver.stop(self.world.replicas[action.replica], action.grace_s)

@@ -1,0 +1,50 @@
+"""Merges Prometheus texts of several processes into one: samples with the same name and labels are added up.
+
+Pure. Adding is right for counters, histograms and level gauges (waiting, running); a gauge that is an age is not a sum,
+so families named in MAXIMA take the largest value instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+MAXIMA = frozenset({"pilotlight_routes_age_seconds"})
+
+
+def merge(texts: Iterable[bytes]) -> bytes:
+    """One exposition (text format 0.0.4) of all `texts`."""
+    kinds: dict[str, tuple[str, str]] = {}
+    samples: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for text in texts:
+        for family in text_string_to_metric_families(text.decode()):
+            kinds.setdefault(family.name, (family.type, family.documentation))
+            into = samples.setdefault(family.name, {})
+            for sample in family.samples:
+                _add(into, sample, largest=family.name in MAXIMA)
+    lines: list[str] = []
+    for name, (kind, documentation) in sorted(kinds.items()):
+        shown = f"{name}_total" if kind == "counter" else name
+        lines += (f"# HELP {shown} {_escape(documentation)}", f"# TYPE {shown} {kind}")
+        lines += (_line(sample, labels, value) for (sample, labels), value in samples[name].items())
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _add(into: dict[tuple[str, tuple[tuple[str, str], ...]], float], sample: Sample, *, largest: bool) -> None:
+    key = (sample.name, tuple(sorted(sample.labels.items())))
+    known = into.get(key)
+    if known is None:
+        into[key] = sample.value
+    else:
+        into[key] = max(known, sample.value) if largest else known + sample.value
+
+
+def _line(name: str, labels: tuple[tuple[str, str], ...], value: float) -> str:
+    inside = ",".join(f'{k}="{_escape(v).replace(chr(34), chr(92) + chr(34))}"' for k, v in labels)
+    return f"{name}{{{inside}}} {value!r}" if inside else f"{name} {value!r}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")

@@ -1,0 +1,91 @@
+"""The autoscaler's metrics (interfaces, section 5), counted from the loop's steps. Knows nothing of how they are served.
+
+Owns one prometheus_client registry. Gauges are read from the World when scraped; counters and histograms are fed by
+`on_step`. Label values are names of documents and states only, never addresses or tenants' data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from autoscaler.actions import DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
+from autoscaler.contract import ModelName
+from autoscaler.loop import Step
+from autoscaler.states import HOLDS_SLICE, ReplicaState
+from autoscaler.world import World
+
+START_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200)
+DECISION_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+KINDS = {StartReplica: "start", DrainReplica: "drain", ReviveReplica: "revive", StopReplica: "stop", FailReplica: "fail"}
+
+
+class Metrics:
+    """Feed it as a listener of the loop; `text()` is the exposition."""
+
+    def __init__(self, world: Callable[[], World]) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._start_seconds = Histogram(
+            "pilotlight_start_seconds", "Process start to ready", ("model", "phase"), registry=registry, buckets=START_BUCKETS
+        )
+        self._failures = Counter(
+            "pilotlight_start_failures", "Starts that never got ready", ("model", "reason"), registry=registry
+        )
+        self._decision = Histogram(
+            "pilotlight_decision_seconds", "Report received to action sent", registry=registry, buckets=DECISION_BUCKETS
+        )
+        self._plan_seconds = Histogram(
+            "pilotlight_plan_seconds", "One step of the loop", registry=registry, buckets=DECISION_BUCKETS
+        )
+        self._actions = Counter("pilotlight_actions", "Actions ordered", ("kind", "result"), registry=registry)
+        registry.register(_WorldCollector(world))
+
+    def on_step(self, step: Step) -> None:
+        """Counts one step of the loop."""
+        self._plan_seconds.observe(step.acted_s - step.started_s)
+        if step.actions:
+            self._decision.observe(step.acted_s - step.received_s)
+        for action in step.actions:
+            self._actions.labels(KINDS[type(action)], "ordered").inc()
+        for move in step.transitions:
+            replica = step.after.replicas.get(move.replica)
+            if move.after == ReplicaState.FAILED and move.before in {ReplicaState.PENDING, ReplicaState.STARTING}:
+                self._failures.labels(move.model, "start").inc()
+            elif move.after == ReplicaState.READY and move.before == ReplicaState.STARTING and replica is not None:
+                self._observe_start(step, move.model)
+
+    def _observe_start(self, step: Step, model: str) -> None:
+        history = step.after.histories.get(ModelName(model))
+        if history is not None and history.starts_s:
+            self._start_seconds.labels(model, "ready").observe(history.starts_s[-1])
+
+    def text(self) -> bytes:
+        """The Prometheus text format, version 0.0.4."""
+        return generate_latest(self._registry)
+
+
+class _WorldCollector:
+    """Gauges that are read off the World at the moment of the scrape."""
+
+    def __init__(self, world: Callable[[], World]) -> None:
+        self._world = world
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """The families, in the order of interfaces section 5."""
+        world = self._world()
+        replicas = GaugeMetricFamily("pilotlight_replicas", "Replicas by state", labels=("model", "state"))
+        tally = Tally((r.model, r.state.value) for r in world.replicas.values())
+        for (model, state), count in sorted(tally.items()):
+            replicas.add_metric((model, state), count)
+        yield replicas
+        memory = GaugeMetricFamily("pilotlight_slice_memory_bytes", "Memory of Slices", labels=("node", "device", "state"))
+        for slice_ in world.slices.values():
+            held = [world.replicas[r] for r in world.by_slice.get(slice_.id, ())]
+            used = sum(r.memory_bytes or slice_.memory_bytes for r in held if r.state in HOLDS_SLICE)
+            memory.add_metric((slice_.node, slice_.device, "used"), used)
+            memory.add_metric((slice_.node, slice_.device, "free"), max(0, slice_.memory_bytes - used))
+        yield memory
+        yield GaugeMetricFamily("pilotlight_leader", "Whether this process leads", value=1)

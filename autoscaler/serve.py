@@ -1,0 +1,132 @@
+"""The contract's server half (interfaces, section 6): report intake, and the streams of Routes and catalogue.
+
+Owns the connections of the gateways. Decides nothing: reports go into the loop's inbox, and every stream sends the
+difference between the World that its gateway has and the World that is. A gateway that is slow to read gets one larger
+delta later, never a queue of them. On a Unix socket the peer's process is watched, so that a gateway that died is known
+to be gone and not merely silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+
+from autoscaler import publish
+from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta
+from autoscaler.loop import Loop, Step
+from autoscaler.processwatch import ProcessWatch
+from autoscaler.world import GatewayGone, GatewaySeen, Reported, World
+
+HEARTBEAT_S = 1.0
+"""A stream with no news says so this often: five missed ones are a silent leader."""
+REPORT_BYTES_MAX = 16 << 20
+
+_encode = msgspec.json.Encoder().encode
+_decode_report = msgspec.json.Decoder(Report).decode
+
+Delta = CatalogueDelta | RoutesDelta
+
+
+class ContractServer:
+    """The contract as an aiohttp application, over one Loop."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._watch = ProcessWatch()
+        self._changed: set[asyncio.Event] = set()
+        loop.listeners.append(self._on_step)
+
+    def application(self) -> web.Application:
+        """POST /v1/report, GET /v1/routes?gateway=, GET /v1/catalogue."""
+        app = web.Application(client_max_size=REPORT_BYTES_MAX)
+        app.router.add_post("/v1/report", self._report)
+        app.router.add_get("/v1/routes", self._routes)
+        app.router.add_get("/v1/catalogue", self._catalogue)
+        return app
+
+    def _on_step(self, step: Step) -> None:
+        if step.before is not step.after:
+            for event in self._changed:
+                event.set()
+
+    async def _report(self, request: web.Request) -> web.Response:
+        try:
+            report = _decode_report(await request.read())
+        except msgspec.DecodeError as error:
+            return web.json_response({"error": f"not a report: {error}"}, status=400)
+        known = self._loop.world.gateways.get(report.gateway)
+        self._loop.observe((Reported(report=report),))
+        resend = known is None or known.boot != report.boot or known.report is None
+        answer = ReportAnswer(epoch=self._loop.world.epoch, resend=resend)
+        return web.Response(body=_encode(answer), content_type="application/json")
+
+    async def _routes(self, request: web.Request) -> web.StreamResponse:
+        gateway = GatewayId(request.query.get("gateway", ""))
+        if not gateway:
+            return web.json_response({"error": "which gateway? ?gateway=ID"}, status=400)
+        self._loop.observe((GatewaySeen(gateway=gateway),))
+        self._watch_peer(request, gateway)
+        clock = asyncio.get_running_loop().time
+
+        def delta(before: World | None, after: World) -> Delta | None:
+            if before is None:
+                return publish.routes_full(after, gateway, clock(), self._unmet())
+            return publish.routes_delta(before, after, gateway, clock(), self._unmet())
+
+        def heartbeat(world: World) -> Delta:
+            return RoutesDelta(epoch=world.epoch, version=world.version, gateways=publish.gateways_known(world))
+
+        return await self._stream(request, delta, heartbeat)
+
+    async def _catalogue(self, request: web.Request) -> web.StreamResponse:
+        def delta(before: World | None, after: World) -> Delta | None:
+            return publish.catalogue_full(after) if before is None else publish.catalogue_delta(before, after)
+
+        return await self._stream(request, delta, None)
+
+    async def _stream(
+        self,
+        request: web.Request,
+        delta: Callable[[World | None, World], Delta | None],
+        heartbeat: Callable[[World], Delta] | None,
+    ) -> web.StreamResponse:
+        """One message per line: the whole first, then what changed, until the gateway leaves."""
+        response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
+        await response.prepare(request)
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        sent: World | None = None
+        try:
+            while True:
+                changed.clear()
+                world = self._loop.world
+                message = delta(sent, world)
+                if message is None and heartbeat is not None and not changed.is_set() and sent is world:
+                    message = heartbeat(world)
+                sent = world
+                if message is not None:
+                    await response.write(_encode(message) + b"\n")
+                try:
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await changed.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._changed.discard(changed)
+
+    def _watch_peer(self, request: web.Request, gateway: GatewayId) -> None:
+        """Learns the gateway's process from the socket, where the socket can tell (Unix, SO_PEERCRED)."""
+        transport = request.transport
+        peer = transport.get_extra_info("socket") if transport is not None else None
+        if peer is None or peer.family != socket.AF_UNIX:
+            return
+        pid, _, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        self._watch.watch(gateway, pid, lambda: self._loop.observe((GatewayGone(gateway=gateway),)))
+
+    def _unmet(self) -> dict[str, publish.Unmet]:
+        return {unmet.model: unmet for unmet in self._loop.plan.unmet}

@@ -1,0 +1,3 @@
+"""The front door: the command line, and the one place that composes a process. Nobody imports it."""
+
+PILOTLIGHT = True

@@ -1,0 +1,220 @@
+"""The `pilotlight` command: parses what people type and calls the room that does it. Holds no logic of its own.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, with one line that names what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from pilotlight.listen import Address, AddressType
+
+OPS_URL = "http://127.0.0.1:8081"
+EXAMPLES = {
+    "serve": "pilotlight serve llama.gguf qwen.gguf",
+    "status": "pilotlight status --watch",
+    "explain": "pilotlight explain model llama",
+    "key": "pilotlight key new --tenant acme",
+}
+
+
+def default_state() -> Path:
+    """`$XDG_STATE_HOME/pilotlight`, by default ~/.local/state/pilotlight."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "pilotlight"
+
+
+state_option = click.option(
+    "--state", type=click.Path(path_type=Path, file_okay=False), default=default_state, show_default="~/.local/state/pilotlight",
+    help="Where Pilotlight keeps what must outlive it.",
+)  # fmt: skip
+ops_option = click.option("--ops", default=OPS_URL, show_default=True, help="The operations port to ask.")
+output_option = click.option(
+    "--output", type=click.Choice(["text", "json"]), default="text", help="For people or programs."
+)
+
+
+class Front(click.Group):
+    """The top-level group. `load` is imported only when it is asked for: a gateway process needs none of it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands by name."""
+        return sorted([*super().list_commands(ctx), "load"])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command; `load` from its own room."""
+        if cmd_name == "load":
+            from loadtest.cli import load
+
+            return load
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(
+    cls=Front,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"Example: {EXAMPLES['serve']}",
+)
+@click.version_option(package_name="pilotlight", message="pilotlight %(version)s")
+def cli() -> None:
+    """An LLM gateway with GPU-aware scale-to-zero: models start when they are called and stop when they are not."""
+
+
+@cli.command(epilog=f"Example: {EXAMPLES['serve']}")
+@click.argument("models", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE.gguf | DIR]...")
+@click.option(
+    "-c", "--config", multiple=True, type=click.Path(path_type=Path), help="Documents (YAML); may be repeated."
+)
+@click.option("--listen", type=AddressType(), default=Address("127.0.0.1", 8080), show_default="127.0.0.1:8080",
+              help="The inference port.")  # fmt: skip
+@click.option("--ops", type=AddressType(), default=Address("127.0.0.1", 8081), show_default="127.0.0.1:8081",
+              help="The operations port.")  # fmt: skip
+@state_option
+@click.option("--gateways", type=click.IntRange(1, 64), default=1, show_default=True, help="Gateway processes.")
+@click.option("--keep-engines", is_flag=True, help="At the end leave engines running; the next start adopts them.")
+@click.option("--grace", type=click.FloatRange(0, 86_400), default=30.0, show_default=True, metavar="SECONDS",
+              help="How long running calls may take to finish at the end.")  # fmt: skip
+@click.option("--print-config", is_flag=True, help="Print the equivalent documents and exit.")
+def serve(  # noqa: PLR0917  click passes by keyword
+    models: tuple[Path, ...], config: tuple[Path, ...], listen: Address, ops: Address, state: Path,
+    gateways: int, keep_engines: bool, grace: float, print_config: bool,
+) -> None:  # fmt: skip
+    """Serve models on this machine: each starts when it is called and goes back to zero when nobody asks any more."""
+    from pilotlight.serving import ServeOptions, run
+
+    options = ServeOptions(
+        models=models, configs=config, listen=listen, ops=ops, state=state,
+        gateways=gateways, keep_engines=keep_engines, grace_s=grace, print_config=print_config,
+    )  # fmt: skip
+    raise SystemExit(run(options))
+
+
+@cli.command(epilog=f"Example: {EXAMPLES['status']}")
+@click.argument("model", required=False)
+@click.option("--watch", is_flag=True, help="Keep the table up to date.")
+@ops_option
+@output_option
+def status(model: str | None, watch: bool, ops: str, output: str) -> None:
+    """What runs, waits and sleeps, and why."""
+    from pilotlight import show
+
+    show.status(ops, model, watch=watch, output=output)
+
+
+@cli.group(epilog=f"Example: {EXAMPLES['explain']}")
+def explain() -> None:
+    """Why things are as they are: reasons of the latest decisions, with times."""
+
+
+@explain.command("model", epilog=f"Example: {EXAMPLES['explain']}")
+@click.argument("name")
+@ops_option
+@output_option
+def explain_model(name: str, ops: str, output: str) -> None:
+    """Why a model runs, waits or stopped."""
+    from pilotlight import show
+
+    show.explain(ops, f"model/{name}", output)
+
+
+@explain.command("last", epilog="Example: pilotlight explain last")
+@ops_option
+@output_option
+def explain_last(ops: str, output: str) -> None:
+    """The latest decisions."""
+    from pilotlight import show
+
+    show.explain(ops, "last", output)
+
+
+@cli.group(epilog=f"Example: {EXAMPLES['key']}")
+def key() -> None:
+    """API keys."""
+
+
+@key.command("new", epilog=f"Example: {EXAMPLES['key']}")
+@click.option("--tenant", required=True, help="Whose key it is.")
+@click.option(
+    "--role", type=click.Choice(["tenant", "viewer", "operator", "finance"]), default="tenant", show_default=True
+)
+@click.option("--name", default="key", show_default=True, help="What to call it.")
+@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="Store it here for `serve`, too.")
+def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
+    """Make a new API key: printed once, with the `keys:` entry (its hash) to paste."""
+    from pilotlight import keys
+
+    secret, entry = keys.new(role, name)
+    click.echo(f"key (shown once): {secret}")
+    if state is not None:
+        click.echo(f"stored for tenant {tenant} in {keys.store(state, tenant, entry)}; restart `serve` to use it")
+        return
+    fields = ", ".join(f'{k}: "{v}"' for k, v in entry.items())
+    click.echo(f"paste into Tenant {tenant}:\n  keys:\n  - {{{fields}}}")
+
+
+@cli.command(epilog="Example: pilotlight gateway --autoscaler unix:run/autoscaler.sock --listen 127.0.0.1:8080")
+@click.option(
+    "--autoscaler", "autoscalers", multiple=True, required=True, help="unix:PATH or http://HOST:PORT; repeatable."
+)
+@click.option("--listen", type=AddressType(), default=Address("127.0.0.1", 8080), show_default="127.0.0.1:8080")
+@click.option("--ops", type=AddressType(), default=Address("127.0.0.1", 8081), show_default="127.0.0.1:8081")
+@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="Keeps what it knows here.")
+@click.option("--id", "name", default="gateway-1", show_default=True, help="Its name among all gateways.")
+@click.option("--grace", type=click.FloatRange(0, 86_400), default=30.0, show_default=True, metavar="SECONDS")
+@click.option("--listen-fd", type=int, hidden=True)
+@click.option("--ops-socket", type=click.Path(path_type=Path), hidden=True)
+@click.option("--parent", type=int, hidden=True)
+def gateway(  # noqa: PLR0917  click passes by keyword
+    autoscalers: tuple[str, ...], listen: Address, ops: Address, state: Path | None, name: str, grace: float,
+    listen_fd: int | None, ops_socket: Path | None, parent: int | None,
+) -> None:  # fmt: skip
+    """One gateway process."""
+    from pilotlight import gateway_process
+
+    gateway_process.run(
+        gateway_process.GatewayOptions(
+            id=name,
+            autoscalers=autoscalers,
+            listen=listen,
+            ops=ops,
+            state=state,
+            grace_s=grace,
+            listen_fd=listen_fd,
+            ops_socket=ops_socket,
+            parent=parent,
+        )  # fmt: skip
+    )
+
+
+@cli.command(epilog="Example: pilotlight autoscaler --driver local --state DIR --documents docs.yaml")
+@click.option("--driver", type=click.Choice(["local"]), required=True, help="What runs Replicas.")
+@click.option("--documents", type=click.Path(path_type=Path), required=True, help="Documents (YAML).")
+@click.option("--contract-socket", type=click.Path(path_type=Path), required=True, help="Where gateways report.")
+@click.option("--ops", type=AddressType(), default=Address("127.0.0.1", 8081), show_default="127.0.0.1:8081")
+@state_option
+@click.option("--gateway-socket", "gateway_sockets", multiple=True, type=click.Path(path_type=Path), hidden=True)
+@click.option("--keep-engines", is_flag=True)
+@click.option("--ops-fd", type=int, hidden=True)
+@click.option("--parent", type=int, hidden=True)
+def autoscaler(  # noqa: PLR0917  click passes by keyword
+    driver: str, documents: Path, contract_socket: Path, ops: Address, state: Path,
+    gateway_sockets: tuple[Path, ...], keep_engines: bool, ops_fd: int | None, parent: int | None,
+) -> None:  # fmt: skip
+    """One autoscaler process."""
+    from pilotlight import autoscaler_process
+
+    del driver  # the only one there is yet
+    autoscaler_process.run(
+        autoscaler_process.AutoscalerOptions(
+            state=state,
+            documents=documents,
+            contract_socket=contract_socket,
+            ops=ops,
+            ops_fd=ops_fd,
+            gateway_sockets=gateway_sockets,
+            keep_engines=keep_engines,
+            parent=parent,
+        )  # fmt: skip
+    )

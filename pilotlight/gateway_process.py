@@ -1,0 +1,80 @@
+"""Composes one gateway process: front, sync and its own operations port.
+
+Owns the order of its start and stop. It receives values (addresses, sockets, limits) and holds no decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+from gateway.front import Front
+from gateway.ops import application
+
+from autoscaler.contract import GatewayId
+from gateway.sync import Sync
+from pilotlight import process
+from pilotlight.listen import BACKLOG, Address
+
+
+class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What one gateway process is told."""
+
+    id: str
+    autoscalers: tuple[str, ...]
+    listen: Address
+    ops: Address
+    listen_fd: int | None = None
+    """A listening socket to take over instead of opening `listen`."""
+    ops_socket: Path | None = None
+    """A Unix socket instead of `ops`."""
+    state: Path | None = None
+    parent: int | None = None
+    grace_s: float = 30.0
+
+
+def run(options: GatewayOptions) -> None:
+    """Runs until SIGTERM, then drains."""
+    process.unblock_signals()
+    if options.parent is not None:
+        process.die_with_parent(options.parent)
+    process.run(serve(options))
+
+
+async def serve(options: GatewayOptions) -> None:
+    """The life of the process: ready, serve, drain."""
+    loop = asyncio.get_running_loop()
+    stop = process.stop_event()
+    front = Front(gateway=GatewayId(options.id), boot=f"{os.getpid()}-{secrets.token_hex(4)}", clock=loop.time)
+    kept = options.state / f"{options.id}.kept.json" if options.state is not None else None
+    sync = Sync(GatewayId(options.id), options.autoscalers, front, kept=kept)
+    front.on_report = sync.edge
+    runner = web.AppRunner(application(front), access_log=None)
+    await runner.setup()
+    await operations_site(runner, options).start()
+    process.settle()
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(sync.run())
+        sweeping = tasks.create_task(front.run())
+        server = await loop.create_server(
+            front.connection, sock=process.socket_of(options.listen_fd, options.listen), backlog=BACKLOG
+        )
+        await stop.wait()
+        server.close()
+        await front.drain(options.grace_s)
+        await sync.flush()
+        following.cancel()
+        sweeping.cancel()
+    await runner.cleanup()
+
+
+def operations_site(runner: web.AppRunner, options: GatewayOptions) -> web.BaseSite:
+    """Its own operations port: a Unix socket under `serve`, where the autoscaler asks it, else TCP."""
+    if options.ops_socket is None:
+        return web.TCPSite(runner, options.ops.host, options.ops.port)
+    options.ops_socket.unlink(missing_ok=True)
+    return web.UnixSite(runner, str(options.ops_socket))

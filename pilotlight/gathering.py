@@ -1,0 +1,130 @@
+"""Gathers what `serve` was given (GGUF files, folders, documents, stored keys) into one set of Documents.
+
+Owns how a file becomes a Model and how an artifact's memory gets into it. Checking documents is `autoscaler.documents`;
+reading a GGUF header is `artifacts.gguf`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+from autoscaler.documents import DocumentError, Documents, load
+
+from artifacts import gguf
+from autoscaler import engines
+from autoscaler.contract import ModelName
+from autoscaler.model import Model, ModelSpec
+from autoscaler.tenant import Tenant
+
+DEFAULT_CONTEXT_TOKENS = 4096
+"""What a GGUF given on the command line gets, or less where the model has less."""
+KEYS_FILE = "keys.yaml"
+
+
+def gather(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Documents:
+    """All documents, checked. Raises click.UsageError (exit 2) with one line that names what is wrong."""
+    documents = _load([*configs, *(path for path in [state / KEYS_FILE] if path.exists())])
+    models = list(documents.models)
+    for path in paths:
+        for file in _gguf_files(path):
+            models.append(_model_of(file, {model.name for model in models}, len(models)))
+    return msgspec.structs.replace(documents, models=tuple(models))
+
+
+def read_documents(path: Path) -> Documents:
+    """Documents as the supervisor wrote them, with every Model's memory filled in from its artifact."""
+    documents = _load([path])
+    created = int(time.time())
+    models = (msgspec.structs.replace(completed(model), created_unix_s=created) for model in documents.models)
+    return msgspec.structs.replace(documents, models=tuple(models))
+
+
+def completed(model: Model) -> Model:
+    """The Model with its memory from the GGUF header where the document states none; unreadable = the whole device."""
+    path = local_path(model)
+    if model.memory_bytes or path is None or path.suffix != ".gguf" or model.spec.gpu.count == 0:
+        return model
+    try:
+        info = gguf.read(path)
+    except (gguf.GgufError, OSError):
+        return model  # its start fails with the reason, and only this Model's
+    tokens = model.spec.context_tokens or min(info.context_tokens, DEFAULT_CONTEXT_TOKENS)
+    return msgspec.structs.replace(model, memory_bytes=info.memory_bytes(tokens, model.slots))
+
+
+def local_path(model: Model) -> Path | None:
+    """The file behind a `file://` artifact."""
+    artifact = model.spec.artifact
+    return Path(artifact.removeprefix("file://")) if artifact is not None and artifact.startswith("file://") else None
+
+
+def launcher() -> Callable[[Model, str, int], engines.Launch]:
+    """How engines are started on this machine; raises engines.EngineError or GgufError at a start that cannot work."""
+    available = {"xllamacpp": "python"} if importlib.util.find_spec("xllamacpp") is not None else {}
+    for program in ("llama-server", "vllm", "ollama"):
+        found = shutil.which(program)
+        if found is not None:
+            available[program] = found
+
+    def launch(model: Model, host: str, port: int) -> engines.Launch:
+        path = local_path(model)
+        if path is not None and path.suffix == ".gguf":
+            gguf.read(path)  # a missing or broken file is said in our words, before an engine says it in its own
+        return engines.launch(model, None if path is None else str(path), host, port, available)
+
+    return launch
+
+
+def _load(paths: Sequence[Path]) -> Documents:
+    texts = []
+    for path in paths:
+        try:
+            texts.append((str(path), path.read_text()))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise click.UsageError(f"{path}: {reason}") from None
+    try:
+        return load(texts, os.environ)
+    except DocumentError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _gguf_files(path: Path) -> list[Path]:
+    """A file as it is; of a folder all Models in it, of a split Model only the first part."""
+    if not path.is_dir():
+        return [path]
+    files = [file for file in sorted(path.glob("*.gguf")) if gguf.is_first_part(file)]
+    if not files:
+        raise click.UsageError(f"{path}: no .gguf file in this folder")
+    return files
+
+
+def _model_of(file: Path, taken: set[ModelName], order: int) -> Model:
+    name = ModelName(gguf.stem(file))
+    if name in taken:
+        raise click.UsageError(f"{file}: there is already a model named {name}")
+    try:
+        info = gguf.read(file)
+    except (gguf.GgufError, OSError) as error:
+        raise click.UsageError(str(error)) from None
+    tokens = min(info.context_tokens, DEFAULT_CONTEXT_TOKENS)
+    spec = ModelSpec(engine="llama.cpp", artifact=f"file://{file.resolve()}", context_tokens=tokens)
+    slots = engines.default_slots("llama.cpp")
+    return Model(name=name, spec=spec, memory_bytes=info.memory_bytes(tokens, slots), slots=slots, order=order)
+
+
+def needs_tenant(documents: Documents, *, loopback: bool) -> bool:
+    """Whether a listener may not start because anybody could call: not loopback, `auth: auto`, and no Tenant."""
+    return documents.settings.auth == "auto" and not loopback and not documents.tenants
+
+
+def tenant_names(tenants: Sequence[Tenant]) -> list[str]:
+    """For messages."""
+    return sorted(tenant.name for tenant in tenants)

@@ -1,0 +1,77 @@
+"""Addresses as people write them, and the sockets behind them. Owns `host:port` and the one error of a taken port."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from typing import NamedTuple
+
+import click
+
+BACKLOG = 4096
+"""Connections that may wait for accept (somaxconn bounds it): with 128, 1,000 at once took 4 s to connect."""
+
+
+class Address(NamedTuple):
+    """A TCP address. Port 0 lets the kernel choose."""
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def url(self) -> str:
+        """`http://host:port`."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+class AddressType(click.ParamType):
+    """`127.0.0.1:8080`, `[::1]:8080` or `:8080`."""
+
+    name = "HOST:PORT"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Address:
+        """Raises click's usage error on anything else."""
+        if isinstance(value, Address):
+            return value
+        host, colon, port = str(value).rpartition(":")
+        if not colon or not port.isdigit() or not 0 <= int(port) <= 65_535:
+            self.fail(f"{value!r} is not HOST:PORT such as 127.0.0.1:8080", param, ctx)
+        return Address(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104  `:8080` means every address, as elsewhere
+
+
+def listeners(address: Address, count: int) -> list[socket.socket]:
+    """`count` listening sockets on one address (SO_REUSEPORT), inheritable. ClickException when it is taken."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.socket(family) as trial:  # without SO_REUSEPORT: another process that has it would let us in
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((address.host, address.port))
+            trial.listen(1)
+        made: list[socket.socket] = []
+        port = address.port
+        for _ in range(count):
+            one = socket.socket(family)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            one.bind((address.host, port))
+            one.listen(BACKLOG)
+            one.set_inheritable(True)
+            port = one.getsockname()[1]
+            made.append(one)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise click.ClickException(
+                f"{address.host}:{address.port} is taken: choose another with --listen or --ops"
+            ) from None
+        raise click.ClickException(f"cannot listen on {address.host}:{address.port}: {error.strerror}") from None
+    return made

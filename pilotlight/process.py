@@ -1,0 +1,76 @@
+"""What every process of ours does first and last: die with its parent, take inherited sockets, stop on a signal.
+
+Owns the few system calls for that. Linux only where it says so; elsewhere the call does nothing and the caller goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+
+from pilotlight.listen import Address, listeners
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """The kernel kills this process when the thread that started it ends (prctl(2)); at once if it already has."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        sys.exit(1)
+
+
+def unblock_signals() -> None:
+    """The supervisor waits for signals with all of them blocked, and a mask is inherited: open it again."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+def socket_of(fd: int | None, address: Address) -> socket.socket:
+    """The listening socket that the supervisor made (it stays open while this process is replaced), or one of our own."""
+    made = listeners(address, 1)[0] if fd is None else socket.socket(fileno=fd)
+    made.setblocking(False)
+    made.set_inheritable(False)
+    return made
+
+
+def stop_event() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; the second SIGINT or SIGTERM ends the process at once."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if event.is_set():
+            os._exit(1)
+        event.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    return event
+
+
+def settle() -> None:
+    """After start-up nothing of what was imported dies any more: keep the collector from looking at it again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def run(main: Coroutine[object, object, None]) -> None:
+    """Runs `main` on uvloop where it is installed (not on Windows), else on asyncio's own loop."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+        return
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)

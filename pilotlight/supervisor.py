@@ -1,0 +1,155 @@
+"""`serve`: one autoscaler process and N gateway processes on a Unix socket, kept alive, ended in order.
+
+Owns the children, the listening sockets (so that a child that is replaced refuses nobody) and the lock of the state
+directory. It decides nothing about Models. SIGKILL of this process kills gateways and autoscaler with it and leaves
+the engines running, to be adopted by the next start; SIGTERM drains the gateways, then the autoscaler stops the engines.
+Engines of an autoscaler that died become children of this process (it is a subreaper), which reaps them when they end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+SIGNALS = {*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP}
+RESTART_S_MIN, RESTART_S_MAX = 0.1, 5.0
+"""Pause before a child that died is started again; it doubles while the child keeps dying within 10 s."""
+STEADY_S = 10.0
+POLL_S = 0.02
+"""How often a start is looked at until everything is ready."""
+
+
+class Role(NamedTuple):
+    """One child: its name, its command after `python -m pilotlight`, and the listening sockets it inherits."""
+
+    name: str
+    arguments: tuple[str, ...]
+    sockets: tuple[socket.socket, ...] = ()
+
+
+class Child:
+    """One child process and how often it died."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self.process: subprocess.Popen[bytes] | None = None
+        self.started_s = 0.0
+        self.pause_s = RESTART_S_MIN
+        self.due_s: float | None = None
+
+    def start(self) -> None:
+        """Starts it in a process group of its own: a Ctrl-C at the terminal is for the supervisor to pass on."""
+        fds = [s.fileno() for s in self.role.sockets]
+        command = [sys.executable, "-m", "pilotlight", *self.role.arguments, "--parent", str(os.getpid())]
+        self.process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, process_group=0)
+        self.started_s, self.due_s = time.monotonic(), None
+
+    def ended(self) -> int | None:
+        """The exit status once, after which a restart is due; None while it runs."""
+        if self.process is None or (status := self.process.poll()) is None:
+            return None
+        self.process = None
+        now_s = time.monotonic()
+        self.pause_s = RESTART_S_MIN if now_s - self.started_s > STEADY_S else min(self.pause_s * 2, RESTART_S_MAX)
+        self.due_s = now_s + self.pause_s
+        return status
+
+
+class Supervisor:
+    """Runs until a signal; `ready` is polled during the start, and `on_ready` called once when it is true."""
+
+    def __init__(
+        self, autoscaler: Role, gateways: Sequence[Role], *, ready: Callable[[], bool], on_ready: Callable[[], None]
+    ) -> None:
+        self._autoscaler = Child(autoscaler)
+        self._gateways = [Child(role) for role in gateways]
+        self._ready = ready
+        self._on_ready = on_ready
+
+    def run(self) -> int:
+        """Returns the exit status of the whole: 0 after an orderly stop."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        children = [self._autoscaler, *self._gateways]
+        for child in children:
+            child.start()
+        announced = False
+        while True:
+            if not announced and self._ready():
+                announced = True
+                self._on_ready()
+            number = self._wait(self._timeout_s(children) if announced else POLL_S)
+            if number in STOP_SIGNALS:
+                return self._stop()
+            reap_adopted({child.process.pid for child in children if child.process is not None})
+            for child in children:
+                status = child.ended()
+                if status is not None:
+                    say(f"{child.role.name} ended ({describe(status)}); it is started again in {child.pause_s:.1f} s")
+                    if not announced and status == 2:
+                        return self._stop(status=2)
+                elif child.due_s is not None and time.monotonic() >= child.due_s:
+                    child.start()
+
+    @staticmethod
+    def _timeout_s(children: Sequence[Child]) -> float:
+        due = [child.due_s for child in children if child.due_s is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else 60.0
+
+    @staticmethod
+    def _wait(timeout_s: float) -> int | None:
+        info = signal.sigtimedwait(SIGNALS, timeout_s)
+        return None if info is None else info.si_signo
+
+    def _stop(self, status: int = 0) -> int:
+        """Gateways first, so that nothing new arrives; then the autoscaler. A second signal ends all at once."""
+        say("stopping: running calls finish, waiting ones are answered; press Ctrl-C again to end at once")
+        for group in (self._gateways, [self._autoscaler]):
+            for child in group:
+                if child.process is not None:
+                    child.process.send_signal(signal.SIGTERM)
+            if not self._ended(group):
+                for child in (*self._gateways, self._autoscaler):
+                    if child.process is not None:
+                        child.process.kill()
+                return 1
+        say("stopped")
+        return status
+
+    def _ended(self, group: Sequence[Child]) -> bool:
+        """Waits for all of the group; False when a second signal came. The children bound their own time."""
+        while any(child.process is not None and child.process.poll() is None for child in group):
+            if self._wait(0.5) in STOP_SIGNALS:
+                return False
+        return True
+
+
+def reap_adopted(ours: set[int]) -> None:
+    """Reaps ended processes that were reparented to us; our own children are left to their Popen."""
+    while True:
+        try:
+            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if info is None or info.si_pid in ours:
+            return  # one of ours hides others until its own turn, which is now
+        os.waitpid(info.si_pid, 0)
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(f"pilotlight: {text}\n")
+        sys.stderr.flush()
+
+
+def describe(status: int) -> str:
+    """An exit status in words."""
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
