@@ -9,7 +9,7 @@ venv: .venv/ready  ## .venv with everything, from the distribution's Python 3.11
 	@bash scripts/venv.sh
 
 demo: venv  ## two real models, one device, from zero and back (KEEP=1 stays up)
-	@$(PY) -m tests.demo $(if $(KEEP),--keep)
+	@$(PY) -m examples.demo $(if $(KEEP),--keep)
 
 check: venv  ## style, types, walls
 	@$(PY) -m ruff format --check .

@@ -126,6 +126,10 @@ class Route(Message, frozen=True):
     slots: int = 1
     hold: int = 0
     """How many Calls this gateway may have on the Replica at once (interfaces section 6, Holds)."""
+    granted: int = 0
+    """Version of the Routes that granted `hold`. The gateway takes `hold` only when (epoch, granted) is newer than the
+    grant it acts on, so that a message sent before the gateway lowered its hold cannot raise it again. 0: this leader has
+    granted nothing yet (it is new, and waits for every gateway's report): the gateway keeps the hold that it has."""
 
 
 class Refusal(Message, frozen=True):

@@ -17,6 +17,7 @@ from autoscaler.contract import ModelName, TenantName
 from autoscaler.quantity import Bytes
 
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
+Priority = Annotated[int, Meta(ge=-1_000_000_000, le=1_000_000_000)]
 Auto = Literal["auto"]
 EngineName = Literal["vllm", "sglang", "llama.cpp", "ollama", "command"]
 
@@ -73,7 +74,7 @@ class ModelSpec(Part, frozen=True):
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
     readiness_path: str | None = None
-    context_tokens: Annotated[int, Meta(ge=1)] | None = None
+    context_tokens: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
     gpu: Gpu = Gpu()
     replicas: ReplicaRange = ReplicaRange()
     slots: Annotated[int, Meta(ge=1, le=100_000)] | None = None
@@ -86,7 +87,7 @@ class ModelSpec(Part, frozen=True):
     first_byte_seconds_max: Seconds = 300.0
     stall_seconds_max: Seconds = 60.0
     drain_seconds_max: Seconds = 600.0
-    priority: int = 0
+    priority: Priority = 0
     tenants: tuple[TenantName, ...] | None = None
     paused: bool = False
     unlisted: bool = False

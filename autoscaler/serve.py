@@ -9,9 +9,10 @@ to be gone and not merely silent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 from aiohttp import web
@@ -32,14 +33,70 @@ _decode_report = msgspec.json.Decoder(Report).decode
 Delta = CatalogueDelta | RoutesDelta
 
 
+class Feed:
+    """What gateways follow, free of any transport: messages as JSON, the whole first, then what changed.
+
+    A reader that is slow is simply behind: its next message is the difference to what it got last.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._changed: set[asyncio.Event] = set()
+        loop.listeners.append(self._on_step)
+
+    def _on_step(self, step: Step) -> None:
+        if step.before is not step.after:
+            for event in self._changed:
+                event.set()
+
+    def routes(self, gateway: GatewayId) -> AsyncGenerator[bytes]:
+        """Routes as this gateway may use them, with an empty delta as heartbeat."""
+        clock = asyncio.get_running_loop().time
+
+        def delta(before: World | None, after: World) -> Delta | None:
+            unmet = {unmet.model: unmet for unmet in self._loop.plan.unmet}
+            if before is None:
+                return publish.routes_full(after, gateway, clock(), unmet)
+            known = publish.routes_delta(before, after, gateway, clock(), unmet)
+            return known if known is not None or before is not after else publish.heartbeat(after)
+
+        return self._messages(delta)
+
+    def catalogue(self) -> AsyncGenerator[bytes]:
+        """Models and Tenants."""
+
+        def delta(before: World | None, after: World) -> Delta | None:
+            return publish.catalogue_full(after) if before is None else publish.catalogue_delta(before, after)
+
+        return self._messages(delta)
+
+    async def _messages(self, delta: Callable[[World | None, World], Delta | None]) -> AsyncGenerator[bytes]:
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        sent: World | None = None
+        try:
+            while True:
+                changed.clear()
+                world = self._loop.world
+                message, sent = delta(sent, world), world
+                if message is not None:
+                    yield _encode(message)
+                try:
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await changed.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._changed.discard(changed)
+
+
 class ContractServer:
     """The contract as an aiohttp application, over one Loop."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
+        self._feed = Feed(loop)
         self._watch = ProcessWatch()
-        self._changed: set[asyncio.Event] = set()
-        loop.listeners.append(self._on_step)
 
     def application(self) -> web.Application:
         """POST /v1/report, GET /v1/routes?gateway=, GET /v1/catalogue."""
@@ -49,21 +106,12 @@ class ContractServer:
         app.router.add_get("/v1/catalogue", self._catalogue)
         return app
 
-    def _on_step(self, step: Step) -> None:
-        if step.before is not step.after:
-            for event in self._changed:
-                event.set()
-
     async def _report(self, request: web.Request) -> web.Response:
         try:
             report = _decode_report(await request.read())
         except msgspec.DecodeError as error:
             return web.json_response({"error": f"not a report: {error}"}, status=400)
-        known = self._loop.world.gateways.get(report.gateway)
-        self._loop.observe((Reported(report=report),))
-        resend = known is None or known.boot != report.boot or known.report is None
-        answer = ReportAnswer(epoch=self._loop.world.epoch, resend=resend)
-        return web.Response(body=_encode(answer), content_type="application/json")
+        return web.Response(body=_encode(take_report(self._loop, report)), content_type="application/json")
 
     async def _routes(self, request: web.Request) -> web.StreamResponse:
         gateway = GatewayId(request.query.get("gateway", ""))
@@ -71,53 +119,19 @@ class ContractServer:
             return web.json_response({"error": "which gateway? ?gateway=ID"}, status=400)
         self._loop.observe((GatewaySeen(gateway=gateway),))
         self._watch_peer(request, gateway)
-        clock = asyncio.get_running_loop().time
-
-        def delta(before: World | None, after: World) -> Delta | None:
-            if before is None:
-                return publish.routes_full(after, gateway, clock(), self._unmet())
-            return publish.routes_delta(before, after, gateway, clock(), self._unmet())
-
-        def heartbeat(world: World) -> Delta:
-            return RoutesDelta(epoch=world.epoch, version=world.version, gateways=publish.gateways_known(world))
-
-        return await self._stream(request, delta, heartbeat)
+        return await self._stream(request, self._feed.routes(gateway))
 
     async def _catalogue(self, request: web.Request) -> web.StreamResponse:
-        def delta(before: World | None, after: World) -> Delta | None:
-            return publish.catalogue_full(after) if before is None else publish.catalogue_delta(before, after)
+        return await self._stream(request, self._feed.catalogue())
 
-        return await self._stream(request, delta, None)
-
-    async def _stream(
-        self,
-        request: web.Request,
-        delta: Callable[[World | None, World], Delta | None],
-        heartbeat: Callable[[World], Delta] | None,
-    ) -> web.StreamResponse:
-        """One message per line: the whole first, then what changed, until the gateway leaves."""
+    async def _stream(self, request: web.Request, messages: AsyncGenerator[bytes]) -> web.StreamResponse:
+        """One message per line until the gateway leaves."""
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
         await response.prepare(request)
-        changed = asyncio.Event()
-        self._changed.add(changed)
-        sent: World | None = None
-        try:
-            while True:
-                changed.clear()
-                world = self._loop.world
-                message = delta(sent, world)
-                if message is None and heartbeat is not None and not changed.is_set() and sent is world:
-                    message = heartbeat(world)
-                sent = world
-                if message is not None:
-                    await response.write(_encode(message) + b"\n")
-                try:
-                    async with asyncio.timeout(HEARTBEAT_S):
-                        await changed.wait()
-                except TimeoutError:
-                    continue
-        finally:
-            self._changed.discard(changed)
+        async with contextlib.aclosing(messages):
+            async for message in messages:
+                await response.write(message + b"\n")
+        return response
 
     def _watch_peer(self, request: web.Request, gateway: GatewayId) -> None:
         """Learns the gateway's process from the socket, where the socket can tell (Unix, SO_PEERCRED)."""
@@ -128,5 +142,10 @@ class ContractServer:
         pid, _, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
         self._watch.watch(gateway, pid, lambda: self._loop.observe((GatewayGone(gateway=gateway),)))
 
-    def _unmet(self) -> dict[str, publish.Unmet]:
-        return {unmet.model: unmet for unmet in self._loop.plan.unmet}
+
+def take_report(loop: Loop, report: Report) -> ReportAnswer:
+    """Puts a report into the loop's inbox; says whether the gateway must send every total again."""
+    known = loop.world.gateways.get(report.gateway)
+    resend = known is None or known.boot != report.boot or known.report is None
+    loop.observe((Reported(report=report),))
+    return ReportAnswer(epoch=loop.world.epoch, resend=resend)

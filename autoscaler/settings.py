@@ -29,7 +29,7 @@ class Limits(Part, frozen=True):
     body_seconds_max: Seconds = 30.0
     idle_seconds_max: Seconds = 75.0
     write_stall_seconds_max: Seconds = 60.0
-    connections_per_address_max: Annotated[int, Meta(ge=1)] = 2000
+    connections_per_address_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 2000
 
 
 class Stream(Part, frozen=True):

@@ -6,13 +6,14 @@ are refused by `autoscaler.documents` until they are.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, field
 
 from autoscaler.contract import TenantName
-from autoscaler.model import Part
+from autoscaler.model import Part, Priority
 
 
 class Key(Part, frozen=True):
@@ -31,7 +32,7 @@ class TenantSpec(Part, frozen=True):
     keys: tuple[Key, ...] = ()
     weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
     models: tuple[str, ...] | None = None
-    priority_max: int = 0
+    priority_max: Priority = 0
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,3 +40,11 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
     name: TenantName
     spec: TenantSpec = TenantSpec()
+
+
+def unix_seconds(time: str) -> float:
+    """An RFC 3339 time as seconds since 1970. Raises ValueError on anything else, also a time without its zone."""
+    moment = datetime.fromisoformat(time)
+    if moment.tzinfo is None or len(time) < len("2027-01-31T12:00:00Z"):
+        raise ValueError("expected a time such as 2027-01-31T12:00:00Z")
+    return moment.timestamp()

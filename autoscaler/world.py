@@ -12,7 +12,7 @@ from typing import NewType
 
 import msgspec
 
-from autoscaler.contract import GatewayId, ModelName, ReplicaId, Report, TenantName
+from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.model import Model
 from autoscaler.settings import Settings
 from autoscaler.states import ReplicaState
@@ -113,12 +113,25 @@ class Gateway(Fact, frozen=True):
 
     id: GatewayId
     boot: str = ""
+    boots_before: tuple[str, ...] = ()
+    """Boots proven dead by a later one, newest last, at most 8: what still comes from them is ignored."""
     seen_s: float = 0.0
+    """When it last reported, or when it was proven dead."""
     report: Report | None = None
-    """Its last report in this epoch; None: it has not reported to this leader yet."""
+    """Its last report, of whatever epoch; None: it has not reported to this leader yet."""
+    in_epoch: bool = False
+    """It has acted on Routes of this epoch and said so; only then its holds are known."""
     grants: dict[ReplicaId, tuple[Grant, ...]] = {}
+    """Per Replica: newest last, holds strictly falling, so at most `slots` + 1 of them. Version 0: echoed, never sent."""
+    totals: dict[tuple[ModelName, TenantName], Total] = {}
+    """The last cumulative counts of this boot."""
     gone: bool = False
     """Proven dead (its process or pod does not exist), which silence alone is not."""
+
+    levels: dict[ModelName, tuple[Level, ...]] = {}
+    """Derived from `report`: its demand per Model; empty once the report has expired."""
+    uses: dict[ReplicaId, ReplicaUse] = {}
+    """Derived from `report`: its Replicas by id. Never expires, because expired is not dead."""
 
 
 class Attained(Fact, frozen=True):
@@ -167,6 +180,8 @@ class Load(Fact, frozen=True):
     oldest_s: float | None = None
     """When the Call that waits longest arrived."""
     tenants: frozenset[TenantName] = frozenset()
+    waiting_at: frozenset[GatewayId] = frozenset()
+    """Gateways where Calls wait."""
 
 
 class World(Fact, frozen=True):
@@ -178,6 +193,10 @@ class World(Fact, frozen=True):
     synced: bool = False
     """The driver has listed everything that exists; nothing is decided before."""
     leading_since_s: float = 0.0
+    handed_over: bool = False
+    """Every gateway known at the hand-over has reported in this epoch or is proven dead: holds may change from now on."""
+    undivided: frozenset[ModelName] = frozenset()
+    """Models in which something changed that `shares` must look at; folding its answer (Granted) empties it."""
     settings: Settings = Settings()
     models: dict[ModelName, Model] = {}
     tenants: dict[TenantName, Tenant] = {}
@@ -259,6 +278,8 @@ class GatewaySeen(Fact, frozen=True):
     """A gateway process or pod exists, whether or not it reported."""
 
     gateway: GatewayId
+    boot: str = ""
+    """Its boot where known: a new one proves the old one dead."""
 
 
 class GatewayGone(Fact, frozen=True):

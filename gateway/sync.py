@@ -11,27 +11,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar
 
-import aiohttp
 import msgspec
 
 from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta
+from gateway import kept
 from gateway.reporting import Pace
 
 log = logging.getLogger("pilotlight.gateway.sync")
 
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
-REPORT_TIMEOUT_S = 2.0
-STREAM_SILENT_S = 3.0
-"""A stream that says nothing for three heartbeats is dead and is opened anew."""
-LINE_BYTES_MAX = 64 << 20
+UNFOLDED_MAX = 256
+KEEP_S = 1.0
+"""How long an autoscaler may take to answer at the start, and the least time between two writes of what is kept."""
 
 T = TypeVar("T")
 
-_encode = msgspec.json.Encoder().encode
-_decode_answer = msgspec.json.Decoder(ReportAnswer).decode
+
+class LinkError(Exception):
+    """The link broke, timed out or was refused; trying again is right."""
+
+
+class Link(Protocol):
+    """The way to one autoscaler (`gateway.link` over HTTP; the simulation has its own)."""
+
+    def lines(self, path: str) -> AsyncIterator[bytes]:
+        """The messages of a stream, until it ends. Raises LinkError."""
+
+    async def report(self, report: Report) -> ReportAnswer:
+        """Posts one report. Raises LinkError."""
+
+    async def close(self) -> None:
+        """Closes the connections."""
 
 
 class Follower(Protocol):
@@ -54,14 +68,26 @@ class Follower(Protocol):
 
 
 class Sync:
-    """Follows `autoscalers`: URLs `http://host:port` or `unix:PATH`. `edge` is to be called on every ReportNow."""
+    """Follows all `links`; reports to all. `edge` is to be called on every ReportNow."""
 
-    def __init__(self, gateway: GatewayId, autoscalers: tuple[str, ...], follower: Follower) -> None:
+    def __init__(
+        self,
+        gateway: GatewayId,
+        links: Sequence[Link],
+        follower: Follower,
+        kept_at: Path | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
         self._gateway = gateway
-        self._autoscalers = autoscalers
+        self._links = links
+        self._sending: set[Link] = set()
         self._follower = follower
         self._pace = Pace()
         self._poke = asyncio.Event()
+        self._kept_at = kept_at
+        self._jitter = jitter
+        self._known = kept.Known()
+        self._unfolded: list[CatalogueDelta | RoutesDelta] = []
 
     def edge(self) -> None:
         """Something happened that the autoscaler should know at once."""
@@ -70,24 +96,50 @@ class Sync:
 
     async def run(self) -> None:
         """Follows and reports until cancelled."""
-        links = [_Link(url) for url in self._autoscalers]
+        links = self._links
         routes_path = f"/v1/routes?gateway={self._gateway}"
         try:
             async with asyncio.TaskGroup() as tasks:
                 for link in links:
                     tasks.create_task(self._follow(link, routes_path, RoutesDelta, self._on_routes))
-                    tasks.create_task(self._follow(link, "/v1/catalogue", CatalogueDelta, self._follower.catalogue))
+                    tasks.create_task(self._follow(link, "/v1/catalogue", CatalogueDelta, self._on_catalogue))
+                if self._kept_at is not None:
+                    tasks.create_task(self._keep(self._kept_at))
                 tasks.create_task(self._report(links))
         finally:
-            for link in links:
-                await link.close()
+            self._sending.clear()
+
+    async def flush(self) -> None:
+        """Reports once more, to whoever answers: after a drain this says that nothing runs here."""
+        report = self._follower.report()
+        await asyncio.gather(*(self._send(link, report) for link in self._links))
+
+    def _on_catalogue(self, delta: CatalogueDelta) -> None:
+        self._remember(delta)
+        self._follower.catalogue(delta)
 
     def _on_routes(self, delta: RoutesDelta) -> None:
+        if delta.full or delta.replicas or delta.replicas_gone or delta.models or delta.models_gone:
+            self._remember(delta)
         self._follower.routes(delta)
         if delta.full:
             self.edge()  # a leader that just came, or came back, waits for our levels
 
-    async def _follow(self, link: _Link, path: str, kind: type[T], take: Callable[[T], None]) -> None:
+    def _remember(self, delta: CatalogueDelta | RoutesDelta) -> None:
+        """Puts it aside for `_keep`: folding the whole for every moved hold would cost more than the hold."""
+        self._unfolded.append(delta)
+        if len(self._unfolded) >= UNFOLDED_MAX:
+            self._fold()
+
+    def _fold(self) -> None:
+        for delta in self._unfolded:
+            if isinstance(delta, CatalogueDelta):
+                self._known = kept.with_catalogue(self._known, delta)
+            else:
+                self._known = kept.with_routes(self._known, delta)
+        self._unfolded.clear()
+
+    async def _follow(self, link: Link, path: str, kind: type[T], take: Callable[[T], None]) -> None:
         retry_s = RETRY_S_MIN
         decode = msgspec.json.Decoder(kind).decode
         while True:
@@ -95,12 +147,34 @@ class Sync:
                 async for line in link.lines(path):
                     take(decode(line))
                     retry_s = RETRY_S_MIN
-            except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+            except (LinkError, msgspec.DecodeError) as error:
                 log.debug("event=follow_broken path=%s error=%s", path.partition("?")[0], type(error).__name__)
-            await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))  # noqa: S311  jitter is no secret
+            await asyncio.sleep(retry_s * (0.5 + 0.5 * self._jitter()))
             retry_s = min(retry_s * 2, RETRY_S_MAX)
 
-    async def _report(self, links: list[_Link]) -> None:
+    async def _keep(self, path: Path) -> None:
+        """Serves from the file if no autoscaler answers at the start; then keeps the file true."""
+        await asyncio.sleep(KEEP_S)
+        if not self._unfolded:
+            try:
+                known = kept.read(path)
+            except (OSError, msgspec.DecodeError) as error:
+                log.warning("event=kept_unreadable error=%s", type(error).__name__)
+                known = None
+            if known is not None:
+                log.warning("event=serving_from_kept models=%d", len(known.catalogue.models))
+                self._follower.catalogue(known.catalogue)
+                self._follower.routes(known.routes)
+        while True:
+            if self._unfolded:
+                self._fold()
+                try:
+                    await asyncio.to_thread(kept.write, path, self._known)
+                except OSError as error:
+                    log.warning("event=kept_unwritable error=%s", type(error).__name__)
+            await asyncio.sleep(KEEP_S)
+
+    async def _report(self, links: Sequence[Link]) -> None:
         """Sends when due. A link that is still sending is skipped: levels make the next report say it all."""
         now = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as tasks:
@@ -114,60 +188,23 @@ class Sync:
                     except TimeoutError:
                         pass
                     continue
-                idle = [link for link in links if not link.sending]
+                idle = [link for link in links if link not in self._sending]
                 if idle:
                     report = self._follower.report()
                     self._pace.sent(now())
                     for link in idle:
-                        link.sending = True
+                        self._sending.add(link)
                         tasks.create_task(self._send(link, report))
                 else:
                     await self._poke.wait()
 
-    async def _send(self, link: _Link, report: Report) -> None:
+    async def _send(self, link: Link, report: Report) -> None:
         try:
             answer = await link.report(report)
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+        except (LinkError, msgspec.DecodeError) as error:
             log.debug("event=report_failed error=%s", type(error).__name__)
         else:
             self._follower.answered(report.sequence, answer)
         finally:
-            link.sending = False
+            self._sending.discard(link)
             self._poke.set()
-
-
-class _Link:
-    """One autoscaler: a pool of at most three connections (two streams, one report)."""
-
-    def __init__(self, url: str) -> None:
-        self.sending = False
-        self._unix = url.removeprefix("unix:") if url.startswith("unix:") else None
-        self._base = "http://autoscaler" if self._unix is not None else url.rstrip("/")
-        self._session: aiohttp.ClientSession | None = None
-
-    def _connected(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = aiohttp.UnixConnector(self._unix) if self._unix is not None else aiohttp.TCPConnector()
-            self._session = aiohttp.ClientSession(connector=connector, read_bufsize=LINE_BYTES_MAX)
-        return self._session
-
-    async def lines(self, path: str) -> AsyncIterator[bytes]:
-        """The lines of a stream until it ends or falls silent (TimeoutError)."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REPORT_TIMEOUT_S, sock_read=STREAM_SILENT_S)
-        async with self._connected().get(self._base + path, timeout=timeout, raise_for_status=True) as response:
-            async for line in response.content:
-                yield line
-
-    async def report(self, report: Report) -> ReportAnswer:
-        """Posts one report; raises what aiohttp raises."""
-        timeout = aiohttp.ClientTimeout(total=REPORT_TIMEOUT_S)
-        url = self._base + "/v1/report"
-        async with self._connected().post(
-            url, data=_encode(report), timeout=timeout, raise_for_status=True
-        ) as response:
-            return _decode_answer(await response.read())
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        if self._session is not None:
-            await self._session.close()

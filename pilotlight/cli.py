@@ -27,9 +27,12 @@ def default_state() -> Path:
 
 
 state_option = click.option(
-    "--state", type=click.Path(path_type=Path, file_okay=False), default=default_state, show_default="~/.local/state/pilotlight",
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=default_state,
+    show_default="~/.local/state/pilotlight",
     help="Where Pilotlight keeps what must outlive it.",
-)  # fmt: skip
+)
 ops_option = click.option("--ops", default=OPS_URL, show_default=True, help="The operations port to ask.")
 output_option = click.option(
     "--output", type=click.Choice(["text", "json"]), default="text", help="For people or programs."
@@ -184,7 +187,7 @@ def gateway(  # noqa: PLR0917  click passes by keyword
             listen_fd=listen_fd,
             ops_socket=ops_socket,
             parent=parent,
-        )  # fmt: skip
+        )
     )
 
 
@@ -216,5 +219,5 @@ def autoscaler(  # noqa: PLR0917  click passes by keyword
             gateway_sockets=gateway_sockets,
             keep_engines=keep_engines,
             parent=parent,
-        )  # fmt: skip
+        )
     )

@@ -16,6 +16,7 @@ from gateway.front import Front
 from gateway.ops import application
 
 from autoscaler.contract import GatewayId
+from gateway.link import HttpLink
 from gateway.sync import Sync
 from pilotlight import process
 from pilotlight.listen import BACKLOG, Address
@@ -50,8 +51,9 @@ async def serve(options: GatewayOptions) -> None:
     loop = asyncio.get_running_loop()
     stop = process.stop_event()
     front = Front(gateway=GatewayId(options.id), boot=f"{os.getpid()}-{secrets.token_hex(4)}", clock=loop.time)
-    kept = options.state / f"{options.id}.kept.json" if options.state is not None else None
-    sync = Sync(GatewayId(options.id), options.autoscalers, front, kept=kept)
+    kept_at = options.state / f"{options.id}.kept.json" if options.state is not None else None
+    links = [HttpLink(url) for url in options.autoscalers]
+    sync = Sync(GatewayId(options.id), links, front, kept_at)
     front.on_report = sync.edge
     runner = web.AppRunner(application(front), access_log=None)
     await runner.setup()
@@ -69,6 +71,8 @@ async def serve(options: GatewayOptions) -> None:
         await sync.flush()
         following.cancel()
         sweeping.cancel()
+    for link in links:
+        await link.close()
     await runner.cleanup()
 
 

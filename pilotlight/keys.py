@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import hashlib
 import os
 import secrets
@@ -19,7 +19,7 @@ API_VERSION = "pilotlight.dev/v1alpha1"
 def new(role: str, name: str) -> tuple[str, dict[str, str]]:
     """(the key, its `keys:` entry). The key has 256 random bits; only its SHA-256 is ever kept."""
     key = "pl-" + secrets.token_urlsafe(KEY_BYTES)
-    created = datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")
+    created = dt.datetime.now(dt.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")
     return key, {
         "name": name,
         "sha256": hashlib.sha256(key.encode()).hexdigest(),

@@ -36,7 +36,7 @@ def unblock_signals() -> None:
 
 
 def socket_of(fd: int | None, address: Address) -> socket.socket:
-    """The listening socket that the supervisor made (it stays open while this process is replaced), or one of our own."""
+    """The listening socket that the supervisor made (open while this process is replaced), or one of our own."""
     made = listeners(address, 1)[0] if fd is None else socket.socket(fileno=fd)
     made.setblocking(False)
     made.set_inheritable(False)

@@ -1,4 +1,4 @@
-"""`pilotlight status` and `explain`: reads the operations port and shows it to a person, or prints the JSON as it came."""
+"""`pilotlight status` and `explain`: reads the operations port and shows it to a person, or prints its JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `serve` prints so that a person can paste it: a curl and a Python snippet that work against this very listener."""
+"""What `serve` prints so that a person can paste it: a curl and a Python snippet that work against this listener."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def python(url: str, model: str, *, key: bool) -> str:
         (
             "from openai import OpenAI",
             f'client = OpenAI(base_url="{url}/v1", api_key="{api_key}")',
-            f'answer = client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello"}}])',
+            'messages = [{"role": "user", "content": "Hello"}]',
+            f'answer = client.chat.completions.create(model="{model}", messages=messages)',
             "print(answer.choices[0].message.content)",
         )
     )

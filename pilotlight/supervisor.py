@@ -2,8 +2,8 @@
 
 Owns the children, the listening sockets (so that a child that is replaced refuses nobody) and the lock of the state
 directory. It decides nothing about Models. SIGKILL of this process kills gateways and autoscaler with it and leaves
-the engines running, to be adopted by the next start; SIGTERM drains the gateways, then the autoscaler stops the engines.
-Engines of an autoscaler that died become children of this process (it is a subreaper), which reaps them when they end.
+the engines running, to be adopted by the next start; SIGTERM drains the gateways, then the engines are stopped.
+Engines of an autoscaler that died become children of this process (it is a subreaper), which reaps them.
 """
 
 from __future__ import annotations

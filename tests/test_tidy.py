@@ -20,7 +20,7 @@ DOCSTRING_CHARACTERS_MIN = 60
 
 IMPURE = frozenset(
     {
-        *("gateway/" + name for name in ("edge", "upstream", "exchange", "front", "sync", "ops", "telemetry", "kept")),
+        *("gateway/" + name for name in ("edge", "upstream", "exchange", "front", "sync", "link", "ops", "telemetry", "kept")),
         *("autoscaler/" + name for name in ("loop", "serve", "ops", "metrics", "processwatch")),
         "artifacts/gguf",
     }

@@ -1,4 +1,4 @@
-"""The seam between decisions and whatever runs Replicas. One contract suite (`tests/contracts/driver.py`) holds every driver to it.
+"""The seam between decisions and whatever runs Replicas. `tests/contracts/driver.py` holds every driver to it.
 
 A driver starts and stops what it is told, and says what it sees; it decides nothing. It is idempotent: starting an
 intent that exists is success, stopping what is gone is success. What it reports are levels: the same thing may be said
@@ -7,7 +7,7 @@ twice, and saying it again after a restart is how a new leader adopts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from autoscaler.model import Model
@@ -16,6 +16,26 @@ from autoscaler.world import Replica, ReplicaSeen, SlicesSeen, Synced
 Observation = ReplicaSeen | SlicesSeen | Synced
 Observe = Callable[[tuple[Observation, ...]], None]
 """Where a driver puts what it sees. Never blocks."""
+
+
+class Launch(Protocol):
+    """How an engine is started: what `autoscaler.engines` makes of a Model and an address. Drivers carry it out."""
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The program, found on PATH, and its arguments."""
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Added to the environment of who starts it."""
+
+    @property
+    def readiness_path(self) -> str:
+        """GET on it answers 200 when, and only when, Calls may be sent."""
+
+
+Launcher = Callable[[Model, str, int], Launch]
+"""(Model, host, port) -> Launch. What it raises is a failed start, with its message as the reason."""
 
 
 class Driver(Protocol):

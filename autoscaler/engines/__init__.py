@@ -1,0 +1,14 @@
+"""Engines as data: command lines, readiness, dialects and manners of llama.cpp, vLLM, SGLang, Ollama and any command.
+
+An engine here is an entry of `table.ENGINES`; `launch` fills it in for one Model. Nothing in this package starts or
+probes a process: drivers do.
+"""
+
+from autoscaler.engines.base import Engine as Engine
+from autoscaler.engines.base import EngineError as EngineError
+from autoscaler.engines.installed import available as available
+from autoscaler.engines.launching import Launch as Launch
+from autoscaler.engines.launching import artifact_path as artifact_path
+from autoscaler.engines.launching import launch as launch
+from autoscaler.engines.table import ENGINES as ENGINES
+from autoscaler.engines.table import default_slots as default_slots

@@ -1,0 +1,56 @@
+"""Which paths of the inference port exist and what they mean. Pure tables; `lookup` is their one door.
+
+Promises: a path that is not in a table does not exist. Paths are compared byte for byte as they came, so `//`, `%2f`,
+`..` and unknown methods find nothing, and nothing else of an engine can be reached.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gateway.dialects import anthropic, more, openai
+from gateway.dialects.operation import Kind, Operation
+
+__all__ = ["Kind", "Operation", "lookup"]
+
+_POST = openai.POST | anthropic.POST | more.POST
+_GET = openai.GET | {b"/health": Operation(Kind.HEALTH)}
+_PREFLIGHT = Operation(Kind.PREFLIGHT)
+_NAME = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:@+-]*+(?:/[A-Za-z0-9][A-Za-z0-9._:@+-]*+)*+")
+"""A model's name in a path: names, `namespace/name` and `model:adapter`; no segment begins with a dot."""
+_NAME_BYTES_MAX = 256
+
+
+def lookup(method: bytes, path: bytes) -> Operation | None:
+    """The Operation of a method (case-sensitive) and a literal path without its query; None is 404."""
+    if method == b"POST":
+        return _POST.get(path) or _deployed(path)
+    if method == b"GET":
+        return _GET.get(path) or _model(path)
+    if method == b"OPTIONS":
+        known = path in _POST or path in _GET or _deployed(path) is not None or _model(path) is not None
+        return _PREFLIGHT if known else None
+    return None
+
+
+def _deployed(path: bytes) -> Operation | None:
+    """Azure: the model's name stands between the root and the operation."""
+    if not path.startswith(openai.DEPLOYMENTS):
+        return None
+    for suffix, operation in openai.DEPLOYED:
+        if path.endswith(suffix):
+            name = _name(path[len(openai.DEPLOYMENTS) : -len(suffix)])
+            return None if name is None else operation._replace(model=name)
+    return None
+
+
+def _model(path: bytes) -> Operation | None:
+    for root in openai.GET_MODEL_ROOTS:
+        if path.startswith(root):
+            name = _name(path[len(root) :])
+            return None if name is None else Operation(Kind.GET_MODEL, model=name)
+    return None
+
+
+def _name(raw: bytes) -> str | None:
+    return raw.decode("ascii") if len(raw) <= _NAME_BYTES_MAX and _NAME.fullmatch(raw) else None

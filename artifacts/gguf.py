@@ -1,0 +1,275 @@
+"""What a GGUF file says about itself: name, context, size of its weights, and how much memory serving it takes. I/O.
+
+Owns reading the header, and only the header: a model of 40 GB is known after a few MiB. A reader of our own, because
+the `gguf` package needs numpy and turns every token of a vocabulary into an object; here arrays are skipped. The file
+may be anything, so every length is checked against a bound or the size of the file before it is used, and nothing is
+allocated by a number that the file claims. Raises GgufError, one line that names the file and what is wrong with it.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little endian).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from io import FileIO
+from pathlib import Path
+
+import msgspec
+
+HEADER_BYTES_MAX = 256 << 20
+"""The largest vocabularies need about 20 MiB."""
+CHUNK_BYTES = 1 << 20
+KEYS_MAX = 100_000
+TENSORS_MAX = 1_000_000
+KEY_BYTES_MAX = 65_535
+TEXT_BYTES_MAX = 1 << 20
+"""Of a text that we want, such as the name; others are skipped, however long."""
+LAYERS_MAX = 4096
+
+OVERHEAD_BYTES = 256 << 20
+"""The process, its libraries and the graph of one batch; the logits of a batch are counted apart."""
+BATCH_TOKENS = 512
+"""llama.cpp's default ubatch: it keeps one row of logits (float32) for each."""
+KV_ELEMENT_BYTES = 2
+"""llama.cpp keeps keys and values as float16 unless told otherwise."""
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_U64 = struct.Struct("<Q")
+
+Value = str | int | float | bool | tuple[int, ...]
+
+
+class GgufError(Exception):
+    """The file is not a GGUF that can be served; the text is one line and begins with its path."""
+
+
+class GgufInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the header says. Per-layer numbers are one per block."""
+
+    name: str
+    architecture: str
+    context_tokens: int
+    """What the model was trained for: the most that a slot can use."""
+    weights_bytes: int
+    """Of all parts of a split file."""
+    heads_kv: tuple[int, ...]
+    key_length: int
+    value_length: int
+    vocabulary: int
+
+    def memory_bytes(self, context_tokens: int | None, slots: int) -> int:
+        """An upper estimate of what one Replica takes: weights, KV cache, logits of a batch, and a fixed overhead.
+
+        `context_tokens` is of each slot; None means that all slots share the model's own context. Sliding windows,
+        latent attention and quantised caches take less.
+        """
+        tokens = context_tokens * slots if context_tokens else self.context_tokens
+        cache = tokens * sum(self.heads_kv) * (self.key_length + self.value_length) * KV_ELEMENT_BYTES
+        return self.weights_bytes + cache + BATCH_TOKENS * self.vocabulary * 4 + OVERHEAD_BYTES
+
+
+def read(file: Path | str) -> GgufInfo:
+    """What the file says; of a split model give its first part, the others are found. Raises GgufError."""
+    path = str(file)
+    try:
+        with FileIO(path) as opened:
+            metadata = _Header(path, opened, Path(path).stat().st_size).metadata()
+    except OSError as error:
+        raise GgufError(f"{path}: {error.strerror or error}") from error
+    return _info(path, metadata)
+
+
+def stem(file: Path) -> str:
+    """The file's name without `.gguf`, and of a split model without its part."""
+    split = _PART.fullmatch(file.name)
+    return split[1] if split else file.stem
+
+
+def is_first_part(file: Path) -> bool:
+    """Whether the file can be given to `read`: it is whole, or the first part of a split model."""
+    split = _PART.fullmatch(file.name)
+    return split is None or int(split[2]) == 1
+
+
+def _info(path: str, metadata: dict[str, Value]) -> GgufInfo:
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise GgufError(f"{path}: general.architecture is missing")
+
+    def number(key: str, default: int | None = None) -> int:
+        value = metadata.get(f"{architecture}.{key}", default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
+            raise GgufError(f"{path}: {architecture}.{key} is missing or no number: not a language model?")
+        return value
+
+    blocks = number("block_count")
+    if blocks > LAYERS_MAX:
+        raise GgufError(f"{path}: {architecture}.block_count is above {LAYERS_MAX}")
+    heads = _per_block(path, metadata.get(f"{architecture}.attention.head_count"), blocks)
+    heads_kv = _per_block(path, metadata.get(f"{architecture}.attention.head_count_kv"), blocks) or heads
+    head_length = number("embedding_length") // max(*heads, 1, 1)
+    words = metadata.get("tokenizer.ggml.tokens", 0)
+    name = metadata.get("general.name")
+    return GgufInfo(
+        name=name if isinstance(name, str) and name else stem(Path(path)),
+        architecture=architecture,
+        context_tokens=number("context_length"),
+        weights_bytes=_weights_bytes(path),
+        heads_kv=heads_kv,
+        key_length=number("attention.key_length", head_length),
+        value_length=number("attention.value_length", head_length),
+        vocabulary=words if isinstance(words, int) else 0,
+    )
+
+
+def _per_block(path: str, value: Value | None, blocks: int) -> tuple[int, ...]:
+    """One number per block; the file may give one for all. Nothing: empty."""
+    numbers = value if isinstance(value, tuple) else () if value is None else (value,) * blocks
+    if numbers and len(numbers) != blocks:
+        raise GgufError(f"{path}: {len(numbers)} attention head counts for {blocks} blocks")
+    if not all(isinstance(n, int) and 0 <= n < 1 << 20 for n in numbers):
+        raise GgufError(f"{path}: an attention head count is no number")
+    return tuple(int(n) for n in numbers)
+
+
+def _weights_bytes(path: str) -> int:
+    """The size of the file, or of all parts of a split one. Raises GgufError naming the first part that is missing."""
+    split = _PART.fullmatch(Path(path).name)
+    if split is None:
+        return Path(path).stat().st_size
+    begin, number, count = split[1], int(split[2]), int(split[3])
+    if number != 1:
+        raise GgufError(f"{path}: part {number} of {count}; give the first, {begin}-00001-of-{split[3]}.gguf")
+    total = 0
+    for part in range(1, count + 1):
+        file = Path(path).with_name(f"{begin}-{part:05}-of-{split[3]}.gguf")
+        if not file.is_file():
+            raise GgufError(f"{path}: part {part} of {count} is missing: {file.name}")
+        total += file.stat().st_size
+    return total
+
+
+class _Header:
+    """A cursor over the start of the file, read in chunks as needed."""
+
+    def __init__(self, path: str, file: FileIO, size: int) -> None:
+        self.path, self.file, self.size = path, file, size
+        self.buffer = bytearray()
+        self.at = 0
+
+    def metadata(self) -> dict[str, Value]:
+        """The keys that matter here; of the vocabulary only its length. Checks the tensor directory on the way."""
+        if self.size < 4 or self.bytes(4) != b"GGUF":
+            raise GgufError(f"{self.path}: not a GGUF file")
+        version = self.number("<I")
+        if version & 0xFFFF == 0:
+            raise GgufError(f"{self.path}: big-endian GGUF; convert it to little endian")
+        if version not in (2, 3):
+            raise GgufError(f"{self.path}: GGUF version {version}; expected 2 or 3")
+        tensors = self.count("tensors", TENSORS_MAX)
+        found: dict[str, Value] = {}
+        for _ in range(self.count("keys", KEYS_MAX)):
+            key = self.text(KEY_BYTES_MAX)
+            value = self.value(key)
+            if value is not None:
+                found[key] = value
+        self.directory(tensors)
+        return found
+
+    def value(self, key: str) -> Value | None:
+        """The value at the cursor if it matters, else None; the cursor is behind it either way."""
+        kind = self.number("<I")
+        wanted = not key.startswith("tokenizer.")
+        if kind == _STRING:
+            if wanted and key in ("general.name", "general.architecture"):
+                return self.text(TEXT_BYTES_MAX)
+            self.skip(self.number("<Q"))
+            return None
+        if kind == _ARRAY:
+            return self.array(key)
+        if kind not in _SCALARS:
+            raise GgufError(f"{self.path}: {key[:80]!r} has unknown type {kind}")
+        value = struct.unpack(_SCALARS[kind], self.bytes(struct.calcsize(_SCALARS[kind])))[0]
+        return value if wanted and isinstance(value, int | float) else None
+
+    def array(self, key: str) -> Value | None:
+        """An array of numbers, one per block, if it matters; the length of the vocabulary; else None."""
+        kind, count = self.number("<I"), self.number("<Q")
+        if kind == _STRING:
+            self.skip_texts(count)
+            return count if key == "tokenizer.ggml.tokens" else None
+        if kind not in _SCALARS:
+            raise GgufError(f"{self.path}: {key[:80]!r} is an array of unknown type {kind}")
+        width = struct.calcsize(_SCALARS[kind])
+        if ".attention.head_count" in key and count <= LAYERS_MAX and kind not in (6, 12):
+            return tuple(n for (n,) in struct.iter_unpack(_SCALARS[kind], self.bytes(width * count)))
+        self.skip(width * count)
+        return None
+
+    def skip_texts(self, count: int) -> None:
+        """Moves behind `count` texts. The one loop that is long (150,000 tokens), so it is kept tight."""
+        at, unpack, buffer = self.at, _U64.unpack_from, self.buffer
+        while count:
+            try:
+                while count:
+                    at += 8 + unpack(buffer, at)[0]
+                    count -= 1
+            except (struct.error, OverflowError):
+                self.fill(at + 8)
+        self.at = at
+
+    def directory(self, tensors: int) -> None:
+        """The tensor directory: every tensor must begin within the file, which an unfinished download breaks."""
+        last = 0
+        for _ in range(tensors):
+            self.text(KEY_BYTES_MAX)
+            dimensions = self.number("<I")
+            if dimensions > 4:
+                raise GgufError(f"{self.path}: a tensor of {dimensions} dimensions")
+            self.skip(8 * dimensions + 4)
+            last = max(last, self.number("<Q"))
+        if tensors and self.at + last >= self.size:
+            raise GgufError(f"{self.path}: truncated: its last tensor begins behind the end of the file")
+
+    def count(self, what: str, most: int) -> int:
+        """A count that the file claims, within its bound."""
+        count = self.number("<Q")
+        if count > most:
+            raise GgufError(f"{self.path}: claims {count} {what}; at most {most} are read")
+        return count
+
+    def text(self, most: int) -> str:
+        """A text of at most `most` bytes."""
+        length = self.number("<Q")
+        if length > most:
+            raise GgufError(f"{self.path}: a name of {length} bytes; at most {most} are read")
+        return self.bytes(length).decode(errors="replace")
+
+    def number(self, form: str) -> int:
+        """An unsigned integer."""
+        return int(struct.unpack(form, self.bytes(struct.calcsize(form)))[0])
+
+    def bytes(self, count: int) -> bytes:
+        """The next bytes."""
+        self.skip(count)
+        return bytes(self.buffer[self.at - count : self.at])
+
+    def skip(self, count: int) -> None:
+        """Moves the cursor; what it passes is in the buffer."""
+        self.fill(self.at + count)
+        self.at += count
+
+    def fill(self, end: int) -> None:
+        """Reads until the buffer holds the first `end` bytes. Raises GgufError when file or bound is shorter."""
+        if end > self.size:
+            raise GgufError(f"{self.path}: truncated: its header ends behind the end of the file")
+        if end > HEADER_BYTES_MAX:
+            raise GgufError(f"{self.path}: its header is larger than {HEADER_BYTES_MAX >> 20} MiB")
+        while len(self.buffer) < end:
+            chunk = self.file.read(max(CHUNK_BYTES, end - len(self.buffer)))
+            if not chunk:
+                raise GgufError(f"{self.path}: it became shorter while it was read")
+            self.buffer += chunk

@@ -1,0 +1,72 @@
+"""Documents as gateways see them: catalogue entries made of Models, Tenants and Settings. Pure.
+
+Owns what of a document crosses to a gateway: names, permissions, queue bounds, clocks, manners of the engine. What only
+the autoscaler needs (weights, memory, commands, environment) stays behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from autoscaler.contract import Clocks, FrontSettings, KeyEntry, ModelEntry, QueueLimits, TenantEntry
+from autoscaler.engines.table import ENGINES
+from autoscaler.model import Model
+from autoscaler.settings import Settings
+from autoscaler.tenant import Tenant, unix_seconds
+
+
+def model_entry(model: Model) -> ModelEntry:
+    """One Model. Engines are told to serve it under its own name, so that is the served name."""
+    spec, engine = model.spec, ENGINES[model.spec.engine]
+    return ModelEntry(
+        name=model.name,
+        served_name=model.name,
+        aliases=spec.aliases,
+        tenants=spec.tenants,
+        dialects=engine.dialects,
+        unlisted=spec.unlisted,
+        paused=spec.paused,
+        slots=model.slots,
+        context_tokens=spec.context_tokens,
+        created_unix_s=model.created_unix_s,
+        closes_after_stream=engine.closes_after_stream,
+        queue=QueueLimits(
+            calls_max=spec.queue.calls_max,
+            bytes_max=int(spec.queue.bytes_max),
+            wait_seconds_max=spec.queue.wait_seconds_max,
+        ),
+        clocks=Clocks(
+            response_seconds_max=spec.response_seconds_max,
+            first_byte_seconds_max=spec.first_byte_seconds_max,
+            stall_seconds_max=spec.stall_seconds_max,
+        ),
+    )
+
+
+def tenant_entry(tenant: Tenant) -> TenantEntry:
+    """One Tenant; its keys are hashes already."""
+    return TenantEntry(
+        name=tenant.name,
+        keys=tuple(
+            KeyEntry(
+                sha256=key.sha256,
+                name=key.name,
+                role=key.role,
+                expires_unix_s=unix_seconds(key.expires_at) if key.expires_at else None,
+            )
+            for key in tenant.spec.keys
+        ),
+        models=tenant.spec.models,
+        weight=tenant.spec.weight,
+        priority_max=tenant.spec.priority_max,
+    )
+
+
+def front_settings(settings: Settings, tenants: Collection[Tenant]) -> FrontSettings:
+    """The inference port. `auth: auto` needs keys as soon as there is a Tenant document."""
+    return FrontSettings(
+        keys_needed=settings.auth == "keys" or (settings.auth == "auto" and bool(tenants)),
+        keepalive_seconds=settings.stream.keepalive_seconds,
+        silent_seconds_max=settings.silent_seconds_max,
+        cors_origins=settings.cors.origins,
+    )

@@ -1,0 +1,172 @@
+"""Wanted against what there is, for one Model: what is revived, what drains, and what the packer is asked for.
+
+Owns the order in which Replicas go, revival before starting, respect for retry times, and the rollout of a changed spec
+(one new Replica at a time: on a free Slice first, else an old one drains for it; a new spec that fails halts). It looks
+at one Model only; `autoscaler.plan` puts the Models together and asks the packer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import NamedTuple
+
+from autoscaler.actions import DrainReplica, ReviveReplica, StopReplica, Unmet
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.demand import BEGINNING, NO_HISTORY, Wanted, live, residency_s, unserved_since_s
+from autoscaler.model import Model
+from autoscaler.packing import Force, Want
+from autoscaler.shelves import want_of
+from autoscaler.states import ReplicaState as S
+from autoscaler.words import seconds
+from autoscaler.world import History, Replica, World
+
+WANTS_MAX = 32
+"""Replicas of one Model that are asked for in one tick; the next tick asks for more."""
+STOP_GRACE_S = 10.0
+"""Between SIGTERM and SIGKILL. No Call is left on the Replica, or its own grace is over."""
+DRAINABLE = frozenset({S.STARTING, S.READY, S.UNREADY})
+DROPPABLE = frozenset({S.PENDING, S.WAKING, S.ASLEEP, S.FALLING_ASLEEP})
+
+
+class Case(NamedTuple):
+    """One Model with what is wanted of it. `pressing`: Models that lack Replicas and may start some; `calls`: Calls on
+    each Replica that has any.
+    """
+
+    world: World
+    model: Model
+    answer: Wanted
+    pressing: Mapping[ModelName, int]
+    calls: Mapping[ReplicaId, int]
+    now_s: float
+
+    @property
+    def history(self) -> History:
+        """What is remembered of the Model."""
+        return self.world.histories.get(self.model.name, NO_HISTORY)
+
+
+class Compared(NamedTuple):
+    """What one Model needs."""
+
+    revives: tuple[ReviveReplica, ...] = ()
+    retires: tuple[DrainReplica | StopReplica, ...] = ()
+    """Drains; or drops, where no Call can be."""
+    wants: tuple[Want, ...] = ()
+    unmet: tuple[Unmet, ...] = ()
+    rollout: DrainReplica | None = None
+    """The old Replica that gives way to its successor when the packer finds no free Slice for it."""
+    next_s: float | None = None
+
+
+def retire(replica: Replica, reason: str, victim_of: ModelName | None = None) -> DrainReplica | StopReplica | None:
+    """The Action that makes it go; None: it already goes."""
+    if replica.state in DRAINABLE:
+        return DrainReplica(replica=replica.id, reason=reason, victim_of=victim_of)
+    if replica.state in DROPPABLE:
+        return StopReplica(replica=replica.id, grace_s=STOP_GRACE_S, reason=reason)
+    return None
+
+
+def compare(case: Case) -> Compared:
+    """What the Model needs."""
+    supply = live(case.world, case.model.name)
+    missing = case.answer.count - len(supply)
+    if missing < 0:
+        return _surplus(case, supply, -missing)
+    revives = _revive(case)[:missing]
+    missing -= len(revives)
+    more = _ask(case, len(supply) + len(revives), missing) if missing else _roll(case, supply)
+    return more._replace(revives=revives)
+
+
+def _revive(case: Case) -> tuple[ReviveReplica, ...]:
+    """Draining Replicas that may come back, best first: not those whose Slice another Model still waits for."""
+    hash = case.model.spec_hash()
+    back: list[tuple[bool, float, ReplicaId]] = []
+    for id in case.world.by_model.get(case.model.name, ()):
+        replica = case.world.replicas[id]
+        drain = replica.drain
+        if replica.state != S.DRAINING or drain is None or replica.spec_hash != hash:
+            continue
+        if drain.victim_of is None or drain.victim_of not in case.pressing:
+            back.append((drain.came_from != S.READY, -(replica.ready_s or 0.0), id))
+    reason = f"wanted again: {case.answer.reason}"
+    return tuple(ReviveReplica(replica=id, reason=reason) for _, _, id in sorted(back))
+
+
+def _ask(case: Case, have: int, missing: int) -> Compared:
+    """Wants for what is missing, unless a failed start has to wait for its next try."""
+    history, answer, name = case.history, case.answer, case.model.name
+    due_s = start_after_s(history)
+    if case.now_s < due_s:
+        why = history.failure or "its last start failed"
+        reason = f"{why}; next try in {seconds(due_s - case.now_s)}"
+        return Compared(unmet=(Unmet(model=name, reason=reason),), next_s=due_s)
+    reason = f"wake {name}: {answer.reason}" if not have else f"one more {name}: {answer.reason}"
+    wants: list[Want] = []
+    for ordinal in range(min(missing, WANTS_MAX)):
+        since_s, force = inf, Force.LOWER
+        if answer.urgent and have + ordinal == 0:
+            since_s, force = unserved_since_s(case.world, name, case.now_s), Force.BUSY
+        elif answer.urgent:
+            since_s, force = case.now_s, Force.IDLE
+        wants.append(want_of(case.model, ordinal, since_s, force, reason))
+    return Compared(wants=tuple(wants))
+
+
+def start_after_s(history: History) -> float:
+    """No start before this: the next try of an episode, or the end of a back-off."""
+    return max(history.retry_at_s, history.refused_until_s)
+
+
+def _surplus(case: Case, supply: Sequence[Replica], many: int) -> Compared:
+    """The ones that go: of an old spec, then starting, then with the least Calls, then the youngest."""
+    answer, spec = case.answer, case.model.spec
+    many -= _surging(case, supply)
+    resident_s = residency_s(case.model, case.history) if 0 < answer.count < spec.replicas.max else 0.0
+    reason = answer.reason if answer.count == 0 else f"{answer.count} suffice: {answer.reason}"
+    retires: list[DrainReplica | StopReplica] = []
+    next_s: float | None = None
+    for replica in sorted(supply, key=lambda replica: _going_order(case, replica)):
+        if len(retires) >= many:
+            break
+        end_s = resident_s + (replica.since_s if replica.ready_s is None else replica.ready_s)
+        if replica.state not in BEGINNING and case.now_s < end_s:
+            next_s = end_s if next_s is None else min(next_s, end_s)
+            continue
+        action = retire(replica, reason)
+        retires += [action] if action is not None else []
+    return Compared(retires=tuple(retires), next_s=next_s)
+
+
+def _surging(case: Case, supply: Sequence[Replica]) -> bool:
+    """A new Replica of a rollout is starting beside the old ones: one more than wanted is right."""
+    hash = case.model.spec_hash()
+    begins = any(replica.spec_hash == hash and replica.state in BEGINNING for replica in supply)
+    return begins and any(replica.spec_hash != hash for replica in supply)
+
+
+def _going_order(case: Case, replica: Replica) -> tuple[bool, bool, int, float, str]:
+    new, ready = replica.spec_hash == case.model.spec_hash(), replica.state not in BEGINNING
+    return (new, ready, case.calls.get(replica.id, 0), -replica.created_s, replica.id)
+
+
+def _roll(case: Case, supply: Sequence[Replica]) -> Compared:
+    """One step of a rollout; nothing when all Replicas have the present spec, or while a step is under way."""
+    hash, history = case.model.spec_hash(), case.history
+    old = [replica for replica in supply if replica.spec_hash != hash]
+    under_way = len(case.world.by_model.get(case.model.name, ())) > len(supply)
+    if not old or under_way or any(r.state in BEGINNING and r.spec_hash == hash for r in supply):
+        return Compared()
+    due_s = start_after_s(history)
+    if case.now_s < due_s:
+        wait = seconds(due_s - case.now_s)
+        reason = f"its changed spec fails to start, the old one serves; next try in {wait}: {history.failure}"
+        return Compared(unmet=(Unmet(model=case.model.name, reason=reason),), next_s=due_s)
+    first = min(old, key=lambda replica: _going_order(case, replica))
+    drain = retire(first, "its spec has changed and no Slice is free beside it")
+    gives_way = drain if isinstance(drain, DrainReplica) and not history.episodes else None
+    surge = want_of(case.model, 0, inf, Force.NONE, f"roll out the changed spec of {case.model.name}")
+    return Compared(wants=(surge,), rollout=gives_way)

@@ -1,0 +1,290 @@
+"""The local driver: Replicas as processes of this machine (architecture, section 5). I/O; it decides nothing.
+
+Each Replica is a session of its own, marked in its environment, written down before it exists. So a driver that comes
+back after any death of the one before finds what runs (adopted), what is half there (killed) and what is gone. One task
+looks after each Replica from its start until nothing of it is left; another asks it whether it is ready.
+Promises: an end is observed at once (pidfd), with its reason; CLEAN only with a proof (`clearing`); when `run` is
+cancelled engines live on, untouched. Must not wait for anything in `start` and `stop`, except for the spawn itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers import logs, processes
+from autoscaler.drivers.base import Launch, Launcher, Observe
+from autoscaler.drivers.clearing import EXITED, kill_all, prove
+from autoscaler.drivers.devices import Devices
+from autoscaler.drivers.engine import Engine, record_of, unknown
+from autoscaler.drivers.ports import HOST, Ports
+from autoscaler.drivers.readiness import Readiness
+from autoscaler.drivers.records import Record, StateDirectory
+from autoscaler.model import Model
+from autoscaler.processwatch import ProcessWatch
+from autoscaler.world import Replica, Seen, SlicesSeen, Synced
+
+HOUSE_EVERY_S = 1.0
+LOOK_EVERY_S = 5.0
+"""How often orphans are reaped, old logs removed and devices asked how they are: a lost GPU is out within two looks."""
+ADOPT_SECONDS_MAX = 10.0
+"""Synced waits so long for what is half gone; what then is still there is observed as EXITED."""
+
+_log = logging.getLogger(__name__)
+
+
+class LocalDriver:
+    """Runs Replicas on this machine. `clock` is the monotonic one of the World."""
+
+    def __init__(
+        self, state: StateDirectory, launch: Launcher, devices: Devices, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._state = state
+        self._launch = launch
+        self._devices = devices
+        self._clock = clock
+        self._boot = processes.boot_id()
+        self._ports = Ports()
+        self._watch = ProcessWatch()
+        self._reaper = processes.Reaper(state.mark_prefix)
+        self._readiness = Readiness(devices, self._reaper, clock, self._see, self._remember)
+        self._engines: dict[ReplicaId, Engine] = {}
+        """Every Replica from its start until it is clean: as many as were started."""
+        self._observe: Observe = _not_running
+        self._tasks = asyncio.TaskGroup()
+
+    async def run(self, observe: Observe) -> None:
+        """Adopts, then observes until cancelled. One run per driver."""
+        self._observe = observe
+        try:
+            async with self._tasks as tasks:
+                observe((SlicesSeen(slices=await self._devices.open()),))
+                await self._adopt()
+                observe((Synced(),))
+                tasks.create_task(self._keep_house())
+                if self._devices.measured:
+                    tasks.create_task(self._watch_devices())
+        finally:
+            self._observe = _not_running
+            for engine in self._engines.values():
+                self._watch.forget(engine.record.id)
+                if engine.child is not None:
+                    engine.child.returncode = 0  # it lives on without us: nothing to warn of when it is collected
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def start(self, replica: Replica, model: Model) -> None:
+        """Spawns the engine now; a Replica that is known is only observed again."""
+        known = self._engines.get(replica.id)
+        if known is not None:
+            self._see(known, known.seen, reason=known.reason)
+            return
+        record = record_of(replica)
+        try:
+            port = self._ports.choose(self._clock())
+            launch = self._launch(model, HOST, port)
+            record = msgspec.structs.replace(record, port=port, readiness_path=launch.readiness_path, boot=self._boot)
+            self._state.put(record)
+            engine = self._spawn(record, launch)
+        except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start of one Model
+            self._forget(replica.id)
+            reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            failed = Engine(mark=self._mark(replica.id), record=record, child=None, born_s=self._clock())
+            self._see(failed, Seen.EXITED, reason=reason or type(error).__name__)
+            self._see(failed, Seen.CLEAN, proof=EXITED)
+            return
+        self._remember(engine.record)
+        self._take(engine)
+        self._tasks.create_task(self._live(engine))
+        self._see(engine, Seen.STARTING)
+
+    def stop(self, replica: Replica, grace_s: float) -> None:
+        """SIGTERM, after `grace_s` SIGKILL. A later order can only shorten the grace. What is not known is clean."""
+        engine = self._engines.get(replica.id)
+        if engine is None:
+            # adoption took or killed everything with our mark, and no engine is forgotten before its proof
+            gone = Engine(mark=self._mark(replica.id), record=record_of(replica), child=None, born_s=self._clock())
+            self._see(gone, Seen.CLEAN, proof=EXITED)
+        else:
+            engine.end_within(grace_s)
+
+    def _spawn(self, record: Record, launch: Launch) -> Engine:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PILOTLIGHT_")}
+        env |= {**launch.env, **self._devices.environment(record.slices), processes.MARK: self._mark(record.id)}
+        output = logs.open_for_engine(self._state.log(record.id))
+        try:
+            child = processes.spawn(launch.argv, env, output)
+        finally:
+            os.close(output)
+        born_s = self._clock()
+        facts = processes.facts(child.pid)
+        start_ticks = facts.start_ticks if facts is not None else 0  # not reaped, so never None
+        record = msgspec.structs.replace(record, pid=child.pid, start_ticks=start_ticks)
+        return Engine(mark=env[processes.MARK], record=record, child=child, born_s=born_s)
+
+    def _take(self, engine: Engine) -> None:
+        """From now on the end of its main process is noticed."""
+        record = engine.record
+        self._engines[record.id] = engine
+        if engine.child is not None:
+            self._reaper.spare(record.pid)
+        self._watch.watch(record.id, record.pid, engine.end)
+        if engine.child is None and not processes.alive(record.pid, record.start_ticks, self._mark(record.id)):
+            engine.end()  # it ended, and its pid was reused, before it was watched
+
+    # --- one Replica --------------------------------------------------------------------------------------------------
+
+    async def _live(self, engine: Engine) -> None:
+        """From its start to its proof of clean."""
+        asking = self._tasks.create_task(self._readiness.ask(engine))
+        try:
+            await engine.over.wait()
+        finally:
+            asking.cancel()
+        reason = await self._end(engine) if not engine.ended.is_set() else self._why_it_ended(engine)
+        self._see(engine, Seen.EXITED, reason=reason)
+        await self._clear(engine)
+
+    async def _end(self, engine: Engine) -> str:
+        """SIGTERM to all of it, then its grace; what is left after that is for `_clear`. Returns the reason."""
+        if engine.child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(engine.record.pid, signal.SIGTERM)
+        else:
+            processes.send((await processes.find(engine.claim, self._reaper))[0], signal.SIGTERM)
+        if await engine.wait_for_end():
+            return "stopped"
+        return "did not end within its grace after SIGTERM and was killed"
+
+    def _why_it_ended(self, engine: Engine) -> str:
+        """For people. An engine that never was ready never saw a Call, so its own last words are safe to show."""
+        how = processes.how_it_ended(engine.record.pid) if engine.child is not None else ""
+        how = how or "ended (it was adopted, so its exit status is not known)"
+        words = "" if engine.record.was_ready else logs.last_line(self._state.log(engine.record.id))
+        return f"{how}: {words}" if words else how
+
+    async def _clear(self, engine: Engine) -> None:
+        """Kills what is left, proves that nothing is, and forgets it."""
+
+        def alarm(what: str) -> None:
+            _log.error("replica is not clean replica=%s reason=%s", engine.record.id, what)
+            self._see(engine, Seen.EXITED, reason=what)
+
+        record = engine.record
+        await kill_all(engine.claim, self._reaper, self._clock, alarm)
+        proof = await prove(self._devices, record.slices, record.gpu_pids, self._clock, alarm)
+        self._watch.forget(record.id)
+        if engine.child is not None:
+            engine.child.poll()
+            self._reaper.forget(record.pid)
+        self._forget(record.id)
+        self._engines.pop(record.id, None)
+        self._see(engine, Seen.CLEAN, proof=proof)
+
+    # --- adoption -----------------------------------------------------------------------------------------------------
+
+    async def _adopt(self) -> None:
+        """Observes everything that an earlier driver left behind, and clears what is no whole Replica."""
+        records, broken = self._state.records()
+        for line in broken:
+            _log.error("%s", line)
+        found = await processes.marked(self._state.mark_prefix, self._reaper)
+        living, clearing = [], dict[asyncio.Task[None], Engine]()
+        for record in records:
+            engine = self._recall(record, found.pop(record.id, []))
+            if engine.ended.is_set():
+                clearing[self._tasks.create_task(self._clear(engine))] = engine
+            else:
+                living.append(engine)
+        for name in found:
+            _log.warning("processes of a replica that no record tells of are killed replica=%s", name)
+            engine = self._recall(unknown(ReplicaId(name)), [])
+            clearing[self._tasks.create_task(self._clear(engine))] = engine
+        await self._adopt_living(living)
+        if clearing:
+            _, unfinished = await asyncio.wait(clearing, timeout=ADOPT_SECONDS_MAX)
+            for task in unfinished:
+                engine = clearing[task]
+                self._see(engine, Seen.EXITED, reason="it ended earlier, and something of it is left")
+
+    async def _adopt_living(self, engines: Sequence[Engine]) -> None:
+        for engine, ready in zip(engines, await asyncio.gather(*map(self._readiness.answers, engines)), strict=True):
+            if ready:
+                engine.record = msgspec.structs.replace(engine.record, was_ready=True)
+            unready = Seen.UNREADY if engine.record.was_ready else Seen.STARTING
+            self._see(engine, Seen.READY if ready else unready)
+            self._remember(engine.record)
+            self._tasks.create_task(self._live(engine))
+
+    def _recall(self, record: Record, found: Sequence[processes.Facts]) -> Engine:
+        """An Engine out of a record; ended, where its main process does not run any more."""
+        if record.boot != self._boot:
+            record = msgspec.structs.replace(record, pid=0, start_ticks=0)
+        if record.pid == 0:  # its driver died between spawning it and writing so
+            leader = next((one for one in found if one.session == one.pid), None)
+            if leader is not None:
+                record = msgspec.structs.replace(
+                    record, pid=leader.pid, start_ticks=leader.start_ticks, boot=self._boot
+                )
+        engine = Engine(mark=self._mark(record.id), record=record, child=None, born_s=self._clock())
+        if record.pid:
+            engine.born_s = processes.started_s(record.start_ticks)
+            self._take(engine)
+        else:
+            self._engines[record.id] = engine
+            engine.end()
+        return engine
+
+    # --- the house ----------------------------------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        """Keeps logs within their bounds and reaps orphans, while there are Replicas."""
+        look_s = 0.0
+        while True:
+            await asyncio.sleep(HOUSE_EVERY_S)
+            for replica in tuple(self._engines):
+                await asyncio.to_thread(logs.trim, self._state.log(replica))
+            if self._engines and self._clock() >= look_s:
+                look_s = self._clock() + LOOK_EVERY_S
+                async for _ in processes.everything(self._reaper):
+                    pass
+                in_use = frozenset(map(self._state.log, self._engines))
+                await asyncio.to_thread(logs.forget_oldest, self._state.path / "logs", in_use)
+
+    async def _watch_devices(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            slices = await self._devices.look()
+            if slices is not None:
+                self._observe((SlicesSeen(slices=slices),))
+
+    def _mark(self, replica: ReplicaId) -> str:
+        return self._state.mark_prefix + replica
+
+    def _remember(self, record: Record) -> None:
+        try:
+            self._state.put(record)
+        except OSError as error:  # it runs, and its mark tells whose it is; only an adoption would know less
+            _log.error("record cannot be written replica=%s error=%s", record.id, error.strerror)
+
+    def _forget(self, replica: ReplicaId) -> None:
+        try:
+            self._state.drop(replica)
+        except OSError as error:
+            _log.error("record cannot be removed replica=%s error=%s", replica, error.strerror)
+
+    def _see(self, engine: Engine, seen: Seen, *, reason: str = "", proof: str = "", grew: bool = False) -> None:
+        engine.seen, engine.reason = seen, reason
+        self._observe((engine.as_seen(proof=proof, grew=grew),))
+
+
+def _not_running(_: object) -> None:
+    raise RuntimeError("the driver is not running")

@@ -1,0 +1,90 @@
+"""What NVIDIA's management library says of this machine's GPUs, in our words. I/O; its calls may block for long.
+
+All of NVML stands behind the Protocol `Nvml`, so that a fake can take its place. `open_nvml` answers None on a machine
+without a driver, which is no error.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import pynvml
+
+
+class Gpu(NamedTuple):
+    """One GPU. Not healthy: NVML could not read it."""
+
+    uuid: str
+    product: str
+    memory_bytes: int
+    healthy: bool = True
+
+
+class NvmlError(Exception):
+    """NVML could not answer. `str()` is its message."""
+
+
+class Nvml(Protocol):
+    """What the local driver asks. All calls may block and raise NvmlError."""
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All GPUs, in the driver's order; a GPU that was there and is lost stays, not healthy."""
+
+    def memory_by_pid(self, uuid: str) -> dict[int, int]:
+        """Bytes of a GPU's memory per process that has any; 0 where the driver does not tell how much."""
+
+
+class PyNvml:
+    """The real one, by NVIDIA's own bindings."""
+
+    def __init__(self) -> None:
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise NvmlError(str(error)) from error
+        self._seen: dict[int, Gpu] = {}
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All GPUs, in the driver's order."""
+        try:
+            count = int(pynvml.nvmlDeviceGetCount())
+        except pynvml.NVMLError as error:
+            raise NvmlError(str(error)) from error
+        for index in range(count):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                self._seen[index] = Gpu(
+                    uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+                    product=_text(pynvml.nvmlDeviceGetName(handle)),
+                    memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                )
+            except pynvml.NVMLError as error:
+                if index not in self._seen:
+                    raise NvmlError(f"GPU {index}: {error}") from error
+                self._seen[index] = self._seen[index]._replace(healthy=False)
+        return tuple(gpu if index < count else gpu._replace(healthy=False) for index, gpu in self._seen.items())
+
+    def memory_by_pid(self, uuid: str) -> dict[int, int]:
+        """Bytes of a GPU's memory per process that computes or draws on it."""
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            holders = [
+                *pynvml.nvmlDeviceGetComputeRunningProcesses(handle),
+                *pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle),
+            ]
+        except pynvml.NVMLError as error:
+            raise NvmlError(f"GPU {uuid}: {error}") from error
+        return {int(holder.pid): int(holder.usedGpuMemory or 0) for holder in holders}
+
+
+def open_nvml() -> Nvml | None:
+    """NVML where it initialises and tells of a GPU, else None."""
+    try:
+        nvml = PyNvml()
+        return nvml if nvml.gpus() else None
+    except NvmlError:
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

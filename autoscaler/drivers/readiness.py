@@ -1,0 +1,126 @@
+"""Whether one engine may get Calls, asked again and again for as long as it lives. I/O; the sequel of a probe's answer.
+
+Owns what an answer means: the first 200 of its own process is READY; three failures in a row afterwards are UNREADY;
+the next 200 is READY again. While an engine starts it also looks whether its memory still grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from autoscaler.drivers import probes
+from autoscaler.drivers.devices import Devices
+from autoscaler.drivers.engine import Engine
+from autoscaler.drivers.nvml import NvmlError
+from autoscaler.drivers.ports import HOST, holds_one, listeners
+from autoscaler.drivers.processes import Reaper, find
+from autoscaler.drivers.records import Record
+from autoscaler.world import Seen
+
+WEIGH_EVERY_S = 1.0
+"""How often the memory of an engine that starts is looked at."""
+GREW_BYTES = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class See(Protocol):
+    """Where it puts what it finds out."""
+
+    def __call__(self, engine: Engine, seen: Seen, *, reason: str = "", grew: bool = False) -> None:
+        """The engine is seen as `seen` from now on."""
+
+
+class Readiness:
+    """Asks engines. `remember` keeps a record that changed."""
+
+    def __init__(
+        self,
+        devices: Devices,
+        reaper: Reaper,
+        clock: Callable[[], float],
+        see: See,
+        remember: Callable[[Record], None],
+    ) -> None:
+        self._devices = devices
+        self._reaper = reaper
+        self._clock = clock
+        self._see = see
+        self._remember = remember
+        self._pace = probes.Pace(clock)
+
+    async def ask(self, engine: Engine) -> None:
+        """Probes it until cancelled, one probe at a time."""
+        weigh_s = engine.born_s + WEIGH_EVERY_S
+        while True:
+            await self._pace.turn()
+            began_s = self._clock()
+            answered = await probes.probe(HOST, engine.record.port, engine.record.readiness_path)
+            pause_s = await self._judge(engine, answered=answered)
+            if engine.seen is Seen.STARTING and self._clock() >= weigh_s:
+                weigh_s = self._clock() + WEIGH_EVERY_S
+                if await self._weigh(engine):
+                    self._see(engine, Seen.STARTING, reason=engine.reason, grew=True)
+            await asyncio.sleep(max(0.0, began_s + pause_s - self._clock()))
+
+    async def answers(self, engine: Engine) -> bool:
+        """One probe: whether it is ready and the answer is its own."""
+        answered = await probes.probe(HOST, engine.record.port, engine.record.readiness_path)
+        return answered and await self._is_its_own(engine)
+
+    async def _judge(self, engine: Engine, *, answered: bool) -> float:
+        """What a probe means. Returns seconds from its beginning to the next."""
+        if engine.seen is Seen.STARTING:
+            if not answered:
+                return probes.every_s(self._clock() - engine.born_s)
+            if not await self._is_its_own(engine):
+                if not engine.reason:
+                    reason = f"a foreign process listens on its port {engine.record.port}"
+                    self._see(engine, Seen.STARTING, reason=reason)
+                return probes.READY_EVERY_S
+            await self._got_ready(engine)
+        elif answered:
+            engine.failed_probes = 0
+            if engine.seen is Seen.UNREADY:
+                self._see(engine, Seen.READY)
+        else:
+            engine.failed_probes += 1
+            if engine.failed_probes >= probes.FAILURES_MAX and engine.seen is Seen.READY:
+                self._see(engine, Seen.UNREADY, reason=f"{probes.FAILURES_MAX} probes in a row failed")
+        return probes.READY_EVERY_S
+
+    async def _got_ready(self, engine: Engine) -> None:
+        engine.record = msgspec.structs.replace(engine.record, was_ready=True)
+        self._see(engine, Seen.READY)
+        await self._weigh(engine)
+        self._remember(engine.record)
+
+    async def _is_its_own(self, engine: Engine) -> bool:
+        """Whether the process that answers on its port belongs to it. What the kernel does not tell is believed."""
+        inodes = listeners(engine.record.port)
+        if not inodes or holds_one((engine.record.pid,), inodes) is not False:
+            return True
+        found, _ = await find(engine.claim, self._reaper)
+        return holds_one((one.pid for one in found), inodes) is not False
+
+    async def _weigh(self, engine: Engine) -> bool:
+        """Looks at its memory, of the host and of its devices; True when it grew since the last look."""
+        found, _ = await find(engine.claim, self._reaper)
+        memory_bytes = sum(one.rss_pages for one in found) * os.sysconf("SC_PAGE_SIZE")
+        try:
+            held = await self._devices.holding(engine.record.slices, (one.pid for one in found))
+        except NvmlError as error:
+            _log.warning("gpu memory is not known replica=%s error=%s", engine.record.id, error)
+            held = {}
+        if held:
+            pids = tuple(sorted({*engine.record.gpu_pids, *held}))
+            engine.record = msgspec.structs.replace(engine.record, gpu_pids=pids)
+        memory_bytes += sum(held.values())
+        grew, engine.memory_bytes = memory_bytes - engine.memory_bytes >= GREW_BYTES, memory_bytes
+        return grew

@@ -1,0 +1,190 @@
+"""The state directory: which Replicas were started here, kept so that a restarted Pilotlight knows its own. I/O.
+
+    STATE/version      of this layout; a newer one is refused
+    STATE/installation names this installation in the marks of its processes; made once
+    STATE/lock         held (flock) by the one process that owns the directory, with its pid inside
+    STATE/replicas/    one record per Replica, written before its process exists and again with its pid
+    STATE/logs/        one log per Replica
+    STATE/run/         sockets
+
+Files are replaced whole (a temporary one is renamed), so a crash leaves the old or the new; they are not synced, since
+no process outlives the machine. A record that cannot be read is moved aside and reported, never fatal.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+import msgspec
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.world import SliceId
+
+VERSION = 1
+NAME_CHARACTERS_MAX = 150
+"""Longer ids become a hash in file names, which may have 255 bytes."""
+
+
+class StateError(Exception):
+    """The state directory cannot be used. `str()` is one line that names it as it was given, and the fix."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What must be known of a Replica to adopt it: its facts, its identity, how to ask it."""
+
+    id: ReplicaId
+    model: ModelName
+    spec_hash: str
+    intent: str
+    slices: tuple[SliceId, ...]
+    memory_bytes: int
+    compute_percent: int = 0
+    slots: int = 1
+    port: int = 0
+    readiness_path: str = "/"
+    boot: str = ""
+    pid: int = 0
+    """0: about to be spawned; its process, if there is one, is found by its mark."""
+    start_ticks: int = 0
+    was_ready: bool = False
+    gpu_pids: tuple[int, ...] = ()
+    """Processes that were seen to hold memory of a device, for the proof of clean."""
+
+
+class StateDirectory:
+    """One state directory. Make it with `open` (the owner) or `attach` (a process of the owner)."""
+
+    def __init__(self, path: Path, installation: str, lock_fd: int | None) -> None:
+        self.path = path
+        self.installation = installation
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Makes it where it is missing, and owns it until `close` or the end of the process. Raises StateError."""
+        given = Path(path)
+        try:
+            given.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_version(given)
+            lock_fd = _lock(given)
+            try:
+                for part in ("replicas", "logs", "run"):
+                    (given / part).mkdir(mode=0o700, exist_ok=True)
+                replace_file(given / "version", f"{VERSION}\n".encode())
+                if not (given / "installation").exists():
+                    replace_file(given / "installation", secrets.token_hex(8).encode())
+                return cls(given, _installation(given), lock_fd)
+            except BaseException:
+                os.close(lock_fd)
+                raise
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise StateError(
+                f"state directory {path} cannot be used ({why}): name a writable one with --state"
+            ) from error
+
+    @classmethod
+    def attach(cls, path: str | Path) -> Self:
+        """Uses one that another process owns. Raises StateError."""
+        given = Path(path)
+        try:
+            _check_version(given)
+            return cls(given, _installation(given), None)
+        except OSError as error:
+            raise StateError(f"state directory {path} is not there or cannot be read ({error.strerror})") from error
+
+    def close(self) -> None:
+        """Lets another process own it."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    @property
+    def mark_prefix(self) -> str:
+        """What the marks of all processes of this installation begin with; the Replica's id follows."""
+        return f"{self.installation}/"
+
+    def log(self, replica: ReplicaId) -> Path:
+        """Where a Replica's output is kept."""
+        return self.path / "logs" / f"{_file_name(replica)}.log"
+
+    def put(self, record: Record) -> None:
+        """Writes a record. Raises OSError."""
+        replace_file(self._record(record.id), msgspec.json.encode(record))
+
+    def drop(self, replica: ReplicaId) -> None:
+        """Removes a record; none is fine. Raises OSError."""
+        self._record(replica).unlink(missing_ok=True)
+
+    def records(self) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+        """(all records, one line for each that could not be read and was moved aside)."""
+        good: list[Record] = []
+        broken: list[str] = []
+        for path in sorted((self.path / "replicas").glob("*.json")):
+            try:
+                record = msgspec.json.decode(path.read_bytes(), type=Record)
+                if self._record(record.id) != path:
+                    raise ValueError("it names another Replica")  # noqa: TRY301 - handled as every other fault of it
+                good.append(record)
+            except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+                aside = path.with_suffix(".broken")
+                path.rename(aside)
+                broken.append(f"the record {path} cannot be read ({error}): moved to {aside}")
+        return tuple(good), tuple(broken)
+
+    def _record(self, replica: ReplicaId) -> Path:
+        return self.path / "replicas" / f"{_file_name(replica)}.json"
+
+
+def _file_name(replica: ReplicaId) -> str:
+    name = quote(replica, safe="")
+    return name if len(name) <= NAME_CHARACTERS_MAX else hashlib.sha256(replica.encode()).hexdigest()
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replaces a file whole, readable by its owner only. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+    temporary.rename(path)
+
+
+def _check_version(path: Path) -> None:
+    try:
+        text = (path / "version").read_text().strip()
+    except FileNotFoundError:
+        return
+    if not text.isdecimal() or int(text) < 1:
+        raise StateError(f"state directory {path} is not one of Pilotlight's: name another with --state")
+    if int(text) > VERSION:
+        raise StateError(
+            f"state directory {path} is of a newer Pilotlight (layout {text}, this one knows {VERSION}): "
+            "upgrade, or name another with --state"
+        )
+
+
+def _installation(path: Path) -> str:
+    return (path / "installation").read_text().strip()
+
+
+def _lock(path: Path) -> int:
+    """Returns the descriptor that holds the lock. Raises StateError when another process does, OSError otherwise."""
+    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise StateError(
+            f"another pilotlight uses {path} (pid {pid}): stop it, or name another directory with --state"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd

@@ -1,0 +1,63 @@
+"""What an engine is: data. A template of its command line, where it says that it is ready, and its manners.
+
+Owns the form of that data, its placeholders and how they are filled. It decides nothing and starts nothing. A template
+is a tuple of words; a nested tuple is a group that is left out when a placeholder in it has no value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+PLACEHOLDERS = frozenset({"host", "port", "model_path", "name", "memory_bytes", "slots", "context_tokens"})
+"""What `command` of a Model may use. Engines' own templates also use `program`, `revision`, `gpus` and `cpu_only`."""
+PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+
+Word = str | tuple[str, ...]
+Artifacts = Literal["file", "file-or-hf", "optional-file"]
+"""Which artifacts it takes: a file:// is needed; a file:// or hf:// is needed; a file:// may be given."""
+
+
+class EngineError(Exception):
+    """An engine cannot be started; the text is one line that names the fix."""
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """One program that can be the engine: found under `found` among what is available on the node, then started so."""
+
+    found: str
+    argv: tuple[Word, ...]
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine as data. `programs` in order of preference; none means that the Model's `command` is the template."""
+
+    name: str
+    programs: tuple[Program, ...] = ()
+    install: str = ""
+    """What to do when none of the programs is there."""
+    env: dict[str, Word] = {}
+    """Added to the environment; a value in a tuple is left out when it has no value."""
+    readiness_path: str = "/health"
+    artifacts: Artifacts
+    dialects: tuple[str, ...] = ("openai", "anthropic")
+    slots: int
+    """Calls at once when the Model does not say."""
+    closes_after_stream: bool = False
+    """It closes a connection after a streamed answer, whatever its header says."""
+
+
+def fill(template: tuple[Word, ...], values: Mapping[str, str | None]) -> Iterator[str]:
+    """The words of a template with their values. Raises EngineError for a missing value outside an optional group."""
+    for word in template:
+        if isinstance(word, tuple):
+            if all(values.get(name) is not None for part in word for name in PLACEHOLDER.findall(part)):
+                yield from fill(word, values)
+            continue
+        for name in PLACEHOLDER.findall(word):
+            if values.get(name) is None:
+                raise EngineError(f"its command line needs {{{name}}}, which the Model does not say")
+        yield PLACEHOLDER.sub(lambda match: values[match[1]] or "", word)

@@ -1,0 +1,90 @@
+"""A Model and a port -> the command line, environment and readiness path that start its engine. Pure.
+
+Owns filling in an engine's data. What is installed is given as an argument; nothing is looked up, nothing is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from autoscaler.engines import xllamacpp_server
+from autoscaler.engines.base import EngineError, Program, fill
+from autoscaler.engines.table import ENGINES
+from autoscaler.model import Model
+
+LAUNCHER = str(Path(xllamacpp_server.__file__))
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver starts. `env` is added to the environment that the driver gives; `readiness_path` answers 200."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    readiness_path: str
+
+
+def launch(model: Model, model_path: str | None, host: str, port: int, available: Mapping[str, str]) -> Launch:
+    """How to start one Replica listening on (host, port).
+
+    `model_path`: where the weights lie on this node; None: where the artifact says. `available`: name -> path of the
+    programs of this node (`llama-server`, `vllm`, `ollama`; for `xllamacpp` and `sglang` a Python that can import it).
+    Raises EngineError, one line that names the Model and the fix.
+    """
+    engine = ENGINES[model.spec.engine]
+    values = _values(model, model_path, host, port)
+    try:
+        if engine.programs:
+            program = next((p for p in engine.programs if p.found in available), None)
+            if program is None:
+                raise EngineError(f"{engine.name} is not installed here: {engine.install}")  # noqa: TRY301  one boundary
+            values["program"] = available[program.found]
+            argv = (*fill(program.argv, values), *model.spec.args)
+            _check(program, argv)
+        else:
+            argv = (*fill(model.spec.command, values), *model.spec.args)
+        env = {key: text for key, word in engine.env.items() for text in fill((word,), values)}
+    except EngineError as error:
+        raise EngineError(f"Model {model.name}: {error}") from None
+    return Launch(
+        argv=argv, env=env | model.spec.env, readiness_path=model.spec.readiness_path or engine.readiness_path
+    )
+
+
+def artifact_path(artifact: str | None) -> str | None:
+    """What an engine is told to load: the path of `file:///path` as it is written, `org/name` of `hf://org/name@rev`."""
+    if artifact is None:
+        return None
+    scheme, _, rest = artifact.partition("://")
+    return rest if scheme == "file" else rest.partition("@")[0]
+
+
+def _values(model: Model, model_path: str | None, host: str, port: int) -> dict[str, str | None]:
+    spec = model.spec
+    context = spec.context_tokens
+    revision = (spec.artifact or "").partition("@")[2] if (spec.artifact or "").startswith("hf://") else ""
+    return {
+        "host": host,
+        "port": str(port),
+        "model_path": model_path or artifact_path(spec.artifact),
+        "name": model.name,
+        "memory_bytes": str(model.memory_bytes) if model.memory_bytes else None,
+        "slots": str(model.slots),
+        "context_tokens": str(context) if context else None,
+        "all_context_tokens": str(context * model.slots) if context else None,
+        "revision": revision or None,
+        "gpus": str(spec.gpu.count) if spec.gpu.count > 1 else None,
+        "cpu_only": "0" if spec.gpu.count == 0 else None,
+        "launcher": LAUNCHER,
+    }
+
+
+def _check(program: Program, argv: tuple[str, ...]) -> None:
+    """Our own launcher knows few flags; a wrong one is found here and not by a start that fails."""
+    if program.found == "xllamacpp":
+        try:
+            xllamacpp_server.parse(list(argv[argv.index(LAUNCHER) + 1 :]))
+        except ValueError as error:
+            raise EngineError(str(error)) from None

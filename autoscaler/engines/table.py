@@ -1,0 +1,103 @@
+"""The engines that Pilotlight can start, one entry each.
+
+Owns the facts and nothing else: flags as the engines document them, dialects and connection manners as seen. Every
+engine is told to serve the model under the Model's own name, so bodies keep it. Default slots are what an engine bears
+without tuning; a Model's `slots` says better.
+"""
+
+from __future__ import annotations
+
+from autoscaler.engines.base import Engine, Program
+
+LLAMA_CPP = Engine(
+    name="llama.cpp",
+    programs=(
+        Program(
+            found="xllamacpp",  # a Python that can import it; {launcher} is our script beside this file
+            argv=(
+                *("{program}", "-I", "-u", "{launcher}", "--model", "{model_path}", "--host", "{host}"),
+                *("--port", "{port}", "--slots", "{slots}", "--alias", "{name}"),
+                ("--context-tokens", "{context_tokens}"),
+                ("--gpu-layers", "{cpu_only}"),
+            ),
+        ),
+        Program(
+            found="llama-server",
+            argv=(
+                *("{program}", "--model", "{model_path}", "--host", "{host}", "--port", "{port}", "--alias", "{name}"),
+                *("--parallel", "{slots}", "--offline", "--metrics"),
+                ("--ctx-size", "{all_context_tokens}"),  # of all slots together
+                ("--gpu-layers", "{cpu_only}"),
+            ),
+        ),
+    ),
+    install="pip install 'pilotlight[llama]', or put llama-server on the PATH",
+    readiness_path="/health",  # 503 while it loads, 200 after
+    artifacts="file",
+    slots=4,
+    closes_after_stream=True,  # although it answers Keep-Alive: timeout=5, max=100
+)
+
+VLLM = Engine(
+    name="vllm",
+    programs=(
+        Program(
+            found="vllm",
+            argv=(
+                *("{program}", "serve", "{model_path}", "--host", "{host}", "--port", "{port}"),
+                *("--served-model-name", "{name}", "--max-num-seqs", "{slots}"),
+                ("--max-model-len", "{context_tokens}"),
+                ("--tensor-parallel-size", "{gpus}"),
+                ("--revision", "{revision}"),
+            ),
+        ),
+    ),
+    install="pip install vllm",
+    artifacts="file-or-hf",
+    slots=64,
+)
+
+SGLANG = Engine(
+    name="sglang",
+    programs=(
+        Program(
+            found="sglang",  # a Python that can import it
+            argv=(
+                *("{program}", "-m", "sglang.launch_server", "--model-path", "{model_path}", "--host", "{host}"),
+                *("--port", "{port}", "--served-model-name", "{name}", "--max-running-requests", "{slots}"),
+                ("--context-length", "{context_tokens}"),
+                ("--tp-size", "{gpus}"),
+                ("--revision", "{revision}"),
+            ),
+        ),
+    ),
+    install="pip install sglang",
+    artifacts="file-or-hf",
+    slots=64,
+)
+
+OLLAMA = Engine(
+    name="ollama",
+    programs=(Program(found="ollama", argv=("{program}", "serve")),),
+    install="install it from https://ollama.com/download",
+    env={
+        "OLLAMA_HOST": "{host}:{port}",
+        "OLLAMA_NUM_PARALLEL": "{slots}",
+        "OLLAMA_KEEP_ALIVE": "-1",  # when it ends is decided here, not by its own clock
+        "OLLAMA_CONTEXT_LENGTH": ("{context_tokens}",),
+        "OLLAMA_MODELS": ("{model_path}",),  # a file:// artifact is the folder of its store
+    },
+    readiness_path="/",  # the server; the model itself is read at the first Call
+    artifacts="optional-file",
+    slots=4,
+)
+
+COMMAND = Engine(name="command", artifacts="optional-file", slots=4)
+"""Whatever the Model's `command` starts. Its dialects are not known, so none is ruled out."""
+
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (LLAMA_CPP, VLLM, SGLANG, OLLAMA, COMMAND)}
+
+
+def default_slots(engine: str) -> int:
+    """Calls at once on one Replica of a Model that does not say."""
+    return ENGINES[engine].slots

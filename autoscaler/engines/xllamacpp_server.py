@@ -1,0 +1,114 @@
+"""A llama.cpp server out of the `xllamacpp` wheel, as a script of its own: started by path, it imports nothing of ours.
+
+    python -I -u xllamacpp_server.py --model FILE.gguf --host 127.0.0.1 --port 8000 --slots 4
+
+Flags are named as llama-server names them where it has them. Its Replica is cold for as long as this takes, so it reads
+its own flags (argparse costs 6 ms) and leaves everything else to the library. The port answers 503 on /health while the
+model loads and 200 after. While it loads SIGTERM ends it at once, as any process; afterwards it exits with status 0,
+also in the middle of a stream: who stops it has drained it. `parse` and FLAGS are pure, so that a wrong flag is found
+before anything starts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import ModuleType
+
+TEXTS = ("--model", "--host", "--alias")
+NUMBERS = (
+    "--port",
+    "--slots",
+    "--context-tokens",  # of each slot; absent: the model's own context, shared by all slots
+    "--threads",
+    "--gpu-layers",
+    "--batch-size",
+    "--ubatch-size",
+    "--cache-ram",  # MiB of host memory for prompts of earlier Calls; 0 here, since nobody planned for it
+)
+SWITCHES = ("--embeddings", "--warmup")
+FLAGS = (*TEXTS, *NUMBERS, *SWITCHES)
+NEEDED = ("--model", "--host", "--port", "--slots")
+
+
+def parse(argv: list[str]) -> dict[str, str]:
+    """`--flag value` and `--flag=value` -> {flag: value}; switches have the value "". Raises ValueError, one line."""
+    options: dict[str, str] = {}
+    rest = iter(argv)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if flag not in FLAGS:
+            raise ValueError(f"{flag} is not a flag of the xllamacpp server, which knows {' '.join(FLAGS)}")
+        if flag in SWITCHES and equals:
+            raise ValueError(f"{flag} takes no value")
+        if flag not in SWITCHES and not equals:
+            value = next(rest, "")
+        if flag not in SWITCHES and not value:
+            raise ValueError(f"{flag} needs a value")
+        if flag in NUMBERS and not (value.isascii() and value.isdigit() and len(value) <= 9):
+            raise ValueError(f"{flag} needs a whole number")
+        options[flag] = value
+    missing = [flag for flag in NEEDED if flag not in options]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing")
+    return options
+
+
+def serve(options: dict[str, str]) -> None:
+    """Loads the model and serves it until a signal ends the process. Raises what the library raises."""
+    unused = ModuleType(
+        "xllamacpp.memory"
+    )  # estimates layers with the `gguf` package: 9 of 48 ms to ready, for nothing
+    unused.estimate_gpu_layers = None  # type: ignore[attr-defined]  # the one name that the package takes from it
+    sys.modules[unused.__name__] = unused
+    from xllamacpp import CommonParams, Server
+
+    number = {flag: int(options[flag]) for flag in NUMBERS if flag in options}
+    p = CommonParams()
+    p.model.path = options["--model"]
+    p.model_alias = {options.get("--alias", "")} - {""}
+    p.hostnames, p.port = [options["--host"]], number["--port"]
+    p.n_parallel = number["--slots"]
+    p.n_ctx = number.get("--context-tokens", 0) * p.n_parallel  # 0: the model's own
+    p.kv_unified = p.n_ctx == 0
+    p.fit_params = False  # the plan already knows that it fits; looking again would load the model twice
+    p.n_gpu_layers = number.get("--gpu-layers", p.n_gpu_layers)
+    p.cpuparams.n_threads = p.cpuparams_batch.n_threads = number.get("--threads", p.cpuparams.n_threads)
+    p.n_batch = number.get("--batch-size", p.n_batch)
+    p.n_ubatch = number.get("--ubatch-size", p.n_ubatch)
+    p.cache_ram_mib = number.get("--cache-ram", 0)
+    p.embedding = "--embeddings" in options
+    p.warmup = "--warmup" in options  # else the first Call warms it up: the same work, but nobody waits for it twice
+    p.endpoint_metrics = p.endpoint_slots = p.offline = True
+    p.ui, p.cors_origins = False, ""  # browsers have no business here
+    p.verbosity = 2  # warnings and errors; the level below writes several lines per Call
+    server = Server(p)  # returns when the model is loaded and the port answers 200
+    print(f"listening on {server.listening_address}", flush=True)  # noqa: T201  its output is its log
+    until_signal()
+    os._exit(0)  # at once: the library would wait for streams that run
+
+
+def until_signal() -> None:
+    """Waits for SIGTERM or SIGINT, through a pipe: pause() would miss one that comes just before it."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ending, lambda *_: None)
+    os.read(reading, 1)
+
+
+def main(argv: list[str]) -> str | None:
+    """Serves, or says in one line why not."""
+    try:
+        serve(parse(argv))
+    except ValueError as error:
+        return f"xllamacpp server: {error}"
+    except Exception as error:  # noqa: BLE001  whatever the library raises ends this process with one line
+        return f"xllamacpp server: the model could not be served (its log above says why): {error}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,214 @@
+"""Why: sentences for people about one Model, rows for `pilotlight status`, and the latest decisions.
+
+Reads the same World, Plan and log that decisions are taken on, and asks the same functions: there is no second truth.
+Owns the wording and the order of the sentences; decides nothing, and knows nothing of terminals or HTTP.
+"""
+
+from __future__ import annotations
+
+from autoscaler import demand
+from autoscaler.actions import Plan
+from autoscaler.compare import start_after_s
+from autoscaler.contract import ModelName
+from autoscaler.demand import NO_HISTORY, NO_LOAD, Wanted
+from autoscaler.drain import silent, verdict
+from autoscaler.log import Log
+from autoscaler.model import Model
+from autoscaler.packing import Force
+from autoscaler.rulings import why_not
+from autoscaler.shelves import shelves, want_of
+from autoscaler.states import ReplicaState as S
+from autoscaler.words import seconds
+from autoscaler.world import Fact, Replica, SliceId, Transition, World
+
+LAST_ROWS = 20
+"""How many of the latest moves `last` tells."""
+
+
+CANDIDATES_TOLD = 8
+"""Slices that are told in sentences; all are in the data."""
+
+
+class Candidate(Fact, frozen=True):
+    """One Slice as a place for one more Replica; `ruled_out` is empty where nothing stands in the way."""
+
+    slice: SliceId
+    ruled_out: str
+
+
+class Explanation(Fact, frozen=True):
+    """Why a Model runs, waits or is stopped."""
+
+    model: ModelName
+    state: str
+    sentences: tuple[str, ...]
+    candidates: tuple[Candidate, ...] = ()
+
+
+class Row(Fact, frozen=True):
+    """One line of `pilotlight status`."""
+
+    model: ModelName
+    state: str
+    replicas: dict[str, int]
+    """State -> how many."""
+    waiting: int = 0
+    running: int = 0
+    devices: tuple[str, ...] = ()
+    since_s: float | None = None
+    """Seconds since it is in this state; None: it never was in another."""
+    why: str = ""
+
+
+def model_state(world: World, name: ModelName, now_s: float) -> str:
+    """One word for people: ready, starting, draining, stopping, failed, waiting, paused or zero."""
+    states = {world.replicas[id].state for id in world.by_model.get(name, ())}
+    if S.READY in states:
+        return "ready"
+    for state, word in _WORDS:
+        if state in states:
+            return word
+    model = world.models.get(name)
+    if model is not None and model.spec.paused:
+        return "paused"
+    if now_s < world.histories.get(name, NO_HISTORY).refused_until_s:
+        return "failed"
+    return "waiting" if world.loads.get(name, NO_LOAD).waiting else "zero"
+
+
+_WORDS = (
+    (S.WAKING, "starting"),
+    (S.STARTING, "starting"),
+    (S.PENDING, "starting"),
+    (S.UNREADY, "unready"),
+    (S.DRAINING, "draining"),
+    (S.FAILED, "failed"),
+    (S.STOPPING, "stopping"),
+    (S.SCRUBBING, "stopping"),
+)
+
+
+def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: float) -> Explanation:
+    """Why `model`, which must be in the World, is as it is."""
+    document = world.models[model]
+    answer = demand.wanted(world, document, now_s)
+    sentences = [_wanted(document, answer, now_s)]
+    sentences += [_replica(world, world.replicas[id], now_s) for id in world.by_model.get(model, ())]
+    sentences += _failures(world, model, now_s)
+    sentences += [f"Not placed: {unmet.reason}." for unmet in plan.unmet if unmet.model == model]
+    sentences += _starts(world, model)
+    sentences += _unknown(world, now_s)
+    rows = log.of_model(model)
+    sentences += [f"Last: {_move(row, now_s)}." for row in rows[-1:]]
+    candidates = _candidates(world, document, now_s) if answer.count > len(demand.live(world, model)) else ()
+    sentences += [f"{c.slice}: {c.ruled_out or 'nothing stands in the way'}." for c in candidates[:CANDIDATES_TOLD]]
+    return Explanation(
+        model=model, state=model_state(world, model, now_s), sentences=tuple(sentences), candidates=candidates
+    )
+
+
+def status(world: World, plan: Plan, now_s: float) -> tuple[Row, ...]:
+    """One Row per Model that is in the documents or still has Replicas, in order of names."""
+    unmet = {missing.model: missing.reason for missing in plan.unmet}
+    names = sorted(world.models.keys() | world.by_model.keys())
+    return tuple(_row(world, name, unmet.get(name, ""), now_s) for name in names)
+
+
+def last(world: World, log: Log, now_s: float) -> tuple[str, ...]:
+    """The latest moves of all Replicas, newest first, as sentences."""
+    known = world.models.keys() | world.by_model.keys()
+    rows = [row for name in known for row in log.of_model(name)]
+    rows.sort(key=lambda row: (-row.at_s, row.replica))
+    return tuple(f"{row.model}: {_move(row, now_s)}" for row in rows[:LAST_ROWS])
+
+
+def _row(world: World, name: ModelName, unmet: str, now_s: float) -> Row:
+    load, replicas = world.loads.get(name, NO_LOAD), [world.replicas[id] for id in world.by_model.get(name, ())]
+    counts: dict[str, int] = {}
+    for replica in replicas:
+        counts[replica.state.value] = counts.get(replica.state.value, 0) + 1
+    held = (world.slices.get(id) for replica in replicas for id in replica.slices)
+    state = model_state(world, name, now_s)
+    entered = [r.since_s for r in replicas if r.state.value == state] or [r.since_s for r in replicas]
+    began_s = min(entered, default=world.histories.get(name, NO_HISTORY).served_until_s)
+    document = world.models.get(name)
+    why = unmet or (_why(world, document, now_s) if document is not None else "no longer in the documents")
+    return Row(
+        model=name,
+        state=state,
+        replicas=counts,
+        waiting=load.waiting,
+        running=load.running,
+        devices=tuple(sorted({slice_.device for slice_ in held if slice_ is not None})),
+        since_s=None if began_s is None else now_s - began_s,
+        why=why,
+    )
+
+
+def _why(world: World, model: Model, now_s: float) -> str:
+    draining = [world.replicas[id].drain for id in world.by_model.get(model.name, ())]
+    reasons = [drain.reason for drain in draining if drain is not None]
+    return reasons[0] if reasons else demand.wanted(world, model, now_s).reason
+
+
+def _wanted(model: Model, answer: Wanted, now_s: float) -> str:
+    since = "" if answer.since_s is None else f", since {seconds(now_s - answer.since_s)}"
+    count = f"{answer.count} of at most {model.spec.replicas.max}" if answer.count else "None"
+    return f"{count} wanted: {answer.reason}{since}."
+
+
+def _replica(world: World, replica: Replica, now_s: float) -> str:
+    """What one Replica does, since when, where and why."""
+    where = ", ".join(replica.slices) or "no device"
+    head = f"{replica.id} is {replica.state} since {seconds(now_s - replica.since_s)} on {where}"
+    drain = replica.drain
+    if replica.state is S.DRAINING and drain is not None:
+        return f"{head}: {drain.reason}; {verdict(world, replica, now_s).reason}."
+    if replica.state is S.FAILED:
+        return f"{head}: {replica.failure or 'it broke'}."
+    if replica.state in demand.BEGINNING and _locked_by(world, replica):
+        return f"{head}: {replica.reason}; nothing else starts on this device meanwhile."
+    return f"{head}: {replica.reason}." if replica.reason else f"{head}."
+
+
+def _locked_by(world: World, replica: Replica) -> bool:
+    """Whether it shares its Slices with others, which then wait for its start."""
+    return any(len(world.by_slice.get(id, ())) > 1 for id in replica.slices)
+
+
+def _failures(world: World, name: ModelName, now_s: float) -> list[str]:
+    history = world.histories.get(name, NO_HISTORY)
+    due_s = start_after_s(history)
+    if not history.failure:
+        return []
+    sentence = f"Its last start failed: {history.failure}."
+    if history.episodes:
+        sentence += f" {history.episodes} failed in a row." if history.episodes > 1 else ""
+    if now_s < history.refused_until_s:
+        return [f"{sentence} Calls are refused and nothing is started for {seconds(history.refused_until_s - now_s)}."]
+    return [f"{sentence} The next try is due" + (f" in {seconds(due_s - now_s)}." if now_s < due_s else " now.")]
+
+
+def _starts(world: World, name: ModelName) -> list[str]:
+    history = world.histories.get(name, NO_HISTORY)
+    median_s = demand.median_start_s(history)
+    if median_s is None:
+        return []
+    return [f"Its last start took {seconds(history.starts_s[-1])}, the median is {seconds(median_s)}."]
+
+
+def _unknown(world: World, now_s: float) -> list[str]:
+    who = silent(world, now_s)
+    return [f"Nothing is scaled down while these gateways have not reported: {', '.join(who)}."] if who else []
+
+
+def _move(row: Transition, now_s: float) -> str:
+    before = "" if row.before is None else f"{row.before} -> "
+    return f"{row.replica} {before}{row.after}, {seconds(now_s - row.at_s)} ago: {row.reason}"
+
+
+def _candidates(world: World, model: Model, now_s: float) -> tuple[Candidate, ...]:
+    """Every Slice, and what keeps one more Replica from it."""
+    want = want_of(model, 0, now_s, Force.BUSY, "")
+    calls = ((shelf.slice.id, why_not(want, shelf, now_s)) for shelf in shelves(world, now_s))
+    return tuple(Candidate(slice=id, ruled_out=reason) for id, reason in calls)

@@ -1,0 +1,67 @@
+"""Who gets how many of a number of Slots: weighted max-min, and how a share is split where it is wanted.
+
+Owns arithmetic only; it knows nothing of gateways, Models or versions. `autoscaler.shares` asks it twice: once over
+(priority, Tenant), once over the gateways of each Tenant. Everything is deterministic: ties end with the key itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+Key = TypeVar("Key", bound=str)
+
+
+class Claimant(NamedTuple):
+    """Somebody who wants Slots. `attained` is service got so far, in slot-seconds."""
+
+    wants: int
+    weight: float = 1.0
+    attained: float = 0.0
+
+
+def max_min(claimants: Mapping[Key, Claimant], slots: int) -> dict[Key, int]:
+    """Divides `slots` by weighted max-min: nobody gets more than it wants, what is left over goes to the others.
+
+    What does not divide goes to those who attained least for their weight (as in weighted fair queueing, where the
+    least virtual time goes next), so that shares even out over time even with one Slot.
+    """
+    shares = {key: claimant.wants for key, claimant in claimants.items()}
+    if sum(shares.values()) <= slots:
+        return shares
+    open_, left = dict(claimants), slots
+    while open_:
+        level = left / sum(claimant.weight for claimant in open_.values())
+        sated = [key for key, claimant in open_.items() if claimant.wants <= level * claimant.weight]
+        if not sated:
+            break
+        for key in sated:
+            left -= open_.pop(key).wants
+    for key, claimant in open_.items():
+        shares[key] = int(level * claimant.weight)
+    left -= sum(shares[key] for key in open_)
+    for key in sorted(open_, key=lambda key: (open_[key].attained / open_[key].weight, key))[:left]:
+        shares[key] += 1
+    return shares
+
+
+class Part(NamedTuple):
+    """A place where a share is wanted: how many Calls are there, and when the oldest of them that waits arrived."""
+
+    wants: int
+    oldest_s: float
+
+
+def split(parts: Mapping[Key, Part], share: int) -> dict[Key, int]:
+    """Splits `share` over places by what each wants; what does not divide goes where a Call has waited longest."""
+    total = sum(part.wants for part in parts.values())
+    if total <= share:
+        return {key: part.wants for key, part in parts.items()}
+    given = {key: part.wants * share // total for key, part in parts.items()}
+    left = share - sum(given.values())
+    for key in sorted((key for key in parts if given[key] < parts[key].wants), key=lambda key: (parts[key].oldest_s, key)):
+        if not left:
+            break
+        given[key] += 1
+        left -= 1
+    return given

@@ -1,0 +1,133 @@
+"""The next World: `fold(world, batch, now_s)` puts what happened into the snapshot that decisions are taken on.
+
+Owns the order of things within one batch and the observations that are simple. Replicas move in `fold_replicas`, gateways
+report in `fold_reports`, what is learnt of Models is in `histories`, every write goes through `draft`. Maps are copied
+once per batch, and only those that change. Observations never raise; our own intents raise IllegalIntentError where the
+table of states does not allow them. The version rises by one with each batch after which gateways have something to learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoscaler import fold_replicas, fold_reports, histories
+from autoscaler.actions import Acted
+from autoscaler.draft import Draft
+from autoscaler.model import Model
+from autoscaler.world import (
+    DocumentsSeen,
+    GatewayGone,
+    GatewaySeen,
+    Granted,
+    HistorySeen,
+    ReplicaSeen,
+    Reported,
+    SlicesSeen,
+    Synced,
+    Tick,
+    Transition,
+    World,
+)
+
+Observation = (
+    DocumentsSeen
+    | SlicesSeen
+    | ReplicaSeen
+    | Synced
+    | Reported
+    | GatewaySeen
+    | GatewayGone
+    | HistorySeen
+    | Granted
+    | Tick
+    | Acted
+)
+
+
+def fold(world: World, batch: Sequence[Observation], now_s: float) -> tuple[World, tuple[Transition, ...]]:
+    """The World after `batch`, in its order, all of it at `now_s`; and one Transition per move of a Replica.
+
+    The same World comes back where nothing changed. Raises IllegalIntentError for an Action that the table forbids.
+    """
+    draft = Draft(world, now_s)
+    for observation in batch:
+        _one(draft, observation)
+    _pass_time(draft)
+    after = draft.finish()
+    return after, tuple(draft.transitions)
+
+
+def _one(draft: Draft, observation: Observation) -> None:
+    match observation:
+        case ReplicaSeen():
+            fold_replicas.seen(draft, observation)
+        case Reported():
+            fold_reports.reported(draft, observation.report)
+        case Acted():
+            fold_replicas.acted(draft, observation.action)
+        case Granted():
+            fold_reports.granted(draft, observation)
+        case DocumentsSeen():
+            _documents(draft, observation)
+        case SlicesSeen():
+            _slices(draft, observation)
+        case GatewaySeen():
+            fold_reports.gateway_seen(draft, observation.gateway, observation.boot)
+        case GatewayGone():
+            fold_reports.gateway_gone(draft, observation.gateway)
+        case HistorySeen():
+            if observation.model not in draft.histories.now:
+                draft.put_history(observation.model, observation.history)
+        case Synced():
+            if not draft.world.synced:
+                draft.change(synced=True)
+                draft.news = True
+        case Tick():
+            _half_open(draft)
+
+
+def _documents(draft: Draft, documents: DocumentsSeen) -> None:
+    """Takes the documents as a whole. What was learnt of a Model that changed its spec no longer keeps it from starting."""
+    before, models = draft.world, {model.name: model for model in documents.models}
+    tenants = {tenant.name: tenant for tenant in documents.tenants}
+    if (models, tenants, documents.settings) == (before.models, before.tenants, before.settings):
+        return
+    draft.change(models=models, tenants=tenants, settings=documents.settings)
+    draft.news = True
+    draft.undivided.update(draft.by_model.now)
+    for name, history in tuple(draft.histories.now.items()):
+        model, old = models.get(name), before.models.get(name)
+        if model is None and old is not None:
+            draft.histories.drop(name)
+        elif model is not None and old is not None and _restarts(old, model):
+            draft.put_history(name, histories.forgiven(history))
+    for key in tuple(draft.attained.now):
+        if key[0] in before.models and key[0] not in models:
+            draft.attained.drop(key)
+
+
+def _restarts(before: Model, after: Model) -> bool:
+    return before != after and before.spec_hash() != after.spec_hash()
+
+
+def _slices(draft: Draft, inventory: SlicesSeen) -> None:
+    slices = {slice_.id: slice_ for slice_ in inventory.slices}
+    if slices != draft.world.slices:
+        draft.change(slices=slices)
+
+
+def _half_open(draft: Draft) -> None:
+    """Back-offs that are over end: what time alone does, so that gateways learn of it."""
+    for model, history in tuple(draft.histories.now.items()):
+        if history.refused_until_s and draft.now_s >= history.refused_until_s:
+            draft.put_history(model, histories.half_open(history, draft.now_s))
+            draft.news = True
+
+
+def _pass_time(draft: Draft) -> None:
+    """Reports expire, and the demand that is there now is remembered."""
+    fold_reports.expire(draft)
+    for model, load in draft.sum_loads().items():
+        spec = draft.world.models.get(model)
+        if spec is not None:
+            draft.put_history(model, histories.peaked(draft.history(model), spec, load, draft.now_s))

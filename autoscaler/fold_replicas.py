@@ -1,0 +1,230 @@
+"""How Replicas move: by our intents along the table of `autoscaler.states`, or by what a driver sees.
+
+Owns both halves. An intent that the table does not allow raises IllegalIntentError. What is seen never raises: the
+Replica jumps to the state that is implied, and the jump is written down with the verb "seen". An unknown Replica is
+adopted as it is, wanted or not; `plan` decides what becomes of it.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from autoscaler import histories
+from autoscaler.actions import Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
+from autoscaler.contract import ReplicaId
+from autoscaler.draft import Draft
+from autoscaler.states import IllegalIntentError, follow
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Drain, Replica, ReplicaSeen, Seen
+
+LIVE = {Seen.STARTING: S.STARTING, Seen.READY: S.READY, Seen.UNREADY: S.UNREADY}
+"""The state that a Replica with a process is in, as far as the driver can tell."""
+UNDECIDED = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY})
+"""States in which what is seen is the state. In all others an order of ours is under way, and seeing a process changes nothing."""
+
+DOWN = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
+"""A Model whose Replicas are all so is at zero, or will be."""
+
+
+def acted(draft: Draft, action: Action) -> None:
+    """Folds an Action of ours. Raises IllegalIntentError where the table does not allow it."""
+    match action:
+        case StartReplica():
+            _start(draft, action)
+        case DrainReplica():
+            _drain(draft, action)
+        case ReviveReplica():
+            _revive(draft, action)
+        case StopReplica():
+            _stop(draft, action)
+        case FailReplica():
+            before = _known(draft, action.replica)
+            follow(before.state, "broke")
+            _break(draft, before, "broke", action.reason)
+
+
+def _known(draft: Draft, id: ReplicaId) -> Replica:
+    replica = draft.replicas.now.get(id)
+    if replica is None:
+        raise IllegalIntentError(f"there is no Replica {id}")
+    return replica
+
+
+def _start(draft: Draft, action: StartReplica) -> None:
+    pending = action.replica
+    if pending.id in draft.replicas.now:
+        raise IllegalIntentError(f"Replica {pending.id} exists already")
+    model = draft.world.models.get(pending.model)
+    if model is not None and all(other.state in DOWN for other in draft.replicas_of(pending.model)):
+        history = draft.history(pending.model)
+        draft.put_history(pending.model, histories.decided_start(history, model, draft.now_s))
+    after = replace(
+        pending,
+        state=follow(pending.state, "place"),
+        since_s=draft.now_s,
+        created_s=pending.created_s or draft.now_s,
+        reason=pending.reason or action.reason,
+    )
+    draft.put_replica(after)
+    draft.record(pending, after, "place", action.reason)
+
+
+def _drain(draft: Draft, action: DrainReplica) -> None:
+    before = _known(draft, action.replica)
+    drain = Drain(
+        since_s=draft.now_s,
+        reason=action.reason,
+        came_from=before.state,
+        epoch=draft.world.epoch,
+        version=draft.version,
+        victim_of=action.victim_of,
+    )
+    after = replace(before, state=follow(before.state, "drain"), drain=drain)
+    _move(draft, before, after, "drain", action.reason)
+
+
+def _revive(draft: Draft, action: ReviveReplica) -> None:
+    before = _known(draft, action.replica)
+    if before.drain is None:
+        raise IllegalIntentError(f"Replica {before.id} is {before.state} and does not drain")
+    verb = f"revive-{before.drain.came_from}"
+    _move(draft, before, replace(before, state=follow(before.state, verb), drain=None), verb, action.reason)
+
+
+def _stop(draft: Draft, action: StopReplica) -> None:
+    before = _known(draft, action.replica)
+    verb = "acknowledged" if before.state is S.DRAINING else "drop"
+    _move(draft, before, replace(before, state=follow(before.state, verb)), verb, action.reason)
+    drained_idle = before.drain is not None and before.drain.victim_of is None and before.ready_s is not None
+    model = draft.world.models.get(before.model)
+    load = draft.world.loads.get(before.model)
+    if not drained_idle or model is None or model.spec.paused or (load is not None and load.waiting):
+        return
+    if all(other.state in DOWN for other in draft.replicas_of(before.model)):
+        draft.put_history(before.model, histories.stopped_idle(draft.history(before.model), draft.now_s))
+
+
+def seen(draft: Draft, seen: ReplicaSeen) -> None:
+    """Folds what a driver sees of one Replica."""
+    before = draft.replicas.now.get(seen.id)
+    if before is None:
+        if seen.seen is not Seen.CLEAN:
+            _adopt(draft, seen)
+        return
+    before = _facts(draft, before, seen)
+    state = LIVE.get(seen.seen)
+    if state is not None:
+        _live(draft, before, state, seen.reason)
+    elif seen.seen is Seen.EXITED:
+        _exited(draft, before, seen.reason)
+    else:
+        _exited(draft, before, seen.reason or "it vanished")
+        _clean(draft, draft.replicas.now[seen.id], seen)
+
+
+def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
+    """An engine that runs without our having started it: a leader before us did."""
+    ready = seen.seen in {Seen.READY, Seen.UNREADY}
+    after = Replica(
+        id=seen.id,
+        model=seen.model,
+        spec_hash=seen.spec_hash,
+        intent=seen.intent,
+        slices=seen.slices,
+        memory_bytes=seen.memory_bytes,
+        compute_percent=seen.compute_percent,
+        slots=seen.slots,
+        state=LIVE.get(seen.seen, S.FAILED),
+        since_s=draft.now_s,
+        created_s=draft.now_s if seen.started_s is None else seen.started_s,
+        started_s=seen.started_s,
+        ready_s=draft.now_s if ready else None,
+        grown_s=draft.now_s if seen.grew else None,
+        address=seen.address,
+        reason="found running",
+        failure="" if seen.seen in LIVE else seen.reason or "it ended",
+    )
+    draft.put_replica(after)
+    draft.record(None, after, "seen", after.failure or after.reason)
+
+
+def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
+    """What does not depend on the state: where it is, since when, and whether it grew. The driver sees what is true."""
+    started_s = seen.started_s
+    if started_s is None and seen.seen in LIVE:
+        started_s = draft.now_s
+    changes: dict[str, object] = {}
+    if before.started_s is None and started_s is not None:
+        changes["started_s"] = started_s
+    if seen.grew:
+        changes["grown_s"] = draft.now_s
+    if seen.address and seen.address != before.address:
+        changes["address"] = seen.address
+    if seen.slices and seen.slices != before.slices:
+        changes["slices"] = seen.slices
+    if not changes:
+        return before
+    after = replace(before, **changes)
+    draft.put_replica(after)
+    return after
+
+
+def _live(draft: Draft, before: Replica, state: S, reason: str) -> None:
+    if before.state is S.DRAINING and before.drain is not None:
+        if before.drain.came_from is not state:
+            after = replace(before, drain=replace(before.drain, came_from=state))
+            draft.put_replica(_ready(draft, after) if state is S.READY else after)
+        return
+    if before.state is state or before.state not in UNDECIDED:
+        return
+    after = replace(before, state=state)
+    if state is S.READY:
+        after = _ready(draft, after)
+    _move(draft, before, after, "seen", reason or f"seen {state}")
+
+
+def _ready(draft: Draft, replica: Replica) -> Replica:
+    """`replica` with the time at which it first got ready; the start that ends with it is learnt from."""
+    if replica.ready_s is not None:
+        return replica
+    took_s = None if replica.started_s is None else draft.now_s - replica.started_s
+    draft.put_history(replica.model, histories.started(draft.history(replica.model), took_s))
+    return replace(replica, ready_s=draft.now_s)
+
+
+def _exited(draft: Draft, before: Replica, reason: str) -> None:
+    if before.state is S.STOPPING:
+        _move(draft, before, replace(before, state=S.SCRUBBING), "seen", reason or "its process ended")
+    elif before.state not in {S.SCRUBBING, S.FAILED}:
+        _break(draft, before, "seen", reason or "its process ended")
+
+
+def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
+    """It failed. If it never was ready, its start failed."""
+    _move(draft, before, replace(before, state=S.FAILED, failure=reason), verb, reason)
+    model = draft.world.models.get(before.model)
+    if before.ready_s is None and model is not None:
+        tried_s = before.created_s if before.started_s is None else before.started_s
+        history = histories.failed(draft.history(before.model), model.spec.start, tried_s, draft.now_s, reason)
+        draft.put_history(before.model, history)
+        draft.news = draft.news or history.refused_until_s > 0.0
+
+
+def _clean(draft: Draft, before: Replica, seen: ReplicaSeen) -> None:
+    """Nothing of it is left: its Slices are free."""
+    if before.state is not S.SCRUBBING:
+        scrubbing = replace(before, state=S.SCRUBBING)
+        _move(draft, before, scrubbing, "seen", "its process ended")
+        before = scrubbing
+    gone = replace(before, state=S.GONE, proof=seen.proof)
+    draft.drop_replica(before)
+    draft.record(before, gone, "seen", f"clean: {seen.proof}" if seen.proof else "clean")
+
+
+def _move(draft: Draft, before: Replica, after: Replica, verb: str, reason: str) -> None:
+    after = replace(after, since_s=draft.now_s)
+    draft.put_replica(after)
+    draft.record(before, after, verb, reason)
+    if before.state is not S.READY or any(r.state is S.READY for r in draft.replicas_of(after.model)):
+        return
+    draft.put_history(after.model, histories.stopped_serving(draft.history(after.model), draft.now_s))

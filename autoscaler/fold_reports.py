@@ -1,0 +1,221 @@
+"""What gateways say: demand as levels that expire, holds that they acknowledge, and service that they gave.
+
+Owns the leader's half of the hold rule as far as it is about knowing (interfaces section 6): which grants a gateway may
+still act on, and when one is proven dead. Giving holds is `autoscaler.shares`. A report of an older epoch says what is
+wanted, but acknowledges nothing. Late, doubled and dead boots' reports change nothing, in whatever order they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec.structs import replace
+
+from autoscaler import histories
+from autoscaler.contract import GatewayId, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
+from autoscaler.draft import Draft, with_grant
+from autoscaler.indices import expired, levels_of, uses_of
+from autoscaler.world import Attained, Gateway, Grant, Granted
+
+BOOTS_MAX = 8
+"""Dead boots remembered per gateway: their reports may still come late."""
+LATE_S_MAX = 3.0
+"""A report that a dead gateway sent comes within this time; the same boot heard later than that lives after all."""
+GONE_KEPT_S = 60.0
+"""A gateway proven dead is forgotten after this."""
+CREDIT_S = 5.0
+"""Slot-seconds that a Tenant may be behind the least served active one when it comes back: idle time is not saved up."""
+
+
+def reported(draft: Draft, report: Report) -> None:
+    """Folds one report, unless a newer one of that gateway is known."""
+    known = draft.gateways.now.get(report.gateway)
+    gateway = known or Gateway(id=report.gateway)
+    if report.boot in gateway.boots_before:
+        return
+    if gateway.gone and report.boot == gateway.boot and draft.now_s - gateway.seen_s < LATE_S_MAX:
+        return
+    if gateway.boot and report.boot != gateway.boot:
+        gateway = reborn(draft, gateway, report.boot)
+    elif gateway.report is not None and report.sequence <= gateway.report.sequence:
+        return
+    in_epoch = report.epoch == draft.world.epoch
+    before = gateway
+    if known is None or before.gone:
+        draft.news = True
+        _all_undivided(draft)
+    after = replace(before, boot=report.boot, seen_s=draft.now_s, report=report, gone=False)
+    uses, levels = uses_of(after), levels_of(after, draft.now_s)
+    after = replace(
+        after,
+        in_epoch=before.in_epoch or in_epoch,
+        grants=acknowledged(before.grants, uses, report.version) if in_epoch else before.grants,
+        uses=before.uses if uses == before.uses else uses,
+        levels=before.levels if levels == before.levels else levels,
+    )
+    if after.in_epoch and not before.in_epoch:
+        _all_undivided(draft)
+    _totals(draft, before, report)
+    _demand(draft, before, after)
+    if report.totals:
+        after = replace(after, totals=_merged(before.totals, report.totals))
+    draft.gateways.put(after.id, after)
+    _note_uses(draft, before, after)
+
+
+def acknowledged(
+    grants: Mapping[ReplicaId, tuple[Grant, ...]], uses: Mapping[ReplicaId, ReplicaUse], version: int
+) -> dict[ReplicaId, tuple[Grant, ...]]:
+    """What is left of the grants to a gateway that acts on Routes of `version` and so uses its Replicas.
+
+    It acts on the last grant up to `version`; the older ones are void. Where that is the newest of all, what it says it
+    holds counts instead, because it may lower a hold at once. A hold that nobody of this epoch granted is one of old.
+    """
+    left: dict[ReplicaId, tuple[Grant, ...]] = {}
+    for replica, known in grants.items():
+        if known[-1].version <= version:
+            use = uses.get(replica)
+            hold = min(use.hold, known[-1].hold) if use is not None and known[-1].version else _hold(use)
+            if hold:
+                left[replica] = (known[-1] if hold == known[-1].hold else Grant(version=known[-1].version, hold=hold),)
+            continue
+        first = max((i for i, grant in enumerate(known) if grant.version <= version), default=0)
+        left[replica] = known[first:]
+    for replica, use in uses.items():
+        if use.hold and replica not in grants:
+            left[replica] = (Grant(version=0, hold=use.hold),)
+    return dict(grants) if left == grants else left
+
+
+def _hold(use: ReplicaUse | None) -> int:
+    return use.hold if use is not None else 0
+
+
+def granted(draft: Draft, moved: Granted) -> None:
+    """Gives the holds that `shares` moved the next version. Nobody may raise one otherwise."""
+    draft.settled = True
+    for id, replica, hold in moved.holds:
+        gateway = draft.gateways.now[id]
+        grants = with_grant(gateway.grants.get(replica, ()), Grant(version=draft.version, hold=hold))
+        draft.gateways.put(id, replace(gateway, grants={**gateway.grants, replica: grants}))
+        draft.news = True
+
+
+def gateway_seen(draft: Draft, id: GatewayId, boot: str) -> None:
+    """A gateway exists. It is known from now on, whether or not it reports."""
+    known = draft.gateways.now.get(id)
+    if known is None:
+        draft.gateways.put(id, Gateway(id=id, boot=boot))
+        draft.news = True
+    elif boot and known.boot and boot != known.boot and boot not in known.boots_before:
+        draft.gateways.put(id, reborn(draft, known, boot))
+        draft.news = True
+    elif known.gone and boot not in known.boots_before:
+        draft.gateways.put(id, replace(known, gone=False))
+        draft.news = True
+
+
+def gateway_gone(draft: Draft, id: GatewayId) -> None:
+    """A gateway is proven dead: its demand and its holds are gone with it."""
+    known = draft.gateways.now.get(id)
+    if known is not None and not known.gone:
+        draft.gateways.put(id, replace(buried(draft, known), gone=True, seen_s=draft.now_s))
+        draft.news = True
+
+
+def reborn(draft: Draft, gateway: Gateway, boot: str) -> Gateway:
+    """The gateway at the begin of a new boot, which proves the old one dead."""
+    boots_before = (*gateway.boots_before, gateway.boot)[-BOOTS_MAX:]
+    return replace(buried(draft, gateway), boot=boot, boots_before=boots_before, report=None, totals={}, gone=False)
+
+
+def buried(draft: Draft, gateway: Gateway) -> Gateway:
+    """The gateway without demand, use and holds: its process does not exist any more."""
+    _all_undivided(draft)
+    _silenced(draft, gateway)
+    return replace(gateway, in_epoch=False, grants={}, uses={}, levels={})
+
+
+def expire(draft: Draft) -> None:
+    """The demand of a gateway that is silent too long is gone; its holds are not, because silent is not dead."""
+    for gateway in tuple(draft.gateways.now.values()):
+        if gateway.levels and expired(gateway, draft.now_s):
+            _silenced(draft, gateway)
+            draft.gateways.put(gateway.id, replace(gateway, levels={}))
+        elif gateway.gone and draft.now_s - gateway.seen_s >= GONE_KEPT_S:
+            draft.gateways.drop(gateway.id)
+
+
+def _silenced(draft: Draft, gateway: Gateway) -> None:
+    """All its levels end: the last that is known of those Calls is when it last reported."""
+    for model in gateway.levels:
+        draft.unsummed.add(model)
+        draft.put_history(model, histories.active(draft.history(model), gateway.seen_s))
+
+
+def _demand(draft: Draft, before: Gateway, after: Gateway) -> None:
+    """Notes the Models whose demand changed, and when a Call of them was last there."""
+    for model in before.levels:
+        if model not in after.levels:
+            draft.unsummed.add(model)
+            draft.put_history(model, histories.active(draft.history(model), draft.now_s))
+    for model, levels in after.levels.items():
+        draft.unsummed.add(model)
+        active = draft.before.loads[model].tenants if model in draft.before.loads else frozenset()
+        for level in levels:
+            if level.tenant not in active:
+                _comes_back(draft, model, level.tenant, active)
+
+
+def _comes_back(draft: Draft, model: ModelName, tenant: TenantName, active: Iterable[TenantName]) -> None:
+    """Lifts what a Tenant attained to that of the least served active one, less a small credit."""
+    attained = draft.attained.now
+    floor_s = min((attained[model, other].slot_s for other in active if (model, other) in attained), default=0.0)
+    known = attained.get((model, tenant))
+    lifted = floor_s if known is None else max(known.slot_s, floor_s - CREDIT_S)
+    if known is None or lifted != known.slot_s:
+        draft.attained.put((model, tenant), Attained(slot_s=lifted))
+
+
+def _totals(draft: Draft, before: Gateway, report: Report) -> None:
+    """Turns growth of the cumulative counts of one boot into service attained, activity and refused cold Calls."""
+    for total in report.totals:
+        key = (total.model, total.tenant)
+        last = before.totals.get(key)
+        if last == total:
+            continue
+        at_s = draft.now_s - total.idle_s
+        history = histories.active(draft.history(total.model), at_s)
+        if total.refused_cold > (last.refused_cold if last is not None else 0):
+            history = histories.refused_cold(history, at_s, total.retry_after_s)
+        draft.put_history(total.model, history)
+        grown_us = total.busy_slot_us - (last.busy_slot_us if last is not None else 0)
+        if grown_us > 0:
+            load = draft.before.loads.get(total.model)
+            if key not in draft.attained.now:
+                _comes_back(draft, *key, load.tenants if load is not None else ())
+            draft.attained.put(key, Attained(slot_s=draft.attained.now[key].slot_s + grown_us / 1e6))
+
+
+def _merged(
+    before: dict[tuple[ModelName, TenantName], Total], totals: Iterable[Total]
+) -> dict[tuple[ModelName, TenantName], Total]:
+    changed = {key: total for total in totals if before.get(key := (total.model, total.tenant)) != total}
+    return {**before, **changed} if changed else before
+
+
+def _note_uses(draft: Draft, before: Gateway, after: Gateway) -> None:
+    """Notes the Models of Replicas whose use or claims changed: Slots may be free to give."""
+    if before.uses is after.uses and before.grants == after.grants:
+        return
+    for replica in {*before.uses, *after.uses, *before.grants, *after.grants}:
+        same = before.uses.get(replica) == after.uses.get(replica)
+        if not same or before.grants.get(replica) != after.grants.get(replica):
+            known = draft.replicas.now.get(replica)
+            if known is not None:
+                draft.undivided.add(known.model)
+
+
+def _all_undivided(draft: Draft) -> None:
+    """Who the gateways are matters to every Model that has Replicas."""
+    draft.undivided.update(draft.by_model.now)

@@ -1,0 +1,226 @@
+"""The plan: World -> Actions, each with a reason. The only place that decides.
+
+`plan(world, now_s)` is pure and looks at one snapshot: broken starts fail, acknowledged drains stop, Replicas wanted
+again revive, what is not wanted drains, victims make room, and what fits starts, in this order. Folding its Actions and
+planning again at the same time adds nothing of the same kind. One Replica at a time starts on a Device. `next_s` says
+when time alone changes the answer, so that the loop can sleep. It performs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from math import inf
+
+from autoscaler import demand
+from autoscaler.actions import (
+    Action,
+    DrainReplica,
+    FailReplica,
+    Plan,
+    ReviveReplica,
+    StartReplica,
+    StopReplica,
+    Unmet,
+)
+from autoscaler.compare import STOP_GRACE_S, Case, Compared, compare, retire
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.demand import NO_HISTORY, Wanted
+from autoscaler.drain import in_use, limit_s, next_change_s, verdict
+from autoscaler.packer import pack
+from autoscaler.packing import Packing, Placement, Shelf, Want
+from autoscaler.shelves import locks, outlook, shelves, stuck_s
+from autoscaler.states import ReplicaState as S
+from autoscaler.words import seconds
+from autoscaler.world import Replica, World
+
+UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+NAME_MAX = 100
+"""Characters of a Model's name that go into the ids of its Replicas: an id is a file name and a label."""
+
+
+def plan(world: World, now_s: float) -> Plan:
+    """The ordered Actions for this snapshot; empty while the driver has not listed what exists."""
+    if not world.synced:
+        return Plan()
+    tick = _Tick(world, now_s)
+    tick.compare_models()
+    tick.end_replicas()
+    tick.place()
+    return tick.plan()
+
+
+def all_wanted(world: World, now_s: float) -> dict[ModelName, Wanted]:
+    """What is wanted of every Model of which anything is wanted or there, by name."""
+    answers = [demand.wanted(world, model, now_s) for model in world.models.values() if not demand.quiet(world, model)]
+    return {answer.model: answer for answer in sorted(answers, key=lambda answer: answer.model)}
+
+
+def pressing(world: World, answers: dict[ModelName, Wanted], now_s: float) -> dict[ModelName, int]:
+    """How many Replicas each Model lacks, of those that may start now or within this episode's next try."""
+    lacking: dict[ModelName, int] = {}
+    for name, answer in answers.items():
+        lack = answer.count - len(demand.live(world, name)) if answer.count else 0
+        if lack > 0 and now_s >= world.histories.get(name, NO_HISTORY).refused_until_s:
+            lacking[name] = lack
+    return lacking
+
+
+class _Tick:
+    """One plan in the making."""
+
+    def __init__(self, world: World, now_s: float) -> None:
+        self.world, self.now_s = world, now_s
+        self.fails: list[FailReplica] = []
+        self.stops: list[StopReplica] = []
+        self.revives: list[ReviveReplica] = []
+        self.drains: list[DrainReplica] = []
+        self.starts: list[StartReplica] = []
+        self.unmet: dict[ModelName, Unmet] = {}
+        self.wants: list[Want] = []
+        self.rollouts: dict[ModelName, DrainReplica] = {}
+        self.next_s = inf
+
+    def later(self, at_s: float | None) -> None:
+        """Time alone changes the plan at `at_s`."""
+        if at_s is not None and self.now_s < at_s < self.next_s:
+            self.next_s = at_s
+
+    def compare_models(self) -> None:
+        """Wanted against what there is, Model by Model, in order of names."""
+        world, now_s = self.world, self.now_s
+        answers = all_wanted(world, now_s)
+        lacking, calls = pressing(world, answers, now_s), in_use(world)
+        for name, answer in answers.items():
+            self.later(answer.next_s)
+            if answer.count == 0 and name not in world.by_model:
+                continue
+            self._take(name, compare(Case(world, world.models[name], answer, lacking, calls, now_s)))
+        for name in sorted(world.by_model.keys() - world.models.keys()):
+            for id in world.by_model[name]:
+                self._retire(retire(world.replicas[id], "its Model is no longer in the documents"))
+
+    def _take(self, name: ModelName, compared: Compared) -> None:
+        self.later(compared.next_s)
+        self.revives += compared.revives
+        self.wants += compared.wants
+        for action in compared.retires:
+            self._retire(action)
+        for unmet in compared.unmet:
+            self.unmet.setdefault(unmet.model, unmet)
+        if compared.rollout is not None:
+            self.rollouts[name] = compared.rollout
+
+    def _retire(self, action: DrainReplica | StopReplica | None) -> None:
+        if isinstance(action, DrainReplica):
+            self.drains.append(action)
+        elif action is not None:
+            self.stops.append(action)
+
+    def end_replicas(self) -> None:
+        """Starts over their limit fail; failed ones and acknowledged drains stop, unless they are revived."""
+        revived = {action.replica for action in self.revives}
+        retired = {action.replica for action in self.drains} | {action.replica for action in self.stops}
+        for id in sorted(self.world.replicas):
+            replica = self.world.replicas[id]
+            if replica.state == S.READY or id in revived or id in retired:
+                continue
+            limit = limit_s(self.world, replica)
+            if limit is not None and self.now_s >= limit:
+                self.fails.append(FailReplica(replica=id, reason=self._too_long(replica)))
+            elif replica.state == S.FAILED:
+                reason = replica.failure or "it broke"
+                self.stops.append(StopReplica(replica=id, grace_s=STOP_GRACE_S, reason=reason))
+            elif replica.state == S.DRAINING:
+                answer = verdict(self.world, replica, self.now_s)
+                self.later(answer.next_s)
+                if answer.stop:
+                    why = f"{replica.drain.reason}; {answer.reason}" if replica.drain is not None else answer.reason
+                    self.stops.append(StopReplica(replica=id, grace_s=STOP_GRACE_S, reason=why))
+            else:
+                self.later(limit)
+
+    def _too_long(self, replica: Replica) -> str:
+        model = self.world.models[replica.model]
+        return f"not ready after {seconds(model.spec.start.seconds_max)}, which is start.secondsMax"
+
+    def place(self) -> None:
+        """Asks the packer, and turns its answer into starts, victims' drains and sentences."""
+        if not self.wants:
+            return
+        shelved = self._shelves()
+        packing = pack(self.wants, shelved, self.world.copies, outlook(self.world), self.now_s)
+        for placement in packing.placements:
+            self.starts.append(self._start(placement))
+        for victim in packing.victims:
+            self._evict(victim.replica, victim.want)
+        self._wait(packing, shelved)
+
+    def _shelves(self) -> tuple[Shelf, ...]:
+        going = {a.replica for a in self.drains} | {a.replica for a in self.stops} | {a.replica for a in self.fails}
+        return shelves(self.world, self.now_s, going, {action.replica for action in self.revives})
+
+    def _start(self, placement: Placement) -> StartReplica:
+        want, world = placement.want, self.world
+        model = world.models[want.model]
+        hash = model.spec_hash()
+        taken = {action.replica.id for action in self.starts}
+        id, intent, ordinal = ReplicaId(""), "", want.ordinal
+        while not id or id in taken or id in world.replicas:
+            intent = intent_of(world.epoch, world.version, want.model, ordinal)
+            id = ReplicaId(f"{UNSAFE.sub('-', want.model)[:NAME_MAX]}-{hash}-{intent}")
+            ordinal += 1
+        replica = Replica(
+            id=id,
+            model=want.model,
+            spec_hash=hash,
+            intent=intent,
+            slices=placement.slices,
+            memory_bytes=placement.memory_bytes,
+            compute_percent=want.compute_percent,
+            slots=model.slots,
+            state=S.PENDING,
+            since_s=self.now_s,
+            created_s=self.now_s,
+            reason=want.reason,
+        )
+        return StartReplica(replica=replica, reason=want.reason)
+
+    def _evict(self, id: ReplicaId, want: Want) -> None:
+        """The victim drains; one that no Call can be on is dropped."""
+        replica = self.world.replicas[id]
+        resident = "was starting" if replica.ready_s is None else f"was resident {self._since(replica.ready_s)}"
+        why = want.reason.removeprefix(f"wake {want.model}: ")
+        reason = f"make room for {want.model}: {replica.model} {resident}, {why}"
+        self._retire(retire(replica, reason, victim_of=want.model))
+
+    def _since(self, at_s: float) -> str:
+        return seconds(self.now_s - at_s)
+
+    def _wait(self, packing: Packing, shelved: tuple[Shelf, ...]) -> None:
+        """Sentences for what is not placed, rollouts that need a Slice, and when time could help."""
+        for missing in packing.unmet:
+            name = missing.want.model
+            self.unmet.setdefault(name, Unmet(model=name, reason=missing.reason, never=missing.never))
+            if name in self.rollouts:
+                self.drains.append(self.rollouts.pop(name))
+        if not packing.unmet:
+            return
+        for end_s in locks(self.world, self.now_s).values():
+            self.later(end_s)
+        for shelf in shelved:
+            for incumbent in shelf.incumbents:
+                self.later(incumbent.evictable_s)
+                self.later(stuck_s(self.world.replicas[incumbent.replica]))
+
+    def plan(self) -> Plan:
+        """The Actions in their order."""
+        actions: list[Action] = [*self.fails, *self.stops, *self.revives, *self.drains, *self.starts]
+        self.later(next_change_s(self.world, self.now_s))
+        unmet = tuple(self.unmet[name] for name in sorted(self.unmet))
+        return Plan(actions=tuple(actions), unmet=unmet, next_s=None if self.next_s == inf else self.next_s)
+
+
+def intent_of(epoch: int, version: int, model: ModelName, ordinal: int) -> str:
+    """The idempotency key of a start: the same decision, taken again by the same leader, has the same key."""
+    return hashlib.sha256(f"{epoch}/{version}/{model}/{ordinal}".encode()).hexdigest()[:10]

@@ -1,0 +1,100 @@
+"""What must hold within one document beyond its types: names, ranges, what an engine needs.
+
+Owns the rules between keys. Each raises WrongKeyError with the key to change. Rules between documents (names that are
+taken) stand in `autoscaler.documents`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from autoscaler.engines.base import PLACEHOLDER, PLACEHOLDERS
+from autoscaler.engines.table import ENGINES
+from autoscaler.expected import Path, WrongKeyError, nearest
+from autoscaler.model import ModelSpec
+from autoscaler.not_yet import MESSAGE, SCHEMES
+from autoscaler.settings import Settings
+from autoscaler.tenant import TenantSpec, unix_seconds
+
+NAME_CHARS_MAX = 253
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?")
+_HUB = re.compile(r"hf://[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?(@[A-Za-z0-9._/-]+)?")
+
+
+def check_name(name: str, at: Path) -> None:
+    """A name that clients may send as `model`, fit for logs and metric labels."""
+    if len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
+        wanted = f"1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
+        raise WrongKeyError(at, f"expected {wanted}")
+
+
+def check_model(spec: ModelSpec) -> None:
+    """A Model's spec."""
+    if spec.replicas.min > spec.replicas.max:
+        raise WrongKeyError(("spec", "replicas", "min"), f"expected at most replicas.max, which is {spec.replicas.max}")
+    for position, alias in enumerate(spec.aliases):
+        check_name(alias, ("spec", "aliases", position))
+    if spec.readiness_path is not None and not re.fullmatch(r"/[!-~]*", spec.readiness_path):
+        raise WrongKeyError(("spec", "readinessPath"), "expected a path such as /health")
+    for key, value in spec.env.items():
+        if not key or "=" in key or "\0" in key + value:
+            raise WrongKeyError(("spec", "env", key), "expected a variable's name without `=`, and no NUL in its value")
+    _check_artifact(spec)
+    _check_command(spec)
+
+
+def _check_artifact(spec: ModelSpec) -> None:
+    at, takes = ("spec", "artifact"), ENGINES[spec.engine].artifacts
+    if spec.artifact is None:
+        if takes != "optional-file":
+            hub = " or hf://org/name@revision" if takes == "file-or-hf" else ""
+            raise WrongKeyError(at, f"missing; engine {spec.engine} needs one such as file:///path{hub}")
+        return
+    scheme = spec.artifact.partition("://")[0]
+    if scheme == "hf" and takes == "file-or-hf":
+        if not _HUB.fullmatch(spec.artifact):
+            raise WrongKeyError(at, "expected hf://org/name@revision")
+    elif scheme in SCHEMES:
+        raise WrongKeyError(at, f"{scheme}:// {MESSAGE} for engine {spec.engine}")
+    elif not spec.artifact.startswith("file:///") or len(spec.artifact) == len("file:///"):
+        raise WrongKeyError(at, "expected an absolute path such as file:///models/a.gguf")
+
+
+def _check_command(spec: ModelSpec) -> None:
+    at: Path = ("spec", "command")
+    if spec.engine != "command":
+        if spec.command:
+            raise WrongKeyError(at, f"only engine `command` takes one; engine {spec.engine} takes `args`")
+        return
+    used = {name for word in spec.command for name in PLACEHOLDER.findall(word)}
+    if "port" not in used:
+        raise WrongKeyError(at, "expected a list of words of which one contains {port}: where it must listen")
+    for name in sorted(used - PLACEHOLDERS):
+        raise WrongKeyError(at, f"unknown placeholder {{{name}}}{nearest(name, PLACEHOLDERS)}")
+    if "model_path" in used and spec.artifact is None:
+        raise WrongKeyError(at, "{model_path} needs spec.artifact")
+    if "context_tokens" in used and spec.context_tokens is None:
+        raise WrongKeyError(at, "{context_tokens} needs spec.contextTokens")
+
+
+def check_tenant(spec: TenantSpec) -> None:
+    """A Tenant's spec."""
+    for position, key in enumerate(spec.keys):
+        for name, value in (("createdAt", key.created_at), ("expiresAt", key.expires_at)):
+            try:
+                unix_seconds(value or "1970-01-01T00:00:00Z")
+            except ValueError:
+                at = ("spec", "keys", position, name)
+                raise WrongKeyError(at, "expected a time such as 2027-01-31T12:00:00Z") from None
+
+
+def check_settings(settings: Settings) -> None:
+    """The Settings."""
+    seen: set[str] = set()
+    for position, device in enumerate(settings.devices):
+        check_name(device.name, ("devices", position, "name"))
+        if device.name in seen:
+            raise WrongKeyError(("devices", position, "name"), f"`{device.name}` occurs twice")
+        if not device.memory_bytes:
+            raise WrongKeyError(("devices", position, "memory"), "expected more than nothing")
+        seen.add(device.name)

@@ -1,0 +1,169 @@
+"""The World as Shelves: every Slice with what is on it, what is free, and from when who may be evicted.
+
+Owns the translation from the World into the packer's words: Shelves, the start lock of Devices, Wants and the Outlook.
+Promises: what is not proven clean is not free, and unknown is busy. It chooses nothing; `autoscaler.packer` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import inf
+from typing import NamedTuple
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.demand import BEGINNING, LIVE, NO_HISTORY, NO_LOAD, held_until_s, live, median_start_s, residency_s
+from autoscaler.drain import complete, in_use
+from autoscaler.model import Model, Start
+from autoscaler.packing import Force, Incumbent, Outlook, Room, Shelf, Want
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import DeviceId, Isolation, Replica, Slice, World
+
+STUCK_S = 60.0
+"""Stopping or scrubbing for longer than that is not counted on any more: a Want may take another victim."""
+EXCLUSIVE_S = Start().exclusive_seconds
+"""The start lock of a Replica whose Model has no document any more."""
+ISOLATION = {"any": Isolation.NONE, "memory": Isolation.MEMORY, "hardware": Isolation.HARDWARE}
+LEAVING = frozenset({S.DRAINING, S.STOPPING, S.SCRUBBING, S.FAILED})
+
+
+def want_of(model: Model, ordinal: int, unserved_since_s: float, force: Force, reason: str) -> Want:
+    """One Replica of `model` as the packer is asked for it."""
+    gpu = model.spec.gpu
+    return Want(
+        model=model.name,
+        ordinal=ordinal,
+        devices=gpu.count,
+        memory_bytes=model.memory_bytes,
+        compute_percent=gpu.compute_percent or 0,
+        isolation=ISOLATION[gpu.isolation],
+        products=gpu.models,
+        priority=model.spec.priority,
+        unserved_since_s=unserved_since_s,
+        force=force,
+        artifact=model.spec.artifact or "",
+        reason=reason,
+    )
+
+
+def locks(world: World, now_s: float) -> dict[DeviceId, float]:
+    """Devices on which a Replica starts or wakes, and until when that keeps others from starting there."""
+    ends: dict[DeviceId, float] = {}
+    for replica in world.replicas.values():
+        came_from = replica.drain.came_from if replica.drain is not None else None
+        if replica.state not in BEGINNING and not (replica.state == S.DRAINING and came_from == S.STARTING):
+            continue
+        model = world.models.get(replica.model)
+        last_s = max(replica.since_s, replica.started_s or 0.0, replica.grown_s or 0.0)
+        end_s = last_s + (EXCLUSIVE_S if model is None else model.spec.start.exclusive_seconds)
+        for id in replica.slices if end_s > now_s else ():
+            slice_ = world.slices.get(id)
+            if slice_ is not None:
+                ends[slice_.device] = max(end_s, ends.get(slice_.device, 0.0))
+    return ends
+
+
+def stuck_s(replica: Replica) -> float:
+    """From when on the Replica should long be gone; infinite while it may still serve."""
+    return replica.since_s + STUCK_S if replica.state in (S.STOPPING, S.SCRUBBING, S.FAILED) else inf
+
+
+def evictable_s(world: World, replica: Replica, model: Model) -> float:
+    """When its residency ends. One that starts stays for those who wait; one that nobody used stays as it is held."""
+    load, history = world.loads.get(model.name, NO_LOAD), world.histories.get(model.name, NO_HISTORY)
+    if replica.state in BEGINNING:
+        return inf if load.waiting else history.hold_until_s
+    ready_s = replica.since_s if replica.ready_s is None else replica.ready_s
+    if load.waiting or load.running:
+        return ready_s + residency_s(model, history)
+    return max(ready_s + residency_s(model, history), held_until_s(model, history, replica))
+
+
+class _Look(NamedTuple):
+    """What all Shelves of one tick are made with."""
+
+    world: World
+    now_s: float
+    calls: Mapping[ReplicaId, int]
+    told: bool
+    whole: Collection[DeviceId]
+    locked: Collection[DeviceId]
+    leaving: Collection[ReplicaId]
+    staying: Collection[ReplicaId]
+
+
+def shelves(
+    world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
+) -> tuple[Shelf, ...]:
+    """All Slices in order of their ids. `leaving` and `staying`: Replicas that this tick drains and revives."""
+    look = _Look(
+        world=world,
+        now_s=now_s,
+        calls=in_use(world),
+        told=complete(world, now_s),
+        whole=_alone(world.slices.values()),
+        locked=locks(world, now_s),
+        leaving=leaving,
+        staying=staying,
+    )
+    return tuple(_shelf(look, world.slices[id]) for id in sorted(world.slices))
+
+
+def _shelf(look: _Look, slice_: Slice) -> Shelf:
+    on_it = [look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ())]
+    incumbents = tuple(_incumbent(look, replica, slice_) for replica in sorted(on_it, key=lambda r: r.id))
+    free, coming = Room(slice_.memory_bytes, slice_.compute_percent), Room(0, 0)
+    for incumbent in incumbents:
+        free = free.less(incumbent.room)
+        if incumbent.leaving and not incumbent.stuck:
+            coming = coming.plus(incumbent.room)
+    device = slice_.device
+    return Shelf(
+        slice=slice_,
+        whole=device in look.whole,
+        incumbents=incumbents,
+        free=free,
+        coming=coming,
+        locked=device in look.locked,
+    )
+
+
+def _alone(slices: Collection[Slice]) -> set[DeviceId]:
+    """Devices that are one Slice."""
+    counts: dict[DeviceId, int] = {}
+    for slice_ in slices:
+        counts[slice_.device] = counts.get(slice_.device, 0) + 1
+    return {device for device, count in counts.items() if count == 1}
+
+
+def _incumbent(look: _Look, replica: Replica, slice_: Slice) -> Incumbent:
+    world, model = look.world, look.world.models.get(replica.model)
+    load = world.loads.get(replica.model, NO_LOAD)
+    alone = not slice_.shared or len(replica.slices) > 1 or replica.memory_bytes == 0
+    everything, claim = Room(slice_.memory_bytes, slice_.compute_percent), replica.memory_bytes
+    leaving = (replica.state in LEAVING or model is None or replica.id in look.leaving) and (
+        replica.id not in look.staying
+    )
+    stays = model is None or leaving or replica.state not in LIVE | LEAVING
+    return Incumbent(
+        replica=replica.id,
+        model=replica.model,
+        state=replica.state,
+        room=everything if alone else Room(claim, replica.compute_percent),
+        priority=0 if model is None else model.spec.priority,
+        busy=not look.told or load.waiting > 0 or look.calls.get(replica.id, 0) > 0,
+        kept=model is not None and len(live(world, model.name)) <= model.spec.replicas.min,
+        evictable_s=inf if model is None or stays else evictable_s(world, replica, model),
+        leaving=leaving,
+        stuck=look.now_s >= stuck_s(replica),
+        others=len(replica.slices) - 1,
+    )
+
+
+def outlook(world: World) -> Outlook:
+    """Costs of a restart, as far as starts are remembered."""
+    costs: dict[ModelName, float] = {}
+    for name in world.by_model:
+        median_s = median_start_s(world.histories.get(name, NO_HISTORY))
+        if median_s is not None:
+            costs[name] = median_s
+    return Outlook(start_s=costs)

@@ -1,0 +1,34 @@
+"""Numbers as people read them in reasons: durations, sizes, counts of Calls. Owns these forms and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def seconds(duration_s: float) -> str:
+    """0.42 -> `0.4 s`, 12.3 -> `12 s`, 200 -> `3 min 20 s`, 7300 -> `2 h 1 min`."""
+    if duration_s < 10:
+        return f"{max(0.0, duration_s):.1f}".removesuffix(".0") + " s"
+    whole = round(duration_s)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
+    return f"{whole // 3600} h" + (f" {whole % 3600 // 60} min" if whole % 3600 // 60 else "")
+
+
+def size(size_bytes: int) -> str:
+    """20 x 2^30 -> `20Gi`, rounded to a tenth."""
+    for suffix, unit in (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.1f}".removesuffix(".0") + suffix
+    return f"{size_bytes} bytes"
+
+
+def tenants(names: Iterable[str]) -> str:
+    """`tenant acme`, `tenants acme, lab and 3 more`."""
+    ordered = sorted(names)
+    if len(ordered) == 1:
+        return f"tenant {ordered[0]}"
+    more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
+    return f"tenants {', '.join(ordered[:3])}{more}"

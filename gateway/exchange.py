@@ -1,0 +1,318 @@
+"""One Call in the shell: from a Request to its Outcome, between one client connection and one engine at a time.
+
+Owns what the client has been told so far, and the Call's clocks. Promises: the client gets one answer or one error; the
+first body byte of an engine's answer is the commit point, before which the Call may move and after which never; a stream
+that breaks is told so between two events and then ends without its last chunk, never with `[DONE]`; whoever leaves, the
+engine is let go of at once. It decides nothing about queues and Slots: dispatch does, and is told everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from autoscaler.contract import ModelEntry, ReplicaId
+from gateway import admission, errors, render, rewrite, sse, usage
+from gateway.call import Call, Outcome
+from gateway.dialects import Operation
+from gateway.errors import CallError
+from gateway.head import Request
+from gateway.sse import EventGate
+from gateway.upstream import EngineConnection, Loss
+from gateway.walker import LAST_CHUNK, BodyWalker, ResponseHead
+
+if TYPE_CHECKING:
+    from gateway.edge import Connection
+    from gateway.front import Front
+
+ERROR_BODY_BYTES_MAX = 16 << 10
+"""Of an engine's error that arrives after an early head; a longer one is told as ours."""
+_STREAM_ENDS = (b"[DONE]", b'"message_stop"', b'"response.completed"', b'"response.incomplete"', b'"response.failed"')
+"""How the dialects say that a stream is whole; asked only where the end of the connection is the end of the body."""
+
+PARKED, SENT, RELAYING, ENDED = range(4)
+"""Waits for a grant; is with an engine that has answered nothing; is being answered (committed); has its Outcome."""
+
+Reason = Literal["connect", "reset", "busy", "timeout"]
+
+
+def admit(front: Front, client: Connection, request: Request, operation: Operation, now_s: float) -> Exchange:
+    """The Call that a Request asks for, not yet known to dispatch. Raises CallError."""
+    tenant = front.directory.authenticate(admission.api_key(request), front.unix_s())
+    headers = request.headers
+    peek = rewrite.read(operation, request.body, headers.get(b"content-type", b""), admission.header_model(request))
+    entry = front.directory.resolve(tenant, peek.model)
+    if operation.dialect not in entry.dialects:
+        raise errors.invalid_request("this model does not speak the dialect of this path", param="model")
+    body = rewrite.edit(operation, peek, entry.served_name)
+    call = Call(
+        id=client.request_id,
+        tenant=tenant.name,
+        model=entry.name,
+        arrived_s=now_s,
+        deadline_s=admission.preferences(request, now_s, entry.queue.wait_seconds_max).deadline_s,
+        priority=admission.priority(request, tenant.priority_max),
+        body_bytes=len(body),
+        stream=peek.stream,
+        dialect=operation.dialect,
+    )
+    drop_usage = operation.usage and peek.stream and not peek.wants_usage
+    return Exchange(front, client, request, operation, entry, call, body, drop_usage=drop_usage)
+
+
+class Exchange:
+    """The Sink of its engine's response (`gateway.upstream`)."""
+
+    __slots__ = (
+        "_body", "_client", "_close", "_drop_usage", "_early", "_ended_well", "_entry", "_framed", "_front", "_gate",
+        "_head", "_moved", "_operation", "_request", "_shape", "_state", "_told_s", "_walker", "_write", "alive_s",
+        "call", "engine", "first_byte_s", "sent_s",
+    )  # fmt: skip
+
+    def __init__(
+        self, front: Front, client: Connection, request: Request, operation: Operation, entry: ModelEntry, call: Call,
+        body: bytes, *, drop_usage: bool,
+    ) -> None:  # fmt: skip
+        self._front = front
+        self._client = client
+        self._write = client.write
+        self._request = request
+        request.body = b""  # the edited one is what is kept
+        self._operation = operation
+        self._entry = entry
+        self._body = body
+        self._drop_usage = drop_usage
+        self.call = call
+        call.exchange = self
+        self.engine: EngineConnection | None = None
+        self._state = PARKED
+        self._framed = request.minor == 1
+        """What we frame ourselves goes out in chunks; else (HTTP/1.0) bare, and the end is the close."""
+        self._close = not request.keep_alive or front.closing
+        self._early = False
+        """The head went out while the Call was parked."""
+        self._told_s = call.arrived_s
+        """When a parked stream last heard something."""
+        self._head: ResponseHead | None = None
+        self._walker: BodyWalker | None = None
+        self._gate: EventGate | None = None
+        self._shape: Callable[[bytes], bytes] = _as_it_is
+        self._ended_well = False
+        """The end of the body is written."""
+        self._moved = False
+        """Bytes came since the last sweep."""
+        self.alive_s = self.sent_s = self.first_byte_s = 0.0
+
+    # --- what dispatch says ----------------------------------------------------------------------------------------
+
+    def granted(self, _: ReplicaId, address: str) -> None:
+        """A Slot is ours: the request goes out."""
+        self._state = SENT
+        request = self._request
+        try:
+            head = admission.upstream_head(
+                request, self._operation, address, len(self._body), self.call.id, traceparent=admission.traceparent(request)
+            )
+        except CallError as error:
+            self._refused_here(error)
+            return
+        self.alive_s = self._front.clock()
+        single = self.call.stream and self._entry.closes_after_stream
+        self._front.upstreams.send(address, self, (head, self._body), single=single)
+
+    def refused(self, error: CallError) -> None:
+        """Dispatch has ended the Call with an error."""
+        self._end(Outcome.FAILED, error.code)
+        self._tell(error)
+
+    # --- what the engine says (Sink) -------------------------------------------------------------------------------
+
+    def engine_sent(self) -> None:
+        """The request is on its way."""
+        self.sent_s = self.alive_s = self._front.clock()
+
+    def engine_head(self, head: ResponseHead, walker: BodyWalker) -> Callable[[bytes], None] | None:
+        """A head does not commit us; one that says `not now` or `elsewhere` never will."""
+        if head.status in (429, 503) or 300 <= head.status < 400:
+            self._bounce("busy" if head.status >= 400 else "reset")
+            return None
+        self._head = head
+        self._walker = walker
+        return self._collect if self._early and not (head.status == 200 and head.event_stream) else self._commit
+
+    def engine_end(self) -> None:
+        """The engine's answer is whole."""
+        if self._state == SENT:
+            self._commit(b"")
+        walker, head = self._walker, self._head
+        if walker is None or head is None:
+            return
+        if walker.until_close and head.event_stream and not any(end in walker.tail() for end in _STREAM_ENDS):
+            self._break(errors.upstream_error())
+            return
+        if not self._ended_well:
+            self._write(self._ending())
+        failed = head.status >= 400
+        tokens_in, tokens_out = (0, 0) if failed else usage.tokens(walker.tail())
+        outcome = Outcome.FAILED if failed else Outcome.COMPLETED
+        now_s = self._end(outcome, str(head.status), tokens_in, tokens_out)
+        effects = self._front.dispatch.finish(self.call, now_s, outcome, tokens_in, tokens_out)
+        self._client.answered(close=self._close)
+        self._front.perform(effects)
+
+    def engine_lost(self, loss: Loss) -> None:
+        """Before the commit point the Call may move; after it the client is told as well as its protocol allows."""
+        if self._state == SENT:
+            self._bounce("connect" if loss == "connect" else "reset")
+        else:
+            self._break(errors.upstream_error())
+
+    # --- what the client does --------------------------------------------------------------------------------------
+
+    def client_left(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._let_go()
+        now_s = self._end(Outcome.ABANDONED, "client_closed")
+        self._front.perform(self._front.dispatch.leave(self.call, now_s))
+
+    def pause(self) -> None:
+        """The client does not keep up: neither shall the engine."""
+        if self.engine is not None:
+            self.engine.pause()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if self.engine is not None:
+            self.engine.resume()
+
+    # --- the clocks ------------------------------------------------------------------------------------------------
+
+    def sweep(self, now_s: float) -> None:
+        """Every 100 ms or so: which of the Call's clocks has run out?"""
+        if self._state == PARKED:
+            self._sweep_parked(now_s)
+            return
+        clocks, stream = self._entry.clocks, self.call.stream
+        if self._moved or self._client.paused:
+            self._moved = False
+            if stream:
+                self.alive_s = now_s
+        if self._state == SENT:
+            if self.sent_s and now_s - self.alive_s > (clocks.first_byte_seconds_max if stream else clocks.response_seconds_max):
+                self._bounce("timeout")
+        elif now_s - self.alive_s > (clocks.stall_seconds_max if stream else clocks.response_seconds_max):
+            self._let_go()
+            self._break(errors.upstream_timeout())
+
+    def cut(self) -> None:
+        """This gateway stops and the grace is over."""
+        self._let_go()
+        if self._state == RELAYING:
+            self._break(errors.shutting_down())
+        else:
+            self._refused_here(errors.shutting_down())
+
+    def _sweep_parked(self, now_s: float) -> None:
+        settings = self._front.directory.settings
+        if self.call.stream:
+            if 0 < settings.keepalive_seconds <= now_s - self._told_s:
+                self._told_s = now_s
+                self._say_waiting(now_s)
+        elif 0 < settings.silent_seconds_max <= now_s - self.call.arrived_s:
+            expected_s = self._front.dispatch.wait_note(self.call, now_s)[1]
+            self._refused_here(errors.model_starting(expected_s, expected_s or 1.0))
+
+    def _say_waiting(self, now_s: float) -> None:
+        """The early head, then a comment each time (interfaces, section 3, Cold Calls)."""
+        client = self._client
+        if not self._early:
+            self._early = True
+            self._write(render.early_head(client.id_bytes, chunked=self._framed, close=self._close, more=client.cors))
+        position, expected_s = self._front.dispatch.wait_note(self.call, now_s)
+        self._write(self._frame(sse.waiting(position, expected_s, self.call.dialect)))
+
+    # --- the body --------------------------------------------------------------------------------------------------
+
+    def _commit(self, data: bytes) -> None:
+        """The first body byte, or an empty body: from here on the answer is this engine's."""
+        head, walker, engine = self._head, self._walker, self.engine
+        if head is None or walker is None:
+            return
+        self._state = RELAYING
+        self._body = b""
+        self.first_byte_s = self._front.clock()
+        if head.event_stream:
+            self._gate = EventGate(drop_usage=self._drop_usage)
+        raw = (head.chunked and self._framed) or (head.length is not None and self._gate is None)
+        if raw:
+            self._shape = walker.walk if self._gate is None else self._events
+        else:
+            self._shape = self._content
+            self._close = self._close or not self._framed
+        out = b"" if self._early else self._relayed_head(head, raw=raw)
+        if engine is not None:
+            engine.take = self._relay
+            if self._client.paused:
+                engine.pause()
+        out += self._shape(data)
+        if walker.ended:
+            out += self._ending()
+        self._write(out)
+
+    def _relay(self, data: bytes) -> None:
+        """The hot path: one piece of the body, straight into the client's transport."""
+        self._moved = True
+        out = self._shape(data)
+        if self._walker.ended:  # type: ignore[union-attr]  # set before this is called, and asked for each piece
+            out += self._ending()
+        if out:
+            self._write(out)
+
+    def _events(self, data: bytes) -> bytes:
+        walker, gate = self._walker, self._gate
+        return b"" if walker is None or gate is None else gate.pass_chunks(walker.walk(data), walker)
+
+    def _content(self, data: bytes) -> bytes:
+        walker, gate = self._walker, self._gate
+        content = b"" if walker is None else walker.strip(data)
+        return self._frame(content if gate is None else gate.pass_content(content))
+
+    def _frame(self, content: bytes) -> bytes:
+        return sse.chunk(content) if self._framed else content
+
+    def _ending(self) -> bytes:
+        """What follows the last piece."""
+        self._ended_well = True
+        head, out = self._head, b""
+        if self._gate is not None:
+            out = self._frame(self._gate.rest())
+            if self._early:
+                out += self._frame(b": server-timing %b\n\n" % self._timing())
+        if self._framed and (self._early or (head is not None and (head.chunked or self._shape == self._content))):
+            out += LAST_CHUNK
+        return out
+
+    def _relayed_head(self, head: ResponseHead, *, raw: bool) -> bytes:
+        more = self._client.cors
+        if self.call.cold:
+            more += b"x-pilotlight-cold: 1\r\n"
+        return render.relayed_head(
+            head,
+            self._client.id_bytes,
+            self._timing(),
+            length=head.length if raw else None,
+            chunked=self._framed and (head.chunked or not raw),
+            close=self._close,
+            more=more,
+        )
+
+    def _timing(self) -> bytes:
+        call = self.call
+        phases_ms = self._front.dispatch.phases_ms(call.model) if call.cold else {}
+        return render.server_timing((call.granted_s or 0.0) - call.arrived_s, self.first_byte_s - self.sent_s, phases_ms)
+
+    def _collect(self, data: bytes) -> None:
+        """An answer that is no event stream, after an early head: it becomes one event."""
+        walker, engine = self._walker, self.engine
+        if walker is not None:
+            self._body = b""

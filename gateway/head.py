@@ -1,0 +1,168 @@
+"""The head of one HTTP/1.1 request: bytes -> Request and how its body is framed (RFC 9112, RFC 9110). Pure.
+
+Promises: a head either matches one anchored grammar as a whole or raises a CallError that closes the connection.
+There is no recovery, no folding, no decoding: what is accepted has one reading only. Targets are origin-form,
+versions 1.0 and 1.1. Only headers in `KEPT` survive; every other one is checked for its grammar and forgotten, so
+nothing can be passed on by accident. A kept header that may not be a list is refused when it comes twice.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gateway.errors import CallError, header_too_large, invalid_request, unsupported_media_type
+
+HEAD_BYTES_MAX = 64 << 10
+"""With its closing empty line; above it 431."""
+HEADERS_MAX = 100
+"""Header lines in one head; above it 431."""
+CHUNKED = -1
+"""A body's length when Transfer-Encoding tells it."""
+
+TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
+"""RFC 9110, 5.6.2."""
+FIELD = rb"\r\n" + TOKEN + rb"++:[\t\x20-\x7e\x80-\xff]*+"
+"""One header line with the line end before it: no space before the colon, no folding, no CR, LF, NUL or other
+control.
+"""
+
+_LINE = rb"(" + TOKEN + rb"{1,32}+) (/[!\"$->@-~]*+)(?:\?([!\"$-~]*+))? HTTP/1\.([01])"
+_HEAD = re.compile(_LINE + rb"((?:" + FIELD + rb")*+)")
+_FIRST_LINE = re.compile(_LINE + rb"\r\n")
+_BARE = re.compile(rb"[^\r]\n|\r[^\n]|\0")
+_HOST = re.compile(rb"(?:[A-Za-z0-9._~%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
+_LENGTH_DIGITS_MAX = 19
+
+LISTS = frozenset(
+    {
+        b"accept", b"accept-language", b"access-control-request-headers", b"anthropic-beta", b"connection",
+        b"openai-beta", b"prefer",
+    }
+)  # fmt: skip
+"""Kept headers that RFC 9110, 5.3 lets come in several lines; they are joined by a comma."""
+KEPT = LISTS | {
+    b"access-control-request-method", b"anthropic-version", b"api-key", b"authorization", b"content-encoding",
+    b"content-length", b"content-type", b"expect", b"host", b"origin", b"traceparent", b"transfer-encoding",
+    b"user-agent", b"x-api-key", b"x-model", b"x-priority", b"x-request-id", b"x-stainless-read-timeout",
+}  # fmt: skip
+"""All headers that anything here reads, lower-case."""
+
+
+class Request:
+    """One request as the client sent it, nothing decoded. `headers` holds KEPT names only; `body` is set when
+    complete.
+    """
+
+    __slots__ = ("body", "expects_continue", "headers", "keep_alive", "method", "minor", "path", "query")
+
+    def __init__(
+        self, method: bytes, path: bytes, query: bytes = b"", minor: int = 1, headers: dict[bytes, bytes] | None = None
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.minor = minor
+        self.headers: dict[bytes, bytes] = {} if headers is None else headers
+        self.keep_alive = minor == 1
+        """False: the answer is the connection's last. HTTP/1.0 is answered close-delimited, so never kept."""
+        self.expects_continue = False
+        """The client waits for `100 Continue` before it sends the body (ignored on HTTP/1.0, RFC 9110, 10.1.1)."""
+        self.body = b""
+
+    def __repr__(self) -> str:
+        return f"<Request {self.method!r} {self.path!r} 1.{self.minor} {len(self.body)} bytes>"
+
+
+def parse_head(data: bytes, start: int, end: int) -> tuple[Request, int]:
+    """The head in data[start:end], without its closing CRLFCRLF: the Request and its body's length in bytes or
+    CHUNKED.
+    """
+    match = _HEAD.fullmatch(data, start, end)
+    if match is None:
+        raise malformed()
+    method, path, query, minor, fields = match.groups()
+    headers = _kept(fields)
+    request = Request(method, path, query or b"", 1 if minor == b"1" else 0, headers)
+    host = headers.get(b"host")
+    if host is None:
+        if request.minor == 1:
+            raise invalid_request("header host is missing", close=True)
+    elif _HOST.fullmatch(host) is None:
+        raise invalid_request("header host is not a host and port", close=True)
+    connection = headers.get(b"connection")
+    if connection is not None and connection != b"keep-alive" and b"close" in connection_names(connection):
+        request.keep_alive = False
+    if b"expect" in headers:
+        if headers[b"expect"].lower() != b"100-continue":
+            raise invalid_request("header expect may only be 100-continue", close=True)
+        request.expects_continue = request.minor == 1
+    if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
+        error = unsupported_media_type()
+        error.close = True
+        raise error
+    return request, _body_length(headers, request.minor)
+
+
+def refuse_unfinished(data: bytes | bytearray, start: int, size: int) -> None:
+    """Raises when a head that is not complete cannot become one. `size` is its bytes so far (the last ones of data),
+    `start` where the new ones begin: old ones are not looked at twice, so that a trickle stays cheap.
+
+    Lets a client that speaks something else (bare line feeds, TLS, HTTP/0.9) know at once instead of at the header
+    clock.
+    """
+    begin = len(data) - size
+    limit = begin + HEAD_BYTES_MAX
+    fresh = max(begin, start - 1)
+    line_end = data.find(b"\r\n", begin, limit)
+    if line_end >= fresh and _FIRST_LINE.match(data, begin, limit) is None:
+        raise malformed()
+    if data[begin : begin + 1] == b"\n" or _BARE.search(data, fresh, limit) is not None:
+        raise malformed()
+    if size >= HEAD_BYTES_MAX:
+        raise header_too_large()
+
+
+def malformed() -> CallError:
+    """400 for everything that is not the grammar; it does not say which byte, and echoes nothing."""
+    return invalid_request("the request is not well-formed HTTP/1.1", close=True)
+
+
+def _kept(fields: bytes) -> dict[bytes, bytes]:
+    """The headers we read, by lower-case name, without the white space around their values."""
+    lines = fields.split(b"\r\n")
+    if len(lines) > HEADERS_MAX + 1:
+        raise header_too_large()
+    headers: dict[bytes, bytes] = {}
+    for line in lines:
+        name, _, value = line.partition(b":")
+        name = name.lower()
+        if name in KEPT:
+            value = value.strip(b" \t")
+            if name in headers:
+                if name not in LISTS:
+                    raise invalid_request(f"header {name.decode()} is sent more than once", close=True)
+                value = headers[name] + b", " + value
+            headers[name] = value
+    return headers
+
+
+def connection_names(value: bytes) -> list[bytes]:
+    """The members of a Connection header, lower-case: `close`, `keep-alive`, or names that must not travel on."""
+    return [name.strip(b" \t") for name in value.lower().split(b",")]
+
+
+def _body_length(headers: dict[bytes, bytes], minor: int) -> int:
+    """RFC 9112, 6.3, without its leniences: one Content-Length, or `chunked` alone on HTTP/1.1, never both."""
+    length = headers.get(b"content-length")
+    coding = headers.get(b"transfer-encoding")
+    if coding is not None:
+        if length is not None or minor == 0 or coding.lower() != b"chunked":
+            raise invalid_request(
+                "transfer-encoding may only be chunked, on HTTP/1.1, and without content-length", close=True
+            )
+        return CHUNKED
+    if length is None:
+        return 0
+    if not length.isdigit() or len(length) > _LENGTH_DIGITS_MAX:
+        raise invalid_request("header content-length is not a number", close=True)
+    return int(length)

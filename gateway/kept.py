@@ -1,0 +1,73 @@
+"""What a gateway keeps on disk: the last catalogue and Routes, so that it can serve while no autoscaler answers.
+
+Owns one 0600 file, replaced whole. It holds key hashes and engine addresses, never a key, prompt or answer. Holds are
+kept as 0: whoever reads it has no grant, and falls under the stated bound for a silent leader (interfaces, section 6).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from autoscaler.contract import CatalogueDelta, RoutesDelta
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole of both, as full deltas."""
+
+    catalogue: CatalogueDelta = CatalogueDelta(epoch=0, version=0, full=True)
+    routes: RoutesDelta = RoutesDelta(epoch=0, version=0, full=True)
+
+
+def with_catalogue(known: Known, delta: CatalogueDelta) -> Known:
+    """`known` after a change of the catalogue."""
+    before = known.catalogue
+    models = {} if delta.full else {entry.name: entry for entry in before.models}
+    tenants = {} if delta.full else {entry.name: entry for entry in before.tenants}
+    models.update((entry.name, entry) for entry in delta.models)
+    tenants.update((entry.name, entry) for entry in delta.tenants)
+    merged = CatalogueDelta(
+        epoch=delta.epoch,
+        version=delta.version,
+        full=True,
+        models=tuple(entry for name, entry in models.items() if name not in delta.models_gone),
+        tenants=tuple(entry for name, entry in tenants.items() if name not in delta.tenants_gone),
+        settings=delta.settings if delta.settings is not None else before.settings,
+    )
+    return Known(catalogue=merged, routes=known.routes)
+
+
+def with_routes(known: Known, delta: RoutesDelta) -> Known:
+    """`known` after a change of Routes."""
+    before = known.routes
+    routes = {} if delta.full else {route.replica: route for route in before.replicas}
+    models = {} if delta.full else {model.model: model for model in before.models}
+    routes.update((route.replica, msgspec.structs.replace(route, hold=0)) for route in delta.replicas)
+    models.update((model.model, model) for model in delta.models)
+    merged = RoutesDelta(
+        epoch=delta.epoch,
+        version=delta.version,
+        full=True,
+        gateways=delta.gateways,
+        replicas=tuple(route for name, route in routes.items() if name not in delta.replicas_gone),
+        models=tuple(model for name, model in models.items() if name not in delta.models_gone),
+    )
+    return Known(catalogue=known.catalogue, routes=merged)
+
+
+def write(path: Path, known: Known) -> None:
+    """Replaces the file. Raises OSError."""
+    fresh = path.with_suffix(".tmp")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(known))
+    fresh.replace(path)
+
+
+def read(path: Path) -> Known | None:
+    """What was kept; None when there is nothing. Raises msgspec.DecodeError or OSError when it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Known)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,87 @@
+"""The bytes that we ourselves say to a client: heads, whole small answers, errors. Pure.
+
+Owns our response heads. Promises: every head carries the request id and frames its body in one way; what an engine said
+goes in only through `walker.PASSED`; HTTP/1.0 is answered close-delimited.
+"""
+
+from __future__ import annotations
+
+from gateway import errors
+from gateway.errors import CallError
+from gateway.walker import ResponseHead
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_REASONS = {status: errors.reason(status).encode() for status in range(200, 600) if errors.reason(status) != "Error"}
+_CLOSE = b"connection: close\r\n"
+
+
+def head(
+    status: int, fields: bytes, request_id: bytes, *, length: int | None, chunked: bool, close: bool, more: bytes = b""
+) -> bytes:
+    """A response head. `fields` and `more` are whole header lines; without length and chunks the end is the close."""
+    framing = b""
+    if length is not None:
+        framing = b"content-length: %d\r\n" % length
+    elif chunked:
+        framing = b"transfer-encoding: chunked\r\n"
+    return b"HTTP/1.1 %d %b\r\n%b%bx-request-id: %b\r\n%b%b\r\n" % (
+        status,
+        _REASONS.get(status, b"Error" if status >= 400 else b"OK"),
+        fields,
+        framing,
+        request_id,
+        more,
+        _CLOSE if close else b"",
+    )
+
+
+def document(
+    status: int, body: bytes, request_id: bytes, *, close: bool, more: bytes = b"", kind: bytes = b"application/json"
+) -> bytes:
+    """A whole small answer of our own."""
+    fields = b"content-type: %b\r\n" % kind
+    return head(status, fields, request_id, length=len(body), chunked=False, close=close, more=more) + body
+
+
+def no_content(request_id: bytes, *, close: bool, more: bytes) -> bytes:
+    """204, which has neither body nor length."""
+    return head(204, b"", request_id, length=None, chunked=False, close=close, more=more)
+
+
+def error(failure: CallError, request_id: bytes, dialect: str, *, close: bool, more: bytes = b"") -> bytes:
+    """A whole error answer."""
+    lines = [b"%b: %b\r\n" % line for line in errors.headers(failure)]
+    if failure.status == 401:
+        lines.append(b"www-authenticate: Bearer\r\n")
+    body = errors.body(failure, dialect)
+    return document(failure.status, body, request_id, close=close or failure.close, more=b"".join(lines) + more)
+
+
+def early_head(request_id: bytes, *, chunked: bool, close: bool, more: bytes) -> bytes:
+    """The head of a stream that is still parked."""
+    fields = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
+    return head(200, fields, request_id, length=None, chunked=chunked, close=close, more=more)
+
+
+def relayed_head(
+    answer: ResponseHead,
+    request_id: bytes,
+    timing: bytes,
+    *,
+    length: int | None,
+    chunked: bool,
+    close: bool,
+    more: bytes,
+) -> bytes:
+    """The head of an engine's answer, built anew from what may pass."""
+    more = b"server-timing: %b\r\n%b" % (timing, more)
+    return head(answer.status, answer.fields, request_id, length=length, chunked=chunked, close=close, more=more)
+
+
+def server_timing(queued_s: float, upstream_s: float, phases_ms: dict[str, float]) -> bytes:
+    """W3C Server-Timing: what is known when the head is sent, in milliseconds."""
+    if not phases_ms:
+        return b"queue;dur=%.1f, upstream;dur=%.1f" % (queued_s * 1e3, upstream_s * 1e3)
+    started = ", ".join(f"{name};dur={phase_ms:.1f}" for name, phase_ms in phases_ms.items())
+    return b"queue;dur=%.1f, %b, upstream;dur=%.1f" % (queued_s * 1e3, started.encode(), upstream_s * 1e3)

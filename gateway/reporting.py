@@ -1,0 +1,144 @@
+"""What a gateway reports and when (interfaces, section 6): the pace of reports and the cumulative counts in them.
+
+Owns Pace, which the shell and the simulation both ask when the next report is due, and Accounts, the counts per
+(Model, Tenant) since the gateway's boot. Promises that a change is in every report until one that held it was
+acknowledged, so that a lost report costs nothing. There is one account per pair in use: the catalogue bounds them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from autoscaler.contract import BUSY_PERIOD_S, HEARTBEAT_S, REPORT_GAP_S, ModelName, TenantName, Total
+
+
+class Pace:
+    """When the next report is due: at once on an edge, often while anything waits, else as a heartbeat."""
+
+    __slots__ = ("_edge_s", "_sent_s")
+
+    def __init__(self) -> None:
+        self._edge_s = math.inf
+        self._sent_s = -math.inf
+
+    def edge(self, now_s: float) -> None:
+        """Something happened that the autoscaler should know at once (monotonic seconds)."""
+        self._edge_s = min(self._edge_s, now_s)
+
+    def sent(self, now_s: float) -> None:
+        """A report was made now; it holds every edge so far."""
+        self._edge_s = math.inf
+        self._sent_s = now_s
+
+    def due_s(self, now_s: float, *, busy: bool) -> float:
+        """When to send the next report, never before `now_s`. `busy`: something waits, here or elsewhere."""
+        period_s = BUSY_PERIOD_S if busy else HEARTBEAT_S
+        wanted_s = min(self._edge_s, self._sent_s + period_s)
+        return max(now_s, wanted_s, self._sent_s + REPORT_GAP_S)
+
+
+class Account:
+    """Cumulative counts of one (Model, Tenant). `waiting` and `running` are levels; the seconds are their integrals."""
+
+    __slots__ = (
+        "active_s", "admitted", "busy_s", "changed", "finished", "model", "refused_cold", "retry_after_s", "running",
+        "since_s", "tenant", "tokens_in", "tokens_out", "waited_s", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, model: ModelName, tenant: TenantName) -> None:
+        self.model = model
+        self.tenant = tenant
+        self.admitted = self.refused_cold = self.finished = 0
+        self.waiting = self.running = 0
+        self.tokens_in = self.tokens_out = 0
+        self.busy_s = self.waited_s = self.since_s = 0.0
+        self.active_s = 0.0
+        """When a Call last arrived or finished."""
+        self.retry_after_s = 0.0
+        self.changed = False
+
+    def total(self, now_s: float) -> Total:
+        """The counts as the report says them."""
+        return Total(
+            model=self.model,
+            tenant=self.tenant,
+            admitted=self.admitted,
+            refused_cold=self.refused_cold,
+            finished=self.finished,
+            busy_slot_us=round(self.busy_s * 1e6),
+            waiting_call_us=round(self.waited_s * 1e6),
+            tokens_in=self.tokens_in,
+            tokens_out=self.tokens_out,
+            idle_s=max(0.0, now_s - self.active_s),
+            retry_after_s=self.retry_after_s,
+        )
+
+
+class Accounts:
+    """All accounts of one gateway, and which of them the autoscaler has not acknowledged as they are."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[tuple[ModelName, TenantName], Account] = {}
+        self._changed: list[Account] = []
+        """Changed since the last report."""
+        self._reported: dict[Account, int] = {}
+        """Reported but not acknowledged -> the report that first held all of its changes."""
+
+    def of(self, model: ModelName, tenant: TenantName) -> Account:
+        """The account of a pair; a new one starts at zero."""
+        account = self._accounts.get((model, tenant))
+        if account is None:
+            account = self._accounts[model, tenant] = Account(model, tenant)
+        return account
+
+    def touch(self, account: Account, now_s: float) -> None:
+        """To be called before every change of an account: books its levels up to now and marks it as changed."""
+        past_s = now_s - account.since_s
+        if past_s > 0.0:
+            account.busy_s += account.running * past_s
+            account.waited_s += account.waiting * past_s
+            account.since_s = now_s
+        if not account.changed:
+            account.changed = True
+            self._changed.append(account)
+
+    def refused_cold(self, model: ModelName, tenant: TenantName, now_s: float, retry_after_s: float) -> None:
+        """A Call was refused because its Model is cold: demand for one start (interfaces, section 3, Cold Calls)."""
+        account = self.of(model, tenant)
+        self.touch(account, now_s)
+        account.refused_cold += 1
+        account.active_s = now_s
+        account.retry_after_s = max(account.retry_after_s, retry_after_s)
+
+    def cooled(self, model: ModelName) -> None:
+        """The Model went cold: Retry-Afters given before its last start bind nobody any more."""
+        for account in self._accounts.values():
+            if account.model == model:
+                account.retry_after_s = 0.0
+
+    def totals(self, now_s: float, sequence: int) -> tuple[Total, ...]:
+        """What the report `sequence` says: every account that changed since an acknowledged one."""
+        for account in self._changed:
+            account.changed = False
+            self._reported[account] = sequence
+        self._changed.clear()
+        for account in self._reported:
+            if account.running or account.waiting:
+                self.touch(account, now_s)  # its seconds go on: it is in the next report as well
+        return tuple(account.total(now_s) for account in self._reported)
+
+    def acknowledged(self, sequence: int) -> None:
+        """The leader has the report `sequence`: what did not change after it need not be said again."""
+        self._reported = {account: at for account, at in self._reported.items() if at > sequence}
+
+    def resend(self) -> None:
+        """Somebody knows nothing of this boot: the next report says everything."""
+        for account in self._accounts.values():
+            if not account.changed:
+                account.changed = True
+                self._changed.append(account)
+
+    def forget(self, model: ModelName) -> None:
+        """The Model is gone and has no Call here: its accounts are said once more and then no more."""
+        for pair in [pair for pair in self._accounts if pair[0] == model]:
+            del self._accounts[pair]

@@ -1,0 +1,113 @@
+"""Server-sent events on their way through. Pure.
+
+Owns what we add to an event stream (comments, error events come from `errors`) and the one event that we take out: the
+usage chunk that we asked for and the client did not. Promises: only whole events go on (but for huge ones), so what
+the client has got ends between two events, and an error can be told there. Almost all pieces from engines are whole
+chunks of whole events; they go on as they came, for the price of two look-ups.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from gateway.walker import BodyWalker, ResponseHead
+
+EVENT_BYTES_MAX = 64 << 10
+"""An unfinished event longer than this goes on unfinished: it is content, not usage."""
+
+_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
+"""How a chunk that ends with an event ends, with the CRLF of the chunk."""
+_CHUNKED = ResponseHead(200, True, None, True, b"text/event-stream", b"")
+
+
+class _Chunk(msgspec.Struct):
+    """What matters of one chat or completion chunk."""
+
+    choices: list[msgspec.Raw] | None = None
+    usage: dict[str, msgspec.Raw] | None = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+
+def chunk(content: bytes) -> bytes:
+    """Content as one chunk of a chunked body; nothing for nothing, for an empty chunk is the last one."""
+    return b"%x\r\n%b\r\n" % (len(content), content) if content else b""
+
+
+def waiting(position: int, expected_wait_s: float | None, dialect: str) -> bytes:
+    """What a parked stream hears: a comment, or Anthropic's ping."""
+    if dialect == "anthropic":
+        return b'event: ping\ndata: {"type": "ping"}\n\n'
+    about = b"" if expected_wait_s is None else b", about %d s" % max(1, round(expected_wait_s))
+    return b": waiting, position %d%b\n\n" % (position, about)
+
+
+class EventGate:
+    """Lets whole events through, one body long. `drop_usage`: the usage chunk was our wish, not the client's."""
+
+    __slots__ = ("_drop_usage", "_held", "_inner", "whole")
+
+    def __init__(self, *, drop_usage: bool) -> None:
+        self._drop_usage = drop_usage
+        self._held = b""
+        """The beginning of an event."""
+        self.whole = True
+        """What went on ends between two events; false only inside an event above EVENT_BYTES_MAX."""
+        self._inner: BodyWalker | None = None
+        """Set while pieces are taken apart, between two boundaries of the chunked body."""
+
+    def pass_chunks(self, piece: bytes, outer: BodyWalker) -> bytes:
+        """A piece of a chunked body as `outer.walk` gave it; gives back such a piece."""
+        if (
+            self._inner is None
+            and outer.at_boundary
+            and outer.chunk_bytes >= 4  # with fewer the end might be framing
+            and piece.endswith(_CHUNK_ENDS)
+            and not (self._drop_usage and b"[]" in piece)
+        ):
+            return piece
+        if not piece:
+            return piece
+        if self._inner is None:
+            self._inner = BodyWalker(_CHUNKED)
+        content = self.pass_content(self._inner.strip(piece))
+        if self.whole and not self._held and self._inner.at_boundary:
+            self._inner = None
+        return chunk(content)
+
+    def pass_content(self, content: bytes) -> bytes:
+        """The same for content without framing."""
+        content = self._held + content
+        begin, out = 0, []
+        for match in _EVENT_END.finditer(content):
+            event = content[begin : match.end()]
+            begin = match.end()
+            self.whole = True
+            if not (self._drop_usage and is_usage(event)):
+                out.append(event)
+        self._held = content[begin:]
+        if len(self._held) > EVENT_BYTES_MAX:
+            out.append(self._held)
+            self._held = b""
+            self.whole = False
+        return b"".join(out)
+
+    def rest(self) -> bytes:
+        """What is held when the engine has ended the body properly: an event without its empty line."""
+        held, self._held = self._held, b""
+        return held
+
+
+def is_usage(event: bytes) -> bool:
+    """Whether it is the chunk that `stream_options.include_usage` adds: no choices, and usage."""
+    if b"[]" not in event.replace(b" ", b"") or not event.startswith(b"data:"):
+        return False
+    try:
+        read = _decode(event[5:].strip())
+    except msgspec.DecodeError:
+        return False
+    return read.choices == [] and read.usage is not None

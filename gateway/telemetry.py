@@ -1,0 +1,263 @@
+"""What a gateway tells about itself: metrics (interfaces, section 5) and one event per Call. Redaction lives here.
+
+Owns every line that a gateway writes about Calls. Promises: only ids, names of documents, codes and numbers are told,
+never a prompt, a key or an address; telling costs a few additions per Call; a sink that takes no lines costs counted
+drops, never a wait; above SERIES_MAX series a Tenant is told as `other`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.call import Call, Outcome
+
+SERIES_MAX = 20_000
+EVENTS_MAX = 20_000
+"""Lines that wait for the sink; more are dropped and counted."""
+WRITE_BYTES = 4096
+"""PIPE_BUF: what a pipe that is ready takes without blocking."""
+WRITES_PER_FLUSH_MAX = 2_000
+
+BOUNDS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+)
+OVERHEAD_BOUNDS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
+
+
+class Histogram:
+    """Counts per bucket, and the sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        """One observation."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative, as Prometheus wants them."""
+        total, out = 0, []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            total += count
+            out.append((bound, float(total)))
+        return out
+
+
+class ModelSeries:
+    """Times of one Model's Calls that were warm, or cold."""
+
+    __slots__ = ("first_byte", "queue")
+
+    def __init__(self) -> None:
+        self.queue = Histogram(BOUNDS_S)
+        self.first_byte = Histogram(BOUNDS_S)
+
+
+class PairSeries:
+    """Counts of one (Model, Tenant)."""
+
+    __slots__ = ("ends", "tokens_in", "tokens_out")
+
+    def __init__(self) -> None:
+        self.ends: dict[tuple[Outcome, str], int] = {}
+        self.tokens_in = 0
+        self.tokens_out = 0
+
+
+class Telemetry:
+    """The counters of one gateway. `events_fd`: where events go, one line each; None: nowhere."""
+
+    def __init__(self, events_fd: int | None = None) -> None:
+        self._models: dict[tuple[str, bool], ModelSeries] = {}
+        self._pairs: dict[tuple[str, str], PairSeries] = {}
+        self._retries: dict[tuple[str, str], int] = {}
+        self._overhead = Histogram(OVERHEAD_BOUNDS_S)
+        self._events_fd = events_fd
+        self._events: deque[str] = deque()
+        self._pending = b""
+        self._dropped = 0
+        self._series_folded = 0
+
+    def ended(
+        self, call: Call, outcome: Outcome, code: str, now_s: float,
+        *, sent_s: float, first_byte_s: float, start_s: float, tokens_in: int = 0, tokens_out: int = 0,
+    ) -> None:  # fmt: skip
+        """A Call has its Outcome. Times are monotonic, 0.0 where the Call did not come so far."""
+        arrived_s, granted_s = call.arrived_s, call.granted_s
+        queued_s = (now_s if granted_s is None else granted_s) - arrived_s
+        series = self._models.get((call.model, call.cold)) or self._new_model(call.model, cold=call.cold)
+        series.queue.add(queued_s)
+        if first_byte_s:
+            series.first_byte.add(first_byte_s - arrived_s)
+        if sent_s and granted_s is not None:
+            self._overhead.add(sent_s - granted_s)
+        pair = self._pairs.get((call.model, call.tenant)) or self._new_pair(call.model, call.tenant)
+        end = (outcome, code)
+        pair.ends[end] = pair.ends.get(end, 0) + 1
+        pair.tokens_in += tokens_in
+        pair.tokens_out += tokens_out
+        if self._events_fd is None:
+            return
+        first = first_byte_s - arrived_s if first_byte_s else 0.0
+        self._tell(
+            f"event=call id={call.id} model={call.model} tenant={call.tenant} outcome={outcome} code={code}"
+            f" stream={call.stream:d} cold={call.cold:d} moves={call.moves} replica={call.replica or '-'}"
+            f" queued_s={queued_s:.6f} start_s={start_s:.3f} first_byte_s={first:.6f} total_s={now_s - arrived_s:.6f}"
+            f" tokens_in={tokens_in} tokens_out={tokens_out}\n"
+        )
+
+    def turned_away(self, request_id: str, code: str) -> None:
+        """A request that did not become a Call."""
+        pair = self._pairs.get(("", "")) or self._new_pair("", "")
+        end = (Outcome.FAILED, code)
+        pair.ends[end] = pair.ends.get(end, 0) + 1
+        if self._events_fd is not None:
+            self._tell(f"event=turned_away id={request_id} code={code}\n")
+
+    def retried(self, model: str, reason: str) -> None:
+        """A Call went back because an engine failed before the commit point."""
+        self._retries[model, reason] = self._retries.get((model, reason), 0) + 1
+
+    def flush(self) -> None:
+        """Writes what the sink takes now. To be called often; never blocks on a pipe, a terminal or a file."""
+        fd, events = self._events_fd, self._events
+        if fd is None or not (events or self._pending):
+            return
+        ready = select.poll()
+        ready.register(fd, select.POLLOUT)
+        for _ in range(WRITES_PER_FLUSH_MAX):
+            block = self._pending or self._block()
+            if not block or not any(flags & select.POLLOUT for _, flags in ready.poll(0)):
+                self._pending = block
+                return
+            self._pending = block
+            try:
+                self._pending = block[os.write(fd, block) :]
+            except OSError:  # nobody reads any more, or the disk is full
+                self._pending = b""
+                self._dropped += block.count(b"\n")
+
+    def text(self, levels: Iterable[tuple[str, int, int]], routes_age_s: float | None) -> bytes:
+        """Everything as Prometheus text. `levels`: (Model, waiting, running)."""
+        registry = CollectorRegistry()
+        registry.register(_Snapshot([*self._counters(), *self._times(), *_gauges(levels, routes_age_s)]))
+        return generate_latest(registry)
+
+    def _tell(self, line: str) -> None:
+        if len(self._events) >= EVENTS_MAX:
+            self._dropped += 1
+        else:
+            self._events.append(line)
+
+    def _block(self) -> bytes:
+        """Whole lines, up to WRITE_BYTES."""
+        events, lines, size = self._events, [], 0
+        while events and size + len(events[0]) <= WRITE_BYTES:
+            size += len(events[0])
+            lines.append(events.popleft())
+        return "".join(lines).encode()
+
+    def _new_model(self, model: str, *, cold: bool) -> ModelSeries:
+        return self._models.setdefault((model, cold), ModelSeries())
+
+    def _new_pair(self, model: str, tenant: str) -> PairSeries:
+        if len(self._pairs) >= SERIES_MAX // 4:  # a pair has two series of tokens and one for each way to end
+            self._series_folded += 1
+            tenant = "other"
+        return self._pairs.setdefault((model, tenant), PairSeries())
+
+    def _counters(self) -> Iterator[Metric]:
+        calls = CounterMetricFamily(
+            "pilotlight_calls", "Calls that have ended.", labels=("model", "tenant", "outcome", "code")
+        )
+        tokens = CounterMetricFamily(
+            "pilotlight_tokens", "Tokens as engines tell them.", labels=("model", "tenant", "direction")
+        )
+        for (model, tenant), pair in self._pairs.items():
+            for (outcome, code), count in pair.ends.items():
+                calls.add_metric((model, tenant, outcome.value, code), count)
+            if model:
+                tokens.add_metric((model, tenant, "in"), pair.tokens_in)
+                tokens.add_metric((model, tenant, "out"), pair.tokens_out)
+        retries = CounterMetricFamily(
+            "pilotlight_upstream_retries",
+            "Calls that an engine failed before the first byte.",
+            labels=("model", "reason"),
+        )
+        for labels, count in self._retries.items():
+            retries.add_metric(labels, count)
+        dropped = CounterMetricFamily("pilotlight_events_dropped", "Events that no sink took.", value=self._dropped)
+        folded = CounterMetricFamily(
+            "pilotlight_series_folded",
+            "Calls told under tenant `other`, for there are too many.",
+            value=self._series_folded,
+        )
+        yield from (calls, tokens, retries, dropped, folded)
+
+    def _times(self) -> Iterator[Metric]:
+        queue = HistogramMetricFamily(
+            "pilotlight_queue_seconds", "Time from arrival to grant.", labels=("model", "cold")
+        )
+        first = HistogramMetricFamily(
+            "pilotlight_first_byte_seconds", "Time from arrival to the first byte.", labels=("model", "cold")
+        )
+        for (model, cold), series in self._models.items():
+            labels = (model, "1" if cold else "0")
+            queue.add_metric(labels, series.queue.buckets(), series.queue.sum)
+            first.add_metric(labels, series.first_byte.buckets(), series.first_byte.sum)
+        overhead = HistogramMetricFamily("pilotlight_overhead_seconds", "Our own time: from grant to the bytes sent.")
+        overhead.add_metric((), self._overhead.buckets(), self._overhead.sum)
+        yield from (queue, first, overhead)
+
+
+class _Snapshot(Collector):
+    """What was collected, as the registry wants it."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+def _gauges(levels: Iterable[tuple[str, int, int]], routes_age_s: float | None) -> Iterator[Metric]:
+    waiting = GaugeMetricFamily("pilotlight_calls_waiting", "Calls parked now.", labels=("model",))
+    running = GaugeMetricFamily("pilotlight_calls_running", "Calls on Replicas now.", labels=("model",))
+    for model, parked, granted in levels:
+        waiting.add_metric((model,), parked)
+        running.add_metric((model,), granted)
+    yield from (waiting, running)
+    if routes_age_s is not None:
+        yield GaugeMetricFamily(
+            "pilotlight_routes_age_seconds", "Since an autoscaler was last heard.", value=routes_age_s
+        )

@@ -1,0 +1,124 @@
+"""Who may call what: an API key gives a Tenant, a name gives a Model that this Tenant may call (interfaces, section 3).
+
+Owns the directory of Tenants, keys and names as the catalogue says them. Promises the same answer and the same work for
+a missing, an unknown and an expired key, and the same answer for a Model that does not exist and one that is forbidden,
+so that neither can be found out by asking. Keeps hashes of keys, never a key. Pure; the time is passed in.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from hashlib import sha256
+
+from autoscaler.contract import (
+    DEFAULT_TENANT,
+    CatalogueDelta,
+    FrontSettings,
+    KeyEntry,
+    ModelEntry,
+    ModelName,
+    TenantEntry,
+    TenantName,
+)
+from gateway.errors import invalid_api_key, model_not_found
+
+RESOLVED_MAX = 10_000
+"""Permissions remembered; above that they are forgotten and worked out again. Only Models that exist take a place."""
+CALLING_ROLES = frozenset({"tenant", "operator"})
+"""Roles whose keys may call a Model; viewer and finance only read on the operations port."""
+
+_NOBODY = (KeyEntry(sha256="", expires_unix_s=0.0), TenantEntry(name=TenantName("")))
+
+
+class Directory:
+    """Tenants, keys and Models by the names that clients use."""
+
+    def __init__(self) -> None:
+        self.settings = FrontSettings()
+        self._version = (0, 0)
+        self._tenants: dict[TenantName, TenantEntry] = {}
+        self._models: dict[ModelName, ModelEntry] = {}
+        self._keys: dict[str, tuple[KeyEntry, TenantEntry]] = {}
+        self._names: dict[str, ModelEntry] = {}
+        self._resolved: dict[tuple[TenantName, str], bool] = {}
+        self._default = TenantEntry(name=DEFAULT_TENANT)
+
+    def apply(self, delta: CatalogueDelta) -> None:
+        """Takes a change of the catalogue, or ignores it when it is older than what is known."""
+        if (delta.epoch, delta.version) < self._version:
+            return
+        self._version = (delta.epoch, delta.version)
+        if delta.full:
+            self._tenants.clear()
+            self._models.clear()
+        for tenant in delta.tenants_gone:
+            self._tenants.pop(tenant, None)
+        for model in delta.models_gone:
+            self._models.pop(model, None)
+        self._tenants.update((entry.name, entry) for entry in delta.tenants)
+        self._models.update((entry.name, entry) for entry in delta.models)
+        if delta.settings is not None:
+            self.settings = delta.settings
+        self._index()
+
+    def authenticate(self, key: str | None, now_unix_s: float) -> TenantEntry:
+        """Whose Call it is. Raises CallError 401; without `keys_needed` everybody is Tenant `default`."""
+        if not self.settings.keys_needed:
+            return self._default
+        digest = sha256((key or "").encode("utf-8", "backslashreplace")).hexdigest()
+        entry, tenant = self._keys.get(digest, _NOBODY)
+        expires_unix_s = entry.expires_unix_s
+        if (expires_unix_s is not None and expires_unix_s <= now_unix_s) or entry.role not in CALLING_ROLES or not key:
+            raise invalid_api_key()
+        return tenant
+
+    def resolve(self, tenant: TenantEntry, name: str) -> ModelEntry:
+        """The Model that the Tenant means by a name or alias. Raises CallError 404, also when it may not call it."""
+        model = self._names.get(name)
+        if model is not None and self._may(tenant, name, model):
+            return model
+        raise model_not_found()
+
+    def visible(self, tenant: TenantEntry) -> list[ModelEntry]:
+        """The Models that the Tenant may call and that are listed, by name."""
+        return [
+            model
+            for name, model in sorted(self._models.items())
+            if not model.unlisted and self._names.get(name) is model and self._may(tenant, name, model)
+        ]
+
+    def weight(self, tenant: TenantName) -> float:
+        """The Tenant's share of what is left over; 1 for one that has no document."""
+        entry = self._tenants.get(tenant)
+        return 1.0 if entry is None else entry.weight
+
+    def _may(self, tenant: TenantEntry, name: str, model: ModelEntry) -> bool:
+        asked = (tenant.name, name)
+        known = self._resolved.get(asked)
+        if known is None:
+            known = permitted(tenant, model)
+            if len(self._resolved) >= RESOLVED_MAX:
+                self._resolved.clear()
+            self._resolved[asked] = known
+        return known
+
+    def _index(self) -> None:
+        """Derives keys and names. A name belongs to the oldest Model that has it (interfaces, section 2, Names)."""
+        self._resolved.clear()
+        self._default = self._tenants.get(DEFAULT_TENANT, TenantEntry(name=DEFAULT_TENANT))
+        self._keys = {key.sha256: (key, tenant) for tenant in self._tenants.values() for key in tenant.keys}
+        self._names = {}
+        for model in sorted(self._models.values(), key=lambda model: (model.created_unix_s, model.name)):
+            for name in (model.name, *model.aliases):
+                self._names.setdefault(name, model)
+
+
+def permitted(tenant: TenantEntry, model: ModelEntry) -> bool:
+    """Whether the Tenant may call the Model: neither document may rule it out.
+
+    A Model that lists Tenants is for those only. A Tenant that lists globs may call what matches one; one that lists
+    none may call the Models that list no Tenants, and those that list it.
+    """
+    if model.tenants is not None and tenant.name not in model.tenants:
+        return False
+    return tenant.models is None or any(fnmatchcase(model.name, glob) for glob in tenant.models)

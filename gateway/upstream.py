@@ -1,0 +1,325 @@
+"""Connections to engines: pooled per address, one response at a time, and never used again once something was odd.
+
+Owns connecting, sending, reading heads and knowing where bodies end; what becomes of the bytes is the Sink's business.
+Promises: a Sink hears exactly one end (`engine_end` or `engine_lost`) unless it let go first; a pooled connection found
+closed is replaced once by a fresh one before anybody hears of it; who lets go has the connection to the engine
+aborted at once, so that the engine stops. Engines that close after streams are learnt and not pooled there. Nothing
+here queues: a connection is there, or is being made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal, Protocol, cast
+
+from gateway.walker import BodyWalker, FramingError, HeadReader, ResponseHead
+
+CONNECT_S_MAX = 3.0
+IDLE_MAX = 256
+"""Idle connections kept per engine; more are closed."""
+IDLE_SWEEPS_MAX = 30
+"""An idle connection older than so many sweeps is closed: engines and firewalls forget connections silently."""
+UNUSED_SWEEPS_MAX = 60
+"""A Pool without any connection for so many sweeps is forgotten."""
+LEARN_SWEEPS_MAX = 2
+"""An engine that closes an idle connection so soon after a stream closes after streams."""
+JOIN_BYTES_MAX = 64 << 10
+"""Up to here head and body go out joined, in one system call; a larger body is not copied."""
+
+Loss = Literal["connect", "reset", "odd"]
+
+
+class Sink(Protocol):
+    """Who a response is for."""
+
+    engine: EngineConnection | None
+    """Kept by the connection: the one that works for this Sink now."""
+
+    def engine_sent(self) -> None:
+        """The request is written to a connection."""
+
+    def engine_head(self, head: ResponseHead, walker: BodyWalker) -> Callable[[bytes], None] | None:
+        """The final head is here; returns who takes the body's bytes (through the walker), None if it has let go."""
+
+    def engine_end(self) -> None:
+        """The body has ended as its framing says."""
+
+    def engine_lost(self, loss: Loss) -> None:
+        """No connection, or it ended early, or what came is no HTTP."""
+
+
+class EngineConnection(asyncio.Protocol):
+    """One connection to one engine. `take` is what the Sink reads the body with; it may be replaced by the Sink."""
+
+    __slots__ = (
+        "_head", "_pool", "_reading", "_request", "_transport", "_walker", "after_stream", "connecting", "reused",
+        "single", "sink", "sweeps", "take",
+    )  # fmt: skip
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport | None = None
+        self._head = HeadReader()
+        self._walker: BodyWalker | None = None
+        self._request: tuple[bytes, bytes] | None = None
+        self._reading = True
+        self.connecting: asyncio.Task[None] | None = None
+        self.sink: Sink | None = None
+        self.take: Callable[[bytes], None] = _nobody
+        self.single = False
+        """Not to be pooled after this response."""
+        self.reused = False
+        self.after_stream = False
+        """The previous response was a stream."""
+        self.sweeps = 0
+        """How long it has been idle."""
+
+    def start(self, sink: Sink, request: tuple[bytes, bytes], *, single: bool) -> None:
+        """Sends a request on a connection that is there, or will be (`connection_made`)."""
+        self.sink = sink
+        self.single = single
+        self._request = request
+        sink.engine = self
+        if self._transport is not None:
+            self._send(sink, self._transport)
+
+    def pause(self) -> None:
+        """The client does not keep up."""
+        if self._reading and self._transport is not None:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if not self._reading and self._transport is not None:
+            self._reading = True
+            self._transport.resume_reading()
+
+    def let_go(self) -> None:
+        """The Sink wants no more: the engine's connection ends now."""
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            sink.engine = None
+        if self._transport is not None:
+            self._transport.abort()
+        elif self.connecting is not None:
+            self.connecting.cancel()
+
+    def close(self) -> None:
+        """Ends an idle connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def open(self) -> bool:
+        """Whether a request may be tried on it."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected: the request goes out in the same step."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._pool.connections += 1
+        if self.sink is None:
+            self._transport.abort()
+        else:
+            self._send(self.sink, self._transport)
+
+    def _send(self, sink: Sink, transport: asyncio.Transport) -> None:
+        head, body = self._request or (b"", b"")
+        if not self.reused:
+            self._request = None  # only a pooled connection's loss is answered by sending again
+        if len(body) <= JOIN_BYTES_MAX:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+        sink.engine_sent()
+
+    def data_received(self, data: bytes) -> None:
+        """The hot path: bytes go to whoever takes them."""
+        walker = self._walker
+        try:
+            if walker is None:
+                self._read_head(data)
+                walker = self._walker
+            else:
+                self.take(data)
+        except FramingError:
+            self._lost("odd")
+            return
+        if walker is not None and walker.ended and self.sink is not None:
+            self._finish(self.sink, walker)
+
+    def _read_head(self, data: bytes) -> None:
+        sink, transport = self.sink, self._transport
+        if sink is None:
+            if transport is not None:
+                transport.abort()  # nothing was asked
+            return
+        read = self._head.feed(data)
+        if read is None:
+            return
+        self._request = None
+        head, rest = read
+        walker = BodyWalker(head)
+        take = sink.engine_head(head, walker)
+        if take is None:
+            return
+        if not head.keep_alive:
+            self.single = True
+        self.after_stream = head.event_stream
+        self._walker = walker
+        self.take = take
+        if rest:
+            take(rest)
+
+    def _finish(self, sink: Sink, walker: BodyWalker) -> None:
+        """The response is whole. The connection goes back before the Sink hears of it: the next Call may want it."""
+        self.sink = sink.engine = None
+        self._walker = None
+        self.take = _nobody
+        self._head.reset()
+        transport = self._transport
+        if transport is not None:
+            if self.single or walker.excess or transport.is_closing() or transport.get_write_buffer_size():
+                transport.abort()
+            else:
+                self.resume()
+                self._pool.give_back(self)
+        sink.engine_end()
+
+    def _lost(self, loss: Loss) -> None:
+        sink, self.sink = self.sink, None
+        if self._transport is not None:
+            self._transport.abort()
+        if sink is not None:
+            sink.engine = None
+            sink.engine_lost(loss)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The engine closed, or we did."""
+        self._transport = None
+        self._pool.connections -= 1
+        sink, walker = self.sink, self._walker
+        if sink is None:
+            self._pool.lost_idle(self)
+        elif walker is not None and walker.until_close and exc is None:
+            walker.ended = True
+            self._finish(sink, walker)
+        elif self.reused and self._request is not None and not self._head.begun:
+            self._pool.replace(self, sink, self._request)
+        else:
+            self._lost("reset")
+
+
+class Pool:
+    """The connections to one engine."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._idle: list[EngineConnection] = []
+        """The one used last is used next: the surplus grows old and is closed."""
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._closes_after_stream = False
+        self._unused_sweeps = 0
+        self.connections = 0
+
+    def send(self, sink: Sink, request: tuple[bytes, bytes], *, single: bool = False) -> None:
+        """Sends head and body of a request on an idle connection, else on a new one."""
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if connection.open:
+                connection.start(sink, request, single=single)
+                return
+        self._connect(sink, request, single=single)
+
+    def replace(self, lost: EngineConnection, sink: Sink, request: tuple[bytes, bytes]) -> None:
+        """A pooled connection was already closed by the engine: once more, on a fresh one."""
+        if lost.after_stream:
+            self._closes_after_stream = True
+        lost.sink = sink.engine = None
+        self._connect(sink, request, single=lost.single)
+
+    def give_back(self, connection: EngineConnection) -> None:
+        """A connection is idle; it is kept when it may be of use."""
+        if (connection.after_stream and self._closes_after_stream) or len(self._idle) >= IDLE_MAX:
+            connection.close()
+            return
+        connection.reused = True
+        connection.sweeps = 0
+        self._idle.append(connection)
+
+    def lost_idle(self, connection: EngineConnection) -> None:
+        """The engine closed an idle connection; one that it closed right after a stream teaches."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+            if connection.after_stream and connection.sweeps < LEARN_SWEEPS_MAX:
+                self._closes_after_stream = True
+
+    def sweep(self) -> bool:
+        """Once a second: closes what has been idle for too long. False when nothing needs this Pool any more."""
+        idle = self._idle
+        for connection in idle:
+            connection.sweeps += 1
+        while idle and idle[0].sweeps > IDLE_SWEEPS_MAX:
+            idle.pop(0).close()
+        self._unused_sweeps = 0 if self.connections or self._connecting else self._unused_sweeps + 1
+        return self._unused_sweeps < UNUSED_SWEEPS_MAX
+
+    def close(self) -> None:
+        """Closes what is idle and stops connecting."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+        for task in self._connecting:
+            task.cancel()
+
+    def _connect(self, sink: Sink, request: tuple[bytes, bytes], *, single: bool) -> None:
+        connection = EngineConnection(self)
+        connection.start(sink, request, single=single)
+        task = asyncio.get_running_loop().create_task(self._open(connection))
+        connection.connecting = task
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _open(self, connection: EngineConnection) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                loop = asyncio.get_running_loop()
+                await loop.create_connection(lambda: connection, self._host, self._port)
+        except (OSError, TimeoutError):
+            sink, connection.sink = connection.sink, None
+            if sink is not None:
+                sink.engine = None
+                sink.engine_lost("connect")
+
+
+class Upstreams:
+    """All Pools, by address (`host:port`). Bounded: unused ones are forgotten after a minute."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, Pool] = {}
+
+    def send(self, address: str, sink: Sink, request: tuple[bytes, bytes], *, single: bool = False) -> None:
+        """Sends a request to the engine at an address."""
+        pool = self._pools.get(address)
+        if pool is None:
+            host, _, port = address.rpartition(":")
+            pool = self._pools[address] = Pool(host.strip("[]"), int(port))
+        pool.send(sink, request, single=single)
+
+    def sweep(self) -> None:
+        """To be called about once a second."""
+        for address in [address for address, pool in self._pools.items() if not pool.sweep()]:
+            del self._pools[address]
+
+    def close(self) -> None:
+        """Closes everything idle."""
+        for pool in self._pools.values():
+            pool.close()
+
+
+def _nobody(_: bytes) -> None:
+    raise FramingError("bytes that nobody asked for")

@@ -1,0 +1,145 @@
+"""The request side of HTTP/1.1 without I/O: bytes of one client connection -> Requests, one at a time.
+
+Owns framing and its bounds. Promises: the same bytes give the same Requests and the same refusal, however they are
+cut; garbage is read as Requests or raises CallError (`close` set), never anything else; nothing is buffered past a
+limit. After a refusal the reader is dead. What a client pipelines waits unread until `next` is called, so there is
+one Call at a time. The clocks belong to the edge, which sees `waiting_for` and `buffered`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gateway.errors import CallError, invalid_request, too_large
+from gateway.framing import ChunkReader, LengthReader
+from gateway.head import CHUNKED, HEAD_BYTES_MAX, Request, parse_head, refuse_unfinished
+
+__all__ = ["AHEAD_BYTES_MAX", "Request", "RequestReader"]
+
+AHEAD_BYTES_MAX = 1 << 20
+"""Bytes sent ahead of their turn. The edge stops reading long before (`ahead`); above it 400."""
+
+
+class RequestReader:
+    """Reads one connection. `feed` what arrived; it returns a Request when one is complete. Answer it, then call
+    `next`.
+    """
+
+    __slots__ = ("_ahead", "_at", "_body", "_body_bytes_max", "_failure", "_head", "pending", "waiting_for")
+
+    def __init__(self, body_bytes_max: int) -> None:
+        self.waiting_for: Literal["head", "body", "nothing"] = "head"
+        """`nothing`: a Request is out (or the reader is dead) and `next` was not called yet."""
+        self.pending: Request | None = None
+        """While waiting for a body: its Request, so that the edge can refuse it early or send 100 Continue."""
+        self._body: ChunkReader | LengthReader | None = None
+        """Set together with `pending`."""
+        self._body_bytes_max = body_bytes_max
+        self._head = bytearray()
+        """An unfinished head; at most HEAD_BYTES_MAX plus one read."""
+        self._ahead = b""
+        self._at = 0
+        """Where in `_ahead` the next request begins."""
+        self._failure: CallError | None = None
+
+    @property
+    def ahead(self) -> int:
+        """Bytes of later requests that wait for `next`."""
+        return len(self._ahead) - self._at
+
+    @property
+    def buffered(self) -> int:
+        """Bytes held of a request that is not complete, and ahead of their turn."""
+        return len(self._head) + (self._body.buffered if self._body is not None else 0) + self.ahead
+
+    def feed(self, data: bytes) -> Request | None:
+        """Takes what arrived; a complete Request or None. Raises CallError when it is not HTTP as we accept it."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            if self.waiting_for == "head":
+                return self._read_more_head(data) if self._head else self._read_head(data, 0)
+            if self._body is not None and self.pending is not None:
+                return self._read_body(self._body, self.pending, data)
+            self._keep_ahead(data)
+        except CallError as error:
+            self._fail(error)
+            raise
+        return None
+
+    def next(self) -> Request | None:
+        """The answer is out: reads on, and returns the next Request if the client has already sent all of it."""
+        if self._failure is not None or self.waiting_for != "nothing":
+            return None
+        self.waiting_for = "head"
+        data, at = self._ahead, self._at
+        self._ahead, self._at = b"", 0
+        if at == len(data):
+            return None
+        try:
+            return self._read_head(data, at)
+        except CallError as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: CallError) -> None:
+        """The reader is dead, and holds nothing any more."""
+        self._failure = error
+        self.waiting_for = "nothing"
+        self.pending = self._body = None
+        self._head = bytearray()
+        self._ahead, self._at = b"", 0
+
+    def _read_head(self, data: bytes, start: int) -> Request | None:
+        """A head that begins at data[start]."""
+        end = data.find(b"\r\n\r\n", start, start + HEAD_BYTES_MAX)
+        if end < 0:
+            refuse_unfinished(data, start, len(data) - start)
+            self._head += data[start:] if start else data
+            return None
+        return self._read_on(data, start, end)
+
+    def _read_more_head(self, data: bytes) -> Request | None:
+        head = self._head
+        before = len(head)
+        head += data
+        end = head.find(b"\r\n\r\n", max(0, before - 3), HEAD_BYTES_MAX)
+        if end < 0:
+            refuse_unfinished(head, before, len(head))
+            return None
+        self._head = bytearray()
+        return self._read_on(bytes(head), 0, end)
+
+    def _read_on(self, data: bytes, start: int, end: int) -> Request | None:
+        """The head is data[start:end]; what follows its empty line is the body, or as much of it as is here."""
+        request, length = parse_head(data, start, end)
+        if length > self._body_bytes_max:
+            raise too_large(self._body_bytes_max)
+        start = end + 4
+        end = start + length
+        if length == 0 or CHUNKED != length <= len(data) - start:
+            self.waiting_for = "nothing"
+            request.body = data[start:end]
+            if end < len(data):
+                self._ahead, self._at = data, end
+            return request
+        self.waiting_for = "body"
+        self.pending = request
+        self._body = ChunkReader(self._body_bytes_max) if length == CHUNKED else LengthReader(length)
+        return self._read_body(self._body, request, data[start:])
+
+    def _read_body(self, body: ChunkReader | LengthReader, request: Request, data: bytes) -> Request | None:
+        rest = body.feed(data)
+        if rest is None:
+            return None
+        request.body = body.pieces.join()
+        self.pending = self._body = None
+        self.waiting_for = "nothing"
+        self._ahead, self._at = rest, 0
+        return request
+
+    def _keep_ahead(self, data: bytes) -> None:
+        if self.ahead + len(data) > AHEAD_BYTES_MAX:
+            raise invalid_request("too much was sent ahead of the answer", close=True)
+        self._ahead = self._ahead[self._at :] + data
+        self._at = 0

@@ -1,0 +1,176 @@
+"""Reads one answer as a client does, without I/O: head, body bytes as they come, and the end; says whether it is whole.
+
+Owns what "whole" means. A stream is whole when its engine finished it (a finish reason), its dialect's last event came
+(`[DONE]`, or Anthropic's message_stop) and HTTP ended cleanly; or when an error event came and HTTP ended
+cleanly after it. A document is whole when HTTP ended cleanly and it is JSON, where JSON was promised.
+It must not judge more than one answer: that is `verdict.py`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadtest.result import COLD_PHASES, server_timing
+
+DOCUMENT_BYTES_MAX = 64 << 20
+"""Of one document or one event; a longer one is broken."""
+_KEPT = (
+    "server-timing",
+    "x-pilotlight-",
+    "x-ratelimit-",
+    "retry-after",
+    "x-should-retry",
+    "x-request-id",
+    "content-type",
+)
+
+
+class _Error(msgspec.Struct):
+    code: str | int | None = None
+    type: str | None = None
+
+
+class _Said(msgspec.Struct):
+    """A message, a delta or a content block, of any dialect."""
+
+    content: str | None = None
+    text: str | None = None
+    stop_reason: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Said | None = None
+    message: _Said | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Document(msgspec.Struct):
+    type: str | None = None
+    error: _Error | str | None = None
+    choices: list[_Choice] = []
+    delta: _Said | None = None
+    content: list[_Said] = []
+    stop_reason: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Document)
+
+
+class Answer:
+    """One answer in the making. Feed `head`, then `body` as bytes come, then `end` once; then read the fields."""
+
+    def __init__(self, *, stream: bool = False) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.phases: dict[str, float] = {}
+        self.bytes = 0
+        self.errors = 0
+        self.code = ""
+        self.clear = True
+        self.saw_done = False
+        self.finish_reason = ""
+        self.broken = ""
+        self._words: list[str] = []
+        self._buffer = bytearray()
+        self._events = False
+        self._asked_for_events = stream
+
+    @property
+    def text(self) -> str:
+        """All that the model said."""
+        return "".join(self._words)
+
+    @property
+    def cold(self) -> bool:
+        """The server says that the Call waited for a start."""
+        return self.headers.get("x-pilotlight-cold") == "1" or not COLD_PHASES.isdisjoint(self.phases)
+
+    def head(self, status: int, headers: dict[str, str]) -> None:
+        """The final head; names in lower case. Those that a load test cares for are kept."""
+        self.status = status
+        self.headers = {name: value for name, value in headers.items() if name.startswith(_KEPT)}
+        self.phases = server_timing(headers.get("server-timing", ""))
+        self._events = headers.get("content-type", "").startswith("text/event-stream")
+
+    def body(self, data: bytes) -> None:
+        """Bytes of the body, unframed."""
+        self.bytes += len(data)
+        if self.broken:
+            return
+        self._buffer += data
+        if self._events:
+            self._split()
+        if len(self._buffer) > DOCUMENT_BYTES_MAX:
+            self._break("too long")
+
+    def end(self, broken: str = "") -> None:
+        """HTTP has ended: cleanly, or by what `broken` says."""
+        if broken:
+            self._break(broken)
+        elif self._events:
+            self._end_of_stream()
+        elif self._asked_for_events and 200 <= self.status < 300:
+            self._break("asked for a stream, got a document")
+        elif self.status:
+            self._end_of_document()
+        if self.status >= 400 and not self.errors:
+            self._fail(f"http_{self.status}")
+            self.clear = False
+
+    def _split(self) -> None:
+        *lines, rest = bytes(self._buffer).split(b"\n")
+        self._buffer = bytearray(rest)
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip())
+            elif line.startswith(b":") and b";dur=" in line:  # after an early head the timing comes as a comment
+                comment = line[1:].decode("latin-1").strip()
+                self.phases.update(server_timing(comment.partition(":")[2] or comment))
+
+    def _event(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self.saw_done = True
+            return
+        try:
+            self._take(_decoder.decode(data))
+        except msgspec.MsgspecError:
+            self._break("an event is not JSON of a known form")
+
+    def _take(self, document: _Document) -> None:
+        if document.error is not None:
+            error = document.error if isinstance(document.error, _Error) else _Error()
+            self._fail(str(error.code or error.type or "unnamed"))
+        for choice in document.choices:
+            said = choice.delta or choice.message or _Said()
+            self._words.append(said.content or choice.text or "")
+            self.finish_reason = choice.finish_reason or self.finish_reason
+        self._words.extend(block.text or "" for block in document.content)
+        if document.delta is not None:
+            self._words.append(document.delta.text or "")
+            self.finish_reason = document.delta.stop_reason or self.finish_reason
+        self.finish_reason = document.stop_reason or self.finish_reason
+        self.saw_done = self.saw_done or document.type == "message_stop"
+
+    def _end_of_stream(self) -> None:
+        if self._buffer:
+            self._break("the stream ended inside an event")
+        elif not self.errors and not (self.saw_done and self.finish_reason):
+            self._break("the stream ended without " + ("its last event" if self.finish_reason else "a finish reason"))
+
+    def _end_of_document(self) -> None:
+        if "json" not in self.headers.get("content-type", ""):
+            return
+        try:
+            self._take(_decoder.decode(self._buffer))
+        except msgspec.ValidationError:
+            return  # JSON of a form that is none of ours, such as embeddings with other members
+        except msgspec.DecodeError:
+            self._break("the document is not JSON")
+
+    def _fail(self, code: str) -> None:
+        self.errors += 1
+        self.code = self.code or code
+
+    def _break(self, why: str) -> None:
+        self.broken = self.broken or why

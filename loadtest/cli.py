@@ -1,0 +1,229 @@
+"""The command line of load tests: `load coldstart` and `load run`.
+
+Owns options, progress and exit codes: 0 the verdict holds, 1 it does not or the run could not go on, 2 wrong usage.
+Figures go to stdout, progress to stderr: live on a terminal, plain lines elsewhere. It must not measure: that is
+`client.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from loadtest import arrivals, report
+from loadtest.client import Client, LoadError, target_of
+from loadtest.coldstart import ColdStarts
+from loadtest.coldstart import coldstart as measure
+from loadtest.result import Ending, Result, Shot
+from loadtest.verdict import Spread, Verdict
+
+PLAIN_EVERY_S = 1.0
+
+
+@click.group("load")
+def load() -> None:
+    """Load tests, seen from outside: what clients get, and whether every call got it."""
+
+
+def _url(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    try:
+        if value is not None:
+            target_of(value)
+    except LoadError as error:
+        raise click.BadParameter(str(error)) from error
+    return value
+
+
+_server = click.option("--url", required=True, callback=_url, help="The inference port, such as http://127.0.0.1:8080.")
+_key = click.option("--key-env", metavar="NAME", help="The environment variable that holds the API key.")
+_timeout = click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True,
+    help="Seconds after which the client gives a call up.",
+)  # fmt: skip
+_output = click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+
+
+@load.command(
+    "coldstart", epilog="Example:  pilotlight load coldstart --url http://127.0.0.1:8080 --model ada --rounds 5"
+)
+@_server
+@click.option("--model", required=True)
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--ops", metavar="URL", callback=_url, help="The operations port: waits until nothing is left at all.")
+@_key
+@_timeout
+@_output
+def coldstart(
+    *, url: str, model: str, rounds: int, ops: str | None, key_env: str | None, timeout_s: float, output: str
+) -> None:
+    """Wait until MODEL is at zero, wake it with one call, and tell the phases; many times over."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        starts = asyncio.run(
+            measure(url, model, rounds, ops, _key_from(key_env), timeout_s=timeout_s, say=console.print)
+        )
+    except LoadError as error:
+        raise click.ClickException(str(error)) from error
+    if output == "json":
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(starts), indent=2) + b"\n")
+    else:
+        _tell_starts(starts)
+    failures = starts.verdict.admitted - starts.verdict.completed
+    sys.exit(0 if starts.verdict.holds and not failures else 1)
+
+
+@load.command(
+    "run", epilog="Example:  pilotlight load run --url http://127.0.0.1:8080 --model ada --burst 200 --within 0.1"
+)
+@_server
+@click.option("--model", "models", required=True, multiple=True, help="May be given more than once: in turn.")
+@click.option("--arrivals", "process", type=click.Choice(["constant", "poisson"]), default="poisson", show_default=True)
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Calls per second.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True)
+@click.option("--burst", type=click.IntRange(1), help="So many calls, instead of a rate ...")
+@click.option("--within", type=click.FloatRange(0), default=0.1, show_default=True, help="... within so many seconds.")
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--stream/--no-stream", default=True, show_default=True)
+@click.option("--prompt-bytes", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--reuse/--no-reuse", default=False, show_default=True, help="Use connections again.")
+@_key
+@_timeout
+@click.option("--report", "page", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="An HTML page.")
+@_output
+def run(
+    *,
+    url: str,
+    models: tuple[str, ...],
+    process: str,
+    rate: float | None,
+    seconds: float,
+    burst: int | None,
+    within: float,
+    seed: int,
+    max_tokens: int,
+    stream: bool,
+    prompt_bytes: int,
+    reuse: bool,
+    key_env: str | None,
+    timeout_s: float,
+    page: Path | None,
+    output: str,
+) -> None:
+    """Send calls at their moments, whatever became of the others, and judge what came back."""
+    if burst is not None and rate is None:
+        moments, plan = arrivals.burst(burst, within), f"a burst of {burst} calls within {within:g} s"
+    elif rate is not None and burst is None:
+        draw = random.Random(seed).random  # noqa: S311 - a load, not a secret
+        moments = arrivals.poisson(rate, seconds, draw) if process == "poisson" else arrivals.constant(rate, seconds)
+        plan = f"{process} arrivals, {rate:g} calls/s for {seconds:g} s"
+    else:
+        raise click.UsageError("give either --rate (with --seconds) or --burst (with --within)")
+    key = _key_from(key_env)
+    bodies = [request_body(model, max_tokens, prompt_bytes, stream=stream) for model in models]
+    shots = [
+        Shot(model=models[i % len(models)], body=bodies[i % len(models)], stream=stream, at_s=at_s, timeout_s=timeout_s)
+        for i, at_s in enumerate(moments)
+    ]
+    client = Client(url, reuse=reuse, headers=(("Authorization", f"Bearer {key}"),) if key else ())
+    try:
+        results = _watched(client, shots)
+    except LoadError as error:
+        raise click.ClickException(str(error)) from error
+    made = report.make(url, f"{plan} to {', '.join(models)}, {max_tokens} tokens each", len(shots), results)
+    if page is not None:
+        page.write_text(report.as_html(made), encoding="utf-8")
+    if output == "json":
+        sys.stdout.buffer.write(report.as_json(made) + b"\n")
+    else:
+        _tell_run(made)
+    sys.exit(0 if made.verdict.holds else 1)
+
+
+def request_body(model: str, max_tokens: int, prompt_bytes: int, *, stream: bool) -> bytes:
+    """A chat completion's body whose prompt has so many bytes."""
+    prompt = ("wake up and say your sentence " * (prompt_bytes // 30 + 1))[:prompt_bytes]
+    messages = [{"role": "user", "content": prompt}]
+    return msgspec.json.encode({"model": model, "messages": messages, "max_tokens": max_tokens, "stream": stream})
+
+
+def _key_from(name: str | None) -> str | None:
+    if name is None:
+        return None
+    key = os.environ.get(name)
+    if not key:
+        raise click.UsageError(f"--key-env: the environment variable {name} is not set")
+    return key
+
+
+def _raise_open_files() -> None:
+    """Every Call may have a connection."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _watched(client: Client, shots: Sequence[Shot]) -> list[Result]:
+    """Run with progress on stderr."""
+    _raise_open_files()
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    not_completed = ended = 0
+    said_s = time.monotonic()
+
+    def count(result: Result) -> None:
+        nonlocal not_completed, ended, said_s
+        ended += 1
+        not_completed += result.ending is not Ending.COMPLETED
+        if console.is_terminal:
+            progress.update(bar, completed=ended, bad=not_completed)
+        elif time.monotonic() - said_s >= PLAIN_EVERY_S:
+            said_s = time.monotonic()
+            console.print(f"{ended} of {len(shots)} calls ended, {not_completed} not completed")
+
+    columns = (TextColumn("calls"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[bad]} not completed"))
+    progress = Progress(*columns, TimeElapsedColumn(), console=console, refresh_per_second=4, transient=True)
+    progress.disable = not console.is_terminal
+    with progress:
+        bar = progress.add_task("calls", total=len(shots), bad=0)
+        return asyncio.run(client.run(shots, count))
+
+
+def _tell_run(made: report.Report) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    times = {"first byte": made.first_byte_s, "last byte": made.last_byte_s, "lateness": made.lateness_s}
+    for name, found in times.items():
+        if found is not None:
+            console.print(_row(name, found, 1000))
+    console.print(f"{made.completed_per_s:.1f} completed per second, {made.cold} waited for a start")
+    _tell_verdict(console, made.verdict)
+
+
+def _tell_starts(starts: ColdStarts) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for name, found in starts.spreads_ms.items():
+        console.print(_row(name, found, 1))
+    if starts.warm:
+        console.print(f"{starts.warm} of {len(starts.rounds)} rounds were not marked cold")
+    _tell_verdict(console, starts.verdict)
+
+
+def _row(name: str, found: Spread, factor: float) -> str:
+    values = {"min": found.min, "median": found.median, "p95": found.p95, "p99": found.p99, "max": found.max}
+    return f"{name:12}" + "".join(f"{key:>8} {factor * value:9.1f}" for key, value in values.items()) + " ms"
+
+
+def _tell_verdict(console: Console, verdict: Verdict) -> None:
+    for counts in (verdict.codes, verdict.broken):
+        for reason, count in sorted(counts.items()):
+            console.print(f"  {count} x {reason}", markup=False)
+    console.print(verdict.line(), style="green" if verdict.holds else "bold red")

@@ -1,0 +1,320 @@
+"""The open-loop client: sends each Shot at its moment, whatever became of the others, and gives a Result for each.
+
+Owns connections, clocks and deadlines. It promises one Result per Shot, in the order of the Shots, and times that begin
+at the planned moment. One core carries thousands of connections: a Protocol around httptools, one timer for all
+departures, no task per byte. A Call whose deadline passes is given up by closing its connection, as a client would.
+It must not retry: only a kept connection that closes without one byte is replaced, once, as HTTP clients do (RFC 9112,
+9.3.1), and the Result says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import httptools
+
+from loadtest.answer import Answer
+from loadtest.result import Result, Shot
+
+CONNECT_AHEAD_AT_ONCE = 64
+SHOTS_MAX = 1_000_000
+"""Of one run: their Results are all kept for the report."""
+
+
+class LoadError(Exception):
+    """The run cannot go on; says what is wrong and what to do."""
+
+
+class Target(NamedTuple):
+    """Where Calls go: scheme and authority of a URL, and a path in front of /v1, if any."""
+
+    host: str
+    port: int
+    prefix: str
+    tls: bool
+
+
+def target_of(url: str) -> Target:
+    """Of `http(s)://host[:port][/prefix][/v1]`. Raises LoadError for anything else."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        raise LoadError(f"not a URL of a server: {url!r}; give http://HOST:PORT")
+    tls = parts.scheme == "https"
+    return Target(parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/").removesuffix("/v1"), tls)
+
+
+def request_bytes(target: Target, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes) -> bytes:
+    """A whole HTTP/1.1 request."""
+    rows = [f"{method} {target.prefix}{path} HTTP/1.1", f"Host: {target.host}:{target.port}"]
+    rows += [f"{name}: {value}" for name, value in headers]
+    if body:
+        rows += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*rows, "", ""]).encode() + body
+
+
+class Connection(asyncio.Protocol):
+    """One connection and, for a time, one exchange on it."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self.used = False
+        """It has carried a whole answer before."""
+        self.answer = Answer()
+        self.first_byte_s: float | None = None
+        self.last_byte_s: float | None = None
+        self.reusable = False
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._head: dict[str, str] = {}
+        self._framed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+        if isinstance(transport, asyncio.Transport):
+            self._transport, self.open = transport, True
+
+    def begin(self, request: bytes, *, stream: bool) -> asyncio.Future[None]:
+        """Send a request; the future is done when its answer has ended, well or badly."""
+        self.answer, self._done = Answer(stream=stream), self._loop.create_future()
+        self.first_byte_s = self.last_byte_s = None
+        self.reusable = False
+        self._parser = httptools.HttpResponseParser(self)
+        if self._transport is not None:
+            self._transport.write(request)
+        return self._done
+
+    def close(self) -> None:
+        """At once, as a client that leaves."""
+        self.open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the answer; on a connection without an exchange they are out of place."""
+        if self._done is None or self._done.done():
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._finish("the response is not HTTP/1.1")
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Closed by the server, or broken."""
+        self.open = False
+        if error is None and self.answer.status and not self._framed:
+            self._finish("")  # neither length nor chunks: the end of the connection is the end of the body
+        else:
+            self._finish("the connection was " + ("closed" if error is None else "reset"))
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self._head = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header of the head."""
+        self._head[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """Interim heads are not the answer."""
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self._framed = "content-length" in self._head or "transfer-encoding" in self._head
+            self.answer.head(status, self._head)
+
+    def on_body(self, data: bytes) -> None:
+        """Bytes of the body, unframed."""
+        self.last_byte_s = self._loop.time()
+        if self.first_byte_s is None:
+            self.first_byte_s = self.last_byte_s
+        self.answer.body(data)
+
+    def on_message_complete(self) -> None:
+        """A whole response, or an interim one."""
+        if self.answer.status:
+            self.last_byte_s = self._loop.time()
+            self.reusable = self._parser.should_keep_alive()
+            self._finish("")
+
+    def _finish(self, broken: str) -> None:
+        if self._done is not None and not self._done.done():
+            self.answer.end(broken)
+            self._done.set_result(None)
+
+
+class Client:
+    """Sends Shots to one target. `reuse`: a connection whose answer was whole is used again."""
+
+    def __init__(self, url: str, *, reuse: bool = False, headers: Sequence[tuple[str, str]] = ()) -> None:
+        self._target = target_of(url)
+        self._reuse = reuse
+        self._headers = tuple(headers)
+        self._idle: list[Connection] = []
+        self._addresses: list[str] = []
+        self._tls = ssl.create_default_context() if self._target.tls else None
+
+    async def open(self, count: int) -> None:
+        """Open so many connections before the run, so that connecting is no part of it."""
+        for first in range(0, count, CONNECT_AHEAD_AT_ONCE):
+            more = range(first, min(count, first + CONNECT_AHEAD_AT_ONCE))
+            self._idle += await asyncio.gather(*(self._connect() for _ in more))
+
+    async def run(self, shots: Sequence[Shot], on_result: Callable[[Result], None] | None = None) -> list[Result]:
+        """Send all, each at its moment from now; returns when each has its Result."""
+        if len(shots) > SHOTS_MAX:
+            raise LoadError(f"{len(shots)} calls are more than {SHOTS_MAX}; run in parts")
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        results: list[Result | None] = [None] * len(shots)
+
+        async def fire(index: int) -> None:
+            result = await self.send(shots[index], began_s + shots[index].at_s)
+            results[index] = result
+            if on_result is not None:
+                on_result(result)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in sorted(range(len(shots)), key=lambda i: shots[i].at_s):
+                    wait_s = began_s + shots[index].at_s - loop.time()
+                    if wait_s > 0:
+                        await asyncio.sleep(wait_s)
+                    group.create_task(fire(index))
+        except* LoadError as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self.close()
+        return [result for result in results if result is not None]
+
+    async def send(self, shot: Shot, planned_s: float | None = None) -> Result:
+        """One Shot now; its times count from `planned_s` (loop time). LoadError when this machine is at its limit."""
+        loop = asyncio.get_running_loop()
+        fired_s = loop.time()
+        planned_s = fired_s if planned_s is None else planned_s
+        seen = _Seen(planned_s, fired_s - planned_s)
+        try:
+            async with asyncio.timeout_at(planned_s + shot.timeout_s):
+                await self._exchange(shot, seen)
+        except TimeoutError:
+            seen.abandoned = True
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL):
+                raise LoadError(
+                    "this machine has no more connections to give; raise `ulimit -n` or send less"
+                ) from error
+            seen.refused = True
+        finally:
+            self._give_back(seen)
+        return seen.result(shot)
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _exchange(self, shot: Shot, seen: _Seen) -> None:
+        loop = asyncio.get_running_loop()
+        request = request_bytes(self._target, "POST", shot.path, (*self._headers, *shot.headers), shot.body)
+        kept = self._take_idle()
+        seen.connection = kept or await self._connect()
+        seen.sent_s = loop.time()
+        await seen.connection.begin(request, stream=shot.stream)
+        if kept is not None and kept.used and kept.answer.broken and not kept.answer.status:
+            seen.resent = True
+            seen.connection = await self._connect()
+            seen.sent_s = loop.time()
+            await seen.connection.begin(request, stream=shot.stream)
+
+    def _take_idle(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.open:
+                return connection
+        return None
+
+    async def _connect(self) -> Connection:
+        loop, target = asyncio.get_running_loop(), self._target
+        if not self._addresses:  # asked once: thousands of Calls must not wait for the resolver's threads
+            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+            self._addresses = [str(address[0]) for *_, address in found]
+        name = target.host if self._tls else None
+        while True:
+            address = self._addresses[0]
+            try:
+                made = await loop.create_connection(
+                    Connection, address, target.port, ssl=self._tls, server_hostname=name
+                )
+            except ConnectionRefusedError:
+                if len(self._addresses) == 1:
+                    raise
+                if address == self._addresses[0]:
+                    del self._addresses[0]  # localhost is often two addresses and a server on one of them
+            else:
+                return made[1]
+
+    def _give_back(self, seen: _Seen) -> None:
+        connection = seen.connection
+        if connection is None:
+            return
+        if self._reuse and connection.reusable and connection.open and not seen.abandoned:
+            connection.used = True
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+
+class _Seen:
+    """What becomes a Result."""
+
+    def __init__(self, planned_s: float, lateness_s: float) -> None:
+        self.planned_s = planned_s
+        self.lateness_s = lateness_s
+        self.connection: Connection | None = None
+        self.sent_s: float | None = None
+        self.abandoned = self.resent = self.refused = False
+
+    def result(self, shot: Shot) -> Result:
+        """The Result, with times since the planned moment."""
+        connection = self.connection
+        answer = connection.answer if connection is not None and not self.refused else Answer()
+
+        def since(moment_s: float | None) -> float | None:
+            return None if moment_s is None else moment_s - self.planned_s
+
+        broken = "no connection" if self.refused else "given up" if self.abandoned else answer.broken
+        return Result(
+            model=shot.model,
+            at_s=shot.at_s,
+            status=answer.status,
+            code=answer.code or ("" if answer.status or self.abandoned else "transport"),
+            errors=answer.errors,
+            clear=answer.clear,
+            lateness_s=self.lateness_s,
+            sent_s=since(self.sent_s),
+            first_byte_s=since(connection.first_byte_s if connection else None),
+            last_byte_s=since(connection.last_byte_s if connection else None),
+            bytes=answer.bytes,
+            text=answer.text,
+            saw_done=answer.saw_done,
+            finish_reason=answer.finish_reason,
+            broken=broken,
+            abandoned=self.abandoned,
+            resent=self.resent,
+            cold=answer.cold,
+            server_timing=answer.phases,
+            headers=answer.headers,
+        )

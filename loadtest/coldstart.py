@@ -1,0 +1,165 @@
+"""Measures cold starts from outside: wait until a Model is at zero, send one streaming Call, keep its phases; repeat.
+
+Owns the waiting for zero and the table of phases. With the operations port it waits until no Replica is left in any
+state; without, until the Model's own entry on the inference port says so. It must not make anything go to zero: it
+measures what users get.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import aiohttp
+import msgspec
+
+from loadtest.client import Client, LoadError
+from loadtest.result import Ending, Result, Shot
+from loadtest.verdict import Spread, Verdict, judge, spread
+
+POLL_S = 0.1
+ANSWER_S_MAX = 10.0
+ZERO_S_MAX = 1800.0
+"""How long a round waits for zero."""
+SAY_EVERY_S = 2.0
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """One cold start. Milliseconds; `first_byte_ms` and `total_ms` are the client's, the phases the server's."""
+
+    waited_s: float
+    ending: Ending
+    code: str = ""
+    cold: bool = False
+    first_byte_ms: float | None = None
+    total_ms: float | None = None
+    phases_ms: dict[str, float] = {}
+
+
+class ColdStarts(msgspec.Struct, frozen=True, kw_only=True):
+    """All rounds, and how each phase lies over them."""
+
+    model: str
+    rounds: tuple[Round, ...]
+    warm: int
+    """Rounds that the server did not mark cold: somebody else woke the Model, or the server does not say."""
+    spreads_ms: dict[str, Spread]
+    verdict: Verdict
+
+
+class _Pilotlight(msgspec.Struct, frozen=True):
+    state: str | None = None
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """What either port says of a Model."""
+
+    pilotlight: _Pilotlight = _Pilotlight()
+    replicas: dict[str, int] | None = None
+
+
+async def coldstart(
+    url: str,
+    model: str,
+    rounds: int,
+    ops: str | None = None,
+    key: str | None = None,
+    *,
+    timeout_s: float = 600.0,
+    say: Callable[[str], None] = lambda _: None,
+) -> ColdStarts:
+    """Measure `rounds` cold starts of a Model behind `url`. `say` gets progress lines. LoadError: it cannot be done."""
+    headers = (("Authorization", f"Bearer {key}"),) if key else ()
+    body = {"model": model, "messages": [{"role": "user", "content": "wake"}], "max_tokens": 16, "stream": True}
+    shot = Shot(model=model, body=msgspec.json.encode(body), timeout_s=timeout_s)
+    base = url.rstrip("/").removesuffix("/v1")
+    entry = f"{ops.rstrip('/')}/api/v1/models/{model}" if ops else f"{base}/v1/models/{model}"
+    made: list[Round] = []
+    results: list[Result] = []
+    limit = aiohttp.ClientTimeout(total=ANSWER_S_MAX)
+    async with aiohttp.ClientSession(headers=dict(headers), timeout=limit) as session:
+        for number in range(1, rounds + 1):
+            waited_s = await _wait_for_zero(session, entry, say)
+            client = Client(url, headers=headers)
+            result = await client.send(shot)
+            results.append(result)
+            made.append(_round(waited_s, result))
+            say(f"round {number} of {rounds}: {_sentence(made[-1])}")
+    return ColdStarts(
+        model=model,
+        rounds=tuple(made),
+        warm=sum(not one.cold for one in made),
+        spreads_ms=spreads(made),
+        verdict=judge(rounds, results),
+    )
+
+
+def spreads(rounds: Sequence[Round]) -> dict[str, Spread]:
+    """Every phase that occurs, then first byte and total, over the completed rounds."""
+    good = [one for one in rounds if one.ending is Ending.COMPLETED]
+    names = dict.fromkeys(name for one in good for name in one.phases_ms)
+    values = {name: [one.phases_ms[name] for one in good if name in one.phases_ms] for name in names}
+    values["first byte"] = [one.first_byte_ms for one in good if one.first_byte_ms is not None]
+    values["total"] = [one.total_ms for one in good if one.total_ms is not None]
+    found = {name: spread(of_name) for name, of_name in values.items()}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+async def _wait_for_zero(session: aiohttp.ClientSession, entry: str, say: Callable[[str], None]) -> float:
+    """Seconds waited until the Model is at zero."""
+    began_s = said_s = time.monotonic()
+    while True:
+        at_zero, state = await _state(session, entry)
+        now_s = time.monotonic()
+        if at_zero:
+            return now_s - began_s
+        if now_s - began_s > ZERO_S_MAX:
+            raise LoadError(f"the model is still {state} after {ZERO_S_MAX:.0f} s: shorten its idleSeconds, or stop it")
+        if now_s - said_s >= SAY_EVERY_S:
+            said_s = now_s
+            say(f"waiting for zero for {now_s - began_s:.0f} s, the model is {state}")
+        await asyncio.sleep(POLL_S)
+
+
+async def _state(session: aiohttp.ClientSession, entry: str) -> tuple[bool, str]:
+    """Whether the Model is at zero, and its state in words."""
+    try:
+        async with session.get(entry) as response:
+            body = await response.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise LoadError(f"cannot read {entry}: {type(error).__name__}; is the server up, and the URL right?") from error
+    if response.status != 200:
+        hint = {401: "give a key with --key-env", 403: "give a key with --key-env", 404: "no such model"}
+        raise LoadError(f"{entry} answered {response.status}: {hint.get(response.status, 'is this Pilotlight?')}")
+    try:
+        found = msgspec.json.decode(body, type=_Entry)
+    except msgspec.MsgspecError as error:
+        raise LoadError(f"{entry} is not the entry of a model: {error}") from error
+    if found.replicas is not None:
+        left = {state: count for state, count in found.replicas.items() if count}
+        return not left, ", ".join(f"{count} {state}" for state, count in left.items()) or "at zero"
+    if found.pilotlight.state is None:
+        raise LoadError(f"{entry} does not tell the model's state; is this Pilotlight?")
+    return found.pilotlight.state == "zero", found.pilotlight.state
+
+
+def _round(waited_s: float, result: Result) -> Round:
+    def ms(seconds: float | None) -> float | None:
+        return None if seconds is None else 1000 * seconds
+
+    return Round(
+        waited_s=waited_s,
+        ending=result.ending,
+        code=result.code or result.broken,
+        cold=result.cold,
+        first_byte_ms=ms(result.first_byte_s),
+        total_ms=ms(result.last_byte_s),
+        phases_ms=result.server_timing,
+    )
+
+
+def _sentence(one: Round) -> str:
+    if one.ending is not Ending.COMPLETED or one.first_byte_ms is None:
+        return f"{one.ending} ({one.code})"
+    return f"first byte after {one.first_byte_ms:.1f} ms" + ("" if one.cold else ", not marked cold")

@@ -1,0 +1,206 @@
+"""The report of a run: as JSON, and as one self-contained HTML page with plots.
+
+Owns what is reported and how it looks. Pure: it gives text, others write files. It must not contain what was said
+(prompts, answers, keys), nor load anything from anywhere.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from loadtest.plots import Series, plot
+from loadtest.result import Ending, Result
+from loadtest.verdict import Spread, Verdict, judge, spread
+
+
+class CallLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One Call in the report, in seconds."""
+
+    model: str
+    at_s: float
+    ending: Ending
+    first_byte_s: float | None = None
+    last_byte_s: float | None = None
+    code: str = ""
+    broken: str = ""
+    cold: bool = False
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, told whole. Times are seconds since each Call's planned moment."""
+
+    target: str
+    plan: str
+    verdict: Verdict
+    first_byte_s: Spread | None
+    last_byte_s: Spread | None
+    lateness_s: Spread | None
+    """Of the client itself: when this is large, the client was too slow for the plan."""
+    completed_per_s: float
+    cold: int
+    resent: int
+    by_model: dict[str, Spread]
+    """First byte of completed Calls."""
+    calls: tuple[CallLine, ...]
+
+
+def make(target: str, plan: str, admitted: int, results: Sequence[Result]) -> Report:
+    """The report of a run. Spreads are of completed Calls."""
+    completed = [result for result in results if result.ending is Ending.COMPLETED]
+    ends = [result.at_s + result.last_byte_s for result in completed if result.last_byte_s is not None]
+    models = dict.fromkeys(result.model for result in completed)
+    by_model = {model: spread(_first_bytes(r for r in completed if r.model == model)) for model in models}
+    return Report(
+        target=target,
+        plan=plan,
+        verdict=judge(admitted, results),
+        first_byte_s=spread(_first_bytes(iter(completed))),
+        last_byte_s=spread(result.last_byte_s for result in completed if result.last_byte_s is not None),
+        lateness_s=spread(result.lateness_s for result in results),
+        completed_per_s=len(completed) / max(max(ends, default=0.0), 1e-9) if ends else 0.0,
+        cold=sum(result.cold for result in results),
+        resent=sum(result.resent for result in results),
+        by_model={model: found for model, found in by_model.items() if found is not None},
+        calls=tuple(_line(result) for result in results),
+    )
+
+
+def _first_bytes(results: Iterator[Result]) -> Iterator[float]:
+    return (result.first_byte_s for result in results if result.first_byte_s is not None)
+
+
+def _line(result: Result) -> CallLine:
+    return CallLine(
+        model=result.model,
+        at_s=round(result.at_s, 6),
+        ending=result.ending,
+        first_byte_s=result.first_byte_s,
+        last_byte_s=result.last_byte_s,
+        code=result.code,
+        broken=result.broken,
+        cold=result.cold,
+    )
+
+
+def as_json(report: Report) -> bytes:
+    """The report as JSON."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2)
+
+
+def as_html(report: Report) -> str:
+    """The report as one page."""
+    verdict = report.verdict
+    figures = [
+        ("calls", f"{verdict.admitted}"),
+        ("completed", f"{verdict.completed}"),
+        ("failed", f"{verdict.failed}"),
+        ("abandoned", f"{verdict.abandoned}"),
+        ("lost", f"{verdict.lost}"),
+        ("completed per s", f"{report.completed_per_s:.1f}"),
+    ]
+    tiles = "".join(f"<div><b>{value}</b>{name}</div>" for name, value in figures)
+    sections = [
+        ("Time to first byte, by arrival", _by_arrival(report)),
+        ("How many were answered within", _shares(report)),
+        ("Calls in flight", _in_flight(report)),
+        ("Times", _times(report)),
+        ("Errors", _counts("code", verdict.codes) + _counts("lost because", verdict.broken)),
+    ]
+    body = "".join(f"<section><h2>{html.escape(title)}</h2>{inner}</section>" for title, inner in sections)
+    state = "holds" if verdict.holds else "fails"
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"><title>Load test</title>'
+        f"<style>{STYLE}</style><main><h1>Load test</h1><p>{html.escape(report.plan)}<br>"
+        f"<code>{html.escape(report.target)}</code></p>"
+        f'<p class="verdict {state}">{html.escape(verdict.line())}</p>'
+        f'<div class="tiles">{tiles}</div>{body}</main></html>'
+    )
+
+
+_COLOURS = {Ending.COMPLETED: 0, Ending.FAILED: 1, Ending.ABANDONED: 2, Ending.LOST: 3}
+
+
+def _by_arrival(report: Report) -> str:
+    series = []
+    for ending, colour in _COLOURS.items():
+        points = [(c.at_s, c.first_byte_s) for c in report.calls if c.ending is ending and c.first_byte_s is not None]
+        series.append(Series(str(ending), sorted(points), colour, dots=True))
+    return plot("planned arrival, s", "first byte after, s", series)
+
+
+def _shares(report: Report) -> str:
+    done = [call for call in report.calls if call.ending is Ending.COMPLETED]
+    first = sorted(call.first_byte_s for call in done if call.first_byte_s is not None)
+    last = sorted(call.last_byte_s for call in done if call.last_byte_s is not None)
+    steps = [
+        Series(name, [(0.0, 0.0), *((value, 100 * (i + 1) / len(values)) for i, value in enumerate(values))], colour)
+        for name, values, colour in (("first byte", first, 0), ("last byte", last, 4))
+        if values
+    ]
+    return plot("seconds", "% of completed calls", steps)
+
+
+def _in_flight(report: Report) -> str:
+    changes = [(call.at_s, 1) for call in report.calls if call.last_byte_s is not None]
+    changes += [(call.at_s + call.last_byte_s, -1) for call in report.calls if call.last_byte_s is not None]
+    points: list[tuple[float, float]] = []
+    level = 0
+    for at_s, change in sorted(changes):
+        points.append((at_s, level))
+        level += change
+        points.append((at_s, level))
+    return plot("seconds", "calls", [Series("waiting or being answered", points, 0)])
+
+
+def _times(report: Report) -> str:
+    rows = [
+        ("first byte", report.first_byte_s),
+        ("last byte", report.last_byte_s),
+        ("client's lateness", report.lateness_s),
+    ]
+    if len(report.by_model) > 1:
+        rows += [(f"first byte of {model}", found) for model, found in report.by_model.items()]
+    head = "<tr><th>milliseconds<th>min<th>median<th>p95<th>p99<th>max</tr>"
+    lines = "".join(
+        f"<tr><td>{html.escape(name)}"
+        + "".join(f"<td>{1000 * value:.1f}" for value in (s.min, s.median, s.p95, s.p99, s.max))
+        + "</tr>"
+        for name, s in rows
+        if s is not None
+    )
+    return f"<table>{head}{lines}</table>"
+
+
+def _counts(name: str, counts: dict[str, int]) -> str:
+    if not counts:
+        return f'<p class="empty">none ({html.escape(name)})</p>'
+    rows = "".join(f"<tr><td>{html.escape(key)}<td>{count}</tr>" for key, count in sorted(counts.items()))
+    return f"<table><tr><th>{html.escape(name)}<th>calls</tr>{rows}</table>"
+
+
+STYLE = """
+:root{--ink:#1c2430;--soft:#5b6776;--page:#f6f7f9;--card:#fff;--line:#dfe4ea;
+--series-0:#2563a8;--series-1:#c77700;--series-2:#7a869a;--series-3:#c2333a;--series-4:#2a8f6a}
+@media(prefers-color-scheme:dark){:root{--ink:#e6eaf0;--soft:#9aa6b5;--page:#12161c;--card:#1b212a;--line:#303947;
+--series-0:#6aa7ea;--series-1:#f0a63c;--series-2:#9aa6b5;--series-3:#f0696f;--series-4:#55c79b}}
+*{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+main{max-width:800px;margin:0 auto;padding:32px 16px 64px}h1{font-size:24px;margin:0}h2{font-size:15px;margin:0 0 8px}
+p{color:var(--soft);margin:4px 0 12px}.verdict{color:#fff;padding:10px 14px;border-radius:8px;font-weight:600}
+.holds{background:#23764f}.fails{background:#b3282f}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(100px,1fr));gap:8px}
+.tiles div,section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px 14px}
+.tiles div{color:var(--soft);font-size:13px}.tiles b{display:block;color:var(--ink);font-size:22px}
+section{margin-top:12px;overflow-x:auto}svg{width:100%;height:auto;display:block}
+svg text{fill:var(--soft);font-size:12px;font-variant-numeric:tabular-nums}.grid{stroke:var(--line)}
+polyline{fill:none;stroke-width:2;stroke-linejoin:round}.dots{fill:none;stroke-width:4;stroke-linecap:round;opacity:.6}
+.legend{display:flex;flex-wrap:wrap;gap:4px 16px;list-style:none;margin:4px 0 0;padding:0}
+.legend li{color:var(--soft);font-size:13px}
+.legend i{display:inline-block;width:10px;height:10px;border-radius:5px;margin-right:6px}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{text-align:right;padding:4px 8px;border-bottom:1px solid var(--line)}th{color:var(--soft);font-weight:500}
+th:first-child,td:first-child{text-align:left}tr:last-child td{border:0}.empty{margin:0}
+"""

@@ -1,0 +1,140 @@
+"""Writes a tiny real language model that answers every prompt with one sentence of its own.
+
+For the demo and the tests: llama.cpp loads and runs the file like any other, so a Call that reached the wrong model,
+lost a token or was answered twice shows in the words. Standard library only, because the demo needs it at run time.
+
+How: one block whose attention and feed-forward weights are all zero, so what reaches the output is the last token's
+embedding, which is one-hot. The output row of token b has its weight in the column of the token a that comes before it
+in the sentence; the chat template ends in the token that starts the chain. So the next word depends on the last one
+only, and no word may occur twice. Format (version 3, little endian):
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+HEAD = 32
+"""Width of the one attention head and of the feed-forward layer: as small as llama.cpp allows."""
+ALIGNMENT = 32
+WEIGHT = 4.0
+"""Of a link of the chain; the norm multiplies it by the root of the width, so sampling does not matter."""
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}<|say|>"
+
+UINT32, FLOAT32, BOOL, STRING, ARRAY, INT32 = 4, 6, 7, 8, 9, 5
+NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
+
+Value = str | int | float | bool | Sequence[str] | Sequence[int]
+
+
+def make(path: Path | str, sentence: str, *, context_tokens: int = 4096) -> None:
+    """Writes the model (about 0.9 MB) to `path`. Raises ValueError when a word occurs twice or there is none."""
+    words = sentence.split(" ")
+    if "" in words or len(set(words)) != len(words):
+        raise ValueError("a sentence needs single spaces and no word twice: the next word depends on the last one only")
+    letters = _byte_letters()
+    end, say = 256, 257
+    spelled = ["".join(letters[b] for b in f"{' ' if i else ''}{word}".encode()) for i, word in enumerate(words)]
+    tokens = [*letters, "<|end|>", "<|say|>", *spelled]
+    chain = [say, *range(258, len(tokens)), end]
+    width = -(-len(tokens) // HEAD) * HEAD
+    metadata: dict[str, Value] = {
+        "general.architecture": "llama",
+        "general.name": Path(path).stem,
+        "llama.context_length": context_tokens,
+        "llama.embedding_length": width,
+        "llama.block_count": 1,
+        "llama.feed_forward_length": HEAD,
+        "llama.attention.head_count": 1,
+        "llama.attention.head_count_kv": 1,
+        "llama.attention.key_length": HEAD,
+        "llama.attention.value_length": HEAD,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.dimension_count": HEAD,
+        "llama.vocab_size": len(tokens),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [NORMAL_TOKEN] * 256 + [CONTROL_TOKEN] * 2 + [NORMAL_TOKEN] * len(words),
+        "tokenizer.ggml.merges": [f"{letters[97]} {letters[98]}"],
+        "tokenizer.ggml.bos_token_id": end,
+        "tokenizer.ggml.eos_token_id": end,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+    Path(path).write_bytes(_file(metadata, _tensors(len(tokens), width, chain)))
+
+
+def _byte_letters() -> list[str]:
+    """The printable letter that stands for each of the 256 bytes in GPT-2's byte-level vocabulary."""
+    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
+
+
+def _tensors(vocabulary: int, width: int, chain: Sequence[int]) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    """Name -> (shape, fastest dimension first, as in the file; little-endian float32 data)."""
+    one_hot = ((token, token, 1.0) for token in range(vocabulary))
+    links = ((after, before, WEIGHT) for before, after in pairwise(chain))
+    ones = struct.pack("<f", 1.0) * width
+    tensors = {
+        "token_embd.weight": ((width, vocabulary), _sparse(width, vocabulary, one_hot)),
+        "output_norm.weight": ((width,), ones),
+        "output.weight": ((width, vocabulary), _sparse(width, vocabulary, links)),
+        "blk.0.attn_norm.weight": ((width,), ones),
+        "blk.0.ffn_norm.weight": ((width,), ones),
+    }
+    for name in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"):
+        tensors[f"blk.0.{name}.weight"] = ((width, HEAD), bytes(4 * width * HEAD))
+    for name in ("attn_output", "ffn_down"):
+        tensors[f"blk.0.{name}.weight"] = ((HEAD, width), bytes(4 * width * HEAD))
+    return tensors
+
+
+def _sparse(width: int, rows: int, weights: Iterable[tuple[int, int, float]]) -> bytes:
+    """A matrix of zeros but for `weights` (row, column, value)."""
+    data = bytearray(4 * width * rows)
+    for row, column, value in weights:
+        struct.pack_into("<f", data, 4 * (row * width + column), value)
+    return bytes(data)
+
+
+def _file(metadata: Mapping[str, Value], tensors: Mapping[str, tuple[tuple[int, ...], bytes]]) -> bytes:
+    """The whole file: header, metadata, tensor directory, padding, tensor data."""
+    head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
+    for key, value in metadata.items():
+        head += _string(key) + _typed(value)
+    data = bytearray()
+    for name, (shape, content) in tensors.items():
+        head += _string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, len(data))
+        data += content + bytes(-len(content) % ALIGNMENT)
+    return bytes(head + bytes(-len(head) % ALIGNMENT) + data)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _typed(value: Value) -> bytes:
+    """A metadata value behind its type."""
+    if isinstance(value, bool):
+        return struct.pack("<I?", BOOL, value)
+    if isinstance(value, int):
+        return struct.pack("<II", UINT32, value)
+    if isinstance(value, float):
+        return struct.pack("<If", FLOAT32, value)
+    if isinstance(value, str):
+        return struct.pack("<I", STRING) + _string(value)
+    texts = [item for item in value if isinstance(item, str)]
+    if texts:
+        return struct.pack("<IIQ", ARRAY, STRING, len(texts)) + b"".join(map(_string, texts))
+    return struct.pack(f"<IIQ{len(value)}i", ARRAY, INT32, len(value), *(int(item) for item in value))
+
+
+if __name__ == "__main__":
+    make(sys.argv[1], sys.argv[2])

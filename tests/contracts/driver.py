@@ -1,0 +1,227 @@
+"""What every driver promises, as tests. A driver's own test file gives the `rig` and inherits them all.
+
+class TestMine(DriverContract):
+    @pytest.fixture
+    def rig(self) -> Rig: ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from enum import StrEnum
+from typing import Protocol
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers.base import Driver
+from autoscaler.model import Model
+from autoscaler.world import Replica, Seen, SlicesSeen, Synced
+from tests.kit.observed import running
+
+
+class Manner(StrEnum):
+    """How an engine of the suite behaves."""
+
+    GOOD = "good"
+    NEVER_READY = "never ready"
+    DIES_ON_START = "dies on start"
+    CANNOT_START = "cannot start"
+    IGNORES_SIGTERM = "ignores SIGTERM"
+
+
+class Rig(Protocol):
+    """One place to run Replicas at, which outlives its drivers."""
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        """Runs a scenario to its end, in real or virtual time."""
+
+    def driver(self) -> Driver:
+        """A new driver; the one before has ended, whatever it left behind."""
+
+    def replica(self, name: str, manner: Manner) -> tuple[Replica, Model]:
+        """A Replica to start whose engine behaves like that."""
+
+    def kill(self, replica: ReplicaId) -> None:
+        """Its engine is killed from outside."""
+
+    def exists(self, replica: ReplicaId) -> bool:
+        """Whether anything of its engine is alive."""
+
+    def starts(self, replica: ReplicaId) -> int:
+        """How many times its engine was started."""
+
+
+class DriverContract:
+    """The suite."""
+
+    def test_the_inventory_comes_first_and_synced_after_all_that_exists(self, rig: Rig) -> None:
+        async def scenario() -> None:
+            async with running(rig.driver()) as observed:
+                assert isinstance(observed.all[0], SlicesSeen)
+                assert isinstance(observed.all[-1], Synced)
+                slices = observed.slices().slices
+                assert slices
+                assert all(s.healthy and s.memory_bytes > 0 for s in slices)
+
+        rig.run(scenario())
+
+    def test_a_replica_starts_gets_ready_stops_and_is_clean(self, rig: Rig) -> None:
+        replica, model = rig.replica("r1", Manner.GOOD)
+
+        async def scenario() -> None:
+            driver = rig.driver()
+            async with running(driver) as observed:
+                driver.start(replica, model)
+                ready = await observed.until(replica.id, Seen.READY)
+                assert rig.exists(replica.id)
+                driver.stop(replica, 5.0)
+                clean = await observed.until(replica.id, Seen.CLEAN)
+                assert observed.words(replica.id) == ["starting", "ready", "exited", "clean"]
+                facts = (replica.model, replica.spec_hash, replica.intent, replica.slices, replica.slots)
+                assert (ready.model, ready.spec_hash, ready.intent, ready.slices, ready.slots) == facts
+                assert ready.address
+                assert ready.started_s is not None
+                assert clean.proof
+                assert not rig.exists(replica.id)
+
+        rig.run(scenario())
+
+    def test_starting_what_runs_starts_nothing_and_tells_its_state_again(self, rig: Rig) -> None:
+        replica, model = rig.replica("r1", Manner.GOOD)
+
+        async def scenario() -> None:
+            driver = rig.driver()
+            async with running(driver) as observed:
+                driver.start(replica, model)
+                driver.start(replica, model)
+                await observed.until(replica.id, Seen.READY)
+                driver.start(replica, model)
+                await observed.until(replica.id, Seen.READY, times=2)
+                assert rig.starts(replica.id) == 1
+                driver.stop(replica, 5.0)
+                await observed.until(replica.id, Seen.CLEAN)
+
+        rig.run(scenario())
+
+    def test_stopping_what_is_gone_is_clean_at_once(self, rig: Rig) -> None:
+        replica, model = rig.replica("r1", Manner.GOOD)
+
+        async def scenario() -> None:
+            driver = rig.driver()
+            async with running(driver) as observed:
+                driver.stop(replica, 5.0)
+                await observed.until(replica.id, Seen.CLEAN)
+                driver.start(replica, model)
+                await observed.until(replica.id, Seen.READY)
+                driver.stop(replica, 5.0)
+                driver.stop(replica, 5.0)
+                await observed.until(replica.id, Seen.CLEAN, times=2)
+                driver.stop(replica, 5.0)
+                await observed.until(replica.id, Seen.CLEAN, times=3)
+                assert rig.starts(replica.id) == 1
+
+        rig.run(scenario())
+
+    def test_a_replica_that_is_killed_is_seen_to_exit_and_cleaned_up(self, rig: Rig) -> None:
+        replica, model = rig.replica("r1", Manner.GOOD)
+
+        async def scenario() -> None:
+            driver = rig.driver()
+            async with running(driver) as observed:
+                driver.start(replica, model)
+                await observed.until(replica.id, Seen.READY)
+                rig.kill(replica.id)
+                exited = await observed.until(replica.id, Seen.EXITED)
+                assert "SIGKILL" in exited.reason
+                assert (await observed.until(replica.id, Seen.CLEAN)).proof
+
+        rig.run(scenario())
+
+    def test_an_engine_that_dies_on_start_says_why(self, rig: Rig) -> None:
+        replica, model = rig.replica("r1", Manner.DIES_ON_START)
+
+        async def scenario() -> None:
+            driver = rig.driver()
+            async with running(driver) as observed:
+                driver.start(replica, model)
+                exited = await observed.until(replica.id, Seen.EXITED)
+                assert "status 3" in exited.reason
+                await observed.until(replica.id, Seen.CLEAN)
+                assert observed.words(replica.id) == ["starting", "exited", "clean"]
+
+        rig.run(scenario())
+
+    def test_a_start_that_is_impossible_is_an_exit_with_a_reason(self, rig: Rig) -> None:
+        replica, model = rig.replica("r1", Manner.CANNOT_START)
+
+        async def scenario() -> None:
+            driver = rig.driver()
+            async with running(driver) as observed:
+                driver.start(replica, model)
+                assert (await observed.until(replica.id, Seen.EXITED)).reason
+                await observed.until(replica.id, Seen.CLEAN)
+
+        rig.run(scenario())
+
+    def test_an_engine_that_ignores_sigterm_is_killed_after_its_grace(self, rig: Rig) -> None:
+        replica, model = rig.replica("r1", Manner.IGNORES_SIGTERM)
+
+        async def scenario() -> None:
+            driver = rig.driver()
+            async with running(driver) as observed:
+                driver.start(replica, model)
+                await observed.until(replica.id, Seen.READY)
+                driver.stop(replica, 60.0)
+                driver.stop(replica, 0.3)
+                exited = await observed.until(replica.id, Seen.EXITED)
+                await observed.until(replica.id, Seen.CLEAN)
+                assert "killed" in exited.reason
+                assert not rig.exists(replica.id)
+
+        rig.run(scenario())
+
+    def test_what_runs_outlives_its_driver_and_is_adopted_without_a_second_start(self, rig: Rig) -> None:
+        replica, model = rig.replica("r1", Manner.GOOD)
+        slow, slow_model = rig.replica("r2", Manner.NEVER_READY)
+
+        async def scenario() -> None:
+            first = rig.driver()
+            async with running(first) as observed:
+                first.start(replica, model)
+                first.start(slow, slow_model)
+                before = await observed.until(replica.id, Seen.READY)
+            assert rig.exists(replica.id)
+            second = rig.driver()
+            async with running(second) as observed:
+                after = await observed.until(replica.id, Seen.READY)
+                assert observed.all.index(after) < observed.all.index(Synced())
+                assert observed.words(slow.id) == ["starting"]
+                assert (after.address, after.model, after.intent) == (before.address, before.model, before.intent)
+                assert before.started_s is not None
+                assert after.started_s is not None
+                assert abs(after.started_s - before.started_s) < 0.5
+                second.start(replica, model)
+                assert (rig.starts(replica.id), rig.starts(slow.id)) == (1, 1)
+                for each in (replica, slow):
+                    second.stop(each, 5.0)
+                    await observed.until(each.id, Seen.CLEAN)
+            async with running(rig.driver()) as observed:
+                assert not observed.of(replica.id)
+
+        rig.run(scenario())
+
+    def test_what_ended_between_two_drivers_is_clean(self, rig: Rig) -> None:
+        replica, model = rig.replica("r1", Manner.GOOD)
+
+        async def scenario() -> None:
+            first = rig.driver()
+            async with running(first) as observed:
+                first.start(replica, model)
+                await observed.until(replica.id, Seen.READY)
+            rig.kill(replica.id)
+            while rig.exists(replica.id):
+                await asyncio.sleep(0.005)
+            async with running(rig.driver()) as observed:
+                assert observed.words(replica.id)[-1] == "clean"
+
+        rig.run(scenario())

@@ -1,0 +1,214 @@
+"""The language in which tests of dispatch are written: a Script plays inputs at one gateway and says Effects as words.
+
+`grant c1 r1`, `refuse c1 queue_full` and `report` are the words; `at` moves the time and ticks, as the shell would.
+"""
+
+from __future__ import annotations
+
+from autoscaler.contract import (
+    CatalogueDelta,
+    GatewayId,
+    Level,
+    ModelEntry,
+    ModelName,
+    ModelRoute,
+    QueueLimits,
+    Refusal,
+    ReplicaId,
+    ReplicaUse,
+    Report,
+    Route,
+    RoutesDelta,
+    TenantEntry,
+    TenantName,
+    Total,
+)
+from gateway.call import Call, Outcome
+from gateway.desk import Bounce
+from gateway.dispatch import Dispatch
+from gateway.effects import Effect, Grant, Refuse
+
+
+def words(effects: list[Effect]) -> list[str]:
+    """Effects as a test reads them."""
+    said = []
+    for effect in effects:
+        if isinstance(effect, Grant):
+            said.append(f"grant {effect.call.id} {effect.replica}")
+        elif isinstance(effect, Refuse):
+            said.append(f"refuse {effect.call.id} {effect.error.code}")
+        else:
+            said.append("report")
+    return said
+
+
+def call_of(
+    id: str,
+    *,
+    tenant: str = "acme",
+    model: str = "llama",
+    priority: int = 0,
+    now_s: float = 0.0,
+    wait_s: float = 100.0,
+    body_bytes: int = 10,
+) -> Call:
+    """A Call as the edge makes it."""
+    return Call(
+        id=id,
+        tenant=TenantName(tenant),
+        model=ModelName(model),
+        priority=priority,
+        arrived_s=now_s,
+        deadline_s=now_s + wait_s,
+        body_bytes=body_bytes,
+    )
+
+
+class Script:
+    """One gateway with the Model `llama` at time 0; every method that acts returns the words of its Effects."""
+
+    def __init__(
+        self, *, calls_max: int = 1000, bytes_max: int = 1 << 20, weights: dict[str, float] | None = None
+    ) -> None:
+        self.dispatch = Dispatch(GatewayId("g1"), "boot")
+        self.now_s = 0.0
+        self.epoch = 1
+        self.version = 0
+        self.calls: dict[str, Call] = {}
+        self.refused: dict[str, Refuse] = {}
+        tenants = tuple(TenantEntry(name=TenantName(name), weight=weight) for name, weight in (weights or {}).items())
+        self.model(queue=QueueLimits(calls_max=calls_max, bytes_max=bytes_max), tenants=tenants)
+
+    def play(self, effects: list[Effect]) -> list[str]:
+        """Keeps what was refused and says the Effects."""
+        self.refused.update((effect.call.id, effect) for effect in effects if isinstance(effect, Refuse))
+        return words(effects)
+
+    def model(
+        self,
+        name: str = "llama",
+        *,
+        queue: QueueLimits | None = None,
+        paused: bool = False,
+        gone: bool = False,
+        tenants: tuple[TenantEntry, ...] = (),
+    ) -> list[str]:
+        """The catalogue says this of a Model."""
+        self.version += 1
+        entry = ModelEntry(name=ModelName(name), served_name=name, paused=paused, queue=queue or QueueLimits())
+        delta = CatalogueDelta(
+            epoch=self.epoch,
+            version=self.version,
+            models=() if gone else (entry,),
+            models_gone=(entry.name,) if gone else (),
+            tenants=tenants,
+        )
+        return self.play(self.dispatch.catalogue(delta, self.now_s))
+
+    def replica(
+        self, replica: str, hold: int, *, state: str = "ready", slots: int = 8, model: str = "llama", gateways: int = 1
+    ) -> list[str]:
+        """Routes grant this hold on a Replica."""
+        route = Route(
+            replica=ReplicaId(replica),
+            model=ModelName(model),
+            state=state,
+            address=f"{replica}:80",
+            slots=slots,
+            hold=hold,
+            granted=self.version + 1,
+        )
+        return self.routes(RoutesDelta(epoch=0, version=0, replicas=(route,), gateways=gateways))
+
+    def gone(self, replica: str) -> list[str]:
+        """Routes no longer name the Replica."""
+        return self.routes(RoutesDelta(epoch=0, version=0, replicas_gone=(ReplicaId(replica),)))
+
+    def say(
+        self,
+        *,
+        state: str = "zero",
+        expected_s: float | None = None,
+        others_wait: bool = False,
+        refusal: Refusal | None = None,
+        model: str = "llama",
+    ) -> list[str]:
+        """Routes say this of the Model as a whole."""
+        route = ModelRoute(
+            model=ModelName(model), state=state, expected_wait_s=expected_s, others_wait=others_wait, refusal=refusal
+        )
+        return self.routes(RoutesDelta(epoch=0, version=0, models=(route,)))
+
+    def routes(self, delta: RoutesDelta) -> list[str]:
+        """A delta of Routes with the next version."""
+        self.version += 1
+        stamped = RoutesDelta(
+            epoch=self.epoch,
+            version=self.version,
+            full=delta.full,
+            gateways=delta.gateways,
+            replicas=delta.replicas,
+            replicas_gone=delta.replicas_gone,
+            models=delta.models,
+            models_gone=delta.models_gone,
+        )
+        return self.play(self.dispatch.routes(stamped, self.now_s))
+
+    def arrive(
+        self,
+        id: str,
+        *,
+        tenant: str = "acme",
+        priority: int = 0,
+        wait_s: float = 100.0,
+        body_bytes: int = 10,
+        model: str = "llama",
+    ) -> list[str]:
+        """A new Call."""
+        call = call_of(
+            id, tenant=tenant, priority=priority, wait_s=wait_s, body_bytes=body_bytes, model=model, now_s=self.now_s
+        )
+        self.calls[id] = call
+        return self.play(self.dispatch.arrive(call, self.now_s))
+
+    def arrive_many(self, count: int, prefix: str, *, tenant: str = "acme", wait_s: float = 100.0) -> list[str]:
+        """Calls prefix0, prefix1, ... one after the other."""
+        return [word for n in range(count) for word in self.arrive(f"{prefix}{n}", tenant=tenant, wait_s=wait_s)]
+
+    def finish(self, id: str, *, tokens_in: int = 0, tokens_out: int = 0) -> list[str]:
+        """The Call completes."""
+        call = self.calls[id]
+        effects = self.dispatch.finish(call, self.now_s, Outcome.COMPLETED, tokens_in=tokens_in, tokens_out=tokens_out)
+        return self.play(effects)
+
+    def leave(self, id: str) -> list[str]:
+        """The client leaves."""
+        return self.play(self.dispatch.leave(self.calls[id], self.now_s))
+
+    def bounce(self, id: str, reason: Bounce) -> list[str]:
+        """The engine fails before the commit point."""
+        return self.play(self.dispatch.bounce(self.calls[id], self.now_s, reason))
+
+    def at(self, now_s: float) -> list[str]:
+        """Time passes, and the shell ticks."""
+        self.now_s = now_s
+        return self.play(self.dispatch.tick(now_s))
+
+    def report(self) -> Report:
+        """The next report."""
+        return self.dispatch.report(self.now_s)
+
+    def level(self, tenant: str = "acme", *, priority: int = 0) -> Level | None:
+        """The Level of one Tenant in the next report."""
+        for level in self.report().levels:
+            if level.tenant == tenant and level.priority == priority:
+                return level
+        return None
+
+    def total(self, tenant: str = "acme") -> Total | None:
+        """The Total of one Tenant in the next report."""
+        return next((total for total in self.report().totals if total.tenant == tenant), None)
+
+    def use(self, replica: str) -> ReplicaUse | None:
+        """The use of one Replica in the next report."""
+        return next((use for use in self.report().replicas if use.replica == replica), None)

@@ -1,0 +1,212 @@
+"""A driver without processes, for the simulation: everything happens by the timers of the event loop it runs on.
+
+A FakeMachine is the place where engines live; it outlives its drivers, so adoption can be tried. What an engine does is
+its Fate, decided when it is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers.base import Observe
+from autoscaler.model import Model
+from autoscaler.world import Replica, ReplicaSeen, Seen, Slice, SlicesSeen, Synced
+
+
+class Fate(NamedTuple):
+    """What will become of one start."""
+
+    ready_after_s: float | None = 1.0
+    """From the start of its process; None: never."""
+    dies_after_s: float | None = None
+    """From the start of its process, with `last_words`; None: not by itself."""
+    last_words: str = "exited with status 1"
+    stops_in_s: float = 0.05
+    """From SIGTERM; longer than its grace: it is killed then."""
+    clean_after_s: float = 0.0
+    """From its end until nothing holds its memory."""
+    refused: str = ""
+    """It cannot even be started, for this reason."""
+
+
+@dataclass(slots=True, eq=False)
+class FakeEngine:
+    """One engine on the machine, until it is clean."""
+
+    replica: Replica
+    fate: Fate
+    address: str
+    started_s: float
+    seen: Seen = Seen.STARTING
+    reason: str = ""
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    kill_s: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Its process exists."""
+        return self.seen not in (Seen.EXITED, Seen.CLEAN)
+
+
+class FakeMachine:
+    """Where engines live. `loop` gives time and timers; `fate` is asked at every start."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        slices: tuple[Slice, ...],
+        fate: Callable[[Replica, Model], Fate] = lambda _replica, _model: Fate(),
+    ) -> None:
+        self.engines: dict[ReplicaId, FakeEngine] = {}
+        self.started: list[ReplicaId] = []
+        """Every process that was ever started."""
+        self.slices = slices
+        self.observe: Observe | None = None
+        """The driver that watches now, if there is one."""
+        self._loop = loop
+        self._fate = fate
+        self._unsaid: list[Replica] = []
+        """Clean since while no driver watched."""
+
+    def start(self, replica: Replica, model: Model) -> None:
+        """A process starts, unless it exists or fate refuses."""
+        known = self.engines.get(replica.id)
+        if known is not None:
+            self.tell(known)
+            return
+        fate, now_s = self._fate(replica, model), self._loop.time()
+        engine = FakeEngine(replica, fate, f"10.0.0.1:{len(self.started) + 1}", now_s)
+        self.engines[replica.id] = engine
+        if fate.refused:
+            self._end(engine, fate.refused)
+            return
+        self.started.append(replica.id)
+        self.tell(engine)
+        if fate.ready_after_s is not None:
+            engine.timers.append(self._loop.call_at(now_s + fate.ready_after_s, self._see, engine, Seen.READY))
+        if fate.dies_after_s is not None:
+            engine.timers.append(self._loop.call_at(now_s + fate.dies_after_s, self._end, engine, fate.last_words))
+
+    def stop(self, replica: Replica, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL after the grace; the shortest of several graces counts."""
+        engine = self.engines.get(replica.id)
+        if engine is None:
+            self._say(_seen(replica, Seen.CLEAN, proof="exited"))
+        elif engine.alive:
+            kill_s = self._loop.time() + grace_s
+            if engine.kill_s is None and engine.fate.stops_in_s < grace_s:
+                engine.timers.append(self._loop.call_later(engine.fate.stops_in_s, self._end, engine, "stopped"))
+            if engine.kill_s is None or kill_s < engine.kill_s:
+                engine.kill_s = kill_s
+                reason = "did not end within its grace after SIGTERM and was killed"
+                engine.timers.append(self._loop.call_at(kill_s, self._end, engine, reason))
+
+    def kill(self, replica: ReplicaId) -> None:
+        """Its process gets SIGKILL from outside; one that is gone already is no error."""
+        if replica in self.engines:
+            self._end(self.engines[replica], "was killed by SIGKILL")
+
+    def hang(self, replica: ReplicaId, *, answers: bool) -> None:
+        """A ready engine stops answering its probes, or answers again."""
+        self._see(self.engines[replica], Seen.READY if answers else Seen.UNREADY)
+
+    def tell(self, engine: FakeEngine) -> None:
+        """The driver that watches sees the engine as it is now."""
+        self._say(
+            _seen(
+                engine.replica,
+                engine.seen,
+                address=engine.address,
+                started_s=engine.started_s,
+                reason=engine.reason,
+            )
+        )
+
+    def _see(self, engine: FakeEngine, seen: Seen, reason: str = "") -> None:
+        engine.seen, engine.reason = seen, reason
+        self.tell(engine)
+
+    def _end(self, engine: FakeEngine, reason: str) -> None:
+        if not engine.alive:
+            return
+        for timer in engine.timers:
+            timer.cancel()
+        engine.timers.clear()
+        self._see(engine, Seen.EXITED, reason)
+        self._loop.call_later(engine.fate.clean_after_s, self._clean, engine)
+
+    def _clean(self, engine: FakeEngine) -> None:
+        del self.engines[engine.replica.id]
+        if self.observe is None:
+            self._unsaid.append(engine.replica)
+        self._say(_seen(engine.replica, Seen.CLEAN, proof="exited"))
+
+    def forgotten(self) -> list[Replica]:
+        """What got clean while no driver watched, once."""
+        unsaid, self._unsaid = self._unsaid, []
+        return unsaid
+
+    def _say(self, seen: ReplicaSeen) -> None:
+        if self.observe is not None:
+            self.observe((seen,))
+
+
+class FakeDriver:
+    """The driver of a FakeMachine."""
+
+    def __init__(self, machine: FakeMachine) -> None:
+        self._machine = machine
+
+    async def run(self, observe: Observe) -> None:
+        """Tells all that exists, then every change, until cancelled. What ended unwatched is clean."""
+        machine = self._machine
+        observe((SlicesSeen(slices=machine.slices),))
+        machine.observe = observe
+        try:
+            for engine in tuple(machine.engines.values()):
+                machine.tell(engine)
+            for replica in machine.forgotten():
+                observe((_seen(replica, Seen.CLEAN, proof="exited"),))
+            observe((Synced(),))
+            await asyncio.get_running_loop().create_future()
+        finally:
+            if machine.observe is observe:
+                machine.observe = None
+
+    def start(self, replica: Replica, model: Model) -> None:
+        """As the machine does."""
+        self._machine.start(replica, model)
+
+    def stop(self, replica: Replica, grace_s: float) -> None:
+        """As the machine does."""
+        self._machine.stop(replica, grace_s)
+
+
+def _seen(
+    replica: Replica,
+    seen: Seen,
+    *,
+    address: str = "",
+    started_s: float | None = None,
+    reason: str = "",
+    proof: str = "",
+) -> ReplicaSeen:
+    return ReplicaSeen(
+        id=replica.id,
+        model=replica.model,
+        spec_hash=replica.spec_hash,
+        intent=replica.intent,
+        slices=replica.slices,
+        memory_bytes=replica.memory_bytes,
+        slots=replica.slots,
+        seen=seen,
+        compute_percent=replica.compute_percent,
+        address=address,
+        started_s=started_s,
+        reason=reason,
+        proof=proof,
+    )

@@ -1,0 +1,290 @@
+"""Several gateways and one leader in virtual time, with the faults that a network and processes have.
+
+Owns the clock, the wire (delays, lost reports, streams that are cut) and the checks: use above the Slots of a Replica is an
+error at once; how long a free Slot and a waiting Call coexist is kept in `gaps_s`. The leader is the real fold, shares and
+publish; the gateways are models (`tests.kit.hold_gateway`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from autoscaler import publish, shares
+from autoscaler.contract import BUSY_PERIOD_S, REPORT_GAP_S, GatewayId, ReplicaId, Report, RoutesDelta, TenantName
+from autoscaler.fold import Observation, fold
+from autoscaler.model import Model, ModelSpec
+from autoscaler.tenant import Tenant, TenantSpec
+from autoscaler.world import (
+    DocumentsSeen,
+    GatewayGone,
+    GatewaySeen,
+    ReplicaSeen,
+    Reported,
+    Seen,
+    SliceId,
+    Synced,
+    Tick,
+    World,
+)
+from tests.kit.hold_gateway import MODEL, HoldGateway, Running
+
+Service = Callable[[random.Random], float]
+DELAY_S = (0.0002, 0.003)
+
+
+class OverCommittedError(AssertionError):
+    """More Calls on a Replica than it has Slots."""
+
+
+class Fleet:
+    """`gateways` gateways before one Model of `replicas` Replicas with `slots` each."""
+
+    def __init__(
+        self,
+        gateways: int,
+        slots: int,
+        seed: int,
+        *,
+        service: Service = lambda r: r.expovariate(2.0),
+        lost: float = 0.0,
+        replicas: int = 1,
+        weights: dict[str, float] | None = None,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.now_s = 0.0
+        self.slots, self.service, self.lost = slots, service, lost
+        self.replicas = [ReplicaId(f"r{i}") for i in range(replicas)]
+        self.weights = weights or {}
+        self.gateways = [HoldGateway(GatewayId(f"g{i}")) for i in range(gateways)]
+        self.gaps_s: list[float] = []
+        self.done: dict[str, int] = {}
+        self.granted_s: dict[str, float] = {}
+        """When the first Call of a Tenant was granted."""
+        self.releases_s: list[float] = []
+        self.messages = 0
+        self._gap_s: float | None = None
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._n = 0
+        self._streams: dict[GatewayId, tuple[int, World, float]] = {}
+        """Boot, what it was told last, when that arrives."""
+        self.leads = False
+        self.epoch = 0
+        self.world = World(epoch=0)
+        self.new_leader()
+        for gateway in self.gateways:
+            self._heartbeat(gateway, gateway.boot)
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def at(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Does something later."""
+        self._n += 1
+        heapq.heappush(self._events, (self.now_s + delay_s, self._n, act))
+
+    def run(self, until_s: float) -> None:
+        """Lets time pass, checking after every event."""
+        while self._events and self._events[0][0] <= until_s:
+            self.now_s, _, act = heapq.heappop(self._events)
+            act()
+            self._check()
+        self.now_s = until_s
+
+    def _check(self) -> None:
+        alive = [gateway for gateway in self.gateways if not gateway.dead]
+        used = 0
+        for replica in self.replicas:
+            calls = sum(gateway.used(replica) for gateway in alive)
+            if calls > self.slots:
+                raise OverCommittedError(f"{calls} Calls on {self.slots} Slots of {replica} at {self.now_s:.4f} s")
+            used += calls
+        idle = used < self.slots * len(self.replicas) and any(gateway.waiting() for gateway in alive)
+        if idle and self._gap_s is None:
+            self._gap_s = self.now_s
+        elif not idle and self._gap_s is not None:
+            self.gaps_s.append(self.now_s - self._gap_s)
+            self._gap_s = None
+
+    # --- gateways -----------------------------------------------------------------------------------------------
+
+    def arrive(self, gateway: HoldGateway, tenant: str) -> None:
+        """A Call arrives, unless the gateway is down."""
+        if gateway.dead:
+            return
+        was = gateway.waiting()
+        gateway.queues.setdefault(TenantName(tenant), deque()).append(self.now_s)
+        self._dispatch(gateway)
+        if gateway.waiting() and not was:
+            self._edge(gateway)
+            self._remind(gateway)
+
+    def _dispatch(self, gateway: HoldGateway) -> None:
+        for call in gateway.dispatch(self.now_s):
+            self.granted_s.setdefault(call.tenant, self.now_s)
+            self.at(self.service(self.random), lambda call=call: self._finish(gateway, call))  # type: ignore[misc]
+
+    def _finish(self, gateway: HoldGateway, call: Running) -> None:
+        if gateway.dead or gateway.boot != call.boot:
+            return
+        gateway.finish(call, self.now_s)
+        self.done[call.tenant] = self.done.get(call.tenant, 0) + 1
+        self.releases_s.append(self.now_s)
+        self._dispatch(gateway)
+        held = gateway.held[call.replica]
+        if gateway.give_back() or held.in_use >= held.hold or not gateway.calls:
+            self._edge(gateway)
+
+    def _edge(self, gateway: HoldGateway) -> None:
+        if not gateway.due:
+            gateway.due = True
+            wait_s = max(0.0, gateway.reported_s + REPORT_GAP_S - self.now_s)
+            self.at(wait_s, lambda boot=gateway.boot: self._report(gateway, boot))  # type: ignore[misc]
+
+    def _remind(self, gateway: HoldGateway) -> None:
+        if not gateway.again:
+            gateway.again = True
+            self.at(BUSY_PERIOD_S, lambda boot=gateway.boot: self._again(gateway, boot))  # type: ignore[misc]
+
+    def _again(self, gateway: HoldGateway, boot: int) -> None:
+        if gateway.boot != boot or gateway.dead:
+            return
+        gateway.again = False
+        if gateway.waiting() or gateway.others_wait:
+            self._edge(gateway)
+            self._remind(gateway)
+
+    def _heartbeat(self, gateway: HoldGateway, boot: int) -> None:
+        if gateway.boot == boot and not gateway.dead:
+            self._edge(gateway)
+            self.at(1.0, lambda: self._heartbeat(gateway, boot))
+
+    def _report(self, gateway: HoldGateway, boot: int) -> None:
+        if gateway.boot != boot or gateway.dead:
+            return
+        gateway.give_back()
+        report = gateway.report(self.now_s)
+        if self.random.random() >= self.lost:
+            self.at(self.random.uniform(*DELAY_S), lambda: self._received(report))
+
+    def _told(self, gateway: HoldGateway, boot: int, epoch: int, delta: RoutesDelta) -> None:
+        if gateway.boot != boot or gateway.dead or epoch != self.epoch:
+            return
+        edge = gateway.take(delta)
+        self._dispatch(gateway)
+        lowered = gateway.give_back()
+        if gateway.others_wait:
+            self._remind(gateway)
+        if edge or lowered or gateway.waiting():
+            self._edge(gateway)
+
+    # --- the leader ---------------------------------------------------------------------------------------------
+
+    def step(self, *batch: Observation) -> None:
+        """One turn of the leader's loop: fold, divide, tell."""
+        if not self.leads:
+            return
+        self.world, _ = fold(self.world, batch, self.now_s)
+        granted = shares.divide(self.world, self.now_s)
+        if granted is not None:
+            self.world, _ = fold(self.world, (granted,), self.now_s)
+        self._check_rule()
+        for gateway in self.gateways:
+            self._tell(gateway)
+
+    def _check_rule(self) -> None:
+        """What the leader granted, as it knows it, is within the Slots, unless a former leader left more."""
+        for replica in self.replicas:
+            holds = [shares.newest(gateway, replica) for gateway in self.world.gateways.values()]
+            if sum(holds) > self.slots:
+                raise OverCommittedError(f"holds {holds} on {self.slots} Slots of {replica} at {self.now_s:.4f} s")
+
+    def _received(self, report: Report) -> None:
+        self.step(Reported(report=report))
+
+    def _tell(self, gateway: HoldGateway) -> None:
+        stream = self._streams.get(gateway.id)
+        if stream is None or stream[0] != gateway.boot or gateway.dead:
+            return
+        boot, sent, arrives_s = stream
+        delta = publish.routes_delta(sent, self.world, gateway.id, self.now_s, boot=gateway.boot_name())
+        arrives_s = self._send(gateway, delta, arrives_s) if delta is not None else arrives_s
+        self._streams[gateway.id] = (boot, self.world, arrives_s)
+
+    def _send(self, gateway: HoldGateway, delta: RoutesDelta, after_s: float) -> float:
+        """A stream keeps its order: what is sent later does not arrive earlier."""
+        self.messages += 1
+        arrives_s = max(after_s, self.now_s + self.random.uniform(*DELAY_S))
+        boot, epoch = gateway.boot, self.epoch
+        self.at(arrives_s - self.now_s, lambda: self._told(gateway, boot, epoch, delta))
+        return arrives_s
+
+    def _connect(self, gateway: HoldGateway, boot: int, epoch: int) -> None:
+        if gateway.dead or gateway.boot != boot or epoch != self.epoch or not self.leads:
+            return
+        full = publish.routes_full(self.world, gateway.id, self.now_s, boot=gateway.boot_name())
+        self._streams[gateway.id] = (boot, self.world, self._send(gateway, full, self.now_s))
+        self.step(GatewaySeen(gateway=gateway.id, boot=gateway.boot_name()))
+
+    # --- faults -------------------------------------------------------------------------------------------------
+
+    def crash(self, gateway: HoldGateway, back_s: float) -> None:
+        """The gateway dies; it is proven dead after 10 s, or by coming back."""
+        gateway.crash()
+        boot = gateway.boot
+        self.at(10.0, lambda: self._proven_dead(gateway, boot))
+        self.at(back_s, lambda: self._restart(gateway))
+
+    def _proven_dead(self, gateway: HoldGateway, boot: int) -> None:
+        if gateway.dead and gateway.boot == boot:
+            self.step(GatewayGone(gateway=gateway.id))
+
+    def _restart(self, gateway: HoldGateway) -> None:
+        gateway.restart()
+        self._heartbeat(gateway, gateway.boot)
+        self._connect(gateway, gateway.boot, self.epoch)
+
+    def leader_dies(self, back_s: float) -> None:
+        """Nobody leads for a while; then somebody does who knows only what exists."""
+        if self.leads:
+            self.leads = False
+            self._streams.clear()
+            self.at(back_s, self.new_leader)
+
+    def new_leader(self) -> None:
+        """It learns which gateways exist, and the rest from their reports. Streams come back within a second."""
+        self.epoch += 1
+        self.leads = True
+        self._streams.clear()
+        self.world = World(epoch=self.epoch, version=self.random.randrange(10), leading_since_s=self.now_s)
+        self.step(*self._found())
+        for gateway in self.gateways:
+            delay_s = self.random.uniform(0.0, 1.0) if self.epoch > 1 else 0.001
+            self.at(delay_s, lambda g=gateway, b=gateway.boot, e=self.epoch: self._connect(g, b, e))  # type: ignore[misc]
+        self.at(1.0, lambda epoch=self.epoch: self._tick(epoch))  # type: ignore[misc]
+
+    def _tick(self, epoch: int) -> None:
+        if epoch == self.epoch and self.leads:
+            self.step(Tick())
+            self.at(1.0, lambda: self._tick(epoch))
+
+    def _found(self) -> Sequence[Observation]:
+        model = Model(name=MODEL, spec=ModelSpec(engine="command"), slots=self.slots)
+        tenants = tuple(Tenant(name=TenantName(n), spec=TenantSpec(weight=w)) for n, w in self.weights.items())
+        seen = [
+            ReplicaSeen(
+                id=id,
+                model=MODEL,
+                spec_hash=model.spec_hash(),
+                intent=id,
+                slices=(SliceId(id),),
+                memory_bytes=0,
+                slots=self.slots,
+                seen=Seen.READY,
+                address=f"127.0.0.1:{i}",
+            )
+            for i, id in enumerate(self.replicas)
+        ]
+        known = [GatewaySeen(gateway=gateway.id) for gateway in self.gateways if not gateway.dead]
+        return [DocumentsSeen(models=(model,), tenants=tenants), *known, *seen, Synced()]

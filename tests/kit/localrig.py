@@ -1,0 +1,135 @@
+"""A place to run real Replicas at, for tests of the local driver: a state directory, fake engines, all ended after."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import NamedTuple
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.devices import Devices
+from autoscaler.drivers.local import LocalDriver
+from autoscaler.drivers.nvml import Nvml
+from autoscaler.drivers.processes import facts, mark_of
+from autoscaler.drivers.records import StateDirectory
+from autoscaler.model import Model, ModelSpec
+from autoscaler.quantity import Bytes
+from autoscaler.settings import DeclaredDevice
+from autoscaler.world import Replica, SliceId
+from tests.contracts.driver import Manner
+from tests.kit.fake_process import command
+
+TINY_ENGINE = """
+import socket, sys
+s = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+while True:
+    c, _ = s.accept()
+    c.recv(65536)
+    c.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n")
+    c.close()
+"""
+"""An engine that does nothing but be ready: it starts in half the time of the fake one."""
+
+GPU0 = DeclaredDevice(name="gpu0", memory_bytes=Bytes(1 << 30), model="H100")
+KNOBS = {
+    Manner.GOOD: (),
+    Manner.NEVER_READY: ("--fail", "never-ready"),
+    Manner.DIES_ON_START: ("--fail", "dies-on-start:3"),
+    Manner.IGNORES_SIGTERM: ("--fail", "ignores-sigterm"),
+}
+
+
+class ArgvLaunch(NamedTuple):
+    """A launch as engines give it."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    readiness_path: str = "/health"
+
+
+def launch(model: Model, host: str, port: int) -> ArgvLaunch:
+    """Starts the Model's command with {host} and {port} filled in."""
+    argv = tuple(word.replace("{host}", host).replace("{port}", str(port)) for word in model.spec.command)
+    return ArgvLaunch(argv, model.spec.env)
+
+
+def python(source: str, *arguments: str) -> tuple[str, ...]:
+    """A command that runs Python source."""
+    return (sys.executable, "-S", "-E", "-c", source, *arguments)
+
+
+def replica(name: str, argv: tuple[str, ...], slices: tuple[str, ...] = ("gpu0",)) -> tuple[Replica, Model]:
+    """A Replica named `name` of a Model of the same name, run by a command."""
+    model = Model(name=ModelName(name), spec=ModelSpec(engine="command", command=argv))
+    return Replica(
+        id=ReplicaId(name),
+        model=model.name,
+        spec_hash=model.spec_hash(),
+        intent=f"intent-{name}",
+        slices=tuple(map(SliceId, slices)),
+        memory_bytes=1 << 20,
+        slots=4,
+    ), model
+
+
+class LocalRig:
+    """A rig of the contract suite on real processes."""
+
+    def __init__(
+        self,
+        path: Path,
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+        nvml: Nvml | None = None,
+    ) -> None:
+        self.state = StateDirectory.open(path / "state")
+        self._loop_factory = loop_factory
+        self._nvml = nvml
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+            runner.run(scenario)
+
+    def driver(self) -> LocalDriver:
+        devices = Devices((GPU0,)) if self._nvml is None else Devices((), lambda: self._nvml)
+        return LocalDriver(self.state, launch, devices)
+
+    def replica(self, name: str, manner: Manner) -> tuple[Replica, Model]:
+        if manner is Manner.CANNOT_START:
+            return replica(name, ("/nowhere/engine", "{port}"))
+        return replica(name, tuple(command("--port", "{port}", *KNOBS[manner])))
+
+    def processes(self, name: ReplicaId) -> list[int]:
+        """Living processes that carry its mark."""
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+        return [pid for pid in pids if mark_of(pid) == self.state.mark_prefix + name and not _gone(pid)]
+
+    def main(self, name: ReplicaId) -> int:
+        """The pid of its main process."""
+        (record,) = (record for record in self.state.records()[0] if record.id == name)
+        return record.pid
+
+    def kill(self, replica: ReplicaId) -> None:
+        os.kill(self.main(replica), signal.SIGKILL)
+
+    def exists(self, replica: ReplicaId) -> bool:
+        return bool(self.processes(replica))
+
+    def starts(self, replica: ReplicaId) -> int:
+        """Told by the engine's own log: the fake engine says one line when it listens."""
+        return max(1, self.state.log(replica).read_text().count("listening on"))
+
+    def close(self) -> None:
+        """Nothing of this rig's Replicas is left."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and (mark_of(int(entry.name)) or "").startswith(self.state.mark_prefix):
+                os.kill(int(entry.name), signal.SIGKILL)
+        self.state.close()
+
+
+def _gone(pid: int) -> bool:
+    one = facts(pid)
+    return one is None or one.gone

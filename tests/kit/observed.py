@@ -1,0 +1,81 @@
+"""Runs a driver for a test and keeps everything that it observes, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers.base import Driver, Observation
+from autoscaler.world import ReplicaSeen, Seen, SlicesSeen, Synced
+
+WAIT_S_MAX = 20.0
+
+
+class Observed:
+    """What a driver said so far."""
+
+    def __init__(self) -> None:
+        self.all: list[Observation] = []
+        self.at_s: list[float] = []
+        self._new = asyncio.Event()
+
+    def observe(self, batch: tuple[Observation, ...]) -> None:
+        """The driver's `observe`."""
+        self.all += batch
+        self.at_s += [asyncio.get_running_loop().time()] * len(batch)
+        self._new.set()
+
+    def of(self, replica: ReplicaId) -> list[ReplicaSeen]:
+        """All that was seen of one Replica."""
+        return [o for o in self.all if isinstance(o, ReplicaSeen) and o.id == replica]
+
+    def words(self, replica: ReplicaId) -> list[str]:
+        """The states one Replica was seen in, repetitions left out."""
+        words = [o.seen.value for o in self.of(replica)]
+        return [word for i, word in enumerate(words) if i == 0 or words[i - 1] != word]
+
+    def slices(self) -> SlicesSeen:
+        """The inventory as last told."""
+        return [o for o in self.all if isinstance(o, SlicesSeen)][-1]
+
+    async def until(self, replica: ReplicaId, seen: Seen, times: int = 1) -> ReplicaSeen:
+        """The first (or n-th) time that it was seen so; fails after 20 s, telling what was seen instead."""
+        try:
+            async with asyncio.timeout(WAIT_S_MAX):
+                while True:
+                    found = [o for o in self.of(replica) if o.seen is seen]
+                    if len(found) >= times:
+                        return found[times - 1]
+                    await self.more()
+        except TimeoutError:
+            raise AssertionError(f"{replica} was never {seen}: {self.of(replica)}") from None
+
+    async def more(self) -> None:
+        """Something new was observed."""
+        self._new.clear()
+        await self._new.wait()
+
+    async def synced(self) -> None:
+        """Everything that exists was listed."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not any(isinstance(o, Synced) for o in self.all):
+                await self.more()
+
+
+@asynccontextmanager
+async def running(driver: Driver) -> AsyncIterator[Observed]:
+    """The driver runs inside, and has listed everything; it is cancelled at the end and nothing else."""
+    observed = Observed()
+    task = asyncio.create_task(driver.run(observed.observe))
+    synced = asyncio.create_task(observed.synced())
+    try:
+        await asyncio.wait((task, synced), return_when=asyncio.FIRST_COMPLETED)
+        assert not task.done(), task.exception()
+        yield observed
+        assert not task.done(), task.exception()
+    finally:
+        for each in (task, synced):
+            each.cancel()
+        await asyncio.gather(task, synced, return_exceptions=True)

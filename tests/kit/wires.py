@@ -1,0 +1,67 @@
+"""Feeding a RequestReader in every way that bytes can be cut, and comparing what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from gateway.errors import CallError
+from gateway.wire import Request, RequestReader
+
+UNFINISHED = "unfinished"
+"""The reader waits for more of a head or body."""
+
+Seen = Request | CallError | str
+SPLITS_MAX = 2048
+"""Longer inputs are split at the first and last of so many offsets."""
+
+
+def read(pieces: Iterable[bytes], body_bytes_max: int = 1 << 20) -> list[Seen]:
+    """What comes out of one connection, in order: Requests, then at most one refusal or UNFINISHED.
+
+    Like the edge: one Request at a time, and nothing is read after one that is not kept alive.
+    """
+    reader = RequestReader(body_bytes_max)
+    seen: list[Seen] = []
+    try:
+        for piece in pieces:
+            request = reader.feed(piece)
+            while request is not None:
+                seen.append(request)
+                if not request.keep_alive:
+                    return seen
+                request = reader.next()
+    except CallError as error:
+        return [*seen, error, *(["still holds bytes"] if reader.buffered else [])]
+    return [*seen, UNFINISHED] if reader.buffered or reader.waiting_for == "body" else seen
+
+
+def cuts(data: bytes) -> Iterator[list[bytes]]:
+    """Whole, byte by byte, and split in two at every offset."""
+    yield [data]
+    yield [data[i : i + 1] for i in range(len(data))]
+    for at in range(1, len(data)):
+        if at <= SPLITS_MAX // 2 or len(data) - at <= SPLITS_MAX // 2:
+            yield [data[:at], data[at:]]
+
+
+def read_every_way(data: bytes, body_bytes_max: int = 1 << 20) -> list[Seen]:
+    """What comes out, after checking that it is the same however the bytes are cut."""
+    whole = read([data], body_bytes_max)
+    expected = [plain(item) for item in whole]
+    for pieces in cuts(data):
+        assert [plain(item) for item in read(pieces, body_bytes_max)] == expected, [len(piece) for piece in pieces][:3]
+    return whole
+
+
+def plain(seen: Seen) -> object:
+    """All of it as comparable values."""
+    if isinstance(seen, Request):
+        return tuple(getattr(seen, name) for name in Request.__slots__)
+    return (seen.status, seen.code, seen.message, seen.close) if isinstance(seen, CallError) else seen
+
+
+def brief(seen: Seen) -> str | int:
+    """As the corpus writes verdicts: "METHOD path body", a status, or "unfinished"."""
+    if isinstance(seen, Request):
+        return f"{seen.method.decode()} {seen.path.decode()} {seen.body.decode()}"
+    return seen.status if isinstance(seen, CallError) else seen

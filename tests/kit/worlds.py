@@ -1,0 +1,229 @@
+"""Small Worlds for tests: a few lines make the snapshot of a decision, or let virtual time run over it.
+
+`Any` stands where a builder passes any field of a Struct on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from autoscaler.actions import Acted, Action, FailReplica, Plan, StartReplica, StopReplica
+from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
+from autoscaler.fold import fold
+from autoscaler.indices import rebuild
+from autoscaler.model import Gpu, Model, ModelSpec, ReplicaRange
+from autoscaler.plan import plan
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import (
+    DeviceId,
+    Gateway,
+    History,
+    NodeId,
+    Replica,
+    ReplicaSeen,
+    Reported,
+    Seen,
+    Slice,
+    SliceId,
+    Tick,
+    Transition,
+    World,
+)
+
+GI = 1 << 30
+T0 = 1000.0
+"""When tests begin: monotonic clocks do not start at zero."""
+
+
+def model(
+    name: str,
+    memory_gi: float = 10,
+    *,
+    slots: int = 4,
+    low: int = 0,
+    high: int = 1,
+    gpu: Gpu | None = None,
+    **spec: Any,
+) -> Model:
+    """A Model of `memory_gi`; `spec` overrides any field of its spec."""
+    made = ModelSpec(engine="command", replicas=ReplicaRange(min=low, max=high), gpu=gpu or Gpu(), **spec)
+    return Model(name=ModelName(name), spec=made, memory_bytes=int(memory_gi * GI), slots=slots)
+
+
+def device(name: str = "gpu0", memory_gi: float = 24, node: str = "n0", **fields: Any) -> Slice:
+    """A whole shared Device as one Slice."""
+    size = int(memory_gi * GI)
+    return Slice(id=SliceId(name), device=DeviceId(name), node=NodeId(node), memory_bytes=size, **fields)
+
+
+def replica(of: Model, name: str, on: Iterable[str] = ("gpu0",), state: S = S.READY, **fields: Any) -> Replica:
+    """A Replica of `of`, ready since T0 - 100 unless told otherwise."""
+    times = {"since_s": T0 - 100, "created_s": T0 - 110, "started_s": T0 - 110}
+    if state in {S.READY, S.UNREADY, S.DRAINING}:
+        times["ready_s"] = T0 - 100
+    return Replica(
+        id=ReplicaId(name),
+        model=of.name,
+        intent=name,
+        slices=tuple(SliceId(id) for id in on),
+        state=state,
+        **{"spec_hash": of.spec_hash(), "slots": of.slots, "memory_bytes": of.memory_bytes, **times, **fields},
+    )
+
+
+def level(name: str, waiting: int = 0, running: int = 0, wait_s: float = 0.0, tenant: str = "acme") -> Level:
+    """Demand of one Tenant."""
+    return Level(
+        model=ModelName(name), tenant=TenantName(tenant), waiting=waiting, running=running, oldest_wait_s=wait_s
+    )
+
+
+def gateway(
+    name: str = "g1", levels: Iterable[Level] = (), uses: Iterable[ReplicaUse] = (), seen_s: float = T0, **fields: Any
+) -> Gateway:
+    """A gateway that has just reported to the leader of epoch 1, at version 1."""
+    told = Report(
+        gateway=GatewayId(name), boot="b", sequence=1, epoch=1, version=1, levels=tuple(levels), replicas=tuple(uses)
+    )
+    return Gateway(**{"id": GatewayId(name), "boot": "b", "seen_s": seen_s, "report": told, "in_epoch": True, **fields})
+
+
+def use(name: str, in_use: int) -> ReplicaUse:
+    """Calls on one Replica."""
+    return ReplicaUse(replica=ReplicaId(name), hold=in_use, in_use=in_use)
+
+
+def world(
+    models: Iterable[Model] = (),
+    slices: Iterable[Slice] = (),
+    replicas: Iterable[Replica] = (),
+    gateways: Iterable[Gateway] | None = None,
+    histories: dict[str, History] | None = None,
+    **fields: Any,
+) -> World:
+    """A synced World of a leader of long standing, with its indices; by default one gateway without Calls."""
+    known = (gateway(),) if gateways is None else gateways
+    made = World(
+        epoch=1,
+        models={m.name: m for m in models},
+        slices={s.id: s for s in slices},
+        replicas={r.id: r for r in replicas},
+        gateways={g.id: g for g in known},
+        histories={ModelName(name): history for name, history in (histories or {}).items()},
+        **{"version": 1, "synced": True, **fields},
+    )
+    return rebuild(made, T0)
+
+
+def folded(before: World, actions: Iterable[Action], now_s: float = T0) -> World:
+    """The World after our own Actions."""
+    after, _ = fold(before, tuple(Acted(action=action) for action in actions), now_s)
+    return after
+
+
+def kinds(made: Plan) -> list[str]:
+    """`start a`, `drain r1` ...: the Actions of a Plan as short words."""
+    return [f"{verb(a)} {a.replica.model if isinstance(a, StartReplica) else a.replica}" for a in made.actions]
+
+
+def verb(action: Action) -> str:
+    """`start`, `drain`, `revive`, `stop` or `fail`."""
+    return type(action).__name__.removesuffix("Replica").lower()
+
+
+class Scene:
+    """Virtual time over fold and plan: engines start in `start_s`, end at once, and one gateway reports.
+
+    `demand(now_s, scene)` gives the levels of each report, (model, waiting, running) each; running Calls are spread
+    over its ready Replicas. Where Calls shall be served by whoever is ready, the test does so in `demand`.
+    """
+
+    def __init__(
+        self, begin: World, demand: Callable[[float, Scene], Iterable[tuple[str, int, int]]], start_s: float = 5.0
+    ) -> None:
+        self.world, self.demand, self.start_s = begin, demand, start_s
+        self.now_s = T0
+        self.actions: list[tuple[float, Action]] = []
+        self.transitions: list[Transition] = []
+        self.plan = Plan()
+        self._began: dict[ReplicaId, float] = {}
+        self._sequence = 1
+        self._waits_since: dict[str, float] = {}
+
+    def ready(self, name: str) -> list[ReplicaId]:
+        """The Model's Replicas that take Calls."""
+        ids = self.world.by_model.get(ModelName(name), ())
+        return [id for id in ids if self.world.replicas[id].state is S.READY]
+
+    def run(self, seconds: float, step_s: float = 1.0) -> None:
+        """Lets time pass in steps, each a report and as many plans as have something to do."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.now_s += step_s
+            self._engines()
+            self._report()
+            for _ in range(4):
+                self.plan = plan(self.world, self.now_s)
+                if not self.plan.actions:
+                    break
+                for action in self.plan.actions:
+                    self._act(action)
+
+    def verbs(self, *wanted: str) -> list[tuple[float, Action]]:
+        """Actions of these verbs, with their times."""
+        return [(at_s, action) for at_s, action in self.actions if verb(action) in wanted]
+
+    def _fold(self, *batch: Any) -> None:
+        self.world, moved = fold(self.world, batch, self.now_s)
+        self.transitions += moved
+
+    def _act(self, action: Action) -> None:
+        self.actions.append((self.now_s, action))
+        self._fold(Acted(action=action))
+        if isinstance(action, StartReplica):
+            self._began[action.replica.id] = self.now_s
+        elif isinstance(action, StopReplica):
+            self._see(self.world.replicas[action.replica], Seen.CLEAN)
+        else:
+            assert not isinstance(action, FailReplica)
+
+    def _see(self, of: Replica, seen: Seen) -> None:
+        self._fold(
+            ReplicaSeen(
+                id=of.id, model=of.model, spec_hash=of.spec_hash, intent=of.intent, slices=of.slices, seen=seen,
+                memory_bytes=of.memory_bytes, slots=of.slots, started_s=self._began.get(of.id), proof="exited",
+            )
+        )  # fmt: skip
+
+    def _engines(self) -> None:
+        for id, began_s in list(self._began.items()):
+            known = self.world.replicas.get(id)
+            if known is None:
+                del self._began[id]
+            elif known.state is S.STARTING:
+                self._see(known, Seen.READY if self.now_s - began_s >= self.start_s else Seen.STARTING)
+
+    def _report(self) -> None:
+        levels, uses = [], []
+        for name, waiting, running in self.demand(self.now_s, self):
+            since_s = self._waits_since.setdefault(name, self.now_s) if waiting else self.now_s
+            if not waiting:
+                self._waits_since.pop(name, None)
+            if waiting or running:
+                levels.append(level(name, waiting, running, self.now_s - since_s))
+            on = self.ready(name)
+            for i, id in enumerate(on):
+                share = running // len(on) + (i < running % len(on))
+                uses.append(use(id, share))
+        self._sequence += 1
+        report = Report(
+            gateway=GatewayId("g1"), boot="b", sequence=self._sequence, epoch=self.world.epoch,
+            version=self.world.version, levels=tuple(levels), replicas=tuple(uses),
+        )  # fmt: skip
+        self._fold(Tick(), Reported(report=report))
+
+
+def refused(name: str, count: int = 1) -> Total:
+    """Calls that were refused because the Model is cold."""
+    return Total(model=ModelName(name), tenant=TenantName("acme"), refused_cold=count, retry_after_s=5.0)

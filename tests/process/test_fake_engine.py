@@ -1,0 +1,352 @@
+"""The fake engine as a process: it answers like an engine, and every fault is what its name says."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from tests.kit.fake_process import FakeEngine, command, fake_engine
+
+WITHIN_S = 5.0
+SENTENCE = "Hello, I am ada, asleep until you called."
+
+
+def connect(engine: FakeEngine) -> http.client.HTTPConnection:
+    parts = urlsplit(engine.url)
+    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=WITHIN_S)
+
+
+def get(engine: FakeEngine, path: str) -> tuple[int, str]:
+    with closing(connect(engine)) as connection:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def begin(engine: FakeEngine, *, path: str = "/v1/chat/completions", **members: object) -> http.client.HTTPConnection:
+    connection = connect(engine)
+    body = {"model": "ada", "messages": [{"role": "user", "content": "who are you"}], **members}
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", "X-Request-Id": "r1"})
+    return connection
+
+
+def post(engine: FakeEngine, *, path: str = "/v1/chat/completions", **members: object) -> tuple[int, str]:
+    with closing(begin(engine, path=path, **members)) as connection:
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def until(engine: FakeEngine, calls: int) -> list[dict[str, object]]:
+    """The transcript once it has so many lines."""
+    ends = time.monotonic() + WITHIN_S
+    while len(engine.calls()) < calls and time.monotonic() < ends:
+        time.sleep(0.005)
+    return engine.calls()
+
+
+@contextmanager
+def raw(engine: FakeEngine, request: bytes) -> Iterator[socket.socket]:
+    parts = urlsplit(engine.url)
+    with socket.create_connection((parts.hostname, parts.port), WITHIN_S) as connection:
+        connection.sendall(request)
+        yield connection
+
+
+def to_the_end(connection: socket.socket) -> bytes:
+    received = b""
+    try:
+        while data := connection.recv(65536):
+            received += data
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def chat_bytes(**members: object) -> bytes:
+    body = json.dumps({"model": "ada", "messages": [], **members}).encode()
+    return b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def test_it_says_its_sentence_and_no_more_than_max_tokens(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "0") as engine:
+        choice = json.loads(post(engine)[1])["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (SENTENCE, "stop")
+        choice = json.loads(post(engine, max_tokens=3)[1])["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello, I am", "length")
+
+
+def test_tokens_repeat_the_sentence_up_to_their_number(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--sentence", "a b", "--tokens", "5", "--tokens-per-s", "0") as engine:
+        assert json.loads(post(engine)[1])["choices"][0]["message"]["content"] == "a b a b a"
+
+
+def test_a_stream_is_chunked_events_with_usage_only_when_asked_for(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "0") as engine:
+        plain = post(engine, stream=True)[1]
+        asked = post(engine, stream=True, stream_options={"include_usage": True})[1]
+        assert plain.endswith("data: [DONE]\n\n")
+        assert '"usage"' not in plain
+        events = [json.loads(line[6:]) for line in asked.split("\n\n") if line.startswith("data: {")]
+        assert events[-1]["usage"]["completion_tokens"] == len(SENTENCE.split())
+        assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events[:-1]) == SENTENCE
+
+
+def test_tokens_come_at_the_rate(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "100") as engine:
+        began_s = time.monotonic()
+        post(engine, stream=True)
+        assert 0.07 < time.monotonic() - began_s < 0.5
+
+
+def test_more_calls_than_slots_wait_inside_first_come_first_served(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--slots", "1", "--tokens-per-s", "100") as engine:
+        connections = [begin(engine, path="/v1/chat/completions", max_tokens=10, model=str(i)) for i in range(3)]
+        metrics = get(engine, "/metrics")[1]
+        assert "llamacpp:requests_processing 1\nllamacpp:requests_deferred 2\n" in metrics
+        assert get(engine, "/slots")[1] == '[{"id": 0, "is_processing": true}]'
+        for connection in connections:
+            with closing(connection):
+                connection.getresponse().read()
+        calls = until(engine, 3)
+        assert [call["model"] for call in calls] == ["0", "1", "2"]
+        waits = [float(str(call["queued_s"])) for call in calls]
+        assert waits[0] < 0.05 < waits[1] < waits[2] - 0.05
+
+
+def test_a_client_that_leaves_frees_its_slot_and_the_transcript_says_so(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--slots", "1", "--tokens-per-s", "10", "--tokens", "1000") as engine:
+        first = begin(engine, stream=True)
+        response = first.getresponse()
+        response.read1(10)
+        waiting = begin(engine, model="waiting")
+        response.close()
+        first.close()
+        (line,) = until(engine, 1)
+        assert (line["id"], line["finished"], line["aborted"]) == ("r1", False, True)
+        assert 0.05 < float(str(line["after_s"])) < WITHIN_S
+        assert "requests_deferred 0\n" in get(engine, "/metrics")[1]
+        waiting.close()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"NONSENSE\r\n\r\n",
+        b"GET / HTTP/3\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx",
+        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length : 1\r\n\r\nx",
+        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 8\r\n\r\nnot json",
+        b"POST /v1/chat/completions HTTP/1.1\r\nX: " + b"x" * 70_000,
+    ],
+)
+def test_what_is_not_plain_http_and_json_is_refused_and_the_connection_closed(
+    tmp_path: Path, request_bytes: bytes
+) -> None:
+    with fake_engine(tmp_path) as engine, raw(engine, request_bytes) as connection:
+        assert to_the_end(connection).startswith(b"HTTP/1.1 400 ")
+
+
+def test_requests_that_come_early_are_answered_in_turn(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--tokens-per-s", "500") as engine:
+        last = chat_bytes().replace(b"Host: x", b"Host: x\r\nConnection: close")
+        with raw(engine, chat_bytes() + b"GET /health HTTP/1.1\r\n\r\n" + last) as connection:
+            assert to_the_end(connection).count(b"HTTP/1.1 200 OK") == 3
+
+
+def test_embeddings_have_one_vector_per_input(tmp_path: Path) -> None:
+    with fake_engine(tmp_path) as engine:
+        body = json.loads(post(engine, path="/v1/embeddings", input=["a", "bb"])[1])
+        assert [len(item["embedding"]) for item in body["data"]] == [4, 4]
+
+
+def test_nothing_listens_until_it_is_ready(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    with fake_engine(tmp_path, "--start-delay", "0.2") as engine:
+        assert time.monotonic() - began_s > 0.2
+        assert get(engine, "/health") == (200, '{"status": "ok"}')
+
+
+def test_with_loading_503_it_listens_at_once_and_says_that_it_loads(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--start-delay", "0.3", "--loading-503") as engine:
+        assert get(engine, "/health") == (503, '{"status": "loading"}')
+        assert post(engine)[0] == 503
+        time.sleep(0.35)
+        assert get(engine, "/health")[0] == post(engine)[0] == 200
+
+
+def test_sigterm_ends_it_at_once_finishing_nothing(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--tokens-per-s", "1") as engine, closing(begin(engine, stream=True)):
+        get(engine, "/health")
+        began_s = time.monotonic()
+        engine.process.terminate()
+        assert engine.process.wait(WITHIN_S) == 0
+        assert time.monotonic() - began_s < 0.5, "a token would have come after 1 s"
+        (line,) = engine.calls()
+        assert (line["finished"], line["aborted"]) == (False, False)
+
+
+def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
+    with fake_engine(tmp_path) as engine:
+        port = str(urlsplit(engine.url).port)
+        done = subprocess.run(command("--port", port), capture_output=True, text=True, timeout=WITHIN_S, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+
+
+def test_an_unknown_fault_names_those_that_exist() -> None:
+    done = subprocess.run(command("--fail", "explodes"), capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert done.returncode == 2
+    assert "no such fault 'explodes'; there are never-ready" in done.stderr
+
+
+def test_never_ready_is_loading_for_ever(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--fail", "never-ready", "--loading-503") as engine:
+        time.sleep(0.1)
+        assert get(engine, "/health")[0] == 503
+
+
+def test_dies_on_start_with_its_exit_code_after_the_delay() -> None:
+    began_s = time.monotonic()
+    done = subprocess.run(
+        command("--start-delay", "0.2", "--fail", "dies-on-start:7"), capture_output=True, timeout=WITHIN_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (7, b"")
+    assert time.monotonic() - began_s > 0.2
+
+
+def test_dies_after_some_seconds_also_while_it_starts(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--fail", "dies-after:0.2") as engine:
+        assert get(engine, "/health")[0] == 200
+        assert engine.process.wait(WITHIN_S) == 1
+    done = subprocess.run(
+        command("--start-delay", "9", "--fail", "dies-after:0.1"), capture_output=True, timeout=WITHIN_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
+def test_dies_mid_stream_after_so_many_tokens(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--fail", "dies-mid-stream:3") as engine:
+        with raw(engine, chat_bytes(stream=True)) as connection:
+            received = to_the_end(connection)
+        assert received.count(b'"content": "') == 3
+        assert b"[DONE]" not in received
+        assert engine.process.wait(WITHIN_S) == 1
+        assert engine.calls()[0]["bytes"] == len(received)
+
+
+def test_dies_before_the_first_byte(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--fail", "dies-before-first-byte") as engine:
+        with raw(engine, chat_bytes()) as connection:
+            assert to_the_end(connection) == b""
+        assert engine.calls()[0]["bytes"] == 0
+
+
+@pytest.mark.parametrize(("fault", "some"), [("hangs-before-first-byte", False), ("hangs-after-first-byte", True)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_hangs_before_or_after_the_first_byte_but_is_healthy(
+    tmp_path: Path, fault: str, some: bool, stream: bool
+) -> None:
+    with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", fault) as engine:
+        with raw(engine, chat_bytes(stream=stream)) as connection:
+            connection.settimeout(0.2)
+            received = connection.recv(65536) if some else b""
+            with pytest.raises(TimeoutError):
+                to_the_end(connection)
+            assert bool(received) is some
+            assert get(engine, "/health")[0] == 200
+        assert until(engine, 1)[0]["aborted"]
+
+
+def test_closes_keepalive_after_a_stream_that_it_promised_to_keep(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "closes-keepalive-after-stream") as engine:
+        with raw(engine, chat_bytes(stream=True)) as connection:
+            received = to_the_end(connection)
+        assert b"Keep-Alive: timeout=5" in received
+        assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_ignores_sigterm(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--fail", "ignores-sigterm") as engine:
+        engine.process.terminate()
+        assert get(engine, "/health")[0] == 200
+        assert engine.process.poll() is None
+
+
+def test_leaves_a_child_in_a_session_of_its_own(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--fail", "leaves-child:20") as engine:
+        mine = psutil.Process(engine.process.pid).cmdline()
+        engine.process.kill()
+        engine.process.wait()
+        (child,) = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == mine]
+        try:
+            assert os.getsid(child.pid) not in (os.getsid(0), engine.process.pid)
+        finally:
+            child.send_signal(signal.SIGKILL)
+
+
+def test_busy_503_and_error_500_strike_every_nth_call(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "busy-503:2", "--fail", "error-500:3") as engine:
+        assert [post(engine)[0] for _ in range(6)] == [200, 503, 500, 503, 200, 503]
+
+
+def test_slow_health_is_slow_and_calls_are_not(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "slow-health:0.3") as engine:
+        began_s = time.monotonic()
+        assert post(engine)[0] == 200
+        assert time.monotonic() - began_s < 0.2
+        assert get(engine, "/health")[0] == 200
+        assert time.monotonic() - began_s > 0.3
+
+
+def test_bad_chunk_breaks_the_framing_after_the_first_token(tmp_path: Path) -> None:
+    knobs = ("--tokens-per-s", "0", "--fail", "bad-chunk")
+    with fake_engine(tmp_path, *knobs) as engine, raw(engine, chat_bytes(stream=True)) as connection:
+        assert to_the_end(connection).endswith(b"zz\r\nnot a chunk\r\n")
+
+
+def test_cl_mismatch_promises_more_than_comes(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "cl-mismatch") as engine:
+        with raw(engine, chat_bytes()) as connection:
+            head, _, body = to_the_end(connection).partition(b"\r\n\r\n")
+        assert f"Content-Length: {len(body) + 10}".encode() in head
+
+
+def test_flood_1xx_comes_before_the_answer(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "flood-1xx:50") as engine:
+        with raw(engine, chat_bytes().replace(b"Host: x", b"Host: x\r\nConnection: close")) as connection:
+            received = to_the_end(connection)
+        assert received.count(b"HTTP/1.1 100 Continue\r\n\r\n") == 50
+        assert received.count(b"HTTP/1.1 200 OK\r\n") == 1
+
+
+def test_with_once_the_fault_strikes_one_time_for_all_processes(tmp_path: Path) -> None:
+    knobs = ("--fail", "dies-on-start", "--once", str(tmp_path / "struck"))
+    done = subprocess.run(command(*knobs), capture_output=True, timeout=WITHIN_S, check=False)
+    assert done.returncode == 1
+    with fake_engine(tmp_path, *knobs) as engine:
+        assert get(engine, "/health")[0] == 200
+
+
+def test_starting_to_listen_costs_less_than_60_ms_of_processor_time(tmp_path: Path) -> None:
+    def cost_s() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        with fake_engine(tmp_path):
+            pass
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(cost_s() for _ in range(3)) < 0.06

@@ -1,0 +1,221 @@
+"""One gateway process in virtual time: real dispatch and sync; edge, upstream and the way to the autoscaler played."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta
+from autoscaler.serve import take_report
+from autoscaler.world import GatewayGone, GatewaySeen
+from gateway.call import Call, Outcome
+from gateway.dispatch import Bounce, Dispatch
+from gateway.effects import Effect, Grant, Refuse
+from gateway.sync import LinkError, Sync
+from tests.sim.network import Stream
+
+if TYPE_CHECKING:
+    from tests.sim.town import Town
+
+PROOF_OF_DEATH_S = 0.002
+
+
+class SimLink:
+    """A gateway's way to the autoscaler over the network (`gateway.sync.Link`)."""
+
+    def __init__(self, town: Town, gateway: GatewayId) -> None:
+        self._town = town
+        self._gateway = gateway
+        self.streams: set[tuple[Stream, asyncio.Queue[bytes | None]]] = set()
+        self.reachable = True
+
+    async def lines(self, path: str) -> AsyncIterator[bytes]:
+        """A stream of the feed, until it is cut."""
+        await asyncio.sleep(self._town.network.delay_s())
+        control = self._town.autoscaler
+        if control is None or not self.reachable:
+            raise LinkError("refused")
+        routes = path.startswith("/v1/routes")
+        if routes:
+            control.loop.observe((GatewaySeen(gateway=self._gateway),))
+        messages = control.feed.routes(self._gateway) if routes else control.feed.catalogue()
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        stream = Stream(self._town.network)
+        ours = (stream, queue)
+        self.streams.add(ours)
+
+        async def pump() -> None:
+            async for message in messages:
+                stream.send(lambda message=message: queue.put_nowait(message))  # type: ignore[misc]  # bound now
+
+        pumping = self._town.task(pump())
+        try:
+            while (message := await queue.get()) is not None:
+                yield message
+            raise LinkError("cut")
+        finally:
+            self.streams.discard(ours)
+            pumping.cancel()
+
+    def cut(self) -> None:
+        """Breaks all streams; what was under way is lost."""
+        for stream, queue in self.streams:
+            stream.cut()
+            queue.put_nowait(None)
+
+    async def report(self, report: Report) -> ReportAnswer:
+        """Posts over the network; lost ones time out."""
+        answered: asyncio.Future[ReportAnswer] = asyncio.get_running_loop().create_future()
+        sent = msgspec.json.encode(report)
+
+        def deliver() -> None:
+            control = self._town.autoscaler
+            if control is None or not self.reachable:
+                lose()
+                return
+            answer = take_report(control.loop, msgspec.json.decode(sent, type=Report))
+            if not answered.done():
+                answered.set_result(answer)
+
+        def lose() -> None:
+            if not answered.done():
+                answered.set_exception(LinkError("lost"))
+
+        self._town.network.post(deliver, lose)
+        try:
+            async with asyncio.timeout(2.0):
+                return await answered
+        except TimeoutError:
+            raise LinkError("timed out") from None
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class SimGateway:
+    """One gateway process: the real dispatch and sync, with a played edge and upstream."""
+
+    def __init__(self, town: Town, number: int) -> None:
+        self._town = town
+        self.id = GatewayId(f"gateway-{number}")
+        self.boots = 0
+        self.alive = False
+        self.heard_s = 0.0
+        self.running: dict[str, Grant] = {}
+        self.start()
+
+    def start(self) -> None:
+        """A new boot."""
+        self.boots += 1
+        self.alive = True
+        self.dispatch = Dispatch(self.id, f"boot-{self.boots}")
+        self.link = SimLink(self._town, self.id)
+        jitter = random.Random(f"{self._town.seed}/{self.id}/{self.boots}").random
+        self.sync = Sync(self.id, [self.link], self, jitter=jitter)
+        self.task = self._town.task(self.sync.run())
+        self._timer: asyncio.TimerHandle | None = None
+        self.heard_s = self._town.now()
+
+    def crash(self) -> None:
+        """SIGKILL: its Calls break at the client, its engine connections close, its process is gone."""
+        self.alive = False
+        self.task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        for grant in self.running.values():
+            self._town.machine.abort(grant.address, grant.call)
+        self.running.clear()
+        for journey in self._town.open_journeys(self):
+            self._town.end(journey.call, Outcome.FAILED, None)
+        control = self._town.autoscaler
+        if control is not None:
+            gone = GatewayGone(gateway=self.id)
+            asyncio.get_running_loop().call_later(PROOF_OF_DEATH_S, control.loop.observe, (gone,))
+
+    # --- the shell of dispatch ---
+
+    def arrive(self, call: Call) -> None:
+        """A Call from a client."""
+        self._perform(self.dispatch.arrive(call, self._town.now()))
+
+    def leave(self, call: Call) -> None:
+        """The client left."""
+        grant = self.running.pop(call.id, None)
+        if grant is not None:
+            self._town.machine.abort(grant.address, call)
+        self._perform(self.dispatch.leave(call, self._town.now()))
+
+    def first_byte(self, call: Call) -> None:
+        """The commit point of a Call here."""
+        self._town.committed(call, self.running[call.id].replica)
+
+    def done(self, call: Call) -> None:
+        """An answer is complete."""
+        del self.running[call.id]
+        self._town.end(call, Outcome.COMPLETED, None)
+        self._perform(self.dispatch.finish(call, self._town.now(), Outcome.COMPLETED))
+
+    def broke(self, call: Call, reason: str) -> None:
+        """An engine broke under a Call."""
+        if self.running.pop(call.id, None) is None:
+            return
+        if self._town.is_committed(call):
+            self._town.end(call, Outcome.FAILED, None)
+            self._perform(self.dispatch.finish(call, self._town.now(), Outcome.FAILED))
+        else:
+            kind: Bounce = "connect" if reason == "connect" else "reset"
+            self._perform(self.dispatch.bounce(call, self._town.now(), kind))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        loop = asyncio.get_running_loop()
+        for effect in effects:
+            if isinstance(effect, Grant):
+                self.running[effect.call.id] = effect
+                self._town.granted(effect, self)
+                loop.call_later(self._town.network.delay_s(), self._connect, effect)
+            elif isinstance(effect, Refuse):
+                self._town.end(effect.call, Outcome.FAILED, effect.error)
+            else:
+                self.sync.edge()
+        self._arm()
+
+    def _connect(self, grant: Grant) -> None:
+        if self.running.get(grant.call.id) is grant:
+            self._town.machine.call(grant.address, grant.call, self)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due_s = self.dispatch.next_s()
+        self._timer = None if due_s is None else asyncio.get_running_loop().call_at(due_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._perform(self.dispatch.tick(self._town.now()))
+
+    # --- gateway.sync.Follower ---
+
+    def catalogue(self, delta: CatalogueDelta) -> None:
+        """A change of the catalogue."""
+        self._perform(self.dispatch.catalogue(delta, self._town.now()))
+
+    def routes(self, delta: RoutesDelta) -> None:
+        """A change of Routes."""
+        self.heard_s = self._town.now()
+        self._perform(self.dispatch.routes(delta, self._town.now()))
+
+    def report(self) -> Report:
+        """The levels."""
+        return self.dispatch.report(self._town.now())
+
+    def answered(self, sequence: int, answer: ReportAnswer) -> None:
+        """A report was taken."""
+        self.dispatch.answered(sequence, answer)
+
+    def busy(self) -> bool:
+        """Whether anything waits."""
+        return self.dispatch.busy()

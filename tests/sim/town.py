@@ -1,0 +1,200 @@
+"""A whole installation in virtual time: gateways, one autoscaler, a machine, a network, and clients.
+
+Everything that decides is the real code: dispatch, sync, loop, fold, plan, shares, publish. Only engines, network and
+clients are played. Owns the wiring and the faults that can be done to it; what must hold is in `tests.sim.checks`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Coroutine
+from typing import NamedTuple
+
+from autoscaler.contract import (
+    ModelName,
+    TenantName,
+)
+from autoscaler.loop import Loop
+from autoscaler.model import Model
+from autoscaler.serve import Feed
+from autoscaler.tenant import Tenant
+from autoscaler.world import DocumentsSeen, HistorySeen, Slice, World
+from gateway.call import Call, Outcome
+from gateway.effects import Grant
+from gateway.errors import CallError
+from tests.sim.gateway import SimGateway
+from tests.sim.machine import QUICK, Machine, Manners, SimDriver
+from tests.sim.network import CALM, Network, Rates
+
+
+class Ended(NamedTuple):
+    """How a Call ended, as its client saw it."""
+
+    outcome: Outcome
+    at_s: float
+    error: CallError | None = None
+
+
+class Journey:
+    """One Call as its client sees it."""
+
+    def __init__(self, call: Call, gateway: SimGateway) -> None:
+        self.call = call
+        self.gateway = gateway
+        self.granted_to: list[str] = []
+        self.first_byte_s: float | None = None
+        self.served_by: set[str] = set()
+        self.ended: list[Ended] = []
+
+    def __repr__(self) -> str:
+        return f"<Journey {self.call.id} {self.call.model} {self.ended or self.call.state}>"
+
+
+class Autoscaler:
+    """One autoscaler process: the real loop and feed over a driver of the machine."""
+
+    def __init__(self, town: Town, epoch: int) -> None:
+        clock = asyncio.get_running_loop().time
+        self.loop = Loop(World(epoch=epoch, leading_since_s=clock()), SimDriver(town.machine), clock)
+        self.feed = Feed(self.loop)
+        self.loop.listeners.append(lambda step: town.note(*(f"{t.replica} {t.after}" for t in step.transitions)))
+        self.loop.observe([DocumentsSeen(models=town.models, tenants=town.tenants)])
+        self.loop.observe([HistorySeen(model=m, history=h) for m, h in town.histories.items()])
+        self.task = town.task(self.loop.run())
+
+
+class Town:
+    """The installation. Create it inside a running VirtualLoop, from a seed."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        models: tuple[Model, ...],
+        slices: tuple[Slice, ...],
+        tenants: tuple[Tenant, ...] = (),
+        gateways: int = 1,
+        manners: Manners = QUICK,
+        rates: Rates = CALM,
+    ) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.models = models
+        self.tenants = tenants
+        self.histories = {}
+        self.network = Network(self.rng, rates)
+        self.machine = Machine(self.rng, slices, manners)
+        self.machine.on_change = lambda process, what: self.note(f"{process.replica.id} {what}")
+        self.journeys: dict[str, Journey] = {}
+        self.trace = hashlib.sha256()
+        self.crashes: list[BaseException] = []
+        """What no fault of ours explains: an exception in any task."""
+        self.autoscaler: Autoscaler | None = None
+        self._epoch = 0
+        self.start_autoscaler()
+        self.gateways = [SimGateway(self, number) for number in range(1, gateways + 1)]
+
+    @staticmethod
+    def now() -> float:
+        """Virtual seconds."""
+        return asyncio.get_running_loop().time()
+
+    def task(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """A task whose unexpected end is remembered."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.crashes.append(error)
+
+        task = asyncio.create_task(work)
+        task.add_done_callback(ended)
+        return task
+
+    def note(self, *events: str) -> None:
+        """Adds to the trace, by which two runs are compared (I13)."""
+        for event in events:
+            self.trace.update(f"{self.now():.6f} {event}\n".encode())
+
+    # --- faults ---
+
+    def start_autoscaler(self) -> None:
+        """A new leader, in a new epoch."""
+        self._epoch += 1
+        self.autoscaler = Autoscaler(self, self._epoch)
+
+    def crash_autoscaler(self) -> None:
+        """SIGKILL: engines and gateways live on."""
+        assert self.autoscaler is not None
+        self.histories = dict(self.autoscaler.loop.world.histories)
+        self.autoscaler.task.cancel()
+        self.autoscaler = None
+        for gateway in self.gateways:
+            gateway.link.cut()
+
+    # --- clients ---
+
+    def call(
+        self,
+        model: str,
+        tenant: str = "default",
+        *,
+        gateway: int | None = None,
+        wait_s: float = 600.0,
+        priority: int = 0,
+    ) -> Journey:
+        """A client calls now, through a gateway that lives."""
+        living = [g for g in self.gateways if g.alive]
+        through = self.rng.choice(living) if gateway is None else self.gateways[gateway]
+        now_s = self.now()
+        call = Call(
+            id=f"call-{len(self.journeys)}", tenant=TenantName(tenant), model=ModelName(model), arrived_s=now_s,
+            deadline_s=now_s + wait_s, priority=priority, stream=True,
+        )  # fmt: skip
+        journey = self.journeys[call.id] = Journey(call, through)
+        through.arrive(call)
+        return journey
+
+    def leave(self, journey: Journey) -> None:
+        """The client goes away, if it has no answer yet."""
+        if not journey.ended:
+            self.end(journey.call, Outcome.ABANDONED, None)
+            journey.gateway.leave(journey.call)
+
+    def open_journeys(self, gateway: SimGateway | None = None) -> list[Journey]:
+        """Calls without an outcome."""
+        return [j for j in self.journeys.values() if not j.ended and gateway in {None, j.gateway}]
+
+    # --- what happened ---
+
+    def granted(self, grant: Grant, gateway: SimGateway) -> None:
+        """A Call got a Slot."""
+        self.journeys[grant.call.id].granted_to.append(grant.replica)
+        self.note(f"{grant.call.id} granted {grant.replica} by {gateway.id}")
+
+    def committed(self, call: Call, replica: str) -> None:
+        """A Call's first byte reached its client."""
+        journey = self.journeys[call.id]
+        journey.first_byte_s = self.now()
+        journey.served_by.add(replica)
+
+    def is_committed(self, call: Call) -> bool:
+        """Whether a first byte went out."""
+        return self.journeys[call.id].first_byte_s is not None
+
+    def end(self, call: Call, outcome: Outcome, error: CallError | None) -> None:
+        """A Call ended, as its client saw it."""
+        self.journeys[call.id].ended.append(Ended(outcome, self.now(), error))
+        self.note(f"{call.id} {outcome} {error.code if error else ''}")
+
+    def used(self, replica: str) -> int:
+        """Calls on a Replica now, over all gateways."""
+        return sum(grant.replica == replica for g in self.gateways for grant in g.running.values())
+
+    async def close(self) -> None:
+        """Ends all tasks."""
+        tasks = [g.task for g in self.gateways] + ([self.autoscaler.task] if self.autoscaler else [])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,112 @@
+"""Answers as a client reads them: whole, failed, or broken, however the bytes are cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtest.answer import Answer
+
+SSE = {"content-type": "text/event-stream"}
+JSON = {"content-type": "application/json"}
+WORDS = [b'data: {"choices":[{"delta":{"content":"%s"}}]}\n\n' % word for word in (b"one", b" two", b" three")]
+FINISH = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+ERROR = b'data: {"error":{"message":"x","type":"server_error","code":"upstream_error"}}\n\n'
+ANTHROPIC = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":"one"}}\n\n'
+    b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}\n\n'
+    b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+)
+
+
+def read(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None, broken: str = "") -> Answer:
+    answer = Answer()
+    answer.head(status, SSE if headers is None else headers)
+    answer.body(body)
+    answer.end(broken)
+    return answer
+
+
+def test_a_whole_stream_gives_its_words() -> None:
+    answer = read(b"".join([*WORDS, FINISH, DONE]))
+    assert (answer.text, answer.finish_reason, answer.saw_done, answer.broken) == ("one two three", "stop", True, "")
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(st.sets(st.integers(1, 200), max_size=12))
+def test_it_does_not_matter_where_the_bytes_are_cut(cuts: set[int]) -> None:
+    body = b": about 12 s\r\n\r\n" + b"".join([*WORDS, FINISH, DONE])
+    edges = [0, *sorted(cut for cut in cuts if cut < len(body)), len(body)]
+    answer = Answer()
+    answer.head(200, SSE)
+    for begin, end in pairwise(edges):
+        answer.body(body[begin:end])
+    answer.end()
+    assert (answer.text, answer.broken) == ("one two three", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"".join([*WORDS, DONE]), "without a finish reason"),
+        (b"".join([*WORDS, FINISH]), "without its last event"),
+        (b"".join(WORDS), "without a finish reason"),
+        (b"", "without a finish reason"),
+        (WORDS[0] + WORDS[1][:20], "inside an event"),
+        (b"data: {nonsense\n\n" + FINISH + DONE, "not JSON"),
+    ],
+)
+def test_a_stream_that_ends_cleanly_but_unfinished_is_broken(body: bytes, why: str) -> None:
+    assert why in read(body).broken
+
+
+def test_an_error_event_is_one_error_and_ends_a_stream_without_done() -> None:
+    answer = read(WORDS[0] + ERROR)
+    assert (answer.errors, answer.code, answer.broken, answer.saw_done) == (1, "upstream_error", "", False)
+    assert read(ERROR + ERROR).errors == 2
+
+
+def test_a_connection_that_breaks_breaks_the_answer_whatever_came_before() -> None:
+    assert (
+        read(b"".join([*WORDS, FINISH, DONE]), broken="the connection was reset").broken == "the connection was reset"
+    )
+
+
+def test_anthropic_streams_are_read_too() -> None:
+    answer = read(ANTHROPIC)
+    assert (answer.text, answer.finish_reason, answer.saw_done, answer.broken) == ("one", "end_turn", True, "")
+
+
+def test_documents_of_all_dialects_give_their_text() -> None:
+    chat = b'{"choices":[{"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}'
+    completion = b'{"choices":[{"text":"hi","finish_reason":"stop"}]}'
+    message = b'{"type":"message","content":[{"type":"text","text":"hi"}],"stop_reason":"end_turn"}'
+    assert [read(body, headers=JSON).text for body in (chat, completion, message)] == ["hi", "hi", "hi"]
+    assert read(chat[:-5], headers=JSON).broken == "the document is not JSON"
+
+
+def test_an_error_status_is_one_error_with_its_code_or_else_unclear() -> None:
+    named = read(b'{"error":{"message":"x","type":"server_error","code":"model_starting"}}', status=503, headers=JSON)
+    assert (named.errors, named.code, named.clear) == (1, "model_starting", True)
+    empty = read(b"", status=502, headers={})
+    assert (empty.errors, empty.code, empty.clear) == (1, "http_502", False)
+
+
+def test_asking_for_a_stream_and_getting_a_document_is_broken() -> None:
+    answer = Answer(stream=True)
+    answer.head(200, JSON)
+    answer.body(b"{}")
+    answer.end()
+    assert answer.broken == "asked for a stream, got a document"
+
+
+def test_timing_comes_in_the_head_or_in_a_comment_after_an_early_head() -> None:
+    early = read(b"".join([*WORDS, FINISH, DONE]) + b": server-timing: queue;dur=20, load;dur=5\n\n")
+    assert (early.phases, early.cold) == ({"queue": 20.0, "load": 5.0}, True)
+    warm = read(FINISH + DONE, headers={**SSE, "server-timing": "queue;dur=0.1, upstream;dur=3"})
+    assert (warm.phases, warm.cold) == ({"queue": 0.1, "upstream": 3.0}, False)
+    assert read(FINISH + DONE, headers={**SSE, "x-pilotlight-cold": "1"}).cold

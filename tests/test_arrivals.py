@@ -1,0 +1,43 @@
+"""Arrival processes: how many, when, and the same again for the same seed."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtest.arrivals import burst, constant, poisson
+
+
+def test_constant_arrivals_keep_their_distance() -> None:
+    assert constant(4, 1) == (0.0, 0.25, 0.5, 0.75)
+    assert constant(0.5, 3) == (0.0, 2.0)
+
+
+def test_a_burst_is_spread_evenly_over_its_time() -> None:
+    assert burst(4, 0.2) == (0.0, 0.05, 0.1, 0.15000000000000002)
+    assert burst(3, 0) == (0.0, 0.0, 0.0)
+
+
+def test_poisson_arrivals_repeat_with_their_seed_and_only_then() -> None:
+    first, again, other = (poisson(50, 10, random.Random(seed).random) for seed in (7, 7, 8))
+    assert first == again != other
+
+
+def test_poisson_gaps_have_the_mean_and_the_spread_of_the_process() -> None:
+    moments = poisson(100, 200, random.Random(1).random)
+    gaps = [later - earlier for earlier, later in pairwise(moments)]
+    mean = sum(gaps) / len(gaps)
+    variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
+    assert abs(mean - 0.01) < 0.0003
+    assert abs(variance**0.5 - mean) < 0.0005
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(rate=st.floats(0.1, 500), seconds=st.floats(0.01, 5), seed=st.integers(0, 99))
+def test_arrivals_ascend_inside_the_run(rate: float, seconds: float, seed: int) -> None:
+    for moments in (constant(rate, seconds), poisson(rate, seconds, random.Random(seed).random)):
+        assert all(earlier <= later for earlier, later in pairwise(moments))
+        assert all(0 <= at_s < seconds * (1 + 1e-9) for at_s in moments)

@@ -1,0 +1,225 @@
+"""How many Replicas are wanted: inputs are levels and histories, the answer is a count and a sentence."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from math import pi, sin
+from typing import Any
+
+import pytest
+
+from autoscaler.contract import ModelName, TenantName, Total
+from autoscaler.demand import PEAK_BUCKET_S, Wanted, unserved_since_s, wanted
+from autoscaler.model import Model
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Gateway, History, World
+from tests.kit.worlds import T0, Scene, device, gateway, level, model, replica, verb, world
+
+KNOWN = History(starts_s=(8.0,), last_activity_s=T0)
+
+
+def peaks(*pairs: tuple[float, int]) -> tuple[tuple[int, int], ...]:
+    """(time, calls) as History keeps them."""
+    return tuple((round(at_s / PEAK_BUCKET_S), calls) for at_s, calls in pairs)
+
+
+def ask(of: Model, *, history: History = KNOWN, now_s: float = T0, **fields: Any) -> Wanted:
+    """`fields` are any of a World's."""
+    made = world([of], [device()], histories={of.name: history}, **fields)
+    return wanted(made, of, now_s)
+
+
+def test_a_single_waiting_call_wakes_a_model_at_once() -> None:
+    answer = ask(model("a"), gateways=[gateway(levels=[level("a", 1)])])
+    assert (answer.count, answer.urgent, answer.reason) == (1, True, "1 waiting, tenant acme")
+
+
+def test_a_flood_at_zero_starts_as_many_as_it_needs_and_may_have() -> None:
+    flood = [gateway(levels=[level("a", 1000)])]
+    assert ask(model("a", slots=8, high=4), gateways=flood).count == 4
+    assert ask(model("a", slots=400, high=4), gateways=flood).count == 3
+
+
+def test_a_spike_of_one_tick_starts_no_second_replica_but_a_lasting_one_does() -> None:
+    a = model("a", slots=4, high=3)
+    spike: dict[str, Any] = {
+        "replicas": [replica(a, "r1")],
+        "gateways": [gateway(levels=[level("a", 6, 4, wait_s=0.5)])],
+    }
+    answer = ask(a, **spike)
+    assert (answer.count, answer.next_s) == (1, T0 + 1.5)
+    assert ask(a, now_s=T0 + 1.5, **spike).count == 3
+
+
+def test_supply_that_is_starting_counts() -> None:
+    a = model("a", slots=4, high=4)
+    supply = [replica(a, "r1"), replica(a, "r2", state=S.STARTING)]
+    assert ask(a, replicas=supply, gateways=[gateway(levels=[level("a", 4, 4, wait_s=60)])]).count == 2
+
+
+def test_a_backlog_that_is_done_before_a_start_would_be_starts_nothing() -> None:
+    a = model("a", slots=4, high=4)
+    done = Total(model=ModelName("a"), tenant=TenantName("acme"), finished=100, busy_slot_us=100_000_000)
+    quick = gateway(levels=[level("a", 20, 4, wait_s=5)], totals={(a.name, TenantName("acme")): done})
+    answer = ask(a, replicas=[replica(a, "r1")], gateways=[quick])
+    assert (answer.count, "done in about 5 s, a start takes 8 s" in answer.reason) == (1, True)
+
+
+def test_fewer_only_when_the_peak_of_the_idle_window_fits_fewer() -> None:
+    a = model("a", slots=4, high=3, idle_seconds=60.0)
+    supply = [replica(a, name) for name in ("r1", "r2", "r3")]
+    told = [gateway(levels=[level("a", 0, 2)])]
+    high = History(last_activity_s=T0, peaks=peaks((T0 - 50, 11), (T0 - 5, 2)))
+    answer = ask(a, replicas=supply, gateways=told, history=high)
+    assert answer.count == 3
+    assert answer.next_s == pytest.approx(T0 + 10.1)
+    later = [gateway(levels=[level("a", 0, 2)], seen_s=T0 + 10)]
+    assert ask(a, replicas=supply, gateways=later, history=high, now_s=T0 + 10.2).count == 1
+
+
+def test_with_auto_a_second_replica_that_got_ready_stays_for_twenty_minutes() -> None:
+    a = model("a", slots=4, high=2)
+    supply = [replica(a, "r1"), replica(a, "r2", created_s=T0 - 1100)]
+    told = [gateway(levels=[level("a", 0, 2)])]
+    answer = ask(a, replicas=supply, gateways=told, history=History(last_activity_s=T0))
+    assert answer.count == 2
+    fresh = [gateway(levels=[level("a", 0, 2)], seen_s=T0 + 1100)]
+    assert ask(a, replicas=supply, gateways=fresh, history=History(last_activity_s=T0), now_s=T0 + 1101).count == 1
+
+
+def test_zero_comes_one_idle_window_after_the_last_finish() -> None:
+    a = model("a", idle_seconds=60.0)
+    made: dict[str, Any] = {"replicas": [replica(a, "r1")], "history": History(last_activity_s=T0 - 55)}
+    answer = ask(a, **made)
+    assert (answer.count, answer.next_s) == (1, T0 + 5)
+    gone = ask(a, now_s=T0 + 5, **made)
+    assert (gone.count, gone.reason) == (0, "idle for 60 s")
+
+
+def test_case_12_a_generation_longer_than_the_idle_window_is_never_idle() -> None:
+    a = model("a", idle_seconds=1.0)
+    running = [gateway(levels=[level("a", 0, 1)])]
+    assert ask(a, replicas=[replica(a, "r1")], gateways=running, history=History(last_activity_s=T0 - 9)).count == 1
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        gateway("g2", seen_s=T0 - 11),
+        gateway("g2", in_epoch=False),
+        gateway("g2", report=None, in_epoch=False),
+    ],
+    ids=["expired", "of an older epoch", "never reported"],
+)
+def test_unknown_is_never_zero(strange: Gateway) -> None:
+    a = model("a", idle_seconds=1.0)
+    old = History(last_activity_s=T0 - 500)
+    answer = ask(a, replicas=[replica(a, "r1")], history=old, gateways=[gateway(), strange])
+    assert (answer.count, "g2" in answer.reason) == (1, True)
+
+
+def test_a_gateway_that_is_proven_gone_blocks_nothing() -> None:
+    a = model("a", idle_seconds=1.0)
+    old = History(last_activity_s=T0 - 500)
+    dead = gateway("g2", seen_s=T0 - 11, gone=True)
+    assert ask(a, replicas=[replica(a, "r1")], history=old, gateways=[gateway(), dead]).count == 0
+
+
+def test_a_new_leader_that_knows_no_gateway_scales_nothing_down_for_ten_seconds() -> None:
+    a = model("a", idle_seconds=1.0)
+    alone: dict[str, Any] = {
+        "replicas": [replica(a, "r1")],
+        "gateways": [],
+        "history": History(last_activity_s=T0 - 500),
+    }
+    assert ask(a, leading_since_s=T0 - 5, **alone).count == 1
+    assert ask(a, leading_since_s=T0 - 10, **alone).count == 0
+
+
+def test_case_4_a_start_that_nobody_waits_for_runs_to_ready_and_is_held() -> None:
+    a = model("a", idle_seconds=1.0)
+    left = History(starts_s=(4.0,), last_activity_s=T0 - 20, hold_until_s=T0 + 30)
+    assert ask(a, replicas=[replica(a, "r1", state=S.STARTING)], history=left).count == 1
+    fresh = [replica(a, "r1", ready_s=T0 - 1)]
+    held = ask(a, replicas=fresh, history=left)
+    assert (held.count, held.next_s) == (1, T0 + 30)
+    resident = ask(a, replicas=fresh, history=History(starts_s=(4.0,), last_activity_s=T0 - 20))
+    assert (resident.count, resident.next_s) == (1, T0 + 11)
+
+
+def test_a_refused_cold_call_is_demand_for_one_start() -> None:
+    a = model("a")
+    refused = History(refused_cold_s=T0 - 1, hold_until_s=T0 + 30)
+    assert (ask(a, history=refused).count, ask(a, history=refused).urgent) == (1, True)
+    assert ask(a, history=refused, now_s=T0 + 30).count == 0
+    had_it = History(refused_cold_s=T0 - 100, hold_until_s=T0 + 30, served_until_s=T0 - 1)
+    assert ask(a, history=had_it).count == 0
+
+
+def test_minimum_maximum_and_pause_are_obeyed() -> None:
+    a = model("a", low=2, high=3)
+    assert (ask(a).count, ask(a).reason, ask(a).urgent) == (2, "replicas.min is 2", False)
+    assert ask(model("a", paused=True, low=2, high=2), gateways=[gateway(levels=[level("a", 9)])]).count == 0
+
+
+def test_each_regret_doubles_the_auto_window_up_to_its_bound() -> None:
+    a = model("a")
+    for regrets, window_s in ((0, 60), (1, 120), (3, 480), (4, 900), (16, 900)):
+        history = History(last_activity_s=T0, regrets=regrets)
+        late = [gateway(seen_s=T0 + window_s - 1)]
+        answer = ask(a, replicas=[replica(a, "r1")], history=history, gateways=late, now_s=T0 + window_s - 0.5)
+        assert (answer.count, answer.next_s) == (1, T0 + window_s)
+
+
+def test_unserved_is_the_later_of_arrival_and_end_of_service() -> None:
+    served = History(served_until_s=T0 - 3)
+    made = world([model("a")], gateways=[gateway(levels=[level("a", 1, wait_s=9)])], histories={"a": served})
+    assert unserved_since_s(made, ModelName("a"), T0) == T0 - 3
+
+
+# --- case 6: demand that oscillates for two virtual hours -----------------------------------------------------------
+
+Levels = Callable[[float, Scene], Iterable[tuple[str, int, int]]]
+
+
+def square(now_s: float, _: Scene) -> int:
+    """On and off at the length of the idle window."""
+    return 2 if (now_s - T0) % 120 < 60 else 0
+
+
+def sine(now_s: float, _: Scene) -> int:
+    """Around the Slots of one Replica, every five minutes."""
+    return round(4 + 3 * sin(2 * pi * now_s / 300))
+
+
+def poisson() -> Callable[[float, Scene], int]:
+    """Single Calls of 5 s, a minute apart in the mean."""
+    rng = random.Random(6)
+    until_s = [0.0]
+
+    def calls(now_s: float, _: Scene) -> int:
+        if rng.random() < 1 / 60:
+            until_s[0] = now_s + 5
+        return int(now_s < until_s[0])
+
+    return calls
+
+
+@pytest.mark.parametrize("shape", [square, sine, poisson()], ids=["square", "sine", "poisson"])
+def test_case_6_oscillating_demand_changes_the_scale_at_most_six_times_an_hour(
+    shape: Callable[[float, Scene], int],
+) -> None:
+    a = model("a", 10, slots=4, high=3)
+
+    def levels(now_s: float, scene: Scene) -> Iterable[tuple[str, int, int]]:
+        calls, room = shape(now_s, scene), 4 * len(scene.ready("a"))
+        return [("a", max(0, calls - room), min(calls, room))]
+
+    begin: World = world([a], [device(memory_gi=40)], gateways=[])
+    scene = Scene(begin, levels, start_s=5)
+    scene.run(7200)
+    changes = scene.verbs("start", "drain")
+    assert len(changes) <= 12, [(at_s - T0, verb(action), action.reason) for at_s, action in changes]
+    for row in scene.transitions:
+        assert (row.before, row.verb) != (S.STARTING, "drain"), row

@@ -1,0 +1,125 @@
+"""Which paths exist on the inference port, and that nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.dialects import Kind, Operation, lookup
+
+OPENAI = [
+    "chat/completions", "completions", "embeddings", "responses", "moderations", "audio/transcriptions",
+    "audio/translations", "audio/speech", "images/generations", "images/edits",
+]  # fmt: skip
+OTHERS = {
+    "/v1/messages": "anthropic", "/v1/messages/count_tokens": "anthropic", "/v1/rerank": "jina", "/v2/rerank": "jina",
+    "/v1/score": "jina", "/tokenize": "vllm", "/detokenize": "vllm",
+}  # fmt: skip
+FORMS = {"audio/transcriptions", "audio/translations", "images/edits"}
+WITH_USAGE = {"chat/completions", "completions"}
+
+
+def found(method: str, path: str) -> Operation:
+    operation = lookup(method.encode(), path.encode())
+    assert operation is not None, path
+    return operation
+
+
+@pytest.mark.parametrize("name", OPENAI)
+@pytest.mark.parametrize("root", ["/v1/", "/openai/v1/", "/openai/deployments/gpt-4o/"])
+def test_every_openai_path_leads_to_the_engines_own(root: str, name: str) -> None:
+    operation = found("POST", root + name)
+    assert operation == Operation(
+        Kind.INFER,
+        b"/v1/" + name.encode(),
+        "openai",
+        multipart=name in FORMS,
+        usage=name in WITH_USAGE,
+        model="gpt-4o" if "deployments" in root else None,
+    )
+
+
+@pytest.mark.parametrize(("path", "dialect"), OTHERS.items())
+def test_other_dialects_keep_their_path(path: str, dialect: str) -> None:
+    operation = found("POST", path)
+    assert (operation.kind, operation.engine_path, operation.dialect) == (Kind.INFER, path.encode(), dialect)
+    assert not operation.multipart
+    assert not operation.usage
+
+
+@pytest.mark.parametrize("root", ["/v1/models", "/openai/v1/models"])
+def test_models_are_listed_and_read(root: str) -> None:
+    assert found("GET", root) == Operation(Kind.LIST_MODELS)
+    for name in ("llama-8b", "lab/llama-8b", "llama-8b:support", "org/model@v1.0+x"):
+        assert found("GET", f"{root}/{name}") == Operation(Kind.GET_MODEL, model=name)
+
+
+def test_health_is_one_path() -> None:
+    assert found("GET", "/health") == Operation(Kind.HEALTH)
+
+
+def test_a_deployment_may_have_a_namespace() -> None:
+    assert found("POST", "/openai/deployments/lab/tiny/chat/completions").model == "lab/tiny"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/models", "/v1/models/m", "/health", "/openai/deployments/m/embeddings"]
+)
+def test_options_on_a_path_that_exists_is_a_preflight(path: str) -> None:
+    assert found("OPTIONS", path).kind is Kind.PREFLIGHT
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v1/load_lora_adapter", "/v1/models/../health"])
+def test_options_elsewhere_is_not(path: str) -> None:
+    assert lookup(b"OPTIONS", path.encode()) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/", "/v1", "/v1/", "/v1/chat/completions/", "//v1/chat/completions", "/v1//chat/completions",
+        "/V1/chat/completions", "/v1/chat%2fcompletions", "/v1/../v1/chat/completions", "/metrics",
+        "/v1/%2e%2e/metrics", "/v1/load_lora_adapter", "/openai/deployments//chat/completions",
+        "/openai/deployments/chat/completions",
+        "/openai/deployments/../chat/completions", "/openai/deployments/a//b/embeddings",
+        "/openai/deployments/a%2fb/embeddings", "/openai/deployments/m/models", "/openai/chat/completions",
+        "/openai/deployments/" + "m" * 257 + "/embeddings", "/v1/chat/completions;a=b",
+    ],
+)  # fmt: skip
+def test_nothing_else_can_be_posted_to(path: str) -> None:
+    assert lookup(b"POST", path.encode()) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models/", "/v1/models//", "/v1/models/.", "/v1/models/../x", "/v1/models/a/../b", "/v1/models/a/",
+     "/v1/models/%61", "/v1/models/a b", "/v1/models/" + "a" * 257, "/v1/chat/completions", "/health/", "/tokenize"],
+)  # fmt: skip
+def test_nothing_else_can_be_got(path: str) -> None:
+    assert lookup(b"GET", path.encode()) is None
+
+
+@pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE", "TRACE", "CONNECT", "PATCH", "post", "get", "PRI", ""])
+def test_other_methods_find_nothing(method: str) -> None:
+    for path in (b"/v1/chat/completions", b"/v1/models", b"/health"):
+        assert lookup(method.encode(), path) is None
+
+
+def test_methods_are_not_interchangeable() -> None:
+    assert lookup(b"POST", b"/v1/models") is None
+    assert lookup(b"POST", b"/health") is None
+
+
+@settings(derandomize=True, deadline=None, max_examples=500)
+@given(
+    st.lists(
+        st.sampled_from(["/", "v1", "openai", "deployments", "..", "%2f", "m", "chat/completions", "?", "\\"]),
+        max_size=8,
+    )
+)
+def test_whatever_the_path_the_engines_path_is_one_of_ours(parts: list[str]) -> None:
+    operation = lookup(b"POST", "".join(parts).encode())
+    if operation is not None:
+        assert operation.engine_path.startswith(b"/v1/")
+        assert b".." not in operation.engine_path

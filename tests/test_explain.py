@@ -1,0 +1,125 @@
+"""Explain: the sentences that people read, and the rows of `status`."""
+
+from __future__ import annotations
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.explain import Explanation, explain_model, last, model_state, status
+from autoscaler.fold import fold
+from autoscaler.log import Log
+from autoscaler.plan import plan
+from autoscaler.states import ReplicaState as S
+from autoscaler.words import seconds, size, tenants
+from autoscaler.world import Drain, History, Tick, Transition, World
+from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
+
+A, B = model("a", 20), model("b", 20)
+
+
+def tell(made: World, name: str = "b", log: Log | None = None) -> Explanation:
+    return explain_model(made, plan(made, T0), log or Log(), ModelName(name), T0)
+
+
+def test_it_says_who_holds_the_slice_and_until_when() -> None:
+    calls = [gateway(levels=[level("a", 1, 1), level("b", 2, wait_s=3)], uses=[use("r", 1)])]
+    known = {"a": History(starts_s=(4.0,), last_activity_s=T0)}
+    told = tell(world([A, B], [device()], [replica(A, "r", ready_s=T0 - 10)], calls, known))
+    assert told.state == "waiting"
+    assert told.sentences == (
+        "1 of at most 1 wanted: 2 waiting, tenant acme, since 3 s.",
+        "Not placed: needs 20Gi on one device; the largest has 4Gi free of 24Gi, "
+        "held by a (busy, residency ends in 2 s).",
+        "gpu0: 4Gi free of 24Gi, held by a (busy, residency ends in 2 s).",
+    )
+    assert [candidate.slice for candidate in told.candidates] == ["gpu0"]
+
+
+def test_it_says_why_a_replica_runs_and_how_long_starts_take() -> None:
+    known = {"b": History(starts_s=(3.0, 5.0), last_activity_s=T0 - 12)}
+    runs = replica(B, "r", reason="wake b: 3 waiting, tenant acme")
+    told = tell(world([B], [device()], [runs], histories=known))
+    assert told.state == "ready"
+    assert told.sentences == (
+        "1 of at most 1 wanted: last used 12 s ago, idle window 60 s, since 12 s.",
+        "r is ready since 100 s on gpu0: wake b: 3 waiting, tenant acme.",
+        "Its last start took 5 s, the median is 5 s.",
+    )
+
+
+def test_it_says_what_a_drain_waits_for() -> None:
+    drain = Drain(since_s=T0 - 1, reason="idle for 60 s", came_from=S.READY, epoch=1, version=2)
+    going = replica(B, "r", state=S.DRAINING, drain=drain, since_s=T0 - 1)
+    told = tell(world([B], [device()], [going]))
+    assert told.sentences[:2] == (
+        "None wanted: nobody calls it.",
+        "r is draining since 1 s on gpu0: idle for 60 s; gateway g1 has not acknowledged.",
+    )
+
+
+def test_it_says_how_the_last_start_failed_and_when_the_next_try_is() -> None:
+    failed = {"b": History(episodes=2, failure="exit status 1", refused_until_s=T0 + 90, retry_at_s=T0 + 90)}
+    told = tell(world([B], [device()], gateways=[gateway(levels=[level("b", 1)])], histories=failed))
+    assert told.state == "failed"
+    sentence = (
+        "Its last start failed: exit status 1. 2 failed in a row. Calls are refused and nothing is started for 90 s."
+    )
+    assert sentence in told.sentences
+
+
+def test_it_names_gateways_that_keep_it_from_scaling_down() -> None:
+    told = tell(world([B], [device()], [replica(B, "r")], [gateway("g7", seen_s=T0 - 60)]))
+    assert told.sentences[-1] == "Nothing is scaled down while these gateways have not reported: g7."
+
+
+def test_the_last_moves_are_told_newest_first() -> None:
+    log = Log()
+    for at_s, before, after, verb in ((T0 - 9, S.PENDING, S.STARTING, "place"), (T0 - 2, S.STARTING, S.READY, "seen")):
+        row = Transition(
+            at_s=at_s,
+            replica=ReplicaId("r"),
+            model=B.name,
+            slices=(),
+            before=before,
+            after=after,
+            verb=verb,
+            reason="why",
+        )
+        log.extend([row])
+    made = world([B], [device()])
+    assert last(made, log, T0) == (
+        "b: r starting -> ready, 2 s ago: why",
+        "b: r pending -> starting, 9 s ago: why",
+    )
+    assert tell(made, log=log).sentences[-1] == "Last: r starting -> ready, 2 s ago: why."
+
+
+def test_status_has_a_row_for_every_model_and_for_what_is_left_of_others() -> None:
+    left = replica(model("gone", 2), "old")
+    calls = [gateway(levels=[level("a", 2, 1)], uses=[use("r", 1)])]
+    made = world([A, B], [device()], [replica(A, "r"), left], calls)
+    rows = {row.model: row for row in status(made, plan(made, T0), T0)}
+    assert list(rows) == ["a", "b", "gone"]
+    a = rows[ModelName("a")]
+    assert (a.state, a.replicas, a.waiting, a.running, a.devices, a.since_s) == (
+        "ready",
+        {"ready": 1},
+        2,
+        1,
+        ("gpu0",),
+        100,
+    )
+    assert (rows[ModelName("b")].state, rows[ModelName("b")].why) == ("zero", "nobody calls it")
+    assert rows[ModelName("gone")].why == "no longer in the documents"
+
+
+def test_one_word_says_the_state() -> None:
+    for state, word in ((S.STARTING, "starting"), (S.UNREADY, "unready"), (S.SCRUBBING, "stopping")):
+        assert model_state(world([A], [device()], [replica(A, "r", state=state)]), A.name, T0) == word
+    assert model_state(world([model("a", paused=True)]), A.name, T0) == "paused"
+    assert model_state(fold(world([A]), (Tick(),), T0)[0], A.name, T0) == "zero"
+
+
+def test_numbers_read_well() -> None:
+    assert [seconds(s) for s in (0.42, 3.0, 12.3, 200.0, 7300.0)] == ["0.4 s", "3 s", "12 s", "3 min 20 s", "2 h 1 min"]
+    assert [size(b) for b in (20 << 30, 1 << 29, 12)] == ["20Gi", "512Mi", "12 bytes"]
+    assert tenants(["b", "a"]) == "tenants a, b"
+    assert tenants("abcde") == "tenants a, b, c and 2 more"

@@ -1,0 +1,68 @@
+"""The fake driver keeps the same contract as the real ones, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+
+import pytest
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.base import Driver
+from autoscaler.model import Model, ModelSpec
+from autoscaler.world import DeviceId, NodeId, Replica, Slice, SliceId
+from tests.contracts.driver import DriverContract, Manner, Rig
+from tests.kit.fakedriver import FakeDriver, FakeMachine, Fate
+from tests.sim.virtual import VirtualLoop
+
+FATES = {
+    Manner.GOOD: Fate(),
+    Manner.NEVER_READY: Fate(ready_after_s=None),
+    Manner.DIES_ON_START: Fate(dies_after_s=0.5, last_words="exited with status 3"),
+    Manner.CANNOT_START: Fate(refused="no such file"),
+    Manner.IGNORES_SIGTERM: Fate(stops_in_s=1e9),
+}
+
+
+class FakeRig:
+    """A fake machine on a loop in virtual time."""
+
+    def __init__(self) -> None:
+        self.loop = VirtualLoop()
+        gpu = Slice(id=SliceId("gpu0"), device=DeviceId("gpu0"), node=NodeId("local"), memory_bytes=1 << 30)
+        self.machine = FakeMachine(self.loop, (gpu,), lambda _, model: FATES[Manner(model.spec.command[0])])
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        self.loop.run_until_complete(scenario)
+        self.loop.close()
+
+    def driver(self) -> Driver:
+        return FakeDriver(self.machine)
+
+    def replica(self, name: str, manner: Manner) -> tuple[Replica, Model]:
+        model = Model(name=ModelName(name), spec=ModelSpec(engine="command", command=(manner.value,)))
+        replica = Replica(
+            id=ReplicaId(name),
+            model=model.name,
+            spec_hash=model.spec_hash(),
+            intent=f"intent-{name}",
+            slices=(SliceId("gpu0"),),
+            memory_bytes=1 << 20,
+        )
+        return replica, model
+
+    def kill(self, replica: ReplicaId) -> None:
+        self.machine.kill(replica)
+
+    def exists(self, replica: ReplicaId) -> bool:
+        return replica in self.machine.engines and self.machine.engines[replica].alive
+
+    def starts(self, replica: ReplicaId) -> int:
+        return self.machine.started.count(replica)
+
+
+class TestFakeDriver(DriverContract):
+    """The whole suite."""
+
+    @pytest.fixture
+    def rig(self) -> Rig:
+        return FakeRig()

@@ -1,0 +1,292 @@
+"""The packer: Wants and Shelves in, Placements, victims and unmet Wants out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.packer import pack
+from autoscaler.packing import Force, Incumbent, Outlook, Packing, Room, Shelf, Want
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Copy, Isolation, NodeId, Slice
+from tests.kit.worlds import GI, T0, device
+
+
+def on(name: str, memory_gi: float, compute_percent: int = 0, **fields: Any) -> Incumbent:
+    """An idle ready Replica of Model `name`, long resident."""
+    made = Incumbent(
+        replica=ReplicaId(f"{name}-r"),
+        model=ModelName(name),
+        state=S.READY,
+        room=Room(int(memory_gi * GI), compute_percent),
+    )
+    return made._replace(**fields)
+
+
+def shelf(slice_: Slice, *incumbents: Incumbent, locked: bool = False) -> Shelf:
+    free, coming = Room(slice_.memory_bytes, slice_.compute_percent), Room(0, 0)
+    for incumbent in incumbents:
+        free = free.less(incumbent.room)
+        coming = coming.plus(incumbent.room) if incumbent.leaving and not incumbent.stuck else coming
+    return Shelf(slice=slice_, whole=True, incumbents=incumbents, free=free, coming=coming, locked=locked)
+
+
+def want(name: str, memory_gi: float = 10, **fields: Any) -> Want:
+    return Want(model=ModelName(name), memory_bytes=int(memory_gi * GI), force=Force.BUSY)._replace(**fields)
+
+
+def run(wants: Iterable[Want], shelves: Iterable[Shelf], copies: frozenset[Copy] = frozenset()) -> Packing:
+    return pack(tuple(wants), tuple(shelves), copies, Outlook(start_s={ModelName("cheap"): 1.0}), T0)
+
+
+def placed(packing: Packing) -> list[tuple[str, ...]]:
+    return [(placement.want.model, *placement.slices) for placement in packing.placements]
+
+
+def victims(packing: Packing) -> list[str]:
+    return [victim.model for victim in packing.victims]
+
+
+def test_best_fit_takes_the_slice_with_the_least_left() -> None:
+    assert placed(run([want("a")], [shelf(device("g0", 80)), shelf(device("g1", 24))])) == [("a", "g1")]
+
+
+def test_a_node_with_a_copy_is_worth_more_than_a_tight_fit() -> None:
+    copies = frozenset({Copy(artifact="oci://a", node=NodeId("n1"))})
+    slices = [shelf(device("g0", 12, "n0")), shelf(device("g1", 80, "n1"))]
+    assert placed(run([want("a", artifact="oci://a")], slices, copies)) == [("a", "g1")]
+
+
+def test_products_are_globs_in_order_of_preference() -> None:
+    slices = [shelf(device("g0", product="NVIDIA L40S")), shelf(device("g1", product="NVIDIA H100 80GB"))]
+    assert placed(run([want("a", products=("*h100*", "*l40s*"))], slices)) == [("a", "g1")]
+    assert placed(run([want("a", products=("*l40s*",))], slices)) == [("a", "g0")]
+    nowhere = run([want("a", products=("*mi300*",))], slices).unmet[0]
+    assert nowhere.never
+    assert nowhere.reason == "needs a device named like *mi300*; there are: NVIDIA H100 80GB, NVIDIA L40S"
+
+
+def test_compute_is_shared_out_too() -> None:
+    half = on("x", 4, 70, evictable_s=T0 + 9)
+    assert placed(run([want("a", compute_percent=30)], [shelf(device(), half)])) == [("a", "gpu0")]
+    assert placed(run([want("a", compute_percent=31)], [shelf(device(), half)])) == []
+
+
+def test_isolation_is_a_property_of_the_slice_or_of_being_alone() -> None:
+    beside = shelf(device("g0", 80), on("x", 1))
+    apart = want("a", isolation=Isolation.HARDWARE, force=Force.NONE)
+    assert placed(run([apart], [beside])) == []
+    alone = run([apart], [beside, shelf(device("g1", 40))]).placements[0]
+    assert (alone.slices, alone.memory_bytes) == (("g1",), 40 * GI)
+    mig = device("m0", 20, isolation=Isolation.HARDWARE)
+    assert run([apart], [shelf(mig)]).placements[0].memory_bytes == 10 * GI
+
+
+def test_several_devices_are_whole_free_ones_of_one_node() -> None:
+    spread = [shelf(device("g0", node="n0")), shelf(device("g1", node="n1"))]
+    big = want("a", 20, devices=2)
+    assert run([big], spread).unmet[0].reason == "needs 2 whole devices of 20Gi of one node; the largest node has 1"
+    beside = [shelf(device("g2", node="n1"), on("x", 1)), shelf(device("g3", node="n1"))]
+    assert placed(run([big._replace(force=Force.NONE)], [*spread, *beside])) == [("a", "g1", "g3")]
+    assert victims(run([big], [spread[0], *beside])) == ["x"]
+
+
+def test_cpu_only_needs_no_slice() -> None:
+    assert placed(run([want("a", devices=0)], [])) == [("a",)]
+
+
+def test_unhealthy_slices_are_never_used() -> None:
+    answer = run([want("a")], [shelf(device(healthy=False))])
+    assert answer.unmet[0].reason == "needs 10Gi on one device; no device that has it is healthy"
+    assert not answer.unmet[0].never
+
+
+def test_what_can_never_fit_says_so() -> None:
+    missing = run([want("a", 40)], [shelf(device(memory_gi=24))]).unmet[0]
+    assert (missing.reason, missing.never) == ("needs 40Gi on one device; the largest has 24Gi", True)
+    assert run([want("a")], []).unmet[0].reason == "needs 10Gi on one device; there is no device"
+
+
+def test_an_idle_incumbent_makes_room_before_a_busy_one() -> None:
+    slices = [shelf(device("g0"), on("busy", 20, busy=True)), shelf(device("g1"), on("idle", 20))]
+    assert victims(run([want("a")], slices)) == ["idle"]
+
+
+def test_the_cheapest_set_makes_room() -> None:
+    slices = [shelf(device("g0"), on("x", 10), on("y", 10)), shelf(device("g1"), on("cheap", 20))]
+    assert victims(run([want("a", 20)], slices)) == ["cheap"]
+    assert victims(run([want("a", 20)], slices[:1])) == ["x", "y"]
+
+
+def test_nobody_goes_before_the_end_of_residency() -> None:
+    slices = [shelf(device(), on("llama-8b", 18, busy=True, evictable_s=T0 + 12))]
+    answer = run([want("a", 20)], slices)
+    assert (victims(answer), answer.unmet[0].never) == ([], False)
+    assert answer.unmet[0].reason == (
+        "needs 20Gi on one device; the largest has 6Gi free of 24Gi, held by llama-8b (busy, residency ends in 12 s)"
+    )
+    after = pack((want("a", 20),), tuple(slices), frozenset(), Outlook(), T0 + 12)
+    assert [victim.model for victim in after.victims] == ["llama-8b"]
+
+
+def test_priority_protects_and_takes() -> None:
+    slices = [shelf(device(), on("x", 20, priority=5))]
+    assert victims(run([want("a")], slices)) == []
+    assert victims(run([want("a", priority=6, force=Force.LOWER)], slices)) == ["x"]
+
+
+def test_force_says_who_may_be_evicted() -> None:
+    idle, busy = [shelf(device(), on("x", 20))], [shelf(device(), on("x", 20, busy=True))]
+    assert [victims(run([want("a", force=force)], idle)) for force in Force] == [[], [], ["x"], ["x"]]
+    assert [victims(run([want("a", force=force)], busy)) for force in Force] == [[], [], [], ["x"]]
+    kept = [shelf(device(), on("x", 20, kept=True))]
+    assert victims(run([want("a")], kept)) == []
+
+
+def test_no_second_victim_while_room_is_coming() -> None:
+    leaving = shelf(device("g0"), on("x", 20, state=S.DRAINING, leaving=True))
+    idle = shelf(device("g1"), on("y", 20))
+    answer = run([want("a")], [leaving, idle])
+    assert (victims(answer), answer.unmet[0].reason) == ([], "waits on g0 until x has left")
+    assert victims(run([want("a", 20), want("b", 20)], [leaving, idle])) == ["y"]
+
+
+def test_what_should_long_be_gone_is_not_counted_on() -> None:
+    stuck = shelf(device("g0"), on("x", 20, state=S.SCRUBBING, leaving=True, stuck=True))
+    assert victims(run([want("a")], [stuck, shelf(device("g1"), on("y", 20))])) == ["y"]
+
+
+def test_one_replica_at_a_time_starts_on_a_device() -> None:
+    answer = run([want("a", 4), want("b", 4)], [shelf(device())])
+    assert placed(answer) == [("a", "gpu0")]
+    assert answer.unmet[0].reason == (
+        "waits on gpu0 until the Replica that is starting there is ready: one starts at a time"
+    )
+    assert placed(run([want("a", 4)], [shelf(device("g0", 8), locked=True), shelf(device("g1", 80))])) == [("a", "g1")]
+
+
+def test_wants_go_by_priority_then_longest_unserved_then_name() -> None:
+    wants = [want("c", 20, unserved_since_s=5), want("b", 20, unserved_since_s=5), want("a", 20, unserved_since_s=9)]
+    assert placed(run(wants, [shelf(device())])) == [("b", "gpu0")]
+    assert placed(run([*wants, want("z", 20, priority=1)], [shelf(device())])) == [("z", "gpu0")]
+
+
+# --- properties -----------------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from([ModelName(name) for name in "abcdef"])
+
+
+@st.composite
+def incumbents(draw: st.DrawFn, index: int) -> tuple[Incumbent, ...]:
+    many = draw(st.integers(0, 3))
+    return tuple(
+        Incumbent(
+            replica=ReplicaId(f"g{index}-{i}"),
+            model=draw(NAMES),
+            state=S.READY,
+            room=Room(draw(st.integers(1, 8)) * GI, draw(st.sampled_from([0, 30]))),
+            priority=draw(st.integers(0, 2)),
+            busy=draw(st.booleans()),
+            kept=draw(st.booleans()),
+            evictable_s=draw(st.sampled_from([0.0, T0, T0 + 1])),
+            leaving=draw(st.booleans()),
+            others=0,
+        )
+        for i in range(many)
+    )
+
+
+@st.composite
+def benches(draw: st.DrawFn) -> list[Shelf]:
+    made: list[Shelf] = []
+    for i in range(draw(st.integers(1, 5))):
+        slice_ = device(f"g{i}", 24, f"n{i % 2}", healthy=draw(st.integers(0, 9)) > 0)
+        made.append(shelf(slice_, *draw(incumbents(i)), locked=draw(st.integers(0, 4)) == 0))
+    return made
+
+
+@st.composite
+def wanted(draw: st.DrawFn) -> list[Want]:
+    return [
+        Want(
+            model=draw(NAMES),
+            ordinal=ordinal,
+            devices=draw(st.sampled_from([1, 1, 1, 2])),
+            memory_bytes=draw(st.sampled_from([0, 2, 5, 9, 20])) * GI,
+            compute_percent=draw(st.sampled_from([0, 40])),
+            isolation=draw(st.sampled_from([Isolation.NONE, Isolation.NONE, Isolation.HARDWARE])),
+            priority=draw(st.integers(0, 2)),
+            unserved_since_s=draw(st.integers(0, 3)),
+            force=draw(st.sampled_from(list(Force))),
+        )
+        for ordinal in range(draw(st.integers(1, 6)))
+    ]
+
+
+QUICK = settings(derandomize=True, deadline=None, max_examples=150)
+
+
+@QUICK
+@given(wanted(), benches())
+def test_no_slice_is_ever_over_committed(wants: list[Want], shelves: list[Shelf]) -> None:
+    taken = {one.slice.id: sum(i.room.memory_bytes for i in one.incumbents) for one in shelves}
+    devices = {one.slice.id: one for one in shelves}
+    answer = run(wants, shelves)
+    for placement in answer.placements:
+        assert len(set(placement.slices)) == placement.want.devices
+        for id in placement.slices:
+            taken[id] += placement.memory_bytes
+            assert taken[id] <= devices[id].slice.memory_bytes
+            assert devices[id].slice.healthy
+            assert not devices[id].locked
+    assert sorted(answer_want.ordinal for answer_want in wants) == sorted(
+        [placement.want.ordinal for placement in answer.placements] + [missing.want.ordinal for missing in answer.unmet]
+    )
+
+
+@QUICK
+@given(wanted(), benches())
+def test_no_victim_is_protected(wants: list[Want], shelves: list[Shelf]) -> None:
+    known = {incumbent.replica: incumbent for one in shelves for incumbent in one.incumbents}
+    answer = run(wants, shelves)
+    assert len({victim.replica for victim in answer.victims}) == len(answer.victims)
+    for victim in answer.victims:
+        incumbent = known[victim.replica]
+        assert not incumbent.leaving
+        assert incumbent.evictable_s <= T0
+        assert incumbent.priority <= victim.want.priority
+        assert incumbent.model != victim.want.model
+        assert victim.want.force > Force.NONE
+        if incumbent.priority == victim.want.priority:
+            assert not incumbent.kept
+            assert victim.want.force >= (Force.BUSY if incumbent.busy else Force.IDLE)
+
+
+@QUICK
+@given(wanted(), benches(), st.randoms(use_true_random=False))
+def test_the_order_of_the_input_does_not_show(wants: list[Want], shelves: list[Shelf], rng: Random) -> None:
+    mixed_wants, mixed = sorted(wants, key=lambda _: rng.random()), sorted(shelves, key=lambda _: rng.random())
+    assert run(wants, shelves) == run(mixed_wants, mixed)
+
+
+@QUICK
+@given(wanted(), benches())
+def test_one_more_empty_device_never_makes_a_placed_want_unmet(wants: list[Want], shelves: list[Shelf]) -> None:
+    """For one Want at a time: best fit of several may be reordered by a Device that fits one of them better."""
+    for one in wants:
+        more = [*shelves, shelf(device("z9", 24, "n0"))]
+        if run([one], shelves).placements:
+            assert run([one], more).placements
+
+
+@QUICK
+@given(wanted(), benches())
+def test_what_is_given_stays_as_it_is(wants: list[Want], shelves: list[Shelf]) -> None:
+    before = [one.copy() for one in shelves]
+    run(wants, shelves)
+    assert before == shelves

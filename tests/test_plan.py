@@ -1,0 +1,382 @@
+"""The plan: a World in, ordered Actions with reasons out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.actions import DrainReplica, ReviveReplica, StartReplica, StopReplica
+from autoscaler.contract import ModelName
+from autoscaler.model import Gpu, Start
+from autoscaler.plan import plan
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Drain, Gateway, History, World
+from tests.kit.worlds import GI, T0, Scene, device, folded, gateway, kinds, level, model, replica, use, verb, world
+
+A, B = model("a", 20), model("b", 20)
+
+
+def drain(since_s: float = T0 - 1, came_from: S = S.READY, victim_of: str | None = None) -> Drain:
+    """Draining since Routes of version 2 of epoch 1."""
+    victim = None if victim_of is None else ModelName(victim_of)
+    return Drain(since_s=since_s, reason="idle", came_from=came_from, epoch=1, version=2, victim_of=victim)
+
+
+def acknowledged(name: str = "g1", **fields: Any) -> Gateway:
+    """A gateway that acts on version 2; `fields` as of `gateway`."""
+    told = gateway(name, **fields)
+    assert told.report is not None
+    return replace(told, report=replace(told.report, version=2))
+
+
+def test_nothing_is_decided_before_the_driver_has_listed_everything() -> None:
+    calls = [gateway(levels=[level("a", 3)])]
+    assert plan(world([A], [device()], gateways=calls, synced=False), T0).actions == ()
+
+
+def test_calls_at_a_model_at_zero_start_it_with_a_reason() -> None:
+    made = plan(world([A], [device()], gateways=[gateway(levels=[level("a", 3)])]), T0)
+    start = made.actions[0]
+    assert isinstance(start, StartReplica)
+    assert start.reason == "wake a: 3 waiting, tenant acme"
+    assert (start.replica.slices, start.replica.memory_bytes, start.replica.state) == (("gpu0",), 20 * GI, S.PENDING)
+    assert start.replica.id == f"a-{A.spec_hash()}-{start.replica.intent}"
+
+
+def test_the_same_decision_has_the_same_intent_and_another_epoch_another() -> None:
+    made = world([A], [device()], gateways=[gateway(levels=[level("a", 3)])])
+    assert plan(made, T0) == plan(made, T0)
+    assert plan(made, T0).actions != plan(replace(made, epoch=2), T0).actions
+
+
+def test_an_id_is_safe_as_a_file_name() -> None:
+    odd = model("team/../llama:8b")
+    start = plan(world([odd], [device()], gateways=[gateway(levels=[level(odd.name, 1)])]), T0).actions[0]
+    assert isinstance(start, StartReplica)
+    assert start.replica.id.startswith("team-..-llama-8b-")
+
+
+def test_replicas_on_one_device_start_one_after_the_other() -> None:
+    a = model("a", 5, slots=1, high=3)
+    begin = world([a], [device()], gateways=[gateway(levels=[level("a", 9, wait_s=60)])])
+    first = plan(begin, T0)
+    assert kinds(first) == ["start a"]
+    after = folded(begin, first.actions)
+    assert plan(after, T0).actions == ()
+    waits = plan(after, T0 + 1).unmet[0].reason
+    assert waits == "waits on gpu0 until the Replica that is starting there is ready: one starts at a time"
+
+
+def test_a_start_that_hangs_locks_its_device_only_so_long() -> None:
+    hung = replica(A, "a-r", state=S.STARTING, since_s=T0, started_s=T0, memory_bytes=GI)
+    small = model("b", 2)
+    made = world([A, small], [device()], [hung], [gateway(levels=[level("a", 1), level("b", 1)], seen_s=T0 + 119)])
+    assert kinds(plan(made, T0 + 119)) == []
+    assert plan(made, T0 + 119).next_s == T0 + 120
+    assert kinds(plan(made, T0 + 120)) == ["start b"]
+    grew = replace(made, replicas={hung.id: replace(hung, grown_s=T0 + 50)})
+    assert kinds(plan(grew, T0 + 120)) == []
+
+
+def test_idle_drains_and_the_acknowledged_drain_stops() -> None:
+    idle = History(last_activity_s=T0 - 60)
+    begin = world([A], [device()], [replica(A, "r")], histories={"a": idle})
+    made = plan(begin, T0)
+    assert made.actions == (DrainReplica(replica=replica(A, "r").id, reason="idle for 60 s"),)
+    after = folded(begin, made.actions)
+    assert plan(after, T0).actions == ()
+    told = replace(after, gateways={g.id: g for g in [acknowledged()]})
+    assert kinds(plan(told, T0 + 1)) == ["stop r"]
+
+
+@pytest.mark.parametrize(
+    ("told", "stops"),
+    [
+        (acknowledged(), True),
+        (gateway(), False),
+        (acknowledged(uses=[use("r", 1)]), False),
+        (gateway(in_epoch=False, report=None), False),
+        (gateway(gone=True), True),
+    ],
+    ids=["acknowledged", "older version", "a Call is on it", "silent", "gone"],
+)
+def test_a_drain_stops_only_when_every_known_gateway_has_acknowledged(told: Gateway, stops: bool) -> None:
+    going = replica(A, "r", state=S.DRAINING, drain=drain())
+    made = plan(world([A], [device()], [going], [acknowledged("g0"), told]), T0)
+    assert kinds(made) == (["stop r"] if stops else [])
+
+
+def test_the_grace_of_a_drain_ends_it() -> None:
+    a = model("a", drain_seconds_max=30.0)
+    going = replica(a, "r", state=S.DRAINING, drain=drain(since_s=T0 - 29))
+    made = world([a], [device()], [going], [gateway(uses=[use("r", 2)])])
+    assert (kinds(plan(made, T0)), plan(made, T0).next_s) == ([], T0 + 1)
+    assert kinds(plan(made, T0 + 1)) == ["stop r"]
+
+
+def test_a_new_leader_stops_nothing_until_every_gateway_has_reported_or_ten_seconds() -> None:
+    going = replica(A, "r", state=S.DRAINING, drain=drain(since_s=T0 - 700))
+    strange = gateway("g2", in_epoch=False)
+    made = world([A], [device()], [going], [acknowledged(), strange], leading_since_s=T0 - 4)
+    assert (kinds(plan(made, T0)), plan(made, T0).next_s) == ([], T0 + 6)
+    assert kinds(plan(made, T0 + 6)) == ["stop r"]
+
+
+def test_case_11_a_call_during_the_drain_revives() -> None:
+    going = replica(A, "r", state=S.DRAINING, drain=drain())
+    made = plan(world([A], [device()], [going], [acknowledged(levels=[level("a", 1)])]), T0)
+    assert made.actions == (ReviveReplica(replica=going.id, reason="wanted again: 1 waiting, tenant acme"),)
+
+
+def test_a_victim_is_not_revived_while_its_slice_is_wanted_and_is_when_it_no_longer_is() -> None:
+    going = replica(A, "r", state=S.DRAINING, drain=drain(victim_of="b"))
+    both = [gateway(levels=[level("a", 1), level("b", 1)], uses=[use("r", 1)])]
+    assert kinds(plan(world([A, B], [device()], [going], both), T0)) == []
+    alone = [gateway(levels=[level("a", 1)], uses=[use("r", 1)])]
+    assert kinds(plan(world([A, B], [device()], [going], alone), T0)) == ["revive r"]
+
+
+def test_a_busy_model_makes_room_after_its_residency_and_not_before() -> None:
+    known = {"a": History(starts_s=(4.0,), last_activity_s=T0)}
+    calls = [gateway(levels=[level("a", 5, 4), level("b", 1)], uses=[use("r", 4)])]
+    made = world([A, B], [device()], [replica(A, "r", ready_s=T0 - 10)], calls, known)
+    early = plan(made, T0)
+    assert (kinds(early), early.next_s) == ([], T0 + 2)
+    assert early.unmet[0].reason.endswith("held by a (busy, residency ends in 2 s)")
+    action = plan(made, T0 + 2).actions[0]
+    assert isinstance(action, DrainReplica)
+    assert action.reason == "make room for b: a was resident 12 s, 1 waiting, tenant acme"
+    assert action.victim_of == "b"
+
+
+def test_room_that_is_coming_saves_the_second_victim() -> None:
+    c = model("c", 20)
+    going = replica(A, "ra", ["gpu0"], S.DRAINING, drain=drain(victim_of="b"))
+    made = [going, replica(c, "rc", ["gpu1"])]
+    calls = [gateway(levels=[level("b", 1)], uses=[use("ra", 1)])]
+    used = {"c": History(last_activity_s=T0)}
+    assert kinds(plan(world([A, B, c], [device(), device("gpu1")], made, calls, used), T0)) == []
+
+
+def test_starting_goes_before_ready_and_idle_before_busy() -> None:
+    a = model("a", 2, high=1)
+    made = [replica(a, "r1"), replica(a, "r2"), replica(a, "r3", state=S.STARTING)]
+    calls = [gateway(levels=[level("a", 0, 3)], uses=[use("r1", 1), use("r2", 2)])]
+    history = {"a": History(last_activity_s=T0)}
+    assert kinds(plan(world([a], [device()], made, calls, history), T0)) == ["drain r1", "drain r3"][::-1]
+
+
+def test_a_start_over_its_limit_fails_and_is_stopped() -> None:
+    a = model("a", start=Start(seconds_max=30.0))
+    slow = replica(a, "r", state=S.STARTING, started_s=T0 - 29)
+    made = world([a], [device()], [slow], [gateway(levels=[level("a", 1)])])
+    assert (kinds(plan(made, T0)), plan(made, T0).next_s) == ([], T0 + 1)
+    failed = plan(made, T0 + 1)
+    assert kinds(failed) == ["fail r"]
+    assert failed.actions[0].reason == "not ready after 30 s, which is start.secondsMax"
+    after = folded(made, failed.actions, T0 + 1)
+    assert kinds(plan(after, T0 + 1)) == ["stop r"]
+
+
+def test_a_retry_has_what_is_left_of_its_episode() -> None:
+    a = model("a", start=Start(seconds_max=30.0))
+    again = replica(a, "r", state=S.STARTING, started_s=T0 - 5)
+    tried = {"a": History(tries=1, first_try_s=T0 - 30)}
+    assert kinds(plan(world([a], [device()], [again], histories=tried), T0)) == ["fail r"]
+
+
+def test_case_2_back_off_starts_nothing_and_says_when() -> None:
+    calls = [gateway(levels=[level("a", 1)])]
+    failing = {"a": History(refused_until_s=T0 + 60, retry_at_s=T0 + 60, episodes=1, failure="exit status 1")}
+    made = world([A], [device()], gateways=calls, histories=failing)
+    answer = plan(made, T0)
+    assert (answer.actions, answer.unmet[0].reason) == ((), "exit status 1; next try in 60 s")
+    assert kinds(plan(made, T0 + 60)) == ["start a"]
+
+
+def test_a_model_that_left_the_documents_drains_and_a_paused_one_too() -> None:
+    gone = world([], [device()], [replica(A, "r")])
+    assert plan(gone, T0).actions == (
+        DrainReplica(replica=replica(A, "r").id, reason="its Model is no longer in the documents"),
+    )
+    paused = model("a", 20, paused=True)
+    assert kinds(plan(world([paused], [device()], [replica(paused, "r")]), T0)) == ["drain r"]
+
+
+def test_a_changed_spec_surges_where_it_fits() -> None:
+    a = model("a", 10)
+    old = replica(a, "old", spec_hash="before")
+    calls = [gateway(levels=[level("a", 0, 1)], uses=[use("old", 1)])]
+    begin = world([a], [device()], [old], calls, {"a": History(last_activity_s=T0)})
+    first = plan(begin, T0)
+    assert kinds(first) == ["start a"]
+    during = folded(begin, first.actions)
+    assert kinds(plan(during, T0)) == []
+    ready = {
+        r.id: replace(r, state=S.READY, ready_s=T0) if r.state is S.STARTING else r for r in during.replicas.values()
+    }
+    assert kinds(plan(replace(during, replicas=ready), T0)) == ["drain old"]
+
+
+def test_a_changed_spec_drains_then_starts_where_it_does_not_fit_one_at_a_time() -> None:
+    a = model("a", 20, slots=1, high=2)
+    old = [replica(a, f"old{i}", [f"gpu{i}"], spec_hash="before") for i in (0, 1)]
+    calls = [gateway(levels=[level("a", 0, 2)], uses=[use("old0", 1), use("old1", 1)])]
+    begin = world([a], [device(), device("gpu1")], old, calls, {"a": History(last_activity_s=T0)})
+    made = plan(begin, T0)
+    assert kinds(made) == ["drain old0"]
+    assert kinds(plan(folded(begin, made.actions), T0)) == []
+
+
+def test_a_changed_spec_that_fails_halts_and_the_old_serves() -> None:
+    old = replica(A, "old", spec_hash="before")
+    failed = {"a": History(last_activity_s=T0, episodes=1, failure="no such file", refused_until_s=T0 + 9)}
+    calls = [gateway(levels=[level("a", 0, 1)], uses=[use("old", 1)])]
+    made = world([A], [device()], [old], calls, failed)
+    assert kinds(plan(made, T0)) == []
+    assert "the old one serves" in plan(made, T0).unmet[0].reason
+    assert kinds(plan(made, T0 + 9)) == []
+
+
+def test_two_devices_for_one_replica() -> None:
+    big = model("big", 20, gpu=Gpu(count=2))
+    made = plan(world([big], [device(), device("gpu1")], gateways=[gateway(levels=[level("big", 1)])]), T0)
+    start = made.actions[0]
+    assert isinstance(start, StartReplica)
+    assert start.replica.slices == ("gpu0", "gpu1")
+
+
+def test_minimum_replicas_are_started_without_calls_and_evict_nobody_of_their_own_priority() -> None:
+    kept = model("k", 20, low=1)
+    assert kinds(plan(world([kept], [device()]), T0)) == ["start k"]
+    assert (
+        kinds(plan(world([kept, A], [device()], [replica(A, "r")], histories={"a": History(last_activity_s=T0)}), T0))
+        == []
+    )
+
+
+# --- properties and scenarios ---------------------------------------------------------------------------------------
+
+CALLS = st.tuples(st.sampled_from("abcd"), st.integers(0, 9), st.integers(0, 3))
+STATES = st.sampled_from([S.STARTING, S.READY, S.UNREADY, S.DRAINING, S.FAILED, S.STOPPING, S.SCRUBBING])
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    models = [
+        model(name, draw(st.sampled_from([6, 12, 20])), high=3, priority=draw(st.integers(0, 1))) for name in "abcd"
+    ]
+    slices = [device(f"g{i}", 24) for i in range(draw(st.integers(1, 3)))]
+    made = []
+    for slice_ in slices:
+        free = 24 * GI
+        for i in range(draw(st.integers(0, 3))):
+            of = draw(st.sampled_from(models))
+            if of.memory_bytes > free:
+                continue
+            free -= of.memory_bytes
+            state = draw(STATES)
+            going = drain(draw(st.sampled_from([T0 - 700, T0 - 1])), victim_of=draw(st.sampled_from([None, "a", "b"])))
+            made.append(
+                replica(of, f"{slice_.id}-{i}", [slice_.id], state, drain=going if state is S.DRAINING else None)
+            )
+    levels = [level(name, waiting, running) for name, waiting, running in draw(st.lists(CALLS, max_size=4))]
+    used = [use(r.id, draw(st.integers(0, 2))) for r in made]
+    first = gateway(levels=levels, uses=used)
+    second = draw(st.sampled_from([acknowledged("g2"), gateway("g2", in_epoch=False), gateway("g2", gone=True)]))
+    histories = {name: History(last_activity_s=T0 - draw(st.sampled_from([1, 100]))) for name in "abcd"}
+    return world(models, slices, made, [first, second], histories)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(worlds())
+def test_folding_a_plan_and_planning_again_adds_nothing_of_the_same_kind(begin: World) -> None:
+    seen: set[str] = set()
+    after = begin
+    for _ in range(4):
+        made = plan(after, T0)
+        assert not seen & set(kinds(made))
+        for action in made.actions:
+            if not isinstance(action, StartReplica):
+                seen.add(f"{verb(action)} {action.replica}")
+        after = folded(after, made.actions)
+    assert plan(after, T0).actions == ()
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(worlds())
+def test_no_plan_stops_what_is_not_acknowledged_or_over_commits_a_slice(begin: World) -> None:
+    made = plan(begin, T0)
+    for action in made.actions:
+        if isinstance(action, StopReplica) and begin.replicas[action.replica].state is S.DRAINING:
+            going = begin.replicas[action.replica].drain
+            assert going is not None
+            if T0 - going.since_s < 600:
+                told = [g for g in begin.gateways.values() if not g.gone]
+                assert all(g.report is not None and g.report.version >= 2 for g in told)
+                assert not any(u.in_use for g in told for u in g.uses.values() if u.replica == action.replica)
+    after = folded(begin, made.actions)
+    for slice_ in after.slices.values():
+        claimed = sum(after.replicas[id].memory_bytes for id in after.by_slice.get(slice_.id, ()))
+        assert claimed <= slice_.memory_bytes
+    assert made.next_s is None or made.next_s > T0
+
+
+def test_case_9_two_busy_models_on_one_slice_take_turns_by_residency() -> None:
+    """Both always have Calls: each is served in turn, and neither is evicted before its residency is over."""
+    a, b = model("a", 20, slots=4), model("b", 20, slots=4)
+
+    def both(_: float, scene: Scene) -> Iterable[tuple[str, int, int]]:
+        # Those on a draining Replica finish at once; the rest wait for it to be ready again.
+        return [(name, 4, 4 if scene.ready(name) else 0) for name in ("a", "b")]
+
+    scene = Scene(world([a, b], [device()], gateways=[]), both, start_s=5)
+    scene.run(600, step_s=0.5)
+    starts = [(at_s, action.replica.model) for at_s, action in scene.verbs("start") if isinstance(action, StartReplica)]
+    assert [name for _, name in starts] == (["a", "b"] * len(starts))[: len(starts)]
+    gaps = [later - earlier for (earlier, _), (later, _) in zip(starts, starts[1:], strict=False)]
+    assert min(gaps) >= 5 + 15
+    assert max(gaps) <= 5 + 15 + 3
+    assert len(starts) >= 600 / 23
+
+
+def test_case_9_a_client_that_ping_pongs_swaps_at_most_once_per_residency() -> None:
+    """One client asks a, then b, then a ...: an idle Model stays for its residency all the same."""
+    turn = {"name": "a", "done": 0}
+
+    def client(_: float, scene: Scene) -> Iterable[tuple[str, int, int]]:
+        name = str(turn["name"])
+        if not scene.ready(name):
+            return [(name, 1, 0)]
+        turn.update(name="b" if name == "a" else "a", done=int(turn["done"]) + 1)
+        return []
+
+    scene = Scene(world([A, B], [device()], gateways=[]), client, start_s=2)
+    scene.run(400, step_s=0.5)
+    starts = [at_s for at_s, _ in scene.verbs("start")]
+    gaps = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
+    assert min(gaps) >= 2 + 6
+    assert int(turn["done"]) >= 400 / (2 + 6 + 3)
+
+
+def test_case_10_four_to_one_cuts_no_call() -> None:
+    """Four Replicas of 5 Calls each go down to one only as Calls end; nothing is stopped with a Call on it."""
+    a = model("a", 5, slots=5, high=4, idle_seconds=10.0)
+    supply = [replica(a, f"r{i}") for i in range(4)]
+    left = {"calls": 20.0}
+
+    def calls(now_s: float, _: Scene) -> Iterable[tuple[str, int, int]]:
+        left["calls"] = max(1.0, 20 - (now_s - T0) / 5)
+        return [("a", 0, int(left["calls"]))]
+
+    scene = Scene(world([a], [device()], supply, []), calls)
+    scene.run(200)
+    for at_s, action in scene.verbs("stop"):
+        assert action.reason.split("; ")[1].startswith("drained in"), (at_s, action)
+    assert len(scene.verbs("stop")) == 3
+    assert len(scene.ready("a")) == 1

@@ -1,0 +1,199 @@
+"""The queue of one Model: order, fairness, bounds, and heaps that stay in proportion."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.contract import ModelName, QueueLimits, TenantName
+from gateway.call import Call
+from gateway.deadlines import Deadlines
+from gateway.queue import COMPACT_MIN, Line, Queue
+from gateway.reporting import Account
+from tests.kit.dispatching import call_of
+
+MODEL = ModelName("llama")
+
+
+def line_of(queue: Queue, tenant: str, *, priority: int = 0, weight: float = 1.0) -> Line:
+    name = TenantName(tenant)
+    return queue.lines.get((name, priority)) or queue.open(name, priority, Account(MODEL, name), 1 / weight)
+
+
+def park(queue: Queue, id: str, tenant: str = "a", *, priority: int = 0, weight: float = 1.0) -> Call:
+    call = call_of(id, tenant=tenant, priority=priority)
+    queue.park(line_of(queue, tenant, priority=priority, weight=weight), call)
+    return call
+
+
+def pops(queue: Queue, count: int) -> list[str]:
+    return [queue.pop()[1].id for _ in range(count)]
+
+
+def test_within_a_tenant_first_come_is_first_served() -> None:
+    queue = Queue(MODEL)
+    for id in ("a1", "a2", "a3"):
+        park(queue, id)
+    assert pops(queue, 3) == ["a1", "a2", "a3"]
+    assert queue.waiting == 0
+    assert queue.bytes == 0
+
+
+def test_higher_priority_goes_first_whatever_was_served() -> None:
+    queue = Queue(MODEL)
+    park(queue, "low", priority=0)
+    park(queue, "high1", priority=5)
+    park(queue, "high2", priority=5)
+    park(queue, "lowest", priority=-1)
+    assert pops(queue, 4) == ["high1", "high2", "low", "lowest"]
+
+
+def test_tenants_take_turns() -> None:
+    queue = Queue(MODEL)
+    for id in ("a1", "a2", "a3"):
+        park(queue, id, "a")
+    for id in ("b1", "b2"):
+        park(queue, id, "b")
+    assert pops(queue, 5) == ["a1", "b1", "a2", "b2", "a3"]
+
+
+def test_a_weight_of_three_gets_three_quarters() -> None:
+    queue = Queue(MODEL)
+    for n in range(100):
+        park(queue, f"a{n}", "a", weight=3.0)
+        park(queue, f"b{n}", "b", weight=1.0)
+    first = Counter(id[0] for id in pops(queue, 80))
+    assert abs(first["a"] - 60) <= 1
+
+
+def test_a_tenant_that_comes_back_saves_nothing_up() -> None:
+    queue = Queue(MODEL)
+    park(queue, "b0", "b")
+    for n in range(50):
+        park(queue, f"a{n}", "a")
+    pops(queue, 41)
+    for n in range(1, 5):
+        park(queue, f"b{n}", "b")
+    turns = [id[0] for id in pops(queue, 8)]
+    assert turns == ["b", "a"] * 4, "level with the least served, so they alternate from here"
+
+
+def test_grants_that_never_parked_count_too() -> None:
+    queue = Queue(MODEL)
+    for _ in range(4):
+        queue.charge(line_of(queue, "a"))
+    park(queue, "a1", "a")
+    park(queue, "b1", "b")
+    assert pops(queue, 2) == ["b1", "a1"]
+
+
+def test_a_moved_call_is_first_in_its_line_and_its_turn_is_given_back() -> None:
+    queue = Queue(MODEL)
+    for id in ("a1", "a2", "b1", "b2"):
+        park(queue, id, id[0])
+    line, call = queue.pop()
+    queue.park_first(line, call)
+    assert pops(queue, 4) == ["a1", "b1", "a2", "b2"]
+
+
+def test_a_call_moved_after_a_long_time_does_not_bring_back_old_credit() -> None:
+    queue = Queue(MODEL)
+    moved = park(queue, "a0", "a")
+    line, _ = queue.pop()
+    for n in range(30):
+        park(queue, f"b{n}", "b")
+    pops(queue, 20)
+    queue.park_first(line, moved)
+    for n in range(1, 5):
+        park(queue, f"a{n}", "a")
+    assert [id[0] for id in pops(queue, 8)].count("a") <= 5
+    assert queue.waiting == 7
+
+
+def test_bounds_are_calls_and_bytes() -> None:
+    queue = Queue(MODEL)
+    park(queue, "a1")
+    limits = QueueLimits(calls_max=2, bytes_max=25)
+    assert not queue.full(call_of("x", body_bytes=15), limits)
+    assert queue.full(call_of("x", body_bytes=16), limits)
+    park(queue, "a2")
+    assert queue.full(call_of("x", body_bytes=0), limits)
+
+
+def test_leaving_from_the_middle_keeps_the_order() -> None:
+    queue = Queue(MODEL)
+    calls = [park(queue, f"a{n}") for n in range(4)]
+    queue.remove(line_of(queue, "a"), calls[1])
+    assert pops(queue, 3) == ["a0", "a2", "a3"]
+
+
+def test_heaps_stay_in_proportion_when_thousands_come_and_go() -> None:
+    queue = Queue(MODEL)
+    line = line_of(queue, "a")
+    for n in range(5000):
+        call = park(queue, f"a{n}")
+        if n % 50:
+            queue.remove(line, call)
+    assert queue.waiting == 100
+    assert len(line.deadlines) <= 2 * 100 + COMPACT_MIN
+
+
+def test_an_idle_queue_forgets_its_tenants() -> None:
+    queue = Queue(MODEL)
+    park(queue, "a1")
+    queue.pop()
+    queue.forget()
+    assert not queue.lines
+
+
+def test_deadlines_say_the_soonest_over_all_lines_and_drop_what_is_stale() -> None:
+    queue, deadlines = Queue(MODEL), Deadlines()
+    waits = {"a1": 9.0, "a2": 5.0, "b1": 7.0}
+    calls = {id: call_of(id, tenant=id[0], wait_s=wait_s) for id, wait_s in waits.items()}
+    for id, call in calls.items():
+        line = line_of(queue, id[0])
+        queue.park(line, call)
+        deadlines.watch(line, call.deadline_s)
+    assert deadlines.next_s() == 5.0
+    queue.remove(line_of(queue, "a"), calls["a2"])
+    assert deadlines.next_s() == 7.0
+    assert not list(deadlines.due(6.0))
+    for line in deadlines.due(8.0):
+        queue.remove(line, line.soonest())
+    assert deadlines.next_s() == 9.0
+
+
+def test_the_heap_of_lines_stays_small_when_deadlines_only_get_sooner() -> None:
+    queue, deadlines = Queue(MODEL), Deadlines()
+    line = line_of(queue, "a")
+    for n in range(5000):
+        call = call_of(f"a{n}", wait_s=10_000.0 - n)
+        queue.park(line, call)
+        deadlines.watch(line, call.deadline_s)
+    assert len(deadlines) <= COMPACT_MIN + 3
+    assert deadlines.next_s() == 5001.0
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from((0, 0, 1)), st.booleans()), max_size=60))
+def test_whatever_happens_the_head_is_of_the_highest_priority_and_nobody_is_two_turns_behind(
+    steps: list[tuple[str, int, bool]],
+) -> None:
+    queue = Queue(MODEL)
+    parked: list[Call] = []
+    turns: Counter[str] = Counter()
+    for n, (tenant, priority, pop) in enumerate(steps):
+        if pop and parked:
+            _, call = queue.pop()
+            assert call.priority == max(other.priority for other in parked)
+            rivals = [c for c in parked if (c.tenant, c.priority) == (call.tenant, call.priority)]
+            assert call is rivals[0]
+            parked.remove(call)
+            turns[call.tenant] += 1
+        else:
+            parked.append(park(queue, f"{tenant}{n}", tenant, priority=priority))
+        assert queue.waiting == len(parked)
+        tags = [line.tag for line in queue.lines.values() if line.calls and line.lane.priority == 0]
+        assert not tags or max(tags) - min(tags) <= 1.0 + 1e-9

@@ -1,0 +1,78 @@
+"""The report: right figures as JSON, and a page that needs nothing else and shows nothing that was said."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+import msgspec
+
+from loadtest.plots import Series, plot, ticks
+from loadtest.report import Report, as_html, as_json, make
+from loadtest.result import Result
+
+RESULTS = [
+    Result(
+        model=model, at_s=i / 10, status=200, saw_done=True, finish_reason="stop", text="canary answer",
+        first_byte_s=0.1 + i / 100, last_byte_s=0.5 + i / 100, cold=i == 0,
+    )
+    for i, model in enumerate(["ada", "<script>", "ada", "<script>"])
+]  # fmt: skip
+REFUSED = Result(model="ada", status=503, code="model_starting", errors=1, first_byte_s=0.01, last_byte_s=0.01)
+
+
+def made() -> Report:
+    return make("http://127.0.0.1:1", "a plan", 5, [*RESULTS, REFUSED])
+
+
+def test_the_report_counts_and_spreads_completed_calls_only() -> None:
+    report = made()
+    assert report.verdict.holds
+    assert report.first_byte_s is not None
+    assert (report.first_byte_s.min, report.first_byte_s.count) == (0.1, 4)
+    assert report.by_model["ada"].count == 2
+    assert report.cold == 1
+    assert report.completed_per_s == 4 / (0.3 + 0.53)
+
+
+def test_the_report_as_json_can_be_read_back() -> None:
+    assert msgspec.json.decode(as_json(made()), type=Report) == made()
+
+
+def test_the_page_is_self_contained_and_escapes_names() -> None:
+    page = as_html(made())
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert not any(word in page for word in ("src=", "href=", "@import", "url("))
+    assert "verdict holds: 5 calls" in page
+
+
+def test_neither_form_holds_what_was_said() -> None:
+    assert "canary" not in as_html(made())
+    assert b"canary" not in as_json(made())
+
+
+def test_a_run_in_which_nothing_came_back_has_a_report_too() -> None:
+    page = as_html(make("http://127.0.0.1:1", "a plan", 1, []))
+    assert "DOES NOT HOLD" in page
+    assert "nothing to plot" in page
+
+
+def test_ticks_are_round_and_reach_the_highest_value() -> None:
+    assert ticks(1.0) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert ticks(7.3) == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert ticks(0.0037) == [0.0, 0.001, 0.002, 0.003, 0.004]
+
+
+def test_a_plot_is_well_formed_and_stays_inside_its_frame() -> None:
+    drawn = plot("x & y", "<y>", [Series("a", [(0.0, 0.0), (9.9, 123.0)], 0), Series("b", [(5.0, 5.0)], 1, dots=True)])
+    tree = ET.fromstring(f"<body>{drawn}</body>")  # noqa: S314 - our own text
+    line = tree.find(".//polyline")
+    assert line is not None
+    corners = [tuple(map(float, corner.split(","))) for corner in line.attrib["points"].split()]
+    assert all(0 <= x <= 720 and 0 <= y <= 300 for x, y in corners)
+
+
+def test_many_points_are_thinned_but_the_last_stays() -> None:
+    drawn = plot("x", "y", [Series("a", [(float(i), 1.0) for i in range(10_000)], 0)])
+    assert 3000 < drawn.count(",") < 4100
+    assert "706.0," in drawn or "705." in drawn

@@ -1,0 +1,308 @@
+"""What is read from a JSON body and edited in it: top-level members, each once, the rest byte for byte."""
+
+from __future__ import annotations
+
+import json
+from time import perf_counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gateway.dialects import Operation, lookup
+from gateway.errors import CallError
+from gateway.multipart import Form
+from gateway.rewrite import MEMBERS_MAX, Peek, edit, edit_json, read, read_json
+
+CHAT = lookup(b"POST", b"/v1/chat/completions")
+EMBEDDINGS = lookup(b"POST", b"/v1/embeddings")
+TRANSCRIPTIONS = lookup(b"POST", b"/v1/audio/transcriptions")
+
+
+def refusal(body: bytes) -> CallError:
+    with pytest.raises(CallError) as caught:
+        read_json(body)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_request")
+    return caught.value
+
+
+def operation(found: Operation | None) -> Operation:
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "model", "stream", "wants_usage"),
+    [
+        (b'{"model":"m"}', "m", False, False),
+        (b'{"mod\\u0065l":"m"}', "m", False, False),
+        (b' \r\n\t{ "a" : [ 1 , {"model":"x"} ] ,\n "model" : "m" , "stream" : null } \n', "m", False, False),
+        (b'{"model": "m", "stream": true}', "m", True, False),
+        (b'{"model":"m","stream":false}', "m", False, False),
+        (b'{"model":"m","stream":true,"stream_options":{"include_usage":true}}', "m", True, True),
+        (b'{"model":"m","stream":true,"stream_options":{"include_usage": false }}', "m", True, False),
+        (b'{"model":"m","stream":true,"stream_options":null}', "m", True, False),
+        (b'{"model":"m","stream_options":{"include_usage":true}}', "m", False, False),
+        (b'{"model":"caf\\u00e9"}', "café", False, False),
+        ('{"model":"café","é":1}'.encode(), "café", False, False),
+        (b'{"model":"m","a\\"b":1,"c\\\\":2,"":3}', "m", False, False),
+        (b'{"model":"m","a":-1.5e+300,"b":[],"c":{},"d":"","e":[[[]]]}', "m", False, False),
+    ],
+)
+def test_what_is_read(body: bytes, model: str, stream: bool, wants_usage: bool) -> None:
+    peek = read_json(body)
+    assert (peek.model, peek.stream, peek.wants_usage) == (model, stream, wants_usage)
+    assert peek.body is body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b" ", b"{", b"}", b"null", b"[]", b'"model"', b'[{"model":"m"}]', b'{"model":"m"}x', b'{"model":"m"}{}',
+        b'{"model":"m",}', b"{'model':'m'}", b'{"model":"m" "a":1}', b'{"model":"m","a":NaN}', b'{"model":"m","a":01}',
+        b'{"model":"m","a":Infinity}', b'{"model":"m","a":tru}', b'{"model":"m"/**/}', b'{"model":"m","a":"\x01"}',
+        b'{"model":"m","a":"\n"}', b'{"model":"m","a":"\\x"}', b'\xef\xbb\xbf{"model":"m"}',
+        b'{"model":"m","a":"\xff"}',
+        b'{"model":"m","a":"\xed\xa0\x80"}', b'{"model":"m","a":"\xc0\x80"}', b'{"model":"m","\xff":1}',
+        '{"model":"m"}'.encode("utf-16"), b'{"model":"m","a":"\\ud800"}', b'{model:"m"}', b'\0{"model":"m"}',
+    ],
+)  # fmt: skip
+def test_what_is_not_json_in_utf_8_is_refused(body: bytes) -> None:
+    refusal(body)
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"a":1}', b'{"model":""}', b'{"Model":"m"}', b'{"a":{"model":"m"}}'])
+def test_a_body_without_a_model_says_so(body: bytes) -> None:
+    assert refusal(body).param == "model"
+
+
+@pytest.mark.parametrize("value", [b"1", b"null", b"true", b"[]", b'{"a":1}', b'["m"]'])
+def test_a_model_is_a_string(value: bytes) -> None:
+    assert refusal(b'{"model":' + value + b"}").param == "model"
+
+
+@pytest.mark.parametrize("value", [b"1", b'"true"', b"[]", b"0"])
+def test_stream_is_a_flag(value: bytes) -> None:
+    assert refusal(b'{"model":"m","stream":' + value + b"}").param == "stream"
+
+
+@pytest.mark.parametrize(
+    "options", [b"1", b"[]", b'{"include_usage":1}', b'{"include_usage":true,"include_usage":false}', b'"x"']
+)
+def test_stream_options_are_an_object_of_flags(options: bytes) -> None:
+    assert "stream_options" in refusal(b'{"model":"m","stream":true,"stream_options":' + options + b"}").message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"a","model":"b"}',
+        b'{"model":"a","model":"a"}',
+        b'{"model":"a","mod\\u0065l":"b"}',
+        b'{"mod\\u0065l":"a","m\\u006fdel":"b"}',
+        b'{"model": "a", "model": "b"}',
+        b'{"a":1,"b":2,"a":1,"model":"m"}',
+        b'{"":1,"":1,"model":"m"}',
+        b'{"model":"m","a":1,"a":12}',
+        b'{"model":"m","a":12,"a":1}',
+        b'{"model":"m","a":[1],"a":[1,2]}',
+        # As long as the spaced form of the members that are left: length alone proves nothing there.
+        b'{"model":"m","a":1,"b":2,"c":3,"a":12}',
+        b'{"model":"x", "model": "x"}',
+        # A first value that contains what the walk would expect after the last one.
+        b'{"a": "1, \\"b\\": 2", "b": 2, "a": "1", "model": "m"}',
+        b'{"a": "x", "b": 1, "model": "m", "a": "x"}',
+    ],
+)
+def test_a_member_that_comes_twice_is_refused(body: bytes) -> None:
+    assert "more than once" in refusal(body).message
+
+
+def pairs(body: bytes) -> list[tuple[str, object]]:
+    """The top-level members as the standard library reads them, repeated ones included."""
+    found: list[tuple[str, object]] = []
+
+    def keep(members: list[tuple[str, object]]) -> dict[str, object]:
+        found[:] = members
+        return dict(members)
+
+    json.loads(body, object_pairs_hook=keep)
+    return found
+
+
+NAMES = st.sampled_from(
+    ["model", "a", "b", "", "a b", 'q"', "\\", "é", "1", ", ", '": "', "cache_salt", "stream_options"]
+)
+VALUES = st.recursive(
+    st.sampled_from([1, 12, True, None, "", "x", '", "a": 1', "é", 1.5, "\\"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def written(name: str, value: object, style: int) -> str:
+    """One member in one of the ways people write them."""
+    escaped = "".join(f"\\u{ord(character):04x}" for character in name)
+    key = f'"{escaped}"' if style & 1 else json.dumps(name, ensure_ascii=not style & 2)
+    colon = ": " if style & 4 else ":"
+    return key + colon + json.dumps(value, separators=(",", ":") if style & 8 else None)
+
+
+@settings(derandomize=True, deadline=None, max_examples=500)
+@given(
+    members=st.lists(st.tuples(NAMES, VALUES, st.integers(0, 15)), max_size=6),
+    comma=st.sampled_from([",", ", ", " ,\n "]),
+)
+@example(members=[("model", "m", 0), ("a", 1, 0), ("a", 12, 0)], comma=",")
+def test_repeated_members_are_found_in_any_layout(members: list[tuple[str, object, int]], comma: str) -> None:
+    text = "{" + comma.join(['"model":"m"', *(written(*member) for member in members)]) + "}"
+    body = text.encode()
+    names = [name for name, _ in pairs(body)]
+    repeated = len(set(names)) < len(names)
+    try:
+        peek = read_json(body)
+    except CallError:
+        assert repeated, text
+        return
+    assert not repeated, text
+    edited = edit_json(peek, model="other", include_usage=False)
+    expected = dict(pairs(body)) | {"model": "other"}
+    expected.pop("cache_salt", None)
+    assert dict(pairs(edited)) == expected
+    assert list(peek.members) == names
+
+
+@settings(derandomize=True, deadline=None, max_examples=500)
+@given(
+    parts=st.lists(
+        st.sampled_from(
+            [b"{", b"}", b"[", b"]", b'"', b":", b",", b'"model"', b'"m"', b"\\", b"\\u0065", b" ", b"1", b"null"]
+        )
+        | st.binary(max_size=4),
+        max_size=20,
+    )
+)
+def test_garbage_is_read_or_refused(parts: list[bytes]) -> None:
+    try:
+        peek = read_json(b"".join(parts))
+    except CallError:
+        return
+    assert dict(pairs(peek.body))["model"] == peek.model
+
+
+def test_a_body_that_need_not_change_is_the_same_object() -> None:
+    body = b'{ "model": "m", "stream": true, "stream_options": {"include_usage": true} }'
+    assert edit_json(read_json(body), model="m", include_usage=True) is body
+    assert edit_json(read_json(body), model=None, include_usage=True) is body
+
+
+@pytest.mark.parametrize(
+    ("body", "edited"),
+    [
+        (b'{"model":"m","x":1.0e0}', b'{"model":"served","x":1.0e0}'),
+        (b'{ "x" : [ 1, "\\u00e9" ], "model" : "m" }', b'{"x":[ 1, "\\u00e9" ],"model":"served"}'),
+        (b'{"mod\\u0065l":"m","a\\"":1}', b'{"model":"served","a\\"":1}'),
+        (b'{"model":"m","cache_salt":"stolen","n":1}', b'{"model":"served","n":1}'),
+        (b'{"model":"served","cache\\u005fsalt":"x"}', b'{"model":"served"}'),
+        (b'{"model":"m","stream":true}', b'{"model":"served","stream":true,"stream_options":{"include_usage":true}}'),
+        (
+            b'{"model":"m","stream":true,"stream_options":{"a":1,"include_usage":false},"z":0}',
+            b'{"model":"served","stream":true,"stream_options":{"a":1,"include_usage":true},"z":0}',
+        ),
+        (
+            b'{"model":"m","stream":true,"stream_options":null}',
+            b'{"model":"served","stream":true,"stream_options":{"include_usage":true}}',
+        ),
+        (b'{"model":"m","stream":false,"stream_options":1}', b'{"model":"served","stream":false,"stream_options":1}'),
+    ],
+)
+def test_only_named_members_are_edited(body: bytes, edited: bytes) -> None:
+    assert edit_json(read_json(body), model="served", include_usage=True) == edited
+
+
+def test_usage_is_only_asked_for_where_streams_have_it() -> None:
+    body = b'{"model":"m","stream":true}'
+    assert b"include_usage" in edit(operation(CHAT), read_json(body), "m")
+    assert edit(operation(lookup(b"POST", b"/v1/responses")), read_json(body), "m") is body
+    assert edit(operation(lookup(b"POST", b"/v1/messages")), read_json(body), "m") is body
+
+
+def test_the_served_name_is_escaped() -> None:
+    edited = edit_json(read_json(b'{"model":"m"}'), model='/models/"a"\n', include_usage=False)
+    assert json.loads(edited) == {"model": '/models/"a"\n'}
+
+
+def test_the_model_may_come_from_path_or_header() -> None:
+    assert read_json(b'{"input":"x"}', header_model="m").model == "m"
+    assert read_json(b'{"model":"m"}', header_model="m").model == "m"
+    peek = read_json(b'{"model":"gpt-4o"}', path_model="m")
+    assert peek.model == "m"
+    assert edit_json(peek, model="m", include_usage=False) == b'{"model":"m"}'
+    peek = read_json(b'{"input":"x"}', path_model="m")
+    assert edit_json(peek, model="m", include_usage=False) == b'{"input":"x","model":"m"}'
+
+
+@pytest.mark.parametrize(("path", "body"), [(None, b'{"model":"a"}'), ("a", b"{}"), ("a", b'{"model":"b"}')])
+def test_a_header_that_names_another_model_is_refused(path: str | None, body: bytes) -> None:
+    with pytest.raises(CallError, match="x-model"):
+        read_json(body, path_model=path, header_model="b")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 10**6,
+        b'{"model":"m","a":' + b"[" * 10**6 + b"]" * 10**6 + b"}",
+        b'{"a":' * 10**6 + b"1" + b"}" * 10**6,
+        b'{"model":"m"' + b"".join(b',"k%d":1' % i for i in range(10**6)) + b"}",
+        b'{"model":"m"' + b"".join(b',"k%d":1' % i for i in range(MEMBERS_MAX)) + b"}",
+        b'{"model":"m"' + b',"messages":[{"a":1},{"b":2}]' * 10**5 + b"}",
+    ],
+    ids=["open", "deep", "deep objects", "many members", "one member too many", "the same member often"],
+)
+def test_bombs_are_refused_quickly(body: bytes) -> None:
+    start = perf_counter()
+    refusal(body)
+    assert perf_counter() - start < 0.5
+
+
+def test_large_bodies_with_much_inside_are_read() -> None:
+    messages = [{"role": "user", "content": "grüße: x"}] * 30_000
+    body = json.dumps({"model": "m", "messages": messages}, ensure_ascii=False).encode()
+    assert read_json(body).model == "m"
+
+
+def test_utf_8_is_checked_across_windows() -> None:
+    filler = "é" * (1 << 19)
+    body = ('{"model":"m","a":"x' + filler + '"}').encode()
+    assert read_json(body).model == "m"
+    refusal(body[:-40] + b"\xc3" + body[-40:])
+    refusal(body + b"\xc3")
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [b"application/json", b"Application/JSON; charset=UTF-8", b'application/json;charset="utf-8"'],
+)
+def test_json_is_read_by_its_media_type(content_type: bytes) -> None:
+    assert isinstance(read(operation(EMBEDDINGS), b'{"model":"m"}', content_type), Peek)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        b"", b"text/plain", b"application/x-www-form-urlencoded", b"application/jsonp",
+        b"application/json; charset=utf-16", b"multipart/form-data; boundary=b",
+    ],
+)  # fmt: skip
+def test_other_media_types_are_refused(content_type: bytes) -> None:
+    with pytest.raises(CallError) as caught:
+        read(operation(EMBEDDINGS), b'{"model":"m"}', content_type)
+    assert caught.value.status == 415
+
+
+def test_forms_are_read_where_the_path_takes_files() -> None:
+    body = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n'
+    form = read(operation(TRANSCRIPTIONS), body, b"Multipart/Form-Data; boundary=b")
+    assert isinstance(form, Form)
+    assert edit(operation(TRANSCRIPTIONS), form, "served") == body.replace(b"\r\nm\r\n", b"\r\nserved\r\n")

@@ -1,0 +1,169 @@
+"""Routes as one gateway acts on them: versions, holds, the choice of a Replica, suspicion and the silent leader."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.contract import LEADER_SILENT_S, ModelName, ReplicaId, Route, RoutesDelta
+from gateway.routes import SUSPECT_S, Changes, ModelRoutes, Routes
+
+MODEL = ModelName("llama")
+
+
+def route(replica: str, hold: int, *, granted: int = 1, state: str = "ready", slots: int = 8) -> Route:
+    return Route(
+        replica=ReplicaId(replica), model=MODEL, state=state, address="h:1", slots=slots, hold=hold, granted=granted
+    )
+
+
+def apply(
+    routes: Routes, *replicas: Route, epoch: int = 1, version: int = 1, now_s: float = 0.0, gateways: int = 1
+) -> Changes | None:
+    delta = RoutesDelta(epoch=epoch, version=version, replicas=replicas, gateways=gateways)
+    return routes.apply(delta, now_s)
+
+
+def llama(*replicas: Route, gateways: int = 1) -> tuple[Routes, ModelRoutes]:
+    routes = Routes()
+    apply(routes, *replicas, gateways=gateways)
+    return routes, routes.of(MODEL)
+
+
+def take(part: ModelRoutes, now_s: float = 0.0) -> str | None:
+    hold = part.choose(now_s)
+    if hold is None:
+        return None
+    hold.take(now_s)
+    return hold.replica
+
+
+def held(routes: Routes, replica: str) -> int:
+    return routes.holds[ReplicaId(replica)].held
+
+
+def test_the_replica_with_most_free_slots_is_chosen_then_the_emptiest_then_the_first() -> None:
+    _, part = llama(route("r2", 2), route("r1", 2), route("r3", 4))
+    assert [take(part) for _ in range(9)] == ["r3", "r3", "r1", "r2", "r1", "r2", "r3", "r3", None]
+
+
+def test_only_ready_replicas_with_an_address_take_calls() -> None:
+    _, part = llama(route("r1", 2, state="starting"), route("r2", 2, state="draining"))
+    assert not part.ready
+    assert take(part) is None
+
+
+def test_older_routes_are_ignored_and_the_same_version_is_a_heartbeat() -> None:
+    routes, _ = llama()
+    apply(routes, route("r1", 2, granted=7), epoch=2, version=7)
+    assert apply(routes, route("r1", 5, granted=9), epoch=1, version=9) is None
+    assert apply(routes, route("r1", 5, granted=6), epoch=2, version=6) is None
+    assert held(routes, "r1") == 2
+    assert apply(routes, epoch=2, version=7, now_s=3.0) is not None
+    assert routes.silent_at_s == 3.0 + LEADER_SILENT_S
+
+
+def test_a_hold_rises_only_by_a_newer_grant() -> None:
+    routes, part = llama()
+    part = routes.of(MODEL)
+    apply(routes, route("r1", 4, granted=3), version=3)
+    assert routes.give_back(part, waiting=0)
+    assert held(routes, "r1") == 0
+    apply(routes, route("r1", 4, granted=3), version=5)
+    assert held(routes, "r1") == 0, "this was on its way before the hold was lowered"
+    apply(routes, route("r1", 3, granted=6), version=6)
+    assert held(routes, "r1") == 3
+
+
+def test_a_new_leader_that_has_granted_nothing_leaves_holds_as_they_are() -> None:
+    routes, _ = llama(route("r1", 4))
+    changes = apply(routes, route("r1", 0, granted=0), epoch=2, version=1)
+    assert changes is not None
+    assert changes.acknowledge
+    assert held(routes, "r1") == 4
+    apply(routes, route("r1", 1, granted=2), epoch=2, version=2)
+    assert held(routes, "r1") == 1
+
+
+def test_a_lowered_hold_never_cuts_what_runs_and_nothing_is_granted_until_it_fits() -> None:
+    routes, part = llama(route("r1", 2))
+    assert [take(part), take(part)] == ["r1", "r1"]
+    changes = apply(routes, route("r1", 1, granted=2), version=2)
+    assert changes is not None
+    assert changes.acknowledge
+    hold = routes.holds[ReplicaId("r1")]
+    assert (hold.in_use, hold.held) == (2, 1)
+    routes.release(hold)
+    assert take(part) is None
+    routes.release(hold)
+    assert take(part) == "r1"
+
+
+def test_a_replica_that_is_gone_stays_known_until_its_last_call_has_left() -> None:
+    routes, part = llama(route("r1", 2))
+    take(part)
+    routes.apply(RoutesDelta(epoch=1, version=2, full=True), 0.0)
+    assert take(part) is None
+    assert [(use.replica, use.hold, use.in_use) for use in routes.uses()] == [("r1", 0, 1)]
+    routes.release(routes.holds[ReplicaId("r1")])
+    assert not routes.holds
+    assert not part.holds
+
+
+@pytest.mark.parametrize(
+    ("holds", "slots", "gateways", "allowed"),
+    [((3,), 8, 4, [3]), ((1,), 8, 4, [2]), ((0,), 2, 4, [1]), ((0, 1), 2, 4, [0, 1]), ((0, 0), 1, 2, [1, 1])],
+)
+def test_a_silent_leader_is_replaced_by_the_stated_bound(
+    holds: tuple[int, ...], slots: int, gateways: int, allowed: list[int]
+) -> None:
+    """max(hold, floor(slots / gateways), and 1 where this gateway holds none for the Model): interfaces, section 6."""
+    routes, part = llama(*(route(f"r{n}", hold, slots=slots) for n, hold in enumerate(holds)), gateways=gateways)
+    assert routes.fall_silent() == [MODEL]
+    assert [hold.allowed for hold in part.holds.values()] == allowed
+    apply(routes, version=2, gateways=gateways)
+    assert [hold.allowed for hold in part.holds.values()] == list(holds), "heard again: only what is held"
+
+
+@pytest.mark.parametrize(("slots", "gateways"), [(1, 4), (4, 4), (5, 2), (16, 3)])
+def test_the_over_commit_of_silence_stays_within_its_bound(slots: int, gateways: int) -> None:
+    """One gateway held all Slots, the others none: at most slots + max(slots, gateways) - 1 in total."""
+    total = 0
+    for hold in (slots, *[0] * (gateways - 1)):
+        routes, part = llama(route("r1", hold, slots=slots), gateways=gateways)
+        routes.fall_silent()
+        total += sum(each.allowed for each in part.holds.values())
+    assert total <= slots + max(slots, gateways) - 1
+
+
+def test_a_suspect_replica_gets_one_call_a_second_until_routes_confirm_it() -> None:
+    routes, part = llama(route("r1", 4))
+    hold = routes.holds[ReplicaId("r1")]
+    hold.suspect(0.0)
+    assert part.ready, "suspect is not cold"
+    assert take(part, 0.5) is None
+    assert part.probe_s() == SUSPECT_S
+    assert [take(part, SUSPECT_S), take(part, SUSPECT_S)] == ["r1", None]
+    assert next(routes.uses()).connect_failures == 1
+    apply(routes, route("r1", 4), version=2)
+    assert [take(part, 1.1) for _ in range(4)] == ["r1", "r1", "r1", None]
+    assert next(routes.uses()).connect_failures == 0
+
+
+def test_unused_holds_go_back_unless_somebody_waits_here_for_them() -> None:
+    routes, part = llama(route("r1", 4), route("r2", 2))
+    take(part)
+    assert not routes.give_back(part, waiting=1)
+    assert routes.give_back(part, waiting=0)
+    assert (held(routes, "r1"), held(routes, "r2")) == (1, 0)
+    assert not routes.give_back(part, waiting=0)
+
+
+def test_an_estimate_counts_down_only_while_the_start_is_under_way() -> None:
+    routes, part = llama()
+    from_zero = RoutesDelta(epoch=1, version=2, models=(part.route.__class__(model=MODEL, expected_wait_s=20.0),))
+    routes.apply(from_zero, 10.0)
+    assert part.expected_wait_s(15.0) == 20.0
+    starting = part.route.__class__(model=MODEL, state="starting", expected_wait_s=20.0)
+    routes.apply(RoutesDelta(epoch=1, version=3, models=(starting,)), 10.0)
+    assert part.expected_wait_s(15.0) == 15.0
+    assert part.expected_wait_s(40.0) == 0.0

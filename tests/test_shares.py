@@ -1,0 +1,405 @@
+"""Who holds which Slots, with the real fold, shares and publish, several gateways and faults, in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler import shares
+from autoscaler.contract import GatewayId, Level, ReplicaId, ReplicaUse, Report, RoutesDelta, TenantName
+from autoscaler.fairness import Claimant, Part, max_min, split
+from autoscaler.fold import fold
+from autoscaler.model import Model, ModelSpec
+from autoscaler.world import (
+    DocumentsSeen,
+    GatewayGone,
+    GatewaySeen,
+    ReplicaSeen,
+    Reported,
+    Seen,
+    SliceId,
+    Synced,
+    Tick,
+    World,
+)
+from tests.kit.fleet import Fleet, Service
+from tests.kit.hold_gateway import MODEL, HoldGateway
+
+KINDS: Mapping[str, tuple[Service, float]] = {
+    "exponential": (lambda r: r.expovariate(2.0), 0.5),
+    "fixed": (lambda _: 0.05, 0.05),
+    "lognormal": (lambda r: min(20.0, r.lognormvariate(1.0, 0.9)), 4.0),
+}
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
+
+
+def saturated(fleet: Fleet, mean_s: float, seconds: float, load: float = 1.2) -> Fleet:
+    """More Calls than Slots, most of them through the first gateway, of Tenants A and B alike."""
+    at_s = 0.5
+    weights = [2.0**-k for k in range(len(fleet.gateways))]
+    while at_s < seconds:
+        at_s += fleet.random.expovariate(load * fleet.slots * len(fleet.replicas) / mean_s)
+        gateway, tenant = fleet.random.choices(fleet.gateways, weights)[0], fleet.random.choice("AB")
+        fleet.at(at_s, lambda g=gateway, t=tenant: fleet.arrive(g, t))  # type: ignore[misc]  # a lambda's default has no type
+    fleet.run(seconds)
+    return fleet
+
+
+def chaos(gateways: int, slots: int, seed: int, replicas: int = 1, seconds: float = 40.0) -> Fleet:
+    """Crashes, restarts and leader changes under load, a tenth of the reports lost; then quiet."""
+    fleet = Fleet(gateways, slots, seed, lost=0.1, replicas=replicas)
+    at_s = 0.0
+    while at_s < seconds:
+        at_s += fleet.random.expovariate(slots * replicas * 2.0)
+        gateway, tenant = fleet.random.choice(fleet.gateways), fleet.random.choice("AB")
+        fleet.at(at_s, lambda g=gateway, t=tenant: fleet.arrive(g, t))  # type: ignore[misc]  # a lambda's default has no type
+    at_s = 4.0
+    while at_s < seconds - 10.0:
+        at_s += 3.0
+        gateway, away_s = fleet.random.choice(fleet.gateways), fleet.random.choice([0.2, 3.0, 12.0])
+        if fleet.random.random() < 0.5:
+            fleet.at(at_s, lambda g=gateway, s=away_s: None if g.dead else fleet.crash(g, s))  # type: ignore[misc]  # as above
+        else:
+            fleet.at(at_s, lambda s=away_s / 2: fleet.leader_dies(s))  # type: ignore[misc]  # as above
+    fleet.run(seconds + 60.0)
+    return fleet
+
+
+@pytest.mark.parametrize(("gateways", "slots", "replicas"), [(2, 1, 1), (3, 4, 1), (3, 4, 2), (4, 16, 1)])
+def test_never_above_the_slots_through_crashes_restarts_and_leader_changes(
+    gateways: int, slots: int, replicas: int
+) -> None:
+    """The fleet raises at the first Call too many; afterwards everything that waited was served."""
+    for seed in range(40 if slots < 16 else 10):
+        fleet = chaos(gateways, slots, seed, replicas)
+        assert not any(gateway.waiting() for gateway in fleet.gateways), f"seed {seed}"
+        assert fleet.done
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("gateways", "slots", "replicas"), [(1, 4, 1), (2, 1, 1), (2, 4, 1), (4, 4, 1), (4, 4, 3)])
+def test_a_free_slot_and_a_waiting_call_coexist_50_ms_at_most(
+    kind: str, gateways: int, slots: int, replicas: int
+) -> None:
+    """100 ms when a tenth of the reports is lost (three lost in a row may cost more, but not one time in a hundred)."""
+    service, mean_s = KINDS[kind]
+    whole = saturated(Fleet(gateways, slots, 1, service=service, replicas=replicas), mean_s, 20.0)
+    assert max(whole.gaps_s, default=0.0) <= 0.055
+    lossy = saturated(Fleet(gateways, slots, 1, service=service, replicas=replicas, lost=0.1), mean_s, 20.0)
+    assert percentile(lossy.gaps_s, 0.98) <= 0.110
+    assert max(lossy.gaps_s, default=0.0) <= 0.250
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("gateways", [2, 4])
+def test_a_lone_call_is_granted_at_the_first_release_later_than_50_ms_after_it(gateways: int, slots: int) -> None:
+    """500 Calls of A wait through the first gateway when one of B comes through the last."""
+    for seed in range(20):
+        fleet = Fleet(gateways, slots, seed)
+        for call in range(500):
+            fleet.at(0.1 + call * 1e-4, lambda: fleet.arrive(fleet.gateways[0], "A"))
+        fleet.at(3.0, lambda: fleet.arrive(fleet.gateways[-1], "B"))
+        fleet.run(20.0)
+        release_s = min(at_s for at_s in fleet.releases_s if at_s > 3.05)
+        assert fleet.granted_s["B"] <= release_s + 0.055, f"seed {seed}"
+
+
+@pytest.mark.parametrize(("gateways", "slots"), [(1, 4), (2, 1), (2, 4), (4, 64)])
+def test_two_tenants_get_equal_shares_wherever_their_calls_come_in(gateways: int, slots: int) -> None:
+    """B sends as much as A, but all of it through the last gateway: within 2 % of each other."""
+    fleet = Fleet(gateways, slots, 7, service=lambda r: r.uniform(0.04, 0.06))
+    backlog(fleet, {"A": fleet.gateways[0], "B": fleet.gateways[-1]}, 30.0)
+    assert abs(fleet.done["A"] / fleet.done["B"] - 1.0) <= 0.02
+
+
+def test_weights_are_kept_with_one_slot() -> None:
+    """With weights 3 and 1, A gets three times as many."""
+    fleet = Fleet(2, 1, 3, service=lambda r: r.uniform(0.04, 0.06), weights={"A": 3.0, "B": 1.0})
+    backlog(fleet, {"A": fleet.gateways[0], "B": fleet.gateways[1]}, 60.0)
+    assert abs(fleet.done["A"] / fleet.done["B"] / 3.0 - 1.0) <= 0.03
+
+
+def backlog(fleet: Fleet, senders: Mapping[str, HoldGateway], seconds: float) -> None:
+    """Each Tenant always has a few hundred Calls waiting at its gateway."""
+
+    def refill() -> None:
+        for tenant, gateway in senders.items():
+            missing = 300 - len(gateway.queues.get(TenantName(tenant), ()))
+            for _ in range(missing):
+                fleet.arrive(gateway, tenant)
+        if fleet.now_s < seconds:
+            fleet.at(0.1, refill)
+
+    fleet.at(0.5, refill)
+    fleet.run(seconds)
+
+
+def test_calls_of_one_tenant_starve_at_no_gateway() -> None:
+    """One Slot, the same Tenant everywhere, always more Calls than it can serve: all gateways serve."""
+    fleet = Fleet(3, 1, 5, service=lambda _: 0.05)
+    served: dict[str, int] = {}
+
+    def arrive(gateway: HoldGateway) -> None:
+        fleet.arrive(gateway, "A")
+        if fleet.now_s < 20.0:
+            fleet.at(0.06, lambda: arrive(gateway))
+
+    for gateway in fleet.gateways:
+        fleet.at(0.5, lambda g=gateway: arrive(g))  # type: ignore[misc]  # a lambda's default has no type
+    for tenth in range(200):
+        fleet.at(tenth / 10, lambda: served.update({g.id: served.get(g.id, 0) + len(g.calls) for g in fleet.gateways}))
+    fleet.run(20.0)
+    assert min(served.values()) > 0.15 * sum(served.values())
+
+
+# --- one step at a time ---------------------------------------------------------------------------------------------
+
+R, G1, G2 = ReplicaId("r"), GatewayId("g1"), GatewayId("g2")
+
+
+def seen(state: Seen, slots: int = 4, id: ReplicaId = R) -> ReplicaSeen:
+    return ReplicaSeen(
+        id=id, model=MODEL, spec_hash="h", intent="i", slices=(SliceId("s"),), memory_bytes=0, slots=slots, seen=state,
+        address="127.0.0.1:1",
+    )  # fmt: skip
+
+
+def lead(*gateways: GatewayId, slots: int = 4) -> World:
+    """A new leader's World with one ready Replica and these gateways known."""
+    model = Model(name=MODEL, spec=ModelSpec(engine="command"), slots=slots)
+    known = [GatewaySeen(gateway=id) for id in gateways]
+    return fold(World(epoch=2), [DocumentsSeen(models=(model,)), *known, seen(Seen.READY, slots), Synced()], 100.0)[0]
+
+
+def report(world: World, id: GatewayId, sequence: int, hold: int = 0, use: int = 0, waiting: int = 0) -> Reported:
+    """A report of `id` that acknowledges all of `world`."""
+    return Reported(
+        report=Report(
+            gateway=id,
+            boot="b",
+            sequence=sequence,
+            epoch=world.epoch,
+            version=world.version,
+            levels=(Level(model=MODEL, tenant=TenantName("A"), waiting=waiting, running=use),)
+            if waiting or use
+            else (),
+            replicas=(ReplicaUse(replica=R, hold=hold, in_use=use),) if hold or use else (),
+        )
+    )
+
+
+def divided(world: World, now_s: float = 100.0) -> tuple[World, dict[GatewayId, int]]:
+    """What shares moves, by gateway, and the World after it."""
+    moved = shares.divide(world, now_s)
+    if moved is None:
+        return world, {}
+    return fold(world, (moved,), now_s)[0], {gateway: hold for gateway, _, hold in moved.holds}
+
+
+def test_a_new_leader_moves_nothing_before_every_known_gateway_reported_or_is_proven_dead() -> None:
+    """Silence is not death: even after 20 s the holds of the silent one are safe, until its process is gone."""
+    world = lead(G1, G2)
+    world, _ = fold(world, [report(world, G1, 1, hold=1, waiting=3)], 100.0)
+    assert shares.divide(world, 100.0) is None
+    world, _ = fold(world, [report(world, G1, 2, hold=1, waiting=3)], 120.0)
+    assert shares.divide(world, 120.0) is None
+    world, _ = fold(world, [GatewayGone(gateway=G2)], 120.0)
+    assert divided(world, 120.0)[1] == {G1: 4}
+
+
+def test_a_report_of_an_older_epoch_is_demand_but_hands_nothing_over() -> None:
+    """It still acts on another leader's Routes."""
+    world = lead(G1)
+    old = report(world, G1, 1, hold=4, use=1).report
+    world, _ = fold(world, [Reported(report=Report(**{f: getattr(old, f) for f in old.__struct_fields__} | {"epoch": 1}))], 100.0)
+    assert not world.gateways[G1].in_epoch
+    assert world.loads[MODEL].running == 1
+    assert shares.divide(world, 100.0) is None
+
+
+def test_the_new_leader_keeps_the_holds_it_is_told_and_gives_the_rest() -> None:
+    """Held of old: 3 in use at the first, 1 unused at the second where nobody calls."""
+    world = lead(G1, G2)
+    batch = [report(world, G1, 1, hold=3, use=3), report(world, G2, 1, hold=1)]
+    world, _ = fold(world, batch, 100.0)
+    assert divided(world)[1] == {}
+
+
+def test_a_slot_is_granted_only_after_it_was_given_back() -> None:
+    """Lowered, acknowledged, and only then raised elsewhere."""
+    world = lead(G1, G2)
+    world, _ = fold(world, [report(world, G1, 1), report(world, G2, 1)], 100.0)
+    world, moved = divided(world)
+    assert moved == {G1: 2, G2: 2}
+    unacknowledged = world
+    world, _ = fold(world, [report(world, G2, 2, hold=2, use=2, waiting=5)], 100.1)
+    world, moved = divided(world, 100.1)
+    assert moved == {G1: 0}
+    world, _ = fold(world, [report(unacknowledged, G1, 2, hold=2)], 100.2)
+    assert divided(world, 100.2)[1] == {}
+    world, _ = fold(world, [report(world, G1, 3)], 100.3)
+    assert divided(world, 100.3)[1] == {G2: 4}
+
+
+def test_calls_above_a_lowered_hold_keep_their_slots() -> None:
+    """Nothing is cut: what they use is given when they end."""
+    world = lead(G1, G2)
+    world, _ = fold(world, [report(world, G1, 1), report(world, G2, 1)], 100.0)
+    world, _ = divided(world)
+    world, _ = fold(world, [report(world, G1, 2, hold=2, use=2), report(world, G2, 2, hold=2, use=2, waiting=9)], 100.1)
+    world, moved = divided(world, 100.1)
+    assert moved == {G1: 1}
+    world, _ = fold(world, [report(world, G1, 3, hold=1, use=2)], 100.2)
+    assert divided(world, 100.2)[1] == {}
+    world, _ = fold(world, [report(world, G1, 4, hold=1, use=1)], 100.3)
+    assert divided(world, 100.3)[1] == {G2: 3}
+
+
+def test_nobody_holds_a_replica_that_drains() -> None:
+    """The version that says so lowers every hold; ready again, they are given anew."""
+    world = lead(G1)
+    world, _ = fold(world, [report(world, G1, 1)], 100.0)
+    world, moved = divided(world)
+    assert moved == {G1: 4}
+    world, _ = fold(world, [seen(Seen.UNREADY)], 100.1)
+    assert shares.newest(world.gateways[G1], R) == 0
+    assert shares.claim(world.gateways[G1], R) == 4
+    assert divided(world, 100.1)[1] == {}
+    world, _ = fold(world, [seen(Seen.READY)], 100.2)
+    assert divided(world, 100.2)[1] == {G1: 4}
+
+
+def test_a_new_boot_proves_the_old_one_dead_and_its_late_reports_are_nothing() -> None:
+    """Its holds are free at once."""
+    world = lead(G1, G2)
+    world, _ = fold(world, [report(world, G1, 1, hold=4, use=4), report(world, G2, 1, waiting=4)], 100.0)
+    world, _ = divided(world)
+    late = report(world, G1, 9, hold=4, use=4)
+    reborn = Report(gateway=G1, boot="b2", sequence=1, epoch=world.epoch, version=world.version)
+    world, _ = fold(world, [Reported(report=reborn), late], 100.1)
+    assert world.gateways[G1].boot == "b2"
+    assert divided(world, 100.1)[1] == {G2: 4}
+
+
+def test_a_silent_gateway_keeps_its_claim_after_its_demand_expired() -> None:
+    """Expired is not dead: what it may be using is given to nobody."""
+    world = lead(G1, G2)
+    world, _ = fold(world, [report(world, G1, 1, hold=2, use=2), report(world, G2, 1, hold=2, use=2)], 100.0)
+    world, _ = fold(world, [report(world, G2, 2, hold=2, use=2, waiting=5), Tick()], 111.0)
+    assert world.loads[MODEL].running == 2
+    world, moved = divided(world, 111.0)
+    assert moved == {G1: 0}
+    world, _ = fold(world, [GatewayGone(gateway=G1)], 112.0)
+    assert divided(world, 112.0)[1] == {G2: 4}
+
+
+def test_priority_goes_before_fairness() -> None:
+    """All Slots go to where the higher priority waits."""
+    world = lead(G1, G2)
+
+    def wanting(id: GatewayId, priority: int) -> Reported:
+        level = Level(model=MODEL, tenant=TenantName("A"), priority=priority, waiting=9)
+        return Reported(
+            report=Report(
+                gateway=id, boot="b", sequence=1, epoch=world.epoch, version=world.version, levels=(level,)
+            )
+        )
+
+    world, _ = fold(world, [wanting(G1, 0), wanting(G2, 5)], 100.0)
+    assert divided(world)[1] == {G2: 4}
+
+
+def test_nothing_to_say_costs_nothing() -> None:
+    """A heartbeat that changes no level leaves no Model to look at."""
+    world = lead(G1)
+    world, _ = fold(world, [report(world, G1, 1)], 100.0)
+    world, _ = divided(world)
+    world, _ = fold(world, [report(world, G1, 2, hold=4)], 100.5)
+    world, _ = divided(world, 100.5)
+    assert world.undivided == frozenset()
+    world, _ = fold(world, [report(world, G1, 3, hold=4)], 101.0)
+    assert shares.divide(world, 101.0) is None
+
+
+# --- the arithmetic ---------------------------------------------------------------------------------------------------
+
+claimants = st.dictionaries(
+    st.sampled_from("abcdefgh"),
+    st.builds(Claimant, st.integers(0, 50), st.sampled_from([0.5, 1.0, 3.0]), st.floats(0.0, 100.0)),
+    max_size=8,
+)
+
+
+@settings(derandomize=True, deadline=None)
+@given(claimants, st.integers(0, 100))
+def test_max_min_gives_all_it_has_to_those_who_want_it_and_nobody_a_slot_that_another_is_due(
+    wanted: dict[str, Claimant], slots: int
+) -> None:
+    given_ = max_min(wanted, slots)
+    assert sum(given_.values()) == min(slots, sum(claimant.wants for claimant in wanted.values()))
+    assert all(0 <= given_[key] <= claimant.wants for key, claimant in wanted.items())
+    for poor, claimant in wanted.items():
+        if given_[poor] < claimant.wants:  # it lacks: nobody got more for its weight, but for what does not divide
+            assert all(
+                (given_[rich] - 1) / wanted[rich].weight < (given_[poor] + 1) / claimant.weight for rich in given_
+            )
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from("abcd"), st.builds(Part, st.integers(1, 30), st.floats(0.0, 10.0)), min_size=1
+    ),
+    st.integers(0, 60),
+)
+def test_split_gives_each_place_its_proportion(parts: dict[str, Part], share: int) -> None:
+    given_ = split(parts, share)
+    total = sum(part.wants for part in parts.values())
+    assert sum(given_.values()) == min(share, total)
+    assert all(given_[key] <= part.wants for key, part in parts.items())
+    assert all(given_[key] >= part.wants * min(share, total) // total for key, part in parts.items())
+
+
+def test_what_does_not_divide_goes_to_the_least_served() -> None:
+    both = {"a": Claimant(5, 1.0, 10.0), "b": Claimant(5, 1.0, 2.0)}
+    assert max_min(both, 1) == {"a": 0, "b": 1}
+    assert max_min(both, 5) == {"a": 2, "b": 3}
+
+
+def test_the_harness_notices_a_gateway_that_takes_a_hold_it_was_not_given() -> None:
+    """The check that all others rest on."""
+    fleet = Fleet(2, 2, 1, service=lambda _: 5.0)
+    fleet.run(2.0)
+    thief = fleet.gateways[0]
+    thief.held[R_THEFT].hold = 2
+    for gateway in fleet.gateways:
+        fleet.arrive(gateway, "A")
+    fleet.arrive(thief, "A")
+    with pytest.raises(AssertionError, match="Calls on 2 Slots"):
+        fleet.run(2.1)
+
+
+R_THEFT = ReplicaId("r0")
+
+
+def test_a_restarted_gateway_is_not_handed_the_holds_of_its_former_process() -> None:
+    """It reads its Routes before the leader knows of its new boot."""
+    fleet = Fleet(2, 4, 1)
+    fleet.run(2.0)
+    gateway = fleet.gateways[0]
+    assert gateway.held[R_THEFT].hold == 2
+    gateway.crash()
+    gateway.restart()
+    from autoscaler import publish
+
+    full = publish.routes_full(fleet.world, gateway.id, 2.0, boot=gateway.boot_name())
+    assert isinstance(full, RoutesDelta)
+    assert [route.hold for route in full.replicas] == [0]
+    assert random.Random(1).random() < 1.0

@@ -1,0 +1,168 @@
+"""Who may call what: keys, names, permissions."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+
+from autoscaler.contract import (
+    DEFAULT_TENANT,
+    CatalogueDelta,
+    FrontSettings,
+    KeyEntry,
+    ModelEntry,
+    ModelName,
+    TenantEntry,
+    TenantName,
+)
+from gateway import tenants
+from gateway.errors import CallError, invalid_api_key, model_not_found
+from gateway.tenants import Directory
+
+
+def key(text: str, *, expires_unix_s: float | None = None, role: str = "tenant") -> KeyEntry:
+    return KeyEntry(sha256=sha256(text.encode()).hexdigest(), expires_unix_s=expires_unix_s, role=role)
+
+
+def model(
+    name: str,
+    *,
+    aliases: tuple[str, ...] = (),
+    only: tuple[str, ...] | None = None,
+    unlisted: bool = False,
+    born: int = 0,
+) -> ModelEntry:
+    return ModelEntry(
+        name=ModelName(name),
+        served_name=name,
+        aliases=aliases,
+        tenants=None if only is None else tuple(TenantName(tenant) for tenant in only),
+        unlisted=unlisted,
+        created_unix_s=born,
+    )
+
+
+def tenant(name: str, *keys: KeyEntry, models: tuple[str, ...] | None = None, weight: float = 1.0) -> TenantEntry:
+    return TenantEntry(name=TenantName(name), keys=keys, models=models, weight=weight)
+
+
+def directory(*entries: ModelEntry | TenantEntry, keys_needed: bool = True) -> Directory:
+    made = Directory()
+    made.apply(
+        CatalogueDelta(
+            epoch=1,
+            version=1,
+            full=True,
+            models=tuple(entry for entry in entries if isinstance(entry, ModelEntry)),
+            tenants=tuple(entry for entry in entries if isinstance(entry, TenantEntry)),
+            settings=FrontSettings(keys_needed=keys_needed),
+        )
+    )
+    return made
+
+
+def may(names: Directory, who: TenantEntry, name: str) -> bool:
+    try:
+        names.resolve(who, name)
+    except CallError as error:
+        assert error == model_not_found()
+        return False
+    return True
+
+
+def test_a_key_gives_its_tenant() -> None:
+    acme = tenant("acme", key("ki"), key("kä"))
+    names = directory(acme, tenant("lab", key("other")))
+    assert names.authenticate("ki", 0.0) == acme
+    assert names.authenticate("kä", 0.0) == acme
+    assert names.authenticate("other", 0.0).name == "lab"
+
+
+@pytest.mark.parametrize("sent", [None, "", "wrong", "old", "reader", "\udc80"])
+def test_missing_unknown_expired_and_reading_keys_get_the_same_answer(sent: str | None) -> None:
+    names = directory(tenant("acme", key("old", expires_unix_s=100.0), key("reader", role="finance")))
+    with pytest.raises(CallError) as caught:
+        names.authenticate(sent, 100.0)
+    assert caught.value == invalid_api_key()
+    assert names.authenticate("old", 99.0).name == "acme"
+
+
+def test_without_keys_everybody_is_the_default_tenant_and_a_key_is_ignored() -> None:
+    names = directory(keys_needed=False)
+    assert names.authenticate(None, 0.0).name == DEFAULT_TENANT
+    assert names.authenticate("anything", 0.0).name == DEFAULT_TENANT
+
+
+def test_a_document_of_the_default_tenant_is_used() -> None:
+    names = directory(tenant("default", weight=3.0), keys_needed=False)
+    assert names.authenticate(None, 0.0).weight == 3.0
+
+
+def test_a_model_is_found_by_name_and_alias() -> None:
+    names = directory(model("llama", aliases=("gpt",)))
+    who = tenant("acme")
+    assert names.resolve(who, "llama").name == "llama"
+    assert names.resolve(who, "gpt").name == "llama"
+    assert not may(names, who, "LLAMA")
+
+
+def test_a_contested_name_belongs_to_the_oldest_model() -> None:
+    names = directory(model("new", aliases=("gpt",), born=9), model("old", aliases=("gpt", "new"), born=1))
+    who = tenant("acme")
+    assert names.resolve(who, "gpt").name == "old"
+    assert names.resolve(who, "new").name == "old"
+    assert [entry.name for entry in names.visible(who)] == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("only", "globs", "expected"),
+    [
+        (None, None, True),
+        (("acme",), None, True),
+        (("lab",), None, False),
+        (None, ("qwen-*",), True),
+        (None, ("llama",), False),
+        (("acme",), ("qwen-*",), True),
+        (("acme",), ("llama",), False),
+        (("lab",), ("qwen-*",), False),
+        (None, ("QWEN-*",), False),
+        (None, (), False),
+    ],
+)
+def test_permission_needs_both_documents(
+    only: tuple[str, ...] | None, globs: tuple[str, ...] | None, expected: bool
+) -> None:
+    names = directory(model("qwen-7b", only=only))
+    assert may(names, tenant("acme", models=globs), "qwen-7b") is expected
+
+
+def test_unlisted_models_can_be_called_but_are_not_shown() -> None:
+    names = directory(model("b"), model("a"), model("hidden", unlisted=True), model("theirs", only=("lab",)))
+    who = tenant("acme")
+    assert [entry.name for entry in names.visible(who)] == ["a", "b"]
+    assert may(names, who, "hidden")
+
+
+def test_a_change_of_the_catalogue_is_seen_at_once_and_an_older_one_ignored() -> None:
+    names = directory(model("llama"), tenant("acme", key("ki"), weight=2.0))
+    who = names.authenticate("ki", 0.0)
+    assert may(names, who, "llama")
+    assert names.weight(who.name) == 2.0
+    names.apply(CatalogueDelta(epoch=1, version=2, models=(model("llama", only=("lab",)),)))
+    assert not may(names, who, "llama")
+    names.apply(CatalogueDelta(epoch=1, version=1, models=(model("llama"),)))
+    assert not may(names, who, "llama")
+    names.apply(CatalogueDelta(epoch=1, version=3, tenants_gone=(who.name,), models_gone=(ModelName("llama"),)))
+    assert names.weight(who.name) == 1.0
+    with pytest.raises(CallError):
+        names.authenticate("ki", 0.0)
+
+
+def test_asking_for_many_names_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenants, "RESOLVED_MAX", 8)
+    names = directory(*(model(f"m{n}") for n in range(30)))
+    for n in range(30):
+        assert may(names, tenant("acme"), f"m{n}")
+        assert not may(names, tenant("acme"), f"unknown{n}")
+        assert len(names._resolved) <= 8
