@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from autoscaler.contract import ModelEntry, ReplicaId
+from autoscaler.contract import ModelEntry
 from gateway import admission, errors, render, rewrite, sse, usage
 from gateway.call import Call, Outcome
 from gateway.dialects import Operation
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gateway.front import Front
 
 ERROR_BODY_BYTES_MAX = 16 << 10
-"""Of an engine's error that arrives after an early head; a longer one is told as ours."""
+"""Of an engine's error that arrives after an early head; of a longer one the rest is dropped and it is told as ours."""
 _STREAM_ENDS = (b"[DONE]", b'"message_stop"', b'"response.completed"', b'"response.incomplete"', b'"response.failed"')
 """How the dialects say that a stream is whole; asked only where the end of the connection is the end of the body."""
 
@@ -35,10 +35,13 @@ PARKED, SENT, RELAYING, ENDED = range(4)
 
 Reason = Literal["connect", "reset", "busy", "timeout"]
 
+_NO_HEAD = ResponseHead(0, False, 0, False, b"", b"")
+_NO_BODY = BodyWalker(_NO_HEAD)
+
 
 def admit(front: Front, client: Connection, request: Request, operation: Operation, now_s: float) -> Exchange:
     """The Call that a Request asks for, not yet known to dispatch. Raises CallError."""
-    tenant = front.directory.authenticate(admission.api_key(request), front.unix_s())
+    tenant = front.tenant(request)
     headers = request.headers
     peek = rewrite.read(operation, request.body, headers.get(b"content-type", b""), admission.header_model(request))
     entry = front.directory.resolve(tenant, peek.model)
@@ -64,9 +67,9 @@ class Exchange:
     """The Sink of its engine's response (`gateway.upstream`)."""
 
     __slots__ = (
-        "_body", "_client", "_close", "_drop_usage", "_early", "_ended_well", "_entry", "_framed", "_front", "_gate",
-        "_head", "_moved", "_operation", "_request", "_shape", "_state", "_told_s", "_walker", "_write", "alive_s",
-        "call", "engine", "first_byte_s", "sent_s",
+        "_alive_s", "_body", "_client", "_close", "_drop_usage", "_early", "_ended_well", "_entry", "_first_byte_s",
+        "_framed", "_front", "_gate", "_head", "_moved", "_operation", "_raw", "_request", "_sent_s", "_shape", "_state",
+        "_told_s", "_walker", "_write", "call", "engine",
     )  # fmt: skip
 
     def __init__(
@@ -93,60 +96,63 @@ class Exchange:
         """The head went out while the Call was parked."""
         self._told_s = call.arrived_s
         """When a parked stream last heard something."""
-        self._head: ResponseHead | None = None
-        self._walker: BodyWalker | None = None
+        self._head = _NO_HEAD
+        self._walker = _NO_BODY
         self._gate: EventGate | None = None
-        self._shape: Callable[[bytes], bytes] = _as_it_is
+        """Set when an event stream is relayed."""
+        self._raw = True
+        """The engine's framing is kept."""
+        self._shape: Callable[[bytes], bytes] = _NO_BODY.walk
+        """An engine's bytes -> what the client gets for them."""
         self._ended_well = False
         """The end of the body is written."""
         self._moved = False
         """Bytes came since the last sweep."""
-        self.alive_s = self.sent_s = self.first_byte_s = 0.0
+        self._alive_s = self._sent_s = self._first_byte_s = 0.0
 
     # --- what dispatch says ----------------------------------------------------------------------------------------
 
-    def granted(self, _: ReplicaId, address: str) -> None:
+    def granted(self, address: str) -> None:
         """A Slot is ours: the request goes out."""
         self._state = SENT
-        request = self._request
+        self._sent_s = 0.0
+        request, call = self._request, self.call
+        trace = admission.traceparent(request)
         try:
             head = admission.upstream_head(
-                request, self._operation, address, len(self._body), self.call.id, traceparent=admission.traceparent(request)
+                request, self._operation, address, len(self._body), call.id, traceparent=trace
             )
         except CallError as error:
-            self._refused_here(error)
+            self._refuse(error)
             return
-        self.alive_s = self._front.clock()
-        single = self.call.stream and self._entry.closes_after_stream
+        single = call.stream and self._entry.closes_after_stream
         self._front.upstreams.send(address, self, (head, self._body), single=single)
 
     def refused(self, error: CallError) -> None:
         """Dispatch has ended the Call with an error."""
         self._end(Outcome.FAILED, error.code)
-        self._tell(error)
+        self._answer(error)
 
     # --- what the engine says (Sink) -------------------------------------------------------------------------------
 
     def engine_sent(self) -> None:
         """The request is on its way."""
-        self.sent_s = self.alive_s = self._front.clock()
+        self._sent_s = self._alive_s = self._front.clock()
 
     def engine_head(self, head: ResponseHead, walker: BodyWalker) -> Callable[[bytes], None] | None:
-        """A head does not commit us; one that says `not now` or `elsewhere` never will."""
+        """A head does not commit us yet; one that says `not now` or `elsewhere` never will."""
         if head.status in (429, 503) or 300 <= head.status < 400:
             self._bounce("busy" if head.status >= 400 else "reset")
             return None
         self._head = head
         self._walker = walker
-        return self._collect if self._early and not (head.status == 200 and head.event_stream) else self._commit
+        return self._commit
 
     def engine_end(self) -> None:
         """The engine's answer is whole."""
         if self._state == SENT:
             self._commit(b"")
-        walker, head = self._walker, self._head
-        if walker is None or head is None:
-            return
+        head, walker = self._head, self._walker
         if walker.until_close and head.event_stream and not any(end in walker.tail() for end in _STREAM_ENDS):
             self._break(errors.upstream_error())
             return
@@ -157,8 +163,8 @@ class Exchange:
         outcome = Outcome.FAILED if failed else Outcome.COMPLETED
         now_s = self._end(outcome, str(head.status), tokens_in, tokens_out)
         effects = self._front.dispatch.finish(self.call, now_s, outcome, tokens_in, tokens_out)
-        self._client.answered(close=self._close)
         self._front.perform(effects)
+        self._client.answered(close=self._close)
 
     def engine_lost(self, loss: Loss) -> None:
         """Before the commit point the Call may move; after it the client is told as well as its protocol allows."""
@@ -188,29 +194,27 @@ class Exchange:
     # --- the clocks ------------------------------------------------------------------------------------------------
 
     def sweep(self, now_s: float) -> None:
-        """Every 100 ms or so: which of the Call's clocks has run out?"""
-        if self._state == PARKED:
+        """Every 100 ms or so: has one of the Call's clocks run out?"""
+        state, clocks, stream = self._state, self._entry.clocks, self.call.stream
+        if state == PARKED:
             self._sweep_parked(now_s)
-            return
-        clocks, stream = self._entry.clocks, self.call.stream
-        if self._moved or self._client.paused:
-            self._moved = False
-            if stream:
-                self.alive_s = now_s
-        if self._state == SENT:
-            if self.sent_s and now_s - self.alive_s > (clocks.first_byte_seconds_max if stream else clocks.response_seconds_max):
+        elif state == SENT:
+            limit_s = clocks.first_byte_seconds_max if stream else clocks.response_seconds_max
+            if self._sent_s and now_s - self._sent_s > limit_s:
                 self._bounce("timeout")
-        elif now_s - self.alive_s > (clocks.stall_seconds_max if stream else clocks.response_seconds_max):
-            self._let_go()
-            self._break(errors.upstream_timeout())
+        elif state == RELAYING:
+            if stream and (self._moved or self._client.paused):
+                self._moved = False
+                self._alive_s = now_s
+            elif now_s - self._alive_s > (clocks.stall_seconds_max if stream else clocks.response_seconds_max):
+                self._break(errors.upstream_timeout())
 
     def cut(self) -> None:
         """This gateway stops and the grace is over."""
-        self._let_go()
         if self._state == RELAYING:
             self._break(errors.shutting_down())
-        else:
-            self._refused_here(errors.shutting_down())
+        elif self._state != ENDED:
+            self._refuse(errors.shutting_down())
 
     def _sweep_parked(self, now_s: float) -> None:
         settings = self._front.directory.settings
@@ -220,39 +224,43 @@ class Exchange:
                 self._say_waiting(now_s)
         elif 0 < settings.silent_seconds_max <= now_s - self.call.arrived_s:
             expected_s = self._front.dispatch.wait_note(self.call, now_s)[1]
-            self._refused_here(errors.model_starting(expected_s, expected_s or 1.0))
+            self._refuse(errors.model_starting(expected_s, expected_s or 1.0))
 
     def _say_waiting(self, now_s: float) -> None:
         """The early head, then a comment each time (interfaces, section 3, Cold Calls)."""
-        client = self._client
+        client, out = self._client, b""
         if not self._early:
             self._early = True
-            self._write(render.early_head(client.id_bytes, chunked=self._framed, close=self._close, more=client.cors))
+            self._close = self._close or not self._framed
+            out = render.early_head(client.id_bytes, chunked=self._framed, close=self._close, more=client.cors)
         position, expected_s = self._front.dispatch.wait_note(self.call, now_s)
-        self._write(self._frame(sse.waiting(position, expected_s, self.call.dialect)))
+        self._write(out + self._frame(sse.waiting(position, expected_s, self.call.dialect)))
 
     # --- the body --------------------------------------------------------------------------------------------------
 
     def _commit(self, data: bytes) -> None:
         """The first body byte, or an empty body: from here on the answer is this engine's."""
-        head, walker, engine = self._head, self._walker, self.engine
-        if head is None or walker is None:
-            return
+        head, walker, engine, client = self._head, self._walker, self.engine, self._client
         self._state = RELAYING
         self._body = b""
-        self.first_byte_s = self._front.clock()
-        if head.event_stream:
+        self._first_byte_s = self._front.clock()
+        stream = head.event_stream and head.status < 300
+        self._raw = not (self._early and not stream) and (
+            (head.chunked and self._framed) or (head.length is not None and not stream)
+        )
+        if stream:
             self._gate = EventGate(drop_usage=self._drop_usage)
-        raw = (head.chunked and self._framed) or (head.length is not None and self._gate is None)
-        if raw:
-            self._shape = walker.walk if self._gate is None else self._events
-        else:
+        elif self._early:
+            self._shape = self._keep
+        if self._raw:
+            self._shape = self._events if stream else walker.walk
+        elif stream or not self._early:
             self._shape = self._content
             self._close = self._close or not self._framed
-        out = b"" if self._early else self._relayed_head(head, raw=raw)
+        out = b"" if self._early else self._relayed_head()
         if engine is not None:
             engine.take = self._relay
-            if self._client.paused:
+            if client.paused:
                 engine.pause()
         out += self._shape(data)
         if walker.ended:
@@ -263,19 +271,26 @@ class Exchange:
         """The hot path: one piece of the body, straight into the client's transport."""
         self._moved = True
         out = self._shape(data)
-        if self._walker.ended:  # type: ignore[union-attr]  # set before this is called, and asked for each piece
+        if self._walker.ended:
             out += self._ending()
         if out:
             self._write(out)
 
     def _events(self, data: bytes) -> bytes:
-        walker, gate = self._walker, self._gate
-        return b"" if walker is None or gate is None else gate.pass_chunks(walker.walk(data), walker)
+        """A chunked event stream to a client that takes chunks."""
+        gate, walker = self._gate, self._walker
+        return gate.pass_chunks(walker.walk(data), walker) if gate is not None else b""
 
     def _content(self, data: bytes) -> bytes:
-        walker, gate = self._walker, self._gate
-        content = b"" if walker is None else walker.strip(data)
-        return self._frame(content if gate is None else gate.pass_content(content))
+        """What needs our own framing."""
+        content = self._walker.strip(data)
+        return self._frame(content if self._gate is None else self._gate.pass_content(content))
+
+    def _keep(self, data: bytes) -> bytes:
+        """An answer that is no event stream, after an early head: it becomes one event, in `_ending`."""
+        if len(self._body) <= ERROR_BODY_BYTES_MAX:
+            self._body += self._walker.strip(data)
+        return b""
 
     def _frame(self, content: bytes) -> bytes:
         return sse.chunk(content) if self._framed else content
@@ -283,16 +298,19 @@ class Exchange:
     def _ending(self) -> bytes:
         """What follows the last piece."""
         self._ended_well = True
-        head, out = self._head, b""
+        out = b""
         if self._gate is not None:
             out = self._frame(self._gate.rest())
-            if self._early:
-                out += self._frame(b": server-timing %b\n\n" % self._timing())
-        if self._framed and (self._early or (head is not None and (head.chunked or self._shape == self._content))):
+        elif self._early:
+            out = self._frame(sse.told_error(self._body, self.call.dialect))
+        if self._early:
+            out += self._frame(b": server-timing %b\n\n" % self._timing())
+        if self._framed and (self._head.chunked or not self._raw):
             out += LAST_CHUNK
         return out
 
-    def _relayed_head(self, head: ResponseHead, *, raw: bool) -> bytes:
+    def _relayed_head(self) -> bytes:
+        head, raw = self._head, self._raw
         more = self._client.cors
         if self.call.cold:
             more += b"x-pilotlight-cold: 1\r\n"
@@ -309,10 +327,66 @@ class Exchange:
     def _timing(self) -> bytes:
         call = self.call
         phases_ms = self._front.dispatch.phases_ms(call.model) if call.cold else {}
-        return render.server_timing((call.granted_s or 0.0) - call.arrived_s, self.first_byte_s - self.sent_s, phases_ms)
+        queued_s = (call.granted_s or call.arrived_s) - call.arrived_s
+        return render.server_timing(queued_s, self._first_byte_s - self._sent_s, phases_ms)
 
-    def _collect(self, data: bytes) -> None:
-        """An answer that is no event stream, after an early head: it becomes one event."""
-        walker, engine = self._walker, self.engine
-        if walker is not None:
-            self._body = b""
+    # --- ends ------------------------------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        if self.engine is not None:
+            self.engine.let_go()
+
+    def _bounce(self, reason: Reason) -> None:
+        """Nothing of an answer came through: dispatch says where to, or that it was enough."""
+        self._let_go()
+        self._state = PARKED
+        front = self._front
+        front.telemetry.retried(self.call.model, reason)
+        front.perform(front.dispatch.bounce(self.call, front.clock(), reason))
+
+    def _refuse(self, error: CallError) -> None:
+        """We ourselves end a Call that nothing was answered to."""
+        self._let_go()
+        now_s = self._end(Outcome.FAILED, error.code)
+        effects = self._front.dispatch.finish(self.call, now_s, Outcome.FAILED)
+        self._front.perform(effects)
+        self._answer(error)
+
+    def _break(self, error: CallError) -> None:
+        """The answer breaks off after the commit point. No client may take it for whole."""
+        self._let_go()
+        if self._early if self._gate is None else self._gate.whole:
+            self._write(self._frame(errors.event(error, self.call.dialect)))
+        now_s = self._end(Outcome.FAILED, error.code)
+        effects = self._front.dispatch.finish(self.call, now_s, Outcome.FAILED)
+        self._front.perform(effects)
+        self._client.broke_off(told=self._framed or self._gate is not None)
+
+    def _answer(self, error: CallError) -> None:
+        """The one error of a Call, as an answer or, after an early head, as the last event of the stream."""
+        if self._early:
+            event = self._frame(errors.event(error, self.call.dialect))
+            self._write(event + LAST_CHUNK if self._framed else event)
+        else:
+            self._client.say_error(error, self.call.dialect)
+        self._client.answered(close=self._close or error.close)
+
+    def _end(self, outcome: Outcome, code: str, tokens_in: int = 0, tokens_out: int = 0) -> float:
+        """The Call has its Outcome; told once. Gives the time."""
+        front, call = self._front, self.call
+        self._state = ENDED
+        now_s = front.clock()
+        start_s = sum(front.dispatch.phases_ms(call.model).values()) / 1e3 if call.cold else 0.0
+        front.telemetry.ended(
+            call,
+            outcome,
+            code,
+            now_s,
+            sent_s=self._sent_s,
+            first_byte_s=self._first_byte_s,
+            start_s=start_s,
+            tokens_in=tokens_in,
+            tokens_out=tokens_out,
+        )
+        front.forget(self)
+        return now_s

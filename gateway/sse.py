@@ -12,6 +12,7 @@ import re
 
 import msgspec
 
+from gateway import errors
 from gateway.walker import BodyWalker, ResponseHead
 
 EVENT_BYTES_MAX = 64 << 10
@@ -30,7 +31,14 @@ class _Chunk(msgspec.Struct):
     usage: dict[str, msgspec.Raw] | None = None
 
 
+class _Error(msgspec.Struct):
+    """An engine's error document."""
+
+    error: dict[str, object]
+
+
 _decode = msgspec.json.Decoder(_Chunk).decode
+_decode_error = msgspec.json.Decoder(_Error).decode
 
 
 def chunk(content: bytes) -> bytes:
@@ -44,6 +52,18 @@ def waiting(position: int, expected_wait_s: float | None, dialect: str) -> bytes
         return b'event: ping\ndata: {"type": "ping"}\n\n'
     about = b"" if expected_wait_s is None else b", about %d s" % max(1, round(expected_wait_s))
     return b": waiting, position %d%b\n\n" % (position, about)
+
+
+def told_error(body: bytes, dialect: str) -> bytes:
+    """An engine's error document as one event; ours when it is not one."""
+    try:
+        told = _decode_error(body).error
+    except msgspec.DecodeError:
+        return errors.event(errors.upstream_error(), dialect)
+    told_object = {"type": "error", "error": told} if dialect == "anthropic" else {"error": told}
+    return (
+        (b"event: error\n" if dialect == "anthropic" else b"") + b"data: " + msgspec.json.encode(told_object) + b"\n\n"
+    )
 
 
 class EventGate:

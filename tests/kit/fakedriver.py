@@ -116,15 +116,7 @@ class FakeMachine:
 
     def tell(self, engine: FakeEngine) -> None:
         """The driver that watches sees the engine as it is now."""
-        self._say(
-            _seen(
-                engine.replica,
-                engine.seen,
-                address=engine.address,
-                started_s=engine.started_s,
-                reason=engine.reason,
-            )
-        )
+        self._say(_seen(engine.replica, engine.seen, engine))
 
     def _see(self, engine: FakeEngine, seen: Seen, reason: str = "") -> None:
         engine.seen, engine.reason = seen, reason
@@ -186,15 +178,7 @@ class FakeDriver:
         self._machine.stop(replica, grace_s)
 
 
-def _seen(
-    replica: Replica,
-    seen: Seen,
-    *,
-    address: str = "",
-    started_s: float | None = None,
-    reason: str = "",
-    proof: str = "",
-) -> ReplicaSeen:
+def _seen(replica: Replica, seen: Seen, engine: FakeEngine | None = None, *, proof: str = "") -> ReplicaSeen:
     return ReplicaSeen(
         id=replica.id,
         model=replica.model,
@@ -205,8 +189,8 @@ def _seen(
         slots=replica.slots,
         seen=seen,
         compute_percent=replica.compute_percent,
-        address=address,
-        started_s=started_s,
-        reason=reason,
+        address=engine.address if engine else "",
+        started_s=engine.started_s if engine else None,
+        reason=engine.reason if engine else "",
         proof=proof,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import NamedTuple
 
 from autoscaler.contract import (
@@ -89,6 +89,7 @@ class Town:
         self.machine.on_change = lambda process, what: self.note(f"{process.replica.id} {what}")
         self.journeys: dict[str, Journey] = {}
         self.trace = hashlib.sha256()
+        self.on_grant: Callable[[str], None] = lambda replica: None
         self.crashes: list[BaseException] = []
         """What no fault of ours explains: an exception in any task."""
         self.autoscaler: Autoscaler | None = None
@@ -172,6 +173,7 @@ class Town:
         """A Call got a Slot."""
         self.journeys[grant.call.id].granted_to.append(grant.replica)
         self.note(f"{grant.call.id} granted {grant.replica} by {gateway.id}")
+        self.on_grant(grant.replica)
 
     def committed(self, call: Call, replica: str) -> None:
         """A Call's first byte reached its client."""

@@ -1,0 +1,128 @@
+"""How long `plan()` takes: nothing to do, 50 to place, and 1 % of 10,000 Models changed. One core, medians.
+
+Prints a table with spread, and as its last line one JSON object (interfaces, section 10). `QUICK=1` or `--quick` takes
+fewer rounds of the same sizes. Each figure is of one call of `autoscaler.plan.plan` on a World that is already folded.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterable
+
+from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName
+from autoscaler.indices import rebuild
+from autoscaler.model import Model, ModelSpec
+from autoscaler.plan import plan
+from autoscaler.states import ReplicaState
+from autoscaler.world import DeviceId, Gateway, History, NodeId, Replica, Slice, SliceId, World
+
+GI = 1 << 30
+NOW_S = 10_000.0
+DEVICE_GI = 80
+SIZES_GI = (8, 12, 20, 30, 40, 60)
+
+
+def models(count: int) -> list[Model]:
+    """Models of mixed sizes, 4 Slots each."""
+    spec = ModelSpec(engine="command")
+    return [
+        Model(name=ModelName(f"m{i:05}"), spec=spec, memory_bytes=SIZES_GI[i % len(SIZES_GI)] * GI, slots=4)
+        for i in range(count)
+    ]
+
+
+def devices(count: int) -> list[Slice]:
+    """Shared Devices of 80Gi, eight to a node."""
+    return [
+        Slice(id=SliceId(f"d{i:04}"), device=DeviceId(f"d{i:04}"), node=NodeId(f"n{i // 8}"), memory_bytes=DEVICE_GI * GI)
+        for i in range(count)
+    ]
+
+
+def replicas(of: Iterable[Model], slices: list[Slice], used: float) -> list[Replica]:
+    """Ready Replicas, first fit, until `used` of all memory is taken."""
+    free = {slice_.id: DEVICE_GI * GI for slice_ in slices}
+    goal = int(len(slices) * DEVICE_GI * GI * (1 - used))
+    made: list[Replica] = []
+    for model in of:
+        if sum(free.values()) <= goal:
+            break
+        id = next((id for id, room in free.items() if room >= model.memory_bytes), None)
+        if id is None:
+            continue
+        free[id] -= model.memory_bytes
+        made.append(
+            Replica(
+                id=ReplicaId(f"{model.name}-r"), model=model.name, spec_hash=model.spec_hash(), intent="i", slices=(id,),
+                memory_bytes=model.memory_bytes, slots=4, state=ReplicaState.READY, since_s=9000.0, created_s=8990.0,
+                started_s=8990.0, ready_s=9000.0,
+            )
+        )  # fmt: skip
+    return made
+
+
+def build(model_count: int, device_count: int, used: float, waiting: int) -> World:
+    """A World with `used` of its memory taken by Replicas with one Call each, and `waiting` Models with Calls at zero."""
+    documents, slices = models(model_count), devices(device_count)
+    running = replicas(documents, slices, used)
+    there = {replica.model for replica in running}
+    cold = [model.name for model in documents if model.name not in there][:waiting]
+    tenant = TenantName("acme")
+    levels = [Level(model=replica.model, tenant=tenant, running=1) for replica in running]
+    levels += [Level(model=name, tenant=tenant, waiting=3, oldest_wait_s=0.01) for name in cold]
+    uses = tuple(ReplicaUse(replica=replica.id, hold=4, in_use=1) for replica in running)
+    report = Report(gateway=GatewayId("g"), boot="b", sequence=1, epoch=1, version=1, levels=tuple(levels), replicas=uses)
+    known = History(starts_s=tuple(4.0 + i / 8 for i in range(32)), last_activity_s=NOW_S)
+    world = World(
+        epoch=1,
+        version=1,
+        synced=True,
+        models={model.name: model for model in documents},
+        slices={slice_.id: slice_ for slice_ in slices},
+        replicas={replica.id: replica for replica in running},
+        gateways={
+            GatewayId("g"): Gateway(id=GatewayId("g"), boot="b", seen_s=NOW_S, report=report, in_epoch=True)
+        },
+        histories=dict.fromkeys(there, known),
+    )
+    return rebuild(world, NOW_S)
+
+
+def measure(name: str, world: World, rounds: int) -> float:
+    """Median milliseconds of one plan; prints the row."""
+    actions = plan(world, NOW_S)
+    took_ms = []
+    for _ in range(rounds):
+        begin_s = time.perf_counter()
+        plan(world, NOW_S)
+        took_ms.append((time.perf_counter() - begin_s) * 1000)
+    took_ms.sort()
+    median = statistics.median(took_ms)
+    row = f"{name:<34} {len(world.replicas):>8} {len(actions.actions):>7} {len(actions.unmet):>6}"
+    print(f"{row} {took_ms[0]:>8.2f} {median:>8.2f} {took_ms[-1]:>8.2f}", flush=True)
+    return median
+
+
+def main() -> None:
+    """Runs all three."""
+    quick = bool(os.environ.get("QUICK")) or "--quick" in sys.argv
+    rounds = 20 if quick else 100
+    gc.freeze()
+    print(f"{'case':<34} {'replicas':>8} {'actions':>7} {'unmet':>6} {'min ms':>8} {'median':>8} {'max':>8}")
+    figures = {
+        "idle_ms_1000": measure("1,000 Models, 200 devices, idle", build(1000, 200, 0.7, 0), rounds),
+        "place50_ms_1000": measure("1,000 Models, 200 devices, 50 wait", build(1000, 200, 0.7, 50), rounds),
+    }
+    measure("the same, devices full", build(1000, 200, 0.97, 50), rounds)
+    measure("the same, devices empty", build(1000, 200, 0.0, 50), rounds)
+    figures["changed1pct_ms_10000"] = measure("10,000 Models, 2,000 devices, 100", build(10_000, 2000, 0.7, 100), rounds)
+    print(json.dumps({key: round(value, 3) for key, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,349 @@
+"""The inference port: one asyncio.Protocol per client connection around `gateway.wire`.
+
+Owns client connections: their clocks, their bounds, one request at a time in order, and the answers that need no engine.
+Promises: every answer carries the request id; a client that leaves (end of stream, reset, half-close) is noticed at once,
+for reading goes on while its Call runs; a client that does not read stops the engine's reading and is cut after a while;
+what is refused before it was read whole is answered, and then the connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from autoscaler.contract import ModelEntry
+from gateway import admission, errors, render
+from gateway.dialects import Kind, Operation, lookup
+from gateway.errors import CallError
+from gateway.exchange import Exchange, admit
+from gateway.head import Request
+from gateway.wire import RequestReader
+
+if TYPE_CHECKING:
+    from gateway.front import Front
+
+AHEAD_BYTES_MAX = 64 << 10
+"""Sent ahead of its turn; above it reading stops until the answer is out (and only then a leaving client is not seen)."""
+WRITE_BUFFER_BYTES = 64 << 10
+"""What may wait for a client before its engine is paused."""
+LINGER_S = 2.0
+"""After a refusal what still arrives is dropped for so long, else a reset could destroy the answer on its way."""
+
+_PREFLIGHT = (
+    b"access-control-allow-methods: GET, POST, OPTIONS\r\n"
+    b"access-control-allow-headers: authorization, content-type, x-api-key, api-key, x-request-id, x-model, x-priority,"
+    b" prefer, anthropic-version, anthropic-beta, openai-beta\r\naccess-control-max-age: 600\r\n"
+)
+
+
+class Connection(asyncio.Protocol):
+    """One client connection. `exchange` is its running Call; `paused`: the client does not read."""
+
+    __slots__ = (
+        "_clock", "_continued", "_front", "_lingers", "_reader", "_reading", "_serving", "_since_s", "_transport",
+        "address", "cors", "exchange", "id_bytes", "paused", "request_id", "write",
+    )  # fmt: skip
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._transport: asyncio.Transport | None = None
+        self._reader = RequestReader(front.limits.body_bytes_max)
+        self._reading = True
+        self._serving = False
+        """`_serve` is on the stack: it takes the next request itself."""
+        self._continued = False
+        """100 Continue was sent for the request that is being read."""
+        self._lingers = False
+        self._clock = "idle"
+        """Which clock runs since `_since_s`: idle, head, body, busy, stall or linger."""
+        self._since_s = 0.0
+        self.address = ""
+        self.exchange: Exchange | None = None
+        self.paused = False
+        self.request_id = ""
+        self.id_bytes = b""
+        self.cors = b""
+        self.write: Callable[[bytes], None] = _nowhere
+
+    # --- asyncio -----------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client is here; one too many from its address is closed unanswered."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._since_s = self._front.clock()
+        peer = self._transport.get_extra_info("peername")
+        self.address = peer[0] if isinstance(peer, tuple) else ""
+        if not self._front.opened(self):
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self.write = self._transport.write
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request."""
+        if self._lingers:
+            return
+        try:
+            request = self._reader.feed(data)
+        except CallError as error:
+            self._refuse_bytes(error)
+            return
+        if request is not None:
+            self._serve(request)
+        else:
+            self._wait_for_more()
+
+    def eof_received(self) -> None:
+        """The client sends no more: it has left, also when it only half-closed."""
+        self._left()
+        self._close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        del exc
+        self._left()
+        self.write = _nowhere
+        self._transport = None
+        self._front.closed(self)
+
+    def pause_writing(self) -> None:
+        """The client does not keep up."""
+        self.paused = True
+        if self.exchange is not None:
+            self.exchange.pause()
+        else:
+            self._run("stall")
+        self._since_s = self._front.clock()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self.paused = False
+        if self.exchange is not None:
+            self.exchange.resume()
+        elif not self._serving:
+            self._next()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _serve(self, request: Request | None) -> None:
+        """Answers what has been read, in order, until a Call runs or nothing whole is left."""
+        self._serving = True
+        while request is not None:
+            self._answer(request)
+            request = None if self._occupied() else self._take_next()
+        self._serving = False
+
+    def _answer(self, request: Request) -> None:
+        front = self._front
+        now_s = front.clock()
+        self._clock, self._since_s = "busy", now_s
+        self._continued = False
+        self.request_id = admission.request_id(request, front.make_id)
+        self.id_bytes = self.request_id.encode()
+        self.cors = self._cors(request) if front.directory.settings.cors_origins else b""
+        operation = lookup(request.method, request.path)
+        try:
+            if operation is None:
+                raise errors.path_not_found()
+            if operation.kind is Kind.INFER:
+                self.exchange = exchange = admit(front, self, request, operation, now_s)
+                front.begin(exchange, now_s)
+                return
+            self._answer_here(request, operation)
+        except CallError as error:
+            front.telemetry.turned_away(self.request_id, error.code)
+            self.say_error(error, "openai" if operation is None else operation.dialect, request)
+            self.answered(close=error.close or not request.keep_alive or request.method == b"HEAD")
+        else:
+            self.answered(close=not request.keep_alive)
+
+    def answered(self, *, close: bool) -> None:
+        """The answer is written: the next request, or the end."""
+        self.exchange = None
+        if close or self._front.closing:
+            self._close()
+        elif self.paused:
+            self._run("stall")
+        elif not self._serving:
+            self._next()
+
+    def broke_off(self, *, told: bool) -> None:
+        """The answer ends before its end; where nothing in it says so, a reset does."""
+        self.exchange = None
+        if told:
+            self._close()
+        elif self._transport is not None:
+            self._transport.abort()
+
+    def say_error(self, error: CallError, dialect: str, request: Request | None = None) -> None:
+        """Writes a whole error answer."""
+        close = self._front.closing or (request is not None and not request.keep_alive)
+        out = render.error(error, self.id_bytes, dialect, close=close, more=self.cors)
+        if request is not None and request.method == b"HEAD":
+            out = out[: out.index(b"\r\n\r\n") + 4]
+        self.write(out)
+
+    def _next(self) -> None:
+        request = None if self._occupied() else self._take_next()
+        if request is not None:
+            self._serve(request)
+
+    def _take_next(self) -> Request | None:
+        """The next request if the client has sent all of it; else its clock begins."""
+        self._run("idle")
+        try:
+            request = self._reader.next()
+        except CallError as error:
+            self._refuse_bytes(error)
+            return None
+        if not self._reading and self._transport is not None:
+            self._reading = True
+            self._transport.resume_reading()
+        if request is None:
+            self._wait_for_more()
+        return request
+
+    def _occupied(self) -> bool:
+        return (
+            self.exchange is not None
+            or self.paused
+            or self._lingers
+            or self._transport is None
+            or self._transport.is_closing()
+        )
+
+    def _wait_for_more(self) -> None:
+        """A request is not whole yet, or comes before its turn."""
+        reader = self._reader
+        if reader.waiting_for == "nothing":
+            if self._reading and reader.ahead > AHEAD_BYTES_MAX and self._transport is not None:
+                self._reading = False
+                self._transport.pause_reading()
+        elif reader.waiting_for == "body":
+            if self._clock != "body":
+                self._run("body")
+            pending = reader.pending
+            if pending is not None and pending.expects_continue and not self._continued:
+                self._continued = True
+                self.write(render.CONTINUE)
+        elif self._clock == "idle" and reader.buffered:
+            self._run("head")
+
+    def _refuse_bytes(self, error: CallError) -> None:
+        """What came is no request; nothing after it can be read."""
+        if self.exchange is not None:  # sent ahead of its turn: the answer to the request before it is not out yet
+            self._left()
+            if self._transport is not None:
+                self._transport.abort()
+            return
+        self.request_id = self._front.make_id()
+        self.id_bytes = self.request_id.encode()
+        self.cors = b""
+        self._front.telemetry.turned_away(self.request_id, error.code)
+        self.write(render.error(error, self.id_bytes, "openai", close=True))
+        self._linger()
+
+    # --- answers without an engine -----------------------------------------------------------------------------------
+
+    def _answer_here(self, request: Request, operation: Operation) -> None:
+        front, close = self._front, not request.keep_alive or self._front.closing
+        if operation.kind is Kind.HEALTH:
+            body: bytes = b'{"status":"ok"}'
+        elif operation.kind is Kind.PREFLIGHT:
+            self.write(
+                render.no_content(self.id_bytes, close=close, more=self.cors + (_PREFLIGHT if self.cors else b""))
+            )
+            return
+        elif operation.kind is Kind.LIST_MODELS:
+            entries = front.directory.visible(front.tenant(request))
+            body = msgspec.json.encode({"object": "list", "data": [self._model(entry) for entry in entries]})
+        else:
+            body = msgspec.json.encode(
+                self._model(front.directory.resolve(front.tenant(request), operation.model or ""))
+            )
+        self.write(render.document(200, body, self.id_bytes, close=close, more=self.cors))
+
+    def _model(self, entry: ModelEntry) -> dict[str, object]:
+        """A Model as OpenAI lists it, and what we know beside (interfaces, section 3)."""
+        dispatch = self._front.dispatch
+        return {
+            "id": entry.name,
+            "object": "model",
+            "created": entry.created_unix_s,
+            "owned_by": "pilotlight",
+            "pilotlight": {
+                "state": dispatch.model_state(entry.name),
+                "expected_wait_seconds": dispatch.expected_wait_s(entry.name, self._front.clock()),
+                "context_tokens": entry.context_tokens,
+            },
+        }
+
+    def _cors(self, request: Request) -> bytes:
+        origin = request.headers.get(b"origin")
+        allowed = self._front.directory.settings.cors_origins
+        if origin is None or not ("*" in allowed or origin.decode("latin-1") in allowed):
+            return b"vary: origin\r\n"
+        expose = b"x-request-id, server-timing, retry-after, x-pilotlight-cold"
+        return b"access-control-allow-origin: %b\r\nvary: origin\r\naccess-control-expose-headers: %b\r\n" % (
+            origin,
+            expose,
+        )
+
+    # --- clocks and ends ---------------------------------------------------------------------------------------------
+
+    def sweep(self, now_s: float) -> None:
+        """About twice a second: has the clock that runs run out?"""
+        limits, past_s = self._front.limits, now_s - self._since_s
+        if self.paused:
+            if past_s > limits.write_stall_seconds_max:
+                self._abort()
+        elif self._clock == "idle":
+            if past_s > limits.idle_seconds_max:
+                self._close()
+        elif self._clock == "head":
+            if past_s > limits.header_seconds_max:
+                self._refuse_bytes(errors.request_timeout())
+        elif self._clock == "body":
+            if past_s > limits.body_seconds_max:
+                self._refuse_bytes(errors.request_timeout())
+        elif self._clock == "linger" and past_s > LINGER_S:
+            self._abort()
+
+    def close_if_idle(self) -> None:
+        """This gateway stops."""
+        if self.exchange is None and self._clock in ("idle", "head"):
+            self._close()
+
+    def _run(self, clock: str) -> None:
+        self._clock = clock
+        self._since_s = self._front.clock()
+
+    def _left(self) -> None:
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.client_left()
+
+    def _linger(self) -> None:
+        """Says that no more is answered, and drops what still arrives."""
+        self._lingers = True
+        self._run("linger")
+        if self._transport is not None and self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _close(self) -> None:
+        if self._transport is not None:
+            self._run("linger")
+            self._lingers = True
+            self._transport.close()
+
+    def _abort(self) -> None:
+        self._left()
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _nowhere(_: bytes) -> None:
+    """The client is gone."""

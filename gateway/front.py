@@ -1,0 +1,213 @@
+"""One gateway: what its parts share, and the one place that performs what dispatch decides.
+
+Owns directory, dispatch, upstreams, telemetry, the client connections and the Calls that run. It has no global state:
+tests build as many as they like. Promises: Effects are performed in order; clocks cost one sweep for all and nothing per
+Call; `drain` refuses what is parked, lets what runs finish, and cuts it with one clear error when the grace is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import cast
+
+from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta, TenantEntry
+from gateway import admission
+from gateway.dispatch import Dispatch
+from gateway.edge import Connection
+from gateway.effects import Effect, Grant, Refuse
+from gateway.exchange import Exchange
+from gateway.head import Request
+from gateway.limits import Limits
+from gateway.telemetry import Telemetry
+from gateway.tenants import Directory
+from gateway.upstream import Upstreams
+
+SWEEP_S = 0.05
+"""While Calls are here: how late a deadline or a clock may be noticed."""
+IDLE_SWEEP_S = 0.5
+"""While none is."""
+CONNECTIONS_SWEEP_S = 0.5
+POOLS_SWEEP_S = 1.0
+
+_DEFAULT_LIMITS = Limits()
+
+
+class Front:
+    """A gateway without its sockets. `boot` differs at every start; `clock` gives monotonic seconds."""
+
+    def __init__(
+        self,
+        gateway: GatewayId,
+        boot: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        limits: Limits = _DEFAULT_LIMITS,
+        events_fd: int | None = None,
+    ) -> None:
+        self.clock = clock
+        self.limits = limits
+        self.directory = Directory()
+        self.dispatch = Dispatch(gateway, boot)
+        self.upstreams = Upstreams()
+        self.telemetry = Telemetry(events_fd)
+        self.on_report: Callable[[], None] = _nobody_listens
+        self.closing = False
+        self._ids = count(1)
+        self._id_prefix = f"{gateway}-{boot}-"
+        self._exchanges: set[Exchange] = set()
+        self._connections: set[Connection] = set()
+        self._addresses: dict[str, int] = {}
+        self._swept_connections_s = self._swept_pools_s = 0.0
+        self._heard_s: float | None = None
+        self._awake = asyncio.Event()
+        """A Call is here."""
+        self._quiet = asyncio.Event()
+        """While draining: something has ended."""
+
+    # --- for sync (its Follower) -------------------------------------------------------------------------------------
+
+    def catalogue(self, delta: CatalogueDelta) -> None:
+        """Takes a change of the catalogue."""
+        self.directory.apply(delta)
+        self.perform(self.dispatch.catalogue(delta, self.clock()))
+
+    def routes(self, delta: RoutesDelta) -> None:
+        """Takes a change of Routes."""
+        self._heard_s = self.clock()
+        self.perform(self.dispatch.routes(delta, self._heard_s))
+
+    def report(self) -> Report:
+        """The levels as they are now."""
+        return self.dispatch.report(self.clock())
+
+    def answered(self, sequence: int, answer: ReportAnswer) -> None:
+        """An autoscaler has taken the report of that sequence."""
+        self.dispatch.answered(sequence, answer)
+
+    def busy(self) -> bool:
+        """Whether anything waits, here or elsewhere."""
+        return self.dispatch.busy()
+
+    # --- for the operations port -------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """It can serve: it has Routes and does not stop."""
+        return self._heard_s is not None and not self.closing
+
+    def metrics(self) -> bytes:
+        """Prometheus text."""
+        age_s = None if self._heard_s is None else self.clock() - self._heard_s
+        return self.telemetry.text(self.dispatch.counts(), age_s)
+
+    # --- for connections and exchanges -------------------------------------------------------------------------------
+
+    def connection(self) -> Connection:
+        """The protocol factory of the inference port."""
+        return Connection(self)
+
+    def make_id(self) -> str:
+        """A request id of our own."""
+        return f"{self._id_prefix}{next(self._ids):x}"
+
+    def tenant(self, request: Request) -> TenantEntry:
+        """Whose request it is. Raises CallError 401."""
+        key = admission.api_key(request)
+        return self.directory.authenticate(None if key is None else key.decode("latin-1"), time.time())
+
+    def begin(self, exchange: Exchange, now_s: float) -> None:
+        """A Call arrives."""
+        self._exchanges.add(exchange)
+        if len(self._exchanges) == 1:
+            self._awake.set()
+        self.perform(self.dispatch.arrive(exchange.call, now_s))
+
+    def forget(self, exchange: Exchange) -> None:
+        """A Call has its Outcome."""
+        self._exchanges.discard(exchange)
+        if self.closing:
+            self._quiet.set()
+
+    def opened(self, connection: Connection) -> bool:
+        """A client connects; False when its address has too many connections."""
+        self._connections.add(connection)
+        number = self._addresses.get(connection.address, 0) + 1
+        self._addresses[connection.address] = number
+        return number <= self.limits.connections_per_address_max
+
+    def closed(self, connection: Connection) -> None:
+        """A client connection is gone."""
+        self._connections.discard(connection)
+        number = self._addresses[connection.address] - 1
+        if number:
+            self._addresses[connection.address] = number
+        else:
+            del self._addresses[connection.address]
+        if self.closing:
+            self._quiet.set()
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        """Does what dispatch decided, in order."""
+        for effect in effects:
+            if isinstance(effect, Grant):
+                cast("Exchange", effect.call.exchange).granted(effect.address)
+            elif isinstance(effect, Refuse):
+                cast("Exchange", effect.call.exchange).refused(effect.error)
+            else:
+                self.on_report()
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keeps all clocks until cancelled."""
+        while True:
+            self.sweep(self.clock())
+            if self._exchanges:
+                await asyncio.sleep(SWEEP_S)
+                continue
+            self._awake.clear()
+            try:
+                async with asyncio.timeout(IDLE_SWEEP_S):
+                    await self._awake.wait()
+            except TimeoutError:
+                pass
+
+    def sweep(self, now_s: float) -> None:
+        """Looks at every clock that may have run out."""
+        due_s = self.dispatch.next_s()
+        if due_s is not None and due_s <= now_s:
+            self.perform(self.dispatch.tick(now_s))
+        for exchange in tuple(self._exchanges):
+            exchange.sweep(now_s)
+        if now_s - self._swept_connections_s >= CONNECTIONS_SWEEP_S:
+            self._swept_connections_s = now_s
+            for connection in tuple(self._connections):
+                connection.sweep(now_s)
+        if now_s - self._swept_pools_s >= POOLS_SWEEP_S:
+            self._swept_pools_s = now_s
+            self.upstreams.sweep()
+        self.telemetry.flush()
+
+    async def drain(self, grace_s: float) -> None:
+        """The listener is closed: parked Calls are refused, running ones finish or are cut after `grace_s`."""
+        self.closing = True
+        self.perform(self.dispatch.shutdown(self.clock()))
+        for connection in tuple(self._connections):
+            connection.close_if_idle()
+        try:
+            async with asyncio.timeout(grace_s):
+                while self._connections:
+                    self._quiet.clear()
+                    await self._quiet.wait()
+        except TimeoutError:
+            for exchange in tuple(self._exchanges):
+                exchange.cut()
+        self.upstreams.close()
+        self.telemetry.flush()
+
+
+def _nobody_listens() -> None:
+    """Until sync is there."""

@@ -1,0 +1,54 @@
+"""A process that runs a local driver, to be killed by a test: `python -m tests.kit.driverhost STATE [ARGV-AS-JSON]...`.
+
+Starts one Replica per given command, named r1, r2 ..., and prints each thing it sees of a Replica as a line. A line on
+its standard input is an order: `stop NAME`, `spare` (starts an unrelated child, prints its pid) and `collect` (waits for it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+from autoscaler.drivers.base import Observation
+from autoscaler.drivers.devices import Devices
+from autoscaler.drivers.local import LocalDriver
+from autoscaler.drivers.processes import become_subreaper
+from autoscaler.drivers.records import StateDirectory
+from autoscaler.world import ReplicaSeen, Synced
+from tests.kit.localrig import GPU0, launch, python, replica
+
+
+def say(batch: tuple[Observation, ...]) -> None:
+    """One line per Replica seen, and one for Synced."""
+    for seen in batch:
+        if isinstance(seen, ReplicaSeen):
+            print(seen.id, seen.seen.value, seen.reason, flush=True)
+        elif isinstance(seen, Synced):
+            print("synced", flush=True)
+
+
+async def main(state: str, commands: list[tuple[str, ...]]) -> None:
+    """Runs until it is killed or its input ends."""
+    become_subreaper()
+    driver = LocalDriver(StateDirectory.open(state), launch, Devices((GPU0,)))
+    replicas = {f"r{i}": replica(f"r{i}", argv) for i, argv in enumerate(commands, 1)}
+    running = asyncio.create_task(driver.run(say))
+    await asyncio.sleep(0.2)
+    for one, model in replicas.values():
+        driver.start(one, model)
+    unrelated: list[subprocess.Popen[bytes]] = []
+    while order := (await asyncio.to_thread(sys.stdin.readline)).split():
+        if order[0] == "stop":
+            driver.stop(replicas[order[1]][0], 5.0)
+        elif order[0] == "spare":
+            unrelated.append(subprocess.Popen(python("import sys; sys.exit(7)"), start_new_session=True))
+            print("unrelated", unrelated[-1].pid, flush=True)
+        elif order[0] == "collect":
+            print("status", unrelated.pop().wait(), flush=True)
+    running.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], [tuple(json.loads(argument)) for argument in sys.argv[2:]]))

@@ -1,0 +1,118 @@
+"""The local driver's own process dies, or has children of its own: run in a process apart that a test may kill."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers.processes import facts
+from autoscaler.world import Seen
+from tests.kit.localrig import TINY_ENGINE, LocalRig, python
+from tests.kit.observed import running
+
+ROOT = Path(__file__).resolve().parents[2]
+R1 = ReplicaId("r1")
+GROWS_ORPHANS = """
+import os, time
+for escapes in (False, True):
+    if os.fork() == 0:
+        if os.fork() == 0:
+            if escapes: os.setsid()
+            time.sleep(0.6)
+        os._exit(0)
+"""
+"""Two grandchildren whose parents are gone, one of them in a session of its own; both end soon."""
+
+
+class Host:
+    """A process that runs a driver."""
+
+    def __init__(self, state: Path, *commands: tuple[str, ...]) -> None:
+        argv = [sys.executable, "-m", "tests.kit.driverhost", str(state), *map(json.dumps, commands)]
+        self.process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def order(self, order: str) -> None:
+        """One line to it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(order + "\n")
+        self.process.stdin.flush()
+
+    def until(self, start: str) -> str:
+        """The first line that it prints which starts so."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(start):
+                return line.strip()
+        raise AssertionError(f"it ended without saying {start}")
+
+    def children(self) -> list[int]:
+        """Its children, ended ones included."""
+        every = [facts(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+        return [one.pid for one in every if one is not None and one.parent == self.process.pid]
+
+    def kill(self) -> None:
+        """SIGKILL; its state directory is free after."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "state"
+    LocalRig(tmp_path).close()
+
+
+def test_engines_outlive_a_killed_driver_and_the_next_one_adopts_them(state: Path, tmp_path: Path) -> None:
+    host = Host(state, python(TINY_ENGINE, "{port}"))
+    host.until("r1 ready")
+    host.kill()
+    rig = LocalRig(tmp_path)
+    pid = rig.main(R1)
+
+    async def scenario() -> None:
+        driver = rig.driver()
+        async with running(driver) as observed:
+            assert observed.words(R1) == ["ready"]
+            assert rig.processes(R1) == [pid]
+            rig.kill(R1)
+            exited = await observed.until(R1, Seen.EXITED)
+            assert exited.reason == "ended (it was adopted, so its exit status is not known)"
+            await observed.until(R1, Seen.CLEAN)
+
+    rig.run(scenario())
+    rig.state.close()
+
+
+def test_orphans_of_engines_are_reaped_and_other_children_are_not(state: Path) -> None:
+    host = Host(state, python(GROWS_ORPHANS + TINY_ENGINE, "{port}"))
+    try:
+        host.until("r1 ready")
+        host.order("spare")
+        unrelated = int(host.until("unrelated").split()[1])
+        main = LocalRigReader(state).main
+        deadline_s = time.monotonic() + 15
+        while sorted(host.children()) != sorted([main, unrelated]):
+            assert time.monotonic() < deadline_s, host.children()
+            time.sleep(0.05)
+        host.order("stop r1")
+        host.until("r1 clean")
+        assert host.children() == [unrelated]
+        host.order("collect")
+        assert host.until("status") == "status 7"
+    finally:
+        host.kill()
+
+
+class LocalRigReader:
+    """Reads a state directory that another process owns."""
+
+    def __init__(self, state: Path) -> None:
+        (record,) = (state / "replicas").glob("*.json")
+        self.main = int(json.loads(record.read_text())["pid"])

@@ -1,0 +1,268 @@
+"""What real processes do to the local driver: children that escape, reused pids, its own death, floods of output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers import logs
+from autoscaler.drivers.processes import MARK, boot_id, facts
+from autoscaler.drivers.records import Record
+from autoscaler.world import Seen
+from tests.contracts.driver import Manner
+from tests.kit.localrig import TINY_ENGINE, LocalRig, python, replica
+from tests.kit.observed import running
+
+R1 = ReplicaId("r1")
+ESCAPES = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(60)
+    os._exit(0)
+"""
+"""Leaves a process in a session of its own, whose parent is gone: a daemon."""
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[LocalRig]:
+    rig = LocalRig(tmp_path)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is nobody's Replica and leads its own session."""
+    with subprocess.Popen(python("import time; time.sleep(60)"), start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def record(pid: int, start_ticks: int) -> Record:
+    """As a driver before wrote it."""
+    return Record(
+        id=R1,
+        model=ModelName("m"),
+        spec_hash="h",
+        intent="i",
+        slices=(),
+        memory_bytes=1,
+        port=1,
+        boot=boot_id(),
+        pid=pid,
+        start_ticks=start_ticks,
+    )
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_daemon_that_an_engine_leaves_is_killed_with_it(rig: LocalRig, how: str) -> None:
+    async def scenario() -> None:
+        driver, (r1, model) = rig.driver(), replica("r1", python(ESCAPES + TINY_ENGINE, "{port}"))
+        async with running(driver) as observed:
+            driver.start(r1, model)
+            await observed.until(R1, Seen.READY)
+            escaped = [pid for pid in rig.processes(R1) if pid != rig.main(R1)]
+            assert len(escaped) == 1
+            driver.stop(r1, 5.0) if how == "stop" else rig.kill(R1)
+            clean = await observed.until(R1, Seen.CLEAN)
+            assert clean.proof == "exited"
+            assert not rig.processes(R1)
+
+    rig.run(scenario())
+
+
+def test_a_pid_that_was_reused_is_never_signalled(rig: LocalRig, stranger: subprocess.Popen[bytes]) -> None:
+    now = facts(stranger.pid)
+    assert now is not None
+    for ticks in (now.start_ticks - 1, now.start_ticks):  # another start time; and the same, but no mark
+        rig.state.put(record(stranger.pid, ticks))
+
+        async def scenario() -> None:
+            driver = rig.driver()
+            async with running(driver) as observed:
+                assert observed.words(R1) == ["clean"]
+                driver.stop(replica("r1", ())[0], 0.0)
+
+        rig.run(scenario())
+        assert stranger.poll() is None
+
+
+def test_a_process_whose_pid_was_not_written_yet_is_adopted_by_its_mark(rig: LocalRig) -> None:
+    async def first() -> None:
+        driver, (r1, model) = rig.driver(), rig.replica("r1", Manner.GOOD)
+        async with running(driver) as observed:
+            driver.start(r1, model)
+            await observed.until(R1, Seen.READY)
+
+    rig.run(first())
+    (written,) = rig.state.records()[0]
+    rig.state.put(msgspec.structs.replace(written, pid=0, start_ticks=0))
+
+    async def second() -> None:
+        async with running(rig.driver()) as observed:
+            assert observed.words(R1) == ["ready"]
+            assert rig.main(R1) == written.pid
+
+    rig.run(second())
+
+
+@pytest.mark.parametrize("broken", [True, False], ids=["broken record", "no record"])
+def test_a_marked_process_without_a_record_is_killed_before_synced(rig: LocalRig, broken: bool) -> None:
+    env = os.environ | {MARK: rig.state.mark_prefix + "r1"}
+    with subprocess.Popen(python("import time; time.sleep(60)"), env=env) as orphan:
+        if broken:
+            (rig.state.path / "replicas" / "r1.json").write_text('{"id":')
+
+        async def scenario() -> None:
+            async with running(rig.driver()) as observed:
+                assert observed.words(R1) == ["clean"]
+
+        rig.run(scenario())
+        assert orphan.wait(5) == -signal.SIGKILL
+    assert (rig.state.path / "replicas" / "r1.broken").exists() == broken
+
+
+def test_two_installations_on_one_machine_leave_each_other_alone(rig: LocalRig, tmp_path: Path) -> None:
+    other = LocalRig(tmp_path / "other")
+
+    async def scenario() -> None:
+        mine, theirs, (r1, model) = rig.driver(), other.driver(), rig.replica("r1", Manner.GOOD)
+        async with running(mine) as seen_here, running(theirs) as seen_there:
+            mine.start(r1, model)
+            theirs.start(r1, model)
+            await seen_here.until(R1, Seen.READY)
+            await seen_there.until(R1, Seen.READY)
+            mine.stop(r1, 1.0)
+            await seen_here.until(R1, Seen.CLEAN)
+            assert not rig.processes(R1)
+            assert len(other.processes(R1)) == 1
+
+    try:
+        rig.run(scenario())
+    finally:
+        other.close()
+
+
+def test_an_engine_that_dies_on_start_is_quoted_and_one_that_was_ready_is_not(rig: LocalRig) -> None:
+    async def scenario() -> None:
+        driver = rig.driver()
+        fails = replica("r1", python("import sys; print('a', flush=True); sys.exit('no such model: x.gguf\\n\\n')"))
+        dies = replica("r2", python(TINY_ENGINE.replace("c.close()", "sys.exit('the prompt')"), "{port}"))
+        async with running(driver) as observed:
+            driver.start(*fails)
+            driver.start(*dies)
+            assert (await observed.until(R1, Seen.EXITED)).reason == "exited with status 1: no such model: x.gguf"
+            assert (await observed.until(ReplicaId("r2"), Seen.EXITED)).reason == "exited with status 1"
+            await observed.until(ReplicaId("r2"), Seen.CLEAN)
+
+    rig.run(scenario())
+
+
+def test_a_launch_that_raises_and_a_missing_program_are_failed_starts(rig: LocalRig) -> None:
+    async def scenario() -> None:
+        driver = rig.driver()
+        async with running(driver) as observed:
+            driver.start(*replica("r1", ("/nowhere/engine",)))
+            assert (await observed.until(R1, Seen.EXITED)).reason == "/nowhere/engine: No such file or directory"
+            driver.start(*replica("r2", ()))  # an empty command: the launch itself is wrong
+            assert (await observed.until(ReplicaId("r2"), Seen.EXITED)).reason
+            assert not rig.state.records()[0]
+
+    rig.run(scenario())
+
+
+def test_output_is_bounded_and_the_engine_never_blocks_on_it(rig: LocalRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoscaler.drivers.local.HOUSE_EVERY_S", 0.02)
+    flood = "import sys\nfor i in range(200_000): print(i, 'x' * 80)\nsys.stdout.flush()\n"
+
+    async def scenario() -> None:
+        driver = rig.driver()
+        async with running(driver) as observed:
+            driver.start(*replica("r1", python(flood + TINY_ENGINE, "{port}")))
+            await observed.until(R1, Seen.READY)
+            async with asyncio.timeout(5):
+                while rig.state.log(R1).stat().st_size > logs.BYTES_MAX:
+                    await asyncio.sleep(0.01)
+            assert logs.last_line(rig.state.log(R1)).startswith("199999 x")
+
+    rig.run(scenario())
+
+
+def test_an_engine_logs_on_when_its_driver_is_gone(rig: LocalRig) -> None:
+    talks = python("import time\nfor i in range(100): print(i, flush=True); time.sleep(0.02)")
+
+    async def scenario() -> None:
+        driver = rig.driver()
+        async with running(driver):
+            driver.start(*replica("r1", talks))
+
+    rig.run(scenario())
+    before = logs.last_line(rig.state.log(R1))
+    deadline_s = time.monotonic() + 5
+    while logs.last_line(rig.state.log(R1)) == before:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_a_foreign_listener_on_its_port_never_makes_a_replica_ready(rig: LocalRig) -> None:
+    async def scenario() -> None:
+        driver = rig.driver()
+        async with running(driver) as observed:
+            driver.start(*replica("r1", python("import time; time.sleep(60)")))
+            started = await observed.until(R1, Seen.STARTING)
+            host, _, port = started.address.rpartition(":")
+            answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+            server = await asyncio.start_server(lambda _, w: (w.write(answer), w.close())[1], host, int(port))
+            async with server:
+                seen = await observed.until(R1, Seen.STARTING, times=2)
+                assert seen.reason == f"a foreign process listens on its port {port}"
+            assert observed.words(R1) == ["starting"]
+
+    rig.run(scenario())
+
+
+def test_an_engine_that_hangs_gets_unready_holds_up_nobody_and_recovers(rig: LocalRig) -> None:
+    async def scenario() -> None:
+        driver, r2 = rig.driver(), ReplicaId("r2")
+        async with running(driver) as observed:
+            driver.start(*replica("r1", python(TINY_ENGINE, "{port}")))
+            await observed.until(R1, Seen.READY)
+            os.kill(rig.main(R1), signal.SIGSTOP)
+            began_s = time.monotonic()
+            driver.start(*replica("r2", python(TINY_ENGINE, "{port}")))
+            await observed.until(r2, Seen.READY)
+            assert time.monotonic() - began_s < 1.0
+            assert (await observed.until(R1, Seen.UNREADY)).reason == "3 probes in a row failed"
+            os.kill(rig.main(R1), signal.SIGCONT)
+            await observed.until(R1, Seen.READY, times=2)
+            assert observed.words(r2) == ["starting", "ready"]
+
+    rig.run(scenario())
+
+
+def test_a_port_that_is_taken_is_a_failed_start_and_the_next_start_gets_another(rig: LocalRig) -> None:
+    async def scenario() -> None:
+        driver = rig.driver()
+        async with running(driver) as observed:
+            driver.start(*replica("r1", python("import time; time.sleep(0.3)\n" + TINY_ENGINE, "{port}")))
+            port = int((await observed.until(R1, Seen.STARTING)).address.rpartition(":")[2])
+            with socket.create_server(("127.0.0.1", port)):
+                exited = await observed.until(R1, Seen.EXITED)
+                assert "Address already in use" in exited.reason
+                driver.start(*replica("r2", python(TINY_ENGINE, "{port}")))
+                ready = await observed.until(ReplicaId("r2"), Seen.READY)
+                assert int(ready.address.rpartition(":")[2]) != port
+
+    rig.run(scenario())

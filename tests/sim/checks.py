@@ -1,0 +1,128 @@
+"""What must hold, checked from outside (reliability, section 3: I1 to I8, I12; the hold rule of interfaces section 6).
+
+Owns the checkers only: they look at the machine's and the clients' truth, never at what the World believes, except
+where the invariant is about the World. A violation is an AssertionError that names the invariant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from autoscaler.contract import LEADER_SILENT_S
+from autoscaler.states import ReplicaState
+from gateway.call import Outcome
+from tests.sim.machine import Process
+from tests.sim.town import Town
+
+SAMPLE_S = 0.010
+CONSERVATION_S = 0.050
+"""I4: the longest that a Call may wait while a Slot it may use is free, when nothing is lost (interfaces section 6)."""
+
+
+class Watcher:
+    """Watches a town while it lives. `strict`: no faults, so work must be conserved within the stated time."""
+
+    def __init__(self, town: Town, *, strict: bool) -> None:
+        self._town = town
+        self._strict = strict
+        self._gap_since_s: dict[str, float] = {}
+        self._silent_until_s = 0.0
+        self.gaps_s: list[float] = []
+        self.broken: list[str] = []
+        self._changed = town.machine.on_change
+        town.machine.on_change = self._on_change
+        town.on_grant = self._on_grant
+        self._task = town.task(self._sample())
+
+    def _on_change(self, process: Process, what: str) -> None:
+        self._changed(process, what)
+        if what == "start":
+            self._slices_hold(process)
+
+    def _slices_hold(self, process: Process) -> None:
+        """I5: what processes hold, scrubbing included, never exceeds a Slice."""
+        machine = self._town.machine
+        for slice_ in machine.slices:
+            held = [
+                p.replica.memory_bytes or slice_.memory_bytes for p in machine.living() if slice_.id in p.replica.slices
+            ]
+            if sum(held) > slice_.memory_bytes:
+                self.broken.append(f"I5: {slice_.id} is over-committed by the start of {process.replica.id}")
+
+    def _on_grant(self, replica: str) -> None:
+        """The hold rule: in use per Replica never above the slots; above the stated bound never, even while silent."""
+        town = self._town
+        process = next((p for p in town.machine.living() if p.replica.id == replica), None)
+        if process is None:
+            return
+        slots, used, gateways = process.replica.slots, town.used(replica), len(town.gateways)
+        if used <= slots:
+            return
+        if town.now() > self._silent_until_s:
+            self.broken.append(f"hold rule: {used} on {replica} of {slots} slots while the leader is heard")
+        elif used > slots + max(slots, gateways) - 1:
+            self.broken.append(f"hold rule: {used} on {replica} of {slots} slots is above the stated over-commit")
+
+    async def _sample(self) -> None:
+        town = self._town
+        while True:
+            now_s = town.now()
+            if any(now_s - g.heard_s > LEADER_SILENT_S for g in town.gateways if g.alive):
+                self._silent_until_s = now_s + town.machine.manners.serve_s[1] + 12.0
+            if self._strict:
+                self._work_is_conserved(now_s)
+            for gateway in town.gateways:
+                for model, waiting, _ in gateway.dispatch.counts():
+                    entry = next(m for m in town.models if m.name == model)
+                    if waiting > entry.spec.queue.calls_max:
+                        self.broken.append(f"I12: {waiting} wait for {model} at {gateway.id}")
+            await asyncio.sleep(SAMPLE_S)
+
+    def _work_is_conserved(self, now_s: float) -> None:
+        """I4."""
+        town = self._town
+        control = town.autoscaler
+        world = control.loop.world if control is not None else None
+        for model in town.models:
+            waits = any(w for g in town.gateways if g.alive for m, w, _ in g.dispatch.counts() if m == model.name)
+            free = world is not None and any(
+                r.state == ReplicaState.READY and (p := town.machine.processes.get(r.id)) is not None and p.ready
+                and town.used(r.id) < r.slots
+                for r in (world.replicas[i] for i in world.by_model.get(model.name, ()))
+            )  # fmt: skip
+            if waits and free:
+                since_s = self._gap_since_s.setdefault(model.name, now_s)
+                if now_s - since_s > CONSERVATION_S + SAMPLE_S:
+                    self.broken.append(f"I4: a Call for {model.name} waits {now_s - since_s:.3f} s beside a free Slot")
+            elif (began_s := self._gap_since_s.pop(model.name, None)) is not None:
+                self.gaps_s.append(now_s - began_s)
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        self._task.cancel()
+
+
+def everybody_was_answered(town: Town) -> list[str]:
+    """I1 to I3: one Outcome per Call; completed only when the engine was done; bytes from one Replica only."""
+    broken = []
+    for journey in town.journeys.values():
+        if len(journey.ended) != 1:
+            broken.append(f"I1: {journey!r} has {len(journey.ended)} outcomes")
+        elif journey.ended[0].outcome == Outcome.COMPLETED and journey.first_byte_s is None:
+            broken.append(f"I2: {journey!r} completed without a byte")
+        if len(journey.served_by) > 1:
+            broken.append(f"I3: {journey!r} got bytes from {sorted(journey.served_by)}")
+        error = journey.ended[0].error if journey.ended else None
+        if error is not None and error.status in {429, 503} and error.retry_after_s is None:
+            broken.append(f"one clear error: {journey!r} got {error!r} without Retry-After")
+    return broken
+
+
+def nothing_is_left(town: Town) -> list[str]:
+    """I8: no process and no Replica of ours, nothing waiting or running."""
+    broken = [f"I8: {p.replica.id} is left" for p in town.machine.living()]
+    assert town.autoscaler is not None
+    broken += [f"I8: the World still has {r!r}" for r in town.autoscaler.loop.world.replicas.values()]
+    for gateway in town.gateways:
+        broken += [f"I8: {w} wait and {r} run at {gateway.id}" for _, w, r in gateway.dispatch.counts() if w or r]
+    return broken

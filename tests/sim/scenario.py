@@ -1,0 +1,158 @@
+"""One whole run from one seed: a town drawn from it, a stormy phase, a calm one, and what must hold after each.
+
+First safety (anything may be lost, late, doubled, killed), then liveness (all is healed: everybody is answered, and
+when nobody asks any more nothing is left), as TigerBeetle's VOPR does. Replay one: `python -m tests.sim SEED`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import NamedTuple
+
+from autoscaler.contract import ModelName, TenantName
+from autoscaler.model import Model, ModelSpec, ReplicaRange, Start
+from autoscaler.tenant import Tenant, TenantSpec
+from gateway.call import Outcome
+from tests.sim import checks
+from tests.sim.gateway import SimGateway
+from tests.sim.machine import Manners, one_device
+from tests.sim.network import CALM, Rates
+from tests.sim.town import Town
+from tests.sim.virtual import run as run_virtual
+
+GIB = 1 << 30
+STORM_S = 20.0
+HEAL_S = 40.0
+"""After the storm: reports that were late arrive (30 s), expire (10 s)."""
+
+
+class Result(NamedTuple):
+    """What came of a seed."""
+
+    broken: list[str]
+    trace: str
+    calls: int
+    completed: int
+    starts: int
+
+
+def play(seed: int) -> Result:
+    """The whole run of a seed."""
+    return run_virtual(_play(seed))
+
+
+def draw(seed: int, rng: random.Random) -> tuple[Town, bool]:
+    """A town, and whether it is one without faults."""
+    calm = rng.random() < 0.25
+    models = tuple(
+        Model(
+            name=ModelName(f"m{number}"),
+            spec=ModelSpec(
+                engine="command", command=("engine", "{port}"), idle_seconds=rng.choice([0.5, 2.0, 5.0]),
+                residency_seconds=rng.choice([0.0, 0.5, 2.0]), drain_seconds_max=15.0,
+                replicas=ReplicaRange(max=rng.choice([1, 1, 2, 4])), start=Start(seconds_max=30.0),
+            ),
+            memory_bytes=rng.choice([4, 8, 16]) * GIB,
+            slots=rng.choice([1, 2, 4, 8, 16]),
+            order=number,
+        )
+        for number in range(rng.randint(1, 4))
+    )  # fmt: skip
+    tenants = tuple(
+        Tenant(name=TenantName(name), spec=TenantSpec(weight=rng.choice([1.0, 1.0, 3.0]))) for name in ("acme", "lab")
+    )
+    storm = Rates(
+        lost=rng.choice([0.0, 0.02, 0.1]), doubled=rng.choice([0.0, 0.05]), late=rng.choice([0.0, 0.0, 0.01]),
+        delay_s=(0.0002, rng.choice([0.001, 0.003, 0.01])),
+    )  # fmt: skip
+    longest_s = rng.choice([0.1, 0.5, 2.0])
+    start_s = rng.choice([0.1, 0.5, 3.0])
+    manners = Manners(
+        start_s=(start_s / 3, start_s), serve_s=(0.01, longest_s), dies_at_start=0.0 if calm else rng.choice([0.0, 0.1])
+    )
+    town = Town(
+        seed, models=models, slices=tuple(one_device(16 * GIB, f"gpu{n}") for n in range(rng.randint(1, 2))),
+        tenants=tenants, gateways=rng.randint(1, 4), manners=manners, rates=CALM if calm else storm,
+    )  # fmt: skip
+    return town, calm
+
+
+async def _play(seed: int) -> Result:
+    rng = random.Random(seed)
+    town, calm = draw(seed, rng)
+    await asyncio.sleep(0.5)
+    watcher = checks.Watcher(town, strict=calm)
+    jobs = [town.task(clients(town, rng))]
+    if not calm:
+        jobs.append(town.task(faults(town, rng)))
+    await asyncio.sleep(STORM_S)
+    for job in jobs:
+        job.cancel()
+    heal(town)
+    await asyncio.sleep(HEAL_S)
+    while town.open_journeys() and town.now() < 1000 + STORM_S + HEAL_S + 300:
+        await asyncio.sleep(1.0)
+    waiting = [f"I7: {journey!r} still waits, long after the storm" for journey in town.open_journeys()]
+    await asyncio.sleep(60.0)
+    watcher.stop()
+    broken = watcher.broken + waiting + checks.everybody_was_answered(town) + checks.nothing_is_left(town)
+    broken += [f"a task ended: {error!r}" for error in town.crashes]
+    await town.close()
+    outcomes = [j.ended[0].outcome for j in town.journeys.values() if j.ended]
+    completed = outcomes.count(Outcome.COMPLETED)
+    return Result(broken, town.trace.hexdigest(), len(town.journeys), completed, len(town.machine.starts))
+
+
+async def clients(town: Town, rng: random.Random) -> None:
+    """Open-loop arrivals in phases: steady, bursts, silence; some leave early, some have short deadlines."""
+    while True:
+        model = rng.choice(town.models).name
+        kind = rng.random()
+        count, gap_s = (rng.randint(20, 80), 0.0005) if kind < 0.3 else (rng.randint(1, 30), rng.uniform(0.01, 0.3))
+        for _ in range(count):
+            if any(gateway.alive for gateway in town.gateways):
+                wait_s = rng.choice([1.0, 30.0, 120.0, 120.0, 120.0])
+                journey = town.call(
+                    model, rng.choice(["acme", "acme", "lab"]), wait_s=wait_s, priority=rng.choice([0, 0, 5])
+                )
+                if rng.random() < 0.05:
+                    asyncio.get_running_loop().call_later(rng.uniform(0.0, 5.0), town.leave, journey)
+            await asyncio.sleep(gap_s)
+        await asyncio.sleep(rng.choice([0.0, 0.5, 4.0]))
+
+
+async def faults(town: Town, rng: random.Random) -> None:
+    """Kills, cuts and partitions, one after another."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(rng.uniform(0.5, 4.0))
+        kind, gateway = rng.choice(["engine", "gateway", "autoscaler", "cut", "partition"]), rng.choice(town.gateways)
+        town.note(f"fault {kind} {gateway.id}")
+        if kind == "engine" and town.machine.processes:
+            town.machine.kill(rng.choice(sorted(town.machine.processes)))
+        elif kind == "gateway" and gateway.alive:
+            gateway.crash()
+            loop.call_later(rng.choice([0.1, 2.0]), restart, gateway)
+        elif kind == "autoscaler" and town.autoscaler is not None:
+            town.crash_autoscaler()
+            loop.call_later(rng.choice([0.1, 1.0, 7.0]), town.start_autoscaler)
+        elif kind == "cut":
+            gateway.link.cut()
+        elif kind == "partition":
+            link = gateway.link
+            link.reachable = False
+            link.cut()
+            loop.call_later(rng.choice([1.0, 8.0]), setattr, link, "reachable", True)
+
+
+def restart(gateway: SimGateway) -> None:
+    """A gateway process comes back, unless it has."""
+    if not gateway.alive:
+        gateway.start()
+
+
+def heal(town: Town) -> None:
+    """All faults end; what is down comes up by itself (its restart is already set)."""
+    town.network.rates = CALM
+    town.machine.manners = town.machine.manners._replace(dies_at_start=0.0)
