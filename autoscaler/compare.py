@@ -60,6 +60,9 @@ class Compared(NamedTuple):
     next_s: float | None = None
 
 
+NOTHING = Compared()
+
+
 def retire(replica: Replica, reason: str, victim_of: ModelName | None = None) -> DrainReplica | StopReplica | None:
     """The Action that makes it go; None: it already goes."""
     if replica.state in DRAINABLE:
@@ -73,6 +76,9 @@ def compare(case: Case) -> Compared:
     """What the Model needs."""
     supply = live(case.world, case.model.name)
     missing = case.answer.count - len(supply)
+    hash = case.model.spec_hash()
+    if not missing and all(replica.spec_hash == hash for replica in supply):
+        return NOTHING
     if missing < 0:
         return _surplus(case, supply, -missing)
     revives = _revive(case)[:missing]
@@ -159,7 +165,7 @@ def _roll(case: Case, supply: Sequence[Replica]) -> Compared:
     old = [replica for replica in supply if replica.spec_hash != hash]
     under_way = len(case.world.by_model.get(case.model.name, ())) > len(supply)
     if not old or under_way or any(r.state in BEGINNING and r.spec_hash == hash for r in supply):
-        return Compared()
+        return NOTHING
     due_s = start_after_s(history)
     if case.now_s < due_s:
         wait = seconds(due_s - case.now_s)

@@ -65,9 +65,9 @@ class _Case(NamedTuple):
 
 
 def live(world: World, name: ModelName) -> list[Replica]:
-    """The Model's Replicas that serve or are about to, in order of their ids."""
-    found = (world.replicas[id] for id in world.by_model.get(name, ()))
-    return sorted((replica for replica in found if replica.state in LIVE), key=lambda replica: replica.id)
+    """The Model's Replicas that serve or are about to, in order of their ids (as the index has them)."""
+    replicas = world.replicas
+    return [replica for id in world.by_model.get(name, ()) if (replica := replicas[id]).state in LIVE]
 
 
 def quiet(world: World, model: Model) -> bool:
@@ -109,14 +109,19 @@ def residency_s(model: Model, history: History) -> float:
 
 
 def held_until_s(model: Model, history: History, replica: Replica) -> float:
-    """Until when a Replica that is ready stays for those who left: its residency, and what they were told to wait.
+    """Until when a Replica that is ready stays for those who left: what they were told to wait, and its residency.
 
-    Once it has served a Call after getting ready, nothing is owed any more and only the idle window counts.
+    Once it has served a Call after getting ready, its residency is no reason to outlast the idle window any more.
     """
     ready_s = replica.since_s if replica.ready_s is None else replica.ready_s
-    if history.last_activity_s is not None and history.last_activity_s > ready_s:
+    if used(history, ready_s):
         return history.hold_until_s
     return max(ready_s + residency_s(model, history), history.hold_until_s)
+
+
+def used(history: History, ready_s: float) -> bool:
+    """Whether a Call came or finished after `ready_s`."""
+    return history.last_activity_s is not None and history.last_activity_s > ready_s
 
 
 def wanted(world: World, model: Model, now_s: float) -> Wanted:

@@ -145,7 +145,7 @@ class _Loading:
                 name=ModelName(name),
                 spec=spec,
                 namespace=document.metadata.namespace,
-                memory_bytes=spec.gpu.memory_bytes or 0,
+                memory_bytes=int(spec.gpu.memory_bytes or 0),
                 slots=spec.slots or default_slots(spec.engine),
                 order=len(self.models),
             )
@@ -200,7 +200,7 @@ def to_yaml(documents: Documents) -> str:
         out.append(head | ({"spec": _plain(tenant.spec)} if tenant.spec != TenantSpec() else {}))
     if documents.settings != Settings():
         out.append({"apiVersion": API_VERSION, "kind": "Settings"} | _plain(documents.settings))
-    return yaml.safe_dump_all(out, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.safe_dump_all(out, sort_keys=False, width=120)
 
 
 def _plain(part: Part) -> dict[str, object]:

@@ -1,8 +1,8 @@
 """The next World while a batch is folded into it: maps copied at their first write, derived indices kept as it goes.
 
 Owns every write of a fold. `by_model` and `by_slice` are kept with each Replica; Models whose `loads` must be summed
-again are noted and summed once, in `finish`; so is whether gateways have anything to learn, which raises the version by
-one. A batch that changes nothing gives the very World it began with. Decides nothing about Replicas, reports or histories.
+again are noted, and summed once per batch; so is whether gateways have anything to learn, which raises the version by
+one. A batch that changes nothing gives the very World it began with. It decides nothing.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Draft:
         self.news = self.news or route_of(before) != route_of(after)
 
     def _withdraw(self, replica: ReplicaId) -> None:
-        """A Replica that is not ready is held by nobody: every hold on it is lowered to 0 with the version that says so."""
+        """Nobody holds a Replica that is not ready: every hold on it is lowered with the version that says so."""
         for gateway in tuple(self.gateways.now.values()):
             if replica in gateway.grants:
                 lowered = with_grant(gateway.grants[replica], Grant(version=self.version, hold=0))
@@ -136,7 +136,7 @@ class Draft:
         )
 
     def sum_loads(self) -> dict[ModelName, Load]:
-        """Sums the levels of the Models noted, notices where Calls begin or cease to wait, and returns those with demand."""
+        """Sums the levels of the Models noted, notices where Calls begin or cease to wait; those with demand."""
         summed: dict[ModelName, Load] = {}
         for model in self.unsummed:
             before, after = self.loads.now.get(model, NO_LOAD), load_of(self.gateways.now, model)

@@ -105,7 +105,8 @@ def _mapping(value: object, at: Path) -> dict[str, object]:
 
 
 def _quotes(value: object, kind: object) -> str:
-    return " (put it in quotes)" if kind is str and isinstance(value, int | float) else ""
+    is_text = isinstance(inspect.type_info(kind), inspect.StrType)
+    return " (put it in quotes)" if is_text and isinstance(value, int | float) else ""
 
 
 def describe(kind: object, at: Path) -> str:

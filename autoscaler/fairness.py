@@ -59,7 +59,9 @@ def split(parts: Mapping[Key, Part], share: int) -> dict[Key, int]:
         return {key: part.wants for key, part in parts.items()}
     given = {key: part.wants * share // total for key, part in parts.items()}
     left = share - sum(given.values())
-    for key in sorted((key for key in parts if given[key] < parts[key].wants), key=lambda key: (parts[key].oldest_s, key)):
+    for key in sorted(
+        (key for key in parts if given[key] < parts[key].wants), key=lambda key: (parts[key].oldest_s, key)
+    ):
         if not left:
             break
         given[key] += 1

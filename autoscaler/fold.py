@@ -1,9 +1,10 @@
 """The next World: `fold(world, batch, now_s)` puts what happened into the snapshot that decisions are taken on.
 
-Owns the order of things within one batch and the observations that are simple. Replicas move in `fold_replicas`, gateways
-report in `fold_reports`, what is learnt of Models is in `histories`, every write goes through `draft`. Maps are copied
-once per batch, and only those that change. Observations never raise; our own intents raise IllegalIntentError where the
-table of states does not allow them. The version rises by one with each batch after which gateways have something to learn.
+Owns the order of things within one batch and the observations that are simple. Replicas move in `fold_replicas`,
+gateways report in `fold_reports`, what is learnt of Models is in `histories`, every write goes through `draft`. Maps
+are copied once per batch, and only those that change. Observations never raise; our own intents raise
+IllegalIntentError where the table of states does not allow them. The version rises by one with each batch after which
+gateways have something to learn.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _one(draft: Draft, observation: Observation) -> None:
         case GatewaySeen():
             fold_reports.gateway_seen(draft, observation.gateway, observation.boot)
         case GatewayGone():
-            fold_reports.gateway_gone(draft, observation.gateway)
+            fold_reports.gateway_gone(draft, observation.gateway, observation.boot)
         case HistorySeen():
             if observation.model not in draft.histories.now:
                 draft.put_history(observation.model, observation.history)
@@ -87,7 +88,7 @@ def _one(draft: Draft, observation: Observation) -> None:
 
 
 def _documents(draft: Draft, documents: DocumentsSeen) -> None:
-    """Takes the documents as a whole. What was learnt of a Model that changed its spec no longer keeps it from starting."""
+    """Takes the documents as a whole. Failures of a Model whose spec was changed no longer keep it from starting."""
     before, models = draft.world, {model.name: model for model in documents.models}
     tenants = {tenant.name: tenant for tenant in documents.tenants}
     if (models, tenants, documents.settings) == (before.models, before.tenants, before.settings):

@@ -20,7 +20,7 @@ from autoscaler.world import Drain, Replica, ReplicaSeen, Seen
 LIVE = {Seen.STARTING: S.STARTING, Seen.READY: S.READY, Seen.UNREADY: S.UNREADY}
 """The state that a Replica with a process is in, as far as the driver can tell."""
 UNDECIDED = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY})
-"""States in which what is seen is the state. In all others an order of ours is under way, and seeing a process changes nothing."""
+"""What is seen is the state. In all others an order of ours is under way, and seeing a process changes nothing."""
 
 DOWN = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
 """A Model whose Replicas are all so is at zero, or will be."""
@@ -125,6 +125,7 @@ def seen(draft: Draft, seen: ReplicaSeen) -> None:
 def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
     """An engine that runs without our having started it: a leader before us did."""
     ready = seen.seen in {Seen.READY, Seen.UNREADY}
+    started_s = draft.now_s if seen.started_s is None and seen.seen in LIVE else seen.started_s
     after = Replica(
         id=seen.id,
         model=seen.model,
@@ -136,8 +137,8 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
         slots=seen.slots,
         state=LIVE.get(seen.seen, S.FAILED),
         since_s=draft.now_s,
-        created_s=draft.now_s if seen.started_s is None else seen.started_s,
-        started_s=seen.started_s,
+        created_s=draft.now_s if started_s is None else started_s,
+        started_s=started_s,
         ready_s=draft.now_s if ready else None,
         grown_s=draft.now_s if seen.grew else None,
         address=seen.address,

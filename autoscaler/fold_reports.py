@@ -24,7 +24,7 @@ LATE_S_MAX = 3.0
 GONE_KEPT_S = 60.0
 """A gateway proven dead is forgotten after this."""
 CREDIT_S = 5.0
-"""Slot-seconds that a Tenant may be behind the least served active one when it comes back: idle time is not saved up."""
+"""Slot-seconds that a Tenant may be behind the least served one when it comes back: idle time is not saved up."""
 
 
 def reported(draft: Draft, report: Report) -> None:
@@ -94,15 +94,19 @@ def _hold(use: ReplicaUse | None) -> int:
 def granted(draft: Draft, moved: Granted) -> None:
     """Gives the holds that `shares` moved the next version. Nobody may raise one otherwise."""
     draft.settled = True
+    draft.news = draft.news or bool(moved.holds)
+    changed: dict[GatewayId, dict[ReplicaId, tuple[Grant, ...]]] = {}
     for id, replica, hold in moved.holds:
-        gateway = draft.gateways.now[id]
-        grants = with_grant(gateway.grants.get(replica, ()), Grant(version=draft.version, hold=hold))
-        draft.gateways.put(id, replace(gateway, grants={**gateway.grants, replica: grants}))
-        draft.news = True
+        grants = changed.get(id)
+        if grants is None:
+            grants = changed[id] = dict(draft.gateways.now[id].grants)
+        grants[replica] = with_grant(grants.get(replica, ()), Grant(version=draft.version, hold=hold))
+    for id, grants in changed.items():
+        draft.gateways.put(id, replace(draft.gateways.now[id], grants=grants))
 
 
 def gateway_seen(draft: Draft, id: GatewayId, boot: str) -> None:
-    """A gateway exists. It is known from now on, whether or not it reports."""
+    """A gateway exists: it is known, whether or not it reports. One proven dead comes back with a new boot."""
     known = draft.gateways.now.get(id)
     if known is None:
         draft.gateways.put(id, Gateway(id=id, boot=boot))
@@ -110,15 +114,12 @@ def gateway_seen(draft: Draft, id: GatewayId, boot: str) -> None:
     elif boot and known.boot and boot != known.boot and boot not in known.boots_before:
         draft.gateways.put(id, reborn(draft, known, boot))
         draft.news = True
-    elif known.gone and boot not in known.boots_before:
-        draft.gateways.put(id, replace(known, gone=False))
-        draft.news = True
 
 
-def gateway_gone(draft: Draft, id: GatewayId) -> None:
-    """A gateway is proven dead: its demand and its holds are gone with it."""
+def gateway_gone(draft: Draft, id: GatewayId, boot: str) -> None:
+    """A gateway is proven dead: its demand and its holds are gone with it. Nothing if a later boot is known."""
     known = draft.gateways.now.get(id)
-    if known is not None and not known.gone:
+    if known is not None and not known.gone and not (boot and known.boot and boot != known.boot):
         draft.gateways.put(id, replace(buried(draft, known), gone=True, seen_s=draft.now_s))
         draft.news = True
 
@@ -126,14 +127,14 @@ def gateway_gone(draft: Draft, id: GatewayId) -> None:
 def reborn(draft: Draft, gateway: Gateway, boot: str) -> Gateway:
     """The gateway at the begin of a new boot, which proves the old one dead."""
     boots_before = (*gateway.boots_before, gateway.boot)[-BOOTS_MAX:]
-    return replace(buried(draft, gateway), boot=boot, boots_before=boots_before, report=None, totals={}, gone=False)
+    return replace(buried(draft, gateway), boot=boot, boots_before=boots_before, totals={}, gone=False)
 
 
 def buried(draft: Draft, gateway: Gateway) -> Gateway:
     """The gateway without demand, use and holds: its process does not exist any more."""
     _all_undivided(draft)
     _silenced(draft, gateway)
-    return replace(gateway, in_epoch=False, grants={}, uses={}, levels={})
+    return replace(gateway, report=None, in_epoch=False, grants={}, uses={}, levels={})
 
 
 def expire(draft: Draft) -> None:

@@ -1,8 +1,8 @@
 """The derived half of the World: which Replicas a Model and a Slice have, and the demand per Model, made from scratch.
 
-Owns the functions that the fold uses piece by piece to keep these maps, and `rebuild`, which makes all of them anew: after
-any batch both give the same (a property test holds that). Ids in an index are sorted, so that the order in which things
-were observed does not show.
+Owns the functions that the fold uses piece by piece to keep these maps, and `rebuild`, which makes all of them anew:
+after any batch both give the same (a property test holds that). Ids in an index are sorted, so that the order in which
+things were observed does not show.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def expired(gateway: Gateway, now_s: float) -> bool:
 
 def levels_of(gateway: Gateway, now_s: float) -> dict[ModelName, tuple[Level, ...]]:
     """The demand in its last report per Model, where it still counts. Levels of nothing are left out."""
-    if gateway.gone or gateway.report is None or expired(gateway, now_s):
+    if gateway.report is None or expired(gateway, now_s):
         return {}
     levels: dict[ModelName, list[Level]] = {}
     for level in gateway.report.levels:
@@ -44,8 +44,8 @@ def levels_of(gateway: Gateway, now_s: float) -> dict[ModelName, tuple[Level, ..
 
 
 def uses_of(gateway: Gateway) -> dict[ReplicaId, ReplicaUse]:
-    """The Replicas in its last report; nothing of a gateway that is proven dead."""
-    if gateway.gone or gateway.report is None:
+    """The Replicas in its last report."""
+    if gateway.report is None:
         return {}
     return {use.replica: use for use in gateway.report.replicas}
 

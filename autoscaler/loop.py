@@ -17,6 +17,7 @@ from autoscaler.actions import Acted, Action, Plan, StartReplica, StopReplica
 from autoscaler.drivers.base import Driver
 from autoscaler.fold import Observation, fold
 from autoscaler.plan import plan
+from autoscaler.winddown import wind_down
 from autoscaler.world import Tick, Transition, World
 
 TICK_S_MAX = 1.0
@@ -38,6 +39,9 @@ class Step(NamedTuple):
     acted_s: float
 
 
+Decide = Callable[[World, float], Plan]
+"""(world, now_s) -> Plan."""
+
 Listener = Callable[[Step], None]
 """Told after every step, in order. Must not block."""
 
@@ -55,6 +59,8 @@ class Loop:
         self._wake = asyncio.Event()
         self._received_s = 0.0
         self._rest_until_s = 0.0
+        self._decide_now: Decide = plan
+        self._empty = asyncio.Event()
 
     def observe(self, batch: Sequence[Observation]) -> None:
         """Takes what happened, in order; it is folded in this turn of the event loop or the next."""
@@ -68,6 +74,19 @@ class Loop:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._driver.run(self.observe))
             tasks.create_task(self._decide())
+
+    async def wind_down(self, grace_s: float) -> None:
+        """Stops every Replica and returns when nothing is left; `run` goes on meanwhile and decides nothing else."""
+
+        def decide(world: World, now_s: float) -> Plan:
+            del now_s
+            return wind_down(world, grace_s)
+
+        self._decide_now = decide
+        self._wake.set()
+        while self.world.replicas:
+            self._empty.clear()
+            await self._empty.wait()
 
     async def _decide(self) -> None:
         while True:
@@ -91,7 +110,7 @@ class Loop:
         transitions = self._fold(batch, started_s)
         actions: list[Action] = []
         for _ in range(ROUNDS_MAX):
-            self.plan = plan(self.world, started_s)
+            self.plan = self._decide_now(self.world, started_s)
             if not self.plan.actions:
                 break
             for action in self.plan.actions:
@@ -105,6 +124,8 @@ class Loop:
         done = Step(before, self.world, self.plan, tuple(actions), transitions, self._received_s, started_s, acted_s)
         for listener in self.listeners:
             listener(done)
+        if not self.world.replicas:
+            self._empty.set()
         now_s = self._clock()
         self._rest_until_s = now_s + (now_s - started_s)
 

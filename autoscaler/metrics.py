@@ -1,4 +1,4 @@
-"""The autoscaler's metrics (interfaces, section 5), counted from the loop's steps. Knows nothing of how they are served.
+"""The autoscaler's metrics (interfaces, section 5), counted from the loop's steps.
 
 Owns one prometheus_client registry. Gauges are read from the World when scraped; counters and histograms are fed by
 `on_step`. Label values are names of documents and states only, never addresses or tenants' data.
@@ -20,7 +20,13 @@ from autoscaler.world import World
 
 START_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200)
 DECISION_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
-KINDS = {StartReplica: "start", DrainReplica: "drain", ReviveReplica: "revive", StopReplica: "stop", FailReplica: "fail"}
+KINDS = {
+    StartReplica: "start",
+    DrainReplica: "drain",
+    ReviveReplica: "revive",
+    StopReplica: "stop",
+    FailReplica: "fail",
+}
 
 
 class Metrics:
@@ -29,7 +35,11 @@ class Metrics:
     def __init__(self, world: Callable[[], World]) -> None:
         registry = self._registry = CollectorRegistry()
         self._start_seconds = Histogram(
-            "pilotlight_start_seconds", "Process start to ready", ("model", "phase"), registry=registry, buckets=START_BUCKETS
+            "pilotlight_start_seconds",
+            "Process start to ready",
+            ("model", "phase"),
+            registry=registry,
+            buckets=START_BUCKETS,
         )
         self._failures = Counter(
             "pilotlight_start_failures", "Starts that never got ready", ("model", "reason"), registry=registry
@@ -81,7 +91,9 @@ class _WorldCollector:
         for (model, state), count in sorted(tally.items()):
             replicas.add_metric((model, state), count)
         yield replicas
-        memory = GaugeMetricFamily("pilotlight_slice_memory_bytes", "Memory of Slices", labels=("node", "device", "state"))
+        memory = GaugeMetricFamily(
+            "pilotlight_slice_memory_bytes", "Memory of Slices", labels=("node", "device", "state")
+        )
         for slice_ in world.slices.values():
             held = [world.replicas[r] for r in world.by_slice.get(slice_.id, ())]
             used = sum(r.memory_bytes or slice_.memory_bytes for r in held if r.state in HOLDS_SLICE)

@@ -8,6 +8,7 @@ not fields here: `autoscaler.documents` refuses them and says so. YAML names are
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 from typing import Annotated, Literal
 
 import msgspec
@@ -93,7 +94,7 @@ class ModelSpec(Part, frozen=True):
     unlisted: bool = False
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True):
+class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A Model as the autoscaler uses it: the document with what the front door learnt from the artifact filled in."""
 
     name: ModelName
@@ -109,6 +110,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     def spec_hash(self) -> str:
         """Eight hex digits over everything that a running Replica would have to be restarted for."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> str:
+        """Made once per document: every plan asks for the hash of every Model that runs."""
         s = self.spec
         parts = (
             self.name,

@@ -8,12 +8,14 @@ Placement is best fit in memory, then compute. It never starts or drains anythin
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
-from autoscaler.packing import Force, Incumbent, Missing, Outlook, Packing, Placement, Room, Shelf, Victim, Want
+from autoscaler.contract import ModelName
+from autoscaler.packing import Incumbent, Missing, Outlook, Packing, Placement, Room, Shelf, Victim, Want
 from autoscaler.rulings import evictable, need, product_rank, unmet_reason
-from autoscaler.world import Copy, NodeId, SliceId
+from autoscaler.world import Copy, DeviceId, NodeId, SliceId
 
 FREE, LOCKED, COMING, EVICT = range(4)
 """Rungs, cheapest first: room now; room now, but another Replica is starting there; room soon; room by victims."""
@@ -70,19 +72,28 @@ def _face(shelf: Shelf) -> Key:
 
 
 class _Bench:
-    """The Shelves while one call works on them."""
+    """The Shelves while one call works on them, and what was worked out about those that did not change since."""
 
     def __init__(self, slices: Sequence[Shelf], copies: Set[Copy], outlook: Outlook, now_s: float) -> None:
         healthy = sorted((shelf for shelf in slices if shelf.slice.healthy), key=lambda shelf: shelf.slice.id)
         self.shelves: dict[SliceId, Shelf] = {shelf.slice.id: shelf.copy() for shelf in healthy}
-        self._faces: dict[Key, list[Shelf]] = {}
+        self._devices: dict[DeviceId, list[Shelf]] = {}
+        self._open: dict[Key, list[tuple[int, int, SliceId]]] = {}
+        """Per face: (free memory, free compute, Slice) of those where nobody starts, sorted."""
         for shelf in self.shelves.values():
-            self._faces.setdefault(_face(shelf), []).append(shelf)
+            self._devices.setdefault(shelf.slice.device, []).append(shelf)
+            if not shelf.locked:
+                self._open.setdefault(_face(shelf), []).append((*shelf.free, shelf.slice.id))
+        for entries in self._open.values():
+            entries.sort()
         self._now_s = now_s
         self._outlook = outlook
+        self._models = {incumbent.model for shelf in self.shelves.values() for incumbent in shelf.incumbents}
         self._nodes: dict[str, set[NodeId]] = {}
         for copy in copies:
             self._nodes.setdefault(copy.artifact, set()).add(copy.node)
+        self._known: dict[Want, dict[SliceId, Option | None]] = {}
+        """Options by everything of a Want that they depend on."""
 
     def best(self, want: Want) -> tuple[Option, ...] | None:
         """The Options to take, one per Device; empty for a Want without Devices; None: there is no way now."""
@@ -90,52 +101,65 @@ class _Bench:
             return ()
         if want.devices > 1:
             return self._node(want)
-        free = self._free(want)
-        if free is not None:
-            return (free,)
-        room_soon = self._cheapest(want, victims=False)
-        if room_soon is not None:
-            return (room_soon,)
-        option = self._cheapest(want, victims=True) if want.force > Force.NONE else None
+        option = self._free(want)
+        if option is None:
+            option = min(self._options(want), key=lambda o: o.key, default=None)
         return None if option is None else (option,)
 
     def _free(self, want: Want) -> Option | None:
-        """The best Slice with room now and nobody starting; the same choice as `_cheapest`, many times faster."""
-        near = self._nodes.get(want.artifact, ())
+        """The best Slice with room now and nobody starting: the same choice as the best of `_options`, much faster."""
+        near = self._nodes.get(want.artifact, set())
         best: tuple[Key, Shelf, Room] | None = None
-        for alike in self._faces.values():
-            room, rank = need(want, alike[0]), product_rank(want, alike[0].slice.product)
+        for entries in self._open.values():
+            alike = self.shelves[entries[0][2]] if entries else None
+            room = need(want, alike) if alike is not None else None
+            rank = product_rank(want, alike.slice.product) if alike is not None else None
             if room is None or rank is None:
                 continue
-            memory_bytes, compute_percent = room
-            for shelf in alike:
-                free = shelf.free
-                if free.memory_bytes < memory_bytes or free.compute_percent < compute_percent or shelf.locked:
+            for i in range(bisect_left(entries, room), len(entries)):
+                memory_bytes, compute_percent, id = entries[i]
+                if compute_percent < room.compute_percent:
                     continue
-                away, left = shelf.slice.node not in near, free.memory_bytes - memory_bytes
-                key = (
-                    rank,
-                    away,
-                    left,
-                    free.compute_percent - compute_percent,
-                    shelf.slice.memory_bytes,
-                    shelf.slice.id,
-                )
+                shelf = self.shelves[id]
+                away, left = shelf.slice.node not in near, memory_bytes - room.memory_bytes
+                spare = compute_percent - room.compute_percent
+                key = (rank, away, left, spare, shelf.slice.memory_bytes, id)
                 if best is None or key < best[0]:
                     best = (key, shelf, room)
+                if not (near and away):
+                    break
         return None if best is None else Option(FREE, best[0], best[1], best[2])
 
-    def _cheapest(self, want: Want, *, victims: bool) -> Option | None:
-        options = (self._option(want, shelf, victims=victims) for shelf in self.shelves.values())
-        return min((option for option in options if option is not None), key=lambda o: o.key, default=None)
+    def _options(self, want: Want) -> Iterator[Option]:
+        """The cheapest Option of each Slice that has one."""
+        model = want.model if want.model in self._models else ModelName("")
+        artifact = want.artifact if want.artifact in self._nodes else ""
+        alike = want._replace(model=model, artifact=artifact, ordinal=0, unserved_since_s=0.0, reason="")
+        known = self._known.setdefault(alike, {})
+        for id, shelf in self.shelves.items():
+            if id not in known:
+                known[id] = self._option(want, shelf)
+            option = known[id]
+            if option is not None:
+                yield option
+
+    def _moved(self, shelf: Shelf, before: Room) -> None:
+        """Something of the Shelf changed: what was worked out about it is void. `before` is what was free."""
+        id = shelf.slice.id
+        for known in self._known.values():
+            known.pop(id, None)
+        entries, entry = self._open.get(_face(shelf), []), (*before, id)
+        at = bisect_left(entries, entry)
+        if at < len(entries) and entries[at] == entry:
+            del entries[at]
+            if not shelf.locked:
+                insort(entries, (*shelf.free, id))
 
     def _node(self, want: Want) -> tuple[Option, ...] | None:
         """The node whose `devices` cheapest Devices are the cheapest together."""
         by_node: dict[NodeId, list[Option]] = {}
-        for shelf in self.shelves.values():
-            option = self._option(want, shelf, victims=True)
-            if option is not None:
-                by_node.setdefault(shelf.slice.node, []).append(option)
+        for option in self._options(want):
+            by_node.setdefault(option.shelf.slice.node, []).append(option)
         teams = [
             tuple(sorted(options, key=lambda o: o.key)[: want.devices])
             for options in by_node.values()
@@ -143,13 +167,10 @@ class _Bench:
         ]
         return min(teams, key=lambda team: (team[-1].rung, *(o.key for o in reversed(team))), default=None)
 
-    def _option(self, want: Want, shelf: Shelf, *, victims: bool) -> Option | None:
-        """The cheapest way to use this Slice, `victims` or not; None: none now."""
-        room = need(want, shelf)
-        if room is None:
-            return None
-        rank = product_rank(want, shelf.slice.product)
-        if rank is None:
+    def _option(self, want: Want, shelf: Shelf) -> Option | None:
+        """The cheapest way to use this Slice; None: none now."""
+        room, rank = need(want, shelf), product_rank(want, shelf.slice.product)
+        if room is None or rank is None:
             return None
         chosen: tuple[Incumbent, ...] = ()
         soon = shelf.free.plus(shelf.coming)
@@ -157,13 +178,12 @@ class _Bench:
             rung = LOCKED if shelf.locked else FREE
         elif soon.holds(room):
             rung = COMING
-        elif victims:
-            chosen = self._victims(want, shelf, room.less(soon))
-            rung = EVICT
-        if not chosen and not soon.holds(room):
-            return None
+        else:
+            chosen, rung = self._victims(want, shelf, room.less(soon)), EVICT
+            if not chosen:
+                return None
         away = shelf.slice.node not in self._nodes.get(want.artifact, ())
-        after = soon.less(room)
+        after = (shelf.free if rung <= LOCKED else soon).less(room)
         tie = (shelf.slice.memory_bytes, shelf.slice.id)
         key = (rung, *self._cost(chosen), shelf.locked, rank, away, after.memory_bytes, after.compute_percent, *tie)
         return Option(rung, key, shelf, room, chosen)
@@ -175,20 +195,24 @@ class _Bench:
         restart_s = sum(self._outlook.restart_s(v.model) for v in victims)
         return (sum(v.busy for v in victims), max(v.priority for v in victims), restart_s, len(victims))
 
+    def _price(self, incumbent: Incumbent) -> Key:
+        """`_cost` of one alone; its id breaks ties."""
+        restart_s = self._outlook.restart_s(incumbent.model)
+        return (incumbent.busy, incumbent.priority, restart_s, incumbent.replica)
+
     def _victims(self, want: Want, shelf: Shelf, lack: Room) -> tuple[Incumbent, ...]:
         """The cheapest incumbents that make at least `lack`, the best one alone or the cheapest few; empty: none do."""
-
-        def cost(incumbent: Incumbent) -> Key:
-            return (*self._cost((incumbent,)), incumbent.replica)
-
-        candidates = sorted((i for i in shelf.incumbents if evictable(want, i, self._now_s)), key=cost)
+        willing = [i for i in shelf.incumbents if evictable(want, i, self._now_s)]
+        if not sum_of(willing).holds(lack):
+            return ()
+        candidates = sorted(willing, key=self._price)
         few: list[Incumbent] = []
         for incumbent in candidates:
+            few.append(incumbent)
             if sum_of(few).holds(lack):
                 break
-            few.append(incumbent)
-        if not few or not sum_of(few).holds(lack):
-            return ()
+        if len(few) == 1:
+            return tuple(few)
         for incumbent in reversed(few[:-1]):
             fewer = [other for other in few if other is not incumbent]
             if sum_of(fewer).holds(lack):
@@ -198,11 +222,12 @@ class _Bench:
 
     def place(self, want: Want, options: Sequence[Option]) -> Placement:
         """Takes the room, and locks the Devices: a Replica is about to start there."""
-        devices = {option.shelf.slice.device for option in options}
         for option in options:
+            before = option.shelf.free
             option.shelf.reserve(option.need)
-        for shelf in self.shelves.values():
-            shelf.locked = shelf.locked or shelf.slice.device in devices
+            for shelf in self._devices[option.shelf.slice.device]:
+                shelf.locked = True
+                self._moved(shelf, before if shelf is option.shelf else shelf.free)
         claims = [option.need.memory_bytes for option in options if want.memory_bytes == 0 or option.shelf.slice.shared]
         memory_bytes = min(claims, default=want.memory_bytes)
         return Placement(want, tuple(option.shelf.slice.id for option in options), memory_bytes)
@@ -211,10 +236,13 @@ class _Bench:
         """Promises the room to the Want, so that no later one counts on it; gives the victims, each once."""
         victims = {victim.replica: victim for option in options for victim in option.victims}
         for replica, victim in victims.items():
-            for shelf in self.shelves.values() if victim.others else (option.shelf for option in options):
+            for shelf in tuple(self.shelves.values()) if victim.others else (option.shelf for option in options):
                 shelf.evict(replica)
+                self._moved(shelf, shelf.free)
         for option in options:
+            before = option.shelf.free
             option.shelf.reserve(option.need)
+            self._moved(option.shelf, before)
         return tuple(victims.values())
 
     def wait(self, options: Sequence[Option]) -> str:
@@ -233,7 +261,11 @@ class _Bench:
 
 def sum_of(incumbents: Sequence[Incumbent]) -> Room:
     """Their rooms together."""
-    return Room(sum(i.room.memory_bytes for i in incumbents), sum(i.room.compute_percent for i in incumbents))
+    memory_bytes = compute_percent = 0
+    for incumbent in incumbents:
+        memory_bytes += incumbent.room.memory_bytes
+        compute_percent += incumbent.room.compute_percent
+    return Room(memory_bytes, compute_percent)
 
 
 def _names(incumbents: Sequence[Incumbent]) -> str:

@@ -8,7 +8,7 @@ Memory is bytes, compute percent of one Device.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -111,7 +111,14 @@ class Shelf:
 
     def copy(self) -> Shelf:
         """Another Shelf with the same things on it."""
-        return replace(self)
+        return Shelf(
+            slice=self.slice,
+            whole=self.whole,
+            incumbents=self.incumbents,
+            free=self.free,
+            coming=self.coming,
+            locked=self.locked,
+        )
 
     def reserve(self, need: Room) -> None:
         """Promises `need` to somebody: first of what is free, then of what is coming."""

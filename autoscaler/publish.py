@@ -1,14 +1,14 @@
 """What gateways are told of a World: Routes and the catalogue, whole or as the difference between two Worlds.
 
-Owns the view from outside. Both are pure functions of Worlds, so that a gateway that is slow to read gets one larger delta
-and never a queue of them. Deltas applied in order give what the full message gives (a property test holds that). Times
-that merely pass are no news: an expected wait is relative to when it is sent, and its receiver counts down.
-Routes are withheld until the driver has listed what exists: a gateway must not forget what a new leader cannot know yet.
+Owns the view from outside. Both are pure functions of Worlds, so that a gateway that is slow to read gets one larger
+delta and never a queue of them. Deltas applied in order give what the full message gives (a property test holds that).
+Times that merely pass are no news: an expected wait is relative to when it is sent, and its receiver counts down.
+Routes are withheld until the driver has listed what exists: a gateway must not forget what a new leader cannot know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from autoscaler.actions import Unmet
 from autoscaler.catalogue import front_settings, model_entry, tenant_entry
@@ -47,7 +47,7 @@ def heartbeat(world: World) -> RoutesDelta:
 
 
 def routes_full(
-    world: World, gateway: GatewayId, now_s: float, unmet: Mapping[ModelName, Unmet] = NO_UNMET, boot: str = ""
+    world: World, gateway: GatewayId, now_s: float, unmet: Mapping[ModelName, Unmet] = NO_UNMET, *, boot: str = ""
 ) -> RoutesDelta:
     """All Routes of one gateway; a mere heartbeat while the driver has not listed everything.
 
@@ -64,7 +64,7 @@ def routes_full(
         full=True,
         gateways=gateways_known(world),
         replicas=tuple(_route(replica, me) for replica in world.replicas.values() if replica.state in ROUTED),
-        models=tuple(model_route(world, model, now_s, gateway, unmet) for model in sorted(models)),
+        models=tuple(r for m in sorted(models) if (r := model_route(world, m, now_s, gateway, unmet)) is not None),
     )
 
 
@@ -74,6 +74,7 @@ def routes_delta(
     gateway: GatewayId,
     now_s: float,
     unmet: Mapping[ModelName, Unmet] = NO_UNMET,
+    *,
     unmet_before: Mapping[ModelName, Unmet] | None = None,
     boot: str = "",
 ) -> RoutesDelta | None:
@@ -82,11 +83,15 @@ def routes_delta(
     A version that grants it something is always said, so that the gateway can acknowledge it.
     """
     if not before.synced or before.epoch != after.epoch:
-        return routes_full(after, gateway, now_s, unmet, boot)
+        return routes_full(after, gateway, now_s, unmet, boot=boot)
     told = unmet if unmet_before is None else unmet_before
     was, now = _reader(before, gateway, boot), _reader(after, gateway, boot)
     replicas, gone = _replicas(before, after, was, now)
-    models, models_gone = _models(before, after, gateway, now_s, told, unmet)
+    models, models_gone = _models(
+        lambda model: model_route(before, model, now_s, gateway, told),
+        lambda model: model_route(after, model, now_s, gateway, unmet),
+        _changed_models(before, after) | {m for m in {*told, *unmet} if _never(told, m) != _never(unmet, m)},
+    )
     granted = now is not was and now is not None and _last_grant(now) > before.version
     if not (replicas or gone or models or models_gone or granted):
         return None if gateways_known(before) == gateways_known(after) else heartbeat(after)
@@ -103,8 +108,10 @@ def routes_delta(
 
 def model_route(
     world: World, model: ModelName, now_s: float, gateway: GatewayId, unmet: Mapping[ModelName, Unmet] = NO_UNMET
-) -> ModelRoute:
-    """What a gateway is told of a Model as a whole."""
+) -> ModelRoute | None:
+    """What a gateway is told of a Model as a whole; None of one that has neither document nor Replica."""
+    if model not in world.models and model not in world.by_model:
+        return None
     replicas = [world.replicas[id] for id in world.by_model.get(model, ())]
     history = world.histories.get(model) or History()
     load = world.loads.get(model) or Load()
@@ -169,27 +176,19 @@ def _differs(before: Route, after: Route) -> bool:
 
 
 def _models(
-    before: World,
-    after: World,
-    gateway: GatewayId,
-    now_s: float,
-    told: Mapping[ModelName, Unmet],
-    unmet: Mapping[ModelName, Unmet],
+    was: Callable[[ModelName], ModelRoute | None],
+    now: Callable[[ModelName], ModelRoute | None],
+    changed: set[ModelName],
 ) -> tuple[tuple[ModelRoute, ...], tuple[ModelName, ...]]:
-    changed = _changed_models(before, after) | {
-        name for name in {*told, *unmet} if _never(told, name) != _never(unmet, name)
-    }
     routes: list[ModelRoute] = []
     gone: list[ModelName] = []
     for model in sorted(changed):
-        known = model in before.models or model in before.by_model
-        if not (model in after.models or model in after.by_model):
-            if known:
+        before, after = was(model), now(model)
+        if after is None:
+            if before is not None:
                 gone.append(model)
-            continue
-        route = model_route(after, model, now_s, gateway, unmet)
-        if not known or route != model_route(before, model, now_s, gateway, told):
-            routes.append(route)
+        elif before != after:
+            routes.append(after)
     return tuple(routes), tuple(gone)
 
 

@@ -54,9 +54,9 @@ def _schema(info: inspect.Type) -> dict[str, object]:
         case inspect.LiteralType():
             return {"enum": list(info.values)}
         case inspect.IntType() | inspect.FloatType():
-            return {"type": "integer" if isinstance(info, inspect.IntType) else "number"} | _bounds(info)
+            return {"type": "integer" if isinstance(info, inspect.IntType) else "number", **_bounds(info)}
         case inspect.StrType():
-            return {"type": "string"} | ({"pattern": info.pattern} if info.pattern else {})
+            return {"type": "string", "pattern": info.pattern} if info.pattern else {"type": "string"}
         case inspect.BoolType():
             return {"type": "boolean"}
         case inspect.NoneType():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import struct
 from collections.abc import AsyncGenerator, Callable
@@ -18,7 +19,8 @@ import msgspec
 from aiohttp import web
 
 from autoscaler import publish
-from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta
+from autoscaler.actions import Unmet
+from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta
 from autoscaler.loop import Loop, Step
 from autoscaler.processwatch import ProcessWatch
 from autoscaler.world import GatewayGone, GatewaySeen, Reported, World
@@ -49,24 +51,36 @@ class Feed:
             for event in self._changed:
                 event.set()
 
-    def routes(self, gateway: GatewayId) -> AsyncGenerator[bytes]:
-        """Routes as this gateway may use them, with an empty delta as heartbeat."""
+    def routes(self, gateway: GatewayId, boot: str = "") -> AsyncGenerator[bytes]:
+        """Routes as this boot of this gateway may use them, with an empty delta as heartbeat when nothing changes."""
         clock = asyncio.get_running_loop().time
+        said_s = -math.inf
+        told: dict[ModelName, Unmet] = {}
 
         def delta(before: World | None, after: World) -> Delta | None:
-            unmet = {unmet.model: unmet for unmet in self._loop.plan.unmet}
+            nonlocal said_s, told
+            now_s = clock()
+            was, told = told, {unmet.model: unmet for unmet in self._loop.plan.unmet}
             if before is None:
-                return publish.routes_full(after, gateway, clock(), unmet)
-            known = publish.routes_delta(before, after, gateway, clock(), unmet)
-            return known if known is not None or before is not after else publish.heartbeat(after)
+                message: RoutesDelta | None = publish.routes_full(after, gateway, now_s, told, boot=boot)
+            else:
+                message = publish.routes_delta(before, after, gateway, now_s, told, unmet_before=was, boot=boot)
+            if message is None and now_s - said_s >= HEARTBEAT_S:  # also while the World changes all the time
+                message = publish.heartbeat(after)
+            said_s = said_s if message is None else now_s
+            return message
 
         return self._messages(delta)
 
     def catalogue(self) -> AsyncGenerator[bytes]:
-        """Models and Tenants."""
+        """Models and Tenants, with the same heartbeat."""
 
         def delta(before: World | None, after: World) -> Delta | None:
-            return publish.catalogue_full(after) if before is None else publish.catalogue_delta(before, after)
+            if before is None:
+                return publish.catalogue_full(after)
+            known = publish.catalogue_delta(before, after)
+            quiet = CatalogueDelta(epoch=after.epoch, version=after.version)
+            return known if known is not None or before is not after else quiet
 
         return self._messages(delta)
 
@@ -99,7 +113,7 @@ class ContractServer:
         self._watch = ProcessWatch()
 
     def application(self) -> web.Application:
-        """POST /v1/report, GET /v1/routes?gateway=, GET /v1/catalogue."""
+        """POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue."""
         app = web.Application(client_max_size=REPORT_BYTES_MAX)
         app.router.add_post("/v1/report", self._report)
         app.router.add_get("/v1/routes", self._routes)
@@ -114,12 +128,12 @@ class ContractServer:
         return web.Response(body=_encode(take_report(self._loop, report)), content_type="application/json")
 
     async def _routes(self, request: web.Request) -> web.StreamResponse:
-        gateway = GatewayId(request.query.get("gateway", ""))
+        gateway, boot = GatewayId(request.query.get("gateway", "")), request.query.get("boot", "")
         if not gateway:
             return web.json_response({"error": "which gateway? ?gateway=ID"}, status=400)
-        self._loop.observe((GatewaySeen(gateway=gateway),))
-        self._watch_peer(request, gateway)
-        return await self._stream(request, self._feed.routes(gateway))
+        self._loop.observe((GatewaySeen(gateway=gateway, boot=boot),))
+        self._watch_peer(request, gateway, boot)
+        return await self._stream(request, self._feed.routes(gateway, boot))
 
     async def _catalogue(self, request: web.Request) -> web.StreamResponse:
         return await self._stream(request, self._feed.catalogue())
@@ -129,18 +143,21 @@ class ContractServer:
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
         await response.prepare(request)
         async with contextlib.aclosing(messages):
-            async for message in messages:
-                await response.write(message + b"\n")
+            try:
+                async for message in messages:
+                    await response.write(message + b"\n")
+            except ConnectionResetError:
+                pass  # the gateway left; it comes back by itself
         return response
 
-    def _watch_peer(self, request: web.Request, gateway: GatewayId) -> None:
+    def _watch_peer(self, request: web.Request, gateway: GatewayId, boot: str) -> None:
         """Learns the gateway's process from the socket, where the socket can tell (Unix, SO_PEERCRED)."""
         transport = request.transport
         peer = transport.get_extra_info("socket") if transport is not None else None
         if peer is None or peer.family != socket.AF_UNIX:
             return
         pid, _, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-        self._watch.watch(gateway, pid, lambda: self._loop.observe((GatewayGone(gateway=gateway),)))
+        self._watch.watch(gateway, pid, lambda: self._loop.observe((GatewayGone(gateway=gateway, boot=boot),)))
 
 
 def take_report(loop: Loop, report: Report) -> ReportAnswer:

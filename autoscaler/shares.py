@@ -1,11 +1,11 @@
 """Who holds which Slots: the leader's half of the hold rule (interfaces section 6, Holds).
 
-Promises: only here a hold is raised, and only so that per Replica the sum over gateways of max(newest grant, every older
-grant not yet acknowledged, in use) stays within its Slots; nothing changes before the hand-over is complete. Holds go to
-Tenants first: per Model over all its ready Replicas, higher priority first, then weighted max-min; then to gateways, by
-where that Tenant's Calls are; what is left is spread over all live gateways, so that a first Call finds a hold at once.
-A hold that need not move does not. Pure; the answer is folded (`Granted`), and only Models in which something changed
-since the last answer are looked at.
+Promises: only here a hold is raised, and only so that per Replica the sum over gateways of max(newest grant, every
+older grant not yet acknowledged, in use) stays within its Slots; nothing changes before the hand-over is over. Holds
+go to Tenants first: per Model over all its ready Replicas, higher priority first, then weighted max-min; then to
+gateways, by where that Tenant's Calls are; what is left is spread over all live gateways, so that a first Call finds a
+hold at once. A hold that need not move does not. Pure; the answer is folded (`Granted`), and only Models in which
+something changed since the last answer are looked at.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autoscaler.states import ReplicaState
 from autoscaler.world import Gateway, Granted, Replica, World
 
 KEEP_S = 0.100
-"""A hold moves to an older Call of the same Tenant elsewhere only if that is older by this: every move costs a round trip."""
+"""A hold moves to a Call of the same Tenant elsewhere only if that is older by this: every move costs a round trip."""
 
 Holds = dict[ReplicaId, int]
 
@@ -118,8 +118,10 @@ def _claimant(world: World, model: ModelName, tenant: TenantName, parts: Mapping
 def _spread(
     due: Mapping[GatewayId, int], held: Mapping[GatewayId, int], live: Sequence[GatewayId], left: int
 ) -> dict[GatewayId, int]:
-    """The Slots that no Call is due, over live gateways. Evenly while nobody calls; else they stay where they are,
-    but none that has nothing to spare while another has two."""
+    """The Slots that no Call is due, over live gateways: evenly while nobody calls.
+
+    Else they stay where they are, but a gateway with nothing to spare gets one from another that has two.
+    """
     if not live or left <= 0:
         return {}
     if not any(due.values()):
@@ -129,13 +131,15 @@ def _spread(
         spare[id] = min(left, max(0, held.get(id, 0) - due[id]))
         left -= spare[id]
     while left:
-        poorest = min(live, key=lambda id: (spare[id], id))
-        level = min((spare[id] for id in live if spare[id] > spare[poorest]), default=spare[poorest] + -(-left // len(live)))
+        poorest = min(live, key=lambda gateway: (spare[gateway], gateway))
+        level = min(
+            (spare[id] for id in live if spare[id] > spare[poorest]), default=spare[poorest] + -(-left // len(live))
+        )
         more = min(left, level - spare[poorest])
         spare[poorest] += more
         left -= more
     for poor in live:
-        rich = max(live, key=lambda id: (spare[id], id))
+        rich = max(live, key=lambda gateway: (spare[gateway], gateway))
         if not spare[poor] and spare[rich] > 1:
             spare[poor], spare[rich] = 1, spare[rich] - 1
     return spare
@@ -143,25 +147,26 @@ def _spread(
 
 def _evenly(held: Mapping[GatewayId, int], live: Sequence[GatewayId], left: int) -> dict[GatewayId, int]:
     each, odd = divmod(left, len(live))
-    lucky = set(sorted(live, key=lambda id: (-held.get(id, 0), id))[:odd])
+    lucky = set(sorted(live, key=lambda gateway: (-held.get(gateway, 0), gateway))[:odd])
     return {id: each + (id in lucky) for id in live}
 
 
 def _laid_out(
     ready: Sequence[Replica], holders: Sequence[Gateway], wishes: Mapping[GatewayId, Wish]
 ) -> dict[GatewayId, Holds]:
-    """Lays each gateway's wish onto Replicas: first what it holds there already, then where most Slots are free to give."""
+    """Lays each gateway's wish onto Replicas: first what it has there already, then where most Slots are free."""
     laid = {g.id: _kept(g, ready, wishes[g.id].total) for g in holders}
     room = {r.id: _room(r, laid) for r in ready}
-    free = {r.id: r.slots - sum(claim(g, r.id) for g in holders) for r in ready}
-    for gateway in sorted(holders, key=lambda g: (wishes[g.id].due <= sum(laid[g.id].values()), g.id)):
+    lacking = [g for g in holders if sum(laid[g.id].values()) < wishes[g.id].total]
+    free = {r.id: r.slots - sum(claim(g, r.id) for g in holders) for r in ready} if lacking else {}
+    for gateway in sorted(lacking, key=lambda g: (wishes[g.id].due <= sum(laid[g.id].values()), g.id)):
         holds = laid[gateway.id]
         lacks = wishes[gateway.id].total - sum(holds.values())
         while lacks > 0:
             open_ = [r.id for r in ready if room[r.id] > 0]
             if not open_:
                 break
-            best = max(open_, key=lambda id: (free[id] > 0, min(free[id], room[id]), -holds[id], id))
+            best = max(open_, key=lambda r: (free[r] > 0, min(free[r], room[r]), -holds[r], r))
             more = min(lacks, room[best], max(1, -(-lacks // len(open_))))
             holds[best] += more
             room[best] -= more
@@ -204,8 +209,8 @@ def _moves(
     """The holds to move on one Replica: lowering is free, raising only into Slots that nobody may be using."""
     held = {g.id: newest(g, replica.id) for g in holders}
     moved = [(g.id, replica.id, targets[g.id]) for g in holders if targets[g.id] < held[g.id]]
-    free = replica.slots - sum(claim(g, replica.id) for g in known)
     rising = [g for g in holders if targets[g.id] > held[g.id]]
+    free = replica.slots - sum(claim(g, replica.id) for g in known) if rising else 0
     for gateway in sorted(rising, key=lambda g: (held[g.id] >= wishes[g.id].due, held[g.id] - targets[g.id], g.id)):
         have, claimed = held[gateway.id], claim(gateway, replica.id)
         rise = min(targets[gateway.id] - have, max(0, free) + claimed - have)

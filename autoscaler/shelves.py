@@ -11,7 +11,17 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.demand import BEGINNING, LIVE, NO_HISTORY, NO_LOAD, held_until_s, live, median_start_s, residency_s
+from autoscaler.demand import (
+    BEGINNING,
+    LIVE,
+    NO_HISTORY,
+    NO_LOAD,
+    held_until_s,
+    live,
+    median_start_s,
+    residency_s,
+    used,
+)
 from autoscaler.drain import complete, in_use
 from autoscaler.model import Model, Start
 from autoscaler.packing import Force, Incumbent, Outlook, Room, Shelf, Want
@@ -23,7 +33,8 @@ STUCK_S = 60.0
 EXCLUSIVE_S = Start().exclusive_seconds
 """The start lock of a Replica whose Model has no document any more."""
 ISOLATION = {"any": Isolation.NONE, "memory": Isolation.MEMORY, "hardware": Isolation.HARDWARE}
-LEAVING = frozenset({S.DRAINING, S.STOPPING, S.SCRUBBING, S.FAILED})
+ENDING = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
+LEAVING = ENDING | {S.DRAINING}
 
 
 def want_of(model: Model, ordinal: int, unserved_since_s: float, force: Force, reason: str) -> Want:
@@ -64,7 +75,7 @@ def locks(world: World, now_s: float) -> dict[DeviceId, float]:
 
 def stuck_s(replica: Replica) -> float:
     """From when on the Replica should long be gone; infinite while it may still serve."""
-    return replica.since_s + STUCK_S if replica.state in (S.STOPPING, S.SCRUBBING, S.FAILED) else inf
+    return replica.since_s + STUCK_S if replica.state in ENDING else inf
 
 
 def evictable_s(world: World, replica: Replica, model: Model) -> float:
@@ -73,9 +84,9 @@ def evictable_s(world: World, replica: Replica, model: Model) -> float:
     if replica.state in BEGINNING:
         return inf if load.waiting else history.hold_until_s
     ready_s = replica.since_s if replica.ready_s is None else replica.ready_s
-    if load.waiting or load.running:
+    if load.waiting or load.running or used(history, ready_s):
         return ready_s + residency_s(model, history)
-    return max(ready_s + residency_s(model, history), held_until_s(model, history, replica))
+    return held_until_s(model, history, replica)
 
 
 class _Look(NamedTuple):
@@ -109,8 +120,8 @@ def shelves(
 
 
 def _shelf(look: _Look, slice_: Slice) -> Shelf:
-    on_it = [look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ())]
-    incumbents = tuple(_incumbent(look, replica, slice_) for replica in sorted(on_it, key=lambda r: r.id))
+    on_it = (look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ()))
+    incumbents = tuple(_incumbent(look, replica, slice_) for replica in on_it)
     free, coming = Room(slice_.memory_bytes, slice_.compute_percent), Room(0, 0)
     for incumbent in incumbents:
         free = free.less(incumbent.room)
@@ -143,7 +154,7 @@ def _incumbent(look: _Look, replica: Replica, slice_: Slice) -> Incumbent:
     leaving = (replica.state in LEAVING or model is None or replica.id in look.leaving) and (
         replica.id not in look.staying
     )
-    stays = model is None or leaving or replica.state not in LIVE | LEAVING
+    stays = model is None or leaving or replica.state not in LIVE
     return Incumbent(
         replica=replica.id,
         model=replica.model,
@@ -151,7 +162,7 @@ def _incumbent(look: _Look, replica: Replica, slice_: Slice) -> Incumbent:
         room=everything if alone else Room(claim, replica.compute_percent),
         priority=0 if model is None else model.spec.priority,
         busy=not look.told or load.waiting > 0 or look.calls.get(replica.id, 0) > 0,
-        kept=model is not None and len(live(world, model.name)) <= model.spec.replicas.min,
+        kept=model is not None and 0 < model.spec.replicas.min >= len(live(world, model.name)),
         evictable_s=inf if model is None or stays else evictable_s(world, replica, model),
         leaving=leaving,
         stuck=look.now_s >= stuck_s(replica),

@@ -118,7 +118,7 @@ class Gateway(Fact, frozen=True):
     seen_s: float = 0.0
     """When it last reported, or when it was proven dead."""
     report: Report | None = None
-    """Its last report, of whatever epoch; None: it has not reported to this leader yet."""
+    """Its last report, of whatever epoch; None: it has not reported to this leader yet, or is proven dead."""
     in_epoch: bool = False
     """It has acted on Routes of this epoch and said so; only then its holds are known."""
     grants: dict[ReplicaId, tuple[Grant, ...]] = {}
@@ -286,6 +286,8 @@ class GatewayGone(Fact, frozen=True):
     """A gateway process or pod is proven not to exist any more."""
 
     gateway: GatewayId
+    boot: str = ""
+    """Its boot where known: another one that has come since lives on."""
 
 
 class HistorySeen(Fact, frozen=True):

@@ -39,7 +39,9 @@ def models(count: int) -> list[Model]:
 def devices(count: int) -> list[Slice]:
     """Shared Devices of 80Gi, eight to a node."""
     return [
-        Slice(id=SliceId(f"d{i:04}"), device=DeviceId(f"d{i:04}"), node=NodeId(f"n{i // 8}"), memory_bytes=DEVICE_GI * GI)
+        Slice(
+            id=SliceId(f"d{i:04}"), device=DeviceId(f"d{i:04}"), node=NodeId(f"n{i // 8}"), memory_bytes=DEVICE_GI * GI
+        )
         for i in range(count)
     ]
 
@@ -58,16 +60,16 @@ def replicas(of: Iterable[Model], slices: list[Slice], used: float) -> list[Repl
         free[id] -= model.memory_bytes
         made.append(
             Replica(
-                id=ReplicaId(f"{model.name}-r"), model=model.name, spec_hash=model.spec_hash(), intent="i", slices=(id,),
-                memory_bytes=model.memory_bytes, slots=4, state=ReplicaState.READY, since_s=9000.0, created_s=8990.0,
-                started_s=8990.0, ready_s=9000.0,
+                id=ReplicaId(f"{model.name}-r"), model=model.name, spec_hash=model.spec_hash(), intent="i",
+                slices=(id,), memory_bytes=model.memory_bytes, slots=4, state=ReplicaState.READY, since_s=9000.0,
+                created_s=8990.0, started_s=8990.0, ready_s=9000.0,
             )
         )  # fmt: skip
     return made
 
 
 def build(model_count: int, device_count: int, used: float, waiting: int) -> World:
-    """A World with `used` of its memory taken by Replicas with one Call each, and `waiting` Models with Calls at zero."""
+    """A World with `used` of its memory taken by Replicas of one Call each, and `waiting` cold Models with Calls."""
     documents, slices = models(model_count), devices(device_count)
     running = replicas(documents, slices, used)
     there = {replica.model for replica in running}
@@ -76,7 +78,7 @@ def build(model_count: int, device_count: int, used: float, waiting: int) -> Wor
     levels = [Level(model=replica.model, tenant=tenant, running=1) for replica in running]
     levels += [Level(model=name, tenant=tenant, waiting=3, oldest_wait_s=0.01) for name in cold]
     uses = tuple(ReplicaUse(replica=replica.id, hold=4, in_use=1) for replica in running)
-    report = Report(gateway=GatewayId("g"), boot="b", sequence=1, epoch=1, version=1, levels=tuple(levels), replicas=uses)
+    told = Report(gateway=GatewayId("g"), boot="b", sequence=1, epoch=1, version=1, levels=tuple(levels), replicas=uses)
     known = History(starts_s=tuple(4.0 + i / 8 for i in range(32)), last_activity_s=NOW_S)
     world = World(
         epoch=1,
@@ -85,9 +87,7 @@ def build(model_count: int, device_count: int, used: float, waiting: int) -> Wor
         models={model.name: model for model in documents},
         slices={slice_.id: slice_ for slice_ in slices},
         replicas={replica.id: replica for replica in running},
-        gateways={
-            GatewayId("g"): Gateway(id=GatewayId("g"), boot="b", seen_s=NOW_S, report=report, in_epoch=True)
-        },
+        gateways={GatewayId("g"): Gateway(id=GatewayId("g"), boot="b", seen_s=NOW_S, report=told, in_epoch=True)},
         histories=dict.fromkeys(there, known),
     )
     return rebuild(world, NOW_S)
@@ -120,7 +120,9 @@ def main() -> None:
     }
     measure("the same, devices full", build(1000, 200, 0.97, 50), rounds)
     measure("the same, devices empty", build(1000, 200, 0.0, 50), rounds)
-    figures["changed1pct_ms_10000"] = measure("10,000 Models, 2,000 devices, 100", build(10_000, 2000, 0.7, 100), rounds)
+    figures["changed1pct_ms_10000"] = measure(
+        "10,000 Models, 2,000 devices, 100", build(10_000, 2000, 0.7, 100), rounds
+    )
     print(json.dumps({key: round(value, 3) for key, value in figures.items()}))
 
 

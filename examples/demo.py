@@ -48,6 +48,7 @@ spec:
   artifact: file://{place}/ada.gguf
   gpu: {{memory: 64Mi}}
   slots: 4
+  args: [--threads=1]
   idleSeconds: 1.5
   residencySeconds: 0.5
 ---
@@ -59,6 +60,7 @@ spec:
   artifact: file://{place}/bob.gguf
   gpu: {{memory: 64Mi}}
   slots: 4
+  args: [--threads=1]
   idleSeconds: 1.5
   residencySeconds: 0.5
 """
@@ -144,6 +146,7 @@ class Demo:
         for _ in range(COLD_ROUNDS):
             for model in SENTENCES:
                 await self.cold(model)
+        await self.zero()
         print(f"{clock()}  both are called at once; the device holds only one; bob's engine is killed while it starts")
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.kill_starting("bob"))

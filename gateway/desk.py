@@ -154,7 +154,7 @@ class Desk:
         line = self.queue.lines[call.tenant, call.priority]
         if call.state is _RUNNING:
             hold = self._release(line, call, now_s)
-            if hold.connect_failures and outcome is Outcome.COMPLETED and (call.granted_s or 0.0) >= hold.suspect_s:
+            if hold.connect_failures and outcome is Outcome.COMPLETED and (call.granted_s or 0.0) > hold.suspect_s:
                 hold.confirm()
         else:
             self._unpark(line, call, now_s)

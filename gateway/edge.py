@@ -1,8 +1,8 @@
 """The inference port: one asyncio.Protocol per client connection around `gateway.wire`.
 
-Owns client connections: their clocks, their bounds, one request at a time in order, and the answers that need no engine.
-Promises: every answer carries the request id; a client that leaves (end of stream, reset, half-close) is noticed at once,
-for reading goes on while its Call runs; a client that does not read stops the engine's reading and is cut after a while;
+Owns client connections: their clocks, their bounds, one request at a time in order, and answers that need no engine.
+Promises: every answer carries the request id; a client that leaves (end of stream, reset, half-close) is noticed at
+once, for reading goes on while its Call runs; one that does not read stops the engine's reading and is cut in the end;
 what is refused before it was read whole is answered, and then the connection ends.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gateway.front import Front
 
 AHEAD_BYTES_MAX = 64 << 10
-"""Sent ahead of its turn; above it reading stops until the answer is out (and only then a leaving client is not seen)."""
+"""Sent ahead of its turn; above it reading stops until the answer is out (only then a leaving client is not seen)."""
 WRITE_BUFFER_BYTES = 64 << 10
 """What may wait for a client before its engine is paused."""
 LINGER_S = 2.0
@@ -297,7 +297,7 @@ class Connection(asyncio.Protocol):
     def sweep(self, now_s: float) -> None:
         """About twice a second: has the clock that runs run out?"""
         limits, past_s = self._front.limits, now_s - self._since_s
-        if self.paused:
+        if self.paused or self._clock == "stall":
             if past_s > limits.write_stall_seconds_max:
                 self._abort()
         elif self._clock == "idle":
@@ -313,7 +313,7 @@ class Connection(asyncio.Protocol):
             self._abort()
 
     def close_if_idle(self) -> None:
-        """This gateway stops."""
+        """The gateway stops."""
         if self.exchange is None and self._clock in ("idle", "head"):
             self._close()
 
@@ -334,8 +334,9 @@ class Connection(asyncio.Protocol):
             self._transport.write_eof()
 
     def _close(self) -> None:
+        """After what is written has gone out; nothing is read any more."""
         if self._transport is not None:
-            self._run("linger")
+            self._run("stall")
             self._lingers = True
             self._transport.close()
 

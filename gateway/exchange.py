@@ -1,7 +1,7 @@
 """One Call in the shell: from a Request to its Outcome, between one client connection and one engine at a time.
 
 Owns what the client has been told so far, and the Call's clocks. Promises: the client gets one answer or one error; the
-first body byte of an engine's answer is the commit point, before which the Call may move and after which never; a stream
+first body byte of an engine's answer is the commit point: before it the Call may move, after it never; a stream
 that breaks is told so between two events and then ends without its last chunk, never with `[DONE]`; whoever leaves, the
 engine is let go of at once. It decides nothing about queues and Slots: dispatch does, and is told everything.
 """
@@ -13,22 +13,17 @@ from typing import TYPE_CHECKING, Literal
 
 from autoscaler.contract import ModelEntry
 from gateway import admission, errors, render, rewrite, sse, usage
+from gateway.answer import Answer
 from gateway.call import Call, Outcome
 from gateway.dialects import Operation
 from gateway.errors import CallError
 from gateway.head import Request
-from gateway.sse import EventGate
 from gateway.upstream import EngineConnection, Loss
 from gateway.walker import LAST_CHUNK, BodyWalker, ResponseHead
 
 if TYPE_CHECKING:
     from gateway.edge import Connection
     from gateway.front import Front
-
-ERROR_BODY_BYTES_MAX = 16 << 10
-"""Of an engine's error that arrives after an early head; of a longer one the rest is dropped and it is told as ours."""
-_STREAM_ENDS = (b"[DONE]", b'"message_stop"', b'"response.completed"', b'"response.incomplete"', b'"response.failed"')
-"""How the dialects say that a stream is whole; asked only where the end of the connection is the end of the body."""
 
 PARKED, SENT, RELAYING, ENDED = range(4)
 """Waits for a grant; is with an engine that has answered nothing; is being answered (committed); has its Outcome."""
@@ -37,6 +32,7 @@ Reason = Literal["connect", "reset", "busy", "timeout"]
 
 _NO_HEAD = ResponseHead(0, False, 0, False, b"", b"")
 _NO_BODY = BodyWalker(_NO_HEAD)
+_NO_ANSWER = Answer(_NO_HEAD, _NO_BODY, framed=False, drop_usage=False)
 
 
 def admit(front: Front, client: Connection, request: Request, operation: Operation, now_s: float) -> Exchange:
@@ -60,21 +56,21 @@ def admit(front: Front, client: Connection, request: Request, operation: Operati
         dialect=operation.dialect,
     )
     drop_usage = operation.usage and peek.stream and not peek.wants_usage
-    return Exchange(front, client, request, operation, entry, call, body, drop_usage=drop_usage)
+    return Exchange(front, client, request, call, operation=operation, entry=entry, body=body, drop_usage=drop_usage)
 
 
 class Exchange:
     """The Sink of its engine's response (`gateway.upstream`)."""
 
     __slots__ = (
-        "_alive_s", "_body", "_client", "_close", "_drop_usage", "_early", "_ended_well", "_entry", "_first_byte_s",
-        "_framed", "_front", "_gate", "_head", "_moved", "_operation", "_raw", "_request", "_sent_s", "_shape", "_state",
-        "_told_s", "_walker", "_write", "call", "engine",
+        "_alive_s", "_answer", "_body", "_client", "_close", "_drop_usage", "_early", "_entry", "_first_byte_s",
+        "_framed", "_front", "_head", "_moved", "_operation", "_request", "_sent_s", "_state", "_told_s", "_walker",
+        "_write", "call", "engine",
     )  # fmt: skip
 
     def __init__(
-        self, front: Front, client: Connection, request: Request, operation: Operation, entry: ModelEntry, call: Call,
-        body: bytes, *, drop_usage: bool,
+        self, front: Front, client: Connection, request: Request, call: Call,
+        *, operation: Operation, entry: ModelEntry, body: bytes, drop_usage: bool,
     ) -> None:  # fmt: skip
         self._front = front
         self._client = client
@@ -98,14 +94,8 @@ class Exchange:
         """When a parked stream last heard something."""
         self._head = _NO_HEAD
         self._walker = _NO_BODY
-        self._gate: EventGate | None = None
-        """Set when an event stream is relayed."""
-        self._raw = True
-        """The engine's framing is kept."""
-        self._shape: Callable[[bytes], bytes] = _NO_BODY.walk
-        """An engine's bytes -> what the client gets for them."""
-        self._ended_well = False
-        """The end of the body is written."""
+        self._answer = _NO_ANSWER
+        """What the engine's bytes become, once committed."""
         self._moved = False
         """Bytes came since the last sweep."""
         self._alive_s = self._sent_s = self._first_byte_s = 0.0
@@ -131,7 +121,7 @@ class Exchange:
     def refused(self, error: CallError) -> None:
         """Dispatch has ended the Call with an error."""
         self._end(Outcome.FAILED, error.code)
-        self._answer(error)
+        self._say(error)
 
     # --- what the engine says (Sink) -------------------------------------------------------------------------------
 
@@ -153,11 +143,12 @@ class Exchange:
         if self._state == SENT:
             self._commit(b"")
         head, walker = self._head, self._walker
-        if walker.until_close and head.event_stream and not any(end in walker.tail() for end in _STREAM_ENDS):
+        if self._answer.cut_off:
             self._break(errors.upstream_error())
             return
-        if not self._ended_well:
-            self._write(self._ending())
+        rest = self._answer.ending()
+        if rest:
+            self._write(rest)
         failed = head.status >= 400
         tokens_in, tokens_out = (0, 0) if failed else usage.tokens(walker.tail())
         outcome = Outcome.FAILED if failed else Outcome.COMPLETED
@@ -210,7 +201,7 @@ class Exchange:
                 self._break(errors.upstream_timeout())
 
     def cut(self) -> None:
-        """This gateway stops and the grace is over."""
+        """The gateway stops and the grace is over."""
         if self._state == RELAYING:
             self._break(errors.shutting_down())
         elif self._state != ENDED:
@@ -240,77 +231,42 @@ class Exchange:
 
     def _commit(self, data: bytes) -> None:
         """The first body byte, or an empty body: from here on the answer is this engine's."""
-        head, walker, engine, client = self._head, self._walker, self.engine, self._client
-        self._state = RELAYING
-        self._body = b""
+        head, engine, early = self._head, self.engine, self._early
         self._first_byte_s = self._front.clock()
-        stream = head.event_stream and head.status < 300
-        self._raw = not (self._early and not stream) and (
-            (head.chunked and self._framed) or (head.length is not None and not stream)
+        self._answer = answer = Answer(
+            head,
+            self._walker,
+            framed=self._framed,
+            drop_usage=self._drop_usage,
+            early=early,
+            note=b": server-timing %b\n\n" % self._timing() if early else b"",
+            dialect=self.call.dialect,
         )
-        if stream:
-            self._gate = EventGate(drop_usage=self._drop_usage)
-        elif self._early:
-            self._shape = self._keep
-        if self._raw:
-            self._shape = self._events if stream else walker.walk
-        elif stream or not self._early:
-            self._shape = self._content
-            self._close = self._close or not self._framed
-        out = b"" if self._early else self._relayed_head()
+        if self._front.closing or (answer.length is None and not answer.chunked):
+            self._close = True
+        out = answer.take(data)
+        if not early:
+            out = self._relayed_head(head, answer) + out
+        self._state = RELAYING  # not before: an odd first byte still lets the Call move
+        self._moved = True
+        self._body = b""
         if engine is not None:
             engine.take = self._relay
-            if client.paused:
+            if self._client.paused:
                 engine.pause()
-        out += self._shape(data)
-        if walker.ended:
-            out += self._ending()
         self._write(out)
 
     def _relay(self, data: bytes) -> None:
         """The hot path: one piece of the body, straight into the client's transport."""
         self._moved = True
-        out = self._shape(data)
-        if self._walker.ended:
-            out += self._ending()
+        out = self._answer.take(data)
         if out:
             self._write(out)
-
-    def _events(self, data: bytes) -> bytes:
-        """A chunked event stream to a client that takes chunks."""
-        gate, walker = self._gate, self._walker
-        return gate.pass_chunks(walker.walk(data), walker) if gate is not None else b""
-
-    def _content(self, data: bytes) -> bytes:
-        """What needs our own framing."""
-        content = self._walker.strip(data)
-        return self._frame(content if self._gate is None else self._gate.pass_content(content))
-
-    def _keep(self, data: bytes) -> bytes:
-        """An answer that is no event stream, after an early head: it becomes one event, in `_ending`."""
-        if len(self._body) <= ERROR_BODY_BYTES_MAX:
-            self._body += self._walker.strip(data)
-        return b""
 
     def _frame(self, content: bytes) -> bytes:
         return sse.chunk(content) if self._framed else content
 
-    def _ending(self) -> bytes:
-        """What follows the last piece."""
-        self._ended_well = True
-        out = b""
-        if self._gate is not None:
-            out = self._frame(self._gate.rest())
-        elif self._early:
-            out = self._frame(sse.told_error(self._body, self.call.dialect))
-        if self._early:
-            out += self._frame(b": server-timing %b\n\n" % self._timing())
-        if self._framed and (self._head.chunked or not self._raw):
-            out += LAST_CHUNK
-        return out
-
-    def _relayed_head(self) -> bytes:
-        head, raw = self._head, self._raw
+    def _relayed_head(self, head: ResponseHead, answer: Answer) -> bytes:
         more = self._client.cors
         if self.call.cold:
             more += b"x-pilotlight-cold: 1\r\n"
@@ -318,8 +274,8 @@ class Exchange:
             head,
             self._client.id_bytes,
             self._timing(),
-            length=head.length if raw else None,
-            chunked=self._framed and (head.chunked or not raw),
+            length=answer.length,
+            chunked=answer.chunked,
             close=self._close,
             more=more,
         )
@@ -350,19 +306,20 @@ class Exchange:
         now_s = self._end(Outcome.FAILED, error.code)
         effects = self._front.dispatch.finish(self.call, now_s, Outcome.FAILED)
         self._front.perform(effects)
-        self._answer(error)
+        self._say(error)
 
     def _break(self, error: CallError) -> None:
         """The answer breaks off after the commit point. No client may take it for whole."""
         self._let_go()
-        if self._early if self._gate is None else self._gate.whole:
+        told = self._answer.whole
+        if told:
             self._write(self._frame(errors.event(error, self.call.dialect)))
         now_s = self._end(Outcome.FAILED, error.code)
         effects = self._front.dispatch.finish(self.call, now_s, Outcome.FAILED)
         self._front.perform(effects)
-        self._client.broke_off(told=self._framed or self._gate is not None)
+        self._client.broke_off(told=told or self._framed)
 
-    def _answer(self, error: CallError) -> None:
+    def _say(self, error: CallError) -> None:
         """The one error of a Call, as an answer or, after an early head, as the last event of the stream."""
         if self._early:
             event = self._frame(errors.event(error, self.call.dialect))

@@ -1,8 +1,8 @@
 """One gateway: what its parts share, and the one place that performs what dispatch decides.
 
 Owns directory, dispatch, upstreams, telemetry, the client connections and the Calls that run. It has no global state:
-tests build as many as they like. Promises: Effects are performed in order; clocks cost one sweep for all and nothing per
-Call; `drain` refuses what is parked, lets what runs finish, and cuts it with one clear error when the grace is over.
+tests build as many as they like. Promises: Effects are performed in order; clocks cost one sweep for all and nothing
+per Call; `drain` refuses what is parked, lets what runs finish, and cuts it with one clear error after the grace.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from gateway.tenants import Directory
 from gateway.upstream import Upstreams
 
 SWEEP_S = 0.05
-"""While Calls are here: how late a deadline or a clock may be noticed."""
+"""While Calls are here: how late a deadline may be noticed."""
 IDLE_SWEEP_S = 0.5
 """While none is."""
-CONNECTIONS_SWEEP_S = 0.5
-POOLS_SWEEP_S = 1.0
+CALLS_SWEEP_S, CONNECTIONS_SWEEP_S, POOLS_SWEEP_S = 0.2, 0.5, 1.0
 
 _DEFAULT_LIMITS = Limits()
 
@@ -60,7 +59,7 @@ class Front:
         self._exchanges: set[Exchange] = set()
         self._connections: set[Connection] = set()
         self._addresses: dict[str, int] = {}
-        self._swept_connections_s = self._swept_pools_s = 0.0
+        self._swept_calls_s = self._swept_connections_s = self._swept_pools_s = 0.0
         self._heard_s: float | None = None
         self._awake = asyncio.Event()
         """A Call is here."""
@@ -180,8 +179,10 @@ class Front:
         due_s = self.dispatch.next_s()
         if due_s is not None and due_s <= now_s:
             self.perform(self.dispatch.tick(now_s))
-        for exchange in tuple(self._exchanges):
-            exchange.sweep(now_s)
+        if now_s - self._swept_calls_s >= CALLS_SWEEP_S:
+            self._swept_calls_s = now_s
+            for exchange in tuple(self._exchanges):
+                exchange.sweep(now_s)
         if now_s - self._swept_connections_s >= CONNECTIONS_SWEEP_S:
             self._swept_connections_s = now_s
             for connection in tuple(self._connections):

@@ -1,4 +1,4 @@
-"""A gateway's own operations port (interfaces, section 4): it lives, it can serve, its metrics. Reads, decides nothing."""
+"""A gateway's own operations port (interfaces, section 4): it lives, it can serve, its metrics. Only reads."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Follower(Protocol):
 
 
 class Sync:
-    """Follows all `links`; reports to all. `edge` is to be called on every ReportNow."""
+    """Follows all `links`; reports to all. `edge` is to be called on every ReportNow. `boot` is that of the reports."""
 
     def __init__(
         self,
@@ -77,8 +77,11 @@ class Sync:
         follower: Follower,
         kept_at: Path | None = None,
         jitter: Callable[[], float] = random.random,
+        *,
+        boot: str = "",
     ) -> None:
         self._gateway = gateway
+        self._boot = boot
         self._links = links
         self._sending: set[Link] = set()
         self._follower = follower
@@ -97,7 +100,7 @@ class Sync:
     async def run(self) -> None:
         """Follows and reports until cancelled."""
         links = self._links
-        routes_path = f"/v1/routes?gateway={self._gateway}"
+        routes_path = f"/v1/routes?gateway={self._gateway}&boot={self._boot}"
         try:
             async with asyncio.TaskGroup() as tasks:
                 for link in links:
@@ -115,7 +118,8 @@ class Sync:
         await asyncio.gather(*(self._send(link, report) for link in self._links))
 
     def _on_catalogue(self, delta: CatalogueDelta) -> None:
-        self._remember(delta)
+        if delta.full or delta.models or delta.models_gone or delta.tenants or delta.tenants_gone or delta.settings:
+            self._remember(delta)
         self._follower.catalogue(delta)
 
     def _on_routes(self, delta: RoutesDelta) -> None:

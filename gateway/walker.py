@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from functools import lru_cache
 from typing import NamedTuple
 
 from gateway.head import FIELD
@@ -18,6 +19,8 @@ HEAD_BYTES_MAX = 64 << 10
 """Of one response head, interim ones before it included."""
 INTERIM_MAX = 8
 """1xx heads before the final one; more is odd."""
+KNOWN_BYTES_MAX = 1 << 10
+"""Heads up to here are remembered as read."""
 TRAILER_BYTES_MAX = 4 << 10
 """The last chunk's line, trailers and the empty line; they are read and dropped."""
 TAIL_PIECES, TAIL_PIECE_BYTES = 4, 2 << 10
@@ -94,7 +97,7 @@ class HeadReader:
                     raise FramingError("no head")
                 self._held = data
                 return None
-            head = parse_head(data, end)
+            head = known_head(data[:end]) if end <= KNOWN_BYTES_MAX else parse_head(data[:end])
             data = data[end + 4 :]
             if head is not None:
                 return head, data
@@ -103,9 +106,9 @@ class HeadReader:
                 raise FramingError("too many interim responses")
 
 
-def parse_head(data: bytes, end: int) -> ResponseHead | None:
-    """The head data[:end]; None for an interim one (1xx, but 101 is odd: nothing was offered to be switched to)."""
-    match = _HEAD.fullmatch(data, 0, end)
+def parse_head(data: bytes) -> ResponseHead | None:
+    """A head without its empty line; None for an interim one (1xx, but 101 is odd: nothing was offered to switch to)."""
+    match = _HEAD.fullmatch(data)
     if match is None:
         raise FramingError("malformed head")
     minor, digits, lines = match.groups()
@@ -134,6 +137,10 @@ def parse_head(data: bytes, end: int) -> ResponseHead | None:
     if not length.isdigit() or len(length) > _LENGTH_DIGITS_MAX:
         raise FramingError("content-length is not a number")
     return ResponseHead(status, False, int(length), keep_alive, content_type, fields)
+
+
+known_head = lru_cache(maxsize=256)(parse_head)
+"""The same: an engine that is busy says the same head many times within a second."""
 
 
 def _read_fields(lines: bytes) -> tuple[dict[bytes, bytes], bytes]:

@@ -1,8 +1,9 @@
 """The open-loop client: sends each Shot at its moment, whatever became of the others, and gives a Result for each.
 
 Owns connections, clocks and deadlines. It promises one Result per Shot, in the order of the Shots, and times that begin
-at the planned moment. One core carries thousands of connections: a Protocol around httptools, one timer for all
-departures, no task per byte. A Call whose deadline passes is given up by closing its connection, as a client would.
+at the planned moment, by the system's clock (an event loop's own may be a millisecond old). One core carries thousands
+of connections: a Protocol around httptools, one departure at a time, no task per byte. A Call whose deadline passes is
+given up by closing its connection, as a client would.
 It must not retry: only a kept connection that closes without one byte is replaced, once, as HTTP clients do (RFC 9112,
 9.3.1), and the Result says so.
 """
@@ -13,8 +14,9 @@ import asyncio
 import errno
 import socket
 import ssl
+import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -65,6 +67,8 @@ def request_bytes(target: Target, method: str, path: str, headers: Sequence[tupl
 class Connection(asyncio.Protocol):
     """One connection and, for a time, one exchange on it."""
 
+    _transport: asyncio.Transport
+
     def __init__(self) -> None:
         self.open = False
         self.used = False
@@ -73,8 +77,6 @@ class Connection(asyncio.Protocol):
         self.first_byte_s: float | None = None
         self.last_byte_s: float | None = None
         self.reusable = False
-        self._transport: asyncio.Transport | None = None
-        self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._head: dict[str, str] = {}
@@ -82,24 +84,21 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected."""
-        if isinstance(transport, asyncio.Transport):
-            self._transport, self.open = transport, True
+        self._transport, self.open = cast("asyncio.Transport", transport), True  # uvloop's is one by form only
 
     def begin(self, request: bytes, *, stream: bool) -> asyncio.Future[None]:
         """Send a request; the future is done when its answer has ended, well or badly."""
-        self.answer, self._done = Answer(stream=stream), self._loop.create_future()
+        self.answer, self._done = Answer(stream=stream), asyncio.get_running_loop().create_future()
         self.first_byte_s = self.last_byte_s = None
         self.reusable = False
         self._parser = httptools.HttpResponseParser(self)
-        if self._transport is not None:
-            self._transport.write(request)
+        self._transport.write(request)
         return self._done
 
     def close(self) -> None:
         """At once, as a client that leaves."""
         self.open = False
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the answer; on a connection without an exchange they are out of place."""
@@ -137,7 +136,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Bytes of the body, unframed."""
-        self.last_byte_s = self._loop.time()
+        self.last_byte_s = time.monotonic()
         if self.first_byte_s is None:
             self.first_byte_s = self.last_byte_s
         self.answer.body(data)
@@ -145,7 +144,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """A whole response, or an interim one."""
         if self.answer.status:
-            self.last_byte_s = self._loop.time()
+            self.last_byte_s = time.monotonic()
             self.reusable = self._parser.should_keep_alive()
             self._finish("")
 
@@ -176,8 +175,7 @@ class Client:
         """Send all, each at its moment from now; returns when each has its Result."""
         if len(shots) > SHOTS_MAX:
             raise LoadError(f"{len(shots)} calls are more than {SHOTS_MAX}; run in parts")
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s = time.monotonic()
         results: list[Result | None] = [None] * len(shots)
 
         async def fire(index: int) -> None:
@@ -189,9 +187,7 @@ class Client:
         try:
             async with asyncio.TaskGroup() as group:
                 for index in sorted(range(len(shots)), key=lambda i: shots[i].at_s):
-                    wait_s = began_s + shots[index].at_s - loop.time()
-                    if wait_s > 0:
-                        await asyncio.sleep(wait_s)
+                    await _until(began_s + shots[index].at_s)
                     group.create_task(fire(index))
         except* LoadError as errors:
             raise errors.exceptions[0] from None
@@ -200,13 +196,12 @@ class Client:
         return [result for result in results if result is not None]
 
     async def send(self, shot: Shot, planned_s: float | None = None) -> Result:
-        """One Shot now; its times count from `planned_s` (loop time). LoadError when this machine is at its limit."""
-        loop = asyncio.get_running_loop()
-        fired_s = loop.time()
+        """One Shot now; its times count from `planned_s` (monotonic). LoadError when this machine is at its limit."""
+        fired_s = time.monotonic()
         planned_s = fired_s if planned_s is None else planned_s
         seen = _Seen(planned_s, fired_s - planned_s)
         try:
-            async with asyncio.timeout_at(planned_s + shot.timeout_s):
+            async with asyncio.timeout(planned_s + shot.timeout_s - fired_s):
                 await self._exchange(shot, seen)
         except TimeoutError:
             seen.abandoned = True
@@ -227,16 +222,15 @@ class Client:
         self._idle.clear()
 
     async def _exchange(self, shot: Shot, seen: _Seen) -> None:
-        loop = asyncio.get_running_loop()
         request = request_bytes(self._target, "POST", shot.path, (*self._headers, *shot.headers), shot.body)
         kept = self._take_idle()
         seen.connection = kept or await self._connect()
-        seen.sent_s = loop.time()
+        seen.sent_s = time.monotonic()
         await seen.connection.begin(request, stream=shot.stream)
         if kept is not None and kept.used and kept.answer.broken and not kept.answer.status:
             seen.resent = True
             seen.connection = await self._connect()
-            seen.sent_s = loop.time()
+            seen.sent_s = time.monotonic()
             await seen.connection.begin(request, stream=shot.stream)
 
     def _take_idle(self) -> Connection | None:
@@ -275,6 +269,15 @@ class Client:
             self._idle.append(connection)
         else:
             connection.close()
+
+
+async def _until(moment_s: float) -> None:
+    """Sleep until then; a loop's timer may fire a little early."""
+    while True:
+        wait_s = moment_s - time.monotonic()
+        if wait_s <= 0:
+            return
+        await asyncio.sleep(wait_s)
 
 
 class _Seen:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 if not __package__:  # run as a script: this package is found by where the script lies
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -65,8 +65,7 @@ class Call:
         if self.engine.strikes("hangs-after-first-byte"):
             self._write(body[: len(body) // 2])
         else:
-            self._write(body)
-            self.engine.finish(self, close=short)
+            self.engine.finish(self, body, close=short)
 
     def _stream(self) -> None:
         """The next step of a stream: head and opening before the first token, the closing after the last."""
@@ -84,16 +83,14 @@ class Call:
             if self.sent_tokens == 1 and engine.strikes("hangs-after-first-byte"):
                 return
             if self.sent_tokens == 1 and engine.strikes("bad-chunk"):
-                self._write(b"zz\r\nnot a chunk\r\n")
-                engine.finish(self, close=True)
+                engine.finish(self, b"zz\r\nnot a chunk\r\n", close=True)
                 return
         if self.sent_tokens < len(tokens):
             self._wait_for(self.sent_tokens + 1)
             return
         for event in self.answer.closing():
             self._chunk(event)
-        self._write(b"0\r\n\r\n")
-        engine.finish(self, close=engine.strikes("closes-keepalive-after-stream"))
+        engine.finish(self, b"0\r\n\r\n", close=engine.strikes("closes-keepalive-after-stream"))
 
     def _head(self, *lines: str, kind: str = "application/json") -> None:
         if self.engine.strikes("flood-1xx"):
@@ -142,22 +139,26 @@ class Engine:
         self.waiting.append(call)
         self._pump()
 
-    def finish(self, call: Call, *, close: bool) -> None:
-        """The Call's last byte is written."""
+    def finish(self, call: Call, last: bytes, *, close: bool) -> None:
+        """Write the Call's last bytes. It is noted first, so whoever has the answer finds it in the transcript."""
         self.prompt_tokens += call.answer.ask.prompt_tokens
         self.predicted_tokens += len(call.answer.tokens)
-        self.leave(call, finished=True)
+        call.sent_bytes += len(last)
+        self._note(call, finished=True)
+        call.connection.transport.write(last)
+        self.running.remove(call)
         call.connection.done(close=close)
+        self._pump()
 
-    def leave(self, call: Call, *, finished: bool = False) -> None:
-        """The Call has its answer, or its client has gone: the Slot is free."""
+    def leave(self, call: Call) -> None:
+        """The Call's client has gone: its place is free."""
         if call.timer:
             call.timer.cancel()
         if call.granted_s is None:
             self.waiting.remove(call)
         else:
             self.running.remove(call)
-        self._note(call, finished=finished, aborted=not finished)
+        self._note(call, aborted=True)
         self._pump()
 
     def die(self, code: int) -> NoReturn:
@@ -217,8 +218,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The client is here."""
-        if isinstance(transport, asyncio.WriteTransport):
-            self.transport = transport
+        self.transport = cast("asyncio.WriteTransport", transport)
 
     def connection_lost(self, _error: Exception | None) -> None:
         """The client left, or we closed."""

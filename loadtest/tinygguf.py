@@ -27,6 +27,7 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}<|say|>"
 
 UINT32, FLOAT32, BOOL, STRING, ARRAY, INT32 = 4, 6, 7, 8, 9, 5
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
+MEAN_POOLING = 1
 
 Value = str | int | float | bool | Sequence[str] | Sequence[int]
 
@@ -56,6 +57,7 @@ def make(path: Path | str, sentence: str, *, context_tokens: int = 4096) -> None
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.rope.dimension_count": HEAD,
         "llama.vocab_size": len(tokens),
+        "llama.pooling_type": MEAN_POOLING,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,

@@ -12,10 +12,14 @@ from pathlib import Path
 
 import msgspec
 from aiohttp import web
-from autoscaler.drivers.local import LocalDriver
-from autoscaler.drivers.records import StateDirectory
-from autoscaler.log import Log
 
+from autoscaler.documents import Documents
+from autoscaler.drivers.devices import Devices
+from autoscaler.drivers.histories import HistoryFile
+from autoscaler.drivers.local import LocalDriver
+from autoscaler.drivers.processes import become_subreaper
+from autoscaler.drivers.records import StateDirectory, replace_file
+from autoscaler.log import Log
 from autoscaler.loop import Loop, Step
 from autoscaler.metrics import Metrics
 from autoscaler.ops import OperationsServer
@@ -23,11 +27,16 @@ from autoscaler.serve import ContractServer
 from autoscaler.states import ReplicaState
 from autoscaler.world import DocumentsSeen, HistorySeen, World
 from pilotlight import process
-from pilotlight.gathering import Documents, launcher, read_documents
+from pilotlight.gathering import launcher, read_documents
 from pilotlight.listen import Address
+from pilotlight.supervisor import say
 
 SAVE_S = 60.0
-"""Histories are written at most this often, and at the end."""
+"""Histories are written this often, and at the end."""
+SHUTDOWN_S = 0.5
+"""How long open connections of the operations port and the contract may take to end."""
+ENGINE_GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL for an engine at the end: no Call is on it any more."""
 
 
 class AutoscalerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,16 +67,21 @@ async def serve(options: AutoscalerOptions, documents: Documents) -> None:
     clock = asyncio.get_running_loop().time
     stop = process.stop_event()
     state = StateDirectory.attach(options.state)
-    driver = LocalDriver(state, launcher(), documents.settings.devices)
-    loop = Loop(World(epoch=state.next_epoch(), leading_since_s=clock()), driver, clock)
+    become_subreaper()
+    histories = HistoryFile(state, clock, time.time)
+    driver = LocalDriver(state, launcher(), Devices(documents.settings.devices), clock)
+    loop = Loop(World(epoch=next_epoch(state), leading_since_s=clock()), driver, clock)
     log = Log()
     metrics = Metrics(lambda: loop.world)
     loop.listeners += [lambda step: log.extend(step.transitions), metrics.on_step, Narrator().on_step]
     loop.observe([DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)])
-    loop.observe([HistorySeen(model=m, history=h) for m, h in state.load_histories(clock()).items()])
+    remembered, broken = histories.load()
+    if broken:
+        say(broken)
+    loop.observe([HistorySeen(model=model, history=history) for model, history in remembered.items()])
     contract = ContractServer(loop)
     operations = OperationsServer(loop, log, metrics.text, lambda: options.gateway_sockets)
-    runners = [web.AppRunner(app, access_log=None) for app in (contract.application(), operations.application())]
+    runners = [web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S) for app in (contract.application(), operations.application())]
     for runner in runners:
         await runner.setup()
     options.contract_socket.unlink(missing_ok=True)
@@ -75,23 +89,30 @@ async def serve(options: AutoscalerOptions, documents: Documents) -> None:
     await web.SockSite(runners[1], process.socket_of(options.ops_fd, options.ops)).start()
     process.settle()
     async with asyncio.TaskGroup() as tasks:
-        deciding = tasks.create_task(loop.run())
-        saving = tasks.create_task(save_often(state, loop))
+        running = [tasks.create_task(loop.run()), tasks.create_task(save_often(histories, loop))]
         await stop.wait()
-        deciding.cancel()
-        saving.cancel()
-    if not options.keep_engines:
-        await driver.stop_all()
-    state.save_histories(loop.world.histories, clock())
+        if not options.keep_engines:
+            await loop.wind_down(ENGINE_GRACE_S)
+        for task in running:
+            task.cancel()
+    histories.save(loop.world.histories, at_once=True)
     for runner in runners:
         await runner.cleanup()
 
 
-async def save_often(state: StateDirectory, loop: Loop) -> None:
+def next_epoch(state: StateDirectory) -> int:
+    """One more than any leader of this state directory had."""
+    path = state.path / "epoch"
+    epoch = int(path.read_text()) + 1 if path.exists() else 1
+    replace_file(path, f"{epoch}\n".encode())
+    return epoch
+
+
+async def save_often(histories: HistoryFile, loop: Loop) -> None:
     """Keeps what was learnt of starts on disk."""
     while True:
         await asyncio.sleep(SAVE_S)
-        state.save_histories(loop.world.histories, asyncio.get_running_loop().time())
+        histories.save(loop.world.histories)
 
 
 class Narrator:

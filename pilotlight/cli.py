@@ -166,11 +166,14 @@ def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
 @click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="Keeps what it knows here.")
 @click.option("--id", "name", default="gateway-1", show_default=True, help="Its name among all gateways.")
 @click.option("--grace", type=click.FloatRange(0, 86_400), default=30.0, show_default=True, metavar="SECONDS")
+@click.option("--limits", default="{}", help="Bounds of the inference port, as JSON.")
+@click.option("--events", type=click.Path(path_type=Path), help="Append one line per call to this file.")
 @click.option("--listen-fd", type=int, hidden=True)
 @click.option("--ops-socket", type=click.Path(path_type=Path), hidden=True)
 @click.option("--parent", type=int, hidden=True)
 def gateway(  # noqa: PLR0917  click passes by keyword
     autoscalers: tuple[str, ...], listen: Address, ops: Address, state: Path | None, name: str, grace: float,
+    limits: str, events: Path | None,
     listen_fd: int | None, ops_socket: Path | None, parent: int | None,
 ) -> None:  # fmt: skip
     """One gateway process."""
@@ -184,6 +187,8 @@ def gateway(  # noqa: PLR0917  click passes by keyword
             ops=ops,
             state=state,
             grace_s=grace,
+            limits=gateway_process.limits_of(limits),
+            events=events,
             listen_fd=listen_fd,
             ops_socket=ops_socket,
             parent=parent,

@@ -10,15 +10,18 @@ import os
 import secrets
 from pathlib import Path
 
+import click
 import msgspec
 from aiohttp import web
-from gateway.front import Front
-from gateway.ops import application
 
 from autoscaler.contract import GatewayId
+from gateway.front import Front
+from gateway.limits import Limits
 from gateway.link import HttpLink
+from gateway.ops import application
 from gateway.sync import Sync
 from pilotlight import process
+from pilotlight.eventfile import EventFile
 from pilotlight.listen import BACKLOG, Address
 
 
@@ -36,6 +39,9 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     state: Path | None = None
     parent: int | None = None
     grace_s: float = 30.0
+    limits: Limits = Limits()
+    events: Path | None = None
+    """Where one line per Call goes; nowhere when absent."""
 
 
 def run(options: GatewayOptions) -> None:
@@ -50,18 +56,28 @@ async def serve(options: GatewayOptions) -> None:
     """The life of the process: ready, serve, drain."""
     loop = asyncio.get_running_loop()
     stop = process.stop_event()
-    front = Front(gateway=GatewayId(options.id), boot=f"{os.getpid()}-{secrets.token_hex(4)}", clock=loop.time)
+    events = EventFile(options.events) if options.events is not None else None
+    boot = f"{os.getpid()}-{secrets.token_hex(4)}"
+    front = Front(
+        GatewayId(options.id),
+        boot,
+        loop.time,
+        limits=options.limits,
+        events_fd=None if events is None else events.fd,
+    )
     kept_at = options.state / f"{options.id}.kept.json" if options.state is not None else None
     links = [HttpLink(url) for url in options.autoscalers]
-    sync = Sync(GatewayId(options.id), links, front, kept_at)
+    sync = Sync(GatewayId(options.id), links, front, kept_at, boot=boot)
     front.on_report = sync.edge
-    runner = web.AppRunner(application(front), access_log=None)
+    runner = web.AppRunner(application(front), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     await operations_site(runner, options).start()
     process.settle()
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(sync.run())
-        sweeping = tasks.create_task(front.run())
+        background = [following, tasks.create_task(front.run())]
+        if events is not None:
+            background.append(tasks.create_task(events.keep_small()))
         server = await loop.create_server(
             front.connection, sock=process.socket_of(options.listen_fd, options.listen), backlog=BACKLOG
         )
@@ -69,8 +85,8 @@ async def serve(options: GatewayOptions) -> None:
         server.close()
         await front.drain(options.grace_s)
         await sync.flush()
-        following.cancel()
-        sweeping.cancel()
+        for task in background:
+            task.cancel()
     for link in links:
         await link.close()
     await runner.cleanup()
@@ -82,3 +98,11 @@ def operations_site(runner: web.AppRunner, options: GatewayOptions) -> web.BaseS
         return web.TCPSite(runner, options.ops.host, options.ops.port)
     options.ops_socket.unlink(missing_ok=True)
     return web.UnixSite(runner, str(options.ops_socket))
+
+
+def limits_of(text: str) -> Limits:
+    """Raises click's usage error on anything that is not limits."""
+    try:
+        return msgspec.json.decode(text, type=Limits)
+    except msgspec.DecodeError as error:
+        raise click.UsageError(f"--limits: {error}") from None

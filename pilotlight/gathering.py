@@ -6,20 +6,19 @@ reading a GGUF header is `artifacts.gguf`.
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 import msgspec
-from autoscaler.documents import DocumentError, Documents, load
 
 from artifacts import gguf
 from autoscaler import engines
 from autoscaler.contract import ModelName
+from autoscaler.documents import DocumentError, Documents, load
 from autoscaler.model import Model, ModelSpec
 from autoscaler.tenant import Tenant
 
@@ -52,11 +51,23 @@ def completed(model: Model) -> Model:
     if model.memory_bytes or path is None or path.suffix != ".gguf" or model.spec.gpu.count == 0:
         return model
     try:
-        info = gguf.read(path)
+        info = header(path)
     except (gguf.GgufError, OSError):
         return model  # its start fails with the reason, and only this Model's
-    tokens = model.spec.context_tokens or min(info.context_tokens, DEFAULT_CONTEXT_TOKENS)
-    return msgspec.structs.replace(model, memory_bytes=info.memory_bytes(tokens, model.slots))
+    needed = info.memory_bytes(model.spec.context_tokens, model.slots)
+    return msgspec.structs.replace(model, memory_bytes=needed)
+
+
+def header(path: Path) -> gguf.GgufInfo:
+    """What the file says of itself; read again only when it changed, since a large vocabulary takes tens of ms."""
+    stat = path.stat()
+    return _header(path, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=1024)
+def _header(path: Path, mtime_ns: int, size_bytes: int) -> gguf.GgufInfo:
+    del mtime_ns, size_bytes  # they are the key
+    return gguf.read(path)
 
 
 def local_path(model: Model) -> Path | None:
@@ -67,16 +78,12 @@ def local_path(model: Model) -> Path | None:
 
 def launcher() -> Callable[[Model, str, int], engines.Launch]:
     """How engines are started on this machine; raises engines.EngineError or GgufError at a start that cannot work."""
-    available = {"xllamacpp": "python"} if importlib.util.find_spec("xllamacpp") is not None else {}
-    for program in ("llama-server", "vllm", "ollama"):
-        found = shutil.which(program)
-        if found is not None:
-            available[program] = found
+    available = engines.available()
 
     def launch(model: Model, host: str, port: int) -> engines.Launch:
         path = local_path(model)
         if path is not None and path.suffix == ".gguf":
-            gguf.read(path)  # a missing or broken file is said in our words, before an engine says it in its own
+            header(path)  # a missing or broken file is said in our words, before an engine says it in its own
         return engines.launch(model, None if path is None else str(path), host, port, available)
 
     return launch

@@ -34,7 +34,7 @@ class Address(NamedTuple):
         return f"http://{host}:{self.port}"
 
 
-class AddressType(click.ParamType):
+class AddressType(click.ParamType[Address]):
     """`127.0.0.1:8080`, `[::1]:8080` or `:8080`."""
 
     name = "HOST:PORT"

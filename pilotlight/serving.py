@@ -5,6 +5,7 @@ Owns the layout of STATE/run (documents, sockets) and the checks that must fail 
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import socket
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import click
 import msgspec
+
 from autoscaler.documents import Documents, to_yaml
 from autoscaler.drivers.records import StateDirectory, StateError
-
+from autoscaler.settings import Limits
 from pilotlight import snippets
 from pilotlight.gathering import gather, needs_tenant
 from pilotlight.listen import Address, listeners
@@ -49,14 +51,16 @@ def run(options: ServeOptions) -> int:
         state = StateDirectory.open(options.state)
     except StateError as error:
         raise click.ClickException(str(error)) from None
-    with state:
+    with contextlib.closing(state):
         inference = listeners(options.listen, options.gateways)
         operations = listeners(options.ops, 1)[0]
         run_directory = state.path / "run"
         write_private(run_directory / "documents.yaml", to_yaml(documents))
         listen = Address(options.listen.host, inference[0].getsockname()[1])
         ops = Address(options.ops.host, operations.getsockname()[1])
-        autoscaler, gateways = roles(options, run_directory, inference, operations)
+        autoscaler, gateways = roles(
+            options, run_directory, inference, operations, limits_json(documents.settings.limits)
+        )
         ready_sockets = [run_directory / f"{role.name}.sock" for role in gateways]
         supervisor = Supervisor(
             autoscaler,
@@ -82,7 +86,7 @@ def check(options: ServeOptions, documents: Documents) -> None:
 
 
 def roles(
-    options: ServeOptions, run: Path, inference: list[socket.socket], operations: socket.socket
+    options: ServeOptions, run: Path, inference: list[socket.socket], operations: socket.socket, limits: str
 ) -> tuple[Role, list[Role]]:
     """The children: (autoscaler, gateways)."""
     contract = run / "autoscaler.sock"
@@ -93,6 +97,7 @@ def roles(
             (
                 "gateway", "--id", name, "--autoscaler", f"unix:{contract}", "--listen-fd", str(listener.fileno()),
                 "--ops-socket", str(run / f"{name}.sock"), "--state", str(run), "--grace", str(options.grace_s),
+                "--limits", limits, "--events", str(options.state / "logs" / f"{name}.calls.log"),
             ),
             (listener,),
         )
@@ -107,6 +112,12 @@ def roles(
     if options.keep_engines:
         arguments.append("--keep-engines")
     return Role("autoscaler", tuple(arguments), (operations,)), gateways
+
+
+def limits_json(limits: Limits) -> str:
+    """The Settings' limits as the gateway takes them: by their Python names, bytes as numbers."""
+    values = {name: getattr(limits, name) for name in limits.__struct_fields__}
+    return msgspec.json.encode({k: int(v) if isinstance(v, int) else v for k, v in values.items()}).decode()
 
 
 def answers(path: Path) -> bool:

@@ -23,12 +23,12 @@ def test_it_says_who_holds_the_slice_and_until_when() -> None:
     calls = [gateway(levels=[level("a", 1, 1), level("b", 2, wait_s=3)], uses=[use("r", 1)])]
     known = {"a": History(starts_s=(4.0,), last_activity_s=T0)}
     told = tell(world([A, B], [device()], [replica(A, "r", ready_s=T0 - 10)], calls, known))
+    held = "4Gi free of 24Gi, held by a (busy, residency ends in 2 s)"
     assert told.state == "waiting"
     assert told.sentences == (
         "1 of at most 1 wanted: 2 waiting, tenant acme, since 3 s.",
-        "Not placed: needs 20Gi on one device; the largest has 4Gi free of 24Gi, "
-        "held by a (busy, residency ends in 2 s).",
-        "gpu0: 4Gi free of 24Gi, held by a (busy, residency ends in 2 s).",
+        f"Not placed: needs 20Gi on one device; the largest has {held}.",
+        f"gpu0: {held}.",
     )
     assert [candidate.slice for candidate in told.candidates] == ["gpu0"]
 

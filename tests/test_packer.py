@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.packer import pack
+from autoscaler.packer import FREE, _Bench, pack
 from autoscaler.packing import Force, Incumbent, Outlook, Packing, Room, Shelf, Want
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Copy, Isolation, NodeId, Slice
@@ -290,3 +290,16 @@ def test_what_is_given_stays_as_it_is(wants: list[Want], shelves: list[Shelf]) -
     before = [one.copy() for one in shelves]
     run(wants, shelves)
     assert before == shelves
+
+
+@QUICK
+@given(wanted(), benches())
+def test_the_fast_choice_is_the_careful_one(wants: list[Want], shelves: list[Shelf]) -> None:
+    copies = frozenset({Copy(artifact="oci://a", node=NodeId("n1"))})
+    for one in wants:
+        want_one = one._replace(devices=1, artifact="oci://a")
+        fast = _Bench(shelves, copies, Outlook(), T0)._free(want_one)
+        careful = min(_Bench(shelves, copies, Outlook(), T0)._options(want_one), key=lambda o: o.key, default=None)
+        assert (fast is not None) == (careful is not None and careful.rung == FREE)
+        if fast is not None and careful is not None:
+            assert fast.shelf.slice.id == careful.shelf.slice.id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -339,7 +340,7 @@ def test_case_9_two_busy_models_on_one_slice_take_turns_by_residency() -> None:
     scene.run(600, step_s=0.5)
     starts = [(at_s, action.replica.model) for at_s, action in scene.verbs("start") if isinstance(action, StartReplica)]
     assert [name for _, name in starts] == (["a", "b"] * len(starts))[: len(starts)]
-    gaps = [later - earlier for (earlier, _), (later, _) in zip(starts, starts[1:], strict=False)]
+    gaps = [later - earlier for (earlier, _), (later, _) in pairwise(starts)]
     assert min(gaps) >= 5 + 15
     assert max(gaps) <= 5 + 15 + 3
     assert len(starts) >= 600 / 23
@@ -347,21 +348,21 @@ def test_case_9_two_busy_models_on_one_slice_take_turns_by_residency() -> None:
 
 def test_case_9_a_client_that_ping_pongs_swaps_at_most_once_per_residency() -> None:
     """One client asks a, then b, then a ...: an idle Model stays for its residency all the same."""
-    turn = {"name": "a", "done": 0}
+    served: list[str] = []
 
     def client(_: float, scene: Scene) -> Iterable[tuple[str, int, int]]:
-        name = str(turn["name"])
+        name = "ab"[len(served) % 2]
         if not scene.ready(name):
             return [(name, 1, 0)]
-        turn.update(name="b" if name == "a" else "a", done=int(turn["done"]) + 1)
+        served.append(name)
         return []
 
     scene = Scene(world([A, B], [device()], gateways=[]), client, start_s=2)
     scene.run(400, step_s=0.5)
     starts = [at_s for at_s, _ in scene.verbs("start")]
-    gaps = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(starts)]
     assert min(gaps) >= 2 + 6
-    assert int(turn["done"]) >= 400 / (2 + 6 + 3)
+    assert len(served) >= 400 / (2 + 6 + 3)
 
 
 def test_case_10_four_to_one_cuts_no_call() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.contract import LEADER_SILENT_S, ModelName, ReplicaId, Route, RoutesDelta
+from autoscaler.contract import LEADER_SILENT_S, ModelName, ModelRoute, ReplicaId, Route, RoutesDelta
 from gateway.routes import SUSPECT_S, Changes, ModelRoutes, Routes
 
 MODEL = ModelName("llama")
@@ -43,7 +43,7 @@ def held(routes: Routes, replica: str) -> int:
 
 def test_the_replica_with_most_free_slots_is_chosen_then_the_emptiest_then_the_first() -> None:
     _, part = llama(route("r2", 2), route("r1", 2), route("r3", 4))
-    assert [take(part) for _ in range(9)] == ["r3", "r3", "r1", "r2", "r1", "r2", "r3", "r3", None]
+    assert [take(part) for _ in range(9)] == ["r3", "r3", "r1", "r2", "r3", "r1", "r2", "r3", None]
 
 
 def test_only_ready_replicas_with_an_address_take_calls() -> None:
@@ -158,12 +158,19 @@ def test_unused_holds_go_back_unless_somebody_waits_here_for_them() -> None:
     assert not routes.give_back(part, waiting=0)
 
 
+def test_nothing_goes_back_to_a_silent_leader() -> None:
+    routes, part = llama(route("r1", 4))
+    routes.fall_silent()
+    assert not routes.give_back(part, waiting=0)
+    assert held(routes, "r1") == 4
+
+
 def test_an_estimate_counts_down_only_while_the_start_is_under_way() -> None:
     routes, part = llama()
-    from_zero = RoutesDelta(epoch=1, version=2, models=(part.route.__class__(model=MODEL, expected_wait_s=20.0),))
+    from_zero = RoutesDelta(epoch=1, version=2, models=(ModelRoute(model=MODEL, expected_wait_s=20.0),))
     routes.apply(from_zero, 10.0)
     assert part.expected_wait_s(15.0) == 20.0
-    starting = part.route.__class__(model=MODEL, state="starting", expected_wait_s=20.0)
+    starting = ModelRoute(model=MODEL, state="starting", expected_wait_s=20.0)
     routes.apply(RoutesDelta(epoch=1, version=3, models=(starting,)), 10.0)
     assert part.expected_wait_s(15.0) == 15.0
     assert part.expected_wait_s(40.0) == 0.0

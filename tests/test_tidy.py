@@ -36,7 +36,7 @@ SYNONYMS = {
     r"\binstances?\b": "Replica, or an object's own name",
     r"\bmanager\b": "the noun that is owned",
     r"\bhelpers?\b": "the noun that is owned",
-    r"\butils?\b": "the noun that is owned",
+    r"(?<!importlib\.)\butils?\b": "the noun that is owned",
     r"\bhandler\b": "the noun that is owned",
 }
 """Words for things that have another word (architecture, section 2). Names of foreign interfaces are exempt by line."""

@@ -21,7 +21,7 @@ from autoscaler.world import SliceId
 FIRST_PAUSE_S, PAUSE_S_MAX = 0.002, 1.0
 ALARM_S = 60.0
 LOOKS_MAX = 3
-"""So many looks without a find count as complete, where processes come and go all the time."""
+"""So many looks in a row without a find count as a complete one: elsewhere processes come and go all the time."""
 
 EXITED, MEASURED = "exited", "measured"
 
@@ -57,6 +57,7 @@ async def kill_all(claim: Claim, reaper: Reaper, clock: Callable[[], float], ala
             if complete:
                 return
             looks += 1
+            await asyncio.sleep(FIRST_PAUSE_S)
             continue
         looks = 0
         send(left, signal.SIGKILL)

@@ -34,7 +34,9 @@ from autoscaler.world import Replica, Seen, SlicesSeen, Synced
 
 HOUSE_EVERY_S = 1.0
 LOOK_EVERY_S = 5.0
-"""How often orphans are reaped, old logs removed and devices asked how they are: a lost GPU is out within two looks."""
+"""How often orphans are reaped and devices asked how they are: a lost GPU is out within two looks."""
+IDENTIFY_AFTER_S = 0.005
+"""A process that has just been spawned keeps its /proc entries locked for milliseconds: nothing waits for them."""
 ADOPT_SECONDS_MAX = 10.0
 """Synced waits so long for what is half gone; what then is still there is observed as EXITED."""
 
@@ -101,7 +103,6 @@ class LocalDriver:
             self._see(failed, Seen.EXITED, reason=reason or type(error).__name__)
             self._see(failed, Seen.CLEAN, proof=EXITED)
             return
-        self._remember(engine.record)
         self._take(engine)
         self._tasks.create_task(self._live(engine))
         self._see(engine, Seen.STARTING)
@@ -124,11 +125,8 @@ class LocalDriver:
             child = processes.spawn(launch.argv, env, output)
         finally:
             os.close(output)
-        born_s = self._clock()
-        facts = processes.facts(child.pid)
-        start_ticks = facts.start_ticks if facts is not None else 0  # not reaped, so never None
-        record = msgspec.structs.replace(record, pid=child.pid, start_ticks=start_ticks)
-        return Engine(mark=env[processes.MARK], record=record, child=child, born_s=born_s)
+        record = msgspec.structs.replace(record, pid=child.pid)
+        return Engine(mark=env[processes.MARK], record=record, child=child, born_s=self._clock())
 
     def _take(self, engine: Engine) -> None:
         """From now on the end of its main process is noticed."""
@@ -146,12 +144,22 @@ class LocalDriver:
         """From its start to its proof of clean."""
         asking = self._tasks.create_task(self._readiness.ask(engine))
         try:
+            if engine.child is not None:
+                await self._identify(engine)
             await engine.over.wait()
         finally:
             asking.cancel()
         reason = await self._end(engine) if not engine.ended.is_set() else self._why_it_ended(engine)
         self._see(engine, Seen.EXITED, reason=reason)
         await self._clear(engine)
+
+    async def _identify(self, engine: Engine) -> None:
+        """Writes down who its process is; until then it would be adopted by its mark."""
+        await asyncio.sleep(IDENTIFY_AFTER_S)
+        facts = processes.facts(engine.record.pid)
+        if facts is not None:  # our child and not reaped, so it is
+            engine.record = msgspec.structs.replace(engine.record, start_ticks=facts.start_ticks)
+        self._remember(engine.record)
 
     async def _end(self, engine: Engine) -> str:
         """SIGTERM to all of it, then its grace; what is left after that is for `_clear`. Returns the reason."""
@@ -228,7 +236,8 @@ class LocalDriver:
         """An Engine out of a record; ended, where its main process does not run any more."""
         if record.boot != self._boot:
             record = msgspec.structs.replace(record, pid=0, start_ticks=0)
-        if record.pid == 0:  # its driver died between spawning it and writing so
+        if record.start_ticks == 0:  # its driver died before it had written who it is
+            record = msgspec.structs.replace(record, pid=0)
             leader = next((one for one in found if one.session == one.pid), None)
             if leader is not None:
                 record = msgspec.structs.replace(
@@ -250,14 +259,17 @@ class LocalDriver:
         look_s = 0.0
         while True:
             await asyncio.sleep(HOUSE_EVERY_S)
-            for replica in tuple(self._engines):
-                await asyncio.to_thread(logs.trim, self._state.log(replica))
-            if self._engines and self._clock() >= look_s:
+            if not self._engines:
+                continue
+            try:
+                in_use = frozenset(map(self._state.log, self._engines))
+                await asyncio.to_thread(logs.tidy, self._state.path / "logs", in_use)
+            except OSError as error:
+                _log.error("logs cannot be kept within their bounds error=%s", error)
+            if self._clock() >= look_s:
                 look_s = self._clock() + LOOK_EVERY_S
                 async for _ in processes.everything(self._reaper):
                     pass
-                in_use = frozenset(map(self._state.log, self._engines))
-                await asyncio.to_thread(logs.forget_oldest, self._state.path / "logs", in_use)
 
     async def _watch_devices(self) -> None:
         while True:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 BYTES_MAX = 4 << 20
+"""A file may grow over it between two visits of `tidy`."""
 KEPT_BYTES = 1 << 20
 """What a trim leaves: the newest."""
 FILES_MAX = 100
@@ -51,8 +52,10 @@ def last_line(path: Path) -> str:
     return next((line[:LINE_CHARACTERS_MAX] for line in said if line), "")
 
 
-def forget_oldest(folder: Path, in_use: frozenset[Path]) -> None:
-    """Removes the oldest logs over FILES_MAX, never one in use."""
+def tidy(folder: Path, in_use: frozenset[Path]) -> None:
+    """Trims the logs in use, and removes the oldest of the others over FILES_MAX. Raises OSError."""
+    for path in in_use:
+        trim(path)
     logs = [path for path in folder.glob("*.log") if path not in in_use]
     if len(logs) > FILES_MAX:
         for path in sorted(logs, key=lambda path: path.stat().st_mtime)[:-FILES_MAX]:

@@ -43,18 +43,22 @@ class Ports:
         """A port that nobody listens on now. Raises PortsTakenError."""
         self._given = {port: at_s for port, at_s in self._given.items() if now_s - at_s < REUSE_S}
         for _ in range(TRIES_MAX):
-            port = self._low + self._next if self._count > 0 else 0
+            port = _free(self._low + self._next if self._count > 0 else 0)
             self._next = (self._next + 1) % max(1, self._count)
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
-                try:
-                    s.bind((HOST, port))
-                except OSError:
-                    continue
-                port = int(s.getsockname()[1])
-            if port not in self._given:
+            if port is not None and port not in self._given:
                 self._given[port] = now_s
                 return port
         raise PortsTakenError(f"no free port on {HOST} in {TRIES_MAX} tries")
+
+
+def _free(port: int) -> int | None:
+    """The port, where it can be bound (0: any that can), else None."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
+        try:
+            s.bind((HOST, port))
+        except OSError:
+            return None
+        return int(s.getsockname()[1])
 
 
 def listeners(port: int) -> frozenset[str]:

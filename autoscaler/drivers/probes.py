@@ -47,17 +47,17 @@ def every_s(age_s: float) -> float:
 
 async def probe(host: str, port: int, path: str) -> bool:
     """Whether GET `path` answers 200 on this machine, within PROBE_SECONDS_MAX."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as s:
-        error = s.connect_ex((host, port))
-        if error in _UNDECIDED:
-            error = s.connect_ex((host, port))  # on loopback the answer is there by now: no turn of the loop is needed
-        if error not in _CONNECTED and error not in _UNDECIDED:
-            return False
-        try:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as s:
+            error = s.connect_ex((host, port))
+            if error in _UNDECIDED:
+                error = s.connect_ex((host, port))  # on loopback the answer is there by now: the loop need not turn
+            if error not in (*_CONNECTED, *_UNDECIDED):
+                return False
             async with asyncio.timeout(PROBE_SECONDS_MAX):
                 return await _ask(s, host, port, path, connected=error in _CONNECTED)
-        except (OSError, TimeoutError):
-            return False
+    except (OSError, TimeoutError):
+        return False
 
 
 async def _ask(s: socket.socket, host: str, port: int, path: str, *, connected: bool) -> bool:

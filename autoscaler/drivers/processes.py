@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 MARK = "PILOTLIGHT_REPLICA"
 BLANK = ""
-"""Stands for an environment that its owner has overwritten with its title, as vLLM's processes do."""
+"""An environment that is empty, overwritten by its owner with a title (as vLLM's processes do), or not there yet,
+because the process is in the middle of an exec."""
 LOOK_AT_ONCE = 48
 """Processes looked at before the event loop gets its turn: about a millisecond."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -140,7 +141,7 @@ async def everything(reaper: Reaper | None = None) -> AsyncIterator[Facts | None
 
 
 async def find(claim: Claim, reaper: Reaper | None = None) -> tuple[tuple[Facts, ...], bool]:
-    """(living processes of the claim, whether the look was complete)."""
+    """(living processes of the claim, whether the look was complete: none vanished under it, all could be told)."""
     if claim.main_pid and not claim.held:
         leader = facts(claim.main_pid)
         if leader is not None and leader.start_ticks != claim.since_ticks:
@@ -149,17 +150,24 @@ async def find(claim: Claim, reaper: Reaper | None = None) -> tuple[tuple[Facts,
     async for one in everything(reaper):
         if one is None:
             complete = False
-        elif not one.gone and one.start_ticks >= claim.since_ticks and _claimed(one, claim):
-            found.append(one)
+        elif not one.gone and one.start_ticks >= claim.since_ticks:
+            claimed = _claimed(one, claim)
+            complete = complete and claimed is not None
+            if claimed:
+                found.append(one)
     return tuple(found), complete
 
 
-def _claimed(one: Facts, claim: Claim) -> bool:
+def _claimed(one: Facts, claim: Claim) -> bool | None:
+    """None: its environment does not tell, perhaps not yet."""
     in_session = claim.main_pid != 0 and claim.main_pid in (one.session, one.group)
     if in_session and claim.held:
         return True
     mark = mark_of(one.pid)
-    return mark == claim.mark or (in_session and mark == BLANK)
+    if mark == BLANK:
+        kernel_thread = one.rss_pages == 0
+        return in_session or (False if kernel_thread else None)
+    return mark == claim.mark
 
 
 async def marked(prefix: str, reaper: Reaper) -> dict[str, list[Facts]]:

@@ -50,8 +50,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     readiness_path: str = "/"
     boot: str = ""
     pid: int = 0
-    """0: about to be spawned; its process, if there is one, is found by its mark."""
     start_ticks: int = 0
+    """0: not known yet; its process, if there is one, is found by its mark."""
     was_ready: bool = False
     gpu_pids: tuple[int, ...] = ()
     """Processes that were seen to hold memory of a device, for the proof of clean."""
@@ -115,8 +115,12 @@ class StateDirectory:
         return self.path / "logs" / f"{_file_name(replica)}.log"
 
     def put(self, record: Record) -> None:
-        """Writes a record. Raises OSError."""
-        replace_file(self._record(record.id), msgspec.json.encode(record))
+        """Writes a record. Raises OSError.
+
+        The old one is removed first, because ext4 flushes a file that is renamed over another to the disk, which takes
+        milliseconds. Killed in between, a process without a record is left, which the next driver removes.
+        """
+        replace_file(self._record(record.id), msgspec.json.encode(record), over=False)
 
     def drop(self, replica: ReplicaId) -> None:
         """Removes a record; none is fine. Raises OSError."""
@@ -147,12 +151,14 @@ def _file_name(replica: ReplicaId) -> str:
     return name if len(name) <= NAME_CHARACTERS_MAX else hashlib.sha256(replica.encode()).hexdigest()
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file whole, readable by its owner only. Raises OSError."""
+def replace_file(path: Path, content: bytes, *, over: bool = True) -> None:
+    """Replaces a file whole, readable by its owner only; `over` False: the old one is removed first. Raises OSError."""
     temporary = path.with_name(f".{path.name}.new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(content)
+    if not over:
+        path.unlink(missing_ok=True)
     temporary.rename(path)
 
 

@@ -4,9 +4,9 @@
 
 Flags are named as llama-server names them where it has them. Its Replica is cold for as long as this takes, so it reads
 its own flags (argparse costs 6 ms) and leaves everything else to the library. The port answers 503 on /health while the
-model loads and 200 after. While it loads SIGTERM ends it at once, as any process; afterwards it exits with status 0,
-also in the middle of a stream: who stops it has drained it. `parse` and FLAGS are pure, so that a wrong flag is found
-before anything starts.
+model loads and 200 after. Until it says that it is listening SIGTERM ends it at once, as any process; afterwards it
+exits with status 0, also in the middle of a stream: who stops it has drained it. `parse` is pure, so that a wrong flag
+is found before anything starts.
 """
 
 from __future__ import annotations

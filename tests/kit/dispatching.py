@@ -212,3 +212,10 @@ class Script:
     def use(self, replica: str) -> ReplicaUse | None:
         """The use of one Replica in the next report."""
         return next((use for use in self.report().replicas if use.replica == replica), None)
+
+
+def warm(hold: int) -> Script:
+    """A gateway that holds Slots of one ready Replica."""
+    script = Script()
+    script.replica("r1", hold)
+    return script

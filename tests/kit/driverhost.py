@@ -1,7 +1,7 @@
 """A process that runs a local driver, to be killed by a test: `python -m tests.kit.driverhost STATE [ARGV-AS-JSON]...`.
 
-Starts one Replica per given command, named r1, r2 ..., and prints each thing it sees of a Replica as a line. A line on
-its standard input is an order: `stop NAME`, `spare` (starts an unrelated child, prints its pid) and `collect` (waits for it).
+Starts one Replica per given command, named r1, r2 ..., and prints each thing it sees of a Replica as a line. Lines on
+its standard input are orders: `stop NAME`, `spare` (starts another child, prints its pid), `collect` (waits for it).
 """
 
 from __future__ import annotations

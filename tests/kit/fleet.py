@@ -1,8 +1,8 @@
 """Several gateways and one leader in virtual time, with the faults that a network and processes have.
 
-Owns the clock, the wire (delays, lost reports, streams that are cut) and the checks: use above the Slots of a Replica is an
-error at once; how long a free Slot and a waiting Call coexist is kept in `gaps_s`. The leader is the real fold, shares and
-publish; the gateways are models (`tests.kit.hold_gateway`).
+Owns the clock, the wire (delays, lost reports, streams that are cut) and the checks: use above the Slots of a Replica
+is an error at once; how long a free Slot and a waiting Call coexist is kept in `gaps_s`. The leader is the real fold,
+shares and publish; the gateways are models (`tests.kit.hold_gateway`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from autoscaler import publish, shares
 from autoscaler.contract import BUSY_PERIOD_S, REPORT_GAP_S, GatewayId, ReplicaId, Report, RoutesDelta, TenantName
@@ -123,7 +124,7 @@ class Fleet:
     def _dispatch(self, gateway: HoldGateway) -> None:
         for call in gateway.dispatch(self.now_s):
             self.granted_s.setdefault(call.tenant, self.now_s)
-            self.at(self.service(self.random), lambda call=call: self._finish(gateway, call))  # type: ignore[misc]
+            self.at(self.service(self.random), partial(self._finish, gateway, call))
 
     def _finish(self, gateway: HoldGateway, call: Running) -> None:
         if gateway.dead or gateway.boot != call.boot:
@@ -140,12 +141,12 @@ class Fleet:
         if not gateway.due:
             gateway.due = True
             wait_s = max(0.0, gateway.reported_s + REPORT_GAP_S - self.now_s)
-            self.at(wait_s, lambda boot=gateway.boot: self._report(gateway, boot))  # type: ignore[misc]
+            self.at(wait_s, partial(self._report, gateway, gateway.boot))
 
     def _remind(self, gateway: HoldGateway) -> None:
         if not gateway.again:
             gateway.again = True
-            self.at(BUSY_PERIOD_S, lambda boot=gateway.boot: self._again(gateway, boot))  # type: ignore[misc]
+            self.at(BUSY_PERIOD_S, partial(self._again, gateway, gateway.boot))
 
     def _again(self, gateway: HoldGateway, boot: int) -> None:
         if gateway.boot != boot or gateway.dead:
@@ -230,7 +231,9 @@ class Fleet:
     # --- faults -------------------------------------------------------------------------------------------------
 
     def crash(self, gateway: HoldGateway, back_s: float) -> None:
-        """The gateway dies; it is proven dead after 10 s, or by coming back."""
+        """The gateway dies, unless it is dead; that is proven after 10 s, or by its coming back."""
+        if gateway.dead:
+            return
         gateway.crash()
         boot = gateway.boot
         self.at(10.0, lambda: self._proven_dead(gateway, boot))
@@ -261,8 +264,8 @@ class Fleet:
         self.step(*self._found())
         for gateway in self.gateways:
             delay_s = self.random.uniform(0.0, 1.0) if self.epoch > 1 else 0.001
-            self.at(delay_s, lambda g=gateway, b=gateway.boot, e=self.epoch: self._connect(g, b, e))  # type: ignore[misc]
-        self.at(1.0, lambda epoch=self.epoch: self._tick(epoch))  # type: ignore[misc]
+            self.at(delay_s, partial(self._connect, gateway, gateway.boot, self.epoch))
+        self.at(1.0, partial(self._tick, self.epoch))
 
     def _tick(self, epoch: int) -> None:
         if epoch == self.epoch and self.leads:

@@ -11,6 +11,7 @@ from pathlib import Path
 import anthropic
 import openai
 import pytest
+import uvloop
 
 from loadtest.arrivals import burst
 from loadtest.cli import request_body
@@ -158,6 +159,13 @@ async def test_five_hundred_at_once_all_complete_word_for_word(tmp_path: Path) -
     assert (verdict.holds, verdict.completed) == (True, 500)
     assert {result.text for result in results} == {SENTENCE}
     assert sum(bool(call["finished"]) for call in calls) == 500
+
+
+def test_it_works_the_same_on_uvloop(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, *FAST) as engine:
+        results = uvloop.run(send(engine.url, *(shot(at_s=i / 100) for i in range(10))))
+    assert {result.text for result in results} == {SENTENCE}
+    assert all(0 <= result.lateness_s <= (result.sent_s or 0) < (result.first_byte_s or 0) for result in results)
 
 
 async def test_kept_connections_are_used_again_and_a_stale_one_is_replaced_once(tmp_path: Path) -> None:

@@ -50,6 +50,12 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+async def says_yes(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers 200 to whoever connects."""
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+    writer.close()
+
+
 def record(pid: int, start_ticks: int) -> Record:
     """As a driver before wrote it."""
     return Record(
@@ -223,8 +229,7 @@ def test_a_foreign_listener_on_its_port_never_makes_a_replica_ready(rig: LocalRi
             driver.start(*replica("r1", python("import time; time.sleep(60)")))
             started = await observed.until(R1, Seen.STARTING)
             host, _, port = started.address.rpartition(":")
-            answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
-            server = await asyncio.start_server(lambda _, w: (w.write(answer), w.close())[1], host, int(port))
+            server = await asyncio.start_server(says_yes, host, int(port))
             async with server:
                 seen = await observed.until(R1, Seen.STARTING, times=2)
                 assert seen.reason == f"a foreign process listens on its port {port}"

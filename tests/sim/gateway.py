@@ -39,10 +39,11 @@ class SimLink:
         control = self._town.autoscaler
         if control is None or not self.reachable:
             raise LinkError("refused")
-        routes = path.startswith("/v1/routes")
+        routes, boot = path.startswith("/v1/routes"), ""
         if routes:
-            control.loop.observe((GatewaySeen(gateway=self._gateway),))
-        messages = control.feed.routes(self._gateway) if routes else control.feed.catalogue()
+            boot = path.partition("boot=")[2]
+            control.loop.observe((GatewaySeen(gateway=self._gateway, boot=boot),))
+        messages = control.feed.routes(self._gateway, boot) if routes else control.feed.catalogue()
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         stream = Stream(self._town.network)
         ours = (stream, queue)
@@ -115,7 +116,7 @@ class SimGateway:
         self.dispatch = Dispatch(self.id, f"boot-{self.boots}")
         self.link = SimLink(self._town, self.id)
         jitter = random.Random(f"{self._town.seed}/{self.id}/{self.boots}").random
-        self.sync = Sync(self.id, [self.link], self, jitter=jitter)
+        self.sync = Sync(self.id, [self.link], self, jitter=jitter, boot=f"boot-{self.boots}")
         self.task = self._town.task(self.sync.run())
         self._timer: asyncio.TimerHandle | None = None
         self.heard_s = self._town.now()
@@ -133,7 +134,7 @@ class SimGateway:
             self._town.end(journey.call, Outcome.FAILED, None)
         control = self._town.autoscaler
         if control is not None:
-            gone = GatewayGone(gateway=self.id)
+            gone = GatewayGone(gateway=self.id, boot=f"boot-{self.boots}")
             asyncio.get_running_loop().call_later(PROOF_OF_DEATH_S, control.loop.observe, (gone,))
 
     # --- the shell of dispatch ---

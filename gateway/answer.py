@@ -1,0 +1,111 @@
+"""An engine's answer on its way to one client: which framing it gets, which events it loses, how it ends. Pure.
+
+Owns the choice between passing bytes as they came (nearly always) and framing them anew (HTTP/1.0 clients, engines that
+end a body by closing, event streams with a length). Promises: what was given out so far ends between two chunks, and for
+an event stream between two events unless `whole` is false; the end is given out only when the engine's was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway import sse
+from gateway.sse import EventGate
+from gateway.walker import LAST_CHUNK, BodyWalker, ResponseHead
+
+ERROR_BODY_BYTES_MAX = 16 << 10
+"""Of an engine's error that becomes an event; what is longer is not read as one."""
+_STREAM_ENDS = (b"[DONE]", b'"message_stop"', b'"response.completed"', b'"response.incomplete"', b'"response.failed"')
+"""How the dialects say that a stream is whole; asked only where the end of the connection is the end of the body."""
+
+
+class Answer:
+    """One response from its first body byte. `early`: the client already has a head, of an event stream.
+
+    `framed`: the client takes chunks (HTTP/1.1). `note`: what an early stream is told at its end (a whole event).
+    """
+
+    __slots__ = (
+        "_dialect", "_ended", "_framed", "_gate", "_kept", "_note", "_shape", "_walker", "chunked", "early", "length",
+    )  # fmt: skip
+
+    def __init__(
+        self, head: ResponseHead, walker: BodyWalker,
+        *, framed: bool, drop_usage: bool, early: bool = False, note: bytes = b"", dialect: str = "openai",
+    ) -> None:  # fmt: skip
+        self._walker = walker
+        self._framed = framed
+        self.early = early
+        self._note = note
+        self._dialect = dialect
+        self._kept = b""
+        self._ended = False
+        stream = head.event_stream and head.status < 300
+        self._gate = EventGate(drop_usage=drop_usage) if stream else None
+        raw = (
+            (head.chunked and framed)
+            if stream
+            else not early and (head.length is not None or (head.chunked and framed))
+        )
+        self._shape: Callable[[bytes], bytes]
+        if early and not stream:
+            self._shape = self._keep
+        elif raw:
+            self._shape = self._events if stream else walker.walk
+        else:
+            self._shape = self._content
+        self.length = head.length if raw else None
+        """For the head; with neither length nor chunks the end is the close."""
+        self.chunked = framed and (head.chunked or not raw)
+
+    @property
+    def whole(self) -> bool:
+        """Whether an event can be added now."""
+        return self.early if self._gate is None else self._gate.whole
+
+    @property
+    def cut_off(self) -> bool:
+        """An event stream whose engine closed the connection in place of its end, without having said the end."""
+        tail = self._walker.tail() if self._walker.until_close and self._gate is not None else None
+        return tail is not None and not any(end in tail for end in _STREAM_ENDS)
+
+    def take(self, data: bytes) -> bytes:
+        """The next bytes of the body -> what the client gets for them."""
+        out = self._shape(data)
+        if self._walker.ended:
+            out += self.ending()
+        return out
+
+    def ending(self) -> bytes:
+        """What follows the last piece; nothing the second time."""
+        if self._ended:
+            return b""
+        self._ended = True
+        out = b""
+        if self._gate is not None:
+            out = self.frame(self._gate.rest())
+        elif self.early:
+            out = self.frame(sse.told_error(self._kept, self._dialect))
+        if self.early:
+            out += self.frame(self._note)
+        return out + LAST_CHUNK if self.chunked else out
+
+    def frame(self, content: bytes) -> bytes:
+        """Content of our own, as this client takes it."""
+        return sse.chunk(content) if self._framed else content
+
+    def _events(self, data: bytes) -> bytes:
+        """A chunked event stream to a client that takes chunks."""
+        return self._gate.pass_chunks(self._walker.walk(data), self._walker) if self._gate is not None else b""
+
+    def _content(self, data: bytes) -> bytes:
+        """What needs our own framing."""
+        content = self._walker.strip(data)
+        return self.frame(content if self._gate is None else self._gate.pass_content(content))
+
+    def _keep(self, data: bytes) -> bytes:
+        """An answer that is no event stream, after an early head: it becomes one event, at the end."""
+        content = self._walker.strip(data)
+        if len(self._kept) <= ERROR_BODY_BYTES_MAX:
+            self._kept += content
+        return b""

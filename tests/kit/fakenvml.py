@@ -1,0 +1,33 @@
+"""NVML as a test has it."""
+
+from __future__ import annotations
+
+import threading
+
+from autoscaler.drivers.nvml import Gpu, NvmlError
+
+
+class FakeNvml:
+    """Two GPUs; a test sets who holds memory, what is lost, and whether it answers at all."""
+
+    def __init__(self) -> None:
+        self.found = (Gpu("GPU-a", "NVIDIA H200", 140 << 30), Gpu("GPU-b", "NVIDIA H200", 140 << 30))
+        self.holders: dict[str, dict[int, int]] = {}
+        self.failure = ""
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked = 0
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        self.asked += 1
+        self.answers.wait(10)
+        self._fail()
+        return self.found
+
+    def memory_by_pid(self, uuid: str) -> dict[int, int]:
+        self._fail()
+        return dict(self.holders.get(uuid, {}))
+
+    def _fail(self) -> None:
+        if self.failure:
+            raise NvmlError(self.failure)

@@ -1,0 +1,152 @@
+"""Processes told apart and found again: odd names, wiped environments, reused sessions, those that will not end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers import clearing, processes
+from autoscaler.drivers.clearing import kill_all
+from autoscaler.drivers.processes import BLANK, MARK, Claim, Facts, Reaper, alive, facts, find, how_it_ended, mark_of
+from tests.kit.localrig import python
+
+SLEEP = "import time; time.sleep(60)"
+LEAVES_A_CHILD = f"""
+import subprocess, sys
+print(subprocess.Popen([sys.executable, "-S", "-E", "-c", "{SLEEP}"], env={{}}, stdout=subprocess.DEVNULL).pid)
+"""
+
+
+@contextmanager
+def running(argv: Sequence[str | Path], env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that leads its session and has come through its exec."""
+    with subprocess.Popen(argv, env=env, start_new_session=True) as process:
+        try:
+            deadline_s = time.monotonic() + 0.05 if env == {} else time.monotonic() + 10
+            while mark_of(process.pid) == BLANK and time.monotonic() < deadline_s:
+                time.sleep(0.001)
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def marked() -> Iterator[subprocess.Popen[bytes]]:
+    with running(python(SLEEP), {MARK: "i/r1", "A": "b"}) as process:
+        yield process
+
+
+def of(pid: int) -> Facts:
+    """Its facts, once it runs what it was spawned for."""
+    now = facts(pid)
+    assert now is not None
+    return now
+
+
+def test_a_process_is_known_by_start_time_and_mark(marked: subprocess.Popen[bytes]) -> None:
+    now = of(marked.pid)
+    assert (now.parent, now.group, now.session, now.gone) == (os.getpid(), marked.pid, marked.pid, False)
+    assert mark_of(marked.pid) == "i/r1"
+    assert alive(marked.pid, now.start_ticks, "i/r1")
+    assert not alive(marked.pid, now.start_ticks + 1, "i/r1")
+    assert not alive(marked.pid, now.start_ticks, "i/r2")
+    assert abs(processes.started_s(now.start_ticks) - time.monotonic()) < 10
+    marked.kill()
+    os.waitid(os.P_PID, marked.pid, os.WEXITED | os.WNOWAIT)
+    assert of(marked.pid).gone
+    assert not alive(marked.pid, now.start_ticks, "i/r1")
+    assert how_it_ended(marked.pid) == "was killed by SIGKILL"
+    marked.wait()
+    assert facts(marked.pid) is None
+    assert how_it_ended(marked.pid) == ""
+
+
+def test_a_name_full_of_brackets_does_not_confuse(tmp_path: Path) -> None:
+    odd = tmp_path / "a) Z 1 (b"
+    shutil.copy("/bin/sleep", odd)
+    with running([odd, "60"]) as process:
+        assert of(process.pid).parent == os.getpid()
+        assert not of(process.pid).gone
+
+
+@pytest.mark.parametrize(
+    ("env", "mark"),
+    [
+        ({}, BLANK),
+        ({"A": "1"}, None),
+        ({f"X{MARK}": "i/r1"}, None),
+        ({"A": f"{MARK}=i/r1"}, None),
+        ({MARK: "i/r"}, "i/r"),
+    ],
+)
+def test_only_the_variable_itself_is_a_mark(env: dict[str, str], mark: str | None) -> None:
+    with running(["/bin/sleep", "60"], env) as process:
+        assert mark_of(process.pid) == mark
+
+
+async def test_a_child_without_environment_is_found_by_its_session_when_the_leader_is_gone() -> None:
+    leader = subprocess.Popen(python(LEAVES_A_CHILD), stdout=subprocess.PIPE, text=True, start_new_session=True)
+    began_ticks = of(leader.pid).start_ticks
+    child = int(leader.communicate()[0])
+    found, _ = await find(Claim("i/r1", leader.pid, held=False, since_ticks=began_ticks))
+    assert [one.pid for one in found] == [child]
+    assert not (await find(Claim("i/r1")))[0]
+    processes.send(found, signal.SIGKILL)
+
+
+async def test_a_session_whose_number_was_reused_is_not_ours() -> None:
+    with running(python(SLEEP), {}) as stranger:
+        earlier_ticks = of(stranger.pid).start_ticks - 1
+        found, complete = await find(Claim("i/r1", stranger.pid, held=False, since_ticks=earlier_ticks))
+        assert not found
+        assert not complete  # a process without an environment might have lost its mark
+
+
+def test_a_signal_goes_to_the_very_process_or_to_none(marked: subprocess.Popen[bytes]) -> None:
+    now = of(marked.pid)
+    processes.send([now._replace(start_ticks=now.start_ticks - 1)], signal.SIGKILL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        marked.wait(0.05)
+    processes.send([now], signal.SIGKILL)
+    assert marked.wait(5) == -signal.SIGKILL
+
+
+async def test_what_does_not_end_is_waited_for_and_told_of(
+    marked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clearing, "ALARM_S", 0.02)
+    really_send, told = processes.send, list[str]()
+    monkeypatch.setattr(clearing, "send", lambda _targets, _number: None)  # as a process in an uninterruptible sleep
+    reaper = Reaper("i/")
+    reaper.spare(marked.pid)
+    clearer = asyncio.create_task(kill_all(Claim("i/r1"), reaper, time.monotonic, told.append))
+    async with asyncio.timeout(5):
+        while len(told) < 2:
+            await asyncio.sleep(0.01)
+    assert told[0] == f"processes {marked.pid} do not end after SIGKILL"
+    assert not clearer.done()
+    monkeypatch.setattr(clearing, "send", really_send)
+    async with asyncio.timeout(5):
+        await clearer
+    assert marked.wait(5) == -signal.SIGKILL
+
+
+async def test_an_incomplete_look_is_not_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[bool]()
+
+    async def partly(_claim: Claim, _reaper: Reaper) -> tuple[tuple[Facts, ...], bool]:
+        looks.append(len(looks) == 1)
+        return (), looks[-1]
+
+    monkeypatch.setattr(clearing, "find", partly)
+    await kill_all(Claim("i/r1"), Reaper("i/"), time.monotonic, pytest.fail)
+    assert looks == [False, True]

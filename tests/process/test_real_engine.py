@@ -1,0 +1,144 @@
+"""The real llama.cpp server, started as a driver would start it: what it answers is what the engine's entry says."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from autoscaler.contract import ModelName
+from autoscaler.engines import ENGINES, available, launch
+from autoscaler.model import Model, ModelSpec
+from loadtest import tinygguf
+
+SENTENCE = "Hello, I am Ada, asleep until you called."
+START_S = 20.0
+ASK = {"model": "ada", "max_tokens": 50, "messages": [{"role": "user", "content": "Who are you?"}]}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def post(port: int, path: str, body: dict[str, object]) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def started(folder: Path, *args: str, file: str = "ada.gguf") -> Iterator[tuple[subprocess.Popen[str], int, set[int]]]:
+    """The process, its port, and the statuses that its readiness path answered on the way to 200 (or to its end)."""
+    spec = ModelSpec(engine="llama.cpp", artifact=f"file://{folder / file}", args=("--threads=1", *args))
+    model = Model(name=ModelName("ada"), spec=spec, slots=2)
+    port, statuses = free_port(), set()
+    start = launch(model, None, "127.0.0.1", port, {"xllamacpp": available()["xllamacpp"]})
+    process = subprocess.Popen(start.argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline_s = time.monotonic() + START_S
+        while 200 not in statuses and process.poll() is None and time.monotonic() < deadline_s:
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+                connection.request("GET", start.readiness_path)
+                statuses.add(connection.getresponse().status)
+                connection.close()
+            except (OSError, http.client.HTTPException):
+                time.sleep(0.001)
+        yield process, port, statuses
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    tinygguf.make(path / "ada.gguf", SENTENCE)
+    (path / "cut.gguf").write_bytes((path / "ada.gguf").read_bytes()[:300_000])
+    return path
+
+
+@pytest.fixture(scope="module")
+def port(folder: Path) -> Iterator[int]:
+    with started(folder) as (_, port, statuses):
+        assert 200 in statuses
+        assert statuses <= {503, 200}, "anything but 503 while it loads would look ready"
+        yield port
+
+
+def test_openai_chat_says_the_sentence_word_for_word(port: int) -> None:
+    status, body = post(port, "/v1/chat/completions", ASK)
+    assert status == 200
+    answer = json.loads(body)
+    assert (answer["model"], answer["choices"][0]["message"]["content"]) == ("ada", SENTENCE)
+
+
+def test_hot_sampling_says_the_sentence_too(port: int) -> None:
+    _, body = post(port, "/v1/chat/completions", ASK | {"temperature": 1.5, "seed": 3})
+    assert json.loads(body)["choices"][0]["message"]["content"] == SENTENCE
+
+
+def test_anthropic_messages_say_the_sentence_and_count_tokens(port: int) -> None:
+    assert "anthropic" in ENGINES["llama.cpp"].dialects
+    status, body = post(port, "/v1/messages", ASK)
+    assert (status, json.loads(body)["content"][0]["text"]) == (200, SENTENCE)
+    status, body = post(port, "/v1/messages/count_tokens", ASK)
+    assert status == 200
+    assert json.loads(body)["input_tokens"] > 0
+
+
+def test_embeddings_need_their_flag(folder: Path, port: int) -> None:
+    assert post(port, "/v1/embeddings", {"model": "ada", "input": "hi"})[0] == 501
+    with started(folder, "--embeddings") as (_, embedding_port, _):
+        status, body = post(embedding_port, "/v1/embeddings", {"model": "ada", "input": "hi"})
+        assert status == 200
+        assert len(json.loads(body)["data"][0]["embedding"]) > 0
+        assert post(embedding_port, "/v1/chat/completions", ASK)[0] == 200, "it still chats"
+
+
+def test_it_closes_the_connection_after_a_stream_although_it_says_keep_alive(port: int) -> None:
+    assert ENGINES["llama.cpp"].closes_after_stream
+    body = json.dumps(ASK | {"stream": True}).encode()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+    assert b"Keep-Alive:" in received
+    assert b"[DONE]" in received
+    assert received.endswith(b"\r\n0\r\n\r\n")
+
+
+def test_it_ends_with_status_0_on_sigterm(folder: Path) -> None:
+    with started(folder) as (process, port, _):
+        assert process.stdout is not None
+        listening = f"listening on http://127.0.0.1:{port}\n"
+        assert any(line == listening for line in iter(process.stdout.readline, ""))
+        assert post(port, "/v1/chat/completions", ASK)[0] == 200
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=5)
+        assert (process.returncode, out) == (0, ""), "and its log has no word of a Call"
+
+
+def test_a_broken_file_ends_it_with_the_reason(folder: Path) -> None:
+    with started(folder, file="cut.gguf") as (process, _, statuses):
+        out, _ = process.communicate(timeout=5)
+        assert process.returncode == 1
+        assert 200 not in statuses
+        assert "corrupted or incomplete" in out
+        assert out.rstrip().splitlines()[-1].startswith("xllamacpp server: the model could not be served")

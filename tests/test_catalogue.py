@@ -1,0 +1,103 @@
+"""What of the documents a gateway learns."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.catalogue import front_settings, model_entry, tenant_entry
+from autoscaler.contract import (
+    Clocks,
+    FrontSettings,
+    KeyEntry,
+    ModelEntry,
+    ModelName,
+    QueueLimits,
+    TenantEntry,
+    TenantName,
+)
+from autoscaler.model import Model, ModelSpec, Queue
+from autoscaler.quantity import Bytes
+from autoscaler.settings import Cors, Settings, Stream
+from autoscaler.tenant import Key, Tenant, TenantSpec, unix_seconds
+
+ACME = Tenant(name=TenantName("acme"))
+
+
+def test_a_model_becomes_its_entry() -> None:
+    spec = ModelSpec(
+        engine="llama.cpp",
+        artifact="file:///a.gguf",
+        aliases=("b",),
+        tenants=(TenantName("acme"),),
+        context_tokens=512,
+        unlisted=True,
+        paused=True,
+        queue=Queue(calls_max=7, bytes_max=Bytes(8), wait_seconds_max=9),
+        response_seconds_max=1,
+        first_byte_seconds_max=2,
+        stall_seconds_max=3,
+    )
+    assert model_entry(Model(name=ModelName("a"), spec=spec, slots=4, created_unix_s=5)) == ModelEntry(
+        name=ModelName("a"),
+        served_name="a",
+        aliases=("b",),
+        tenants=(TenantName("acme"),),
+        dialects=("openai", "anthropic"),
+        unlisted=True,
+        paused=True,
+        slots=4,
+        context_tokens=512,
+        created_unix_s=5,
+        closes_after_stream=True,
+        queue=QueueLimits(calls_max=7, bytes_max=8, wait_seconds_max=9),
+        clocks=Clocks(response_seconds_max=1, first_byte_seconds_max=2, stall_seconds_max=3),
+    )
+
+
+def test_a_tenant_becomes_its_entry_with_times_in_unix_seconds() -> None:
+    keys = (
+        Key(sha256="ab" * 32, name="ci", expires_at="1970-01-02T01:00:00+01:00"),
+        Key(sha256="cd" * 32, role="operator"),
+    )
+    tenant = Tenant(name=TenantName("acme"), spec=TenantSpec(keys=keys, models=("q-*",), weight=2, priority_max=3))
+    assert tenant_entry(tenant) == TenantEntry(
+        name=TenantName("acme"),
+        keys=(
+            KeyEntry(sha256="ab" * 32, name="ci", expires_unix_s=86_400),
+            KeyEntry(sha256="cd" * 32, role="operator"),
+        ),
+        models=("q-*",),
+        weight=2,
+        priority_max=3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("auth", "tenants", "needed"),
+    [
+        ("auto", [], False),
+        ("auto", [ACME], True),
+        ("keys", [], True),
+        ("none", [ACME], False),
+    ],
+)
+def test_keys_are_needed_when_settings_say_so_or_a_tenant_exists(
+    auth: str, tenants: list[Tenant], needed: bool
+) -> None:
+    settings = Settings(auth="auto") if auth == "auto" else Settings(auth="keys" if auth == "keys" else "none")
+    assert front_settings(settings, tenants).keys_needed is needed
+
+
+def test_settings_of_the_inference_port_cross_over() -> None:
+    settings = Settings(
+        stream=Stream(keepalive_seconds=5), silent_seconds_max=50, cors=Cors(origins=("https://a.example",))
+    )
+    assert front_settings(settings, []) == FrontSettings(
+        keepalive_seconds=5, silent_seconds_max=50, cors_origins=("https://a.example",)
+    )
+
+
+@pytest.mark.parametrize("time", ["2027-01-31", "2027-01-31T12:00:00", "2027-W01-1T12:00:00Z+", "x"])
+def test_a_time_without_zone_is_no_time(time: str) -> None:
+    with pytest.raises(ValueError):
+        unix_seconds(time)

@@ -1,0 +1,101 @@
+"""The inventory of one machine: declared, measured or the host's memory; and what NVML's failures do to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.drivers import devices
+from autoscaler.drivers.devices import Devices, host_bytes
+from autoscaler.quantity import Bytes
+from autoscaler.settings import DeclaredDevice
+from autoscaler.world import Isolation, SliceId
+from tests.kit.fakenvml import FakeNvml
+
+A, B = SliceId("GPU-a"), SliceId("GPU-b")
+
+
+async def test_declared_devices_are_believed_and_nvml_is_not_asked() -> None:
+    nvml = FakeNvml()
+    inventory = Devices((DeclaredDevice(name="gpu0", memory_bytes=Bytes(80 << 30), model="H100"),), lambda: nvml)
+    (only,) = await inventory.open()
+    assert (only.id, only.device, only.node, only.memory_bytes, only.product) == (
+        "gpu0",
+        "gpu0",
+        "local",
+        80 << 30,
+        "H100",
+    )
+    assert only.shared
+    assert only.isolation is Isolation.NONE
+    assert nvml.asked == 0
+    assert not inventory.environment([only.id])
+    assert await inventory.look() is None
+
+
+async def test_gpus_become_one_shared_slice_each_and_engines_see_only_theirs() -> None:
+    inventory = Devices((), FakeNvml)
+    slices = await inventory.open()
+    assert [(s.id, s.product, s.memory_bytes) for s in slices] == [
+        (A, "NVIDIA H200", 140 << 30),
+        (B, "NVIDIA H200", 140 << 30),
+    ]
+    assert inventory.environment([B]) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
+    assert inventory.environment([A, B]) == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    assert inventory.environment([]) == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+async def test_without_nvml_there_is_the_hosts_memory() -> None:
+    (host,) = await Devices((), lambda: None).open()
+    assert (host.id, host.product) == ("host", "")
+    assert host.memory_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("total", "limit", "usable"),
+    [
+        (100 << 30, None, 80 << 30),  # a fifth is left
+        (8 << 30, None, 6 << 30),  # 2 GiB are left
+        (2 << 30, None, 1 << 30),  # never more than half
+        (100 << 30, 8 << 30, 6 << 30),  # a container's limit counts
+    ],
+)
+def test_the_host_keeps_a_reserve(total: int, limit: int | None, usable: int) -> None:
+    assert host_bytes(total, limit) == usable
+
+
+async def test_a_lost_gpu_is_unhealthy_until_it_is_back() -> None:
+    nvml = FakeNvml()
+    inventory = Devices((), lambda: nvml)
+    await inventory.open()
+    assert await inventory.look() is None
+    nvml.found = (nvml.found[0]._replace(healthy=False), nvml.found[1])
+    assert [s.healthy for s in await inventory.look() or ()] == [False, True]
+    assert await inventory.look() is None
+    nvml.failure = "driver not loaded"
+    assert [s.healthy for s in await inventory.look() or ()] == [False, False]
+    nvml.failure, nvml.found = "", (nvml.found[0]._replace(healthy=True), nvml.found[1])
+    assert [s.healthy for s in await inventory.look() or ()] == [True, True]
+
+
+async def test_nvml_that_hangs_makes_its_devices_unhealthy_and_is_not_asked_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "ANSWER_SECONDS_MAX", 0.02)
+    nvml = FakeNvml()
+    inventory = Devices((), lambda: nvml)
+    await inventory.open()
+    nvml.answers.clear()
+    assert [s.healthy for s in await inventory.look() or ()] == [False, False]
+    assert await inventory.look() is None
+    assert nvml.asked == 2
+    nvml.answers.set()
+    monkeypatch.setattr(devices, "ANSWER_SECONDS_MAX", 5.0)
+    assert [s.healthy for s in await inventory.look() or ()] == [True, True]
+
+
+async def test_memory_is_told_of_the_processes_asked_for_only() -> None:
+    nvml = FakeNvml()
+    nvml.holders = {"GPU-a": {1: 100, 2: 50}, "GPU-b": {1: 10}}
+    inventory = Devices((), lambda: nvml)
+    await inventory.open()
+    assert await inventory.holding([A, B], [1, 3]) == {1: 110}

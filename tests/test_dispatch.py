@@ -1,0 +1,326 @@
+"""Dispatch as a script: what happens at one gateway, and what it must do then."""
+
+from __future__ import annotations
+
+from autoscaler.contract import Refusal, ReportAnswer, RoutesDelta, TenantEntry, TenantName
+from gateway.call import CallState
+from gateway.errors import MAX_RETRY_AFTER_S
+from tests.kit.dispatching import Script, warm
+
+# --- from zero ----------------------------------------------------------------------------------------------
+
+
+def test_a_call_from_zero_parks_is_reported_and_is_granted_when_a_replica_is_ready() -> None:
+    script = Script()
+    assert script.arrive("c1") == ["report"]
+    assert script.calls["c1"].cold
+    assert script.arrive("c2") == [], "only 0 -> 1 is an edge"
+    assert script.replica("r1", 1) == ["grant c1 r1", "report"]
+    assert script.finish("c1") == ["grant c2 r1"]
+    assert script.finish("c2") == ["report"], "the last Call is gone"
+
+
+def test_a_warm_call_is_granted_at_once_and_is_not_cold() -> None:
+    script = warm(1)
+    assert script.arrive("c1") == ["grant c1 r1"]
+    assert script.arrive("c2") == ["report"]
+    assert not script.calls["c2"].cold
+
+
+def test_an_unknown_model_and_one_that_goes_are_not_found() -> None:
+    script = Script()
+    assert script.arrive("c1", model="nobody") == ["refuse c1 model_not_found"]
+    script.arrive("c2")
+    assert script.model(gone=True) == ["refuse c2 model_not_found", "report"]
+    assert script.arrive("c3") == ["refuse c3 model_not_found"]
+
+
+def test_routes_before_the_catalogue_do_not_make_a_model_callable() -> None:
+    script = Script()
+    script.replica("t1", 1, model="tiny")
+    assert script.arrive("c1", model="tiny") == ["refuse c1 model_not_found"]
+    script.model("tiny")
+    assert script.arrive("c2", model="tiny") == ["grant c2 t1"]
+
+
+def test_a_paused_model_refuses_parked_and_new_calls_and_that_is_no_demand() -> None:
+    script = Script()
+    script.arrive("c1")
+    assert script.model(paused=True) == ["refuse c1 no_capacity", "report"]
+    assert script.arrive("c2") == ["refuse c2 no_capacity"]
+    assert script.refused["c2"].error.retry_after_s == 60
+    total = script.total()
+    assert total is not None
+    assert total.refused_cold == 0
+
+
+def test_a_refusal_of_the_autoscaler_ends_parked_calls_and_later_ones_are_refused_as_demand() -> None:
+    script = Script()
+    script.arrive("c1")
+    why = Refusal(code="model_start_failed", message="exit code 1", retry_after_s=30.0)
+    assert script.say(refusal=why) == ["refuse c1 model_start_failed", "report"]
+    assert script.arrive("c2") == ["refuse c2 model_start_failed", "report"]
+    assert script.refused["c2"].error.retry_after_s == 30.0
+    total = script.total()
+    assert total is not None
+    assert (total.admitted, total.finished, total.refused_cold, total.retry_after_s) == (1, 1, 1, 30.0)
+    script.say(state="starting")
+    assert script.arrive("c3") == ["report"], "parked again"
+
+
+# --- deadlines and bounds -----------------------------------------------------------------------------------
+
+
+def test_wait_0_takes_a_free_slot_or_is_refused_at_once() -> None:
+    script = warm(1)
+    assert script.arrive("c1", wait_s=0) == ["grant c1 r1"]
+    assert script.arrive("c2", wait_s=0) == ["refuse c2 overloaded"]
+    cold = Script()
+    assert cold.arrive("c3", wait_s=0) == ["refuse c3 model_starting", "report"]
+    total = cold.total()
+    assert total is not None
+    assert (total.admitted, total.refused_cold, total.retry_after_s) == (0, 1, 1.0)
+
+
+def test_deadlines_of_1_s_30_s_and_600_s_against_a_90_s_start() -> None:
+    """Case 5: what cannot be met is refused at once, the rest expires at its deadline, none is granted after it."""
+    script = Script()
+    script.say(expected_s=90.0)
+    assert script.arrive("c1", wait_s=1) == ["refuse c1 model_starting", "report"]
+    assert "90 s" in script.refused["c1"].error.message
+    script.say()
+    assert script.arrive("c30", wait_s=30) == ["report"], "an unknown estimate never refuses"
+    script.arrive("c600", wait_s=600)
+    assert script.at(29.9) == []
+    assert script.dispatch.next_s() == 30.0
+    assert script.at(30.0) == ["refuse c30 model_starting", "report"]
+    assert script.dispatch.next_s() == 600.0
+    script.now_s = 90.0
+    assert script.replica("r1", 1) == ["grant c600 r1"]
+    assert script.dispatch.next_s() is None
+    total = script.total()
+    assert total is not None
+    assert total.refused_cold == 2
+
+
+def test_a_call_that_is_overdue_when_a_slot_comes_free_is_not_granted() -> None:
+    script = Script()
+    script.arrive("c1", wait_s=10)
+    script.arrive("c2", wait_s=50)
+    script.now_s = 10.0
+    assert script.replica("r1", 1) == ["refuse c1 overloaded", "grant c2 r1", "report"]
+
+
+def test_a_warm_call_expires_as_overloaded() -> None:
+    script = warm(1)
+    script.arrive("c1")
+    script.arrive("c2", wait_s=5)
+    assert script.at(5.0) == ["refuse c2 overloaded"]
+    assert script.calls["c2"].state is CallState.ENDED
+
+
+def test_a_long_estimate_is_told_in_full_but_retry_after_stays_below_what_clients_give_up_on() -> None:
+    script = Script()
+    script.say(expected_s=900.0)
+    script.arrive("c1", wait_s=10)
+    assert script.refused["c1"].error.retry_after_s == MAX_RETRY_AFTER_S
+
+
+def test_queue_full_refuses_exactly_the_surplus_and_keeps_the_order_of_the_rest() -> None:
+    """Case 3: capacity + 500 Calls."""
+    script = Script(calls_max=1000)
+    script.say(expected_s=20.0)
+    said = script.arrive_many(1500, "c")
+    assert said == ["report", *(f"refuse c{n} queue_full" for n in range(1000, 1500))]
+    error = script.refused["c1000"].error
+    assert (error.status, error.retry_after_s) == (429, 20.0)
+    assert script.replica("r1", 1000) == [f"grant c{n} r1" for n in range(1000)]
+
+
+def test_the_queue_is_bounded_in_bytes_too() -> None:
+    script = Script(bytes_max=100)
+    script.arrive("c1", body_bytes=60)
+    assert script.arrive("c2", body_bytes=41) == ["refuse c2 queue_full"]
+    assert script.refused["c2"].error.retry_after_s == 1.0, "nothing better is known"
+    assert script.arrive("c3", body_bytes=40) == []
+
+
+# --- leaving and ending -------------------------------------------------------------------------------------
+
+
+def test_all_clients_leave_during_the_start_and_nobody_is_granted() -> None:
+    """Case 4: the queue is empty at once, the next report says so, and no dead client is granted."""
+    script = Script()
+    script.say(state="starting")
+    script.arrive_many(200, "c")
+    level = script.level()
+    assert level is not None
+    assert level.waiting == 200
+    said = [script.leave(f"c{n}") for n in range(200)]
+    assert said == [*([[]] * 199), ["report"]]
+    assert script.report().levels == ()
+    assert script.dispatch.next_s() is None
+    assert script.replica("r1", 8) == []
+
+
+def test_a_call_has_one_outcome_whatever_is_said_after_it() -> None:
+    script = warm(1)
+    script.arrive("c1")
+    script.arrive("c2")
+    assert script.leave("c1") == ["grant c2 r1"]
+    assert script.finish("c1") == script.leave("c1") == script.bounce("c1", "reset") == []
+    use, total = script.use("r1"), script.total()
+    assert use is not None
+    assert use.in_use == 1
+    assert total is not None
+    assert (total.admitted, total.finished) == (2, 1)
+
+
+def test_shutting_down_refuses_what_waits_and_lets_run_what_runs() -> None:
+    script = warm(1)
+    script.arrive_many(2, "c")
+    assert script.play(script.dispatch.shutdown(0.0)) == ["refuse c1 shutting_down"]
+    assert script.arrive("c2") == ["refuse c2 shutting_down"]
+    assert script.finish("c0") == ["report"]
+
+
+# --- order --------------------------------------------------------------------------------------------------
+
+
+def test_500_calls_of_a_then_1_of_b() -> None:
+    """Case 8: B is granted at the next release, A's order is kept."""
+    script = warm(1)
+    script.arrive_many(500, "a", tenant="A")
+    assert script.arrive("b", tenant="B") == ["report"], "0 -> 1 of this Tenant"
+    assert script.finish("a0") == ["grant b r1"]
+    assert script.finish("b") == ["grant a1 r1"]
+    assert script.finish("a1") == ["grant a2 r1"]
+
+
+def test_priority_goes_before_fairness_and_weights_divide_the_rest() -> None:
+    script = Script(weights={"A": 2.0, "B": 1.0})
+    for n in range(4):
+        script.arrive(f"a{n}", tenant="A")
+        script.arrive(f"b{n}", tenant="B")
+    script.arrive("top", tenant="C", priority=3)
+    granted = [word.split()[1] for word in script.replica("r1", 7) if word != "report"]
+    assert granted[0] == "top"
+    assert [id[0] for id in granted[1:]].count("a") == 4
+    assert [id for id in granted if id[0] == "a"] == ["a0", "a1", "a2", "a3"]
+
+
+def test_a_changed_weight_counts_for_those_who_wait() -> None:
+    script = Script()
+    for n in range(6):
+        script.arrive(f"a{n}", tenant="A")
+        script.arrive(f"b{n}", tenant="B")
+    script.model(tenants=(TenantEntry(name=TenantName("A"), weight=3.0),))
+    granted = [word.split()[1][0] for word in script.replica("r1", 8) if word != "report"]
+    assert granted.count("a") == 6
+
+
+def test_calls_spread_over_replicas_by_what_is_free() -> None:
+    script = Script()
+    script.replica("r1", 1)
+    script.replica("r2", 3)
+    assert script.arrive_many(4, "c") == ["grant c0 r2", "grant c1 r2", "grant c2 r1", "grant c3 r2"]
+
+
+# --- reports and notes --------------------------------------------------------------------------------------
+
+
+def test_levels_say_what_waits_and_runs_per_tenant_and_priority() -> None:
+    script = warm(1)
+    script.arrive("c0", wait_s=60)
+    script.now_s = 4.0
+    script.arrive("c1", wait_s=30)
+    script.arrive("c2", wait_s=20)
+    script.arrive("b1", tenant="B", priority=2)
+    script.now_s = 10.0
+    level, other = script.level(), script.level("B", priority=2)
+    assert level is not None
+    assert other is not None
+    assert (level.waiting, level.running, level.oldest_wait_s, level.soonest_deadline_s) == (2, 1, 6.0, 14.0)
+    assert (other.waiting, other.running) == (1, 0)
+
+
+def test_totals_count_the_lives_of_calls() -> None:
+    script = warm(1)
+    script.arrive_many(2, "c")
+    script.now_s = 3.0
+    script.finish("c0", tokens_in=11, tokens_out=22)
+    script.now_s = 5.0
+    total = script.total()
+    assert total is not None
+    assert (total.admitted, total.finished, total.tokens_in, total.tokens_out) == (2, 1, 11, 22)
+    assert (total.busy_slot_us, total.waiting_call_us, total.idle_s) == (5_000_000, 3_000_000, 2.0)
+
+
+def test_only_the_current_leader_acknowledges_and_whoever_knows_nothing_gets_everything() -> None:
+    script = warm(1)
+    script.arrive("c1")
+    script.finish("c1")
+    sequence = script.report().sequence
+    script.dispatch.answered(sequence, ReportAnswer(epoch=1, leads=False))
+    script.dispatch.answered(sequence, ReportAnswer(epoch=0))
+    assert script.total() is not None
+    script.dispatch.answered(sequence + 1, ReportAnswer(epoch=1))
+    assert script.total() is None
+    script.dispatch.answered(sequence + 2, ReportAnswer(epoch=1, resend=True))
+    assert script.total() is not None
+    script.dispatch.answered(sequence + 3, ReportAnswer(epoch=1))
+    assert script.total() is None
+    script.epoch, script.version = 2, 0
+    assert script.routes(RoutesDelta(epoch=0, version=0)) == ["report"], "a new leader waits for every report"
+    assert script.total() is not None, "and may have missed what the old one had"
+
+
+def test_a_retry_after_given_before_an_earlier_start_is_forgotten_when_the_model_cools() -> None:
+    script = Script()
+    script.say(expected_s=30.0)
+    script.arrive("c1", wait_s=5)
+    script.replica("r1", 1)
+    total = script.total()
+    assert total is not None
+    assert total.retry_after_s == 30.0
+    script.gone("r1")
+    total = script.total()
+    assert total is not None
+    assert total.retry_after_s == 0.0
+
+
+def test_a_report_acknowledges_the_routes_it_acts_on() -> None:
+    script = warm(1)
+    report = script.report()
+    assert (report.gateway, report.boot, report.epoch, report.version) == ("g1", "boot", 1, script.version)
+    assert script.report().sequence == report.sequence + 1
+
+
+def test_an_idle_model_is_in_no_level_and_a_forgotten_one_nowhere() -> None:
+    script = warm(1)
+    script.arrive("c1")
+    script.model(gone=True)
+    script.gone("r1")
+    assert list(script.dispatch.counts()) == [("llama", 0, 1)]
+    script.finish("c1")
+    assert script.report().levels == ()
+    assert list(script.dispatch.counts()) == []
+
+
+def test_notes_for_those_who_wait() -> None:
+    script = Script()
+    script.say(state="starting", expected_s=12.0)
+    script.arrive_many(3, "c")
+    script.leave("c0")
+    script.now_s = 2.0
+    dispatch = script.dispatch
+    assert dispatch.wait_note(script.calls["c2"], 2.0) == (2, 10.0)
+    assert dispatch.wait_note(script.calls["c0"], 2.0) == (0, None)
+    assert dispatch.model_state(script.calls["c1"].model) == "starting"
+    assert dispatch.expected_wait_s(script.calls["c1"].model, 2.0) == 10.0
+    assert dispatch.busy()
+    script.replica("r1", 8)
+    assert dispatch.expected_wait_s(script.calls["c1"].model, 2.0) == 0.0
+    assert not dispatch.busy()
+    script.say(others_wait=True)
+    assert dispatch.busy()

@@ -1,0 +1,186 @@
+"""Dispatch and the Slots it may use: holds that rise and fall, a silent leader, Replicas that fail, Calls that move."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.contract import LEADER_SILENT_S, RoutesDelta
+from gateway.call import CallState
+from gateway.desk import RETRIES_MAX, Bounce
+from gateway.routes import SUSPECT_S
+from tests.kit.dispatching import Script, warm
+
+# --- holds --------------------------------------------------------------------------------------------------
+
+
+def test_a_lowered_hold_cuts_nothing_and_is_reported_as_it_falls() -> None:
+    script = warm(3)
+    script.arrive_many(4, "c")
+    assert script.replica("r1", 1) == ["report"]
+    assert script.finish("c0") == ["report"], "a Slot above the hold came free"
+    assert script.finish("c1") == ["report"]
+    assert script.finish("c2") == ["grant c3 r1"]
+
+
+def test_an_unused_hold_goes_back_at_once_while_others_wait() -> None:
+    script = warm(4)
+    script.arrive_many(2, "c")
+    assert script.say(others_wait=True) == ["report"]
+    use = script.use("r1")
+    assert use is not None
+    assert (use.hold, use.in_use) == (2, 2)
+    assert script.finish("c0") == ["report"]
+    assert script.arrive("c2") == ["report"], "it has to ask for a Slot again"
+    use = script.use("r1")
+    assert use is not None
+    assert (use.hold, use.in_use) == (1, 1)
+    assert script.replica("r1", 2) == ["grant c2 r1"]
+
+
+def test_a_draining_replica_takes_nothing_and_its_last_call_is_an_edge() -> None:
+    script = warm(2)
+    script.arrive_many(2, "c")
+    assert script.replica("r1", 0, state="draining") == ["report"]
+    assert script.arrive("late") == ["report"]
+    assert script.calls["late"].cold
+    assert script.finish("c0") == ["report"]
+    assert script.finish("c1") == ["report"]
+    assert script.replica("r1", 1) == ["grant late r1"], "revived"
+
+
+def test_the_last_call_of_a_draining_replica_is_an_edge_while_the_model_goes_on() -> None:
+    script = warm(1)
+    script.replica("r2", 1)
+    script.arrive_many(2, "c")
+    script.replica("r1", 1, state="draining")
+    assert script.finish("c0") == ["report"]
+    assert script.calls["c1"].state is CallState.RUNNING
+
+
+def test_a_replica_that_vanishes_keeps_its_calls_until_they_end() -> None:
+    script = warm(2)
+    script.arrive("c1")
+    assert script.gone("r1") == ["report"]
+    use = script.use("r1")
+    assert use is not None
+    assert (use.hold, use.in_use) == (0, 1)
+    assert script.finish("c1") == ["report"]
+    assert script.use("r1") is None
+
+
+def test_older_routes_change_nothing() -> None:
+    script = warm(1)
+    script.arrive_many(2, "c")
+    assert script.dispatch.routes(RoutesDelta(epoch=0, version=99, full=True), 0.0) == []
+    assert script.finish("c0") == ["grant c1 r1"]
+
+
+def test_when_the_leader_falls_silent_the_stated_bound_holds_until_it_speaks() -> None:
+    script = Script()
+    script.replica("r1", 0, slots=4, gateways=2)
+    script.arrive_many(3, "c")
+    assert script.dispatch.next_s() == LEADER_SILENT_S
+    assert script.at(LEADER_SILENT_S) == ["grant c0 r1", "grant c1 r1"], "floor(4 / 2)"
+    assert script.replica("r1", 1, slots=4, gateways=2) == ["report"]
+    assert script.finish("c0") == ["report"]
+    assert script.finish("c1") == ["grant c2 r1"]
+
+
+def test_a_call_that_arrives_in_the_silence_needs_no_tick() -> None:
+    script = Script()
+    script.replica("r1", 0, slots=1, gateways=3)
+    script.now_s = 60.0
+    assert script.arrive("c1") == ["grant c1 r1"]
+
+
+# --- moving -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [("reset", "upstream_error"), ("busy", "upstream_error"), ("timeout", "upstream_timeout")],
+)
+def test_a_call_moves_once_to_another_replica_and_then_fails(reason: Bounce, code: str) -> None:
+    script = Script()
+    script.replica("r1", 2)
+    script.replica("r2", 1)
+    assert script.arrive("c1") == ["grant c1 r1"]
+    assert script.bounce("c1", reason) == ["grant c1 r2"]
+    assert script.calls["c1"].moves == 1
+    assert script.bounce("c1", reason) == [f"refuse c1 {code}", "report"]
+
+
+def test_with_one_replica_it_moves_to_a_fresh_connection() -> None:
+    script = warm(1)
+    script.arrive("c1")
+    assert script.bounce("c1", "reset") == ["grant c1 r1"]
+
+
+def test_a_moved_call_that_finds_no_slot_waits_at_the_head_of_its_line() -> None:
+    script = warm(2)
+    script.arrive_many(4, "c")
+    script.replica("r1", 1)
+    assert script.bounce("c0", "reset") == ["report"]
+    assert script.dispatch.wait_note(script.calls["c0"], 0.0) == (1, None)
+    assert script.dispatch.wait_note(script.calls["c2"], 0.0) == (2, None)
+    assert script.finish("c1") == ["grant c0 r1"]
+    assert script.finish("c0") == ["grant c2 r1"]
+
+
+def test_a_refused_connection_makes_the_replica_suspect_until_a_probe_or_routes() -> None:
+    script = warm(2)
+    script.arrive_many(2, "c")
+    assert script.bounce("c0", "connect") == ["report"], "parked: nowhere else to go"
+    assert script.arrive("c2") == []
+    use = script.use("r1")
+    assert use is not None
+    assert use.connect_failures == 1
+    assert script.dispatch.next_s() == SUSPECT_S
+    assert script.at(0.9) == []
+    script.finish("c1")
+    assert script.at(SUSPECT_S) == ["grant c0 r1"], "one probe, at the head"
+    assert script.finish("c0") == ["grant c2 r1"], "it answered: no longer suspect"
+
+
+def test_a_probe_that_comes_due_goes_to_who_waits_not_to_who_arrives() -> None:
+    script = warm(1)
+    script.arrive("c1")
+    script.bounce("c1", "connect")
+    script.now_s = SUSPECT_S
+    assert script.arrive("c2") == ["grant c1 r1", "report"]
+    assert script.calls["c2"].state is CallState.PARKED
+
+
+def test_routes_that_name_it_ready_end_the_suspicion() -> None:
+    script = warm(1)
+    script.arrive("c1")
+    script.bounce("c1", "connect")
+    assert script.replica("r1", 1) == ["grant c1 r1"]
+
+
+def test_an_answer_to_an_older_call_does_not_end_the_suspicion() -> None:
+    script = warm(2)
+    script.arrive("old")
+    script.now_s = 5.0
+    script.arrive("new")
+    script.bounce("new", "connect")
+    script.finish("old")
+    assert script.dispatch.next_s() == 5.0 + SUSPECT_S
+
+
+def test_moves_stay_within_the_retry_budget() -> None:
+    script = warm(1)
+    moved = 0
+    for n in range(100):
+        script.arrive(f"c{n}")
+        moved += script.bounce(f"c{n}", "reset") == [f"grant c{n} r1"]
+        script.finish(f"c{n}")
+    assert moved <= RETRIES_MAX + 0.1 * (100 + moved)
+    assert moved >= RETRIES_MAX
+
+
+def test_a_call_whose_deadline_has_passed_does_not_move() -> None:
+    script = warm(1)
+    script.arrive("c1", wait_s=5)
+    script.now_s = 6.0
+    assert script.bounce("c1", "timeout") == ["refuse c1 upstream_timeout", "report"]

@@ -1,0 +1,132 @@
+"""Engines as data: which command line a Model becomes, and what is said when it cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.contract import ModelName
+from autoscaler.engines import ENGINES, EngineError, Launch, artifact_path, default_slots, launch
+from autoscaler.engines.launching import LAUNCHER
+from autoscaler.engines.xllamacpp_server import parse
+from autoscaler.model import EngineName, Gpu, Model, ModelSpec
+
+
+def model(engine: EngineName, *, memory_bytes: int = 0, **spec: object) -> Model:
+    """A Model named m with 8 Slots."""
+    made = {"artifact": "file:///w/m.gguf", **spec}
+    typed = ModelSpec(engine=engine, **made)  # type: ignore[arg-type]  # each test gives the fields it is about
+    return Model(name=ModelName("m"), spec=typed, slots=8, memory_bytes=memory_bytes)
+
+
+def start(of: Model, *available: str) -> Launch:
+    return launch(of, None, "127.0.0.1", 9000, {name: f"/bin/{name}" for name in available})
+
+
+def test_llama_cpp_prefers_the_wheel() -> None:
+    got = start(model("llama.cpp", context_tokens=512, args=("--threads=1",)), "llama-server", "xllamacpp")
+    ours = f"/bin/xllamacpp -I -u {LAUNCHER} --model /w/m.gguf --host 127.0.0.1 --port 9000 --slots 8 --alias m"
+    assert got == Launch(
+        argv=(*ours.split(), "--context-tokens", "512", "--threads=1"), env={}, readiness_path="/health"
+    )
+
+
+def test_llama_cpp_takes_llama_server_from_the_path() -> None:
+    got = start(model("llama.cpp", context_tokens=512, args=("--mlock",), gpu=Gpu(count=0)), "llama-server")
+    assert " ".join(got.argv) == (
+        "/bin/llama-server --model /w/m.gguf --host 127.0.0.1 --port 9000 --alias m --parallel 8 --offline --metrics"
+        " --ctx-size 4096 --gpu-layers 0 --mlock"
+    )
+
+
+def test_an_engine_that_is_not_installed_is_said_with_its_fix() -> None:
+    with pytest.raises(
+        EngineError, match=r"^Model m: llama\.cpp is not installed here: pip install 'pilotlight\[llama\]'"
+    ):
+        start(model("llama.cpp"), "vllm")
+
+
+def test_a_flag_that_our_launcher_does_not_know_is_refused_before_the_start() -> None:
+    with pytest.raises(
+        EngineError, match=r"^Model m: --mlock is not a flag of the xllamacpp server, which knows --model"
+    ):
+        start(model("llama.cpp", args=("--mlock",)), "xllamacpp")
+
+
+def test_vllm_serves_a_folder_or_a_revision_of_the_hub() -> None:
+    assert " ".join(start(model("vllm", artifact="file:///w", context_tokens=8192), "vllm").argv) == (
+        "/bin/vllm serve /w --host 127.0.0.1 --port 9000 --served-model-name m --max-num-seqs 8 --max-model-len 8192"
+    )
+    assert " ".join(start(model("vllm", artifact="hf://org/n@rev", gpu=Gpu(count=2)), "vllm").argv) == (
+        "/bin/vllm serve org/n --host 127.0.0.1 --port 9000 --served-model-name m --max-num-seqs 8"
+        " --tensor-parallel-size 2 --revision rev"
+    )
+
+
+def test_sglang_is_started_as_a_module() -> None:
+    assert " ".join(start(model("sglang", artifact="hf://org/n", args=("--x",)), "sglang").argv) == (
+        "/bin/sglang -m sglang.launch_server --model-path org/n --host 127.0.0.1 --port 9000 --served-model-name m"
+        " --max-running-requests 8 --x"
+    )
+
+
+def test_ollama_is_told_by_its_environment() -> None:
+    got = start(model("ollama", artifact=None, env={"OLLAMA_KEEP_ALIVE": "5m", "A": "b"}), "ollama")
+    assert (got.argv, got.readiness_path) == (("/bin/ollama", "serve"), "/")
+    assert got.env == {"OLLAMA_HOST": "127.0.0.1:9000", "OLLAMA_NUM_PARALLEL": "8", "OLLAMA_KEEP_ALIVE": "5m", "A": "b"}
+    assert start(model("ollama", artifact="file:///store"), "ollama").env["OLLAMA_MODELS"] == "/store"
+
+
+def test_a_command_is_filled_in_and_nothing_else() -> None:
+    command = ("sh", "-c", "run {model_path} {name} --m={memory_bytes} {slots}", "{host}:{port}", '{"a": 1}', "{HOME}")
+    got = start(model("command", command=command, readiness_path="/ready", memory_bytes=7, args=("{port}",)))
+    assert got.argv == ("sh", "-c", "run /w/m.gguf m --m=7 8", "127.0.0.1:9000", '{"a": 1}', "{HOME}", "{port}")
+    assert got.readiness_path == "/ready"
+
+
+def test_a_command_that_needs_what_is_not_known_is_refused() -> None:
+    with pytest.raises(
+        EngineError, match=r"^Model m: its command line needs \{memory_bytes\}, which the Model does not"
+    ):
+        start(model("command", command=("run", "{memory_bytes}", "{port}")))
+
+
+def test_weights_may_lie_elsewhere_on_a_node() -> None:
+    got = launch(model("command", command=("{port}", "{model_path}")), "/copy/m", "h", 1, {})
+    assert got.argv == ("1", "/copy/m")
+
+
+def test_artifacts_become_what_engines_load() -> None:
+    assert artifact_path("file:///a b@c.gguf") == "/a b@c.gguf"
+    assert artifact_path("hf://org/name@rev") == "org/name"
+    assert artifact_path(None) is None
+
+
+def test_every_engine_has_slots_and_a_fix() -> None:
+    for name, engine in ENGINES.items():
+        assert default_slots(name) >= 1
+        assert bool(engine.programs) == bool(engine.install)
+        assert engine.name == name
+
+
+NEEDED = ["--model", "/m", "--host", "h", "--port", "1", "--slots", "2"]
+
+
+def test_the_launcher_reads_flags_in_both_forms() -> None:
+    got = parse([*NEEDED, "--threads=3", "--embeddings"])
+    assert (got["--model"], got["--port"], got["--threads"], got["--embeddings"]) == ("/m", "1", "3", "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (NEEDED[2:], "--model is missing"),
+        ([*NEEDED, "--threads"], "--threads needs a value"),
+        ([*NEEDED, "--threads=x"], "--threads needs a whole number"),
+        ([*NEEDED, "--threads=-1"], "--threads needs a whole number"),
+        ([*NEEDED, "--warmup=1"], "--warmup takes no value"),
+        ([*NEEDED, "-t", "1"], "-t is not a flag of the xllamacpp server"),
+    ],
+)
+def test_the_launcher_says_in_one_line_which_flag_is_wrong(argv: list[str], line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        parse(argv)

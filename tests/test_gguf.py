@@ -1,0 +1,188 @@
+"""GGUF headers: what a file says, and one clear line about a file that is none."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from pathlib import Path
+
+import gguf as reference
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts import gguf
+from loadtest import tinygguf
+
+
+def write(path: Path, *, tokens: int = 3, heads_kv: int | list[int] = 2, key_length: int | None = None) -> Path:
+    """A two-block model written by the reference package: width 64, 4 heads, context 2048."""
+    w = reference.GGUFWriter(str(path), "llama")
+    w.add_name("A name")
+    w.add_context_length(2048)
+    w.add_embedding_length(64)
+    w.add_block_count(2)
+    w.add_head_count(4)
+    w.add_head_count_kv(heads_kv)
+    w.add_token_list([f"token {i}" for i in range(tokens)])
+    w.add_token_types([1] * tokens)
+    if key_length:  # behind the vocabulary on purpose: order does not matter
+        w.add_key_length(key_length)
+    w.add_tensor("token_embd.weight", np.zeros((8, 64), np.float32))
+    w.add_tensor("output.weight", np.zeros((8, 64), np.float32))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return path
+
+
+def wrong(path: Path, content: bytes) -> str:
+    """What is said of the content, without the file's name."""
+    path.write_bytes(content)
+    with pytest.raises(gguf.GgufError) as caught:
+        gguf.read(path)
+    line = str(caught.value)
+    assert line.startswith(f"{path}: ")
+    assert "\n" not in line
+    return line.removeprefix(f"{path}: ")
+
+
+def test_a_header_says_name_context_and_attention(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", tokens=5)
+    assert gguf.read(path) == gguf.GgufInfo(
+        name="A name",
+        architecture="llama",
+        context_tokens=2048,
+        weights_bytes=path.stat().st_size,
+        heads_kv=(2, 2),
+        key_length=16,
+        value_length=16,
+        vocabulary=5,
+    )
+
+
+def test_heads_may_differ_per_block_and_key_length_may_come_last(tmp_path: Path) -> None:
+    info = gguf.read(write(tmp_path / "a.gguf", heads_kv=[1, 3], key_length=32))
+    assert (info.heads_kv, info.key_length, info.value_length) == ((1, 3), 32, 16)
+
+
+def test_memory_is_weights_cache_logits_and_overhead() -> None:
+    info = gguf.GgufInfo(
+        name="x", architecture="llama", context_tokens=4096, weights_bytes=1000, heads_kv=(8,) * 32,
+        key_length=128, value_length=128, vocabulary=10,
+    )  # fmt: skip
+    fixed = 1000 + 512 * 10 * 4 + (256 << 20)
+    per_token = 32 * 8 * (128 + 128) * 2
+    assert per_token == 128 << 10, "what an 8B model with grouped heads is known to need"
+    assert info.memory_bytes(100, 4) == fixed + 400 * per_token
+    assert info.memory_bytes(None, 4) == fixed + 4096 * per_token
+
+
+def test_a_large_vocabulary_is_skipped_and_counted(tmp_path: Path) -> None:
+    """Also across the chunks in which the file is read."""
+    path = write(tmp_path / "a.gguf", tokens=200_000)
+    assert path.stat().st_size > 3 * gguf.CHUNK_BYTES
+    assert gguf.read(path).vocabulary == 200_000
+
+
+def test_parts_of_a_split_model_are_joined(tmp_path: Path) -> None:
+    first = write(tmp_path / "big-00001-of-00003.gguf")
+    for part in (2, 3):
+        (tmp_path / f"big-{part:05}-of-00003.gguf").write_bytes(bytes(1000))
+    assert gguf.read(first).weights_bytes == first.stat().st_size + 2000
+    assert gguf.stem(first) == "big"
+    assert [gguf.is_first_part(path) for path in sorted(tmp_path.iterdir())] == [True, False, False]
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    first = write(tmp_path / "big-00001-of-00002.gguf")
+    with pytest.raises(
+        gguf.GgufError, match=r"big-00001-of-00002\.gguf: part 2 of 2 is missing: big-00002-of-00002\.gguf"
+    ):
+        gguf.read(first)
+
+
+def test_only_the_first_part_is_read(tmp_path: Path) -> None:
+    second = write(tmp_path / "big-00002-of-00002.gguf")
+    with pytest.raises(gguf.GgufError, match=r"part 2 of 2; give the first, big-00001-of-00002\.gguf"):
+        gguf.read(second)
+
+
+def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(gguf.GgufError, match=r"a\.gguf: No such file or directory"):
+        gguf.read(tmp_path / "a.gguf")
+
+
+def test_what_is_no_gguf_is_said_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    good = write(tmp_path / "good.gguf").read_bytes()
+    assert wrong(path, b"") == "not a GGUF file"
+    assert wrong(path, b"PK\3\4" + good[4:]) == "not a GGUF file"
+    assert wrong(path, good[:4] + struct.pack("<I", 1) + good[8:]) == "GGUF version 1; expected 2 or 3"
+    assert wrong(path, good[:4] + struct.pack(">I", 3) + good[8:]) == "big-endian GGUF; convert it to little endian"
+    assert wrong(path, good[:100]) == "truncated: its header ends behind the end of the file"
+    assert wrong(path, good[:-4096]).startswith("truncated: its last tensor begins behind the end")
+
+
+def claim(*parts: tuple[str, object]) -> bytes:
+    """A header of the given struct forms and values behind magic, version and no tensors."""
+    return b"GGUF" + struct.pack("<IQ", 3, 0) + b"".join(struct.pack("<" + form, value) for form, value in parts)
+
+
+def test_a_hostile_file_allocates_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    huge = 1 << 62
+    assert wrong(path, claim(("Q", huge))) == f"claims {huge} keys; at most {gguf.KEYS_MAX} are read"
+    assert wrong(path, b"GGUF" + struct.pack("<IQQ", 3, huge, 0)).startswith(f"claims {huge} tensors")
+    assert wrong(path, claim(("Q", 1), ("Q", huge))) == f"a name of {huge} bytes; at most {gguf.KEY_BYTES_MAX} are read"
+    key = (("Q", 1), ("Q", 1), ("c", b"k"))
+    truncated = "truncated: its header ends behind the end of the file"
+    assert wrong(path, claim(*key, ("I", 8), ("Q", (1 << 64) - 1))) == truncated
+    assert wrong(path, claim(*key, ("I", 9), ("I", 8), ("Q", (1 << 64) - 1))) == truncated
+    assert wrong(path, claim(*key, ("I", 9), ("I", 8), ("Q", 2), ("Q", (1 << 64) - 1))) == truncated
+    assert wrong(path, claim(*key, ("I", 9), ("I", 0), ("Q", (1 << 64) - 1))) == truncated
+    assert wrong(path, claim(*key, ("I", 99))) == "'k' has unknown type 99"
+    assert wrong(path, claim(*key, ("I", 9), ("I", 9), ("Q", 1))) == "'k' is an array of unknown type 9"
+
+
+def test_what_is_no_language_model_is_said_so(tmp_path: Path) -> None:
+    assert wrong(tmp_path / "a.gguf", claim(("Q", 0))) == "general.architecture is missing"
+    w = reference.GGUFWriter(str(tmp_path / "b.gguf"), "clip")
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.close()
+    with pytest.raises(gguf.GgufError, match=r"clip\.block_count is missing or no number: not a language model\?"):
+        gguf.read(tmp_path / "b.gguf")
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(data=st.data())
+def test_a_damaged_file_is_read_or_refused_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.gguf"
+    tinygguf.make(path, "a b")
+    content = bytearray(path.read_bytes()[:5000])
+    for at, value in data.draw(st.lists(st.tuples(st.integers(0, 1200), st.integers(0, 255)), min_size=1, max_size=6)):
+        content[at] = value
+    path.write_bytes(content)
+    with contextlib.suppress(gguf.GgufError):  # any other error fails
+        assert gguf.read(path).weights_bytes == len(content)
+
+
+def test_the_tiny_model_reads_as_the_reference_package_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "ada.gguf"
+    tinygguf.make(path, "Hello, I am Ada.", context_tokens=1024)
+    fields = reference.GGUFReader(path).fields
+    info = gguf.read(path)
+    assert (info.name, info.architecture, info.context_tokens) == ("ada", "llama", 1024)
+    assert info.vocabulary == len(fields["tokenizer.ggml.tokens"].data)
+    assert fields["llama.context_length"].contents() == 1024
+
+
+@pytest.mark.parametrize("sentence", ["", "twice is twice", "two  spaces"])
+def test_a_sentence_that_the_chain_cannot_say_is_refused(tmp_path: Path, sentence: str) -> None:
+    with pytest.raises(ValueError, match="no word twice"):
+        tinygguf.make(tmp_path / "a.gguf", sentence)

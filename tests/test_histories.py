@@ -1,0 +1,85 @@
+"""What is remembered of Models survives the process, in the clock of the next one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from autoscaler.contract import ModelName
+from autoscaler.drivers.histories import FORGOTTEN, MOMENTS, HistoryFile
+from autoscaler.drivers.records import StateDirectory
+from autoscaler.world import History
+
+NOT_MOMENTS = {"starts_s", "tries", "episodes", "failure", "regrets"}
+M = ModelName("m")
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self, now_s: float) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_every_field_of_a_history_is_a_moment_or_known_not_to_be() -> None:
+    assert {f.name for f in msgspec.structs.fields(History)} == {*MOMENTS, *FORGOTTEN, *NOT_MOMENTS}
+
+
+def test_moments_are_moved_into_the_clock_of_the_next_process(tmp_path: Path) -> None:
+    state = StateDirectory.open(tmp_path)
+    history = History(
+        starts_s=(2.5, 3.0),
+        last_activity_s=990.0,
+        served_until_s=1000.0,
+        retry_at_s=1060.0,
+        refused_until_s=1060.0,
+        episodes=2,
+        failure="it died",
+        peaks=((99, 3),),
+    )
+    assert HistoryFile(state, Clock(1000.0), Clock(5000.0)).save({M: history})
+    loaded, broken = HistoryFile(state, Clock(7.0), Clock(5020.0)).load()
+    now = loaded[M]
+    assert not broken
+    assert (now.starts_s, now.episodes, now.failure, now.peaks) == ((2.5, 3.0), 2, "it died", ())
+    assert now.last_activity_s == 7.0 - 30.0
+    assert now.retry_at_s == now.refused_until_s == 7.0 + 40.0
+    assert now.served_until_s is not None
+    assert abs(now.served_until_s - (7.0 - 20.0)) < 1e-6
+    assert (now.hold_until_s, now.first_try_s, now.stopped_idle_s) == (0.0, None, None)
+    state.close()
+
+
+def test_a_wall_clock_that_went_back_counts_as_no_time(tmp_path: Path) -> None:
+    state = StateDirectory.open(tmp_path)
+    HistoryFile(state, Clock(1000.0), Clock(5000.0)).save({M: History(last_activity_s=990.0)})
+    assert HistoryFile(state, Clock(2000.0), Clock(1.0)).load()[0][M].last_activity_s == 1990.0
+    state.close()
+
+
+def test_it_is_written_at_most_once_a_minute_unless_it_must_be(tmp_path: Path) -> None:
+    state, clock = StateDirectory.open(tmp_path), Clock(1000.0)
+    file = HistoryFile(state, clock, Clock(5000.0))
+    assert file.save({})
+    clock.now_s = 1059.0
+    assert not file.save({})
+    assert file.save({}, at_once=True)
+    clock.now_s = 1119.0
+    assert file.save({})
+    state.close()
+
+
+def test_a_broken_file_is_moved_aside_and_nothing_is_remembered(tmp_path: Path) -> None:
+    state = StateDirectory.open(tmp_path)
+    file = HistoryFile(state, Clock(1.0), Clock(1.0))
+    assert file.load() == ({}, "")
+    (tmp_path / "histories.json").write_text("{")
+    loaded, broken = file.load()
+    assert not loaded
+    assert "histories.json" in broken
+    assert file.load() == ({}, "")
+    state.close()

@@ -1,0 +1,148 @@
+"""Probes: what counts as ready, what costs nothing, and how the rate is shared. And the ports that engines get."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers import probes
+from autoscaler.drivers.ports import HOST, REUSE_S, Ports, PortsTakenError, holds_one, listeners
+from autoscaler.drivers.probes import FAST_EVERY_S, SLOW_EVERY_S, Pace, every_s, probe
+from tests.sim.virtual import run
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server((HOST, 0)) as s:
+        yield s
+
+
+@pytest.mark.parametrize(
+    ("answer", "ready"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", True),
+        (b"HTTP/1.0 200 OK\r\n\r\n", True),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", False),
+        (b"HTTP/1.1 404 Not Found\r\n\r\n", False),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", False),
+        (b"", False),
+        (b"HTTP/1.1", False),
+    ],
+)
+async def test_only_a_200_is_ready(answer: bytes, ready: bool) -> None:
+    asked = asyncio.get_running_loop().create_future()
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set_result(await reader.readuntil(b"\r\n\r\n"))
+        for i in range(len(answer)):  # in pieces
+            writer.write(answer[i : i + 1])
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(engine, HOST, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await probe(HOST, port, "/health") is ready
+        assert (await asked).startswith(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1:")
+
+
+async def test_a_port_where_nobody_listens_is_decided_without_waiting(listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    listener.close()
+    coroutine = probe(HOST, port, "/")
+    with pytest.raises(StopIteration) as done:
+        coroutine.send(None)
+    assert done.value.value is False
+
+
+async def test_an_engine_that_accepts_and_says_nothing_costs_one_timeout(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "PROBE_SECONDS_MAX", 0.05)
+    began_s = time.monotonic()
+    assert not await probe(HOST, listener.getsockname()[1], "/")
+    assert time.monotonic() - began_s < 1.0
+
+
+async def test_a_full_accept_queue_costs_one_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "PROBE_SECONDS_MAX", 0.05)
+    with socket.socket() as full:
+        full.bind((HOST, 0))
+        full.listen(0)
+        others = [socket.socket() for _ in range(4)]
+        for other in others:
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        assert not await probe(HOST, full.getsockname()[1], "/")
+        for other in others:
+            other.close()
+
+
+def test_probes_share_their_rate_fairly() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        pace, turns = Pace(loop.time), dict.fromkeys(range(10), 0)
+
+        async def ask(who: int) -> None:
+            while True:
+                await pace.turn()
+                turns[who] += 1
+                await asyncio.sleep(FAST_EVERY_S)
+
+        tasks = [asyncio.create_task(ask(who)) for who in turns]
+        await asyncio.sleep(2.0)
+        for task in tasks:
+            task.cancel()
+        assert 990 <= sum(turns.values()) <= 1002
+        assert max(turns.values()) - min(turns.values()) <= 1
+
+    run(scenario())
+
+
+def test_a_young_engine_is_asked_more_often() -> None:
+    assert (every_s(0.0), every_s(1.99), every_s(2.0)) == (FAST_EVERY_S, FAST_EVERY_S, SLOW_EVERY_S)
+
+
+def test_ports_are_free_outside_the_kernels_range_and_not_given_twice_in_a_minute() -> None:
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = Ports()
+    given = [ports.choose(0.0) for _ in range(100)]
+    assert len(set(given)) == 100
+    assert all(1024 <= port < first_outgoing for port in given)
+    ports._next = given[0] - ports._low
+    assert ports.choose(REUSE_S - 1) not in given
+    ports._next = given[0] - ports._low
+    assert ports.choose(REUSE_S) == given[0]
+
+
+def test_a_port_in_use_is_passed_over_and_no_port_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = Ports()
+    port = ports.choose(0.0)
+    with socket.create_server((HOST, port)):
+        ports._next = port - ports._low
+        assert ports.choose(REUSE_S) == port + 1
+        ports._count, ports._next, ports._low = 1, 0, port
+        with pytest.raises(PortsTakenError, match="no free port"):
+            ports.choose(2 * REUSE_S)
+
+
+def test_who_listens_is_found_by_the_socket_and_its_holder(listener: socket.socket) -> None:
+    inodes = listeners(listener.getsockname()[1])
+    assert inodes == {str(os.fstat(listener.fileno()).st_ino)}
+    assert holds_one([os.getpid()], inodes) is True
+    assert holds_one([], inodes) is False
+    assert listeners(1) == frozenset()
+
+
+def test_the_listener_of_all_addresses_counts_unless_one_listens_here_exactly() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as wide:
+        port = wide.getsockname()[1]
+        assert listeners(port) == {str(os.fstat(wide.fileno()).st_ino)}
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as wide:
+        port = wide.getsockname()[1]
+        assert listeners(port) == {str(os.fstat(wide.fileno()).st_ino)}

@@ -1,0 +1,279 @@
+"""What gateways are told: states, estimates, refusals; and deltas that add up to the whole."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler import publish, shares
+from autoscaler.actions import Acted, Action, DrainReplica, FailReplica, StartReplica, StopReplica, Unmet
+from autoscaler.contract import (
+    GatewayId,
+    Level,
+    ModelName,
+    ModelRoute,
+    Report,
+    Route,
+    RoutesDelta,
+    TenantEntry,
+    TenantName,
+)
+from autoscaler.fold import Observation, fold
+from autoscaler.states import IllegalIntentError
+from autoscaler.states import ReplicaState as S
+from autoscaler.tenant import Tenant, TenantSpec
+from autoscaler.world import (
+    DocumentsSeen,
+    GatewayGone,
+    GatewaySeen,
+    History,
+    Replica,
+    ReplicaSeen,
+    Reported,
+    Seen,
+    SliceId,
+    Synced,
+    Tick,
+    World,
+)
+from tests.kit.worlds import T0, gateway, level, model, replica, world
+
+M, G1, G2 = ModelName("m"), GatewayId("g1"), GatewayId("g2")
+
+
+def told(at: World, now_s: float = T0, unmet: dict[ModelName, Unmet] | None = None) -> ModelRoute:
+    route = publish.model_route(at, M, now_s, G1, unmet or {})
+    assert route is not None
+    return route
+
+
+def test_a_model_without_replicas_is_at_zero_and_its_wait_is_the_median_start() -> None:
+    assert told(world([model("m")])) == ModelRoute(model=M)
+    known = world([model("m")], histories={"m": History(starts_s=(2.0, 9.0, 4.0))})
+    assert told(known).expected_wait_s == 4.0
+
+
+def test_what_a_start_has_behind_it_is_not_waited_again() -> None:
+    starting = replica(model("m"), "r", state=S.STARTING, started_s=T0 - 3.0)
+    at = world([model("m")], replicas=[starting], histories={"m": History(starts_s=(4.0,))})
+    assert told(at) == ModelRoute(model=M, state="starting", expected_wait_s=1.0)
+    assert told(at, T0 + 60.0).expected_wait_s == 0.0
+
+
+def test_a_ready_model_tells_the_phases_of_its_last_start_and_whether_others_wait() -> None:
+    ready = replica(model("m"), "r", created_s=T0 - 110.0, started_s=T0 - 109.0, ready_s=T0 - 100.0)
+    other = gateway("g2", [level("m", waiting=1)])
+    route = told(world([model("m")], replicas=[ready], gateways=[gateway(), other]))
+    assert (route.state, route.expected_wait_s, route.others_wait) == ("ready", 0.0, True)
+    assert route.phases_ms == {"place": 1000.0, "load": 9000.0}
+
+
+def test_calls_are_refused_while_a_failed_episode_backs_off() -> None:
+    at = world([model("m")], histories={"m": History(refused_until_s=T0 + 60.0, failure="/secret/path is missing")})
+    route = told(at)
+    assert route.state == "failed"
+    assert route.refusal is not None
+    assert (route.refusal.code, route.refusal.retry_after_s) == ("model_start_failed", 60.0)
+    assert "secret" not in route.refusal.message
+    at, _ = fold(at, [Tick()], T0 + 60.0)
+    assert told(at, T0 + 60.0).refusal is None
+
+
+def test_a_model_that_still_serves_is_not_refused() -> None:
+    at = world([model("m")], replicas=[replica(model("m"), "r")], histories={"m": History(refused_until_s=T0 + 60.0)})
+    assert told(at).refusal is None
+
+
+def test_a_model_that_can_never_fit_is_refused_and_gateways_hear_when_that_begins_and_ends() -> None:
+    at = world([model("m")])
+    never = {M: Unmet(model=M, reason="needs 99Gi", never=True)}
+    refusal = told(at, unmet=never).refusal
+    assert refusal is not None
+    assert refusal.code == "no_capacity"
+    assert told(at, unmet={M: Unmet(model=M, reason="full")}).refusal is None
+    begins = publish.routes_delta(at, at, G1, T0, never, unmet_before={})
+    ends = publish.routes_delta(at, at, G1, T0, {}, unmet_before=never)
+    assert begins is not None
+    assert [route.refusal for route in begins.models] == [refusal]
+    assert ends is not None
+    assert [route.refusal for route in ends.models] == [None]
+
+
+def test_a_leader_that_has_not_listed_what_runs_says_only_that_it_lives() -> None:
+    """Else its gateways would forget Replicas that are there."""
+    at = World(epoch=2)
+    assert publish.routes_full(at, G1, T0) == RoutesDelta(epoch=2, version=0)
+    synced, _ = fold(at, [Synced()], T0)
+    delta = publish.routes_delta(at, synced, G1, T0)
+    assert delta is not None
+    assert delta.full
+
+
+def test_nothing_is_said_when_nothing_changed() -> None:
+    at = world([model("m")], replicas=[replica(model("m"), "r")])
+    after, _ = fold(at, [Reported(report=Report(gateway=G1, boot="b", sequence=2, epoch=1, version=1))], T0 + 1.0)
+    assert after is not at
+    assert publish.routes_delta(at, after, G1, T0 + 1.0) is None
+    assert publish.catalogue_delta(at, after) is None
+
+
+def test_a_gateway_that_lowered_its_hold_itself_is_not_told_so() -> None:
+    """What it did is not repeated to it: a late echo must not raise what it has lowered further."""
+    at = world([model("m")], replicas=[replica(model("m"), "r")], undivided=frozenset({M}), handed_over=True)
+    moved = shares.divide(at, T0)
+    assert moved is not None
+    at, _ = fold(at, [moved], T0)
+    lowered = Report(gateway=G1, boot="b", sequence=3, epoch=1, version=at.version)
+    after, _ = fold(at, [Reported(report=lowered)], T0)
+    assert shares.newest(after.gateways[G1], moved.holds[0][1]) == 0
+    assert publish.routes_delta(at, after, G1, T0) is None
+
+
+def test_a_drain_reaches_every_gateway_with_its_version() -> None:
+    at = world([model("m")], replicas=[replica(model("m"), "r")], gateways=[gateway("g1"), gateway("g2")])
+    after, _ = fold(at, [Acted(action=DrainReplica(replica=replica(model("m"), "r").id, reason="idle"))], T0)
+    drain = next(iter(after.replicas.values())).drain
+    assert drain is not None
+    for reader in (G1, G2):
+        delta = publish.routes_delta(at, after, reader, T0)
+        assert delta is not None
+        assert [route.state for route in delta.replicas] == ["draining"]
+        assert (delta.epoch, delta.version) >= (drain.epoch, drain.version)
+
+
+def test_the_catalogue_says_what_came_changed_and_went() -> None:
+    a, b = model("a"), model("b")
+    tenant = Tenant(name=TenantName("acme"), spec=TenantSpec(weight=2.0))
+    at, _ = fold(World(epoch=1), [DocumentsSeen(models=(a, b))], T0)
+    after, _ = fold(at, [DocumentsSeen(models=(model("a", slots=8), model("c")), tenants=(tenant,))], T0)
+    delta = publish.catalogue_delta(at, after)
+    assert delta is not None
+    assert {entry.name for entry in delta.models} == {"a", "c"}
+    assert delta.models_gone == ("b",)
+    assert delta.tenants == (TenantEntry(name=TenantName("acme"), weight=2.0),)
+    assert delta.settings is not None
+    assert delta.settings.keys_needed
+    assert publish.catalogue_full(after).full
+
+
+# --- deltas add up ----------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """A gateway's picture of Routes, by applying messages as the contract says."""
+
+    def __init__(self) -> None:
+        self.replicas: dict[str, Route] = {}
+        self.models: dict[str, ModelRoute] = {}
+
+    def take(self, delta: RoutesDelta) -> None:
+        if delta.full:
+            self.replicas, self.models = {}, {}
+        self.replicas.update({route.replica: route for route in delta.replicas})
+        self.models.update({route.model: route for route in delta.models})
+        for gone in delta.replicas_gone:
+            self.replicas.pop(gone, None)
+        for gone_model in delta.models_gone:
+            self.models.pop(gone_model, None)
+
+    def shown(self) -> tuple[object, ...]:
+        """Holds count only with a grant: an echo is the gateway's own. Estimates depend on when they are asked."""
+        routes = {
+            id: (r.state, r.address, r.slots, r.granted, r.hold if r.granted else 0) for id, r in self.replicas.items()
+        }
+        return routes, {m: (r.state, r.others_wait, r.refusal and r.refusal.code) for m, r in self.models.items()}
+
+
+NAMES = ("a", "b")
+REPLICAS = ("r1", "r2", "r3")
+
+
+def seen(name: str, state: Seen, address: str) -> ReplicaSeen:
+    return ReplicaSeen(
+        id=replica(model("a"), name).id,
+        model=ModelName("a" if name < "r3" else "b"),
+        spec_hash="h",
+        intent=name,
+        slices=(SliceId("s"),),
+        memory_bytes=1,
+        slots=4,
+        seen=state,
+        address=address,
+    )
+
+
+def start(name: str) -> StartReplica:
+    fresh = Replica(
+        id=replica(model("a"), name).id, model=ModelName("a"), spec_hash="h", intent=name, slices=(), memory_bytes=1
+    )
+    return StartReplica(replica=fresh, reason="wanted")
+
+
+reports = st.builds(
+    lambda name, sequence, epoch, version, waiting, tenant: Reported(
+        report=Report(
+            gateway=GatewayId(name),
+            boot="b",
+            sequence=sequence,
+            epoch=epoch,
+            version=version,
+            levels=(Level(model=ModelName("a"), tenant=TenantName(tenant), waiting=waiting),),
+        )
+    ),
+    st.sampled_from(["g1", "g2"]),
+    st.integers(1, 50),
+    st.sampled_from([0, 1, 1, 1]),
+    st.integers(0, 30),
+    st.integers(0, 3),
+    st.sampled_from(["x", "y"]),
+)
+ids = st.sampled_from([replica(model("a"), name).id for name in REPLICAS])
+actions: st.SearchStrategy[Action] = st.one_of(
+    st.builds(start, st.sampled_from(REPLICAS)),
+    st.builds(lambda known: DrainReplica(replica=known, reason="x"), ids),
+    st.builds(lambda known: StopReplica(replica=known, grace_s=1.0, reason="x"), ids),
+    st.builds(lambda known: FailReplica(replica=known, reason="x"), ids),
+)
+observations: st.SearchStrategy[Observation] = st.one_of(
+    st.builds(seen, st.sampled_from(REPLICAS), st.sampled_from(Seen), st.sampled_from(["h:1", "h:2"])),
+    reports,
+    st.builds(lambda action: Acted(action=action), actions),
+    st.sampled_from([GatewaySeen(gateway=G1), GatewayGone(gateway=G2), Synced(), Tick()]),
+    st.sampled_from([DocumentsSeen(models=(model("a"), model("b"))), DocumentsSeen(models=(model("b"),))]),
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.lists(observations, max_size=4), st.booleans()), max_size=12))
+def test_deltas_applied_in_order_give_what_the_full_message_gives(steps: list[tuple[list[Observation], bool]]) -> None:
+    """Whatever happens, and however many steps a slow reader skips."""
+    at = World(epoch=1)
+    reader, sent, now_s = Reader(), at, T0
+    reader.take(publish.routes_full(at, G1, now_s))
+    for batch, reads in steps:
+        now_s += 7.0
+        for observation in batch:
+            try:
+                at, _ = fold(at, [observation], now_s)
+            except IllegalIntentError:
+                continue
+        moved = shares.divide(at, now_s)
+        if moved is not None:
+            at, _ = fold(at, [moved], now_s)
+        if reads:
+            delta = publish.routes_delta(sent, at, G1, now_s)
+            sent = at
+            if delta is not None:
+                reader.take(delta)
+    last = publish.routes_delta(sent, at, G1, now_s)
+    if last is not None:
+        reader.take(last)
+    whole = Reader()
+    whole.take(publish.routes_full(at, G1, now_s))
+    kept = {id for id, r in whole.replicas.items() if not r.granted}
+    for id in kept & reader.replicas.keys():  # a grant acknowledged as 0 is forgotten by the leader, not by the gateway
+        if reader.replicas[id].granted:
+            assert whole.replicas[id].hold == 0
+            whole.replicas[id] = reader.replicas[id]
+    if at.synced:
+        assert reader.shown() == whole.shown()

@@ -1,0 +1,102 @@
+"""The state directory: made, owned by one, refused in one line, and never harmed by a broken record."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.records import Record, StateDirectory, StateError
+
+
+def record(name: str) -> Record:
+    return Record(id=ReplicaId(name), model=ModelName("m"), spec_hash="h", intent="i", slices=(), memory_bytes=1)
+
+
+def test_it_is_made_for_its_owner_only_and_keeps_its_name(tmp_path: Path) -> None:
+    state = StateDirectory.open(tmp_path / "a" / "b")
+    assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
+    assert {p.name for p in state.path.iterdir()} == {"version", "installation", "lock", "replicas", "logs", "run"}
+    assert StateDirectory.attach(tmp_path / "a" / "b").mark_prefix == state.mark_prefix
+    state.close()
+    again = StateDirectory.open(tmp_path / "a" / "b")
+    assert again.mark_prefix == state.mark_prefix
+    again.close()
+
+
+def test_a_second_owner_is_refused_in_one_line_that_names_the_first(tmp_path: Path) -> None:
+    state = StateDirectory.open(tmp_path / "s")
+    with pytest.raises(StateError) as refused:
+        StateDirectory.open(tmp_path / "s")
+    pid = (tmp_path / "s" / "lock").read_text().strip()
+    expected = f"another pilotlight uses {tmp_path}/s (pid {pid}): stop it, or name another directory with --state"
+    assert str(refused.value) == expected
+    state.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "why"), [("2", "newer Pilotlight (layout 2, this one knows 1)"), ("x", "not one of Pilotlight's")]
+)
+def test_a_newer_or_foreign_directory_is_refused_untouched(tmp_path: Path, version: str, why: str) -> None:
+    (tmp_path / "version").write_text(version)
+    for use in (StateDirectory.open, StateDirectory.attach):
+        with pytest.raises(StateError, match="--state") as refused:
+            use(tmp_path)
+        assert why in str(refused.value)
+        assert str(tmp_path) in str(refused.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["version"]
+
+
+def test_one_that_cannot_be_written_is_refused_with_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below", "/proc/pilotlight"):
+        with pytest.raises(StateError, match="name a writable one with --state") as refused:
+            StateDirectory.open(path)
+        assert str(path) in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+def test_one_that_was_never_made_cannot_be_attached_to(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="is not there"):
+        StateDirectory.attach(tmp_path / "s")
+
+
+def test_records_come_back_whatever_their_names_are(tmp_path: Path) -> None:
+    state = StateDirectory.open(tmp_path)
+    names = ["a", "a/b", "..", "ns/name:tag", "x" * 500, "ä"]
+    for name in names:
+        state.put(record(name))
+        assert state.log(ReplicaId(name)).parent == tmp_path / "logs"
+    good, broken = state.records()
+    assert {r.id for r in good} == set(names)
+    assert not broken
+    for name in names:
+        state.drop(ReplicaId(name))
+        state.drop(ReplicaId(name))
+    assert state.records() == ((), ())
+    state.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"id":"r1"}', b"\xff\xfe"])
+def test_a_broken_record_is_moved_aside_and_told_of_once(tmp_path: Path, content: bytes) -> None:
+    state = StateDirectory.open(tmp_path)
+    state.put(record("r2"))
+    (tmp_path / "replicas" / "r1.json").write_bytes(content)
+    good, broken = state.records()
+    assert [r.id for r in good] == ["r2"]
+    assert len(broken) == 1
+    assert "r1.json" in broken[0]
+    assert (tmp_path / "replicas" / "r1.broken").read_bytes() == content
+    assert not state.records()[1]
+    state.close()
+
+
+def test_a_record_of_a_later_version_with_more_fields_is_read(tmp_path: Path) -> None:
+    state = StateDirectory.open(tmp_path)
+    state.put(record("r1"))
+    path = tmp_path / "replicas" / "r1.json"
+    path.write_text(path.read_text().replace("{", '{"more":1,', 1))
+    assert [r.id for r in state.records()[0]] == ["r1"]
+    state.close()
