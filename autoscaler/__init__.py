@@ -1,3 +1,3 @@
-"""The control plane: decides which Replicas run where, and tells the gateways. One process decides, others only tell it what is."""
+"""The control plane: decides which Replicas run where, and tells the gateways. One process decides at a time."""
 
 PILOTLIGHT = True

@@ -1,4 +1,4 @@
-"""What a Plan consists of: Actions with reasons. Owns the words; `plan` makes them, `fold` applies them, `loop` performs them.
+"""What a Plan consists of: Actions with reasons. Owns the words; `plan` makes, `fold` applies, `loop` performs them.
 
 An Action is an intent. Folding it (`Acted`) moves the Replica along the table of `autoscaler.states`, which raises when
 the table does not allow it; so the World always shows what was ordered, before the driver has done it.
@@ -10,14 +10,14 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.world import Fact, Replica
 
 
-class StartReplica(Fact, frozen=True):
+class StartReplica(Fact, frozen=True, tag_field="kind", tag="start"):
     """Place and start it. `replica` is PENDING; the driver is idempotent by its `intent`."""
 
     replica: Replica
     reason: str
 
 
-class DrainReplica(Fact, frozen=True):
+class DrainReplica(Fact, frozen=True, tag_field="kind", tag="drain"):
     """No new Calls; stop it when every known gateway has acknowledged, or its grace is over."""
 
     replica: ReplicaId
@@ -25,14 +25,14 @@ class DrainReplica(Fact, frozen=True):
     victim_of: ModelName | None = None
 
 
-class ReviveReplica(Fact, frozen=True):
+class ReviveReplica(Fact, frozen=True, tag_field="kind", tag="revive"):
     """It is wanted again and its stop was not issued: back to the state it came from."""
 
     replica: ReplicaId
     reason: str
 
 
-class StopReplica(Fact, frozen=True):
+class StopReplica(Fact, frozen=True, tag_field="kind", tag="stop"):
     """The stop order: SIGTERM, `grace_s`, then kill. From draining (acknowledged) or from failed and pending (drop)."""
 
     replica: ReplicaId
@@ -40,7 +40,7 @@ class StopReplica(Fact, frozen=True):
     reason: str
 
 
-class FailReplica(Fact, frozen=True):
+class FailReplica(Fact, frozen=True, tag_field="kind", tag="fail"):
     """Its start took longer than `start.secondsMax`: it counts as broken (table verb "broke") and is then stopped."""
 
     replica: ReplicaId
@@ -71,4 +71,4 @@ class Plan(Fact, frozen=True):
     actions: tuple[Action, ...] = ()
     unmet: tuple[Unmet, ...] = ()
     next_s: float | None = None
-    """When time alone would change the Plan (an idle window ends, a back-off is over); None: only an observation can."""
+    """When time alone would change the Plan (an idle window ends, a back-off is over); None: only observations can."""

@@ -2,7 +2,7 @@
 
 Owns every message that crosses the two: Catalogue and Routes (autoscaler to gateway, as streams of deltas) and
 Report (gateway to autoscaler, levels that expire). It is the only module of the autoscaler that a gateway may import.
-Messages are JSON, one per line in streams. Fields are additive: unknown ones are ignored, so that versions may be mixed.
+Messages are JSON, one per line in streams. Fields are additive: unknown ones are ignored, so versions may be mixed.
 
 Versions compare as (epoch, version). Durations are seconds and relative ("ago" or "from now"), because the monotonic
 clocks of two machines have nothing in common; who receives a message turns them into its own time.
@@ -84,7 +84,7 @@ class KeyEntry(Message, frozen=True):
 
 
 class TenantEntry(Message, frozen=True):
-    """Who may call. `models` are case-sensitive globs over Model names; None means those Models that list no tenants."""
+    """Who may call. `models` are case-sensitive globs over Model names; None means Models that list no tenants."""
 
     name: TenantName
     keys: tuple[KeyEntry, ...] = ()
@@ -94,7 +94,7 @@ class TenantEntry(Message, frozen=True):
 
 
 class FrontSettings(Message, frozen=True):
-    """Settings of the inference port. `keys_needed` False: every Call belongs to Tenant `default`, a key sent is ignored."""
+    """Settings of the inference port. `keys_needed` False: every Call belongs to `default`, a key sent is ignored."""
 
     keys_needed: bool = False
     keepalive_seconds: float = 15.0
@@ -128,12 +128,12 @@ class Route(Message, frozen=True):
     """How many Calls this gateway may have on the Replica at once (interfaces section 6, Holds)."""
     granted: int = 0
     """Version of the Routes that granted `hold`. The gateway takes `hold` only when (epoch, granted) is newer than the
-    grant it acts on, so that a message sent before the gateway lowered its hold cannot raise it again. 0: this leader has
-    granted nothing yet (it is new, and waits for every gateway's report): the gateway keeps the hold that it has."""
+    grant it acts on, so that a message sent before it lowered its hold cannot raise it again. 0: this leader granted
+    nothing yet (it is new, and waits for every gateway's report): the gateway keeps the hold that it has."""
 
 
 class Refusal(Message, frozen=True):
-    """Why a Model's Calls are refused at once instead of parked: an error code of interfaces section 3, and when to try again."""
+    """Why a Model's Calls are refused instead of parked: a code of interfaces section 3, and when to try again."""
 
     code: str
     message: str

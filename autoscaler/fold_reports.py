@@ -35,11 +35,13 @@ def reported(draft: Draft, report: Report) -> None:
         return
     if gateway.gone and report.boot == gateway.boot and draft.now_s - gateway.seen_s < LATE_S_MAX:
         return
+    in_epoch = report.epoch == draft.world.epoch
     if gateway.boot and report.boot != gateway.boot:
+        if not in_epoch:
+            return  # it may be an older boot's that comes late: a new one is believed when it acts on our Routes
         gateway = reborn(draft, gateway, report.boot)
     elif gateway.report is not None and report.sequence <= gateway.report.sequence:
         return
-    in_epoch = report.epoch == draft.world.epoch
     before = gateway
     if known is None or before.gone:
         draft.news = True

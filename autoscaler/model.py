@@ -33,7 +33,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unk
 
 
 class Gpu(Part, frozen=True):
-    """What one Replica needs of a device. `count` 0 is CPU only; absent memory is the artifact's, else the whole device."""
+    """What one Replica needs of a device. `count` 0: CPU only. Absent memory: the artifact's, else all of it."""
 
     count: Annotated[int, Meta(ge=0, le=64)] = 1
     memory_bytes: Bytes | None = field(default=None, name="memory")

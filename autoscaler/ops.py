@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from autoscaler import explain
+from autoscaler import api, explain, page
 from autoscaler.contract import ModelName
 from autoscaler.log import Log
 from autoscaler.loop import Loop
@@ -22,6 +22,8 @@ from autoscaler.merge import merge
 from autoscaler.world import World
 
 SCRAPE_TIMEOUT_S = 1.0
+NAMES_TOLD = 100
+"""Names that an error lists, at most."""
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -29,20 +31,28 @@ class OperationsServer:
     """The operations port as an aiohttp application. `gateway_sockets` lists the gateways' own ports as they are."""
 
     def __init__(
-        self, loop: Loop, log: Log, metrics: Callable[[], bytes], gateway_sockets: Callable[[], Sequence[Path]]
+        self,
+        loop: Loop,
+        log: Log,
+        metrics: Callable[[], bytes],
+        gateway_sockets: Callable[[], Sequence[Path]],
+        version: str = "0",
     ) -> None:
         self._loop = loop
         self._log = log
         self._metrics = metrics
         self._gateway_sockets = gateway_sockets
+        self._openapi = api.openapi(version)
 
     def application(self) -> web.Application:
-        """All paths of section 4 that are due."""
+        """All paths of section 4 that are due; any other is answered with what there is."""
         app = web.Application()
         get = app.router.add_get
+        get("/", self._page)
         get("/healthz", self._healthz)
         get("/readyz", self._readyz)
         get("/metrics", self._metrics_text)
+        get(api.OPENAPI_PATH, self._description)
         get("/api/v1/status", self._status)
         get("/api/v1/models", self._models)
         get("/api/v1/models/{name:.+}", self._model)
@@ -51,11 +61,19 @@ class OperationsServer:
         get("/api/v1/plan", self._plan)
         get("/api/v1/explain/model/{name:.+}", self._explain)
         get("/api/v1/explain/last", self._last)
+        app.router.add_route("*", "/{path:.*}", unknown)
         return app
 
     @property
     def _world(self) -> World:
         return self._loop.world
+
+    async def _page(self, _: web.Request) -> web.Response:
+        shown = page.operator()
+        return web.Response(body=shown.body, headers=shown.headers)
+
+    async def _description(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._openapi, content_type="application/json")
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -74,28 +92,17 @@ class OperationsServer:
         return answer(explain.status(self._world, self._loop.plan, self._now_s()))
 
     async def _models(self, _: web.Request) -> web.Response:
-        return answer([self._one(name) for name in sorted(self._world.models)])
+        return answer(api.models(self._world))
 
     async def _model(self, request: web.Request) -> web.Response:
-        name = ModelName(request.match_info["name"])
-        if name not in self._world.models:
-            return missing("model", sorted(self._world.models))
-        return answer(self._one(name))
+        known = self._world.models.get(ModelName(request.match_info["name"]))
+        return self._no_model() if known is None else answer(api.model_view(self._world, known))
 
     async def _tenants(self, _: web.Request) -> web.Response:
-        rows = [
-            {"name": t.name, "weight": t.spec.weight, "keys": len(t.spec.keys)} for t in self._world.tenants.values()
-        ]
-        return answer(rows)
+        return answer(api.tenants(self._world))
 
     async def _devices(self, _: web.Request) -> web.Response:
-        world = self._world
-        rows = []
-        for slice_ in world.slices.values():
-            held = [world.replicas[r] for r in world.by_slice.get(slice_.id, ())]
-            replicas = [{"id": r.id, "model": r.model, "state": r.state, "memory_bytes": r.memory_bytes} for r in held]
-            rows.append({**msgspec.to_builtins(slice_), "replicas": replicas})
-        return answer(rows)
+        return answer(api.devices(self._world))
 
     async def _plan(self, _: web.Request) -> web.Response:
         return answer(self._loop.plan)
@@ -103,31 +110,26 @@ class OperationsServer:
     async def _explain(self, request: web.Request) -> web.Response:
         name = ModelName(request.match_info["name"])
         if name not in self._world.models:
-            return missing("model", sorted(self._world.models))
+            return self._no_model()
         return answer(explain.explain_model(self._world, self._loop.plan, self._log, name, self._now_s()))
 
     async def _last(self, _: web.Request) -> web.Response:
-        return answer(explain.last(self._world, self._log, self._now_s()))
+        return answer(api.Sentences(sentences=explain.last(self._world, self._log, self._now_s())))
 
-    def _one(self, name: ModelName) -> dict[str, object]:
-        """One Model as interfaces section 2 shows its status."""
-        world = self._world
-        counts: dict[str, int] = {}
-        for replica in world.by_model.get(name, ()):
-            state = world.replicas[replica].state.value
-            counts[state] = counts.get(state, 0) + 1
-        load, history = world.loads.get(name), world.histories.get(name)
-        waiting, running = (load.waiting, load.running) if load is not None else (0, 0)
-        starts = history.starts_s if history is not None else ()
-        return {
-            "name": name,
-            "replicas": counts,
-            "demand": {"waiting": waiting, "running": running},
-            "last_start_seconds": starts[-1] if starts else None,
-        }
+    def _no_model(self) -> web.Response:
+        """404 that says what there is."""
+        names = sorted(self._world.models)[:NAMES_TOLD]
+        return problem(404, f"no such model; there are: {', '.join(names) or 'none'}")
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+async def unknown(request: web.Request) -> web.Response:
+    """Any other path or method."""
+    if request.method not in {"GET", "HEAD"}:
+        return problem(405, "this port is only read")
+    return problem(404, f"no such path; {api.OPENAPI_PATH} lists all, / is for people")
 
 
 async def scrape(path: Path) -> bytes | None:
@@ -148,7 +150,8 @@ def answer(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-def missing(kind: str, names: Sequence[str]) -> web.Response:
-    """404 that says what there is."""
-    text = f"no such {kind}; there are: {', '.join(names) or 'none'}"
-    return web.Response(status=404, body=msgspec.json.encode({"error": text}), content_type="application/json")
+def problem(status: int, text: str) -> web.Response:
+    """One clear error."""
+    return web.Response(
+        status=status, body=msgspec.json.encode(api.Problem(error=text)), content_type="application/json"
+    )

@@ -43,7 +43,8 @@ class Feed:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._changed: set[asyncio.Event] = set()
+        self._changed: dict[asyncio.Event, None] = {}
+        """The readers, in the order they came: whom a step wakes first must not depend on addresses of objects."""
         loop.listeners.append(self._on_step)
 
     def _on_step(self, step: Step) -> None:
@@ -86,7 +87,7 @@ class Feed:
 
     async def _messages(self, delta: Callable[[World | None, World], Delta | None]) -> AsyncGenerator[bytes]:
         changed = asyncio.Event()
-        self._changed.add(changed)
+        self._changed[changed] = None
         sent: World | None = None
         try:
             while True:
@@ -101,7 +102,7 @@ class Feed:
                 except TimeoutError:
                     continue
         finally:
-            self._changed.discard(changed)
+            del self._changed[changed]
 
 
 class ContractServer:

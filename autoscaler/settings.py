@@ -1,6 +1,6 @@
 """The Settings document: what holds for the whole installation (interfaces, section 2).
 
-Owns the typed definition of what is in force now. One document at most; `PILOTLIGHT_...` in the environment overrides it.
+Owns the typed definition of what is in force now. One document at most; `PILOTLIGHT_...` variables override it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The states of a Replica and the one table of what may follow what (architecture, section 5).
 
-Owns the table, nothing else. Our own decisions (intents) that the table does not allow are bugs and raise; what the world
-reports (observations) is never judged here: the fold jumps to the state it implies.
+Owns the table, nothing else. Our own decisions (intents) that the table does not allow are bugs and raise; what the
+world reports (observations) is never judged here: the fold jumps to the state it implies.
 The diagram in ARCHITECTURE.md is generated from TRANSITIONS by `diagram()`; a test keeps the two equal.
 """
 

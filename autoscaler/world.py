@@ -122,7 +122,7 @@ class Gateway(Fact, frozen=True):
     in_epoch: bool = False
     """It has acted on Routes of this epoch and said so; only then its holds are known."""
     grants: dict[ReplicaId, tuple[Grant, ...]] = {}
-    """Per Replica: newest last, holds strictly falling, so at most `slots` + 1 of them. Version 0: echoed, never sent."""
+    """Per Replica, newest last, holds strictly falling: at most `slots` + 1. Version 0: echoed, never sent."""
     totals: dict[tuple[ModelName, TenantName], Total] = {}
     """The last cumulative counts of this boot."""
     gone: bool = False
@@ -185,7 +185,7 @@ class Load(Fact, frozen=True):
 
 
 class World(Fact, frozen=True):
-    """The snapshot. The maps are never changed in place; the last group is derived, and a full rebuild gives the same."""
+    """The snapshot. Maps are never changed in place; the last group is derived, and a full rebuild gives the same."""
 
     epoch: int
     version: int = 0
@@ -194,7 +194,7 @@ class World(Fact, frozen=True):
     """The driver has listed everything that exists; nothing is decided before."""
     leading_since_s: float = 0.0
     handed_over: bool = False
-    """Every gateway known at the hand-over has reported in this epoch or is proven dead: holds may change from now on."""
+    """Every gateway known at the hand-over has reported in this epoch or is proven dead: holds may change."""
     undivided: frozenset[ModelName] = frozenset()
     """Models in which something changed that `shares` must look at; folding its answer (Granted) empties it."""
     settings: Settings = Settings()

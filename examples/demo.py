@@ -1,8 +1,8 @@
 """`make demo`: two real models of one tiny real engine on one device that holds only one, from zero and back.
 
 It writes two models that each say their own sentence, starts `pilotlight serve`, sends 40 Calls through the official
-`openai` client, kills one engine with SIGKILL while it starts, checks every answer word for word, waits until nothing is
-left, and says what it cost. Everything it prints happened.
+`openai` client, kills one engine with SIGKILL while it starts, checks every answer word for word, waits until nothing
+is left, and says what it cost. Everything it prints happened.
 """
 
 from __future__ import annotations
@@ -209,7 +209,6 @@ async def metered(demo: Demo) -> AsyncIterator[None]:
 def engine_alone_s(model: str) -> float:
     """The same engine started by hand: spawn to first token, polled every 2 ms."""
     from autoscaler.documents import load
-
     from pilotlight.gathering import launcher
 
     (found,) = [m for m in load([("demo", (PLACE / "two-models.yaml").read_text())], {}).models if m.name == model]

@@ -1,3 +1,3 @@
-"""The data plane: N equal processes that hold Calls, hand them to Replicas and relay the answers; no cluster credentials."""
+"""The data plane: N equal processes that hold Calls, hand them to Replicas and relay the answers."""
 
 PILOTLIGHT = True

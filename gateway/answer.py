@@ -1,8 +1,8 @@
 """An engine's answer on its way to one client: which framing it gets, which events it loses, how it ends. Pure.
 
 Owns the choice between passing bytes as they came (nearly always) and framing them anew (HTTP/1.0 clients, engines that
-end a body by closing, event streams with a length). Promises: what was given out so far ends between two chunks, and for
-an event stream between two events unless `whole` is false; the end is given out only when the engine's was seen.
+end a body by closing, event streams with a length). Promises: what was given out so far ends between two chunks,
+and for an event stream between two events unless `whole` is false; the end is given out only when the engine's came.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class Answer:
         if self._ended:
             return b""
         self._ended = True
+        self._shape = _nothing  # it may be a method of this object: a ring would wait for the garbage collector
         out = b""
         if self._gate is not None:
             out = self.frame(self._gate.rest())
@@ -109,3 +110,7 @@ class Answer:
         if len(self._kept) <= ERROR_BODY_BYTES_MAX:
             self._kept += content
         return b""
+
+
+def _nothing(_: bytes) -> bytes:
+    return b""

@@ -69,7 +69,7 @@ class Call:
         self.granted_s: float | None = None
         self.replica: ReplicaId | None = None
         self.moves = 0
-        """Times it went back to the queue before its commit point; at most once."""
+        """Times it went back to the queue after an engine took its bytes; at most once."""
 
     def __repr__(self) -> str:
         where = f" on {self.replica}" if self.replica else ""

@@ -165,14 +165,20 @@ class Desk:
         self.settle(now_s, out)
 
     def bounce(self, call: Call, now_s: float, reason: Bounce, closing: CallError | None, out: list[Effect]) -> None:
-        """The engine failed before the commit point: the Call moves once, or is refused (`closing`: may not park)."""
+        """The engine failed before the commit point: the Call moves, or is refused (`closing`: it may not park).
+
+        A refused connection took no byte, so it does not count; what took bytes moves once. Only an engine that says it
+        is busy is spared by the retry budget: a Replica that died is no overload, and all its Calls move.
+        """
         line = self.queue.lines[call.tenant, call.priority]
         failed = call.replica
         hold = self._release(line, call, now_s)
-        if reason == "connect":
+        untouched, busy = reason == "connect", reason == "busy"
+        if untouched:
             hold.suspect(now_s)
             self._tally.edge = True
-        if call.moves or self.retries < 1.0 or self.closed or call.deadline_s <= now_s:
+        spent = (call.moves and not untouched) or (busy and self.retries < 1.0)
+        if spent or self.closed or call.deadline_s <= now_s:
             error = errors.upstream_timeout() if reason == "timeout" else errors.upstream_error()
             self._refuse(line, call, error, now_s, out)
         else:
@@ -180,8 +186,8 @@ class Desk:
             if other is None and closing is not None:
                 self._refuse(line, call, closing, now_s, out)
             else:
-                call.moves += 1
-                self.retries -= 1.0
+                call.moves += not untouched
+                self.retries -= busy
                 if other is None:
                     self._park(line, call, first=True)
                 else:

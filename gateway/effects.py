@@ -1,4 +1,4 @@
-"""What dispatch tells its shell to do. Owns the words; `gateway.dispatch` returns them, edge and sync perform them in order."""
+"""What dispatch tells its shell to do. Owns the words; the shell performs them in the order they are returned."""
 
 from __future__ import annotations
 

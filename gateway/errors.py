@@ -15,7 +15,7 @@ MAX_RETRY_AFTER_S = 120.0
 
 
 class CallError(Exception):
-    """One clear error for one Call. `retry_after_s` is set on every 429 and 503; `close` ends the connection after it."""
+    """One clear error for one Call. `retry_after_s` is set on every 429 and 503; `close` ends the connection."""
 
     def __init__(
         self,
@@ -53,8 +53,33 @@ class CallError(Exception):
         return hash((self.status, self.code, self.message))
 
 
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error", 431: "invalid_request_error", 504: "timeout_error"}  # fmt: skip
-_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout", 413: "Content Too Large", 415: "Unsupported Media Type", 429: "Too Many Requests", 431: "Request Header Fields Too Large", 500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout"}  # fmt: skip
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    504: "timeout_error",
+}
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
 
 
 def invalid_request(message: str, *, param: str | None = None, close: bool = False) -> CallError:

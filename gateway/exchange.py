@@ -332,6 +332,7 @@ class Exchange:
         """The Call has its Outcome; told once. Gives the time."""
         front, call = self._front, self.call
         self._state = ENDED
+        call.exchange = None  # a ring of objects would wait for the garbage collector
         now_s = front.clock()
         start_s = sum(front.dispatch.phases_ms(call.model).values()) / 1e3 if call.cold else 0.0
         front.telemetry.ended(

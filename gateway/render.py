@@ -21,7 +21,9 @@ def head(
 ) -> bytes:
     """A response head. `fields` and `more` are whole header lines; without length and chunks the end is the close."""
     framing = b""
-    if length is not None:
+    if status in (204, 304):
+        pass  # they have no body to frame
+    elif length is not None:
         framing = b"content-length: %d\r\n" % length
     elif chunked:
         framing = b"transfer-encoding: chunked\r\n"

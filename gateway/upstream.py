@@ -99,6 +99,7 @@ class EngineConnection(asyncio.Protocol):
     def let_go(self) -> None:
         """The Sink wants no more: the engine's connection ends now."""
         sink, self.sink = self.sink, None
+        self.take = _nobody
         if sink is not None:
             sink.engine = None
         if self._transport is not None:
@@ -190,6 +191,7 @@ class EngineConnection(asyncio.Protocol):
 
     def _lost(self, loss: Loss) -> None:
         sink, self.sink = self.sink, None
+        self.take = _nobody
         if self._transport is not None:
             self._transport.abort()
         if sink is not None:

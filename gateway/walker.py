@@ -107,7 +107,7 @@ class HeadReader:
 
 
 def parse_head(data: bytes) -> ResponseHead | None:
-    """A head without its empty line; None for an interim one (1xx, but 101 is odd: nothing was offered to switch to)."""
+    """A head without its empty line; None for an interim one (1xx; 101 is odd: we offer nothing to switch to)."""
     match = _HEAD.fullmatch(data)
     if match is None:
         raise FramingError("malformed head")

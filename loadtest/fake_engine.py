@@ -113,6 +113,8 @@ class Engine:
         self.knobs = knobs
         self.faults: dict[str, float] = dict(knobs.fail)
         self.ready = False
+        self.answered_unix_s = 0.0
+        """When /health first said 200: before, nobody can know that it is ready."""
         self.waiting: deque[Call] = deque()
         self.running: list[Call] = []
         self.calls = self.prompt_tokens = self.predicted_tokens = 0
@@ -189,6 +191,7 @@ class Engine:
         now_s = time.monotonic()
         line = {
             "time": call.arrived_unix_s,
+            "ready_time": self.answered_unix_s,
             "id": call.head.headers.get("x-request-id", ""),
             "engine": self.knobs.name,
             "pid": os.getpid(),
@@ -297,6 +300,7 @@ class Connection(asyncio.Protocol):
 
     def _health(self) -> None:
         if self._engine.ready:
+            self._engine.answered_unix_s = self._engine.answered_unix_s or time.time()
             self._json(200, {"status": "ok"})
         else:
             self._json(503, {"status": "loading"})

@@ -6,13 +6,14 @@ Owns the order of its start and stop. At SIGTERM every engine is stopped and pro
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from pathlib import Path
 
+import click
 import msgspec
 from aiohttp import web
 
+from autoscaler.contract import GatewayId
 from autoscaler.documents import Documents
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.histories import HistoryFile
@@ -24,11 +25,11 @@ from autoscaler.loop import Loop, Step
 from autoscaler.metrics import Metrics
 from autoscaler.ops import OperationsServer
 from autoscaler.serve import ContractServer
-from autoscaler.states import ReplicaState
-from autoscaler.world import DocumentsSeen, HistorySeen, World
-from pilotlight import process
+from autoscaler.world import DocumentsSeen, GatewaySeen, HistorySeen, World
+from pilotlight import __version__, process
 from pilotlight.gathering import launcher, read_documents
 from pilotlight.listen import Address
+from pilotlight.narrator import Narrator
 from pilotlight.supervisor import say
 
 SAVE_S = 60.0
@@ -49,6 +50,7 @@ class AutoscalerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ops_fd: int | None = None
     """A listening socket to take over instead of opening `ops`."""
     gateway_sockets: tuple[Path, ...] = ()
+    """Of the gateways beside us: STATE/run/GATEWAY.sock. They are known from the start, heard or not."""
     parent: int | None = None
     keep_engines: bool = False
 
@@ -58,14 +60,14 @@ def run(options: AutoscalerOptions) -> None:
     process.unblock_signals()
     if options.parent is not None:
         process.die_with_parent(options.parent)
-    documents = read_documents(options.documents)
-    process.run(serve(options, documents))
+    process.run(serve(options))
 
 
-async def serve(options: AutoscalerOptions, documents: Documents) -> None:
+async def serve(options: AutoscalerOptions) -> None:
     """The life of the process."""
     clock = asyncio.get_running_loop().time
-    stop = process.stop_event()
+    stop, again = process.stop_event(), process.reload_event()
+    documents = read_documents(options.documents)  # after `again`: what is written from now on is told
     state = StateDirectory.attach(options.state)
     become_subreaper()
     histories = HistoryFile(state, clock, time.time)
@@ -74,14 +76,18 @@ async def serve(options: AutoscalerOptions, documents: Documents) -> None:
     log = Log()
     metrics = Metrics(lambda: loop.world)
     loop.listeners += [lambda step: log.extend(step.transitions), metrics.on_step, Narrator().on_step]
-    loop.observe([DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)])
+    loop.observe([seen(documents)])
     remembered, broken = histories.load()
     if broken:
         say(broken)
     loop.observe([HistorySeen(model=model, history=history) for model, history in remembered.items()])
+    loop.observe([GatewaySeen(gateway=GatewayId(path.stem)) for path in options.gateway_sockets])
     contract = ContractServer(loop)
-    operations = OperationsServer(loop, log, metrics.text, lambda: options.gateway_sockets)
-    runners = [web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S) for app in (contract.application(), operations.application())]
+    operations = OperationsServer(loop, log, metrics.text, lambda: options.gateway_sockets, __version__)
+    runners = [
+        web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+        for app in (contract.application(), operations.application())
+    ]
     for runner in runners:
         await runner.setup()
     options.contract_socket.unlink(missing_ok=True)
@@ -89,7 +95,11 @@ async def serve(options: AutoscalerOptions, documents: Documents) -> None:
     await web.SockSite(runners[1], process.socket_of(options.ops_fd, options.ops)).start()
     process.settle()
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(loop.run()), tasks.create_task(save_often(histories, loop))]
+        running = [
+            tasks.create_task(loop.run()),
+            tasks.create_task(save_often(histories, loop)),
+            tasks.create_task(reload(again, options.documents, loop)),
+        ]
         await stop.wait()
         if not options.keep_engines:
             await loop.wind_down(ENGINE_GRACE_S)
@@ -108,26 +118,24 @@ def next_epoch(state: StateDirectory) -> int:
     return epoch
 
 
+def seen(documents: Documents) -> DocumentsSeen:
+    """All of them, as the loop observes them."""
+    return DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)
+
+
+async def reload(again: asyncio.Event, path: Path, loop: Loop) -> None:
+    """Takes the documents anew each time it is told to. Wrong ones are said in one line, and the last good ones stay."""
+    while True:
+        await again.wait()
+        again.clear()
+        try:
+            loop.observe([seen(await asyncio.to_thread(read_documents, path, loop.world.models))])
+        except click.UsageError as error:
+            say(f"{error.message}; the last good documents stay in force")
+
+
 async def save_often(histories: HistoryFile, loop: Loop) -> None:
     """Keeps what was learnt of starts on disk."""
     while True:
         await asyncio.sleep(SAVE_S)
         histories.save(loop.world.histories)
-
-
-class Narrator:
-    """Says every transition in one line for the person at the terminal."""
-
-    def __init__(self) -> None:
-        self._width = 0
-
-    def on_step(self, step: Step) -> None:
-        """Prints what this step changed; the state that follows a start or stop at once is left out."""
-        for move in step.transitions:
-            if move.after in {ReplicaState.PENDING, ReplicaState.SCRUBBING}:
-                continue
-            self._width = max(self._width, len(move.model))
-            now = time.strftime("%H:%M:%S") + f".{time.time_ns() // 1_000_000 % 1000:03d}"
-            line = f"{now}  {move.model:{self._width}}  {move.after.value:9}  {move.reason}"
-            sys.stdout.write(line.rstrip() + "\n")
-        sys.stdout.flush()

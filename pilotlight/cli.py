@@ -6,10 +6,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, with one line that
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from pilotlight import __version__
 from pilotlight.listen import Address, AddressType
 
 OPS_URL = "http://127.0.0.1:8081"
@@ -42,6 +45,24 @@ output_option = click.option(
 class Front(click.Group):
     """The top-level group. `load` is imported only when it is asked for: a gateway process needs none of it."""
 
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """As click's, but an error is one line: `pilotlight: what is wrong`. A Ctrl-C is no error."""
+        try:
+            status = super().main(*args, standalone_mode=False, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            status = error.exit_code
+        except click.ClickException as error:
+            where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else ""
+            hint = f" (see {where} --help)" if where else ""
+            click.echo(f"pilotlight: {' '.join(error.format_message().split())}{hint}", err=True)
+            status = error.exit_code
+        except click.Abort:
+            status = 130  # 128 + SIGINT, as shells say it
+        if standalone_mode:
+            sys.exit(status if isinstance(status, int) else 0)
+        return status
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All commands by name."""
         return sorted([*super().list_commands(ctx), "load"])
@@ -60,7 +81,7 @@ class Front(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=f"Example: {EXAMPLES['serve']}",
 )
-@click.version_option(package_name="pilotlight", message="pilotlight %(version)s")
+@click.version_option(__version__, message="pilotlight %(version)s")
 def cli() -> None:
     """An LLM gateway with GPU-aware scale-to-zero: models start when they are called and stop when they are not."""
 
@@ -148,13 +169,14 @@ def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
     """Make a new API key: printed once, with the `keys:` entry (its hash) to paste."""
     from pilotlight import keys
 
+    keys.check_tenant_name(tenant)
     secret, entry = keys.new(role, name)
-    click.echo(f"key (shown once): {secret}")
-    if state is not None:
-        click.echo(f"stored for tenant {tenant} in {keys.store(state, tenant, entry)}; restart `serve` to use it")
+    if state is None:
+        click.echo(f"key (shown once): {secret}\npaste into Tenant {tenant}:\n  keys:\n  {keys.entry_yaml(entry)}")
         return
-    fields = ", ".join(f'{k}: "{v}"' for k, v in entry.items())
-    click.echo(f"paste into Tenant {tenant}:\n  keys:\n  - {{{fields}}}")
+    path, pid = keys.store(state, tenant, entry), keys.reader(state)
+    now = f", or now: kill -HUP {pid}" if pid else ""
+    click.echo(f"key (shown once): {secret}\nstored for tenant {tenant} in {path}; `serve` reads it when it starts{now}")
 
 
 @cli.command(epilog="Example: pilotlight gateway --autoscaler unix:run/autoscaler.sock --listen 127.0.0.1:8080")

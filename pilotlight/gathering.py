@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -18,30 +18,60 @@ import msgspec
 from artifacts import gguf
 from autoscaler import engines
 from autoscaler.contract import ModelName
-from autoscaler.documents import DocumentError, Documents, load
+from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.model import Model, ModelSpec
-from autoscaler.tenant import Tenant
 
 DEFAULT_CONTEXT_TOKENS = 4096
 """What a GGUF given on the command line gets, or less where the model has less."""
 KEYS_FILE = "keys.yaml"
+NONE_KNOWN: Mapping[ModelName, Model] = {}
 
 
 def gather(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Documents:
     """All documents, checked. Raises click.UsageError (exit 2) with one line that names what is wrong."""
-    documents = _load([*configs, *(path for path in [state / KEYS_FILE] if path.exists())])
+    documents = with_stored_keys(load_files(configs), state / KEYS_FILE)
     models = list(documents.models)
     for path in paths:
         for file in _gguf_files(path):
             models.append(_model_of(file, {model.name for model in models}, len(models)))
-    return msgspec.structs.replace(documents, models=tuple(models))
+    gathered = msgspec.structs.replace(documents, models=tuple(models))
+    if paths:
+        _check([("given files", to_yaml(gathered))])  # a file's name must also be a name, and no alias of another
+    return gathered
 
 
-def read_documents(path: Path) -> Documents:
-    """Documents as the supervisor wrote them, with every Model's memory filled in from its artifact."""
-    documents = _load([path])
-    created = int(time.time())
-    models = (msgspec.structs.replace(completed(model), created_unix_s=created) for model in documents.models)
+def with_stored_keys(documents: Documents, path: Path) -> Documents:
+    """Adds the Tenants that `key new --state` stored: their keys to the Tenant of that name, else as a new Tenant."""
+    if not path.exists():
+        return documents
+    tenants = {tenant.name: tenant for tenant in documents.tenants}
+    owners = {key.sha256: tenant.name for tenant in documents.tenants for key in tenant.spec.keys}
+    for stored in load_files([path]).tenants:
+        known = tenants.get(stored.name)
+        keys = tuple(key for key in stored.spec.keys if owners.get(key.sha256) != stored.name)
+        taken = next((owners[key.sha256] for key in keys if key.sha256 in owners), None)
+        if taken is not None:
+            raise click.UsageError(f"{path}: Tenant {stored.name}: a key is already one of Tenant {taken}")
+        if known is None:
+            tenants[stored.name] = stored
+        else:
+            spec = msgspec.structs.replace(known.spec, keys=known.spec.keys + keys)
+            tenants[stored.name] = msgspec.structs.replace(known, spec=spec)
+    return msgspec.structs.replace(documents, tenants=tuple(tenants.values()))
+
+
+def read_documents(path: Path, known: Mapping[ModelName, Model] = NONE_KNOWN) -> Documents:
+    """Documents as the supervisor wrote them, with every Model's memory filled in from its artifact.
+
+    A Model that was `known` before keeps the time at which it was made.
+    """
+    documents = load_files([path])
+    now_unix_s = int(time.time())
+    models = []
+    for model in documents.models:
+        before = known.get(model.name)
+        created_unix_s = now_unix_s if before is None else before.created_unix_s
+        models.append(msgspec.structs.replace(completed(model), created_unix_s=created_unix_s))
     return msgspec.structs.replace(documents, models=tuple(models))
 
 
@@ -89,7 +119,8 @@ def launcher() -> Callable[[Model, str, int], engines.Launch]:
     return launch
 
 
-def _load(paths: Sequence[Path]) -> Documents:
+def load_files(paths: Sequence[Path]) -> Documents:
+    """What the files say. Raises click.UsageError with one line."""
     texts = []
     for path in paths:
         try:
@@ -97,6 +128,10 @@ def _load(paths: Sequence[Path]) -> Documents:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
             raise click.UsageError(f"{path}: {reason}") from None
+    return _check(texts)
+
+
+def _check(texts: Sequence[tuple[str, str]]) -> Documents:
     try:
         return load(texts, os.environ)
     except DocumentError as error:
@@ -130,8 +165,3 @@ def _model_of(file: Path, taken: set[ModelName], order: int) -> Model:
 def needs_tenant(documents: Documents, *, loopback: bool) -> bool:
     """Whether a listener may not start because anybody could call: not loopback, `auth: auto`, and no Tenant."""
     return documents.settings.auth == "auto" and not loopback and not documents.tenants
-
-
-def tenant_names(tenants: Sequence[Tenant]) -> list[str]:
-    """For messages."""
-    return sorted(tenant.name for tenant in tenants)

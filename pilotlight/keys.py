@@ -4,42 +4,68 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import os
 import secrets
 from pathlib import Path
 
-import yaml
+import click
+import msgspec
 
-from pilotlight.gathering import KEYS_FILE
+from autoscaler.contract import TenantName
+from autoscaler.documents import Documents, to_yaml
+from autoscaler.drivers.records import replace_file
+from autoscaler.expected import WrongKeyError
+from autoscaler.rules import check_name
+from autoscaler.tenant import Key, Tenant, TenantSpec
+from pilotlight.gathering import KEYS_FILE, load_files
 
 KEY_BYTES = 32
-API_VERSION = "pilotlight.dev/v1alpha1"
+KEYS_MAX = 10_000
+"""Keys in one file; above it they belong into documents."""
 
 
-def new(role: str, name: str) -> tuple[str, dict[str, str]]:
+def new(role: str, name: str) -> tuple[str, Key]:
     """(the key, its `keys:` entry). The key has 256 random bits; only its SHA-256 is ever kept."""
     key = "pl-" + secrets.token_urlsafe(KEY_BYTES)
     created = dt.datetime.now(dt.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")
-    return key, {
-        "name": name,
-        "sha256": hashlib.sha256(key.encode()).hexdigest(),
-        "createdAt": created,
-        "role": role,
-    }
+    entry = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), "createdAt": created, "role": role}
+    return key, msgspec.convert(entry, Key)
 
 
-def store(state: Path, tenant: str, entry: dict[str, str]) -> Path:
-    """Adds the entry to the Tenant in STATE/keys.yaml (0600), replacing the file whole."""
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+def entry_yaml(entry: Key) -> str:
+    """The entry as a line to paste under `keys:`."""
+    written = {"name": entry.name, "sha256": entry.sha256, "createdAt": entry.created_at, "role": entry.role}
+    return "- {" + ", ".join(f'{key}: "{value}"' for key, value in written.items()) + "}"
+
+
+def check_tenant_name(name: str) -> None:
+    """Raises click's usage error on what cannot be the name of a Tenant."""
+    try:
+        check_name(name, ())
+    except WrongKeyError as error:
+        raise click.UsageError(f"--tenant: {error.message}") from None
+
+
+def store(state: Path, tenant: str, entry: Key) -> Path:
+    """Adds the entry to the Tenant in STATE/keys.yaml (0600), replacing the file whole. Raises click's errors."""
     path = state / KEYS_FILE
-    documents = list(yaml.safe_load_all(path.read_text())) if path.exists() else []
-    mine = next((d for d in documents if d["metadata"]["name"] == tenant), None)
-    if mine is None:
-        mine = {"apiVersion": API_VERSION, "kind": "Tenant", "metadata": {"name": tenant}, "spec": {"keys": []}}
-        documents.append(mine)
-    mine["spec"].setdefault("keys", []).append(entry)
-    fresh = path.with_suffix(".tmp")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        yaml.safe_dump_all(documents, file, sort_keys=False)
-    fresh.replace(path)
+    tenants = {known.name: known for known in (load_files([path]).tenants if path.exists() else ())}
+    if sum(len(known.spec.keys) for known in tenants.values()) >= KEYS_MAX:
+        raise click.ClickException(f"{path} holds {KEYS_MAX} keys: move them into Tenant documents")
+    known = tenants.get(TenantName(tenant), Tenant(name=TenantName(tenant), spec=TenantSpec()))
+    spec = msgspec.structs.replace(known.spec, keys=(*known.spec.keys, entry))
+    tenants[known.name] = msgspec.structs.replace(known, spec=spec)
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(path, to_yaml(Documents(tenants=tuple(tenants.values()))).encode())
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written: {error.strerror}") from None
     return path
+
+
+def reader(state: Path) -> str:
+    """The pid of the `serve` that owns the state directory, or nothing. Its lock file says so while it runs."""
+    try:
+        pid = (state / "lock").read_text().strip()
+    except OSError:
+        return ""
+    return pid if pid.isdecimal() and Path("/proc", pid).exists() else ""

@@ -31,7 +31,11 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def unblock_signals() -> None:
-    """The supervisor waits for signals with all of them blocked, and a mask is inherited: open it again."""
+    """The supervisor waits for signals with all of them blocked, and a mask is inherited: open it again.
+
+    A SIGHUP that is already there finds nothing to read again and must not end the process.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
@@ -55,6 +59,13 @@ def stop_event() -> asyncio.Event:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    return event
+
+
+def reload_event() -> asyncio.Event:
+    """Set by every SIGHUP: read the documents again."""
+    event = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, event.set)
     return event
 
 

@@ -168,15 +168,33 @@ def test_an_answer_to_an_older_call_does_not_end_the_suspicion() -> None:
     assert script.dispatch.next_s() == 5.0 + SUSPECT_S
 
 
-def test_moves_stay_within_the_retry_budget() -> None:
+def test_moves_off_a_busy_engine_stay_within_the_retry_budget() -> None:
     script = warm(1)
     moved = 0
     for n in range(100):
         script.arrive(f"c{n}")
-        moved += script.bounce(f"c{n}", "reset") == [f"grant c{n} r1"]
+        moved += script.bounce(f"c{n}", "busy") == [f"grant c{n} r1"]
         script.finish(f"c{n}")
     assert moved <= RETRIES_MAX + 0.1 * (100 + moved)
     assert moved >= RETRIES_MAX
+
+
+def test_all_calls_of_a_replica_that_died_move() -> None:
+    """Case 16: a death is no overload, so the budget for busy engines does not hold them back."""
+    script = warm(64)
+    for n in range(64):
+        script.arrive(f"c{n}")
+    for n in range(64):
+        assert f"refuse c{n} upstream_error" not in script.bounce(f"c{n}", "reset")
+
+
+def test_a_refused_connection_costs_a_call_nothing() -> None:
+    """After a reset the dead Replica is tried once more before Routes tell; the Call still waits for the next one."""
+    script = warm(1)
+    script.arrive("c1")
+    assert script.bounce("c1", "reset") == ["grant c1 r1"]
+    assert script.bounce("c1", "connect") == ["report"], "parked again, not refused"
+    assert script.dispatch.busy()
 
 
 def test_a_call_whose_deadline_has_passed_does_not_move() -> None:

@@ -1,76 +1,28 @@
-"""The fold: intents along the table, observations that jump, what is learnt of Models, and indices that never drift."""
+"""The fold: intents along the table, observations that jump, and what is learnt of Models."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler import shares
 from autoscaler.actions import Acted, Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
-from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
-from autoscaler.draft import with_grant
+from autoscaler.contract import ReplicaId
 from autoscaler.fold import Observation, fold
-from autoscaler.fold_reports import acknowledged
-from autoscaler.indices import rebuild
-from autoscaler.model import Start
 from autoscaler.states import IllegalIntentError
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import (
     DocumentsSeen,
-    GatewayGone,
     GatewaySeen,
-    Grant,
     History,
     HistorySeen,
-    Replica,
-    ReplicaSeen,
-    Reported,
     Seen,
-    Slice,
     SlicesSeen,
     Synced,
     Tick,
-    Transition,
     World,
 )
-from tests.kit.worlds import GI, T0, device, level, model, replica, world
-
-M, R, G1 = ModelName("m"), ReplicaId("r"), GatewayId("g1")
-DOC = model("m", start=Start(seconds_max=100.0, retries=3), idle_seconds=60.0)
-
-
-def seen(state: Seen, name: str = "r", of: str = "m", **fields: object) -> ReplicaSeen:
-    """What the driver sees of a Replica."""
-    known = ReplicaSeen(
-        id=ReplicaId(name),
-        model=ModelName(of),
-        spec_hash="h",
-        intent=name,
-        slices=(device().id,),
-        memory_bytes=GI,
-        slots=4,
-        seen=state,
-    )
-    return replace(known, **fields)
-
-
-def pending(name: str = "r") -> Replica:
-    return replica(DOC, name, state=S.PENDING, since_s=0.0, created_s=0.0, started_s=None)
-
-
-def after(at: World, *batch: Observation | Action, now_s: float = T0) -> tuple[World, tuple[Transition, ...]]:
-    """The World after a batch; it must agree with its rebuild."""
-    made, moves = fold(at, [o if not isinstance(o, Action) else Acted(action=o) for o in batch], now_s)
-    assert made == rebuild(made, now_s)
-    return made, moves
-
-
-def moved(moves: tuple[Transition, ...]) -> list[str]:
-    """`ready --drain--> draining` for each move."""
-    return [f"{m.before} --{m.verb}--> {m.after}" for m in moves]
-
+from tests.kit.folding import DOC, G1, M, R, after, moved, pending, reported, seen, total
+from tests.kit.worlds import T0, device, level, replica, world
 
 # --- intents --------------------------------------------------------------------------------------------------------
 
@@ -288,153 +240,6 @@ def test_peaks_cover_the_idle_window_in_thirteen_rows_at_most() -> None:
     assert min(bucket + 1 for bucket, _ in at.histories[M].peaks) > T0 + 299 - 60.0
 
 
-# --- reports --------------------------------------------------------------------------------------------------------
-
-
-def reported(
-    sequence: int,
-    *,
-    levels: list[Level] | None = None,
-    name: str = "g1",
-    boot: str = "b",
-    totals: tuple[Total, ...] = (),
-    epoch: int = 1,
-) -> Reported:
-    return Reported(
-        report=Report(
-            gateway=GatewayId(name),
-            boot=boot,
-            sequence=sequence,
-            epoch=epoch,
-            version=1,
-            levels=tuple(levels or ()),
-            totals=totals,
-        )
-    )
-
-
-def total(**fields: float) -> Total:
-    return replace(Total(model=M, tenant=TenantName("acme")), **fields)
-
-
-def test_levels_are_summed_over_gateways_and_say_how_long_somebody_waits() -> None:
-    at, _ = after(
-        world([DOC], gateways=[]),
-        reported(1, levels=[level("m", waiting=3, running=2, wait_s=4.0)]),
-        reported(1, levels=[level("m", waiting=1, wait_s=1.0, tenant="lab")], name="g2"),
-    )
-    load = at.loads[M]
-    assert (load.waiting, load.running, load.oldest_s) == (4, 2, T0 - 4.0)
-    assert load.tenants == {"acme", "lab"}
-    assert load.waiting_at == {"g1", "g2"}
-
-
-def test_late_and_doubled_reports_change_nothing() -> None:
-    at, _ = after(world([DOC], gateways=[]), reported(5, levels=[level("m", waiting=3)]))
-    same, _ = after(at, reported(5, levels=[level("m", waiting=3)]), reported(4), now_s=T0 + 1.0)
-    assert same is at
-
-
-def test_demand_of_a_gateway_that_fell_silent_expires_after_ten_seconds() -> None:
-    at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=3)]))
-    at, _ = after(at, Tick(), now_s=T0 + 9.9)
-    assert at.loads[M].running == 3
-    at, _ = after(at, Tick(), now_s=T0 + 10.0)
-    assert at.loads == {}
-    assert at.histories[M].last_activity_s == T0
-    assert not at.gateways[G1].gone
-
-
-def test_service_is_the_growth_of_the_counts_of_one_boot() -> None:
-    key = (M, TenantName("acme"))
-    at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(busy_slot_us=2_000_000),)))
-    at, _ = after(at, reported(2, totals=(total(busy_slot_us=5_000_000),)))
-    assert at.attained[key].slot_s == 5.0
-    at, _ = after(at, reported(1, boot="b2", totals=(total(busy_slot_us=1_000_000),)))
-    assert at.attained[key].slot_s == 6.0
-
-
-def test_a_tenant_that_comes_back_starts_level_with_the_least_served_active_one() -> None:
-    busy = Total(model=M, tenant=TenantName("busy"), busy_slot_us=100_000_000)
-    at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=1, tenant="busy")], totals=(busy,)))
-    levels = [level("m", running=1, tenant="busy"), level("m", waiting=1, tenant="new")]
-    at, _ = after(at, reported(2, levels=levels))
-    assert at.attained[M, TenantName("new")].slot_s == 100.0
-
-
-def test_a_refused_cold_call_is_demand_for_one_start_held_for_twice_what_was_told() -> None:
-    at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(refused_cold=1, retry_after_s=30.0),)))
-    history = at.histories[M]
-    assert (history.refused_cold_s, history.hold_until_s) == (T0, T0 + 60.0)
-    again, _ = after(at, reported(2, totals=(total(refused_cold=1, retry_after_s=30.0, idle_s=5.0),)), now_s=T0 + 5.0)
-    assert again.histories[M] == history
-
-
-def test_idleness_counts_from_the_last_finish_anywhere() -> None:
-    at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(finished=1, idle_s=20.0),)))
-    assert at.histories[M].last_activity_s == T0 - 20.0
-    at, _ = after(at, reported(1, name="g2", totals=(total(finished=1, idle_s=50.0),)))
-    assert at.histories[M].last_activity_s == T0 - 20.0
-
-
-def test_a_gateway_that_is_proven_dead_is_forgotten_in_the_end_and_its_late_report_revives_nobody() -> None:
-    at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", waiting=3)]))
-    at, _ = after(at, GatewayGone(gateway=G1), reported(2, levels=[level("m", waiting=3)]), now_s=T0 + 1.0)
-    assert at.gateways[G1].gone
-    assert at.loads == {}
-    at, _ = after(at, Tick(), now_s=T0 + 61.0)
-    assert at.gateways == {}
-
-
-def test_the_death_of_a_former_boot_is_nothing_to_the_next() -> None:
-    at, _ = after(world([DOC], gateways=[]), reported(1, boot="b1"), reported(1, boot="b2"))
-    assert fold(at, [GatewayGone(gateway=G1, boot="b1")], T0)[0] is at
-
-
-def test_a_known_gateway_that_never_reported_is_not_in_the_epoch() -> None:
-    at, _ = after(world([DOC], gateways=[]), GatewaySeen(gateway=G1))
-    assert not at.gateways[G1].in_epoch
-    assert not at.handed_over
-    at, _ = after(at, reported(1, epoch=0))
-    assert not at.gateways[G1].in_epoch
-    at, _ = after(at, reported(2))
-    assert at.gateways[G1].in_epoch
-    assert at.handed_over
-
-
-# --- grants -----------------------------------------------------------------------------------------------------------
-
-
-def grants(*pairs: tuple[int, int]) -> tuple[Grant, ...]:
-    return tuple(Grant(version=version, hold=hold) for version, hold in pairs)
-
-
-@pytest.mark.parametrize(
-    ("version", "hold", "left"),
-    [
-        (3, 4, grants((2, 4), (5, 2), (8, 1))),
-        (5, 2, grants((5, 2), (8, 1))),
-        (7, 1, grants((5, 2), (8, 1))),
-        (8, 1, grants((8, 1))),
-        (9, 0, None),
-        (1, 4, grants((2, 4), (5, 2), (8, 1))),
-    ],
-)
-def test_a_report_voids_the_grants_before_the_one_it_acts_on(version: int, hold: int, left: object) -> None:
-    use = ReplicaUse(replica=R, hold=hold)
-    assert acknowledged({R: grants((2, 4), (5, 2), (8, 1))}, {R: use}, version).get(R) == left
-
-
-def test_a_hold_of_a_former_leader_is_taken_over_as_it_is() -> None:
-    assert acknowledged({}, {R: ReplicaUse(replica=R, hold=3)}, 7) == {R: grants((0, 3))}
-    assert acknowledged({R: grants((0, 3))}, {R: ReplicaUse(replica=R, hold=2)}, 7) == {R: grants((0, 2))}
-    assert acknowledged({R: grants((0, 3))}, {}, 7) == {}
-
-
-def test_grants_that_a_newer_one_covers_are_dropped_so_they_are_bounded_by_the_slots() -> None:
-    assert with_grant(grants((1, 4), (2, 2), (3, 1)), Grant(version=4, hold=2)) == grants((1, 4), (4, 2))
-
-
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
@@ -471,116 +276,3 @@ def test_a_world_in_use_is_never_changed_in_place() -> None:
     before = (dict(at.replicas), dict(at.by_model), dict(at.loads), dict(at.gateways))
     after(at, seen(Seen.CLEAN), seen(Seen.READY, "r2"), reported(2, levels=[level("m", waiting=1)]))
     assert (at.replicas, at.by_model, at.loads, at.gateways) == before
-
-
-# --- properties -----------------------------------------------------------------------------------------------------
-
-names = st.sampled_from(["r1", "r2", "r3"])
-sights = st.builds(
-    lambda name, sight, of, slot: seen(sight, name, of, slices=(Slice(**slot).id,)),
-    names,
-    st.sampled_from(Seen),
-    st.sampled_from(["m", "n"]),
-    st.sampled_from([{"id": i, "device": "d", "node": "n", "memory_bytes": 1} for i in ("s1", "s2")]),
-)
-level_lists = st.lists(
-    st.builds(
-        level,
-        st.sampled_from(["m", "n"]),
-        st.integers(0, 3),
-        st.integers(0, 3),
-        st.sampled_from([0.0, 2.5]),
-        st.sampled_from(["x", "y"]),
-    ),
-    max_size=3,
-    unique_by=lambda row: (row.model, row.tenant),
-)
-reports = st.builds(
-    lambda name, boot, sequence, levels, epoch: reported(sequence, levels=levels, name=name, boot=boot, epoch=epoch),
-    st.sampled_from(["g1", "g2"]),
-    st.sampled_from(["b1", "b2"]),
-    st.integers(1, 9),
-    level_lists,
-    st.sampled_from([0, 1]),
-)
-others = st.sampled_from(
-    [
-        Synced(),
-        Tick(),
-        GatewaySeen(gateway=G1),
-        GatewaySeen(gateway=G1, boot="b2"),
-        GatewayGone(gateway=G1),
-        DocumentsSeen(models=(DOC,)),
-        DocumentsSeen(models=(DOC, model("n"))),
-    ]
-)
-intents = st.one_of(
-    st.builds(lambda name: StartReplica(replica=pending(name), reason=""), names),
-    st.builds(lambda name: DrainReplica(replica=ReplicaId(name), reason=""), names),
-    st.builds(lambda name: ReviveReplica(replica=ReplicaId(name), reason=""), names),
-    st.builds(lambda name: StopReplica(replica=ReplicaId(name), grace_s=1.0, reason=""), names),
-    st.builds(lambda name: FailReplica(replica=ReplicaId(name), reason=""), names),
-)
-batches = st.lists(
-    st.tuples(st.lists(st.one_of(sights, reports, others), max_size=6), intents, st.sampled_from([0.0, 0.2, 6.0])),
-    max_size=10,
-)
-
-
-@settings(derandomize=True, deadline=None, max_examples=300)
-@given(batches)
-def test_indices_equal_a_rebuild_after_any_batch(
-    batches: list[tuple[list[Observation], Action, float]],
-) -> None:
-    at, now_s = World(epoch=1), T0
-    for batch, intent, pause_s in batches:
-        now_s += pause_s
-        at, _ = fold(at, batch, now_s)
-        assert at == rebuild(at, now_s)
-        try:
-            at, _ = fold(at, [Acted(action=intent)], now_s)
-        except IllegalIntentError:
-            continue
-        assert at == rebuild(at, now_s)
-        granted = shares.divide(at, now_s)
-        if granted is not None:
-            at, _ = fold(at, [granted], now_s)
-            assert at == rebuild(at, now_s)
-        for known in at.gateways.values():
-            for row in known.grants.values():
-                assert [g.hold for g in row] == sorted({g.hold for g in row}, reverse=True)
-
-
-truths = st.tuples(
-    st.lists(
-        st.builds(seen, st.sampled_from([Seen.STARTING, Seen.READY, Seen.UNREADY]), names), unique_by=lambda o: o.id
-    ),
-    st.lists(reports.filter(lambda r: r.report.boot == "b1"), max_size=6),
-)
-
-
-@settings(derandomize=True, deadline=None, max_examples=200)
-@given(truths, st.randoms(use_true_random=False), st.integers(1, 4))
-def test_levels_in_any_order_doubled_or_split_into_batches_give_the_same_world(
-    truth: tuple[list[ReplicaSeen], list[Reported]], order: object, size: int
-) -> None:
-    """All but the version, which counts batches."""
-    sights, said = truth
-    newest = {(r.report.gateway, r.report.sequence): r for r in said}
-    fixed: list[Observation] = [*sights, *newest.values(), DocumentsSeen(models=(DOC,)), Synced()]
-    once, _ = fold(World(epoch=1), fixed, T0)
-    mixed = fixed + fixed
-    assert hasattr(order, "shuffle")
-    order.shuffle(mixed)
-    at = World(epoch=1)
-    for first in range(0, len(mixed), size):
-        at, _ = fold(at, mixed[first : first + size], T0)
-    assert quiet(at) == quiet(once)
-
-
-def quiet(at: World) -> World:
-    """What does not depend on the way there: not the count of batches, nor peaks of demand that was seen on the way."""
-    gateways = {id: replace(g, in_epoch=False) for id, g in at.gateways.items()}
-    return replace(
-        at, version=0, histories={}, attained={}, undivided=frozenset(), handed_over=False, gateways=gateways
-    )

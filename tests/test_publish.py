@@ -12,6 +12,7 @@ from autoscaler.contract import (
     Level,
     ModelName,
     ModelRoute,
+    ReplicaUse,
     Report,
     Route,
     RoutesDelta,
@@ -123,9 +124,10 @@ def test_a_gateway_that_lowered_its_hold_itself_is_not_told_so() -> None:
     moved = shares.divide(at, T0)
     assert moved is not None
     at, _ = fold(at, [moved], T0)
-    lowered = Report(gateway=G1, boot="b", sequence=3, epoch=1, version=at.version)
+    kept = ReplicaUse(replica=moved.holds[0][1], hold=1)
+    lowered = Report(gateway=G1, boot="b", sequence=3, epoch=1, version=at.version, replicas=(kept,))
     after, _ = fold(at, [Reported(report=lowered)], T0)
-    assert shares.newest(after.gateways[G1], moved.holds[0][1]) == 0
+    assert shares.newest(after.gateways[G1], kept.replica) == 1
     assert publish.routes_delta(at, after, G1, T0) is None
 
 

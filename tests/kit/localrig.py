@@ -108,7 +108,7 @@ class LocalRig:
         return [pid for pid in pids if mark_of(pid) == self.state.mark_prefix + name and not _gone(pid)]
 
     def main(self, name: ReplicaId) -> int:
-        """The pid of its main process."""
+        """The pid of its main process; 0 while it is not written down."""
         (record,) = (record for record in self.state.records()[0] if record.id == name)
         return record.pid
 

@@ -53,10 +53,14 @@ def test_a_slice_is_clean_only_when_nvml_says_that_the_memory_is_back(
         async with running(driver) as observed:
             driver.start(r1, model)
             await observed.until(R1, Seen.STARTING)
+            async with asyncio.timeout(5):
+                while not rig.main(R1):
+                    await asyncio.sleep(0.001)
             nvml.holders = {"GPU-a": {rig.main(R1): 1 << 30}}
             await observed.until(R1, Seen.READY)
-            while not rig.state.records()[0][0].gpu_pids:
-                await asyncio.sleep(0.005)
+            async with asyncio.timeout(5):
+                while not rig.state.records()[0][0].gpu_pids:
+                    await asyncio.sleep(0.005)
             driver.stop(r1, 5.0)
             held = await observed.until(R1, Seen.EXITED, times=2)
             assert "still hold GPU memory" in held.reason

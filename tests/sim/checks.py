@@ -55,6 +55,7 @@ class Watcher:
         process = next((p for p in town.machine.living() if p.replica.id == replica), None)
         if process is None:
             return
+        self._look_for_silence()
         slots, used, gateways = process.replica.slots, town.used(replica), len(town.gateways)
         if used <= slots:
             return
@@ -63,12 +64,17 @@ class Watcher:
         elif used > slots + max(slots, gateways) - 1:
             self.broken.append(f"hold rule: {used} on {replica} of {slots} slots is above the stated over-commit")
 
+    def _look_for_silence(self) -> None:
+        """What a gateway granted while it heard no leader stays until it is served, whoever is heard meanwhile."""
+        town, now_s = self._town, self._town.now()
+        if any(now_s - g.heard_s >= LEADER_SILENT_S - 1e-6 for g in town.gateways if g.alive):
+            self._silent_until_s = now_s + town.machine.manners.serve_s[1] + 1.0
+
     async def _sample(self) -> None:
         town = self._town
         while True:
             now_s = town.now()
-            if any(now_s - g.heard_s > LEADER_SILENT_S for g in town.gateways if g.alive):
-                self._silent_until_s = now_s + town.machine.manners.serve_s[1] + 12.0
+            self._look_for_silence()
             if self._strict:
                 self._work_is_conserved(now_s)
             for gateway in town.gateways:

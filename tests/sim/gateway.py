@@ -13,7 +13,8 @@ from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer,
 from autoscaler.serve import take_report
 from autoscaler.world import GatewayGone, GatewaySeen
 from gateway.call import Call, Outcome
-from gateway.dispatch import Bounce, Dispatch
+from gateway.desk import Bounce
+from gateway.dispatch import Dispatch
 from gateway.effects import Effect, Grant, Refuse
 from gateway.sync import LinkError, Sync
 from tests.sim.network import Stream
@@ -30,7 +31,7 @@ class SimLink:
     def __init__(self, town: Town, gateway: GatewayId) -> None:
         self._town = town
         self._gateway = gateway
-        self.streams: set[tuple[Stream, asyncio.Queue[bytes | None]]] = set()
+        self.streams: list[tuple[Stream, asyncio.Queue[bytes | None]]] = []
         self.reachable = True
 
     async def lines(self, path: str) -> AsyncIterator[bytes]:
@@ -47,7 +48,7 @@ class SimLink:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         stream = Stream(self._town.network)
         ours = (stream, queue)
-        self.streams.add(ours)
+        self.streams.append(ours)
 
         async def pump() -> None:
             async for message in messages:
@@ -59,7 +60,7 @@ class SimLink:
                 yield message
             raise LinkError("cut")
         finally:
-            self.streams.discard(ours)
+            self.streams.remove(ours)
             pumping.cancel()
 
     def cut(self) -> None:

@@ -60,13 +60,13 @@ class Process:
         """As Routes name it."""
         return f"engine/{self.replica.id}"
 
-    def seen(self, seen: Seen, **more: str) -> ReplicaSeen:
+    def seen(self, seen: Seen, *, reason: str = "", proof: str = "") -> ReplicaSeen:
         """What a driver says of it."""
         r = self.replica
         return ReplicaSeen(
             id=r.id, model=r.model, spec_hash=r.spec_hash, intent=r.intent, slices=r.slices,
             memory_bytes=r.memory_bytes, compute_percent=r.compute_percent, slots=r.slots, seen=seen,
-            address=self.address, started_s=self.born_s, **more,
+            address=self.address, started_s=self.born_s, reason=reason, proof=proof,
         )  # fmt: skip
 
 

@@ -26,6 +26,9 @@ STORM_S = 20.0
 HEAL_S = 40.0
 """After the storm: reports that were late arrive (30 s), expire (10 s)."""
 
+QUIET_S = 300.0
+"""After the last Call: the idle window, or twice the longest Retry-After that was given (2 x 120 s), then the stop."""
+
 
 class Result(NamedTuple):
     """What came of a seed."""
@@ -94,7 +97,9 @@ async def _play(seed: int) -> Result:
     while town.open_journeys() and town.now() < 1000 + STORM_S + HEAL_S + 300:
         await asyncio.sleep(1.0)
     waiting = [f"I7: {journey!r} still waits, long after the storm" for journey in town.open_journeys()]
-    await asyncio.sleep(60.0)
+    quiet_s = town.now()
+    while checks.nothing_is_left(town) and town.now() < quiet_s + QUIET_S:
+        await asyncio.sleep(5.0)
     watcher.stop()
     broken = watcher.broken + waiting + checks.everybody_was_answered(town) + checks.nothing_is_left(town)
     broken += [f"a task ended: {error!r}" for error in town.crashes]

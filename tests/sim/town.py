@@ -20,7 +20,7 @@ from autoscaler.loop import Loop
 from autoscaler.model import Model
 from autoscaler.serve import Feed
 from autoscaler.tenant import Tenant
-from autoscaler.world import DocumentsSeen, HistorySeen, Slice, World
+from autoscaler.world import DocumentsSeen, GatewaySeen, History, HistorySeen, Slice, World
 from gateway.call import Call, Outcome
 from gateway.effects import Grant
 from gateway.errors import CallError
@@ -62,6 +62,7 @@ class Autoscaler:
         self.loop.listeners.append(lambda step: town.note(*(f"{t.replica} {t.after}" for t in step.transitions)))
         self.loop.observe([DocumentsSeen(models=town.models, tenants=town.tenants)])
         self.loop.observe([HistorySeen(model=m, history=h) for m, h in town.histories.items()])
+        self.loop.observe([GatewaySeen(gateway=gateway.id) for gateway in town.gateways])
         self.task = town.task(self.loop.run())
 
 
@@ -83,7 +84,7 @@ class Town:
         self.rng = random.Random(seed)
         self.models = models
         self.tenants = tenants
-        self.histories = {}
+        self.histories: dict[ModelName, History] = {}
         self.network = Network(self.rng, rates)
         self.machine = Machine(self.rng, slices, manners)
         self.machine.on_change = lambda process, what: self.note(f"{process.replica.id} {what}")
@@ -94,6 +95,7 @@ class Town:
         """What no fault of ours explains: an exception in any task."""
         self.autoscaler: Autoscaler | None = None
         self._epoch = 0
+        self.gateways: list[SimGateway] = []
         self.start_autoscaler()
         self.gateways = [SimGateway(self, number) for number in range(1, gateways + 1)]
 

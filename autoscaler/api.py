@@ -1,0 +1,196 @@
+"""The read API of the operations port as types, and its description (interfaces, section 4).
+
+Owns what a Model, Device or Tenant looks like to a program that asks, and the OpenAPI document that is generated from
+those types, so that it cannot say anything else than the answers do. Pure: reads the World that decisions are taken on;
+knows nothing of HTTP, and never shows a key or its hash.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import msgspec
+
+from autoscaler.actions import Plan
+from autoscaler.contract import ModelName, ReplicaId, TenantName
+from autoscaler.demand import NO_HISTORY, NO_LOAD
+from autoscaler.explain import Explanation, Row
+from autoscaler.model import Model
+from autoscaler.states import ReplicaState
+from autoscaler.world import DeviceId, Fact, NodeId, Slice, SliceId, World
+
+OPENAPI = "3.1.0"
+OPENAPI_PATH = "/api/v1/openapi.json"
+REF = "#/components/schemas/{name}"
+
+
+class DemandView(Fact, frozen=True):
+    """Calls of one Model at all gateways, as last reported."""
+
+    waiting: int
+    running: int
+
+
+class ModelView(Fact, frozen=True):
+    """One Model and what runs of it."""
+
+    name: ModelName
+    engine: str
+    aliases: tuple[str, ...]
+    memory_bytes: int
+    """Of a device, for one Replica; 0 is the whole device."""
+    slots: int
+    replicas: dict[str, int]
+    """State -> how many."""
+    demand: DemandView
+    last_start_seconds: float | None = None
+
+
+class HeldView(Fact, frozen=True):
+    """A Replica that holds a Slice."""
+
+    id: ReplicaId
+    model: ModelName
+    state: ReplicaState
+    memory_bytes: int
+
+
+class DeviceView(Fact, frozen=True):
+    """A Slice of a Device and who holds it."""
+
+    id: SliceId
+    device: DeviceId
+    node: NodeId
+    product: str
+    memory_bytes: int
+    compute_percent: int
+    isolation: str
+    """none, memory or hardware."""
+    shared: bool
+    healthy: bool
+    replicas: tuple[HeldView, ...]
+
+
+class TenantView(Fact, frozen=True):
+    """One Tenant. Of its keys only the number is told."""
+
+    name: TenantName
+    weight: float
+    keys: int
+
+
+class Sentences(Fact, frozen=True):
+    """An explanation for people, one sentence each, newest first."""
+
+    sentences: tuple[str, ...]
+
+
+class Problem(Fact, frozen=True):
+    """What was wrong with the request, and what there is instead."""
+
+    error: str
+
+
+def model_view(world: World, model: Model) -> ModelView:
+    """One Model as it is now."""
+    load, history = world.loads.get(model.name, NO_LOAD), world.histories.get(model.name, NO_HISTORY)
+    return ModelView(
+        name=model.name,
+        engine=model.spec.engine,
+        aliases=model.spec.aliases,
+        memory_bytes=model.memory_bytes,
+        slots=model.slots,
+        replicas=dict(Counter(world.replicas[id].state.value for id in world.by_model.get(model.name, ()))),
+        demand=DemandView(waiting=load.waiting, running=load.running),
+        last_start_seconds=history.starts_s[-1] if history.starts_s else None,
+    )
+
+
+def models(world: World) -> tuple[ModelView, ...]:
+    """All Models, in order of names."""
+    return tuple(model_view(world, world.models[name]) for name in sorted(world.models))
+
+
+def devices(world: World) -> tuple[DeviceView, ...]:
+    """All Slices, in order of ids."""
+    return tuple(_device(world, world.slices[id]) for id in sorted(world.slices))
+
+
+def _device(world: World, one: Slice) -> DeviceView:
+    held = (world.replicas[id] for id in world.by_slice.get(one.id, ()))
+    return DeviceView(
+        id=one.id,
+        device=one.device,
+        node=one.node,
+        product=one.product,
+        memory_bytes=one.memory_bytes,
+        compute_percent=one.compute_percent,
+        isolation=one.isolation.name.lower(),
+        shared=one.shared,
+        healthy=one.healthy,
+        replicas=tuple(HeldView(id=r.id, model=r.model, state=r.state, memory_bytes=r.memory_bytes) for r in held),
+    )
+
+
+def tenants(world: World) -> tuple[TenantView, ...]:
+    """All Tenants, in order of names."""
+    rows = (world.tenants[name] for name in sorted(world.tenants))
+    return tuple(TenantView(name=row.name, weight=row.spec.weight, keys=len(row.spec.keys)) for row in rows)
+
+
+class Read(NamedTuple):
+    """One path of the API: what it says, and of which type the answer is."""
+
+    path: str
+    summary: str
+    kind: object
+    named: bool = False
+    """Ends in {name}, which may be unknown."""
+
+
+READS = (
+    Read("/api/v1/status", "What runs, waits and sleeps, and why", tuple[Row, ...]),
+    Read("/api/v1/models", "All Models", tuple[ModelView, ...]),
+    Read("/api/v1/models/{name}", "One Model", ModelView, named=True),
+    Read("/api/v1/tenants", "All Tenants", tuple[TenantView, ...]),
+    Read("/api/v1/devices", "All Devices, and who holds them", tuple[DeviceView, ...]),
+    Read("/api/v1/plan", "The latest Plan", Plan),
+    Read("/api/v1/explain/model/{name}", "Why a Model runs, waits or is stopped", Explanation, named=True),
+    Read("/api/v1/explain/last", "The latest decisions, newest first", Sentences),
+)
+
+
+def openapi(version: str) -> bytes:
+    """The description of READS as JSON (https://spec.openapis.org/oas/v3.1.0). `version` is Pilotlight's."""
+    schemas, components = msgspec.json.schema_components([*(read.kind for read in READS), Problem], ref_template=REF)
+    paths: dict[str, object] = {}
+    for read, schema in zip(READS, schemas, strict=False):
+        answers = {"200": _answer("The answer", schema)}
+        if read.named:
+            answers["404"] = _answer("There is none of this name", schemas[-1])
+        operation: dict[str, object] = {"summary": read.summary, "operationId": _id(read.path), "responses": answers}
+        if read.named:
+            operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        paths[read.path] = {"get": operation}
+    document = {
+        "openapi": OPENAPI,
+        "info": {
+            "title": "Pilotlight operations",
+            "version": version,
+            "description": "Reads what decisions were taken on. Times are seconds; sizes are bytes.",
+        },
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    return msgspec.json.encode(document)
+
+
+def _answer(description: str, schema: object) -> dict[str, object]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _id(path: str) -> str:
+    """`explain-model` for /api/v1/explain/model/{name}; a collection and its one member differ by `one-`."""
+    words = [word for word in path.removeprefix("/api/v1/").split("/") if word != "{name}"]
+    return "-".join((["one"] if path == "/api/v1/models/{name}" else []) + words)

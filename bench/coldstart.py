@@ -1,0 +1,145 @@
+"""Cold start: first byte through Pilotlight at zero against the same engine started by hand and called directly.
+
+Owns one table: per extra start time of the engine, both sides in every round, in alternating order, and llama-swap as a
+third where it is installed. Both clocks begin when the Call is wanted and end at the first body byte. Both sides
+have the same engine command, environment and cores; the by-hand side asks for readiness every 2 ms. A round begins when
+nothing of the earlier one is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from autoscaler.model import Model
+from bench import kit, llamaswap
+from bench.documents import Document, body, model, real, settings
+from bench.kit import Figures, Serving, quantile, say, spread
+from bench.picture import Series, picture
+from loadtest.client import Client
+from loadtest.result import Ending, Shot
+
+DELAYS_S = (0.0, 0.3, 1.3)
+IDLE_S = 0.05
+SETTLE_S = 0.15
+"""Pause after the last of a round is gone: its clean-up is nobody's start-up."""
+
+Side = Callable[[], Awaitable[float]]
+
+
+async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
+    """overhead_ms_median and _p95 (worst over the start times), llama_swap_overhead_ms_median (likewise)."""
+    rounds = 12 if quick else 30
+    documents = [delayed(f"m{number}", weights, delay_s) for number, delay_s in enumerate(DELAYS_S)]
+    rival = llamaswap.binary()
+    kit.title(f"cold start: first byte, ms, {rounds} rounds each, alternating order; llama-swap: {rival or 'null'}")
+    if rival is None:
+        say(llamaswap.MISSING)
+    say(f"{'engine':<8} {'side':<12} {'median [min-max]':<26} {'p95':>8} {'overhead':>9} {'p95':>8}")
+    medians, p95s, rivals = list[float](), list[float](), list[float]()
+    drawn: list[Series] = []
+    async with contextlib.AsyncExitStack() as stack:
+        one = await stack.enter_async_context(kit.serving(place / "cold", [settings(), *documents]))
+        swap = None
+        if rival is not None:
+            swap = await stack.enter_async_context(llamaswap.serving(place / "swap", rival, documents))
+        for document, delay_s in zip(documents, DELAYS_S, strict=True):
+            subject = kit.model_of(document)
+            sides: dict[str, Side] = {"by hand": _by_hand(subject, place / "by-hand.log"), "Pilotlight": _ours(one, subject)}
+            if swap is not None:
+                sides["llama-swap"] = _rival(swap, subject)
+            took = await _rounds(sides, rounds)
+            for name, values in took.items():
+                medians_ms, p95_ms = _row(f"+{delay_s:g} s", name, values, took["by hand"])
+                if name == "Pilotlight":
+                    medians.append(medians_ms)
+                    p95s.append(p95_ms)
+                elif name == "llama-swap":
+                    rivals.append(medians_ms)
+            if not delay_s:
+                drawn = [Series(name, list(enumerate(v, 1)), n, dots=True) for n, (name, v) in enumerate(took.items())]
+    picture("cold-start", "round", "first byte, ms (engine as it is)", drawn)
+    return {
+        "overhead_ms_median": max(medians),
+        "overhead_ms_p95": max(p95s),
+        "llama_swap_overhead_ms_median": max(rivals, default=None),
+    }
+
+
+def delayed(name: str, weights: Path, delay_s: float) -> Document:
+    """The tiny real engine, or one that needs so many seconds more: a script that sleeps and becomes the engine."""
+    plain = real(name, weights, idleSeconds=IDLE_S, residencySeconds=0)
+    if not delay_s:
+        return plain
+    mark = 65_432
+    words = ["{port}" if word == str(mark) else word for word in kit.launch_of(kit.model_of(plain), mark).argv]
+    command = ["/bin/sh", "-c", f'sleep {delay_s}; exec "$@"', "sh", *words]
+    return model(name, engine="command", command=command, idleSeconds=IDLE_S, residencySeconds=0)
+
+
+async def _rounds(sides: dict[str, Side], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds per side; who goes first changes from round to round."""
+    took: dict[str, list[float]] = {name: [] for name in sides}
+    order = list(sides)
+    for _ in range(rounds):
+        for name in order:
+            took[name].append(await sides[name]() * 1000)
+        order.append(order.pop(0))
+    return took
+
+
+def _row(engine: str, name: str, values: list[float], bare: list[float]) -> tuple[float, float]:
+    """Prints one row; (median, p95) less those of the engine by hand."""
+    median = statistics.median(values) - statistics.median(bare)
+    p95 = quantile(values, 0.95) - quantile(bare, 0.95)
+    say(f"{engine:<8} {name:<12} {spread(values):<26} {quantile(values, 0.95):>8.1f} {median:>+9.1f} {p95:>+8.1f}")
+    return median, p95
+
+
+async def _first_byte_s(client: Client, subject: Model, planned_s: float) -> float:
+    """Sends one Call; seconds from `planned_s` to the first body byte."""
+    result = await client.send(Shot(model=subject.name, body=body(subject.name)), planned_s)
+    if result.ending is not Ending.COMPLETED or result.first_byte_s is None:
+        raise kit.BenchError(f"a Call did not complete: {result}")
+    return result.first_byte_s
+
+
+def _by_hand(subject: Model, log: Path) -> Side:
+    async def side() -> float:
+        port = kit.free_port()
+        launch = kit.launch_of(subject, port)
+        client = Client(f"http://{kit.HOST}:{port}")
+        began_s = time.monotonic()
+        with kit.by_hand(launch, log):
+            await kit.engine_ready(launch, port)
+            return await _first_byte_s(client, subject, began_s)
+
+    return side
+
+
+def _ours(one: Serving, subject: Model) -> Side:
+    async def side() -> float:
+        await one.zero()
+        client = Client(one.url)
+        await client.open(1)
+        await kit.pause(SETTLE_S)
+        took_s = await _first_byte_s(client, subject, time.monotonic())
+        await one.zero()
+        return took_s
+
+    return side
+
+
+def _rival(swap: llamaswap.Swap, subject: Model) -> Side:
+    async def side() -> float:
+        client = Client(swap.url)
+        await client.open(1)
+        await kit.pause(SETTLE_S)
+        took_s = await _first_byte_s(client, subject, time.monotonic())
+        await swap.unload()
+        return took_s
+
+    return side

@@ -1,0 +1,68 @@
+"""The documents that the benchmarks serve: Models of the tiny real engine and of the fake one, Tenants, Settings. Pure.
+
+Owns their form and nothing that measures. A document is a dict; JSON is YAML, so that is how it is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FAKE_ENGINE = ROOT / "loadtest" / "fake_engine.py"
+API = "pilotlight.dev/v1alpha1"
+SENTENCE = "Eight words say that this engine is awake."
+
+Document = dict[str, object]
+
+
+def text(documents: Sequence[Document]) -> str:
+    """All documents as one YAML text."""
+    return "---\n".join(json.dumps({"apiVersion": API, **document}) + "\n" for document in documents)
+
+
+def settings(**spec: object) -> Document:
+    """Settings; one declared device that holds everything, unless `devices` says otherwise."""
+    return {"kind": "Settings", "devices": [{"name": "gpu0", "model": "bench", "memory": "100Gi"}], **spec}
+
+
+def model(name: str, **spec: object) -> Document:
+    """A Model."""
+    return {"kind": "Model", "metadata": {"name": name}, "spec": {"gpu": {"memory": "64Mi"}, "slots": 4, **spec}}
+
+
+def real(name: str, weights: Path, **spec: object) -> Document:
+    """A Model of the tiny real engine."""
+    return model(name, engine="llama.cpp", artifact=f"file://{weights}", args=["--threads=1"], **spec)
+
+
+def fake(name: str, *knobs: str, **spec: object) -> Document:
+    """A Model of the fake engine, told `knobs`; it is run without site-packages, so that it starts at once."""
+    slots = str(spec.get("slots", 4))
+    command = [sys.executable, "-S", "-E", str(FAKE_ENGINE), "--port", "{port}", "--name", name, "--slots", slots]
+    return model(name, engine="command", command=[*command, *knobs], **spec)
+
+
+def tenant(name: str) -> Document:
+    """A Tenant whose key is `key(name)`."""
+    digest = hashlib.sha256(key(name).encode()).hexdigest()
+    return {"kind": "Tenant", "metadata": {"name": name}, "spec": {"keys": [{"name": "bench", "sha256": digest}]}}
+
+
+def key(tenant: str) -> str:
+    """The API key of a Tenant of a benchmark."""
+    return f"bench-key-of-{tenant}"
+
+
+def body(model: str, *, tokens: int = 8, stream: bool = True, bytes_min: int = 0) -> bytes:
+    """A chat completion of at least so many bytes."""
+    ask: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": "wake"}], "max_tokens": tokens}
+    if stream:
+        ask["stream"] = True
+    missing = bytes_min - len(json.dumps(ask))
+    if missing > 0:
+        ask["messages"] = [{"role": "user", "content": "wake" + " wake" * (missing // 5 + 1)}]
+    return json.dumps(ask).encode()

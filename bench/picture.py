@@ -1,0 +1,38 @@
+"""Plots of the last run as SVG files beside the README: those of `loadtest.plots`, made to stand alone.
+
+Owns the colours and the legend; results on the screen are the figures, pictures only show how they lie.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadtest.plots import LEFT, TOP, Series, plot
+
+__all__ = ["Series", "picture"]
+
+FOLDER = Path(__file__).parent / "plots"
+COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669")
+STYLE = (
+    "svg{background:#fff;font:12px sans-serif}text{fill:#374151}.grid{stroke:#e5e7eb}"
+    ".dots{fill:none;stroke-width:5;stroke-linecap:round}polyline{fill:none;stroke-width:2}"
+)
+
+
+def picture(name: str, x_label: str, y_label: str, series: Sequence[Series]) -> None:
+    """Writes plots/NAME.svg; nothing to plot, nothing written."""
+    drawn = [one for one in series if one.points]
+    if not drawn:
+        return
+    colours = "".join(f"--series-{number}:{colour};" for number, colour in enumerate(COLOURS))
+    svg = plot(x_label, y_label, drawn).partition("</svg>")[0]
+    svg = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    head, _, rest = svg.partition(">")
+    names = "".join(
+        f'<text x="{LEFT + 12 + 150 * place}" y="{TOP + 10}" style="fill:{COLOURS[one.colour]}">● {html.escape(one.name)}</text>'
+        for place, one in enumerate(drawn)
+    )
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{name}.svg").write_text(f"{head}><style>:root{{{colours}}}{STYLE}</style>{rest}{names}</svg>\n")

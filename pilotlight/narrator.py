@@ -1,0 +1,52 @@
+"""Says every transition in one line for the person at the terminal.
+
+Owns one descriptor, on which it never waits: the loop tells it of every step, and a terminal that was stopped or a pipe
+that nobody reads must not stop deciding. Lines that could not be shown are counted and told of later.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+
+from autoscaler.loop import Step
+from autoscaler.states import ReplicaState
+
+LINE_BYTES_MAX = 4096
+"""PIPE_BUF: what a pipe that is ready takes without blocking (pipe(7))."""
+UNSAID = frozenset({ReplicaState.PENDING, ReplicaState.SCRUBBING})
+"""States that are left out, for another follows at once."""
+
+
+class Narrator:
+    """A listener of the loop. `fd` is where the lines go."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self._fd = sys.stdout.fileno() if fd is None else fd
+        self._width = 0
+        self._unshown = 0
+
+    def on_step(self, step: Step) -> None:
+        """Prints what this step changed."""
+        for move in step.transitions:
+            if move.after not in UNSAID:
+                self._width = max(self._width, len(move.model))
+                self._show(f"{move.model:{self._width}}  {move.after.value:9}  {move.reason}")
+
+    def _show(self, text: str) -> None:
+        if self._unshown and self._write(f"({self._unshown} lines were not shown)"):
+            self._unshown = 0
+        self._unshown += not self._write(text)
+
+    def _write(self, text: str) -> bool:
+        """Whether the line was taken."""
+        now = time.strftime("%H:%M:%S") + f".{time.time_ns() // 1_000_000 % 1000:03d}"
+        line = " ".join(f"{now}  {text}".splitlines()).rstrip().encode()[: LINE_BYTES_MAX - 1] + b"\n"
+        ready = select.poll()
+        ready.register(self._fd, select.POLLOUT)
+        try:
+            return any(flags & select.POLLOUT for _, flags in ready.poll(0)) and os.write(self._fd, line) == len(line)
+        except OSError:
+            return False  # the terminal is gone, or nobody reads any more

@@ -1,0 +1,154 @@
+"""A scripted engine on a real socket: plays byte scripts, one per request, and remembers what it was asked.
+
+A script is a sequence of bytes (written as they are) and of the words HOLD (wait until `release` is set), CLOSE and
+RESET. The last script is played again for every further request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import struct
+from enum import Enum
+from types import TracebackType
+
+
+class Word(Enum):
+    HOLD = "hold"
+    CLOSE = "close"
+    RESET = "reset"
+
+
+HOLD, CLOSE, RESET = Word.HOLD, Word.CLOSE, Word.RESET
+Script = tuple[bytes | Word, ...]
+
+_LENGTH = re.compile(rb"\r\ncontent-length: (\d+)")
+
+
+def document(
+    body: bytes = b'{"ok":true}', status: str = "200 OK", *lines: str, kind: str = "application/json"
+) -> bytes:
+    """A whole answer with a length."""
+    head = "\r\n".join([f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(body)}", *lines, "", ""])
+    return head.encode() + body
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunk(content: bytes) -> bytes:
+    """One chunk."""
+    return b"%x\r\n%b\r\n" % (len(content), content)
+
+
+def event(text: str) -> bytes:
+    """One SSE event in a chunk of its own."""
+    return chunk(b"data: " + text.encode() + b"\n\n")
+
+
+def delta(text: str) -> bytes:
+    """One token as OpenAI's engines stream it."""
+    return event('{"choices":[{"index":0,"delta":{"content":"' + text + '"}}]}')
+
+
+USAGE_EVENT = event('{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}')
+DONE = event("[DONE]")
+END = b"0\r\n\r\n"
+
+OK = document()
+STREAM = STREAM_HEAD + b"".join(map(delta, "abc")) + USAGE_EVENT + DONE + END
+DELTAS = b"".join(
+    b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % token for token in (b"a", b"b", b"c")
+)
+WITHOUT_USAGE = DELTAS + b"data: [DONE]\n\n"
+"""What the client gets of STREAM when it did not ask for usage."""
+ERROR = b'"code":"upstream_error"'
+
+
+class ScriptedEngine:
+    """Use as `async with ScriptedEngine(script, ...) as engine`."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self.scripts = list(scripts)
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.release = asyncio.Event()
+        self.asked = asyncio.Event()
+        """A request has come."""
+        self.left = asyncio.Event()
+        """The gateway closed a connection."""
+        self.address = ""
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> ScriptedEngine:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Dies: nobody listens, every connection is gone."""
+        if self._server is not None:
+            self._server.close()
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self.connections += 1
+        self._writers.add(writer)
+        try:
+            while await self._serve(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.left.set()
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = _LENGTH.search(head)
+        self.requests.append(head + await reader.readexactly(int(length[1]) if length else 0))
+        self.asked.set()
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        for step in script:
+            if isinstance(step, bytes):
+                writer.write(step)
+                await writer.drain()
+            elif step is HOLD:
+                await self._hold(reader)
+            else:
+                if step is RESET:
+                    sock = writer.get_extra_info("socket")
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                return False
+        return True
+
+    async def _hold(self, reader: asyncio.StreamReader) -> None:
+        """Waits, and notices meanwhile when the gateway leaves."""
+        gone = asyncio.ensure_future(reader.read(1))
+        released = asyncio.ensure_future(self.release.wait())
+        done, pending = await asyncio.wait((gone, released), return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        if gone in done:
+            raise ConnectionResetError

@@ -1,0 +1,84 @@
+"""What tests of the fold share: observations in short, and a fold that is checked against its rebuild.
+
+Owns nothing of the fold itself. Every batch folded by `after` is compared with a World whose indices are made anew.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from autoscaler.actions import Acted, Action
+from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, Report, TenantName, Total
+from autoscaler.fold import Observation, fold
+from autoscaler.indices import rebuild
+from autoscaler.model import Start
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import (
+    Replica,
+    ReplicaSeen,
+    Reported,
+    Seen,
+    Transition,
+    World,
+)
+from tests.kit.worlds import GI, T0, device, model, replica
+
+M, R, G1 = ModelName("m"), ReplicaId("r"), GatewayId("g1")
+DOC = model("m", start=Start(seconds_max=100.0, retries=3), idle_seconds=60.0)
+
+
+def seen(state: Seen, name: str = "r", of: str = "m", **fields: object) -> ReplicaSeen:
+    """What the driver sees of a Replica."""
+    known = ReplicaSeen(
+        id=ReplicaId(name),
+        model=ModelName(of),
+        spec_hash="h",
+        intent=name,
+        slices=(device().id,),
+        memory_bytes=GI,
+        slots=4,
+        seen=state,
+    )
+    return replace(known, **fields)
+
+
+def pending(name: str = "r") -> Replica:
+    return replica(DOC, name, state=S.PENDING, since_s=0.0, created_s=0.0, started_s=None)
+
+
+def after(at: World, *batch: Observation | Action, now_s: float = T0) -> tuple[World, tuple[Transition, ...]]:
+    """The World after a batch; it must agree with its rebuild."""
+    made, moves = fold(at, [o if not isinstance(o, Action) else Acted(action=o) for o in batch], now_s)
+    assert made == rebuild(made, now_s)
+    return made, moves
+
+
+def moved(moves: tuple[Transition, ...]) -> list[str]:
+    """`ready --drain--> draining` for each move."""
+    return [f"{m.before} --{m.verb}--> {m.after}" for m in moves]
+
+
+def reported(
+    sequence: int,
+    *,
+    levels: list[Level] | None = None,
+    name: str = "g1",
+    boot: str = "b",
+    totals: tuple[Total, ...] = (),
+    epoch: int = 1,
+) -> Reported:
+    return Reported(
+        report=Report(
+            gateway=GatewayId(name),
+            boot=boot,
+            sequence=sequence,
+            epoch=epoch,
+            version=1,
+            levels=tuple(levels or ()),
+            totals=totals,
+        )
+    )
+
+
+def total(**fields: float) -> Total:
+    return replace(Total(model=M, tenant=TenantName("acme")), **fields)

@@ -1,0 +1,174 @@
+"""A gateway in this process on a free port, with Routes that the test writes, and a raw client.
+
+It is the real front with the real dispatch; only the autoscaler is played by the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator
+
+from autoscaler.contract import (
+    CatalogueDelta,
+    Clocks,
+    FrontSettings,
+    GatewayId,
+    ModelEntry,
+    ModelName,
+    ModelRoute,
+    ReplicaId,
+    Route,
+    RoutesDelta,
+)
+from gateway.front import Front
+from gateway.limits import Limits
+
+MODEL = ModelName("m")
+
+
+class Rig:
+    """One gateway. `routes` says which addresses are ready; the model's own name at the engine is `served-m`."""
+
+    def __init__(self, front: Front, port: int) -> None:
+        self.front = front
+        self.port = port
+        self.clients: list[Client] = []
+        self._version = 1
+
+    def routes(
+        self, *addresses: str, slots: int = 4, state: str = "ready", phases_ms: dict[str, float] | None = None
+    ) -> None:
+        """Full Routes: one Replica per address, all of its Slots held."""
+        self._version += 1
+        replicas = tuple(
+            Route(
+                replica=ReplicaId(f"r{number}"),
+                model=MODEL,
+                state="ready",
+                address=address,
+                slots=slots,
+                hold=slots,
+                granted=self._version,
+            )
+            for number, address in enumerate(addresses, 1)
+        )
+        route = ModelRoute(model=MODEL, state=state, phases_ms=phases_ms or {})
+        self.front.routes(RoutesDelta(epoch=1, version=self._version, full=True, replicas=replicas, models=(route,)))
+
+    async def client(self) -> Client:
+        """A new connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.clients.append(Client(reader, writer))
+        return self.clients[-1]
+
+    def in_use(self) -> int:
+        """Slots in use, as the next report says it."""
+        return sum(use.in_use for use in self.front.report().replicas)
+
+    def totals(self) -> tuple[int, int, int]:
+        """(finished, tokens in, tokens out) as the next report says them."""
+        rows = self.front.report().totals
+        return sum(r.finished for r in rows), sum(r.tokens_in for r in rows), sum(r.tokens_out for r in rows)
+
+    async def settled(self) -> None:
+        """Until no Call is here any more."""
+        async with asyncio.timeout(2):
+            while any(waiting or running for _, waiting, running in self.front.dispatch.counts()):
+                await asyncio.sleep(0.001)
+
+
+class Client:
+    """A client that writes and reads bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def call(
+        self, *, stream: bool = False, minor: int = 1, path: str = "/v1/chat/completions", **members: object
+    ) -> None:
+        """Sends one chat completion."""
+        body = json.dumps({"model": MODEL, "messages": [], **({"stream": True} if stream else {}), **members}).encode()
+        self.send(
+            f"POST {path} HTTP/1.{minor}\r\nhost: gateway\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+
+    def send(self, data: bytes) -> None:
+        """Sends bytes."""
+        self.writer.write(data)
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """Status and headers of the next answer."""
+        async with asyncio.timeout(5):
+            lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        fields = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
+        return int(lines[0].split(" ")[1]), fields
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """A whole answer; the body dechunked."""
+        status, fields = await self.head()
+        async with asyncio.timeout(5):
+            if status == 204:
+                return status, fields, b""
+            if "content-length" in fields:
+                return status, fields, await self.reader.readexactly(int(fields["content-length"]))
+            if fields.get("transfer-encoding") != "chunked":
+                return status, fields, await self.reader.read()
+            return status, fields, b"".join([piece async for piece in self._chunks()])
+
+    async def chunk(self) -> bytes:
+        """The content of the next chunk; nothing at the end."""
+        async with asyncio.timeout(5):
+            size = int(await self.reader.readuntil(b"\r\n"), 16)
+            return (await self.reader.readexactly(size + 2))[:-2]
+
+    async def rest(self) -> bytes:
+        """All that comes until the gateway closes."""
+        async with asyncio.timeout(5):
+            return await self.reader.read()
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        while piece := await self.chunk():
+            yield piece
+
+    def leave(self) -> None:
+        """Gone at once."""
+        self.writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def rig(
+    *addresses: str,
+    settings: FrontSettings | None = None,
+    clocks: Clocks | None = None,
+    limits: Limits | None = None,
+    events: int | None = None,
+    slots: int = 4,
+    state: str = "ready",
+) -> AsyncIterator[Rig]:
+    """A gateway with one Model; addresses are its ready Replicas."""
+    front = Front(GatewayId("g"), os.urandom(3).hex(), limits=limits or Limits(), events_fd=events)
+    entry = ModelEntry(name=MODEL, served_name="served-m", aliases=("alias-m",), slots=4, context_tokens=4096,
+                       dialects=("openai", "anthropic"), clocks=clocks or Clocks())  # fmt: skip
+    front.catalogue(
+        CatalogueDelta(epoch=1, version=1, full=True, models=(entry,), settings=settings or FrontSettings())
+    )
+    server = await asyncio.get_running_loop().create_server(front.connection, "127.0.0.1", 0)
+    sweeping = asyncio.create_task(front.run())
+    one = Rig(front, server.sockets[0].getsockname()[1])
+    one.routes(*addresses, slots=slots, state=state)
+    try:
+        yield one
+    finally:
+        server.close()
+        await front.drain(0.05)
+        for client in one.clients:
+            client.leave()
+        sweeping.cancel()
+        await asyncio.gather(sweeping, return_exceptions=True)
+        await asyncio.sleep(0.01)  # closed transports say so in the loop's next rounds

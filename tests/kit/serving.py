@@ -1,0 +1,323 @@
+"""A real `pilotlight serve` for tests: started, looked at from outside, killed in parts, and surely ended.
+
+What it tells comes from outside the product: processes by their mark and arguments, the engines' transcripts and logs,
+the operations port, and what was printed. At the end nothing of it may be left: no process with the mark of its state
+directory and no child, else the test fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import yaml
+
+from autoscaler.drivers.processes import facts, mark_of
+from loadtest.cli import request_body
+from loadtest.client import Client
+from loadtest.result import Result, Shot
+from tests.kit.fake_process import command
+from tests.kit.waiting import until
+
+API = "pilotlight.dev/v1alpha1"
+START_S, STOP_S = 20.0, 30.0
+_LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3}  (\S+) +(\S+) +(.*)$")
+
+Document = dict[str, object]
+
+
+class Move(NamedTuple):
+    """One transition as `serve` printed it."""
+
+    model: str
+    state: str
+    reason: str
+
+
+class Transcribed(NamedTuple):
+    """One Call as a fake engine wrote it down. Times are Unix seconds."""
+
+    pid: int
+    id: str
+    began_s: float
+    ended_s: float
+    queued_s: float
+    finished: bool
+    aborted: bool
+
+
+def settings(memory: str = "100Mi", **keys: object) -> Document:
+    """Settings with one declared device."""
+    devices = [{"name": "gpu0", "model": "tiny", "memory": memory}]
+    return {"apiVersion": API, "kind": "Settings", "devices": devices, **keys}
+
+
+def model(name: str, **spec: object) -> Document:
+    """A Model with short windows; keys of `spec` replace the defaults."""
+    defaults: Document = {"gpu": {"memory": "40Mi"}, "slots": 4, "idleSeconds": 30, "residencySeconds": 0.3}
+    return {"apiVersion": API, "kind": "Model", "metadata": {"name": name}, "spec": {**defaults, **spec}}
+
+
+def fake(folder: Path, name: str, *knobs: str, **spec: object) -> Document:
+    """A Model whose engine is the fake one; its transcript is FOLDER/NAME.jsonl."""
+    slots = str(spec.get("slots", 4))
+    told = ("--name", name, "--port", "{port}", "--slots", slots, "--transcript", str(folder / f"{name}.jsonl"))
+    return model(name, engine="command", command=command(*told, *knobs), **spec)
+
+
+def transcript(folder: Path, name: str) -> list[Transcribed]:
+    """What the fake engines of a Model wrote down so far, in the order of the ends."""
+    path = folder / f"{name}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [
+        Transcribed(r["pid"], r["id"], r["time"], r["time"] + r["after_s"], r["queued_s"], r["finished"], r["aborted"])
+        for r in rows
+    ]
+
+
+def shot(
+    model: str, *, stream: bool = True, at_s: float = 0.0, timeout_s: float = 30.0, tokens: int = 100,
+    headers: tuple[tuple[str, str], ...] = (),
+) -> Shot:  # fmt: skip
+    """One chat Call."""
+    body = request_body(model, tokens, 30, stream=stream)
+    return Shot(model=model, body=body, stream=stream, at_s=at_s, timeout_s=timeout_s, headers=headers)
+
+
+class Serving:
+    """One installation: a state directory, documents, and `serve` on it, which may be started again and again."""
+
+    def __init__(self, folder: Path, documents: Sequence[Document], *options: str) -> None:
+        self.folder = folder
+        self.state = Path(tempfile.mkdtemp(prefix="pilotlight-"))
+        """Short, because a Unix socket's path is."""
+        self.options = options
+        self.config = folder / "documents.yaml"
+        self.config.write_text(yaml.safe_dump_all(documents))
+        self.output = folder / "output.txt"
+        self.url, self.ops = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    # --- its life ----------------------------------------------------------------------------------------------------
+
+    @property
+    def argv(self) -> list[str]:
+        """The command."""
+        ports = ("--listen", self.url.removeprefix("http://"), "--ops", self.ops.removeprefix("http://"))
+        given = ("-c", str(self.config), "--state", str(self.state), *ports, *self.options)
+        return [sys.executable, "-m", "pilotlight", "serve", *given]
+
+    async def start(self) -> None:
+        """Returns when it says that it is ready."""
+        said = self.said().count("ready on")
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        await until("serve says that it is ready", lambda: self.said().count("ready on") > said or self._ended(), START_S)
+        assert not self._ended(), self.said()
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Ends it in order and gives its exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        await until("serve ends", self._ended, STOP_S)
+        return int(self.process.wait())
+
+    async def kill(self) -> None:
+        """SIGKILL for the supervisor; returns when its children are gone too."""
+        children = [self.autoscaler(), *self.gateways().values()]
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        await until("the children of a killed supervisor die", lambda: not any(map(running, children)), 5)
+
+    def _ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
+
+    async def close(self) -> None:
+        """Ends it if it runs, and says what is left of it: that must be nothing."""
+        ours: list[psutil.Process] = []
+        if self.process is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                ours = psutil.Process(self.process.pid).children(recursive=True)
+        try:
+            if not self._ended():
+                await self.stop()
+            left = [*self.marked(), *(child.pid for child in ours if running(child.pid))]
+            assert not left, f"left behind: {[*map(describe, left)]}"
+        finally:
+            for pid in {*self.marked(), *(child.pid for child in ours if running(child.pid))}:
+                os.kill(pid, signal.SIGKILL)
+            if self.process is not None:
+                self.process.kill()
+                self.process.wait()
+            print(self.said())  # pytest shows it for a test that failed
+            shutil.rmtree(self.state)
+
+    # --- its processes -----------------------------------------------------------------------------------------------
+
+    def autoscaler(self) -> int:
+        """The pid of the autoscaler's process."""
+        (pid,) = [child.pid for child in self._children() if "autoscaler" in child.cmdline()[:4]]
+        return pid
+
+    def gateways(self) -> dict[str, int]:
+        """Name -> pid of the gateways' processes."""
+        lines = [(child.pid, child.cmdline()) for child in self._children()]
+        return {line[line.index("--id") + 1]: pid for pid, line in lines if "gateway" in line[:4]}
+
+    def _children(self) -> list[psutil.Process]:
+        assert self.process is not None
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if "pilotlight" in child.cmdline():
+                    found.append(child)
+        return found
+
+    def marked(self) -> list[int]:
+        """Living processes that carry a mark of this state directory, whoever their parent is."""
+        installation = self.state / "installation"
+        if not installation.exists():
+            return []
+        prefix = installation.read_text().strip() + "/"
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+        return sorted(pid for pid in pids if (mark_of(pid) or "").startswith(prefix) and running(pid))
+
+    def engines(self, model: str = "") -> list[int]:
+        """The main processes of Replicas (of one Model), by the records of the state directory, that live."""
+        pids = [record["pid"] for record in self.records() if model in {"", record["model"]}]
+        return sorted(pid for pid in pids if pid and running(pid))
+
+    def records(self) -> list[dict[str, object]]:
+        """What the state directory says of Replicas."""
+        found = []
+        for path in sorted((self.state / "replicas").glob("*.json")):
+            with contextlib.suppress(FileNotFoundError):
+                found.append(json.loads(path.read_text()))
+        return found
+
+    def starts(self, model: str) -> int:
+        """Engine processes of a Model that were ever started: each Replica has a log of its own."""
+        return len([*(self.state / "logs").glob(f"{model}-????????-*.log")])
+
+    # --- what it says ------------------------------------------------------------------------------------------------
+
+    def said(self) -> str:
+        """All that it printed."""
+        return self.output.read_text() if self.output.exists() else ""
+
+    def moves(self, model: str) -> list[Move]:
+        """The transitions of a Model, as printed."""
+        found = [Move(*match.groups()) for line in self.said().splitlines() if (match := _LINE.match(line))]
+        return [move for move in found if move.model == model]
+
+    def states(self, model: str) -> list[str]:
+        """The states that a Model's Replicas went through."""
+        return [move.state for move in self.moves(model)]
+
+    def get(self, path: str) -> object:
+        """JSON of the operations port."""
+        with urllib.request.urlopen(self.ops + path, timeout=5) as response:
+            return json.load(response)
+
+    def demand(self, model: str) -> dict[str, int]:
+        """Calls waiting and running, as the autoscaler knows them."""
+        row = self.get(f"/api/v1/models/{model}")
+        assert isinstance(row, dict)
+        return dict(row["demand"])
+
+    def replicas(self, model: str) -> dict[str, int]:
+        """State -> number of Replicas."""
+        row = self.get(f"/api/v1/models/{model}")
+        assert isinstance(row, dict)
+        return dict(row["replicas"])
+
+    def told(self, model: str) -> str:
+        """The Model's state as clients are told it: zero, starting, ready, draining or failed."""
+        with urllib.request.urlopen(f"{self.url}/v1/models/{model}", timeout=5) as response:
+            return str(json.load(response)["pilotlight"]["state"])
+
+    async def ready(self, model: str, count: int = 1) -> None:
+        """Until so many Replicas of the Model are ready."""
+        await until(f"{count} of {model} ready", lambda: self.replicas(model).get("ready", 0) == count)
+
+    async def zero(self, model: str, within_s: float = 10.0) -> None:
+        """Until no Replica of the Model is left."""
+        await until(f"{model} at zero", lambda: not self.replicas(model), within_s)
+
+    # --- Calls -------------------------------------------------------------------------------------------------------
+
+    async def send(self, *shots: Shot) -> list[Result]:
+        """The Results of an open-loop run."""
+        return await Client(self.url).run(shots)
+
+    async def call(self, model: str, **how: object) -> Result:
+        """One Call's Result."""
+        return (await self.send(shot(model, **how)))[0]  # type: ignore[arg-type]  # the words of `shot`
+
+
+@asynccontextmanager
+async def serving(folder: Path, *documents: Document, options: Sequence[str] = (), start: bool = True) -> AsyncIterator[Serving]:
+    """`serve` on a fresh state directory, ready; at the end nothing of it may be left."""
+    folder.mkdir(exist_ok=True)
+    given = documents if any(d["kind"] == "Settings" for d in documents) else (*documents, settings())
+    one = Serving(folder, given, *options)
+    try:
+        if start:
+            await one.start()
+        yield one
+    finally:
+        await one.close()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def running(pid: int) -> bool:
+    """Whether the process lives (a zombie does not)."""
+    one = facts(pid)
+    return one is not None and not one.gone
+
+
+def describe(pid: int) -> str:
+    """A process in words."""
+    try:
+        return f"{pid} {' '.join(psutil.Process(pid).cmdline())}"
+    except psutil.Error:
+        return str(pid)
+
+
+def unix_s() -> float:
+    """The clock of transcripts."""
+    return time.time()
+
+
+def most_at_once(calls: Sequence[Transcribed]) -> int:
+    """The most Calls that one engine process had at the same time."""
+    most = 0
+    for pid in {call.pid for call in calls}:
+        edges = sorted(e for c in calls if c.pid == pid for e in ((c.began_s, 1), (c.ended_s, -1)))
+        at_once = 0
+        for _, step in edges:
+            at_once += step
+            most = max(most, at_once)
+    return most

@@ -1,0 +1,209 @@
+"""Faults of waking and waiting, on real processes (reliability, section 5 A), each test named after its case."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtest import tinygguf
+from loadtest.result import Ending, Result
+from loadtest.verdict import judge
+from tests.kit.serving import Document, Serving, fake, model, most_at_once, serving, shot, transcript
+from tests.kit.waiting import until
+
+BURST = pytest.mark.xdist_group("burst")
+"""At most one test with many Calls at once runs at a time."""
+BACK_OFF_S = 60.0
+
+
+def codes(results: Sequence[Result]) -> set[tuple[int, str]]:
+    return {(result.status, result.code) for result in results}
+
+
+@BURST
+@pytest.mark.parametrize("replicas", [1, 4])
+async def test_case_01_thousand_calls_in_50_ms_through_three_gateways(tmp_path: Path, replicas: int) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "400", slots=8, gpu={"memory": "20Mi"}, replicas={"max": replicas})
+    async with serving(tmp_path, ada, options=("--gateways", "3")) as one:
+        results = await one.send(*(shot("ada", at_s=i * 0.000_05, tokens=8) for i in range(1000)))
+        verdict = judge(1000, results)
+        assert (verdict.completed, verdict.holds) == (1000, True), verdict.line()
+        used = {result.headers["x-request-id"].rsplit("-", 3)[0] for result in results}
+        assert used == {"gateway-1", "gateway-2", "gateway-3"}
+        assert one.starts("ada") == one.states("ada").count("starting") <= replicas
+    calls = transcript(tmp_path, "ada")
+    assert len(calls) == len({call.id for call in calls}) == 1000, "every Call was on exactly one engine, once"
+    assert most_at_once(calls) <= 8
+    assert max(call.queued_s for call in calls) < 0.1, "none waited inside an engine"
+
+
+def cannot_start(folder: Path, how: str) -> Document:
+    """A Model whose start cannot succeed."""
+    start: Document = {"secondsMax": 2.5}
+    if how == "dies":
+        return fake(folder, "bad", "--fail", "dies-on-start:3", start=start)
+    if how == "never-ready":
+        return fake(folder, "bad", "--fail", "never-ready", start=start)
+    if how == "no-program":
+        return model("bad", engine="command", command=["/nowhere/engine", "{port}"], start=start)
+    if how == "broken-file":
+        tinygguf.make(folder / "bad.gguf", "Never said.")
+        (folder / "bad.gguf").write_bytes((folder / "bad.gguf").read_bytes()[:300_000])
+    return model("bad", engine="llama.cpp", artifact=f"file://{folder}/bad.gguf", start=start)
+
+
+@pytest.mark.parametrize("how", ["dies", "never-ready", "no-program", "missing-file", "broken-file"])
+async def test_case_02_start_cannot_succeed(tmp_path: Path, how: str) -> None:
+    good = fake(tmp_path, "good", "--tokens-per-s", "0")
+    async with serving(tmp_path, cannot_start(tmp_path, how), good, options=("--gateways", "2")) as one:
+        waiting = asyncio.create_task(one.send(*(shot("bad", stream=i % 2 == 0) for i in range(10))))
+        other = await one.call("good")
+        assert other.ending is Ending.COMPLETED
+        results = await waiting
+        assert codes(results) == {(503, "model_start_failed")}
+        assert all(result.errors == 1 and result.clear for result in results)
+        assert all(0 < int(result.headers["retry-after"]) <= 120 for result in results)
+        assert max(result.last_byte_s or 99 for result in results) < 2.5 + 2.0, "within start.secondsMax"
+        tried = one.starts("bad")
+        assert tried == (1 if how == "never-ready" else 3 if how in {"dies", "broken-file"} else tried)
+        await one.zero("bad")
+        again = await one.call("bad")
+        assert codes([again]) == {(503, "model_start_failed")}
+        assert (again.first_byte_s or 9) < 0.5, "refused at once while it backs off"
+        assert int(again.headers["retry-after"]) > 30
+        assert (await one.call("good")).ending is Ending.COMPLETED
+        assert one.starts("bad") == tried
+
+
+async def test_case_02_a_start_that_failed_is_tried_again_after_a_minute(tmp_path: Path) -> None:
+    mended = model("bad", engine="llama.cpp", artifact=f"file://{tmp_path}/bad.gguf", args=["--threads=1"])
+    async with serving(tmp_path, mended) as one:
+        assert (await one.call("bad")).code == "model_start_failed"
+        failed_s = time.monotonic()
+        tinygguf.make(tmp_path / "bad.gguf", "At last I am here.")
+        assert (await one.call("bad")).code == "model_start_failed", "half-open is later"
+        await until("clients may wait again", lambda: one.told("bad") != "failed", BACK_OFF_S + 10, 0.2)
+        assert time.monotonic() - failed_s > BACK_OFF_S - 5
+        answer = await one.call("bad", stream=False)
+        assert answer.text.strip() == "At last I am here."
+
+
+@BURST
+async def test_case_03_queue_full(tmp_path: Path) -> None:
+    ada = fake(
+        tmp_path, "ada", "--start-delay", "2.5", "--tokens-per-s", "0", slots=1, queue={"callsMax": 50}
+    )
+    async with serving(tmp_path, ada) as one:
+        gateway = psutil.Process(one.gateways()["gateway-1"])
+        before_bytes = gateway.memory_info().rss
+        results = await one.send(*(shot("ada", at_s=i * 0.002) for i in range(550)))
+        assert judge(550, results).holds
+        refused = [result for result in results if result.status == 429]
+        assert codes(refused) == {(429, "queue_full")}
+        assert (len(refused), sum(result.ending is Ending.COMPLETED for result in results)) == (500, 50)
+        assert all(result.ending is Ending.COMPLETED for result in results[:50]), "who came first waits"
+        assert all(0 < int(result.headers["retry-after"]) <= 120 for result in refused)
+        late_s = sorted((result.last_byte_s or 9) - (result.sent_s or 0) for result in refused)
+        assert late_s[494] < 0.05, "p99 of a refusal"
+        assert gateway.memory_info().rss - before_bytes < 16 << 20
+        assert one.starts("ada") == 1
+    ids = [result.headers["x-request-id"] for result in results[:50]]
+    assert [call.id for call in transcript(tmp_path, "ada")] == ids, "admitted Calls keep their order"
+
+
+async def test_case_04_all_clients_leave_during_the_start(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--start-delay", "1.5", idleSeconds=0.5, residencySeconds=1)
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        calling = asyncio.create_task(one.send(*(shot("ada", timeout_s=0.5) for _ in range(40))))
+        await until("all wait", lambda: one.demand("ada")["waiting"] == 40, 2)
+        results = await calling
+        left_s = time.monotonic()
+        await until("nobody waits", lambda: one.demand("ada")["waiting"] == 0, 1, 0.002)
+        assert time.monotonic() - left_s < 0.15
+        assert {result.ending for result in results} == {Ending.ABANDONED}
+        await one.ready("ada")
+        ready_s = time.monotonic()
+        await one.zero("ada")
+        assert time.monotonic() - ready_s > 0.9, "what has started is held for its residency"
+        assert one.states("ada") == ["starting", "ready", "draining", "stopping", "gone"]
+        assert one.starts("ada") == 1
+    assert transcript(tmp_path, "ada") == [], "no grant to a client that is gone"
+
+
+async def test_clients_that_all_time_out_before_the_load_ends_and_retry(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--start-delay", "2", "--tokens-per-s", "0", residencySeconds=3)
+
+    async def insist(one: Serving) -> list[Result]:
+        tries = [await one.call("ada", timeout_s=0.6)]
+        while tries[-1].ending is not Ending.COMPLETED:
+            assert len(tries) < 20
+            if tries[-1].ending is Ending.FAILED:  # an estimate may refuse it: it comes back when it was told to
+                await asyncio.sleep(int(tries[-1].headers["retry-after"]))
+            tries.append(await one.call("ada", timeout_s=0.6))
+        return tries
+
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        everybody = await asyncio.gather(*(insist(one) for _ in range(10)))
+        assert all(len(tries) > 1 for tries in everybody)
+        assert one.starts("ada") == 1
+    assert sum(call.finished for call in transcript(tmp_path, "ada")) == 10
+
+
+async def test_short_patience_still_wakes_a_model_once_its_start_is_known(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--start-delay", "1.5", "--tokens-per-s", "0", idleSeconds=0.2, residencySeconds=0.2)
+    async with serving(tmp_path, ada) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        await one.zero("ada")
+        hurried = await one.send(shot("ada", headers=(("Prefer", "wait=1"),)))
+        assert codes(hurried) == {(503, "model_starting")}, "hopeless by the estimate"
+        assert (hurried[0].first_byte_s or 9) < 0.3
+        await one.ready("ada")
+        assert (await one.send(shot("ada", headers=(("Prefer", "wait=1"),))))[0].ending is Ending.COMPLETED
+        assert one.starts("ada") == 2
+
+
+async def test_case_09_ping_pong_on_one_device(tmp_path: Path) -> None:
+    residency_s, rounds = 0.5, 6
+    names = ("ada", "bob")
+    both = [
+        fake(tmp_path, name, "--tokens-per-s", "50", gpu={"memory": "64Mi"}, residencySeconds=residency_s)
+        for name in names
+    ]
+    async with serving(tmp_path, *both, options=("--gateways", "2")) as one:
+        began_s = time.monotonic()
+        results = [await one.call(names[i % 2], tokens=10) for i in range(rounds)]
+
+        async def hammer(name: str) -> list[Result]:
+            return [await one.call(name, tokens=10) for _ in range(15)]
+
+        for hammered in await asyncio.gather(*map(hammer, names)):
+            results += hammered
+        past_s = time.monotonic() - began_s
+        assert judge(rounds + 30, results).completed == rounds + 30
+        starts = sum(map(one.starts, names))
+        assert 4 <= starts <= past_s / residency_s + 1, f"{starts} starts in {past_s:.1f} s"
+        assert max(result.first_byte_s or 99 for result in results) < 2 * residency_s + 2, "nobody starves"
+    calls = [call for name in names for call in transcript(tmp_path, name)]
+    assert all(call.finished for call in calls), "no running Call was cut"
+    assert len(calls) == rounds + 30
+
+
+@pytest.mark.parametrize("start_s", [0.0, 0.5])
+async def test_case_12_a_generation_longer_than_three_idle_windows(tmp_path: Path, start_s: float) -> None:
+    idle_s = 0.5
+    ada = fake(tmp_path, "ada", "--start-delay", str(start_s), "--tokens-per-s", "10", idleSeconds=idle_s)
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        for stream in (True, False):
+            result = await one.call("ada", tokens=20, stream=stream)
+            assert (result.ending, one.states("ada")) == (Ending.COMPLETED, ["starting", "ready"])
+        ended_s = time.monotonic()
+        await until("it drains", lambda: "draining" in one.states("ada"), 5)
+        assert time.monotonic() - ended_s > idle_s - 0.1, "idle runs from the last finish"
+        await one.zero("ada")
+        assert one.starts("ada") == 1
+    assert [call.aborted for call in transcript(tmp_path, "ada")] == [False, False]

@@ -1,0 +1,140 @@
+"""Properties of the fold: indices never drift, and the order in which levels are told does not show."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler import shares
+from autoscaler.actions import Acted, Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
+from autoscaler.contract import ReplicaId
+from autoscaler.fold import Observation, fold
+from autoscaler.indices import rebuild
+from autoscaler.states import IllegalIntentError
+from autoscaler.world import (
+    DocumentsSeen,
+    GatewayGone,
+    GatewaySeen,
+    ReplicaSeen,
+    Reported,
+    Seen,
+    Slice,
+    Synced,
+    Tick,
+    World,
+)
+from tests.kit.folding import DOC, G1, pending, reported, seen
+from tests.kit.worlds import T0, level, model
+
+# --- properties -----------------------------------------------------------------------------------------------------
+
+names = st.sampled_from(["r1", "r2", "r3"])
+sights = st.builds(
+    lambda name, sight, of, slot: seen(sight, name, of, slices=(Slice(**slot).id,)),
+    names,
+    st.sampled_from(Seen),
+    st.sampled_from(["m", "n"]),
+    st.sampled_from([{"id": i, "device": "d", "node": "n", "memory_bytes": 1} for i in ("s1", "s2")]),
+)
+level_lists = st.lists(
+    st.builds(
+        level,
+        st.sampled_from(["m", "n"]),
+        st.integers(0, 3),
+        st.integers(0, 3),
+        st.sampled_from([0.0, 2.5]),
+        st.sampled_from(["x", "y"]),
+    ),
+    max_size=3,
+    unique_by=lambda row: (row.model, row.tenant),
+)
+reports = st.builds(
+    lambda name, boot, sequence, levels, epoch: reported(sequence, levels=levels, name=name, boot=boot, epoch=epoch),
+    st.sampled_from(["g1", "g2"]),
+    st.sampled_from(["b1", "b2"]),
+    st.integers(1, 9),
+    level_lists,
+    st.sampled_from([0, 1]),
+)
+others = st.sampled_from(
+    [
+        Synced(),
+        Tick(),
+        GatewaySeen(gateway=G1),
+        GatewaySeen(gateway=G1, boot="b2"),
+        GatewayGone(gateway=G1),
+        DocumentsSeen(models=(DOC,)),
+        DocumentsSeen(models=(DOC, model("n"))),
+    ]
+)
+intents = st.one_of(
+    st.builds(lambda name: StartReplica(replica=pending(name), reason=""), names),
+    st.builds(lambda name: DrainReplica(replica=ReplicaId(name), reason=""), names),
+    st.builds(lambda name: ReviveReplica(replica=ReplicaId(name), reason=""), names),
+    st.builds(lambda name: StopReplica(replica=ReplicaId(name), grace_s=1.0, reason=""), names),
+    st.builds(lambda name: FailReplica(replica=ReplicaId(name), reason=""), names),
+)
+batches = st.lists(
+    st.tuples(st.lists(st.one_of(sights, reports, others), max_size=6), intents, st.sampled_from([0.0, 0.2, 6.0])),
+    max_size=10,
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(batches)
+def test_indices_equal_a_rebuild_after_any_batch(
+    batches: list[tuple[list[Observation], Action, float]],
+) -> None:
+    at, now_s = World(epoch=1), T0
+    for batch, intent, pause_s in batches:
+        now_s += pause_s
+        at, _ = fold(at, batch, now_s)
+        assert at == rebuild(at, now_s)
+        try:
+            at, _ = fold(at, [Acted(action=intent)], now_s)
+        except IllegalIntentError:
+            continue
+        assert at == rebuild(at, now_s)
+        granted = shares.divide(at, now_s)
+        if granted is not None:
+            at, _ = fold(at, [granted], now_s)
+            assert at == rebuild(at, now_s)
+        for known in at.gateways.values():
+            for row in known.grants.values():
+                assert [g.hold for g in row] == sorted({g.hold for g in row}, reverse=True)
+
+
+truths = st.tuples(
+    st.lists(
+        st.builds(seen, st.sampled_from([Seen.STARTING, Seen.READY, Seen.UNREADY]), names), unique_by=lambda o: o.id
+    ),
+    st.lists(reports.filter(lambda r: r.report.boot == "b1"), max_size=6),
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(truths, st.randoms(use_true_random=False), st.integers(1, 4))
+def test_levels_in_any_order_doubled_or_split_into_batches_give_the_same_world(
+    truth: tuple[list[ReplicaSeen], list[Reported]], order: object, size: int
+) -> None:
+    """All but the version, which counts batches."""
+    sights, said = truth
+    newest = {(r.report.gateway, r.report.sequence): r for r in said}
+    fixed: list[Observation] = [*sights, *newest.values(), DocumentsSeen(models=(DOC,)), Synced()]
+    once, _ = fold(World(epoch=1), fixed, T0)
+    mixed = fixed + fixed
+    assert hasattr(order, "shuffle")
+    order.shuffle(mixed)
+    at = World(epoch=1)
+    for first in range(0, len(mixed), size):
+        at, _ = fold(at, mixed[first : first + size], T0)
+    assert quiet(at) == quiet(once)
+
+
+def quiet(at: World) -> World:
+    """What does not depend on the way there: not the count of batches, nor peaks of demand that was seen on the way."""
+    gateways = {id: replace(g, in_epoch=False) for id, g in at.gateways.items()}
+    return replace(
+        at, version=0, histories={}, attained={}, undivided=frozenset(), handed_over=False, gateways=gateways
+    )

@@ -1,0 +1,142 @@
+"""What gateways report: demand that expires, service, boots and deaths, and the grants that are acknowledged."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.contract import ReplicaUse, TenantName, Total
+from autoscaler.draft import with_grant
+from autoscaler.fold import fold
+from autoscaler.fold_reports import acknowledged
+from autoscaler.world import (
+    GatewayGone,
+    GatewaySeen,
+    Grant,
+    Tick,
+)
+from tests.kit.folding import DOC, G1, M, R, after, reported, total
+from tests.kit.worlds import T0, level, world
+
+
+def test_levels_are_summed_over_gateways_and_say_how_long_somebody_waits() -> None:
+    at, _ = after(
+        world([DOC], gateways=[]),
+        reported(1, levels=[level("m", waiting=3, running=2, wait_s=4.0)]),
+        reported(1, levels=[level("m", waiting=1, wait_s=1.0, tenant="lab")], name="g2"),
+    )
+    load = at.loads[M]
+    assert (load.waiting, load.running, load.oldest_s) == (4, 2, T0 - 4.0)
+    assert load.tenants == {"acme", "lab"}
+    assert load.waiting_at == {"g1", "g2"}
+
+
+def test_late_and_doubled_reports_change_nothing() -> None:
+    at, _ = after(world([DOC], gateways=[]), reported(5, levels=[level("m", waiting=3)]))
+    same, _ = after(at, reported(5, levels=[level("m", waiting=3)]), reported(4), now_s=T0 + 1.0)
+    assert same is at
+
+
+def test_demand_of_a_gateway_that_fell_silent_expires_after_ten_seconds() -> None:
+    at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=3)]))
+    at, _ = after(at, Tick(), now_s=T0 + 9.9)
+    assert at.loads[M].running == 3
+    at, _ = after(at, Tick(), now_s=T0 + 10.0)
+    assert at.loads == {}
+    assert at.histories[M].last_activity_s == T0
+    assert not at.gateways[G1].gone
+
+
+def test_service_is_the_growth_of_the_counts_of_one_boot() -> None:
+    key = (M, TenantName("acme"))
+    at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(busy_slot_us=2_000_000),)))
+    at, _ = after(at, reported(2, totals=(total(busy_slot_us=5_000_000),)))
+    assert at.attained[key].slot_s == 5.0
+    at, _ = after(at, reported(1, boot="b2", totals=(total(busy_slot_us=1_000_000),)))
+    assert at.attained[key].slot_s == 6.0
+
+
+def test_a_tenant_that_comes_back_starts_level_with_the_least_served_active_one() -> None:
+    busy = Total(model=M, tenant=TenantName("busy"), busy_slot_us=100_000_000)
+    at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=1, tenant="busy")], totals=(busy,)))
+    levels = [level("m", running=1, tenant="busy"), level("m", waiting=1, tenant="new")]
+    at, _ = after(at, reported(2, levels=levels))
+    assert at.attained[M, TenantName("new")].slot_s == 100.0
+
+
+def test_a_refused_cold_call_is_demand_for_one_start_held_for_twice_what_was_told() -> None:
+    at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(refused_cold=1, retry_after_s=30.0),)))
+    history = at.histories[M]
+    assert (history.refused_cold_s, history.hold_until_s) == (T0, T0 + 60.0)
+    again, _ = after(at, reported(2, totals=(total(refused_cold=1, retry_after_s=30.0, idle_s=5.0),)), now_s=T0 + 5.0)
+    assert again.histories[M] == history
+
+
+def test_idleness_counts_from_the_last_finish_anywhere() -> None:
+    at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(finished=1, idle_s=20.0),)))
+    assert at.histories[M].last_activity_s == T0 - 20.0
+    at, _ = after(at, reported(1, name="g2", totals=(total(finished=1, idle_s=50.0),)))
+    assert at.histories[M].last_activity_s == T0 - 20.0
+
+
+def test_a_gateway_that_is_proven_dead_is_forgotten_in_the_end_and_its_late_report_revives_nobody() -> None:
+    at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", waiting=3)]))
+    at, _ = after(at, GatewayGone(gateway=G1), reported(2, levels=[level("m", waiting=3)]), now_s=T0 + 1.0)
+    assert at.gateways[G1].gone
+    assert at.loads == {}
+    at, _ = after(at, Tick(), now_s=T0 + 61.0)
+    assert at.gateways == {}
+
+
+def test_a_late_report_of_a_boot_from_before_this_leader_is_not_a_new_boot() -> None:
+    """The leader never saw the older boot, so only the epoch tells."""
+    at, _ = after(world([DOC], gateways=[]), reported(1, boot="b2"))
+    assert fold(at, [reported(99, boot="b1", epoch=0)], T0)[0] is at
+
+
+def test_the_death_of_a_former_boot_is_nothing_to_the_next() -> None:
+    at, _ = after(world([DOC], gateways=[]), reported(1, boot="b1"), reported(1, boot="b2"))
+    assert fold(at, [GatewayGone(gateway=G1, boot="b1")], T0)[0] is at
+
+
+def test_a_known_gateway_that_never_reported_is_not_in_the_epoch() -> None:
+    at, _ = after(world([DOC], gateways=[]), GatewaySeen(gateway=G1))
+    assert not at.gateways[G1].in_epoch
+    assert not at.handed_over
+    at, _ = after(at, reported(1, epoch=0))
+    assert not at.gateways[G1].in_epoch
+    at, _ = after(at, reported(2))
+    assert at.gateways[G1].in_epoch
+    assert at.handed_over
+
+
+# --- grants -----------------------------------------------------------------------------------------------------------
+
+
+def grants(*pairs: tuple[int, int]) -> tuple[Grant, ...]:
+    return tuple(Grant(version=version, hold=hold) for version, hold in pairs)
+
+
+@pytest.mark.parametrize(
+    ("version", "hold", "left"),
+    [
+        (3, 4, grants((2, 4), (5, 2), (8, 1))),
+        (5, 2, grants((5, 2), (8, 1))),
+        (7, 1, grants((5, 2), (8, 1))),
+        (8, 1, grants((8, 1))),
+        (9, 0, None),
+        (1, 4, grants((2, 4), (5, 2), (8, 1))),
+    ],
+)
+def test_a_report_voids_the_grants_before_the_one_it_acts_on(version: int, hold: int, left: object) -> None:
+    use = ReplicaUse(replica=R, hold=hold)
+    assert acknowledged({R: grants((2, 4), (5, 2), (8, 1))}, {R: use}, version).get(R) == left
+
+
+def test_a_hold_of_a_former_leader_is_taken_over_as_it_is() -> None:
+    assert acknowledged({}, {R: ReplicaUse(replica=R, hold=3)}, 7) == {R: grants((0, 3))}
+    assert acknowledged({R: grants((0, 3))}, {R: ReplicaUse(replica=R, hold=2)}, 7) == {R: grants((0, 2))}
+    assert acknowledged({R: grants((0, 3))}, {}, 7) == {}
+
+
+def test_grants_that_a_newer_one_covers_are_dropped_so_they_are_bounded_by_the_slots() -> None:
+    assert with_grant(grants((1, 4), (2, 2), (3, 1)), Grant(version=4, hold=2)) == grants((1, 4), (4, 2))

@@ -1,0 +1,108 @@
+"""What a gateway tells: metrics by their names, one event per Call, nothing that must not be told, and never a wait."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from autoscaler.contract import ModelName, TenantName
+from gateway import telemetry
+from gateway.call import Call, Outcome
+from gateway.telemetry import Telemetry
+from gateway.usage import tokens
+
+
+def ended(told: Telemetry, number: int = 1, tenant: str = "acme", *, cold: bool = False) -> None:
+    """One Call of 2 s: 0.5 s in the queue, first byte after 1 s."""
+    call = Call(id=f"id-{number}", tenant=TenantName(tenant), model=ModelName("m"), arrived_s=10.0, deadline_s=99.0)
+    call.granted_s, call.cold = 10.5, cold
+    told.ended(
+        call, Outcome.COMPLETED, "200", 12.0, sent_s=10.501, first_byte_s=11.0, start_s=0.4, tokens_in=3, tokens_out=4
+    )
+
+
+def test_metrics_have_the_names_of_the_contract() -> None:
+    told = Telemetry()
+    ended(told)
+    ended(told, cold=True)
+    told.turned_away("id-9", "invalid_api_key")
+    told.retried("m", "reset")
+    lines = told.text([("m", 5, 2)], 0.25).decode().splitlines()
+    for line in (
+        'pilotlight_calls_total{code="200",model="m",outcome="completed",tenant="acme"} 2.0',
+        'pilotlight_calls_total{code="invalid_api_key",model="",outcome="failed",tenant=""} 1.0',
+        'pilotlight_tokens_total{direction="in",model="m",tenant="acme"} 6.0',
+        'pilotlight_tokens_total{direction="out",model="m",tenant="acme"} 8.0',
+        'pilotlight_upstream_retries_total{model="m",reason="reset"} 1.0',
+        'pilotlight_queue_seconds_count{cold="1",model="m"} 1.0',
+        'pilotlight_queue_seconds_bucket{cold="0",le="0.5",model="m"} 1.0',
+        'pilotlight_first_byte_seconds_sum{cold="0",model="m"} 1.0',
+        "pilotlight_overhead_seconds_count 2.0",
+        'pilotlight_calls_waiting{model="m"} 5.0',
+        'pilotlight_calls_running{model="m"} 2.0',
+        "pilotlight_routes_age_seconds 0.25",
+    ):
+        assert line in lines
+
+
+def test_one_event_per_call() -> None:
+    read, write = os.pipe()
+    told = Telemetry(write)
+    ended(told)
+    told.flush()
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert pipe.read() == (
+            "event=call id=id-1 model=m tenant=acme outcome=completed code=200 stream=0 cold=0 moves=0 replica=-"
+            " queued_s=0.500000 start_s=0.400 first_byte_s=1.000000 total_s=2.000000 tokens_in=3 tokens_out=4\n"
+        )
+
+
+def test_a_sink_that_takes_nothing_costs_counted_drops_and_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "EVENTS_MAX", 3_000)
+    read, write = os.pipe()
+    told = Telemetry(write)
+    for number in range(6_000):
+        ended(told, number)
+        told.flush()
+    dropped = next(
+        line for line in told.text((), None).decode().splitlines() if line.startswith("pilotlight_events_dropped_")
+    )
+    count = float(dropped.split()[1])
+    assert 0 < count <= 3_000
+    seen = b""
+    while len(seen.splitlines()) < 6_000 - count:
+        seen += os.read(read, 1 << 20)
+        told.flush()
+    ids = [line.split()[1] for line in seen.splitlines()]
+    assert ids == [b"id=id-%d" % number for number in range(len(ids))]  # whole lines, in order
+    os.close(read)
+    ended(told, 7_000)
+    told.flush()  # nobody reads any more
+    os.close(write)
+
+
+def test_too_many_tenants_are_told_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "SERIES_MAX", 40)
+    told = Telemetry()
+    for number in range(30):
+        ended(told, tenant=f"t{number}")
+    text = told.text((), None)
+    assert text.count(b"pilotlight_calls_total{") == 11
+    assert b'outcome="completed",tenant="other"} 20.0' in text
+
+
+@pytest.mark.parametrize(
+    ("tail", "expected"),
+    [
+        (b'{"usage":{"prompt_tokens":3,"completion_tokens":4}}', (3, 4)),
+        (b'{"usage": {"prompt_tokens": 3, "total_tokens": 3}, "data": []}', (3, 0)),
+        (b'"usage":{"input_tokens":5,"output_tokens":1}}}\n\n...\ndata: {"usage":{"output_tokens":9}}', (5, 9)),
+        (b'{"content":"\\"usage\\": {\\"prompt_tokens\\": 1}"}', (0, 0)),
+        (b'{"usage":null}', (0, 0)),
+        (b"", (0, 0)),
+    ],
+)
+def test_tokens_are_read_from_the_end_of_a_body(tail: bytes, expected: tuple[int, int]) -> None:
+    assert tokens(tail) == expected

@@ -1,0 +1,190 @@
+"""The response side of HTTP/1.1: whole, byte by byte, cut anywhere; and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.sse import EventGate, chunk
+from gateway.walker import INTERIM_MAX, LAST_CHUNK, BodyWalker, FramingError, HeadReader, ResponseHead, parse_head
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n\r\n"
+EVENTS = [b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n' % number for number in range(5)]
+USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def read(*pieces: bytes) -> tuple[ResponseHead, BodyWalker, bytes]:
+    """Head, walker and all that may go on."""
+    reader, walker, head, out = HeadReader(), None, None, b""
+    for piece in pieces:
+        if walker is None:
+            got = reader.feed(piece)
+            if got is None:
+                continue
+            head, rest = got
+            walker = BodyWalker(head)
+            out += walker.walk(rest)
+        else:
+            out += walker.walk(piece)
+    assert head is not None
+    assert walker is not None
+    return head, walker, out
+
+
+def pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_a_chunked_body_goes_on_as_it_came_and_its_end_is_held_back(size: int) -> None:
+    body = b"".join(map(chunk, EVENTS))
+    _, walker, out = read(*pieces(CHUNKED + body + LAST_CHUNK, size))
+    assert (out, walker.ended, walker.excess) == (body, True, False)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_the_content_of_a_chunked_body(size: int) -> None:
+    head = parse_head(CHUNKED[:-4])
+    assert head is not None
+    walker = BodyWalker(head)
+    data = b"".join(map(chunk, EVENTS)) + LAST_CHUNK
+    assert b"".join(walker.strip(piece) for piece in pieces(data, size)) == b"".join(EVENTS)
+    assert walker.ended
+
+
+def test_a_head_that_ends_like_a_body_ends_nothing() -> None:
+    lines = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
+    _, walker, out = read(lines)
+    assert (walker.ended, out) == (False, b"")
+    assert walker.walk(b"5\r\n0\r\n\r\n\r\n") == b"5\r\n0\r\n\r\n\r\n"
+    assert not walker.ended
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_length_body_and_what_comes_after_it(size: int) -> None:
+    _, walker, out = read(*pieces(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhelloXX", size))
+    assert (out, walker.ended, walker.excess) == (b"hello", True, True)
+
+
+def test_a_body_without_length_ends_with_the_connection() -> None:
+    head, walker, out = read(b"HTTP/1.0 200 OK\r\n\r\nabc")
+    assert (head.keep_alive, walker.until_close, walker.ended, out) == (False, True, False, b"abc")
+
+
+def test_trailers_are_dropped_and_excess_is_seen() -> None:
+    _, walker, out = read(CHUNKED, chunk(b"a") + b"0\r\nx-sum: 1\r\n\r\n")
+    assert (out, walker.ended, walker.excess) == (chunk(b"a"), True, False)
+    _, walker, _ = read(CHUNKED, LAST_CHUNK + b"HTTP/1.1 200 OK")
+    assert walker.excess
+
+
+def test_boundaries_between_chunks() -> None:
+    _, walker, _ = read(CHUNKED, b"3\r\nab")
+    assert not walker.at_boundary
+    walker.walk(b"c\r")
+    assert not walker.at_boundary
+    assert walker.walk(b"\n1") == b"\n"  # a size that has begun is held back
+    assert walker.at_boundary
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"zz\r\n", b"0x5\r\nhello\r\n", b"+5\r\nhello\r\n", b"5_0\r\n", b" 5\r\nhello\r\n", b"5;x=y\r\nhello\r\n",
+     b"5\nhello\n", b"5\r\nhelloX\r\n", b"5\r\nhello\rX", b"-1\r\n", b"123456789\r\n", b"\r\n",
+     b"0\r\nnot a trailer\r\n\r\n"],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [1, 1000])
+def test_odd_chunks_are_refused(body: bytes, size: int) -> None:
+    with pytest.raises(FramingError):
+        read(CHUNKED, *pieces(body, size))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/2.0 200 OK", b"HTTP/1.1 20 OK", b"HTTP/1.1 200 OK\nX: y", b"HTTP/1.1 200 OK\r\nX : y", b"ICY 200 OK",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 1", b"HTTP/1.1 200 OK\r\nContent-Length: +1",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked", b"HTTP/1.1 101 Switching Protocols",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked", b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked",
+        b"HTTP/1.1 200 OK\r\nX: a\r\n folded", b"HTTP/1.1 200 OK\r\nX: a\0b", b"HTTP/1.1 204 None\r\nContent-Length: 3",
+    ],
+)  # fmt: skip
+def test_odd_heads_are_refused(head: bytes) -> None:
+    with pytest.raises(FramingError):
+        HeadReader().feed(head + b"\r\n\r\n")
+
+
+def test_interim_heads_are_skipped_within_a_bound() -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    head, _, out = read(interim * INTERIM_MAX + b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
+    assert (head.status, out) == (200, b"x")
+    with pytest.raises(FramingError):
+        read(interim * (INTERIM_MAX + 1))
+
+
+def test_only_listed_headers_pass() -> None:
+    head = parse_head(
+        b"HTTP/1.1 200 OK\r\nServer: engine/1\r\nContent-Type: application/json\r\nConnection: x-a, Close\r\nX-A: b\r\n"
+        b"Set-Cookie: c\r\nX-Request-Id: theirs\r\nContent-Length: 0\r\nRetry-After: 3"
+    )
+    assert head is not None
+    assert head.fields == b"content-type: application/json\r\nretry-after: 3\r\n"
+    assert not head.keep_alive
+
+
+def gate_through(data: list[bytes], *, drop_usage: bool) -> bytes:
+    """What the client's side dechunks of a stream that went through the gate."""
+    walker, gate = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b"")), None
+    gate = EventGate(drop_usage=drop_usage)
+    client = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
+    out = b"".join(client.strip(gate.pass_chunks(walker.walk(piece), walker)) for piece in data)
+    assert walker.ended
+    assert client.at_boundary
+    return out + gate.rest()
+
+
+STREAM = b"".join(map(chunk, [*EVENTS, USAGE, DONE])) + LAST_CHUNK
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 11, 64, 10_000])
+def test_the_usage_chunk_is_taken_out_however_the_stream_is_cut(size: int) -> None:
+    assert gate_through(pieces(STREAM, size), drop_usage=True) == b"".join([*EVENTS, DONE])
+    assert gate_through(pieces(STREAM, size), drop_usage=False) == b"".join([*EVENTS, USAGE, DONE])
+
+
+def test_pieces_of_whole_events_go_on_untouched() -> None:
+    walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
+    gate = EventGate(drop_usage=True)
+    piece = chunk(EVENTS[0]) + chunk(EVENTS[1])
+    assert gate.pass_chunks(walker.walk(piece), walker) is piece
+
+
+def test_half_an_event_waits_for_its_other_half() -> None:
+    walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
+    gate = EventGate(drop_usage=False)
+    assert gate.pass_chunks(walker.walk(chunk(b"data: a\n")), walker) == b""
+    assert gate.pass_chunks(walker.walk(chunk(b"\n")), walker) == chunk(b"data: a\n\n")
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.lists(st.integers(1, 30), min_size=1, max_size=12))
+def test_however_it_is_cut_the_content_is_the_same(contents: list[bytes], sizes: list[int]) -> None:
+    data = b"".join(map(chunk, contents)) + LAST_CHUNK
+    walker, at, out = BodyWalker(ResponseHead(200, True, None, True, b"", b"")), 0, b""
+    for number in range(len(data)):
+        size = sizes[number % len(sizes)]
+        out += walker.strip(data[at : at + size])
+        at += size
+    assert (out, walker.ended, walker.excess) == (b"".join(contents), True, False)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_with_the_one_error(data: bytes) -> None:
+    try:
+        read(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
+        HeadReader().feed(data)
+    except FramingError:
+        pass

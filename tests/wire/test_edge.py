@@ -1,0 +1,225 @@
+"""Parked streams, answers that need no engine, bounds of connections, and stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from autoscaler.contract import FrontSettings
+from gateway.limits import Limits
+from tests.kit.engine import (
+    CLOSE,
+    DONE,
+    END,
+    ERROR,
+    HOLD,
+    OK,
+    STREAM,
+    STREAM_HEAD,
+    WITHOUT_USAGE,
+    ScriptedEngine,
+    delta,
+    document,
+)
+from tests.kit.rig import Client, Rig, rig
+
+
+async def parked(one: Rig, *, stream: bool, minor: int = 1, path: str = "/v1/chat/completions") -> Client:
+    client = await one.client()
+    client.call(stream=stream, minor=minor, path=path)
+    return client
+
+
+async def test_a_parked_call_is_answered_when_a_replica_comes_and_says_that_it_was_cold() -> None:
+    async with ScriptedEngine((OK,)) as engine, rig() as one:
+        client = await parked(one, stream=False)
+        while not one.front.report().levels:
+            await asyncio.sleep(0.001)
+        one.routes(engine.address, phases_ms={"load": 12.5})
+        status, fields, _ = await client.answer()
+        assert (status, fields["x-pilotlight-cold"]) == (200, "1")
+        assert "load;dur=12.5" in fields["server-timing"]
+
+
+EARLY = FrontSettings(keepalive_seconds=0.1)
+
+
+@pytest.mark.parametrize("minor", [0, 1])
+async def test_a_parked_stream_hears_that_it_waits_and_then_its_answer(minor: int) -> None:
+    async with ScriptedEngine((STREAM,)) as engine, rig(settings=EARLY) as one:
+        client = await parked(one, stream=True, minor=minor)
+        status, fields = await client.head()
+        assert (status, fields["content-type"]) == (200, "text/event-stream")
+        one.routes(engine.address)
+        if minor:
+            pieces = []
+            while piece := await client.chunk():
+                pieces.append(piece)
+            body = b"".join(pieces)
+        else:
+            body = await client.rest()
+        assert body.startswith(b": waiting, position 1\n\n")
+        assert WITHOUT_USAGE in body
+        assert body.split(b"\n\n")[-2].startswith(b": server-timing queue;dur=")
+
+
+async def test_an_anthropic_stream_is_pinged() -> None:
+    async with rig(settings=EARLY) as one:
+        client = await parked(one, stream=True, path="/v1/messages")
+        await client.head()
+        assert (await client.chunk()).startswith(b"event: ping\n")
+
+
+async def test_after_an_early_head_an_engines_error_becomes_an_event() -> None:
+    async with (
+        ScriptedEngine((document(b'{"error":{"message":"too long","code":400}}', "400 Bad"),)) as engine,
+        rig(settings=EARLY) as one,
+    ):
+        client = await parked(one, stream=True)
+        await client.head()
+        one.routes(engine.address)
+        body = b""
+        while piece := await client.chunk():
+            body += piece
+        assert b'data: {"error":{"message":"too long","code":400}}\n\n' in body
+        assert b"[DONE]" not in body
+
+
+async def test_after_an_early_head_a_refusal_becomes_an_event() -> None:
+    async with rig(settings=EARLY) as one:
+        client = await parked(one, stream=True)
+        await client.head()
+        one.front.perform(one.front.dispatch.shutdown(one.front.clock()))
+        body = b""
+        while piece := await client.chunk():
+            body += piece
+        assert b'"shutting_down"' in body
+        assert b"[DONE]" not in body
+
+
+async def test_after_an_early_head_a_broken_engine_moves_the_call_and_then_is_told() -> None:
+    async with ScriptedEngine((CLOSE,)) as engine, rig(settings=EARLY) as one:
+        client = await parked(one, stream=True)
+        await client.head()
+        one.routes(engine.address)
+        body = b""
+        while piece := await client.chunk():
+            body += piece
+        assert ERROR in body
+        assert len(engine.requests) == 2
+
+
+async def test_a_silent_parked_call_is_refused_before_load_balancers_cut_it() -> None:
+    async with rig(settings=FrontSettings(silent_seconds_max=0.1)) as one:
+        client = await parked(one, stream=False)
+        status, fields, body = await client.answer()
+        assert (status, fields["retry-after"]) == (503, "1")
+        assert b'"model_starting"' in body
+        assert one.front.report().levels == ()
+
+
+async def get(one: Rig, path: str, *, method: str = "GET", more: str = "") -> tuple[int, dict[str, str], bytes]:
+    client = await one.client()
+    client.send(f"{method} {path} HTTP/1.1\r\nhost: x\r\n{more}\r\n".encode())
+    return await client.answer()
+
+
+async def test_models_are_listed_without_waking_any() -> None:
+    async with rig(state="zero") as one:
+        status, _, body = await get(one, "/v1/models")
+        listed = json.loads(body)
+        assert (status, listed["object"], [item["id"] for item in listed["data"]]) == (200, "list", ["m"])
+        assert listed["data"][0]["pilotlight"]["state"] == "zero"
+        assert listed["data"][0]["pilotlight"]["context_tokens"] == 4096
+        assert json.loads((await get(one, "/v1/models/m"))[2])["id"] == "m"
+        assert (await get(one, "/v1/models/none"))[0] == 404
+        assert one.front.report().levels == ()
+
+
+async def test_unknown_paths_are_404_in_openai_form_and_the_connection_stays() -> None:
+    async with rig() as one:
+        client = await one.client()
+        client.send(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        status, fields, body = await client.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (404, "not_found")
+        assert fields["x-request-id"]
+        assert (await client.answer())[0] == 200
+
+
+async def test_a_malformed_request_gets_one_400_that_echoes_nothing() -> None:
+    async with rig() as one:
+        client = await one.client()
+        client.send(b"POST /v1/chat/completions HTTP/1.1\r\nAuthorization : Bearer sk-canary\r\n\r\n")
+        rest = await client.rest()
+        assert rest.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert b"canary" not in rest
+
+
+async def test_a_key_is_asked_for_where_one_is_needed() -> None:
+    async with rig(settings=FrontSettings(keys_needed=True)) as one:
+        status, fields, _ = await get(one, "/v1/models")
+        assert (status, fields["www-authenticate"]) == (401, "bearer")
+
+
+async def test_cors_names_the_origins_that_may() -> None:
+    async with rig(settings=FrontSettings(cors_origins=("https://app.example",))) as one:
+        allowed = await get(one, "/v1/models", method="OPTIONS", more="origin: https://app.example\r\n")
+        assert (allowed[0], allowed[1]["access-control-allow-origin"]) == (204, "https://app.example")
+        refused = await get(one, "/v1/models", method="OPTIONS", more="origin: https://evil.example\r\n")
+        assert "access-control-allow-origin" not in refused[1]
+
+
+async def test_expect_100_is_answered_before_the_body() -> None:
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.send(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"expect: 100-continue\r\ncontent-length: 13\r\n\r\n"
+        )
+        assert await client.reader.readexactly(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.send(b'{"model":"m"}')
+        assert (await client.answer())[0] == 200
+
+
+async def test_an_address_may_hold_so_many_connections_and_no_more() -> None:
+    async with rig(limits=Limits(connections_per_address_max=2)) as one:
+        kept = [await one.client(), await one.client()]
+        third = await one.client()
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await third.head()
+        for client in kept:
+            client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await client.answer())[0] == 200
+
+
+async def test_a_drain_finishes_what_runs_and_refuses_what_is_parked() -> None:
+    async with (
+        ScriptedEngine((STREAM_HEAD + delta("a"), HOLD, DONE + END)) as engine,
+        rig(engine.address, slots=1) as one,
+    ):
+        running, idle = await parked(one, stream=True), await one.client()
+        await running.head()
+        waiting = await parked(one, stream=False)
+        while not any(waiting for _, waiting, _ in one.front.dispatch.counts()):
+            await asyncio.sleep(0.001)
+        draining = asyncio.create_task(one.front.drain(5))
+        status, fields, body = await waiting.answer()
+        assert (status, fields["connection"]) == (503, "close")
+        assert b'"shutting_down"' in body
+        assert await idle.rest() == b""
+        assert not draining.done()
+        engine.release.set()
+        assert b"[DONE]" in await running.rest()
+        await asyncio.wait_for(draining, 1)
+
+
+async def test_a_drain_cuts_what_does_not_end_in_time_with_one_error() -> None:
+    async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD)) as engine, rig(engine.address) as one:
+        client = await parked(one, stream=True)
+        await client.head()
+        await client.chunk()
+        await one.front.drain(0.05)
+        assert b'"shutting_down"' in await client.chunk()
+        assert await client.rest() == b""

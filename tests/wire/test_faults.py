@@ -1,0 +1,272 @@
+"""Engines that fail, clients that are slow or leave: who hears what, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from autoscaler.contract import Clocks
+from gateway.limits import Limits
+from tests.kit.engine import (
+    CLOSE,
+    DONE,
+    END,
+    ERROR,
+    HOLD,
+    OK,
+    RESET,
+    STREAM,
+    STREAM_HEAD,
+    WITHOUT_USAGE,
+    Script,
+    ScriptedEngine,
+    Word,
+    chunk,
+    delta,
+    document,
+    event,
+)
+from tests.kit.rig import rig
+
+
+async def test_an_engine_that_closes_idle_connections_costs_nothing() -> None:
+    async with ScriptedEngine((OK, CLOSE)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        for _ in range(5):
+            client.call()
+            assert (await client.answer())[0] == 200
+        assert one.front.telemetry.text((), None).count(b"upstream_retries_total{") == 0
+
+
+async def test_a_reset_on_a_reused_connection_is_tried_again_on_a_fresh_one() -> None:
+    async with ScriptedEngine((OK,), (RESET,), (OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call()
+        await client.answer()
+        client.call()
+        assert (await client.answer())[0] == 200
+        assert engine.connections == 2
+        assert one.front.telemetry.text((), None).count(b"upstream_retries_total{") == 0
+
+
+async def test_an_engine_that_closes_after_streams_is_learnt() -> None:
+    async with ScriptedEngine((STREAM, CLOSE)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        for number in range(1, 4):
+            client.call(stream=True)
+            assert (await client.answer())[2] == WITHOUT_USAGE
+            assert engine.connections == number
+
+
+async def test_bytes_that_nobody_asked_for_end_an_idle_connection() -> None:
+    async with (
+        ScriptedEngine((OK + b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil",), (OK,)) as engine,
+        rig(engine.address) as one,
+    ):
+        client = await one.client()
+        for _ in range(2):
+            client.call()
+            assert (await client.answer())[2] == b'{"ok":true}'
+        assert engine.connections == 2
+
+
+@pytest.mark.parametrize("status", ["503 Service Unavailable", "429 Too Many Requests"])
+async def test_a_busy_engine_gets_the_call_once_more(status: str) -> None:
+    async with ScriptedEngine((document(b"{}", status),), (OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call()
+        assert (await client.answer())[0] == 200
+        assert len(engine.requests) == 2
+
+
+BEFORE: list[Script] = [
+    (CLOSE,), (RESET,), (b"HTTP/1.1 200 OK\r\n", CLOSE), (STREAM_HEAD, RESET), (b"SSH-2.0-x\r\n",),
+    (b"HTTP/1.1 100 Continue\r\n\r\n" * 9,), (STREAM_HEAD + b"zz\r\n",),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("script", BEFORE, ids=range(len(BEFORE)))
+async def test_death_before_the_first_body_byte_moves_the_call_and_the_client_sees_nothing(script: Script) -> None:
+    async with (
+        ScriptedEngine(script) as bad,
+        ScriptedEngine((STREAM,)) as good,
+        rig(bad.address, good.address) as one,
+    ):
+        client = await one.client()
+        client.call(stream=True)
+        assert (await client.answer())[2] == WITHOUT_USAGE
+        assert (len(bad.requests), len(good.requests)) == (1, 1)
+        await one.settled()
+        assert one.in_use() == 0
+
+
+async def test_death_before_the_first_byte_twice_is_one_502() -> None:
+    async with ScriptedEngine((CLOSE,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call()
+        status, _, body = await client.answer()
+        assert status == 502
+        assert ERROR in body
+        client.call()  # the connection is still good
+        assert (await client.answer())[0] == 502
+        assert one.in_use() == 0
+
+
+async def test_nobody_listens_and_the_call_moves() -> None:
+    async with ScriptedEngine((OK,)) as gone:
+        gone.stop()
+        async with ScriptedEngine((OK,)) as good, rig(gone.address, good.address) as one:
+            client = await one.client()
+            client.call()
+            assert (await client.answer())[0] == 200
+
+
+@pytest.mark.parametrize("death", [CLOSE, RESET])
+@pytest.mark.parametrize("half", [b"", b"40\r\ndata: {", b"1"])
+async def test_death_mid_stream_is_one_error_event_and_no_end(death: Word, half: bytes) -> None:
+    async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD, half, death)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call(stream=True)
+        assert (await client.head())[0] == 200
+        assert b'"a"' in await client.chunk()
+        engine.release.set()
+        told = await client.chunk()
+        assert told.startswith(b'data: {"error":')
+        assert ERROR in told
+        assert await client.rest() == b""  # neither [DONE] nor a last chunk
+        await one.settled()
+        assert one.in_use() == 0
+
+
+async def test_a_bad_chunk_mid_stream_is_one_error_event() -> None:
+    async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD, b"zz\r\n")) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call(stream=True, path="/v1/chat/completions")
+        await client.head()
+        await client.chunk()
+        engine.release.set()
+        assert ERROR in await client.chunk()
+        assert await client.rest() == b""
+        await asyncio.wait_for(engine.left.wait(), 1)
+
+
+async def test_an_anthropic_stream_breaks_in_its_own_words() -> None:
+    start = event('{"type":"message_start"}')
+    async with ScriptedEngine((STREAM_HEAD + start, HOLD, CLOSE)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call(stream=True, path="/v1/messages")
+        await client.head()
+        await client.chunk()
+        engine.release.set()
+        assert (await client.chunk()).startswith(b'event: error\ndata: {"type":"error"')
+
+
+async def test_death_inside_a_document_ends_it_short() -> None:
+    async with ScriptedEngine((document(b"x" * 100)[:-50], HOLD, CLOSE)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call()
+        _, fields = await client.head()
+        engine.release.set()
+        assert (fields["content-length"], len(await client.rest())) == ("100", 50)
+
+
+async def test_death_between_last_byte_and_finish_is_no_failure() -> None:
+    async with ScriptedEngine((STREAM, RESET)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call(stream=True)
+        assert (await client.answer())[2] == WITHOUT_USAGE
+        await one.settled()
+        assert one.totals()[1:] == (7, 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_says_nothing_is_a_504(stream: bool) -> None:
+    clocks = Clocks(response_seconds_max=0.1, first_byte_seconds_max=0.1, stall_seconds_max=9)
+    async with ScriptedEngine((HOLD,)) as engine, rig(engine.address, clocks=clocks, slots=1) as one:
+        client = await one.client()
+        client.call(stream=stream)
+        assert (await client.answer())[0] == 504
+        await asyncio.wait_for(engine.left.wait(), 1)
+        assert one.in_use() == 0
+
+
+async def test_a_stream_that_stalls_is_cut_with_an_error_event() -> None:
+    clocks = Clocks(first_byte_seconds_max=9, stall_seconds_max=0.3)
+    async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD)) as engine, rig(engine.address, clocks=clocks) as one:
+        client = await one.client()
+        client.call(stream=True)
+        await client.head()
+        await client.chunk()
+        assert b'"upstream_timeout"' in await client.chunk()
+        assert await client.rest() == b""
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(b"POST /v1/chat/completions HTTP/1.1\r\nhost:", b"408"), (b"", b""),
+     (b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", b"408")],
+)  # fmt: skip
+async def test_slow_requests_and_idle_connections_are_cut(sent: bytes, status: bytes) -> None:
+    limits = Limits(header_seconds_max=0.2, body_seconds_max=0.2, idle_seconds_max=0.2)
+    async with rig(limits=limits) as one:
+        client = await one.client()
+        client.send(sent)
+        rest = await client.rest()
+        assert (status in rest) if status else rest == b""
+
+
+async def test_a_client_that_reads_nothing_stops_the_engine_and_is_cut() -> None:
+    script: Script = (STREAM_HEAD, *[chunk(b"data: " + b"x" * 65_000 + b"\n\n")] * 800, HOLD)
+    async with ScriptedEngine(script) as engine, rig(engine.address, limits=Limits(write_stall_seconds_max=0.5)) as one:
+        client = await one.client()
+        client.call(stream=True)
+        await asyncio.wait_for(engine.left.wait(), 5)
+        await one.settled()
+        assert one.in_use() == 0
+        client.leave()
+
+
+async def test_a_client_that_reads_late_gets_everything() -> None:
+    big = chunk(b"data: " + b"x" * 65_000 + b"\n\n") * 300
+    async with ScriptedEngine((STREAM_HEAD + big + DONE + END,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call(stream=True)
+        await asyncio.sleep(0.1)
+        body = (await client.answer())[2]
+        assert (len(body), body.endswith(b"[DONE]\n\n")) == (65_008 * 300 + 14, True)
+
+
+LEAVING: list[Script] = [(HOLD,), (STREAM_HEAD, HOLD), (STREAM_HEAD + delta("a"), HOLD), (OK[:-3], HOLD)]
+
+
+@pytest.mark.parametrize("how", ["reset", "end", "half"])
+@pytest.mark.parametrize("script", LEAVING, ids=["waiting", "head", "stream", "document"])
+async def test_a_client_that_leaves_ends_the_engines_work_at_once(script: Script, how: str) -> None:
+    async with ScriptedEngine(script) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call(stream=True)
+        await engine.asked.wait()
+        await asyncio.sleep(0.02)
+        if how == "reset":
+            client.leave()
+        elif how == "half":
+            client.writer.write_eof()
+        else:
+            client.writer.close()
+        async with asyncio.timeout(0.1):
+            await engine.left.wait()
+        assert one.in_use() == 0
+        assert b'outcome="abandoned"' in one.front.metrics()
+
+
+async def test_a_client_that_leaves_while_parked_is_never_granted() -> None:
+    async with ScriptedEngine((OK,)) as engine, rig() as one:
+        client = await one.client()
+        client.call()
+        while not one.front.report().levels:
+            await asyncio.sleep(0.001)
+        client.leave()
+        await one.settled()
+        one.routes(engine.address)
+        assert (one.front.report().levels, engine.requests) == ((), [])

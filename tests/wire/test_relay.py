@@ -1,0 +1,128 @@
+"""The data plane on real sockets: a raw client, the real front and dispatch, an engine that plays scripts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.kit.engine import CLOSE, DELTAS, END, ERROR, HOLD, OK, STREAM, WITHOUT_USAGE, ScriptedEngine, document
+from tests.kit.rig import rig
+
+
+async def test_a_call_reaches_the_engine_rewritten_and_its_answer_comes_back() -> None:
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.send(
+            b"POST /openai/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-canary\r\n"
+            b"X-Request-Id: id-1\r\nContent-Type: application/json\r\nX-Secret: canary\r\nContent-Length: 33\r\n\r\n"
+            b'{"model":"alias-m","messages":[]}'
+        )
+        status, fields, body = await client.answer()
+        assert (status, body, fields["x-request-id"]) == (200, b'{"ok":true}', "id-1")
+        assert "upstream;dur=" in fields["server-timing"]
+        head, _, sent = engine.requests[0].partition(b"\r\n\r\n")
+        assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
+        assert json.loads(sent) == {"model": "served-m", "messages": []}
+        assert b"canary" not in head
+        await one.settled()
+        assert one.totals()[0] == 1
+
+
+async def test_connections_are_kept_on_both_sides() -> None:
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        for _ in range(3):
+            client.call()
+            assert (await client.answer())[0] == 200
+        assert (engine.connections, len(engine.requests)) == (1, 3)
+
+
+async def test_pipelined_calls_are_answered_in_order_one_at_a_time() -> None:
+    scripts = [(HOLD, document(b"1")), (document(b"2"),), (document(b"3"),)]
+    async with ScriptedEngine(*scripts) as engine, rig(engine.address) as one:
+        client = await one.client()
+        for _ in range(3):
+            client.call()
+        client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        await engine.asked.wait()
+        assert (len(engine.requests), one.in_use()) == (1, 1)
+        engine.release.set()
+        assert [(await client.answer())[2] for _ in range(4)] == [b"1", b"2", b"3", b'{"status":"ok"}']
+
+
+async def test_a_stream_goes_through_without_the_usage_that_we_asked_for() -> None:
+    async with ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call(stream=True)
+        status, fields, body = await client.answer()
+        assert (status, fields["content-type"], body) == (200, "text/event-stream", WITHOUT_USAGE)
+        assert json.loads(engine.requests[0].partition(b"\r\n\r\n")[2])["stream_options"] == {"include_usage": True}
+        await one.settled()
+        assert one.totals() == (1, 7, 2)
+
+
+async def test_usage_that_the_client_asked_for_stays() -> None:
+    async with ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call(stream=True, stream_options={"include_usage": True})
+        assert b'"usage"' in (await client.answer())[2]
+
+
+async def test_a_stream_cut_into_single_bytes_is_the_same_stream() -> None:
+    pieces = tuple(STREAM[at : at + 1] for at in range(len(STREAM)))
+    async with ScriptedEngine(pieces) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call(stream=True)
+        assert (await client.answer())[2] == WITHOUT_USAGE
+
+
+@pytest.mark.parametrize("minor", [0, 1])
+async def test_a_stream_that_ends_with_the_connection(minor: int) -> None:
+    whole = (b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + WITHOUT_USAGE, CLOSE)
+    async with ScriptedEngine(whole) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call(stream=True, minor=minor)
+        assert (await client.answer())[2] == WITHOUT_USAGE
+
+
+async def test_a_stream_that_ends_with_the_connection_but_not_with_its_word_is_broken() -> None:
+    cut = (b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + DELTAS, CLOSE)
+    async with ScriptedEngine(cut) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call(stream=True)
+        rest = await client.rest()
+        assert ERROR in rest
+        assert not rest.endswith(END)
+
+
+async def test_http_1_0_is_answered_close_delimited() -> None:
+    async with ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call(stream=True, minor=0)
+        head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert body == WITHOUT_USAGE
+
+
+async def test_an_engines_error_is_passed_on() -> None:
+    async with (
+        ScriptedEngine((document(b'{"error":{"message":"too long"}}', "400 Bad Request"),)) as engine,
+        rig(engine.address) as one,
+    ):
+        client = await one.client()
+        client.call()
+        status, _, body = await client.answer()
+        assert (status, body) == (400, b'{"error":{"message":"too long"}}')
+
+
+async def test_a_redirect_is_never_followed_nor_passed_on() -> None:
+    async with (
+        ScriptedEngine((document(b"", "302 Found", "Location: http://127.0.0.1:1/"),)) as engine,
+        rig(engine.address) as one,
+    ):
+        client = await one.client()
+        client.call()
+        status, fields, body = await client.answer()
+        assert (status, "location" in fields) == (502, False)
+        assert ERROR in body
