@@ -114,12 +114,9 @@ def status(world: World, plan: Plan, now_s: float) -> tuple[Row, ...]:
     return tuple(_row(world, name, unmet.get(name, ""), now_s) for name in names)
 
 
-def last(world: World, log: Log, now_s: float) -> tuple[str, ...]:
+def last(log: Log, now_s: float) -> tuple[str, ...]:
     """The latest moves of all Replicas, newest first, as sentences."""
-    known = world.models.keys() | world.by_model.keys()
-    rows = [row for name in known for row in log.of_model(name)]
-    rows.sort(key=lambda row: (-row.at_s, row.replica))
-    return tuple(f"{row.model}: {_move(row, now_s)}" for row in rows[:LAST_ROWS])
+    return tuple(f"{row.model}: {_move(row, now_s)}" for row in log.latest(LAST_ROWS))
 
 
 def _row(world: World, name: ModelName, unmet: str, now_s: float) -> Row:
@@ -132,7 +129,7 @@ def _row(world: World, name: ModelName, unmet: str, now_s: float) -> Row:
     entered = [r.since_s for r in replicas if r.state.value == state] or [r.since_s for r in replicas]
     began_s = min(entered, default=world.histories.get(name, NO_HISTORY).served_until_s)
     document = world.models.get(name)
-    why = unmet or (_why(world, document, now_s) if document is not None else "no longer in the documents")
+    why = _why(world, document, unmet, now_s) if document is not None else "no longer in the documents"
     return Row(
         model=name,
         state=state,
@@ -145,7 +142,12 @@ def _row(world: World, name: ModelName, unmet: str, now_s: float) -> Row:
     )
 
 
-def _why(world: World, model: Model, now_s: float) -> str:
+def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
+    history = world.histories.get(model.name, NO_HISTORY)
+    if now_s < history.refused_until_s:
+        return f"{history.failure}; the next try is due in {seconds(history.refused_until_s - now_s)}"
+    if unmet:
+        return unmet
     draining = [world.replicas[id].drain for id in world.by_model.get(model.name, ())]
     reasons = [drain.reason for drain in draining if drain is not None]
     return reasons[0] if reasons else demand.wanted(world, model, now_s).reason

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 from autoscaler.contract import ModelName
 from autoscaler.world import Transition
@@ -31,6 +32,10 @@ class Log:
     def of_model(self, model: ModelName) -> tuple[Transition, ...]:
         """The rows of one Model, oldest first."""
         return tuple(row for row in self._rows if row.model == model)
+
+    def latest(self, count: int) -> tuple[Transition, ...]:
+        """At most `count` rows, newest first."""
+        return tuple(islice(reversed(self._rows), count))
 
     def since(self, at_s: float) -> tuple[Transition, ...]:
         """The rows at `at_s` or later, oldest first."""

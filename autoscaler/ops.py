@@ -114,7 +114,7 @@ class OperationsServer:
         return answer(explain.explain_model(self._world, self._loop.plan, self._log, name, self._now_s()))
 
     async def _last(self, _: web.Request) -> web.Response:
-        return answer(api.Sentences(sentences=explain.last(self._world, self._log, self._now_s())))
+        return answer(api.Sentences(sentences=explain.last(self._log, self._now_s())))
 
     def _no_model(self) -> web.Response:
         """404 that says what there is."""

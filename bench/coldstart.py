@@ -8,6 +8,7 @@ nothing of the earlier one is left.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import statistics
 import time
@@ -86,6 +87,7 @@ async def _rounds(sides: dict[str, Side], rounds: int) -> dict[str, list[float]]
     order = list(sides)
     for _ in range(rounds):
         for name in order:
+            await asyncio.sleep(SETTLE_S)
             took[name].append(await sides[name]() * 1000)
         order.append(order.pop(0))
     return took
@@ -122,10 +124,8 @@ def _by_hand(subject: Model, log: Path) -> Side:
 
 def _ours(one: Serving, subject: Model) -> Side:
     async def side() -> float:
-        await one.zero()
         client = Client(one.url)
         await client.open(1)
-        await kit.pause(SETTLE_S)
         took_s = await _first_byte_s(client, subject, time.monotonic())
         await one.zero()
         return took_s
@@ -137,7 +137,6 @@ def _rival(swap: llamaswap.Swap, subject: Model) -> Side:
     async def side() -> float:
         client = Client(swap.url)
         await client.open(1)
-        await kit.pause(SETTLE_S)
         took_s = await _first_byte_s(client, subject, time.monotonic())
         await swap.unload()
         return took_s

@@ -154,6 +154,11 @@ def refused(code: str, message: str, retry_after_s: float) -> CallError:
     return CallError(503, code, message, retry_after_s=retry_after_s)
 
 
+def uninformed() -> CallError:
+    """503: this gateway has just started and knows neither Models nor Tenants yet."""
+    return CallError(503, "overloaded", "the gateway has just started; try again", retry_after_s=1.0)
+
+
 def shutting_down() -> CallError:
     """503: this gateway is stopping and the Call was still parked."""
     return CallError(503, "shutting_down", "the gateway is stopping; try again", retry_after_s=1.0)

@@ -14,7 +14,7 @@ from itertools import count
 from typing import cast
 
 from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta, TenantEntry
-from gateway import admission
+from gateway import admission, errors
 from gateway.dispatch import Dispatch
 from gateway.edge import Connection
 from gateway.effects import Effect, Grant, Refuse
@@ -61,6 +61,8 @@ class Front:
         self._addresses: dict[str, int] = {}
         self._swept_calls_s = self._swept_connections_s = self._swept_pools_s = 0.0
         self._heard_s: float | None = None
+        self.informed = asyncio.Event()
+        """Catalogue and Routes have been heard: what is asked for can be judged."""
         self._awake = asyncio.Event()
         """A Call is here."""
         self._quiet = asyncio.Event()
@@ -72,11 +74,17 @@ class Front:
         """Takes a change of the catalogue."""
         self.directory.apply(delta)
         self.perform(self.dispatch.catalogue(delta, self.clock()))
+        self._note_informed()
 
     def routes(self, delta: RoutesDelta) -> None:
         """Takes a change of Routes."""
         self._heard_s = self.clock()
         self.perform(self.dispatch.routes(delta, self._heard_s))
+        self._note_informed()
+
+    def _note_informed(self) -> None:
+        if self.directory.known and self._heard_s is not None:
+            self.informed.set()
 
     def report(self) -> Report:
         """The levels as they are now."""
@@ -94,8 +102,8 @@ class Front:
 
     @property
     def ready(self) -> bool:
-        """It can serve: it has Routes and does not stop."""
-        return self._heard_s is not None and not self.closing
+        """It can serve: it has catalogue and Routes and does not stop."""
+        return self.informed.is_set() and not self.closing
 
     def metrics(self) -> bytes:
         """Prometheus text."""
@@ -113,7 +121,9 @@ class Front:
         return f"{self._id_prefix}{next(self._ids):x}"
 
     def tenant(self, request: Request) -> TenantEntry:
-        """Whose request it is. Raises CallError 401."""
+        """Whose request it is. Raises CallError 401; 503 while nobody has told who there is."""
+        if not self.directory.known:
+            raise errors.uninformed()
         key = admission.api_key(request)
         return self.directory.authenticate(None if key is None else key.decode("latin-1"), time.time())
 

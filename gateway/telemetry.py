@@ -83,15 +83,33 @@ class ModelSeries:
         self.first_byte = Histogram(BOUNDS_S)
 
 
+class End:
+    """How many Calls ended in one way."""
+
+    __slots__ = ("count", "outcome")
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.count = 0
+
+
 class PairSeries:
     """Counts of one (Model, Tenant)."""
 
     __slots__ = ("ends", "tokens_in", "tokens_out")
 
     def __init__(self) -> None:
-        self.ends: dict[tuple[Outcome, str], int] = {}
+        self.ends: dict[str, End] = {}
+        """By code, which implies the Outcome."""
         self.tokens_in = 0
         self.tokens_out = 0
+
+    def end(self, outcome: Outcome, code: str) -> None:
+        """Counts one."""
+        end = self.ends.get(code)
+        if end is None:
+            end = self.ends[code] = End(outcome)
+        end.count += 1
 
 
 class Telemetry:
@@ -122,8 +140,7 @@ class Telemetry:
         if sent_s and granted_s is not None:
             self._overhead.add(sent_s - granted_s)
         pair = self._pairs.get((call.model, call.tenant)) or self._new_pair(call.model, call.tenant)
-        end = (outcome, code)
-        pair.ends[end] = pair.ends.get(end, 0) + 1
+        pair.end(outcome, code)
         pair.tokens_in += tokens_in
         pair.tokens_out += tokens_out
         if self._events_fd is None:
@@ -139,8 +156,7 @@ class Telemetry:
     def turned_away(self, request_id: str, code: str) -> None:
         """A request that did not become a Call."""
         pair = self._pairs.get(("", "")) or self._new_pair("", "")
-        end = (Outcome.FAILED, code)
-        pair.ends[end] = pair.ends.get(end, 0) + 1
+        pair.end(Outcome.FAILED, code)
         if self._events_fd is not None:
             self._tell(f"event=turned_away id={request_id} code={code}\n")
 
@@ -204,8 +220,8 @@ class Telemetry:
             "pilotlight_tokens", "Tokens as engines tell them.", labels=("model", "tenant", "direction")
         )
         for (model, tenant), pair in self._pairs.items():
-            for (outcome, code), count in pair.ends.items():
-                calls.add_metric((model, tenant, outcome.value, code), count)
+            for code, end in pair.ends.items():
+                calls.add_metric((model, tenant, end.outcome.value, code), end.count)
             if model:
                 tokens.add_metric((model, tenant, "in"), pair.tokens_in)
                 tokens.add_metric((model, tenant, "out"), pair.tokens_out)

@@ -35,6 +35,8 @@ class Directory:
 
     def __init__(self) -> None:
         self.settings = FrontSettings()
+        self.known = False
+        """The catalogue has been told. Before, nobody can say what exists or who may call."""
         self._version = (0, 0)
         self._tenants: dict[TenantName, TenantEntry] = {}
         self._models: dict[ModelName, ModelEntry] = {}
@@ -48,6 +50,7 @@ class Directory:
         if (delta.epoch, delta.version) < self._version:
             return
         self._version = (delta.epoch, delta.version)
+        self.known = self.known or delta.full
         if delta.full:
             self._tenants.clear()
             self._models.clear()

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 
 _WINDOW_BYTES = 1024
+_BOTH = re.compile(rb'"usage":\{"prompt_tokens":(\d{1,15}),"(?:total_tokens":\d{1,15},")?completion_tokens":(\d{1,15})')
+"""As most engines write it; the rest are read member by member."""
 _IN = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,15})')
 _OUT = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,15})')
 
@@ -22,6 +24,9 @@ def tokens(tail: bytes) -> tuple[int, int]:
     at = tail.rfind(b'"usage"')
     if at < 0:
         return 0, 0
+    both = _BOTH.match(tail, at)
+    if both is not None:
+        return int(both[1]), int(both[2])
     end = at + _WINDOW_BYTES
     inward, outward = _IN.search(tail, at, end), _OUT.search(tail, at, end)
     if inward is None:

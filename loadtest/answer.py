@@ -1,8 +1,8 @@
 """Reads one answer as a client does, without I/O: head, body bytes as they come, and the end; says whether it is whole.
 
 Owns what "whole" means. A stream is whole when its engine finished it (a finish reason), its dialect's last event came
-(`[DONE]`, or Anthropic's message_stop) and HTTP ended cleanly; or when an error event came and HTTP ended
-cleanly after it. A document is whole when HTTP ended cleanly and it is JSON, where JSON was promised.
+(`[DONE]`, or Anthropic's message_stop) and HTTP ended cleanly; or when an error event was the last word, however HTTP
+ended after it. A document is whole when HTTP ended cleanly and it is JSON, where JSON was promised.
 It must not judge more than one answer: that is `verdict.py`.
 """
 
@@ -105,8 +105,8 @@ class Answer:
             self._break("too long")
 
     def end(self, broken: str = "") -> None:
-        """HTTP has ended: cleanly, or by what `broken` says."""
-        if broken:
+        """HTTP has ended: cleanly, or by what `broken` says. After an error event the close is its confirmation."""
+        if broken and not (self._events and self.errors and not self._buffer):
             self._break(broken)
         elif self._events:
             self._end_of_stream()

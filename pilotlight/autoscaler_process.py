@@ -21,7 +21,7 @@ from autoscaler.drivers.local import LocalDriver
 from autoscaler.drivers.processes import become_subreaper
 from autoscaler.drivers.records import StateDirectory, replace_file
 from autoscaler.log import Log
-from autoscaler.loop import Loop, Step
+from autoscaler.loop import Loop
 from autoscaler.metrics import Metrics
 from autoscaler.ops import OperationsServer
 from autoscaler.serve import ContractServer
@@ -124,7 +124,7 @@ def seen(documents: Documents) -> DocumentsSeen:
 
 
 async def reload(again: asyncio.Event, path: Path, loop: Loop) -> None:
-    """Takes the documents anew each time it is told to. Wrong ones are said in one line, and the last good ones stay."""
+    """Takes the documents anew each time it is told to. Wrong ones are said, and the last good ones stay."""
     while True:
         await again.wait()
         again.clear()

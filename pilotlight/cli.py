@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,23 +46,24 @@ output_option = click.option(
 class Front(click.Group):
     """The top-level group. `load` is imported only when it is asked for: a gateway process needs none of it."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """As click's, but an error is one line: `pilotlight: what is wrong`. A Ctrl-C is no error."""
+    def main(
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, complete_var: str | None = None,
+        standalone_mode: bool = True, **extra: Any,
+    ) -> Any:  # fmt: skip
+        """As click's, but an error is one line: `pilotlight: what is wrong`."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
-            status = super().main(*args, standalone_mode=False, **extra)
+            status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             status = error.exit_code
         except click.ClickException as error:
-            where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else ""
-            hint = f" (see {where} --help)" if where else ""
-            click.echo(f"pilotlight: {' '.join(error.format_message().split())}{hint}", err=True)
+            click.echo(f"pilotlight: {one_line(error)}", err=True)
             status = error.exit_code
         except click.Abort:
             status = 130  # 128 + SIGINT, as shells say it
-        if standalone_mode:
-            sys.exit(status if isinstance(status, int) else 0)
-        return status
+        sys.exit(status if isinstance(status, int) else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All commands by name."""
@@ -74,6 +76,14 @@ class Front(click.Group):
 
             return load
         return super().get_command(ctx, cmd_name)
+
+
+def one_line(error: click.ClickException) -> str:
+    """What is wrong; where the words were typed wrongly, also where to read how they are typed."""
+    message = " ".join(error.format_message().split())
+    if isinstance(error, click.UsageError) and type(error) is not click.UsageError and error.ctx is not None:
+        return f"{message} (see {error.ctx.command_path} --help)"
+    return message
 
 
 @click.group(
@@ -176,7 +186,9 @@ def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
         return
     path, pid = keys.store(state, tenant, entry), keys.reader(state)
     now = f", or now: kill -HUP {pid}" if pid else ""
-    click.echo(f"key (shown once): {secret}\nstored for tenant {tenant} in {path}; `serve` reads it when it starts{now}")
+    click.echo(
+        f"key (shown once): {secret}\nstored for tenant {tenant} in {path}; `serve` reads it when it starts{now}"
+    )
 
 
 @cli.command(epilog="Example: pilotlight gateway --autoscaler unix:run/autoscaler.sock --listen 127.0.0.1:8080")

@@ -6,6 +6,7 @@ Owns the order of its start and stop. It receives values (addresses, sockets, li
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 from pathlib import Path
@@ -23,6 +24,12 @@ from gateway.sync import Sync
 from pilotlight import process
 from pilotlight.eventfile import EventFile
 from pilotlight.listen import BACKLOG, Address
+
+
+INFORMED_S_MAX = 5.0
+"""How long a gateway that starts waits for catalogue and Routes before it accepts connections without them."""
+
+log = logging.getLogger("pilotlight.gateway")
 
 
 class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +85,7 @@ async def serve(options: GatewayOptions) -> None:
         background = [following, tasks.create_task(front.run())]
         if events is not None:
             background.append(tasks.create_task(events.keep_small()))
+        await informed(front)
         server = await loop.create_server(
             front.connection, sock=process.socket_of(options.listen_fd, options.listen), backlog=BACKLOG
         )
@@ -90,6 +98,18 @@ async def serve(options: GatewayOptions) -> None:
     for link in links:
         await link.close()
     await runner.cleanup()
+
+
+async def informed(front: Front) -> None:
+    """Waits until it knows what exists: a Call that came sooner would be told that its Model does not.
+
+    Meanwhile connections wait in the listening socket. One that is never told serves what needs no knowledge.
+    """
+    try:
+        async with asyncio.timeout(INFORMED_S_MAX):
+            await front.informed.wait()
+    except TimeoutError:
+        log.warning("event=uninformed seconds=%g", INFORMED_S_MAX)
 
 
 def operations_site(runner: web.AppRunner, options: GatewayOptions) -> web.BaseSite:

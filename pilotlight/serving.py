@@ -15,13 +15,14 @@ import click
 import msgspec
 
 from autoscaler.documents import Documents, to_yaml
-from autoscaler.drivers.records import StateDirectory, StateError
+from autoscaler.drivers.records import StateDirectory, StateError, replace_file
 from autoscaler.settings import Limits
 from pilotlight import snippets
 from pilotlight.gathering import gather, needs_tenant
 from pilotlight.listen import Address, listeners
 from pilotlight.supervisor import Role, Supervisor, say
 
+DOCUMENTS_FILE = "documents.yaml"
 SOCKET_PATH_MAX = 100
 """A Unix socket's path may have about 107 bytes (unix(7)); a longer state directory is refused with words."""
 
@@ -55,7 +56,7 @@ def run(options: ServeOptions) -> int:
         inference = listeners(options.listen, options.gateways)
         operations = listeners(options.ops, 1)[0]
         run_directory = state.path / "run"
-        write_private(run_directory / "documents.yaml", to_yaml(documents))
+        replace_file(run_directory / DOCUMENTS_FILE, to_yaml(documents).encode())
         listen = Address(options.listen.host, inference[0].getsockname()[1])
         ops = Address(options.ops.host, operations.getsockname()[1])
         autoscaler, gateways = roles(
@@ -67,6 +68,7 @@ def run(options: ServeOptions) -> int:
             gateways,
             ready=lambda: all(answers(path) for path in ready_sockets),
             on_ready=lambda: welcome(documents, listen, ops),
+            on_reload=Reload(options, documents, run_directory / DOCUMENTS_FILE),
         )
         say(f"starting with {len(documents.models)} models, {options.gateways} gateway(s); state in {options.state}")
         return supervisor.run()
@@ -104,7 +106,7 @@ def roles(
         for name, listener in zip(names, inference, strict=True)
     ]  # fmt: skip
     arguments = [
-        "autoscaler", "--driver", "local", "--state", str(options.state), "--documents", str(run / "documents.yaml"),
+        "autoscaler", "--driver", "local", "--state", str(options.state), "--documents", str(run / DOCUMENTS_FILE),
         "--contract-socket", str(contract), "--ops-fd", str(operations.fileno()),
     ]  # fmt: skip
     for name in names:
@@ -134,11 +136,33 @@ def answers(path: Path) -> bool:
         return False
 
 
-def write_private(path: Path, text: str) -> None:
-    """A 0600 file (documents may hold key hashes)."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
+class Reload:
+    """Reads again what `serve` was given, at a SIGHUP; what is wrong is said in one line and changes nothing.
+
+    A GGUF file or folder on the command line is looked at again, too, and so are the stored keys.
+    """
+
+    def __init__(self, options: ServeOptions, documents: Documents, path: Path) -> None:
+        self._options = options
+        self._begun = documents.settings
+        self._path = path
+
+    def __call__(self) -> bool:
+        """True when the autoscaler shall read the documents at `path` again."""
+        options = self._options
+        try:
+            documents = gather(options.models, options.configs, options.state)
+            check(options, documents)
+            replace_file(self._path, to_yaml(documents).encode())
+        except (click.UsageError, OSError) as error:
+            message = error.message if isinstance(error, click.UsageError) else f"{self._path}: {error.strerror}"
+            say(f"{message}; the last good documents stay in force")
+            return False
+        say(f"documents read again: {len(documents.models)} models, {len(documents.tenants)} tenants")
+        for key in ("limits", "devices"):
+            if getattr(documents.settings, key) != getattr(self._begun, key):
+                say(f"Settings: {key}: the change takes effect when `serve` starts the next time")
+        return True
 
 
 def welcome(documents: Documents, listen: Address, ops: Address) -> None:

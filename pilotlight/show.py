@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import click
 from rich.console import Console
@@ -16,24 +20,38 @@ from rich.table import Table
 
 TIMEOUT_S = 5.0
 REFRESH_S = 0.5
-COLUMNS = ("model", "state", "replicas", "waiting", "running", "device", "since", "why")
+PLAIN_COLUMNS = 240
+"""Width of a table that goes into a file or a pipe: one line per Model, nothing cut."""
+COLUMNS = ("model", "state", "replicas", "waiting", "running", "devices", "since", "why")
 
 Row = Mapping[str, Any]  # JSON from another process, shown and not computed with
 
 
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+"""No proxy of the environment stands between a machine and its own port."""
+
+
 def fetch(ops: str, path: str) -> Any:
     """GET of the operations port. One clear error (exit 1) when nobody answers there, or it says no."""
+    ops = ops if ops.startswith(("http://", "https://")) else f"http://{ops}"
     try:
-        with urllib.request.urlopen(ops.rstrip("/") + path, timeout=TIMEOUT_S) as response:  # noqa: S310  http by type
+        with _open(ops.rstrip("/") + quote(path), timeout=TIMEOUT_S) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
-        message = json.load(error).get("error", error.reason)
-        raise click.ClickException(str(message)) from None
-    except (OSError, ValueError) as error:
+        raise click.ClickException(said(error)) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise click.ClickException(
             f"no pilotlight answers at {ops} ({reason}); is `pilotlight serve` running?"
         ) from None
+
+
+def said(error: urllib.error.HTTPError) -> str:
+    """What the port says is wrong, or what its status means when it is not one of ours."""
+    try:
+        return str(json.load(error)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"{error.code} {error.reason}: is this pilotlight's operations port?"
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -47,10 +65,12 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def cell(row: Row, column: str) -> str:
-    """One cell as text; `replicas` is a mapping of state to count, `since` a number of seconds."""
-    value = row.get(column)
+    """One cell as text, of a row of /api/v1/status (`autoscaler.explain.Row`)."""
+    value = row.get("since_s" if column == "since" else column)
     if column == "replicas" and isinstance(value, Mapping):
-        return " ".join(f"{count} {state}" for state, count in value.items()) or "0"
+        return ", ".join(f"{count} {state}" for state, count in value.items()) or "0"
+    if column == "devices" and isinstance(value, list):
+        return ", ".join(value)
     if column == "since" and isinstance(value, int | float):
         return ago(float(value))
     return "" if value is None else str(value)
@@ -60,8 +80,8 @@ def ago(seconds: float) -> str:
     """`3 s`, `4 min`, `2 h`, `5 d`."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds // 1:.0f} s"
 
 
 def status(ops: str, model: str | None, *, watch: bool, output: str) -> None:
@@ -76,11 +96,11 @@ def status(ops: str, model: str | None, *, watch: bool, output: str) -> None:
     if output == "json":
         click.echo(json.dumps(rows(), indent=2))
         return
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     if not watch:
         console.print(table(rows()))
         return
-    with Live(table(rows()), console=console, auto_refresh=False) as live:
+    with contextlib.suppress(KeyboardInterrupt), Live(table(rows()), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(REFRESH_S)
             live.update(table(rows()), refresh=True)

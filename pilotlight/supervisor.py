@@ -2,8 +2,9 @@
 
 Owns the children, the listening sockets (so that a child that is replaced refuses nobody) and the lock of the state
 directory. It decides nothing about Models. SIGKILL of this process kills gateways and autoscaler with it and leaves
-the engines running, to be adopted by the next start; SIGTERM drains the gateways, then the engines are stopped.
-Engines of an autoscaler that died become children of this process (it is a subreaper), which reaps them.
+the engines running, to be adopted by the next start; SIGTERM drains the gateways, then the engines are stopped; SIGHUP
+has the documents read again. Engines of an autoscaler that died become children of this process (it is a subreaper),
+which reaps them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+from autoscaler.drivers.processes import become_subreaper
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 SIGNALS = {*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP}
@@ -64,19 +67,31 @@ class Child:
 
 
 class Supervisor:
-    """Runs until a signal; `ready` is polled during the start, and `on_ready` called once when it is true."""
+    """Runs until a signal; `ready` is polled during the start, and `on_ready` called once when it is true.
+
+    At a SIGHUP `on_reload` is called; when it says True the autoscaler is told to read the documents again.
+    """
 
     def __init__(
-        self, autoscaler: Role, gateways: Sequence[Role], *, ready: Callable[[], bool], on_ready: Callable[[], None]
+        self,
+        autoscaler: Role,
+        gateways: Sequence[Role],
+        *,
+        ready: Callable[[], bool],
+        on_ready: Callable[[], None],
+        on_reload: Callable[[], bool],
     ) -> None:
         self._autoscaler = Child(autoscaler)
         self._gateways = [Child(role) for role in gateways]
         self._ready = ready
         self._on_ready = on_ready
+        self._on_reload = on_reload
+        self._had_terminal = has_terminal()
 
     def run(self) -> int:
         """Returns the exit status of the whole: 0 after an orderly stop."""
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        become_subreaper()
         children = [self._autoscaler, *self._gateways]
         for child in children:
             child.start()
@@ -86,8 +101,10 @@ class Supervisor:
                 announced = True
                 self._on_ready()
             number = self._wait(self._timeout_s(children) if announced else POLL_S)
-            if number in STOP_SIGNALS:
+            if number in STOP_SIGNALS or (number == signal.SIGHUP and self._terminal_gone()):
                 return self._stop()
+            if number == signal.SIGHUP:
+                self._reload()
             reap_adopted({child.process.pid for child in children if child.process is not None})
             for child in children:
                 status = child.ended()
@@ -97,6 +114,15 @@ class Supervisor:
                         return self._stop(status=2)
                 elif child.due_s is not None and time.monotonic() >= child.due_s:
                     child.start()
+
+    def _terminal_gone(self) -> bool:
+        """A SIGHUP because the window was closed means stop, as for every command that runs in one."""
+        return self._had_terminal and not has_terminal()
+
+    def _reload(self) -> None:
+        child = self._autoscaler.process
+        if self._on_reload() and child is not None:
+            child.send_signal(signal.SIGHUP)
 
     @staticmethod
     def _timeout_s(children: Sequence[Child]) -> float:
@@ -143,9 +169,18 @@ def reap_adopted(ours: set[int]) -> None:
         os.waitpid(info.si_pid, 0)
 
 
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal that is still there (tty(4))."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 def say(text: str) -> None:
-    """A line for the person at the terminal."""
-    with contextlib.suppress(BrokenPipeError):
+    """A line for the person at the terminal, who may have gone."""
+    with contextlib.suppress(OSError):
         sys.stderr.write(f"pilotlight: {text}\n")
         sys.stderr.flush()
 

@@ -70,6 +70,12 @@ def test_an_error_event_is_one_error_and_ends_a_stream_without_done() -> None:
     assert read(ERROR + ERROR).errors == 2
 
 
+def test_a_connection_that_closes_after_an_error_event_confirms_it() -> None:
+    told = read(WORDS[0] + ERROR, broken="the connection was closed")
+    assert (told.errors, told.broken) == (1, "")
+    assert read(WORDS[0] + ERROR + WORDS[1][:20], broken="the connection was closed").broken
+
+
 def test_a_connection_that_breaks_breaks_the_answer_whatever_came_before() -> None:
     assert (
         read(b"".join([*WORDS, FINISH, DONE]), broken="the connection was reset").broken == "the connection was reset"

@@ -88,12 +88,19 @@ class Client:
         self.writer = writer
 
     def call(
-        self, *, stream: bool = False, minor: int = 1, path: str = "/v1/chat/completions", **members: object
+        self,
+        *,
+        stream: bool = False,
+        minor: int = 1,
+        path: str = "/v1/chat/completions",
+        key: str = "none",
+        **members: object,
     ) -> None:
         """Sends one chat completion."""
         body = json.dumps({"model": MODEL, "messages": [], **({"stream": True} if stream else {}), **members}).encode()
         self.send(
             f"POST {path} HTTP/1.{minor}\r\nhost: gateway\r\ncontent-type: application/json\r\n"
+            f"authorization: Bearer {key}\r\n"
             f"content-length: {len(body)}\r\n\r\n".encode()
             + body
         )

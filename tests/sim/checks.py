@@ -7,6 +7,7 @@ where the invariant is about the World. A violation is an AssertionError that na
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from autoscaler.contract import LEADER_SILENT_S
 from autoscaler.states import ReplicaState
@@ -29,6 +30,7 @@ class Watcher:
         self._silent_until_s = 0.0
         self.gaps_s: list[float] = []
         self.broken: list[str] = []
+        self._listeners: list[Callable[[Process, str], None]] = []
         self._changed = town.machine.on_change
         town.machine.on_change = self._on_change
         town.on_grant = self._on_grant
@@ -38,6 +40,20 @@ class Watcher:
         self._changed(process, what)
         if what == "start":
             self._slices_hold(process)
+            self._no_more_than_planned(process)
+        for listener in self._listeners:
+            listener(process, what)
+
+    def listen(self, listener: Callable[[Process, str], None]) -> None:
+        """Tells of every process that starts, gets ready, dies or is gone."""
+        self._listeners.append(listener)
+
+    def _no_more_than_planned(self, process: Process) -> None:
+        """I6: never more Replicas of a Model alive than it may have, whoever leads."""
+        model = next(m for m in self._town.models if m.name == process.replica.model)
+        alive = [p for p in self._town.machine.living() if p.replica.model == model.name and p.alive and not p.stopping]
+        if len(alive) > model.spec.replicas.max:
+            self.broken.append(f"I6: {len(alive)} Replicas of {model.name}, {model.spec.replicas.max} at most")
 
     def _slices_hold(self, process: Process) -> None:
         """I5: what processes hold, scrubbing included, never exceeds a Slice."""

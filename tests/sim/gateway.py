@@ -108,6 +108,7 @@ class SimGateway:
         self.alive = False
         self.heard_s = 0.0
         self.running: dict[str, Grant] = {}
+        self.reports_s: list[float] = []
         self.start()
 
     def start(self) -> None:
@@ -212,6 +213,7 @@ class SimGateway:
 
     def report(self) -> Report:
         """The levels."""
+        self.reports_s.append(self._town.now())
         return self.dispatch.report(self._town.now())
 
     def answered(self, sequence: int, answer: ReportAnswer) -> None:

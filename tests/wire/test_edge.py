@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -223,3 +225,29 @@ async def test_a_drain_cuts_what_does_not_end_in_time_with_one_error() -> None:
         await one.front.drain(0.05)
         assert b'"shutting_down"' in await client.chunk()
         assert await client.rest() == b""
+
+
+# --- what must not be told -------------------------------------------------------------------------------------------
+
+
+async def test_no_key_prompt_or_address_in_events_metrics_or_errors(tmp_path: Path) -> None:
+    sink = os.open(tmp_path / "events", os.O_RDWR | os.O_CREAT)
+    prompt = [{"role": "user", "content": "canary-prompt"}]
+    scripts = [(STREAM,), (STREAM_HEAD + delta("a"), CLOSE), (CLOSE,), (document(b"{}", "302 Found"),)]
+    told = b""
+    async with ScriptedEngine(*scripts) as engine:
+        async with rig(engine.address, events=sink) as one:
+            for number in range(4):
+                client = await one.client()
+                client.call(stream=number < 2, minor=0, key="sk-canary-key", messages=prompt, user="canary-user")
+                told += await client.rest()
+            client = await one.client()
+            client.send(b"POST /v1/canary-path?key=canary HTTP/1.1\r\nhost: canary-host\r\n\r\nGET canary\r\n\r\n")
+            told += await client.rest()
+            told += one.front.metrics()
+        events = os.pread(sink, 1 << 20, 0)
+        os.close(sink)
+        assert events.count(b"event=call ") == 4
+        assert events.count(b"event=turned_away ") == 2
+        assert b"canary" not in told + events
+        assert engine.address.encode() not in told + events

@@ -1,0 +1,121 @@
+"""Tenant A has 500 Calls waiting through gateway 1; Tenant B's one Call comes through gateway 2: whose is the next Slot?
+
+Owns one figure: which release of a Slot, of those later than 50 ms after B's arrival, gave B its turn (the first is 1;
+0: B did not need to wait so long). It is read from the engine's own transcript: after the release that is B's, A never
+has all Slots again, so it is one more than the releases after which A did. B's arrival is the moment it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import kit
+from bench.documents import body, fake, key, settings, tenant
+from bench.fleet import fleet
+from bench.kit import Figures, Serving, say, spread
+from loadtest.client import Client
+from loadtest.result import Ending, Shot
+
+CALLS = 500
+GRACE_S = 0.05
+SECONDS_OF_A_CALL = 0.15
+TOKENS = 15
+GAP_S = 0.37
+"""Between two Calls of B; no multiple of a Call's length, so B comes at all phases of A's Calls."""
+
+
+class Stay(NamedTuple):
+    """One Call in the engine; Unix seconds."""
+
+    began_s: float
+    ended_s: float
+    tokens: int
+
+
+async def measure(place: Path, *, quick: bool) -> Figures:
+    """fair_releases_max over 4 slots and 1 slot."""
+    kit.title(f"fairness: A has {CALLS} Calls waiting at gateway 1, B's single Calls come to gateway 2")
+    say(f"{'slots':>5} {'B: calls':>9} {'B granted at release (0, 1, 2, ... times)':<42} {'B waited, ms':<24}")
+    worst = 0
+    for slots in (4, 1):
+        tries = (12 if quick else 24) if slots == 4 else (8 if quick else 16)
+        stays, sent_s = await _run(place / f"fairness-{slots}", slots, tries)
+        mine = [stay for stay in stays if stay.tokens == 1]
+        others = [stay for stay in stays if stay.tokens != 1]
+        releases = [releases_before(others, arrived, stay.began_s, slots) for arrived, stay in zip(sent_s, mine, strict=True)]
+        waited_ms = [(stay.began_s - arrived) * 1e3 for arrived, stay in zip(sent_s, mine, strict=True)]
+        counts = "  ".join(f"{count}: {releases.count(count)}x" for count in sorted(set(releases)))
+        say(f"{slots:>5} {len(mine):>9} {counts:<42} {spread(waited_ms):<24}   (at most release 1)")
+        worst = max(worst, *releases)
+    return {"fair_releases_max": worst}
+
+
+async def _run(place: Path, slots: int, tries: int) -> tuple[list[Stay], list[float]]:
+    """What the engine saw, in the order in which it began, and when B's Calls were sent."""
+    transcript = place.with_suffix(".jsonl")
+    knobs = ("--tokens-per-s", str(TOKENS / SECONDS_OF_A_CALL), "--transcript", str(transcript))
+    # A Call of B is one token: short, and so told apart
+    documents = [settings(), fake("f", *knobs, slots=slots), tenant("a"), tenant("b")]
+    sent_s: list[float] = []
+    async with fleet(place, documents, gateways=2) as one:
+        await _one(one, 1, "b")  # warm
+        client = Client(one.urls[0], headers=_key("a"))
+        crowd = asyncio.create_task(client.run([_shot(TOKENS)] * CALLS))
+        await asyncio.sleep(1)
+        await _one(one, 1, "b")  # both Tenants have been served
+        for _ in range(tries):
+            await asyncio.sleep(GAP_S)
+            sent_s.append(await _one(one, 1, "b"))
+        crowd.cancel()
+        await asyncio.gather(crowd, return_exceptions=True)
+    rows = [json.loads(line) for line in transcript.read_text().splitlines()]
+    stays = [Stay(row["time"] + row["queued_s"], row["time"] + row["after_s"], _tokens(row)) for row in rows]
+    stays.sort()
+    mine = [stay for stay in stays if stay.tokens == 1][2:]
+    return [*(stay for stay in stays if stay.tokens != 1), *mine], sent_s
+
+
+def releases_before(others: Sequence[Stay], arrived_s: float, granted_s: float, slots: int) -> int:
+    """Which release later than GRACE_S after `arrived_s` gave the turn at `granted_s`; 0: none was needed."""
+    from_s = arrived_s + GRACE_S
+    busy = sum(stay.began_s <= from_s < stay.ended_s for stay in others)
+    if granted_s <= from_s or busy < slots:
+        return 0
+    moments = [(stay.ended_s, -1) for stay in others] + [(stay.began_s, 1) for stay in others]
+    released = needed = 0
+    for _, step in sorted(moment for moment in moments if from_s < moment[0] < granted_s):
+        busy += step
+        released += step < 0
+        if busy >= slots:
+            needed = released
+    return needed + 1
+
+
+def _tokens(row: dict[str, object]) -> int:
+    headers = row["headers"]
+    return 1 if isinstance(headers, dict) and headers.get("x-request-id") == "b" else TOKENS
+
+
+def _key(tenant: str) -> tuple[tuple[str, str], ...]:
+    return (("Authorization", f"Bearer {key(tenant)}"),)
+
+
+def _shot(tokens: int, **headers: str) -> Shot:
+    more = tuple((name.replace("_", "-"), value) for name, value in headers.items())
+    return Shot(model="f", body=body("f", tokens=tokens), headers=more, timeout_s=120)
+
+
+async def _one(one: Serving, gateway: int, tenant: str) -> float:
+    """One short Call; the moment it was sent (Unix seconds)."""
+    client = Client(one.urls[gateway], headers=_key(tenant))
+    await client.open(1)
+    sent_s = time.time()
+    result = await client.send(_shot(1, X_Request_Id="b"))
+    if result.ending is not Ending.COMPLETED:
+        raise kit.BenchError(f"a Call did not complete: {result}")
+    return sent_s

@@ -1,0 +1,43 @@
+"""One autoscaler and several gateways, each on a port of its own: for benchmarks that must reach a certain gateway.
+
+Owns the state directory that they share and the order of their start. `serve` puts all gateways on one port, where the
+kernel chooses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from autoscaler.drivers.records import StateDirectory
+from bench import kit
+from bench.documents import Document, text
+
+
+@contextlib.asynccontextmanager
+async def fleet(place: Path, documents: Sequence[Document], gateways: int) -> AsyncIterator[kit.Serving]:
+    """Ready; `urls` of the Serving are the gateways' own."""
+    place.mkdir(parents=True)
+    (place / "documents.yaml").write_text(text(documents))
+    contract, operations = place / "contract.sock", kit.free_port()
+    pilotlight = [sys.executable, "-m", "pilotlight"]
+    scaler = [*pilotlight, "autoscaler", "--driver", "local", "--documents", str(place / "documents.yaml")]
+    scaler += ["--contract-socket", str(contract), "--ops", f"{kit.HOST}:{operations}", "--state", str(place / "state")]
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(contextlib.closing(StateDirectory.open(place / "state")))
+        process = stack.enter_context(kit.running(scaler, place / "autoscaler.log"))
+        await kit.answers(f"http://{kit.HOST}:{operations}/readyz", process, place / "autoscaler.log")
+        urls = []
+        for number in range(1, gateways + 1):
+            listen, ops = kit.free_port(), kit.free_port()
+            words = [*pilotlight, "gateway", "--autoscaler", f"unix:{contract}", "--id", f"gateway-{number}"]
+            words += ["--listen", f"{kit.HOST}:{listen}", "--ops", f"{kit.HOST}:{ops}", "--grace", "1"]
+            words += ["--events", str(place / f"gateway-{number}.calls.log")]
+            stack.enter_context(kit.running(words, place / f"gateway-{number}.log"))
+            urls.append(f"http://{kit.HOST}:{listen}")
+        one = kit.Serving(urls, f"http://{kit.HOST}:{operations}", process, place / "autoscaler.log")
+        stack.push_async_callback(one.close)
+        await one.ready()
+        yield one

@@ -1,0 +1,83 @@
+"""A small stage for single cases: Models and towns with the usual values, and waiting in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
+
+from autoscaler.contract import ModelName
+from autoscaler.model import Model, ModelSpec, Queue, ReplicaRange, Start
+from tests.sim import checks
+from tests.sim.machine import QUICK, Manners, one_device
+from tests.sim.network import CALM, Rates
+from tests.sim.town import Journey, Town
+from tests.sim.virtual import run
+
+GIB = 1 << 30
+A_MINUTE = Start(seconds_max=60.0)
+T = TypeVar("T")
+
+
+def model(
+    name: str = "a", *, slots: int = 4, replicas: int = 1, memory_gib: int = 10, idle_s: float = 5.0,
+    residency_s: float = 1.0, calls_max: int = 10_000, start: Start = A_MINUTE, drain_s: float = 60.0,
+) -> Model:  # fmt: skip
+    """A Model of which one Replica fits on a device of the stage."""
+    spec = ModelSpec(
+        engine="command", command=("engine", "{port}"), idle_seconds=idle_s, residency_seconds=residency_s,
+        replicas=ReplicaRange(max=replicas), queue=Queue(calls_max=calls_max), start=start, drain_seconds_max=drain_s,
+    )  # fmt: skip
+    return Model(name=ModelName(name), spec=spec, memory_bytes=memory_gib * GIB, slots=slots)
+
+
+class Stage:
+    """A town with its watcher, settled and ready for Calls."""
+
+    def __init__(self, town: Town, watcher: checks.Watcher) -> None:
+        self.town = town
+        self.watcher = watcher
+
+    def starts(self, name: str = "a") -> int:
+        """Processes of a Model that were ever started."""
+        return sum(started == name for _, _, started in self.town.machine.starts)
+
+    def replicas(self, name: str = "a") -> int:
+        """Processes of a Model now."""
+        return sum(p.replica.model == name for p in self.town.machine.living())
+
+    async def until(self, what: Callable[[], bool], within_s: float = 600.0, step_s: float = 0.005) -> float:
+        """Waits for a condition; returns the seconds it took."""
+        began_s = self.town.now()
+        while not what():
+            assert self.town.now() - began_s < within_s, f"not within {within_s} virtual seconds"
+            await asyncio.sleep(step_s)
+        return self.town.now() - began_s
+
+    async def answered(self, journeys: list[Journey], within_s: float = 600.0) -> Counter[str]:
+        """Waits for the outcomes of these Calls; counts them by outcome or error code."""
+        await self.until(lambda: all(j.ended for j in journeys), within_s)
+        return Counter(j.ended[0].error.code if j.ended[0].error else j.ended[0].outcome.value for j in journeys)
+
+
+def play(
+    act: Callable[[Stage], Coroutine[object, object, T]], *models: Model, seed: int = 1, gateways: int = 1,
+    devices: int = 1, manners: Manners = QUICK, rates: Rates = CALM, strict: bool = True,
+) -> T:  # fmt: skip
+    """Plays one act in virtual time, then checks every invariant that holds always."""
+
+    async def whole() -> T:
+        slices = tuple(one_device(16 * GIB, f"gpu{number}") for number in range(devices))
+        town = Town(seed, models=models, slices=slices, gateways=gateways, manners=manners, rates=rates)
+        watcher = checks.Watcher(town, strict=strict)
+        stage = Stage(town, watcher)
+        await asyncio.sleep(0.5)
+        result = await act(stage)
+        watcher.stop()
+        await town.close()
+        ended = [line for line in checks.everybody_was_answered(town) if "0 outcomes" not in line]
+        assert not watcher.broken + ended + [repr(error) for error in town.crashes]
+        return result
+
+    return run(whole())
