@@ -96,7 +96,7 @@ class Loop:
                 async with asyncio.timeout(max(0.0, due_s - now_s)):
                     await self._wake.wait()
             except TimeoutError:
-                self._inbox.append(Tick())
+                self.observe((Tick(),))
             rest_s = self._rest_until_s - self._clock()
             if rest_s > 0:
                 await asyncio.sleep(rest_s)

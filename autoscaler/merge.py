@@ -1,12 +1,13 @@
 """Merges Prometheus texts of several processes into one: samples with the same name and labels are added up.
 
 Pure. Adding is right for counters, histograms and level gauges (waiting, running); a gauge that is an age is not a sum,
-so families named in MAXIMA take the largest value instead.
+so families named in MAXIMA take the largest value instead, and the moments at which counters were made the oldest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import add
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -23,7 +24,7 @@ def merge(texts: Iterable[bytes]) -> bytes:
             kinds.setdefault(family.name, (family.type, family.documentation))
             into = samples.setdefault(family.name, {})
             for sample in family.samples:
-                _add(into, sample, largest=family.name in MAXIMA)
+                _put(into, sample, _rule(family.name))
     lines: list[str] = []
     for name, (kind, documentation) in sorted(kinds.items()):
         shown = f"{name}_total" if kind == "counter" else name
@@ -32,13 +33,19 @@ def merge(texts: Iterable[bytes]) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _add(into: dict[tuple[str, tuple[tuple[str, str], ...]], float], sample: Sample, *, largest: bool) -> None:
+def _rule(family: str) -> Callable[[float, float], float]:
+    """How two values of one series become one."""
+    if family in MAXIMA:
+        return max
+    return min if family.endswith("_created") else add
+
+
+def _put(
+    into: dict[tuple[str, tuple[tuple[str, str], ...]], float], sample: Sample, rule: Callable[[float, float], float]
+) -> None:
     key = (sample.name, tuple(sorted(sample.labels.items())))
     known = into.get(key)
-    if known is None:
-        into[key] = sample.value
-    else:
-        into[key] = max(known, sample.value) if largest else known + sample.value
+    into[key] = sample.value if known is None else rule(known, sample.value)
 
 
 def _line(name: str, labels: tuple[tuple[str, str], ...], value: float) -> str:

@@ -26,7 +26,7 @@ class Answer:
     """
 
     __slots__ = (
-        "_dialect", "_ended", "_framed", "_gate", "_kept", "_note", "_shape", "_walker", "chunked", "early", "length",
+        "_dialect", "_ended", "_framed", "_gate", "_kept", "_note", "_walker", "chunked", "early", "length", "shape",
     )  # fmt: skip
 
     def __init__(
@@ -41,19 +41,20 @@ class Answer:
         self._kept = b""
         self._ended = False
         stream = head.event_stream and head.status < 300
-        self._gate = EventGate(drop_usage=drop_usage) if stream else None
+        self._gate = gate = EventGate(walker, drop_usage=drop_usage) if stream else None
         raw = (
             (head.chunked and framed)
             if stream
             else not early and (head.length is not None or (head.chunked and framed))
         )
-        self._shape: Callable[[bytes], bytes]
+        self.shape: Callable[[bytes], bytes]
+        """The next bytes of the body -> what the client gets for them, but for the ending."""
         if early and not stream:
-            self._shape = self._keep
+            self.shape = self._keep
         elif raw:
-            self._shape = self._events if stream else walker.walk
+            self.shape = walker.walk if gate is None else gate.pass_chunks
         else:
-            self._shape = self._content
+            self.shape = self._content
         self.length = head.length if raw else None
         """For the head; with neither length nor chunks the end is the close."""
         self.chunked = framed and (head.chunked or not raw)
@@ -70,8 +71,8 @@ class Answer:
         return tail is not None and not any(end in tail for end in _STREAM_ENDS)
 
     def take(self, data: bytes) -> bytes:
-        """The next bytes of the body -> what the client gets for them."""
-        out = self._shape(data)
+        """As `shape`, with the ending where it has come."""
+        out = self.shape(data)
         if self._walker.ended:
             out += self.ending()
         return out
@@ -81,7 +82,7 @@ class Answer:
         if self._ended:
             return b""
         self._ended = True
-        self._shape = _nothing  # it may be a method of this object: a ring would wait for the garbage collector
+        self.shape = _nothing  # it may be a method of this object: a ring would wait for the garbage collector
         out = b""
         if self._gate is not None:
             out = self.frame(self._gate.rest())
@@ -94,10 +95,6 @@ class Answer:
     def frame(self, content: bytes) -> bytes:
         """Content of our own, as this client takes it."""
         return sse.chunk(content) if self._framed else content
-
-    def _events(self, data: bytes) -> bytes:
-        """A chunked event stream to a client that takes chunks."""
-        return self._gate.pass_chunks(self._walker.walk(data), self._walker) if self._gate is not None else b""
 
     def _content(self, data: bytes) -> bytes:
         """What needs our own framing."""

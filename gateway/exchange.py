@@ -259,7 +259,10 @@ class Exchange:
     def _relay(self, data: bytes) -> None:
         """The hot path: one piece of the body, straight into the client's transport."""
         self._moved = True
-        out = self._answer.take(data)
+        answer = self._answer
+        out = answer.shape(data)
+        if self._walker.ended:
+            out += answer.ending()
         if out:
             self._write(out)
 

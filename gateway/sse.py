@@ -69,9 +69,10 @@ def told_error(body: bytes, dialect: str) -> bytes:
 class EventGate:
     """Lets whole events through, one body long. `drop_usage`: the usage chunk was our wish, not the client's."""
 
-    __slots__ = ("_drop_usage", "_held", "_inner", "whole")
+    __slots__ = ("_drop_usage", "_held", "_inner", "_walker", "whole")
 
-    def __init__(self, *, drop_usage: bool) -> None:
+    def __init__(self, walker: BodyWalker, *, drop_usage: bool) -> None:
+        self._walker = walker
         self._drop_usage = drop_usage
         self._held = b""
         """The beginning of an event."""
@@ -80,17 +81,17 @@ class EventGate:
         self._inner: BodyWalker | None = None
         """Set while pieces are taken apart, between two boundaries of the chunked body."""
 
-    def pass_chunks(self, piece: bytes, outer: BodyWalker) -> bytes:
-        """A piece of a chunked body as `outer.walk` gave it; gives back such a piece."""
+    def pass_chunks(self, data: bytes) -> bytes:
+        """What arrived of a chunked body -> what may go on, in chunks."""
+        walker = self._walker
+        piece = walker.walk(data)
         if (
             self._inner is None
-            and outer.at_boundary
-            and outer.chunk_bytes >= 4  # with fewer the end might be framing
+            and walker.between
+            and walker.chunk_bytes >= 4  # with fewer the end might be framing
             and piece.endswith(_CHUNK_ENDS)
             and not (self._drop_usage and b"[]" in piece)
-        ):
-            return piece
-        if not piece:
+        ) or not piece:
             return piece
         if self._inner is None:
             self._inner = BodyWalker(_CHUNKED)

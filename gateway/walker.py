@@ -164,7 +164,9 @@ def _read_fields(lines: bytes) -> tuple[dict[bytes, bytes], bytes]:
 class BodyWalker:
     """Walks one body. After `ended` more bytes only set `excess`: the response is whole, the connection odd."""
 
-    __slots__ = ("_chunked", "_held", "_last", "_left", "chunk_bytes", "ended", "excess", "first", "recent")
+    __slots__ = (
+        "_chunked", "_held", "_last", "_left", "between", "chunk_bytes", "ended", "excess", "first", "recent",
+    )  # fmt: skip
 
     def __init__(self, head: ResponseHead) -> None:
         self._chunked = head.chunked
@@ -175,6 +177,8 @@ class BodyWalker:
         self._held = b""
         """An unfinished line of the framing: not given back before it is known what it is."""
         self._last = False
+        self.between = head.chunked
+        """Exactly between two chunks: nothing of the next one is known."""
         self.chunk_bytes = 0
         """Size of the newest chunk."""
         self.ended = head.length == 0
@@ -201,16 +205,23 @@ class BodyWalker:
 
     def walk(self, data: bytes) -> bytes:
         """Takes what arrived; gives back what may go on now, framing included, the end marker not."""
+        if self.between:  # the hot path: one whole chunk, as engines send one token
+            match = _SIZE.match(data)
+            if match is not None:
+                size = int(match[1], 16)
+                if size and match.end() + size + 2 == len(data) and data.endswith(b"\r\n"):
+                    self.chunk_bytes = size
+                    if self.first and size < TAIL_PIECE_BYTES:
+                        self.recent.append(data)
+                    else:
+                        self._remember(data)
+                    return data
         if not data:
             return data
         self._remember(data)
         if not self._chunked:
             return self._plain(data)
-        if self._held:
-            data = self._held + data
-            self._held = b""
-        stop = self._chunks(data, None)
-        return data if stop == len(data) else data[:stop]
+        return self._chunks(data, None)
 
     def strip(self, data: bytes) -> bytes:
         """As `walk`, but gives back the content alone."""
@@ -219,9 +230,6 @@ class BodyWalker:
         self._remember(data)
         if not self._chunked:
             return self._plain(data)
-        if self._held:
-            data = self._held + data
-            self._held = b""
         content: list[bytes] = []
         self._chunks(data, content)
         return b"".join(content)
@@ -250,8 +258,17 @@ class BodyWalker:
             return data[:left]
         return data
 
-    def _chunks(self, data: bytes, content: list[bytes] | None) -> int:
-        """Advances over data; returns where what may go on ends, and appends the chunks' contents to `content`."""
+    def _chunks(self, data: bytes, content: list[bytes] | None) -> bytes:
+        """Advances over data; gives back what may go on, and appends the chunks' contents to `content`."""
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        stop = self._advance(data, content)
+        self.between = self._left == 0 and not self._held and not self._last
+        return data if stop == len(data) else data[:stop]
+
+    def _advance(self, data: bytes, content: list[bytes] | None) -> int:
+        """Up to where data may go on."""
         size, at, left = len(data), 0, self._left
         while not self._last:
             if left:

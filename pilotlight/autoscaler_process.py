@@ -65,7 +65,7 @@ def run(options: AutoscalerOptions) -> None:
 
 async def serve(options: AutoscalerOptions) -> None:
     """The life of the process."""
-    clock = asyncio.get_running_loop().time
+    clock = time.monotonic  # uvloop's own is a cached millisecond
     stop, again = process.stop_event(), process.reload_event()
     documents = read_documents(options.documents)  # after `again`: what is written from now on is told
     state = StateDirectory.attach(options.state)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from pathlib import Path
 
 import click
@@ -68,7 +69,7 @@ async def serve(options: GatewayOptions) -> None:
     front = Front(
         GatewayId(options.id),
         boot,
-        loop.time,
+        time.monotonic,
         limits=options.limits,
         events_fd=None if events is None else events.fd,
     )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import click
 
+PORT_MAX = 65_535
 BACKLOG = 4096
 """Connections that may wait for accept (somaxconn bounds it): with 128, 1,000 at once took 4 s to connect."""
 
@@ -44,7 +45,7 @@ class AddressType(click.ParamType[Address]):
         if isinstance(value, Address):
             return value
         host, colon, port = str(value).rpartition(":")
-        if not colon or not port.isdigit() or not 0 <= int(port) <= 65_535:
+        if not colon or not (port.isascii() and port.isdecimal()) or int(port) > PORT_MAX:
             self.fail(f"{value!r} is not HOST:PORT such as 127.0.0.1:8080", param, ctx)
         return Address(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104  `:8080` means every address, as elsewhere
 

@@ -22,7 +22,7 @@ def test_a_call_from_zero_parks_is_reported_and_is_granted_when_a_replica_is_rea
 
 def test_a_warm_call_is_granted_at_once_and_is_not_cold() -> None:
     script = warm(1)
-    assert script.arrive("c1") == ["grant c1 r1"]
+    assert script.arrive("c1") == ["grant c1 r1", "report"], "0 -> 1: its idle window is over"
     assert script.arrive("c2") == ["report"]
     assert not script.calls["c2"].cold
 
@@ -40,7 +40,7 @@ def test_routes_before_the_catalogue_do_not_make_a_model_callable() -> None:
     script.replica("t1", 1, model="tiny")
     assert script.arrive("c1", model="tiny") == ["refuse c1 model_not_found"]
     script.model("tiny")
-    assert script.arrive("c2", model="tiny") == ["grant c2 t1"]
+    assert script.arrive("c2", model="tiny") == ["grant c2 t1", "report"]
 
 
 def test_a_paused_model_refuses_parked_and_new_calls_and_that_is_no_demand() -> None:
@@ -73,7 +73,7 @@ def test_a_refusal_of_the_autoscaler_ends_parked_calls_and_later_ones_are_refuse
 
 def test_wait_0_takes_a_free_slot_or_is_refused_at_once() -> None:
     script = warm(1)
-    assert script.arrive("c1", wait_s=0) == ["grant c1 r1"]
+    assert script.arrive("c1", wait_s=0) == ["grant c1 r1", "report"]
     assert script.arrive("c2", wait_s=0) == ["refuse c2 overloaded"]
     cold = Script()
     assert cold.arrive("c3", wait_s=0) == ["refuse c3 model_starting", "report"]
@@ -223,7 +223,7 @@ def test_calls_spread_over_replicas_by_what_is_free() -> None:
     script = Script()
     script.replica("r1", 1)
     script.replica("r2", 3)
-    assert script.arrive_many(4, "c") == ["grant c0 r2", "grant c1 r2", "grant c2 r1", "grant c3 r2"]
+    assert script.arrive_many(4, "c") == ["grant c0 r2", "report", "grant c1 r2", "grant c2 r1", "grant c3 r2"]
 
 
 # --- reports and notes --------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def test_a_call_that_arrives_in_the_silence_needs_no_tick() -> None:
     script = Script()
     script.replica("r1", 0, slots=1, gateways=3)
     script.now_s = 60.0
-    assert script.arrive("c1") == ["grant c1 r1"]
+    assert script.arrive("c1") == ["grant c1 r1", "report"]
 
 
 # --- moving -------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_a_call_moves_once_to_another_replica_and_then_fails(reason: Bounce, cod
     script = Script()
     script.replica("r1", 2)
     script.replica("r2", 1)
-    assert script.arrive("c1") == ["grant c1 r1"]
+    assert script.arrive("c1") == ["grant c1 r1", "report"]
     assert script.bounce("c1", reason) == ["grant c1 r2"]
     assert script.calls["c1"].moves == 1
     assert script.bounce("c1", reason) == [f"refuse c1 {code}", "report"]

@@ -85,11 +85,18 @@ def test_the_last_moves_are_told_newest_first() -> None:
         )
         log.extend([row])
     made = world([B], [device()])
-    assert last(made, log, T0) == (
+    assert last(log, T0) == (
         "b: r starting -> ready, 2 s ago: why",
         "b: r pending -> starting, 9 s ago: why",
     )
     assert tell(made, log=log).sentences[-1] == "Last: r starting -> ready, 2 s ago: why."
+
+
+def test_status_says_why_a_model_that_failed_is_not_tried_and_until_when() -> None:
+    failed = {"b": History(episodes=1, failure="exit status 1", refused_until_s=T0 + 60, retry_at_s=T0 + 60)}
+    made = world([B], [device()], gateways=[gateway(levels=[level("b", 1)])], histories=failed)
+    (row,) = status(made, plan(made, T0), T0)
+    assert (row.state, row.why) == ("failed", "exit status 1; the next try is due in 60 s")
 
 
 def test_status_has_a_row_for_every_model_and_for_what_is_left_of_others() -> None:

@@ -35,3 +35,10 @@ def test_rows_are_found_by_model_and_by_time() -> None:
     assert [r.at_s for r in log.of_model(ModelName("a"))] == [1.0, 3.0]
     assert [r.at_s for r in log.since(2.0)] == [2.0, 3.0]
     assert log.of_model(ModelName("c")) == ()
+
+
+def test_the_latest_rows_come_newest_first_also_those_of_one_moment() -> None:
+    log = Log()
+    log.extend([row(1.0, "a"), row(2.0, "b"), row(2.0, "c")])
+    assert [r.model for r in log.latest(2)] == ["c", "b"]
+    assert len(log.latest(9)) == 3

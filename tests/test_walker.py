@@ -136,10 +136,10 @@ def test_only_listed_headers_pass() -> None:
 
 def gate_through(data: list[bytes], *, drop_usage: bool) -> bytes:
     """What the client's side dechunks of a stream that went through the gate."""
-    walker, gate = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b"")), None
-    gate = EventGate(drop_usage=drop_usage)
+    walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
+    gate = EventGate(walker, drop_usage=drop_usage)
     client = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
-    out = b"".join(client.strip(gate.pass_chunks(walker.walk(piece), walker)) for piece in data)
+    out = b"".join(client.strip(gate.pass_chunks(piece)) for piece in data)
     assert walker.ended
     assert client.at_boundary
     return out + gate.rest()
@@ -156,16 +156,16 @@ def test_the_usage_chunk_is_taken_out_however_the_stream_is_cut(size: int) -> No
 
 def test_pieces_of_whole_events_go_on_untouched() -> None:
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
-    gate = EventGate(drop_usage=True)
+    gate = EventGate(walker, drop_usage=True)
     piece = chunk(EVENTS[0]) + chunk(EVENTS[1])
-    assert gate.pass_chunks(walker.walk(piece), walker) is piece
+    assert gate.pass_chunks(piece) is piece
 
 
 def test_half_an_event_waits_for_its_other_half() -> None:
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
-    gate = EventGate(drop_usage=False)
-    assert gate.pass_chunks(walker.walk(chunk(b"data: a\n")), walker) == b""
-    assert gate.pass_chunks(walker.walk(chunk(b"\n")), walker) == chunk(b"data: a\n\n")
+    gate = EventGate(walker, drop_usage=False)
+    assert gate.pass_chunks(chunk(b"data: a\n")) == b""
+    assert gate.pass_chunks(chunk(b"\n")) == chunk(b"data: a\n\n")
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import NamedTuple
@@ -108,9 +109,11 @@ class LocalRig:
         return [pid for pid in pids if mark_of(pid) == self.state.mark_prefix + name and not _gone(pid)]
 
     def main(self, name: ReplicaId) -> int:
-        """The pid of its main process; 0 while it is not written down."""
-        (record,) = (record for record in self.state.records()[0] if record.id == name)
-        return record.pid
+        """The pid of its main process: the one that carries its mark and leads its session."""
+        deadline_s = time.monotonic() + 5
+        while not (leaders := [pid for pid in self.processes(name) if os.getsid(pid) == pid]):
+            assert time.monotonic() < deadline_s, f"{name} has no process"
+        return leaders[0]
 
     def kill(self, replica: ReplicaId) -> None:
         os.kill(self.main(replica), signal.SIGKILL)

@@ -49,10 +49,13 @@ class Watcher:
         self._listeners.append(listener)
 
     def _no_more_than_planned(self, process: Process) -> None:
-        """I6: never more Replicas of a Model alive than it may have, whoever leads."""
-        model = next(m for m in self._town.models if m.name == process.replica.model)
-        alive = [p for p in self._town.machine.living() if p.replica.model == model.name and p.alive and not p.stopping]
-        if len(alive) > model.spec.replicas.max:
+        """I6: never more Replicas of a Model alive than it may have, whoever leads; those that drain are leaving."""
+        town = self._town
+        model = next(m for m in town.models if m.name == process.replica.model)
+        known = town.autoscaler.loop.world.replicas if town.autoscaler is not None else {}
+        leaving = {id for id, replica in known.items() if replica.state == ReplicaState.DRAINING}
+        alive = [p for p in town.machine.living() if p.replica.model == model.name and p.alive and not p.stopping]
+        if len([p for p in alive if p.replica.id not in leaving]) > model.spec.replicas.max:
             self.broken.append(f"I6: {len(alive)} Replicas of {model.name}, {model.spec.replicas.max} at most")
 
     def _slices_hold(self, process: Process) -> None:

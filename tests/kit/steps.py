@@ -1,0 +1,57 @@
+"""A Loop whose steps the test takes itself, over a driver that does nothing: for what reads the World over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from autoscaler.drivers.base import Observe
+from autoscaler.fold import Observation
+from autoscaler.loop import Loop
+from autoscaler.model import Model
+from autoscaler.world import Replica, World
+from tests.kit.worlds import T0
+
+
+class IdleDriver:
+    """Remembers what it was told to start and to stop."""
+
+    def __init__(self) -> None:
+        self.started: list[Replica] = []
+        self.stopped: list[Replica] = []
+
+    async def run(self, observe: Observe) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    def start(self, replica: Replica, model: Model) -> None:
+        self.started.append(replica)
+
+    def stop(self, replica: Replica, grace_s: float) -> None:
+        self.stopped.append(replica)
+
+
+class NotingLoop(Loop):
+    """Notes all that it is given to observe."""
+
+    def __init__(self, world: World, driver: IdleDriver, clock: Callable[[], float]) -> None:
+        super().__init__(world, driver, clock)
+        self.observed: list[Observation] = []
+
+    def observe(self, batch: Sequence[Observation]) -> None:
+        self.observed += batch
+        super().observe(batch)
+
+
+class SteppedLoop:
+    """Observes and decides when the test says so, at the time `now_s`, which only the test changes."""
+
+    def __init__(self, world: World, now_s: float = T0) -> None:
+        self.now_s = now_s
+        self.driver = IdleDriver()
+        self.loop = NotingLoop(world, self.driver, lambda: self.now_s)
+
+    def step(self, *batch: Observation) -> World:
+        """One decision over what is there and `batch`."""
+        self.loop.observe(batch)
+        self.loop.step()
+        return self.loop.world

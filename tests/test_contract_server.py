@@ -1,0 +1,220 @@
+"""The contract's server half: reports come in, streams go out, and a gateway process that died is known to be gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient
+from pytest_aiohttp import AiohttpClient
+
+from autoscaler import serve
+from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta
+from autoscaler.model import Model
+from autoscaler.serve import ContractServer, Feed
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import DocumentsSeen, GatewayGone
+from tests.kit.steps import SteppedLoop
+from tests.kit.waiting import until
+from tests.kit.worlds import device, gateway, level, model, replica, world
+
+Client = TestClient[web.Request, web.Application]
+A = model("a")
+
+PEER = """
+import http.client, socket, sys, time
+link = socket.socket(socket.AF_UNIX)
+link.connect(sys.argv[1])
+link.sendall(b"GET /v1/routes?gateway=g9&boot=b9 HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n")
+link.recv(10)
+print("connected", flush=True)
+time.sleep(60)
+"""
+
+
+def stepped() -> SteppedLoop:
+    """One gateway g1 and one ready Replica, in a World that needs nothing."""
+    loop = SteppedLoop(world([A], [device()], [replica(A, "r1", address="127.0.0.1:9")], gateways=[gateway("g1")]))
+    loop.step()
+    return loop
+
+
+def documents(*models: Model) -> DocumentsSeen:
+    return DocumentsSeen(models=models)
+
+
+def report(boot: str = "b", sequence: int = 2, waiting: int = 0) -> Report:
+    levels = (level("a", waiting),) if waiting else ()
+    return Report(gateway=GatewayId("g1"), boot=boot, sequence=sequence, epoch=1, version=1, levels=levels)
+
+
+async def post(client: Client, body: bytes) -> tuple[int, bytes]:
+    response = await client.post("/v1/report", data=body)
+    return response.status, await response.read()
+
+
+async def test_a_report_is_put_into_the_inbox_and_answered_with_the_epoch(aiohttp_client: AiohttpClient) -> None:
+    loop = stepped()
+    client = await aiohttp_client(ContractServer(loop.loop).application())
+    status, answer = await post(client, msgspec.json.encode(report(waiting=2)))
+    assert (status, msgspec.json.decode(answer, type=ReportAnswer)) == (200, ReportAnswer(epoch=1))
+    assert not loop.loop.world.loads, "nothing is folded outside of a step"
+    assert loop.step().loads[ModelName("a")].waiting == 2
+
+
+async def test_a_boot_that_is_not_known_is_asked_for_everything(aiohttp_client: AiohttpClient) -> None:
+    loop = stepped()
+    client = await aiohttp_client(ContractServer(loop.loop).application())
+    resend = []
+    for _ in range(2):
+        _, answer = await post(client, msgspec.json.encode(report(boot="fresh", sequence=1)))
+        resend.append(msgspec.json.decode(answer, type=ReportAnswer).resend)
+        loop.step()
+    assert resend == [True, False]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"gateway": 3}', b"\xff", b'{"gateway": "g", "boot": "b"}'])
+async def test_what_is_not_a_report_is_refused_and_changes_nothing(aiohttp_client: AiohttpClient, body: bytes) -> None:
+    loop = stepped()
+    client = await aiohttp_client(ContractServer(loop.loop).application())
+    status, answer = await post(client, body)
+    assert status == 400
+    assert answer.startswith(b'{"error": "not a report: ')
+    before = loop.loop.world
+    assert loop.step() is before
+
+
+async def test_unknown_fields_of_a_newer_gateway_are_ignored(aiohttp_client: AiohttpClient) -> None:
+    client = await aiohttp_client(ContractServer(stepped().loop).application())
+    status, _ = await post(client, msgspec.json.encode(report())[:-1] + b',"newer":{"x":1}}')
+    assert status == 200
+
+
+async def lines(
+    response: aiohttp.ClientResponse, kind: type[RoutesDelta] | type[CatalogueDelta]
+) -> AsyncIterator[RoutesDelta | CatalogueDelta]:
+    async for line in response.content:
+        yield msgspec.json.decode(line, type=kind)
+
+
+async def test_routes_begin_with_everything_and_go_on_with_what_changed(aiohttp_client: AiohttpClient) -> None:
+    loop = stepped()
+    client = await aiohttp_client(ContractServer(loop.loop).application())
+    response = await client.get("/v1/routes?gateway=g1&boot=b")
+    async with asyncio.timeout(5):
+        stream = lines(response, RoutesDelta)
+        first = await anext(stream)
+        assert isinstance(first, RoutesDelta)
+        assert (first.full, [route.replica for route in first.replicas]) == (True, ["r1"])
+        loop.step(documents(A, model("b")))
+        second = await anext(stream)
+        assert isinstance(second, RoutesDelta)
+        assert (second.full, [one.model for one in second.models]) == (False, ["b"])
+        assert second.version > first.version
+    response.close()
+
+
+async def test_a_quiet_stream_says_that_the_leader_lives(
+    aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "HEARTBEAT_S", 0.02)
+    client = await aiohttp_client(ContractServer(stepped().loop).application())
+    for path, kind in (("/v1/routes?gateway=g1&boot=b", RoutesDelta), ("/v1/catalogue", CatalogueDelta)):
+        response = await client.get(path)
+        async with asyncio.timeout(5):
+            stream = lines(response, kind)
+            assert (await anext(stream)).full
+            for _ in range(2):
+                beat = await anext(stream)
+                assert not beat.full
+                assert not beat.models
+        response.close()
+
+
+async def test_a_catalogue_begins_with_everything_and_goes_on_with_what_changed(aiohttp_client: AiohttpClient) -> None:
+    loop = stepped()
+    client = await aiohttp_client(ContractServer(loop.loop).application())
+    response = await client.get("/v1/catalogue")
+    async with asyncio.timeout(5):
+        stream = lines(response, CatalogueDelta)
+        first = await anext(stream)
+        loop.step(documents(model("b")))
+        second = await anext(stream)
+    assert isinstance(first, CatalogueDelta)
+    assert isinstance(second, CatalogueDelta)
+    assert [entry.name for entry in first.models] == ["a"]
+    assert ([entry.name for entry in second.models], second.models_gone) == (["b"], ("a",))
+    response.close()
+
+
+async def test_a_reader_that_was_slow_gets_one_larger_delta() -> None:
+    loop = stepped()
+    async with contextlib.aclosing(Feed(loop.loop).catalogue()) as messages:
+        await anext(messages)
+        for name in ("b", "c", "d"):
+            loop.step(documents(A, *(model(known) for known in ("b", "c", "d") if known <= name)))
+        async with asyncio.timeout(5):
+            delta = msgspec.json.decode(await anext(messages), type=CatalogueDelta)
+    assert [entry.name for entry in delta.models] == ["b", "c", "d"]
+    assert delta.version == loop.loop.world.version
+
+
+async def test_routes_need_the_name_of_a_gateway(aiohttp_client: AiohttpClient) -> None:
+    client = await aiohttp_client(ContractServer(stepped().loop).application())
+    response = await client.get("/v1/routes")
+    assert (response.status, await response.json()) == (400, {"error": "which gateway? ?gateway=ID"})
+
+
+async def test_following_routes_makes_a_gateway_known_before_it_reports(aiohttp_client: AiohttpClient) -> None:
+    loop = stepped()
+    client = await aiohttp_client(ContractServer(loop.loop).application())
+    response = await client.get("/v1/routes?gateway=g2&boot=b2")
+    world_now = loop.step()
+    assert world_now.gateways[GatewayId("g2")].report is None
+    response.close()
+
+
+async def test_a_gateway_process_that_died_is_observed_to_be_gone(tmp_path: Path) -> None:
+    loop = stepped()
+
+    def gone() -> list[object]:
+        return [one for one in loop.loop.observed if isinstance(one, GatewayGone)]
+
+    runner = web.AppRunner(ContractServer(loop.loop).application(), shutdown_timeout=0.1)
+    await runner.setup()
+    path = tmp_path / "autoscaler.sock"
+    await web.UnixSite(runner, str(path)).start()
+    peer = subprocess.Popen([sys.executable, "-S", "-E", "-c", PEER, str(path)], stdout=subprocess.PIPE)
+    try:
+        assert peer.stdout is not None
+        assert (await asyncio.to_thread(peer.stdout.readline)).strip() == b"connected"
+        assert not gone()
+        peer.kill()
+        await until("its end is observed", gone, 5)
+    finally:
+        peer.kill()
+        peer.communicate()
+        await runner.cleanup()
+    assert gone() == [GatewayGone(gateway=GatewayId("g9"), boot="b9")]
+    assert loop.step().gateways[GatewayId("g9")].gone
+
+
+async def test_a_gateway_whose_connection_broke_is_not_gone(tmp_path: Path) -> None:
+    loop = stepped()
+    runner = web.AppRunner(ContractServer(loop.loop).application(), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "s")).start()
+    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(tmp_path / "s"))) as session:
+        response = await session.get("http://x/v1/routes?gateway=g9&boot=b9")
+        response.close()
+    await runner.cleanup()
+    assert not loop.step().gateways[GatewayId("g9")].gone
+    assert loop.loop.world.replicas[replica(A, "r1").id].state is S.READY

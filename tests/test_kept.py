@@ -1,0 +1,90 @@
+"""What a gateway keeps on disk: deltas folded into one whole, private, and without grants."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from autoscaler.contract import (
+    CatalogueDelta,
+    FrontSettings,
+    KeyEntry,
+    ModelEntry,
+    ModelName,
+    ModelRoute,
+    ReplicaId,
+    Route,
+    RoutesDelta,
+    TenantEntry,
+    TenantName,
+)
+from gateway import kept
+from gateway.kept import Known, with_catalogue, with_routes
+
+ACME = TenantEntry(name=TenantName("acme"), keys=(KeyEntry(sha256="5" * 64),))
+
+
+def entry(name: str, slots: int = 1) -> ModelEntry:
+    return ModelEntry(name=ModelName(name), served_name=name, slots=slots)
+
+
+def route(name: str, hold: int = 3) -> Route:
+    return Route(
+        replica=ReplicaId(name), model=ModelName("a"), state="ready", address="127.0.0.1:1", slots=4, hold=hold
+    )
+
+
+def catalogue(version: int, **fields: object) -> CatalogueDelta:
+    return msgspec.convert({"epoch": 1, "version": version, **fields}, CatalogueDelta)
+
+
+def test_catalogue_deltas_add_replace_and_remove() -> None:
+    known = with_catalogue(Known(), catalogue(1, full=True, models=(entry("a"), entry("b")), tenants=(ACME,)))
+    known = with_catalogue(known, catalogue(2, models=(entry("b", 7), entry("c")), models_gone=("a",)))
+    known = with_catalogue(known, catalogue(3, tenants_gone=("acme",), settings=FrontSettings(keys_needed=True)))
+    known = with_catalogue(known, catalogue(4))
+    assert [(model.name, model.slots) for model in known.catalogue.models] == [("b", 7), ("c", 1)]
+    assert (known.catalogue.full, known.catalogue.version, known.catalogue.tenants) == (True, 4, ())
+    assert known.catalogue.settings == FrontSettings(keys_needed=True)
+
+
+def test_a_full_message_forgets_what_was_before() -> None:
+    known = with_catalogue(Known(), catalogue(1, models=(entry("a"),), tenants=(ACME,)))
+    known = with_catalogue(known, catalogue(2, full=True, models=(entry("b"),)))
+    assert ([model.name for model in known.catalogue.models], known.catalogue.tenants) == (["b"], ())
+    known = with_routes(known, RoutesDelta(epoch=1, version=1, replicas=(route("r1"),)))
+    known = with_routes(known, RoutesDelta(epoch=2, version=2, full=True, replicas=(route("r2"),)))
+    assert ([one.replica for one in known.routes.replicas], known.routes.epoch) == (["r2"], 2)
+
+
+def test_routes_are_kept_without_any_hold() -> None:
+    told = RoutesDelta(
+        epoch=1, version=1, replicas=(route("r1", 3), route("r2", 1)), models=(ModelRoute(model=ModelName("a")),)
+    )
+    known = with_routes(Known(), told)
+    known = with_routes(known, RoutesDelta(epoch=1, version=2, gateways=2, replicas_gone=(ReplicaId("r1"),)))
+    assert [(one.replica, one.hold) for one in known.routes.replicas] == [("r2", 0)]
+    assert (known.routes.gateways, len(known.routes.models)) == (2, 1)
+
+
+def test_the_file_is_private_whole_and_read_back_equal(tmp_path: Path) -> None:
+    path = tmp_path / "g1.kept.json"
+    known = with_routes(with_catalogue(Known(), catalogue(1, models=(entry("a"),), tenants=(ACME,))),
+                        RoutesDelta(epoch=1, version=1, replicas=(route("r1"),)))  # fmt: skip
+    path.write_text("older and longer" * 1000)
+    path.chmod(0o644)
+    kept.write(path, known)
+    assert kept.read(path) == known
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["g1.kept.json"]
+
+
+def test_no_file_is_nothing_known_and_a_broken_one_is_said_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "g1.kept.json"
+    assert kept.read(path) is None
+    path.write_text('{"catalogue": 3}')
+    with pytest.raises(msgspec.DecodeError):
+        kept.read(path)

@@ -1,0 +1,79 @@
+"""Merging expositions of several processes: sums, maxima, and a text that any scraper reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from autoscaler.merge import merge
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def samples(text: bytes) -> Samples:
+    """(name, labels) -> value, as a scraper reads them."""
+    families = list(text_string_to_metric_families(text.decode()))
+    assert len({family.name for family in families}) == len(families), "each family stands once"
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def process(calls: Iterable[tuple[str, int]], seconds: Iterable[float] = (), waiting: int = 0) -> bytes:
+    """What one process exposes."""
+    registry = CollectorRegistry()
+    counter = Counter("pilotlight_calls", 'Calls that\nhave "ended" \\o/', ("model",), registry=registry)
+    for model, count in calls:
+        counter.labels(model).inc(count)
+    histogram = Histogram("pilotlight_queue_seconds", "Waited", buckets=(0.1, 1.0), registry=registry)
+    for value in seconds:
+        histogram.observe(value)
+    Gauge("pilotlight_calls_waiting", "Parked", registry=registry).set(waiting)
+    return generate_latest(registry)
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    counts=st.dictionaries(st.text(max_size=8), st.integers(0, 10**6), max_size=4),
+    seconds=st.lists(st.floats(0, 10), max_size=5),
+    times=st.integers(1, 4),
+)
+def test_n_equal_texts_are_n_times_one(counts: dict[str, int], seconds: list[float], times: int) -> None:
+    text = process(counts.items(), seconds, waiting=3)
+    one, many = samples(merge([text])), samples(merge([text] * times))
+    assert one == samples(text)
+    assert one.keys() == many.keys()
+    for key, value in one.items():
+        expected = value if key[0].endswith("_created") else value * times
+        assert math.isclose(many[key], expected, rel_tol=1e-9), key
+
+
+def test_series_that_only_one_process_has_are_kept() -> None:
+    merged = samples(merge([process([("a", 1), ("b", 2)]), process([("b", 5), ("c", 7)])]))
+    assert [merged["pilotlight_calls_total", (("model", name),)] for name in "abc"] == [1, 7, 7]
+
+
+def test_buckets_sum_and_count_of_a_histogram_add_up() -> None:
+    merged = samples(merge([process((), (0.05, 0.5)), process((), (0.07, 3.0))]))
+    buckets = [merged["pilotlight_queue_seconds_bucket", (("le", bound),)] for bound in ("0.1", "1.0", "+Inf")]
+    assert buckets == [2, 3, 4]
+    assert merged["pilotlight_queue_seconds_count", ()] == 4
+    assert math.isclose(merged["pilotlight_queue_seconds_sum", ()], 3.62)
+
+
+def test_an_age_is_not_added_up() -> None:
+    texts = [f"# TYPE pilotlight_routes_age_seconds gauge\npilotlight_routes_age_seconds {age}\n" for age in (0.5, 2.0)]
+    assert samples(merge(text.encode() for text in texts)) == {("pilotlight_routes_age_seconds", ()): 2.0}
+
+
+def test_odd_label_values_come_through() -> None:
+    odd = 'quote " backslash \\ newline \n end'
+    assert samples(merge([process([(odd, 4)])]))["pilotlight_calls_total", (("model", odd),)] == 4
+
+
+def test_nothing_merges_to_nothing() -> None:
+    assert samples(merge([])) == {}
+    assert samples(merge([b""])) == {}

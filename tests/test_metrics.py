@@ -1,0 +1,139 @@
+"""The autoscaler's metrics: the names of interfaces section 5, counted from real steps of the loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from autoscaler.metrics import Metrics
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Replica, ReplicaSeen, Seen, World
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import T0, device, gateway, level, model, replica, world
+
+A = model("a", 6)
+
+
+class Scrape:
+    """What a scraper reads now."""
+
+    def __init__(self, text: bytes) -> None:
+        self.families = {family.name: family for family in text_string_to_metric_families(text.decode())}
+
+    def __getitem__(self, key: tuple[str, ...]) -> float:
+        """(sample, label values in order of label names) -> value."""
+        (value,) = [value for name, labels, value in self._samples() if (name, *labels) == key]
+        return value
+
+    def _samples(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        for family in self.families.values():
+            for sample in family.samples:
+                yield sample.name, tuple(value for _, value in sorted(sample.labels.items())), sample.value
+
+
+def seen(of: Replica, what: Seen, started_s: float) -> ReplicaSeen:
+    return ReplicaSeen(
+        id=of.id, model=of.model, spec_hash=of.spec_hash, intent=of.intent, slices=of.slices, seen=what,
+        memory_bytes=of.memory_bytes, slots=of.slots, started_s=started_s, proof="exited", reason="exit status 1",
+    )  # fmt: skip
+
+
+def begun() -> tuple[SteppedLoop, Metrics, Replica]:
+    """One Call waits for `a`, and its Replica was ordered 3 ms after the report came."""
+    stepped = SteppedLoop(world([A], [device()], gateways=[gateway(levels=[level("a", 1)])]))
+    metrics = Metrics(lambda: stepped.loop.world)
+    stepped.loop.listeners.append(metrics.on_step)
+    stepped.loop.observe(())
+    stepped.now_s += 0.003
+    stepped.step()
+    (ordered,) = stepped.driver.started
+    return stepped, metrics, ordered
+
+
+def test_the_names_that_are_promised_are_all_there() -> None:
+    stepped, metrics, ordered = begun()
+    stepped.step(seen(ordered, Seen.EXITED, T0))
+    shown = Scrape(metrics.text()).families
+    assert {name: shown[name].type for name in shown if not name.endswith("_created")} == {
+        "pilotlight_replicas": "gauge",
+        "pilotlight_start_seconds": "histogram",
+        "pilotlight_start_failures": "counter",
+        "pilotlight_decision_seconds": "histogram",
+        "pilotlight_plan_seconds": "histogram",
+        "pilotlight_actions": "counter",
+        "pilotlight_slice_memory_bytes": "gauge",
+        "pilotlight_leader": "gauge",
+    }
+
+
+def test_a_start_is_counted_with_its_seconds() -> None:
+    stepped, metrics, ordered = begun()
+    started_s = stepped.now_s
+    stepped.step(seen(ordered, Seen.STARTING, started_s))
+    assert Scrape(metrics.text())["pilotlight_replicas", "a", "starting"] == 1
+    stepped.now_s += 2.0
+    stepped.step(seen(ordered, Seen.READY, started_s))
+    shown = Scrape(metrics.text())
+    assert shown["pilotlight_replicas", "a", "ready"] == 1
+    assert shown["pilotlight_actions_total", "start", "ordered"] == 1
+    assert shown["pilotlight_start_seconds_count", "a", "ready"] == 1
+    assert math.isclose(shown["pilotlight_start_seconds_sum", "a", "ready"], 2.0)
+    assert shown["pilotlight_leader",] == 1
+
+
+def test_a_start_that_broke_is_a_failure_and_no_start() -> None:
+    stepped, metrics, ordered = begun()
+    stepped.step(seen(ordered, Seen.EXITED, T0))
+    shown = Scrape(metrics.text())
+    assert shown["pilotlight_start_failures_total", "a", "start"] == 1
+    assert not shown.families["pilotlight_start_seconds"].samples
+
+
+def test_a_decision_takes_from_the_report_to_the_order() -> None:
+    _, metrics, _ = begun()
+    shown = Scrape(metrics.text())
+    assert shown["pilotlight_decision_seconds_count",] == 1
+    assert shown["pilotlight_plan_seconds_count",] == 1
+
+
+def test_a_step_without_an_action_is_no_decision() -> None:
+    stepped = SteppedLoop(world([A], [device()]))
+    metrics = Metrics(lambda: stepped.loop.world)
+    stepped.loop.listeners.append(metrics.on_step)
+    stepped.step()
+    shown = Scrape(metrics.text())
+    assert (shown["pilotlight_decision_seconds_count",], shown["pilotlight_plan_seconds_count",]) == (0, 1)
+
+
+def test_memory_of_a_slice_is_used_or_free() -> None:
+    whole = replica(model("b", 0), "r2", on=("gpu1",))
+    made = world(
+        [A], [device("gpu0", 24), device("gpu1", 8)], [replica(A, "r1"), replica(A, "r3", state=S.FAILED), whole]
+    )
+    shown = Scrape(Metrics(lambda: made).text())
+    memory = {
+        (d, s): shown["pilotlight_slice_memory_bytes", d, "n0", s] for d in ("gpu0", "gpu1") for s in ("used", "free")
+    }
+    gi = 1 << 30
+    assert memory == {
+        ("gpu0", "used"): 12 * gi,
+        ("gpu0", "free"): 12 * gi,
+        ("gpu1", "used"): 8 * gi,  # it states no memory, so it has the whole device
+        ("gpu1", "free"): 0,
+    }
+
+
+def test_a_replica_that_is_gone_is_counted_no_more() -> None:
+    now = world([A], [device()], [replica(A, "r1")])
+    metrics = Metrics(lambda: now)
+    assert Scrape(metrics.text())["pilotlight_replicas", "a", "ready"] == 1
+    now = World(epoch=1)
+    assert not Scrape(metrics.text()).families["pilotlight_replicas"].samples
+
+
+def test_no_replica_has_a_series_of_its_own() -> None:
+    stepped, metrics, ordered = begun()
+    stepped.step(seen(ordered, Seen.READY, T0))
+    assert ordered.id not in metrics.text().decode()

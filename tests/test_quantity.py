@@ -1,0 +1,57 @@
+"""Quantities: exact both ways, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.quantity import Bytes, format_bytes, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("512", 512),
+        (512, 512),
+        ("16Gi", 16 << 30),
+        ("1.5Gi", 3 << 29),
+        ("500M", 500_000_000),
+        ("2k", 2000),
+        ("0.5Ki", 512),
+        ("1Ei", 1 << 60),
+    ],
+)
+def test_what_kubernetes_reads_is_read_alike(text: str | int, size: int) -> None:
+    assert parse_bytes(text) == size
+    assert isinstance(parse_bytes(text), Bytes)
+
+
+@pytest.mark.parametrize("text", ["", "16GB", "16 Gi", "-1", "1e3", "Gi", "1.Gi", ".5Gi", "500m", "16gi", "\u0661"])
+def test_anything_else_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a size such as 16Gi"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("wrong", [-1, True])
+def test_numbers_that_are_no_sizes_are_refused(wrong: int) -> None:
+    with pytest.raises(ValueError, match="expected a size"):
+        parse_bytes(wrong)
+
+
+def test_a_part_of_a_byte_is_refused() -> None:
+    with pytest.raises(ValueError, match="whole number of bytes"):
+        parse_bytes("0.3Ki")
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(0, 1 << 62))
+def test_what_is_written_is_read_back(size: int) -> None:
+    assert parse_bytes(format_bytes(size)) == size
+
+
+def test_the_largest_unit_that_divides_is_written() -> None:
+    assert [format_bytes(size) for size in (0, 1, 1023, 1 << 10, 3 << 20, (1 << 30) + 1)] == [
+        "0", "1", "1023", "1Ki", "3Mi", "1073741825",
+    ]  # fmt: skip
