@@ -213,14 +213,17 @@ def _idle(case: _Case) -> Wanted:
     if any(replica.state in BEGINNING for replica in supply):
         reason = "a start that nobody waits for runs to ready"
         return Wanted(model=name, count=count, reason=reason, since_s=last_s, next_s=next_s)
+    told = "last used"
     if last_s is None:
-        last_s = max(world.leading_since_s, *(r.since_s if r.ready_s is None else r.ready_s for r in supply))
+        last_s = max(r.since_s if r.ready_s is None else r.ready_s for r in supply)
+    if last_s < world.leading_since_s:  # the leader before may have ended with Calls that it had not written down
+        told, last_s = "not used since this leader began", world.leading_since_s
     window_s = idle_window_s(case.model, history)
     held_s = max(held_until_s(case.model, history, replica) for replica in supply)
     zero_s = max(last_s + window_s, held_s)
     if now_s >= zero_s:
         return Wanted(model=name, count=0, reason=f"idle for {seconds(now_s - last_s)}", since_s=last_s)
-    reason = f"last used {seconds(now_s - last_s)} ago, idle window {seconds(window_s)}"
+    reason = f"{told} {seconds(now_s - last_s)} ago, idle window {seconds(window_s)}"
     if held_s > last_s + window_s:
         reason = f"kept ready for those who left, for {seconds(held_s - now_s)}"
     next_s = zero_s if next_s is None else min(next_s, zero_s)

@@ -23,7 +23,8 @@ from bench.picture import Series, picture
 from loadtest.client import Client
 from loadtest.result import Ending, Shot
 
-DELAYS_S = (0.0, 0.3, 1.3)
+ROUNDS = {0.0: (60, 36), 0.3: (40, 20), 1.3: (30, 12)}
+"""Seconds that the engine needs more -> rounds in full and with QUICK: the shorter, the more, since they are cheap."""
 IDLE_S = 0.05
 SETTLE_S = 0.15
 """Pause after the last of a round is gone: its clean-up is nobody's start-up."""
@@ -33,10 +34,10 @@ Side = Callable[[], Awaitable[float]]
 
 async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
     """overhead_ms_median and _p95 (worst over the start times), llama_swap_overhead_ms_median (likewise)."""
-    rounds = 12 if quick else 30
-    documents = [delayed(f"m{number}", weights, delay_s) for number, delay_s in enumerate(DELAYS_S)]
+    documents = [delayed(f"m{number}", weights, delay_s) for number, delay_s in enumerate(ROUNDS)]
     rival = llamaswap.binary()
-    kit.title(f"cold start: first byte, ms, {rounds} rounds each, alternating order; llama-swap: {rival or 'null'}")
+    counts = [row[quick] for row in ROUNDS.values()]
+    kit.title(f"cold start: first byte, ms, {counts} rounds, alternating order; llama-swap: {rival or 'null'}")
     if rival is None:
         say(llamaswap.MISSING)
     say(f"{'engine':<8} {'side':<12} {'median [min-max]':<26} {'p95':>8} {'overhead':>9} {'p95':>8}")
@@ -47,7 +48,7 @@ async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
         swap = None
         if rival is not None:
             swap = await stack.enter_async_context(llamaswap.serving(place / "swap", rival, documents))
-        for document, delay_s in zip(documents, DELAYS_S, strict=True):
+        for document, delay_s, rounds in zip(documents, ROUNDS, counts, strict=True):
             subject = kit.model_of(document)
             sides: dict[str, Side] = {"by hand": _by_hand(subject, place / "by-hand.log"), "Pilotlight": _ours(one, subject)}
             if swap is not None:

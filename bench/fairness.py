@@ -25,8 +25,9 @@ CALLS = 500
 GRACE_S = 0.05
 SECONDS_OF_A_CALL = 0.15
 TOKENS = 15
-GAP_S = 0.37
-"""Between two Calls of B; no multiple of a Call's length, so B comes at all phases of A's Calls."""
+GAP_S = 0.3
+GOLDEN = 0.618
+"""B comes GAP_S after its last Call and a part of a Call's length more: multiples of GOLDEN fall on all phases."""
 
 
 class Stay(NamedTuple):
@@ -68,8 +69,8 @@ async def _run(place: Path, slots: int, tries: int) -> tuple[list[Stay], list[fl
         crowd = asyncio.create_task(client.run([_shot(TOKENS)] * CALLS))
         await asyncio.sleep(1)
         await _one(one, 1, "b")  # both Tenants have been served
-        for _ in range(tries):
-            await asyncio.sleep(GAP_S)
+        for number in range(tries):
+            await asyncio.sleep(GAP_S + (number * GOLDEN) % 1 * SECONDS_OF_A_CALL)
             sent_s.append(await _one(one, 1, "b"))
         crowd.cancel()
         await asyncio.gather(crowd, return_exceptions=True)

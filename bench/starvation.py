@@ -19,8 +19,10 @@ LOOPS = 6
 SLOTS = 4
 TOKENS, TOKENS_PER_S = 100, 100
 RESIDENCY_S = 2.0
-WARM_S = 3.0
-"""A is busy for so long before B is called: its residency is over, as in the worst case for those who do not look."""
+BUSY_S = (0.4, 3.0)
+"""B is called when A has been back for so long, at least and at most: within A's residency and after it."""
+GOLDEN = 0.618
+"""Its multiples, modulo 1, fall evenly on all phases of A's streams."""
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
@@ -41,8 +43,8 @@ async def measure(place: Path, *, quick: bool) -> Figures:
         stop = asyncio.Event()
         loops = [asyncio.create_task(_busy(one.url, stop, results)) for _ in range(LOOPS)]
         waits_s = list[float]()
-        for _ in range(rounds):
-            await asyncio.sleep(WARM_S)
+        for number in range(rounds):
+            await asyncio.sleep(BUSY_S[0] + (number * GOLDEN) % 1 * (BUSY_S[1] - BUSY_S[0]))
             waits_s.append(await _first_byte_s(one.url, "b"))
         stop.set()
         await asyncio.gather(*loops)

@@ -40,7 +40,7 @@ class HttpLink:
             async with self._connected().get(self._base + path, timeout=timeout, raise_for_status=True) as response:
                 async for line in response.content:
                     yield line
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: over LINE_BYTES_MAX
             raise LinkError(type(error).__name__) from error
 
     async def report(self, report: Report) -> ReportAnswer:

@@ -31,7 +31,9 @@ from loadtest.verdict import Spread, Verdict
 PLAIN_EVERY_S = 1.0
 
 
-@click.group("load")
+@click.group(
+    "load", epilog="Example:  pilotlight load run --url http://127.0.0.1:8080 --model ada --burst 200 --within 0.1"
+)
 def load() -> None:
     """Load tests, seen from outside: what clients get, and whether every call got it."""
 

@@ -26,7 +26,6 @@ from pilotlight import process
 from pilotlight.eventfile import EventFile
 from pilotlight.listen import BACKLOG, Address
 
-
 INFORMED_S_MAX = 5.0
 """How long a gateway that starts waits for catalogue and Routes before it accepts connections without them."""
 

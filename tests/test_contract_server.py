@@ -20,7 +20,6 @@ from autoscaler import serve
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta
 from autoscaler.model import Model
 from autoscaler.serve import ContractServer, Feed
-from autoscaler.states import ReplicaState as S
 from autoscaler.world import DocumentsSeen, GatewayGone
 from tests.kit.steps import SteppedLoop
 from tests.kit.waiting import until
@@ -217,4 +216,3 @@ async def test_a_gateway_whose_connection_broke_is_not_gone(tmp_path: Path) -> N
         response.close()
     await runner.cleanup()
     assert not loop.step().gateways[GatewayId("g9")].gone
-    assert loop.loop.world.replicas[replica(A, "r1").id].state is S.READY

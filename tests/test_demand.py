@@ -97,6 +97,15 @@ def test_zero_comes_one_idle_window_after_the_last_finish() -> None:
     assert (gone.count, gone.reason) == (0, "idle for 60 s")
 
 
+def test_what_a_leader_adopts_has_a_whole_idle_window_from_then_on() -> None:
+    a = model("a", idle_seconds=60.0)
+    old: dict[str, Any] = {"replicas": [replica(a, "r1")], "history": History(last_activity_s=T0 - 70)}
+    answer = ask(a, leading_since_s=T0 - 20, **old)
+    assert (answer.count, answer.next_s) == (1, T0 + 40)
+    assert answer.reason == "not used since this leader began 20 s ago, idle window 60 s"
+    assert ask(a, leading_since_s=T0 - 60, **old).count == 0
+
+
 def test_case_12_a_generation_longer_than_the_idle_window_is_never_idle() -> None:
     a = model("a", idle_seconds=1.0)
     running = [gateway(levels=[level("a", 0, 1)])]

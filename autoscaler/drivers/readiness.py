@@ -26,6 +26,8 @@ from autoscaler.world import Seen
 WEIGH_EVERY_S = 1.0
 """How often the memory of an engine that starts is looked at."""
 GREW_BYTES = 1 << 20
+FIRST_CALLS_S = 0.05
+"""An engine that just got ready is about to get its first Calls: looking at its processes waits until they are out."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +100,7 @@ class Readiness:
     async def _got_ready(self, engine: Engine) -> None:
         engine.record = msgspec.structs.replace(engine.record, was_ready=True)
         self._see(engine, Seen.READY)
+        await asyncio.sleep(FIRST_CALLS_S)
         await self._weigh(engine)
         self._remember(engine.record)
 

@@ -1,0 +1,140 @@
+"""`serve` as a person uses it: metrics of all processes, documents and keys read again, a terminal that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+import psutil
+import yaml
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from pilotlight.cli import cli
+from tests.kit.serving import Serving, fake, model, serving, settings, shot
+from tests.kit.waiting import until
+
+GATEWAY = {
+    "pilotlight_calls", "pilotlight_calls_waiting", "pilotlight_calls_running", "pilotlight_queue_seconds",
+    "pilotlight_first_byte_seconds", "pilotlight_overhead_seconds", "pilotlight_tokens",
+    "pilotlight_routes_age_seconds", "pilotlight_upstream_retries",
+}  # fmt: skip
+AUTOSCALER = {
+    "pilotlight_replicas", "pilotlight_start_seconds", "pilotlight_start_failures", "pilotlight_decision_seconds",
+    "pilotlight_plan_seconds", "pilotlight_actions", "pilotlight_slice_memory_bytes", "pilotlight_leader",
+}  # fmt: skip
+
+
+def hang_up(serve: Serving) -> None:
+    """SIGHUP for the supervisor."""
+    assert serve.process is not None
+    serve.process.send_signal(signal.SIGHUP)
+
+
+async def test_one_scrape_tells_of_every_process(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s", fake(tmp_path, "ada"), options=("--gateways", "2")) as serve:
+        results = await serve.send(*(shot("ada") for _ in range(6)))
+        assert all(result.code == "" for result in results)
+
+        def scrape() -> dict[str, float]:
+            with urllib.request.urlopen(f"{serve.ops}/metrics", timeout=5) as response:
+                families = list(text_string_to_metric_families(response.read().decode()))
+            names = {family.name for family in families}
+            assert names >= GATEWAY | AUTOSCALER, (GATEWAY | AUTOSCALER) - names
+            samples = [sample for family in families for sample in family.samples]
+            return {one.name: one.value for one in samples if one.labels.get("outcome") == "completed"}
+
+        await until("all six are counted, by whichever gateway", lambda: scrape().get("pilotlight_calls_total") == 6.0)
+
+
+async def test_changed_documents_are_in_force_after_a_hangup_and_wrong_ones_are_not(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s", fake(tmp_path, "ada")) as serve:
+        await serve.call("ada")
+        engines = serve.engines("ada")
+        both = [fake(tmp_path, "ada"), fake(tmp_path, "bob"), settings()]
+        serve.config.write_text(yaml.safe_dump_all(both))
+        hang_up(serve)
+        await until(
+            "clients may call it", lambda: "bob" in urllib.request.urlopen(f"{serve.url}/v1/models").read().decode()
+        )
+        assert serve.engines("ada") == engines, "what runs is not touched"
+
+        serve.config.write_text(yaml.safe_dump_all([model("ada", engine="command", command="x {port}"), settings()]))
+        hang_up(serve)
+        await until("it says what is wrong", lambda: "the last good documents stay in force" in serve.said())
+        (line,) = [line for line in serve.said().splitlines() if "stay in force" in line]
+        assert f"{serve.config}: Model ada: spec.command: expected" in line
+        assert (await serve.call("bob")).code == ""
+
+
+async def test_a_stored_key_is_in_force_after_a_hangup(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s", fake(tmp_path, "ada")) as serve:
+        assert (await serve.call("ada")).code == ""
+        made = CliRunner().invoke(cli, ["key", "new", "--tenant", "acme", "--state", str(serve.state)])
+        assert serve.process is not None
+        assert f"kill -HUP {serve.process.pid}" in made.output
+        (key,) = [word for word in made.output.split() if word.startswith("pl-")]
+        hang_up(serve)
+
+        async with asyncio.timeout(5):
+            while (await serve.call("ada")).status != 401:  # with a Tenant a key is needed
+                await asyncio.sleep(0.02)
+        (result,) = await serve.send(shot("ada", headers=(("authorization", f"Bearer {key}"),)))
+        assert result.code == ""
+
+
+async def test_a_setting_that_only_a_start_can_change_is_said_to_wait_for_one(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s", fake(tmp_path, "ada")) as serve:
+        changed = settings(memory="200Mi", limits={"bodyBytesMax": "1Mi"})
+        serve.config.write_text(yaml.safe_dump_all([fake(tmp_path, "ada"), changed]))
+        hang_up(serve)
+        when = "the change takes effect when `serve` starts the next time"
+        await until("it says so of both", lambda: serve.said().count(when) == 2)
+        assert f"Settings: limits: {when}" in serve.said()
+        assert f"Settings: devices: {when}" in serve.said()
+
+
+async def test_hangups_during_the_start_end_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s", fake(tmp_path, "ada"), start=False) as serve:
+        with serve.output.open("ab") as output:
+            serve.process = subprocess.Popen(serve.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        async with asyncio.timeout(20):
+            while "ready on" not in serve.said():
+                if "starting with" in serve.said():
+                    hang_up(serve)
+                await asyncio.sleep(0.02)
+        assert "documents read again" in serve.said()
+        assert "is started again" not in serve.said()
+
+
+def test_a_closed_terminal_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+    config = tmp_path / "d.yaml"
+    config.write_text(yaml.safe_dump_all([fake(tmp_path, "ada"), settings()]))
+    state = tempfile.mkdtemp(prefix="pilotlight-")
+    words = ["serve", "-c", str(config), "--state", state, "--listen", "127.0.0.1:0", "--ops", "127.0.0.1:0"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "pilotlight", *words])  # noqa: S606  no shell is wanted
+    supervisor, said = psutil.Process(pid), b""
+    children: list[psutil.Process] = []
+    try:
+        while b"print(answer" not in said:
+            said += os.read(terminal, 4096)
+        children = supervisor.children(recursive=True)
+        os.close(terminal)  # the kernel sends SIGHUP to the session's leader, and /dev/tty is gone
+        assert supervisor.wait(20) == 0
+        assert children
+        assert not any(child.is_running() for child in children)
+    finally:
+        for process in (*children, supervisor):
+            if process.is_running():
+                process.kill()
+        shutil.rmtree(state)

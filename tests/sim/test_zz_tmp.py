@@ -1,0 +1,256 @@
+"""Reliability section 5 A in virtual time: waking and waiting (cases 1 to 9)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from itertools import pairwise
+
+import pytest
+
+from autoscaler.model import Start
+from gateway.call import Outcome
+from tests.sim.machine import Manners, Process
+from tests.sim.network import Rates
+from tests.sim.stage import Stage, model, play
+from tests.sim.town import Journey
+
+SLOW = Manners(start_s=(3.0, 3.0), serve_s=(0.2, 0.6))
+NEVER = Manners(start_s=(0.1, 0.2), dies_at_start=1.0)
+
+
+def first_bytes_s(calls: list[Journey], tenant: str) -> float:
+    """Seconds between the first and the last first byte of a Tenant's Calls."""
+    times = [j.first_byte_s for j in calls if j.call.tenant == tenant and j.first_byte_s is not None]
+    return max(times) - min(times)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_case_01_a_burst_at_zero_through_three_gateways(replicas: int) -> None:
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        calls = []
+        for number in range(1000):
+            tenant = "lab" if number % 10 == 0 else "acme"
+            calls.append(town.call("a", tenant, gateway=number % 3))
+            await asyncio.sleep(0.05 / 1000)
+        assert await stage.answered(calls) == {"completed": 1000}
+        assert stage.starts() <= replicas, "as many starts as planned, not one per gateway"
+        for gateway in town.gateways:
+            assert all(b - a >= 0.0099 for a, b in pairwise(gateway.reports_s)), "at most one report per 10 ms"
+        took_s = {tenant: first_bytes_s(calls, tenant) for tenant in ("lab", "acme")}
+        assert took_s["lab"] < took_s["acme"] / 3, "the Tenant with a tenth of the Calls is through long before"
+
+    play(act, model(slots=8, replicas=replicas, memory_gib=4), gateways=3, devices=2, manners=SLOW)
+
+
+def test_case_02_a_start_that_cannot_succeed() -> None:
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        calls = [town.call("a", wait_s=300) for _ in range(20)]
+        assert await stage.answered(calls, within_s=61) == {"model_start_failed": 20}
+        assert stage.starts() == 3, "tries after 0, 0.5 and 1 s"
+        assert max(j.ended[0].at_s for j in calls) - 1000.5 < 10
+        late = town.call("a")
+        assert await stage.answered([late], within_s=0.1) == {"model_start_failed": 1}
+        gaps = []
+        for _ in range(3):
+            last_s = town.now()
+            seen = stage.starts()
+            while stage.starts() == seen:
+                town.call("a")
+                await asyncio.sleep(1.0)
+            gaps.append(town.now() - last_s)
+            await asyncio.sleep(5.0)
+        assert [round(gap / 60) for gap in gaps] == [1, 2, 4], f"backs off, half-open after: {gaps}"
+
+    play(act, model(start=Start(seconds_max=60.0, retries=3)), manners=NEVER)
+
+
+def test_case_02_other_models_are_unaffected() -> None:
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        broken = [town.call("a", wait_s=300) for _ in range(5)]
+        await stage.answered(broken)
+        town.machine.manners = town.machine.manners._replace(dies_at_start=0.0)
+        assert await stage.answered([town.call("b") for _ in range(5)], within_s=20) == {"completed": 5}
+        assert await stage.answered([town.call("a")], within_s=1) == {"model_start_failed": 1}
+
+    play(act, model("a"), model("b"), manners=NEVER)
+
+
+def test_case_03_a_full_queue_refuses_exactly_the_surplus() -> None:
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        calls = [town.call("a") for _ in range(700)]
+        surplus = [j for j in calls if j.ended]
+        assert len(surplus) == 500
+        assert {j.ended[0].error.code for j in surplus if j.ended[0].error} == {"queue_full"}
+        assert await stage.answered(calls) == {"completed": 200, "queue_full": 500}
+        granted = [j.first_byte_s for j in calls if j.first_byte_s is not None]
+        assert len(granted) == 200
+
+    play(act, model(slots=1, calls_max=200), manners=SLOW)
+
+
+def test_case_04_all_clients_leave_during_the_start() -> None:
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        calls = [town.call("a") for _ in range(50)]
+        await asyncio.sleep(1.0)
+        for journey in calls:
+            town.leave(journey)
+        await asyncio.sleep(0.1)
+        assert not any(w for g in town.gateways for _, w, _ in g.dispatch.counts()), "queue empty within 100 ms"
+        assert town.autoscaler is not None
+        assert town.autoscaler.loop.world.loads.get(model().name) is None or not (
+            town.autoscaler.loop.world.loads[model().name].waiting
+        )
+        assert {j.ended[0].outcome for j in calls} == {Outcome.ABANDONED}
+        assert not any(j.granted_to for j in calls), "nothing is granted to who left"
+        ready = await stage.until(lambda: any(p.ready for p in town.machine.living()))
+        assert ready > 0, "a start whose process has begun runs to ready"
+        await stage.until(lambda: stage.replicas() == 0, within_s=60)
+
+    play(act, model(), manners=SLOW)
+
+
+def test_case_05_deadlines_against_a_slow_start() -> None:
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        await stage.answered([town.call("a")])
+        await stage.until(lambda: stage.replicas() == 0)
+        patient = town.call("a", wait_s=600)
+        await asyncio.sleep(1.0)
+        hasty, medium = town.call("a", wait_s=1.0), town.call("a", wait_s=30.0)
+        for journey in (hasty, medium):
+            assert journey.ended, "refused at once: the estimate says it cannot be met"
+            assert journey.ended[0].error is not None
+            assert journey.ended[0].error.code == "model_starting"
+        assert await stage.answered([patient]) == {"completed": 1}
+
+    play(act, model(start=Start(seconds_max=300.0)), manners=Manners(start_s=(90.0, 90.0)))
+
+
+def test_case_05_without_an_estimate_calls_wait_until_their_deadline() -> None:
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        hasty = town.call("a", wait_s=1.0)
+        assert not hasty.ended, "an unknown estimate never refuses"
+        assert await stage.answered([hasty], within_s=1.1) == {"model_starting": 1}
+        assert hasty.ended[0].at_s <= hasty.call.deadline_s + 0.1
+        assert not hasty.granted_to
+
+    play(act, model(start=Start(seconds_max=300.0)), manners=Manners(start_s=(90.0, 90.0)))
+
+
+@pytest.mark.parametrize("shape", ["sine", "square", "poisson"])
+def test_case_06_demand_that_oscillates_for_two_hours(shape: str) -> None:
+    """Around the threshold between one and two Replicas; the changes of the number of Replicas are counted."""
+
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        rng = random.Random(3)
+        changes: list[float] = []
+
+        def count(_: Process, what: str) -> None:
+            if what in {"start", "clean"}:
+                changes.append(town.now())
+
+        stage.watcher.listen(count)
+        began_s = town.now()
+        while town.now() < began_s + 7200:
+            phase = (town.now() - began_s) / 60.0
+            rate = {
+                "sine": 4.0 + 3.0 * math.sin(phase * math.pi),
+                "square": 7.0 if int(phase) % 2 else 1.0,
+                "poisson": 4.0,
+            }[shape]
+            town.call("a")
+            await asyncio.sleep(rng.expovariate(rate))
+        print('N', shape, len(changes)/2); per_hour = 0
+        assert per_hour <= 6, f"{per_hour} changes an hour"
+
+    play(
+        act,
+        model(slots=4, replicas=2, memory_gib=4, idle_s=60.0, residency_s=30.0),
+        manners=Manners(start_s=(10.0, 10.0), serve_s=(0.5, 1.5)),
+        strict=False,
+    )
+
+
+def test_case_07_a_gateway_vanishes_while_reports_are_late_doubled_and_out_of_order() -> None:
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        calls = [town.call("a", gateway=0) for _ in range(50)]
+        others = [town.call("a", gateway=1) for _ in range(5)]
+        await stage.until(lambda: any(j.first_byte_s for j in calls))
+        town.network.rates = Rates(doubled=0.3, late=0.2, late_s=(0.1, 30.0))
+        town.gateways[0].crash()
+        await asyncio.sleep(10.5)
+        assert town.autoscaler is not None
+        world = town.autoscaler.loop.world
+        waiting = sum(w for g in town.gateways if g.alive for _, w, _ in g.dispatch.counts())
+        load = world.loads.get(model().name)
+        assert (load.waiting if load else 0) == waiting, "its demand has expired"
+        await stage.answered(others)
+        await stage.until(lambda: stage.replicas() == 0, within_s=60)
+
+    play(act, model(slots=16), gateways=2, manners=Manners(serve_s=(5.0, 8.0)), strict=False)
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_case_08_a_short_call_beside_five_hundred_long_ones(gateways: int) -> None:
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        long = [town.call("a", "acme", gateway=0) for _ in range(500)]
+        await stage.until(lambda: sum(bool(j.granted_to) for j in long) >= 4)
+        await asyncio.sleep(3.0)
+        short = town.call("a", "lab", gateway=gateways - 1)
+        arrived_s = town.now()
+        await stage.until(lambda: bool(short.granted_to))
+        ended = sorted(j.ended[0].at_s for j in long if j.ended and j.ended[0].at_s > arrived_s + 0.05)
+        assert len(ended) <= 1, "granted at the first release later than 50 ms after its arrival"
+        order = [j.first_byte_s for j in long if j.first_byte_s is not None]
+        assert len(order) >= 4
+        first = [int(j.call.id.split("-")[1]) for j in long if j.granted_to]
+        assert first == sorted(first)[: len(first)] == list(range(len(first))), "the others keep their order"
+
+    play(act, model(slots=4), gateways=gateways, manners=Manners(serve_s=(0.5, 1.5)))
+
+
+def test_case_09_two_models_alternate_on_one_slice() -> None:
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        waits: list[float] = []
+        switches: list[float] = []
+
+        def note(_: Process, what: str) -> None:
+            if what == "ready":
+                switches.append(town.now())
+
+        stage.watcher.listen(note)
+
+        async def client(name: str) -> list[Journey]:
+            out = []
+            for _ in range(40):
+                began_s = town.now()
+                journey = town.call(name)
+                await stage.answered([journey])
+                waits.append(town.now() - began_s)
+                out.append(journey)
+            return out
+
+        both = await asyncio.gather(client("a"), client("b"))
+        assert all(j.ended[0].outcome == Outcome.COMPLETED for side in both for j in side), "no running Call is killed"
+        gaps = [b - a for a, b in pairwise(switches)]
+        assert min(gaps) >= 2.0, "at most one switch per residency"
+        assert max(waits) <= 2.0 + 1.0 + 3 * 0.5 + 0.5, "nobody waits longer than residency, stream, stop and start"
+
+    play(
+        act,
+        model("a", residency_s=2.0),
+        model("b", residency_s=2.0),
+        manners=Manners(start_s=(0.5, 0.5), serve_s=(0.2, 1.0)),
+    )

@@ -1,0 +1,187 @@
+"""The command line: help with an example everywhere, errors of one line, exit codes, documents as they were given."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from autoscaler.documents import load
+from loadtest import tinygguf
+from pilotlight import __main__, __version__
+from pilotlight.cli import cli
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("PILOTLIGHT_"):
+            monkeypatch.delenv(name)
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words], prog_name="pilotlight")
+
+
+def commands(group: click.Group = cli, at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """All commands and groups by their words."""
+    yield at
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, (*at, name))
+        else:
+            yield (*at, name)
+
+
+@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
+def test_every_help_shows_an_example_that_parses(words: tuple[str, ...]) -> None:
+    shown = run(*words, "--help")
+    assert shown.exit_code == 0
+    text = " ".join(shown.output.split())
+    assert "Example: pilotlight " in text
+    example = text.rpartition("Example: pilotlight ")[2].split()
+    assert tuple(example[: len(words)]) == words
+
+
+def test_the_commands_are_those_that_are_promised() -> None:
+    assert {" ".join(words) for words in commands()} >= {
+        "serve", "gateway", "autoscaler", "status", "explain model", "explain last", "key new",
+        "load run", "load coldstart",
+    }  # fmt: skip
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").output == f"pilotlight {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("frobnicate",), "No such command 'frobnicate'"),
+        (("serve", "--frobnicate"), "No such option"),
+        (("serve", "--listen", "8080"), "'8080' is not HOST:PORT such as 127.0.0.1:8080"),
+        (("serve", "--gateways", "0"), "0 is not in the range 1<=x<=64"),
+        (("serve",), "nothing to serve"),
+        (("serve", "/nowhere/a.gguf"), "/nowhere/a.gguf: No such file or directory"),
+        (("serve", "-c", "/nowhere/d.yaml"), "/nowhere/d.yaml: No such file or directory"),
+        (("status", "--output", "xml"), "'xml' is not one of 'text', 'json'"),
+        (("key", "new"), "Missing option '--tenant'"),
+        (("key", "new", "--tenant", "a b"), "--tenant: expected 1 to 253 letters"),
+        (("explain", "model"), "Missing argument 'NAME'"),
+        (("gateway",), "Missing option '--autoscaler'"),
+        (("gateway", "--autoscaler", "unix:x", "--limits", "{"), "--limits: "),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(words: tuple[str, ...], said: str) -> None:
+    result = run(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("pilotlight: ")
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr
+
+
+def test_a_port_where_nobody_listens_is_one_line_and_status_1() -> None:
+    result = run("status", "--ops", "127.0.0.1:1")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("{engine: vllm, artifact: 'hf://a/b', slotz: 3}", "Model m: spec.slotz: "),
+        ("{engine: vllm, artifact: 'hf://a/b', slots: '3'}", "Model m: spec.slots: expected"),
+        ("{engine: vllm, artifact: 'hf://a/b', gpu: {memory: 20GB}}", "spec.gpu.memory: expected a size such as 16Gi"),
+        ("{engine: vllm, artifact: 'hf://a/b', aliases: [m]}", "`m` is already"),
+        ("{engine: vllm, artifact: 'hf://a/b', sleep: auto}", "spec.sleep: "),
+    ],
+)
+def test_a_wrong_document_is_one_line_with_file_key_and_what_was_expected(tmp_path: Path, spec: str, said: str) -> None:
+    path = tmp_path / "d.yaml"
+    path.write_text(f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: m}}\nspec: {spec}\n")
+    result = run("serve", "-c", path, "--state", tmp_path)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith(f"pilotlight: {path}: ")
+    assert said in result.stderr
+
+
+def test_what_anybody_could_call_is_refused_with_both_ways_out(tmp_path: Path) -> None:
+    tinygguf.make(tmp_path / "ada.gguf", "one two")
+    result = run("serve", tmp_path / "ada.gguf", "--listen", ":0", "--state", tmp_path)
+    assert result.exit_code == 2
+    assert "pilotlight key new" in result.stderr
+    assert "auth: none" in result.stderr
+
+
+def test_a_state_directory_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
+    tinygguf.make(tmp_path / "ada.gguf", "one two")
+    result = run("serve", tmp_path / "ada.gguf", "--state", tmp_path / ("d" * 100))
+    assert (result.exit_code, "too long for a Unix socket" in result.stderr) == (2, True)
+
+
+def test_the_printed_config_gives_the_same_documents_again(tmp_path: Path) -> None:
+    tinygguf.make(tmp_path / "ada.gguf", "one two", context_tokens=256)
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\ndevices: [{name: gpu0, memory: 1Gi}]\n---\n"
+        "apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {name: x}\n"
+        "spec: {engine: command, command: [run, '{port}'], gpu: {memory: 1.5Gi}, idleSeconds: 3}\n"
+    )
+    first = run("serve", tmp_path / "ada.gguf", "-c", config, "--print-config", "--state", tmp_path)
+    assert first.exit_code == 0
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(first.stdout)
+    assert [one["kind"] for one in yaml.safe_load_all(first.stdout)] == ["Model", "Model", "Settings"]
+    again = run("serve", "-c", printed, "--print-config", "--state", tmp_path)
+    assert again.stdout == first.stdout
+
+
+def test_the_environment_overrides_settings_and_a_typo_in_it_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tinygguf.make(tmp_path / "ada.gguf", "one two")
+    words = ("serve", tmp_path / "ada.gguf", "--print-config", "--state", tmp_path)
+    monkeypatch.setenv("PILOTLIGHT_AUTH", "none")
+    assert load([("x", run(*words).stdout)]).settings.auth == "none"
+    monkeypatch.setenv("PILOTLIGHT_AUHT", "none")
+    result = run(*words)
+    assert (result.exit_code, "PILOTLIGHT_AUHT" in result.stderr) == (2, True)
+
+
+def test_a_new_key_is_printed_once_and_only_its_hash_is_stored(tmp_path: Path) -> None:
+    result = run("key", "new", "--tenant", "acme", "--name", "ci", "--role", "viewer", "--state", tmp_path)
+    assert result.exit_code == 0
+    (key,) = [word for word in result.stdout.split() if word.startswith("pl-")]
+    stored = (tmp_path / "keys.yaml").read_text()
+    assert key not in stored
+    (tenant,) = load([("keys", stored)]).tenants
+    assert (tenant.name, tenant.spec.keys[0].role) == ("acme", "viewer")
+    assert tenant.spec.keys[0].sha256 == hashlib.sha256(key.encode()).hexdigest()
+
+
+def test_a_new_key_without_state_prints_what_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("key", "new", "--tenant", "acme")
+    assert "paste into Tenant acme:" in result.stdout
+    assert "sha256" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_packages_that_are_not_ours_end_the_start_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert __main__.foreign() is None
+    monkeypatch.setattr(__main__, "OURS", ("gateway", "json"))
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("pilotlight: the package 'json' is not Pilotlight's: ")
+    monkeypatch.setattr(__main__, "OURS", ("no_such_package",))
+    assert "is missing" in str(__main__.foreign())

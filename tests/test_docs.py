@@ -1,0 +1,132 @@
+"""The documents say what is true: modules, states, keys, metrics, commands and links are compared with the code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from autoscaler.metrics import Metrics
+from autoscaler.not_yet import ENGINES, KEYS, SCHEMES
+from autoscaler.world import World
+from docs import draw_call, rooms
+from gateway.telemetry import Telemetry
+from pilotlight.cli import cli
+from tests.test_tidy import PACKAGES, ROOT, SOURCES, name
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+
+
+def section(page: str, title: str) -> str:
+    """What stands under a heading of the second level."""
+    return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The rows of a table whose first cell is one word of code: that word -> the other cells."""
+    found = re.findall(r"^\| `([^`]+)` \|(.*)\|$", text, re.MULTILINE)
+    return {key: [cell.strip() for cell in rest.split(" | ")] for key, rest in found}
+
+
+def block(mark: str) -> str:
+    """What stands in a generated block of ARCHITECTURE.md."""
+    return ARCHITECTURE.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- /{mark} -->")[0]
+
+
+def leaves(schema: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """(key path, its schema) of every key that holds no keys of its own; `[]` stands for the items of a list."""
+    for key, value in schema["properties"].items():
+        path = f"{at}{key}"
+        if "properties" in value:
+            yield from leaves(value, f"{path}.")
+        elif "properties" in value.get("items", {}):
+            yield from leaves(value["items"], f"{path}[].")
+        else:
+            yield path, value
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_every_module_is_in_its_room() -> None:
+    packages = "|".join(PACKAGES)
+    named = re.findall(rf"^\* `((?:{packages})/[\w/]+\.py)`", block("rooms"), re.MULTILINE)
+    assert sorted(named) == sorted(f"{name(path)}.py" for path in SOURCES if path.read_text()), (
+        "run `.venv/bin/python -m docs.rooms`"
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_of_a_page_exists(page: Path) -> None:
+    folders = "|".join((*PACKAGES, "tests", "docs", "examples", "bench"))
+    for path in re.findall(rf"`((?:{folders})/[\w/.-]*\.(?:py|md|yaml|json|svg))`", page.read_text()):
+        assert path == "tests/test_MODULE.py" or (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+def test_the_states_are_the_table() -> None:
+    assert block("states") == rooms.states(), "run `.venv/bin/python -m docs.rooms`"
+
+
+@pytest.mark.parametrize("kind", ["Model", "Tenant", "Settings"])
+def test_the_keys_are_those_of_the_schema(kind: str) -> None:
+    schema = json.loads((ROOT / "docs" / "schema" / f"{kind.lower()}.json").read_text())
+    told, known = rows(section(CONFIGURATION, kind)), dict(leaves(schema))
+    assert sorted(told) == sorted(known)
+    for key, value in known.items():
+        default = told[key][1].strip("`")
+        if isinstance(value.get("default"), bool | int | float | str):
+            wanted = value["default"]
+            assert default in {json.dumps(wanted), str(wanted), str(wanted).removesuffix(".0")}, f"{key}: {default}"
+
+
+def test_the_keys_not_in_force_are_those_that_are_refused() -> None:
+    told = section(CONFIGURATION, "Not in force yet")
+    for kind, keys in KEYS.items():
+        row = re.search(rf"^\| {kind} \| (.*) \|$", told, re.MULTILINE)
+        assert row is not None
+        assert sorted(re.findall(r"`([^`]+)`", row[1])) == sorted(keys)
+    assert all(f"`{engine}`" in told for engine in ENGINES)
+    assert all(f"`{scheme}://`" in told for scheme in SCHEMES)
+
+
+def test_the_metrics_are_those_that_are_told() -> None:
+    texts = [Metrics(lambda: World(epoch=1)).text(), Telemetry().text((), 0.0)]
+    families = [family for text in texts for family in text_string_to_metric_families(text.decode())]
+    known = {f.name + ("_total" if f.type == "counter" else "") for f in families if not f.name.endswith("_created")}
+    assert sorted(rows(section(OPERATIONS, "Metrics"))) == sorted(known)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{page.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
+            assert anchor in {slug(heading) for heading in headings}, f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_targets_exist(page: Path) -> None:
+    context = cli.make_context("pilotlight", ["--help"], resilient_parsing=True)
+    for command in re.findall(r"(?:^|[`$/] ?)pilotlight ([a-z]+)", page.read_text(), re.MULTILINE):
+        assert cli.get_command(context, command) is not None, f"{page.name} names pilotlight {command}"
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)) <= targets
+
+
+def test_the_picture_is_what_is_drawn() -> None:
+    assert (ROOT / "docs" / "call-from-zero.svg").read_text() == draw_call.picture(), "run `python docs/draw_call.py`"

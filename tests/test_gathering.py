@@ -1,0 +1,183 @@
+"""Gathering: GGUF files, folders, documents and stored keys become one set of Documents, or one line says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from autoscaler.contract import ModelName
+from autoscaler.documents import Documents, load, to_yaml
+from autoscaler.engines import EngineError
+from autoscaler.settings import Settings
+from loadtest import tinygguf
+from pilotlight import keys
+from pilotlight.gathering import KEYS_FILE, gather, launcher, needs_tenant, read_documents
+
+HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"
+ACME = HEAD + "kind: Tenant\nmetadata: {name: acme}\nspec: {models: [ada], keys: [{sha256: '" + "a" * 64 + "'}]}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    for name in ("ada", "bob"):
+        tinygguf.make(tmp_path / "models" / f"{name}.gguf", "one two three", context_tokens=512)
+    return tmp_path
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def wrong(folder: Path, *paths: Path, configs: tuple[Path, ...] = ()) -> str:
+    """The one line that refuses it."""
+    with pytest.raises(click.UsageError) as caught:
+        gather(paths, configs, folder / "state")
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_a_file_becomes_a_model_named_by_its_stem_with_memory_from_its_header(folder: Path) -> None:
+    (model,) = gather([folder / "models" / "ada.gguf"], [], folder).models
+    assert (model.name, model.spec.engine, model.spec.context_tokens) == ("ada", "llama.cpp", 512)
+    assert model.spec.artifact == f"file://{folder}/models/ada.gguf"
+    assert model.memory_bytes > (folder / "models" / "ada.gguf").stat().st_size
+
+
+def test_a_folder_gives_all_its_models_in_order(folder: Path) -> None:
+    (folder / "models" / "notes.txt").write_text("not a model")
+    models = gather([folder / "models"], [], folder).models
+    assert [(model.name, model.order) for model in models] == [("ada", 0), ("bob", 1)]
+
+
+def test_what_was_gathered_is_written_and_read_again_by_the_autoscaler_alike(folder: Path) -> None:
+    documents = gather([folder / "models"], [written(folder / "t.yaml", ACME)], folder)
+    path = written(folder / "documents.yaml", to_yaml(documents))
+    again = read_documents(path)
+    assert [(m.name, m.memory_bytes, m.slots, m.spec) for m in again.models] == [
+        (m.name, m.memory_bytes, m.slots, m.spec) for m in documents.models
+    ]
+    assert again.tenants == documents.tenants
+
+
+def test_a_model_that_was_known_keeps_the_time_at_which_it_was_made(folder: Path) -> None:
+    path = written(folder / "d.yaml", to_yaml(gather([folder / "models"], [], folder)))
+    ada, bob = read_documents(path).models
+    old = {ada.name: load([("x", path.read_text())]).models[0]}  # made at 0
+    assert [model.created_unix_s for model in read_documents(path, old).models] == [0, bob.created_unix_s]
+    assert bob.created_unix_s > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("missing.gguf", None, "missing.gguf: No such file or directory"),
+        ("broken.gguf", b"GGUF", "broken.gguf: "),
+        ("text.gguf", b"hello there", "text.gguf: not a GGUF file"),
+    ],
+)
+def test_a_file_that_is_no_model_is_named(folder: Path, name: str, content: bytes | None, said: str) -> None:
+    if content is not None:
+        (folder / name).write_bytes(content)
+    assert said in wrong(folder, folder / name)
+
+
+def test_two_files_of_one_name_are_refused(folder: Path) -> None:
+    assert wrong(folder, folder / "models", folder / "models" / "ada.gguf").endswith(
+        "there is already a model named ada"
+    )
+
+
+def test_a_file_whose_name_is_no_name_is_refused(folder: Path) -> None:
+    (folder / "models" / "ada.gguf").rename(folder / "models" / "my model.gguf")
+    assert "Model my model: metadata.name: expected" in wrong(folder, folder / "models")
+
+
+def test_a_file_that_is_named_like_an_alias_is_refused(folder: Path) -> None:
+    spec = "{engine: command, command: ['x', '{port}'], aliases: [ada]}"
+    other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: x}}\nspec: {spec}\n")
+    assert "`ada` is already" in wrong(folder, folder / "models" / "ada.gguf", configs=(other,))
+
+
+def test_an_empty_folder_is_refused(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    assert wrong(folder, folder / "empty") == f"{folder}/empty: no .gguf file in this folder"
+
+
+def test_documents_that_cannot_be_read_are_named(folder: Path) -> None:
+    assert wrong(folder, configs=(folder / "none.yaml",)) == f"{folder}/none.yaml: No such file or directory"
+    (folder / "odd.yaml").write_bytes(b"\xff\xfe\xfd")
+    assert wrong(folder, configs=(folder / "odd.yaml",)) == f"{folder}/odd.yaml: not UTF-8"
+    assert "unknown" in wrong(folder, configs=(written(folder / "k.yaml", ACME + "x: 1\n"),)).lower()
+
+
+def test_memory_is_the_whole_device_where_the_file_cannot_be_read_yet(folder: Path) -> None:
+    spec = f"{{engine: llama.cpp, artifact: 'file://{folder}/later.gguf'}}"
+    path = written(folder / "d.yaml", HEAD + f"kind: Model\nmetadata: {{name: later}}\nspec: {spec}\n")
+    (model,) = read_documents(path).models
+    assert model.memory_bytes == 0
+    with pytest.raises((EngineError, OSError, ValueError), match=r"later\.gguf"):
+        launcher()(model, "127.0.0.1", 1)
+
+
+# --- stored keys ------------------------------------------------------------------------------------------------------
+
+
+def test_a_stored_key_is_added_to_the_tenant_of_the_documents(folder: Path) -> None:
+    _, entry = keys.new("tenant", "ci")
+    keys.store(folder, "acme", entry)
+    (acme,) = gather([], [written(folder / "t.yaml", ACME)], folder).tenants
+    assert [key.sha256 for key in acme.spec.keys] == ["a" * 64, entry.sha256]
+    assert acme.spec.models == ("ada",), "what the document allows stays as it is"
+
+
+def test_a_stored_key_of_a_tenant_without_document_makes_the_tenant(folder: Path) -> None:
+    keys.store(folder, "lab", keys.new("tenant", "x")[1])
+    tenants = gather([], [written(folder / "t.yaml", ACME)], folder).tenants
+    assert [(tenant.name, len(tenant.spec.keys)) for tenant in tenants] == [("acme", 1), ("lab", 1)]
+
+
+def test_a_key_that_was_pasted_as_well_as_stored_counts_once(folder: Path) -> None:
+    _, entry = keys.new("tenant", "ci")
+    keys.store(folder, "acme", entry)
+    pasted = ACME.replace("a" * 64, entry.sha256)
+    (acme,) = gather([], [written(folder / "t.yaml", pasted)], folder).tenants
+    assert [key.sha256 for key in acme.spec.keys] == [entry.sha256]
+
+
+def test_a_key_of_two_tenants_is_refused(folder: Path) -> None:
+    _, entry = keys.new("tenant", "ci")
+    (folder / "state").mkdir()
+    keys.store(folder / "state", "lab", entry)
+    pasted = written(folder / "t.yaml", ACME.replace("a" * 64, entry.sha256))
+    assert wrong(folder, configs=(pasted,)).endswith(f"{KEYS_FILE}: Tenant lab: a key is already one of Tenant acme")
+
+
+@pytest.mark.parametrize(
+    ("auth", "tenants", "loopback", "refused"),
+    [
+        ("auto", 0, True, False),
+        ("auto", 0, False, True),
+        ("auto", 1, False, False),
+        ("none", 0, False, False),
+        ("keys", 0, False, False),
+    ],
+)
+def test_a_listener_that_anybody_reaches_needs_a_tenant(auth: str, tenants: int, loopback: bool, refused: bool) -> None:
+    with_tenants = load([("t", ACME)]).tenants[:tenants]
+    documents = Documents(
+        tenants=with_tenants, settings=load([("s", HEAD + f"kind: Settings\nauth: {auth}\n")]).settings
+    )
+    assert needs_tenant(documents, loopback=loopback) is refused
+    assert isinstance(documents.settings, Settings)
+
+
+def test_a_header_is_read_again_when_the_file_changed(folder: Path) -> None:
+    path = written(folder / "d.yaml", to_yaml(gather([folder / "models" / "ada.gguf"], [], folder)))
+    before = read_documents(path).models[0].memory_bytes
+    tinygguf.make(folder / "models" / "ada.gguf", " ".join(f"word{n}" for n in range(500)), context_tokens=512)
+    after = {model.name: model for model in read_documents(path).models}[ModelName("ada")].memory_bytes
+    assert after > before

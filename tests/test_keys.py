@@ -1,0 +1,81 @@
+"""API keys: strong, shown once, kept as hashes only, in a file that only its owner reads."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from pathlib import Path
+
+import click
+import pytest
+
+from autoscaler.documents import load
+from pilotlight import keys
+from pilotlight.gathering import KEYS_FILE
+
+
+def test_a_key_is_long_random_and_its_entry_is_its_hash() -> None:
+    made = {keys.new("tenant", "ci")[0] for _ in range(50)}
+    assert len(made) == 50
+    assert all(key.startswith("pl-") and len(key) >= 46 for key in made)
+    key, entry = keys.new("viewer", "ci")
+    assert entry.sha256 == hashlib.sha256(key.encode()).hexdigest()
+    assert (entry.name, entry.role) == ("ci", "viewer")
+    assert (entry.created_at or "").endswith("Z")
+
+
+def test_the_line_to_paste_is_a_key_of_a_document() -> None:
+    _, entry = keys.new("tenant", "ci")
+    text = "apiVersion: pilotlight.dev/v1alpha1\nkind: Tenant\nmetadata: {name: acme}\nspec:\n  keys:\n  "
+    (tenant,) = load([("x", text + keys.entry_yaml(entry) + "\n")]).tenants
+    assert tenant.spec.keys == (entry,)
+
+
+def test_keys_are_stored_by_tenant_in_a_private_file(tmp_path: Path) -> None:
+    entries = [keys.new("tenant", name) for name in ("one", "two", "three")]
+    for (_, entry), tenant in zip(entries, ("acme", "acme", "lab"), strict=True):
+        path = keys.store(tmp_path / "new", tenant, entry)
+    assert path == tmp_path / "new" / KEYS_FILE
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    text = path.read_text()
+    assert not any(key in text for key, _ in entries)
+    tenants = load([("x", text)]).tenants
+    assert [(tenant.name, [key.name for key in tenant.spec.keys]) for tenant in tenants] == [
+        ("acme", ["one", "two"]),
+        ("lab", ["three"]),
+    ]
+
+
+def test_a_file_that_is_not_ours_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / KEYS_FILE).write_text("- 1\n")
+    with pytest.raises(click.UsageError, match=r"keys\.yaml"):
+        keys.store(tmp_path, "acme", keys.new("tenant", "x")[1])
+    assert (tmp_path / KEYS_FILE).read_text() == "- 1\n"
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(click.ClickException, match=r"cannot be written: "):
+        keys.store(tmp_path / "file" / "state", "acme", keys.new("tenant", "x")[1])
+
+
+def test_too_many_keys_for_one_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "KEYS_MAX", 1)
+    keys.store(tmp_path, "acme", keys.new("tenant", "x")[1])
+    with pytest.raises(click.ClickException, match="move them into Tenant documents"):
+        keys.store(tmp_path, "lab", keys.new("tenant", "y")[1])
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 300])
+def test_what_cannot_name_a_tenant_is_refused_before_a_key_is_made(name: str) -> None:
+    with pytest.raises(click.UsageError, match="--tenant: expected"):
+        keys.check_tenant_name(name)
+
+
+def test_who_reads_a_state_directory_is_known_while_it_lives(tmp_path: Path) -> None:
+    assert keys.reader(tmp_path) == ""
+    (tmp_path / "lock").write_text("1\n")
+    assert keys.reader(tmp_path) == "1"
+    (tmp_path / "lock").write_text(f"{2**22 + 1}\n")  # over the largest pid
+    assert keys.reader(tmp_path) == ""

@@ -1,0 +1,69 @@
+"""Addresses as people write them, and what they are told when one is taken."""
+
+from __future__ import annotations
+
+import socket
+
+import click
+import pytest
+
+from pilotlight.listen import Address, AddressType, listeners
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "loopback", "url"),
+    [
+        ("127.0.0.1:8080", Address("127.0.0.1", 8080), True, "http://127.0.0.1:8080"),
+        ("localhost:0", Address("localhost", 0), True, "http://localhost:0"),
+        ("[::1]:8080", Address("::1", 8080), True, "http://[::1]:8080"),
+        (":8080", Address("0.0.0.0", 8080), False, "http://0.0.0.0:8080"),
+        ("10.0.0.1:65535", Address("10.0.0.1", 65535), False, "http://10.0.0.1:65535"),
+        ("gateway.example:80", Address("gateway.example", 80), False, "http://gateway.example:80"),
+    ],
+)
+def test_an_address_is_read(text: str, address: Address, loopback: bool, url: str) -> None:
+    read = AddressType().convert(text, None, None)
+    assert (read, read.loopback, read.url) == (address, loopback, url)
+    assert AddressType().convert(read, None, None) is read
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8080", "127.0.0.1", "127.0.0.1:", "a:-1", "a:65536", "a:http", "a:\u00b2", "a:1_0"]
+)
+def test_anything_else_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"is not HOST:PORT such as 127\.0\.0\.1:8080"):
+        AddressType().convert(text, None, None)
+
+
+def test_several_processes_can_listen_on_one_port() -> None:
+    made = listeners(Address("127.0.0.1", 0), 3)
+    try:
+        ports = {one.getsockname()[1] for one in made}
+        assert len(ports) == 1
+        assert all(one.get_inheritable() for one in made)
+        with socket.create_connection(("127.0.0.1", ports.pop()), timeout=1):
+            pass
+    finally:
+        for one in made:
+            one.close()
+
+
+def test_a_taken_port_is_one_line_even_where_the_other_would_share_it() -> None:
+    made = listeners(Address("127.0.0.1", 0), 1)
+    port = made[0].getsockname()[1]
+    try:
+        with pytest.raises(click.ClickException) as caught:
+            listeners(Address("127.0.0.1", port), 2)
+    finally:
+        made[0].close()
+    assert caught.value.message == f"127.0.0.1:{port} is taken: choose another with --listen or --ops"
+
+
+def test_an_address_of_another_machine_is_one_line() -> None:
+    with pytest.raises(click.ClickException, match=r"^cannot listen on 192\.0\.2\.1:0: "):
+        listeners(Address("192.0.2.1", 0), 1)
+
+
+def test_a_name_that_nobody_knows_is_one_line() -> None:
+    with pytest.raises(click.ClickException, match=r"^cannot listen on nowhere\.invalid:0: "):
+        listeners(Address("nowhere.invalid", 0), 1)

@@ -1,0 +1,163 @@
+"""`status` and `explain` as people see them, from the very types that the operations port answers with."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+import msgspec
+import pytest
+from rich.console import Console
+
+from autoscaler.contract import ModelName
+from autoscaler.explain import Row
+from pilotlight import show
+
+ROWS = (
+    Row(model=ModelName("ada"), state="ready", replicas={"ready": 2, "draining": 1}, waiting=3, running=4,
+        devices=("gpu0", "gpu1"), since_s=125.0, why="last used 2 s ago, idle window 60 s"),
+    Row(model=ModelName("bob"), state="zero", replicas={}, why="nobody calls it"),
+)  # fmt: skip
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Plays the operations port: path -> (status, body)."""
+
+    paths: dict[str, tuple[int, bytes]] = {}
+
+    def do_GET(self) -> None:
+        status, body = self.paths.get(self.path, (404, b'{"error":"no such path"}'))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def port(**paths: tuple[int, bytes]) -> Iterator[str]:
+    """A port that answers; `status` is /api/v1/status."""
+    answers = type("Playing", (Answers,), {"paths": {f"/api/v1/{path}": answer for path, answer in paths.items()}})
+    with http.server.HTTPServer(("127.0.0.1", 0), answers) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+STATUS = (200, msgspec.json.encode(ROWS))
+
+
+def test_every_column_is_filled_from_a_row_of_the_api() -> None:
+    row = json.loads(msgspec.json.encode(ROWS[0]))
+    assert [show.cell(row, column) for column in show.COLUMNS] == [
+        "ada", "ready", "2 ready, 1 draining", "3", "4", "gpu0, gpu1", "2 min", "last used 2 s ago, idle window 60 s",
+    ]  # fmt: skip
+    empty = json.loads(msgspec.json.encode(ROWS[1]))
+    assert [show.cell(empty, column) for column in show.COLUMNS] == [
+        "bob",
+        "zero",
+        "0",
+        "0",
+        "0",
+        "",
+        "",
+        "nobody calls it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (59.9, "59 s"), (60, "1 min"), (3599, "59 min"), (7200, "2 h"), (200_000, "2 d")],
+)
+def test_times_are_told_in_their_unit(seconds: float, text: str) -> None:
+    assert show.ago(seconds) == text
+
+
+def test_status_is_one_line_for_each_model_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with port(status=STATUS) as url:
+        show.status(url, None, watch=False, output="text")
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0].split() == list(show.COLUMNS)
+    assert [line.split()[0] for line in lines[1:]] == ["ada", "bob"]
+    assert lines[1].endswith("last used 2 s ago, idle window 60 s")
+
+
+def test_status_of_one_model_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with port(status=STATUS) as url:
+        show.status(url, "bob", watch=False, output="json")
+        (row,) = json.loads(capsys.readouterr().out)
+        assert row["model"] == "bob"
+        with pytest.raises(click.ClickException, match="no model named eve"):
+            show.status(url, "eve", watch=False, output="text")
+
+
+def test_a_watch_ends_quietly_with_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("pilotlight.show.time.sleep", sleep)
+    with port(status=STATUS) as url:
+        show.status(url, None, watch=True, output="text")
+    assert len(looks) == 3
+    assert "ada" in capsys.readouterr().out
+
+
+def test_an_explanation_is_printed_as_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    with port(**{"explain/model/ada": (200, b'{"model":"ada","sentences":["One.","Two."]}')}) as url:
+        show.explain(url, "model/ada", "text")
+        assert capsys.readouterr().out == "One.\nTwo.\n"
+        show.explain(url.removeprefix("http://"), "model/ada", "json")
+        assert json.loads(capsys.readouterr().out)["sentences"] == ["One.", "Two."]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((404, b'{"error":"no such model; there are: ada"}'), "no such model; there are: ada"),
+        ((500, b"<html>"), "500 Internal Server Error: is this pilotlight's operations port?"),
+        ((200, b"<html>"), "no pilotlight answers at"),
+    ],
+)
+def test_what_the_port_says_is_wrong_is_one_clear_error(answer: tuple[int, bytes], said: str) -> None:
+    with port(status=answer) as url, pytest.raises(click.ClickException) as caught:
+        show.status(url, None, watch=False, output="text")
+    assert caught.value.message.startswith(said)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", "http://[", "http://127.0.0.1:x"])
+def test_nobody_there_is_one_clear_error(url: str) -> None:
+    with pytest.raises(click.ClickException, match=r"is `pilotlight serve` running\?"):
+        show.fetch(url, "/api/v1/status")
+
+
+def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with port(status=STATUS) as url:
+        assert len(show.fetch(url, "/api/v1/status")) == 2
+
+
+def test_no_color_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = json.loads(msgspec.json.encode(ROWS))
+
+    def shown() -> str:
+        console = Console(force_terminal=True, width=120)
+        with console.capture() as capture:
+            console.print(show.table(rows))
+        return capture.get()
+
+    monkeypatch.setenv("NO_COLOR", "1")
+    colours = [code for code in shown().split("\x1b[")[1:] if code.split("m")[0] not in {"0", "1"}]
+    assert not colours, "bold is no colour; anything else is"

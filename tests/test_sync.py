@@ -1,0 +1,344 @@
+"""Sync against a played Link: it comes back by itself, reports at the right moments, and serves from what it kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import stat
+from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+from pytest_aiohttp import AiohttpServer
+
+from autoscaler.contract import (
+    CatalogueDelta,
+    GatewayId,
+    ModelEntry,
+    ModelName,
+    ReplicaId,
+    Report,
+    ReportAnswer,
+    Route,
+    RoutesDelta,
+)
+from gateway import kept, link, sync
+from gateway.link import HttpLink
+from gateway.sync import Link, LinkError, Sync
+from tests.kit.waiting import until
+
+G = GatewayId("g1")
+ENTRY = ModelEntry(name=ModelName("a"), served_name="a")
+CATALOGUE = CatalogueDelta(epoch=1, version=1, full=True, models=(ENTRY,))
+ROUTE = Route(replica=ReplicaId("r1"), model=ENTRY.name, state="ready", address="127.0.0.1:9", slots=4, hold=4)
+ROUTES = RoutesDelta(epoch=1, version=1, full=True, replicas=(ROUTE,))
+
+
+class PlayedLink:
+    """One autoscaler. Streams say what is in `says` and then wait; `cut` breaks them, `up` False refuses all."""
+
+    def __init__(self, *, up: bool = True) -> None:
+        self.up = up
+        self.says: dict[str, list[bytes]] = {"/v1/catalogue": [msgspec.json.encode(CATALOGUE)],
+                                             "/v1/routes": [msgspec.json.encode(ROUTES)]}  # fmt: skip
+        self.opened: list[str] = []
+        self.reports: list[tuple[float, Report]] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self._cut = asyncio.Event()
+
+    async def lines(self, path: str) -> AsyncIterator[bytes]:
+        self.opened.append(path)
+        if not self.up:
+            raise LinkError("refused")
+        for line in self.says[path.partition("?")[0]]:
+            yield line
+        await self._cut.wait()
+        raise LinkError("broken")
+
+    async def report(self, report: Report) -> ReportAnswer:
+        if not self.up:
+            raise LinkError("refused")
+        self.reports.append((asyncio.get_running_loop().time(), report))
+        await self.answers.wait()
+        return ReportAnswer(epoch=1)
+
+    def cut(self) -> None:
+        self._cut.set()
+        self._cut = asyncio.Event()
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class Front:
+    """The follower: remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.catalogues: list[CatalogueDelta] = []
+        self.route_deltas: list[RoutesDelta] = []
+        self.acknowledged: list[int] = []
+        self.waits = False
+        self.sequence = 0
+
+    def catalogue(self, delta: CatalogueDelta) -> None:
+        self.catalogues.append(delta)
+
+    def routes(self, delta: RoutesDelta) -> None:
+        self.route_deltas.append(delta)
+
+    def report(self) -> Report:
+        self.sequence += 1
+        return Report(gateway=G, boot="b", sequence=self.sequence)
+
+    def answered(self, sequence: int, answer: ReportAnswer) -> None:
+        self.acknowledged.append(sequence)
+
+    def busy(self) -> bool:
+        return self.waits
+
+
+@contextlib.asynccontextmanager
+async def following(*links: Link, kept_at: Path | None = None) -> AsyncIterator[tuple[Front, Sync]]:
+    """A Sync that runs, without jitter."""
+    front = Front()
+    one = Sync(G, links, front, kept_at, lambda: 1.0, boot="b")
+    running = asyncio.create_task(one.run())
+    try:
+        yield front, one
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def gaps_s(reports: list[tuple[float, Report]]) -> list[float]:
+    times = [at_s for at_s, _ in reports]
+    return [after - before for before, after in pairwise(times)]
+
+
+async def test_it_takes_catalogue_and_routes_and_says_who_it_is() -> None:
+    played = PlayedLink()
+    async with following(played) as (front, _):
+        await until("both came", lambda: front.catalogues and front.route_deltas)
+    assert (front.catalogues, front.route_deltas) == ([CATALOGUE], [ROUTES])
+    assert set(played.opened) == {"/v1/catalogue", "/v1/routes?gateway=g1&boot=b"}
+
+
+async def test_a_stream_that_broke_is_opened_again_and_the_leader_hears_the_levels_at_once() -> None:
+    played = PlayedLink()
+    async with following(played) as (front, _):
+        await until("the first report", lambda: played.reports)
+        await until("it was acknowledged", lambda: front.acknowledged)
+        known = len(played.reports)
+        played.cut()
+        await until("both came again", lambda: len(front.route_deltas) == len(front.catalogues) == 2, 1)
+        await until("a report after it", lambda: len(played.reports) > known, 0.5)
+
+
+@pytest.mark.parametrize("line", [b"not json", b'{"epoch": "x"}', b"[]"])
+async def test_a_line_that_is_not_a_message_is_as_good_as_a_broken_stream(line: bytes) -> None:
+    played = PlayedLink()
+    played.says["/v1/routes"] = [line]
+    async with following(played) as (front, _):
+        await until("it was opened again", lambda: sum("routes" in path for path in played.opened) >= 2)
+        played.says["/v1/routes"] = [msgspec.json.encode(ROUTES)]
+        await until("it is understood", lambda: front.route_deltas == [ROUTES])
+
+
+async def test_pauses_between_tries_grow_to_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def quick(delay_s: float) -> None:
+        slept.append(delay_s)
+        await sleep(0)
+
+    monkeypatch.setattr("gateway.sync.asyncio.sleep", quick)
+    played = PlayedLink(up=False)
+    async with following(played):
+        while len(slept) < 40:
+            await sleep(0)
+    routes_and_catalogue = [slept[0::2], slept[1::2]]
+    for pauses in routes_and_catalogue:
+        assert pauses[:6] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0]
+        assert set(pauses[6:]) == {1.0}
+
+
+async def test_an_edge_is_reported_at_once_and_many_edges_at_most_every_10_ms() -> None:
+    played = PlayedLink()
+    async with following(played) as (_, one):
+        await until("it is quiet", lambda: len(played.reports) >= 2 or played.reports)
+        await asyncio.sleep(0.05)
+        known, edge_s = len(played.reports), asyncio.get_running_loop().time()
+        one.edge()
+        await until("the report", lambda: len(played.reports) > known, 0.5, 0.001)
+        assert played.reports[known][0] - edge_s < 0.02
+        for _ in range(100):
+            one.edge()
+            await asyncio.sleep(0.0005)
+    assert min(gaps_s(played.reports)[known:]) >= 0.0095
+
+
+async def test_levels_are_said_every_50_ms_while_anything_waits_and_every_second_otherwise() -> None:
+    played = PlayedLink()
+    async with following(played) as (front, one):
+        await until("the first", lambda: played.reports)
+        await asyncio.sleep(0.3)
+        assert len(played.reports) <= 2, "one to begin with and one for the full Routes"
+        front.waits = True
+        one.edge()
+        await asyncio.sleep(0.02)
+        known = len(played.reports)
+        await until("eight more", lambda: len(played.reports) >= known + 8, 5)
+    steady = sorted(gaps_s(played.reports)[known:])
+    assert 0.045 <= steady[len(steady) // 2] <= 0.08
+
+
+async def test_a_link_that_does_not_answer_holds_up_no_other_and_is_not_sent_to_twice() -> None:
+    slow, quick = PlayedLink(), PlayedLink()
+    slow.answers.clear()
+    async with following(slow, quick) as (front, _):
+        front.waits = True
+        await until("the quick one hears", lambda: len(quick.reports) >= 4)
+        assert len(slow.reports) == 1
+        slow.answers.set()
+        await until("it is sent to again", lambda: len(slow.reports) > 1)
+
+
+async def test_only_an_answered_report_counts_as_acknowledged() -> None:
+    played = PlayedLink(up=False)
+    async with following(played) as (front, _):
+        await until("it tried", lambda: front.sequence >= 1)
+        played.up = True
+        await until("one is answered", lambda: front.acknowledged)
+    assert front.acknowledged[0] > 1
+
+
+async def test_the_last_word_goes_to_whoever_answers() -> None:
+    up, down = PlayedLink(), PlayedLink(up=False)
+    front = Front()
+    await Sync(G, (up, down), front).flush()
+    assert ([one.sequence for _, one in up.reports], front.acknowledged) == ([1], [1])
+
+
+async def test_what_it_knows_is_kept_privately_and_serves_when_no_autoscaler_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "KEEP_S", 0.05)
+    path = tmp_path / "g1.kept.json"
+    async with following(PlayedLink(), kept_at=path):
+        await until("it is written", path.exists)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    async with following(PlayedLink(up=False), kept_at=path) as (front, _):
+        await until("it serves", lambda: front.catalogues and front.route_deltas)
+        assert front.catalogues[0].models == (ENTRY,)
+        assert [(route.replica, route.hold) for route in front.route_deltas[0].replicas] == [("r1", 0)]
+
+
+async def test_an_autoscaler_that_answers_is_believed_and_not_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "KEEP_S", 0.05)
+    path = tmp_path / "g1.kept.json"
+    old = ModelEntry(name=ModelName("old"), served_name="old")
+    kept.write(path, kept.Known(catalogue=CatalogueDelta(epoch=1, version=1, full=True, models=(old,))))
+
+    def models() -> list[str]:
+        known = kept.read(path)
+        return [] if known is None else [model.name for model in known.catalogue.models]
+
+    async with following(PlayedLink(), kept_at=path) as (front, _):
+        await until("the file is true", lambda: models() == ["a"])
+    assert front.catalogues == [CATALOGUE]
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), lambda path: path.mkdir()])
+async def test_a_file_that_cannot_be_read_or_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], object]
+) -> None:
+    monkeypatch.setattr(sync, "KEEP_S", 0.02)
+    path = tmp_path / "g1.kept.json"
+    spoil(path)
+    played = PlayedLink(up=False)
+    async with following(played, kept_at=path) as (front, _):
+        await until("it says so", lambda: "event=kept_unreadable" in caplog.text)
+        played.up = True
+        await until("it follows", lambda: front.route_deltas == [ROUTES])
+
+
+# --- the link over HTTP -----------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def closing(one: HttpLink) -> AsyncIterator[HttpLink]:
+    try:
+        yield one
+    finally:
+        await one.close()
+
+
+async def test_a_link_reads_lines_and_posts_reports(aiohttp_server: AiohttpServer) -> None:
+    taken: list[Report] = []
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write((msgspec.json.encode(ROUTES) + b"\n") * 2)
+        return response
+
+    async def report(request: web.Request) -> web.Response:
+        taken.append(msgspec.json.decode(await request.read(), type=Report))
+        return web.Response(body=msgspec.json.encode(ReportAnswer(epoch=7, resend=True)))
+
+    app = web.Application()
+    app.router.add_get("/v1/routes", stream)
+    app.router.add_post("/v1/report", report)
+    async with closing(HttpLink(str((await aiohttp_server(app)).make_url("/")))) as one:
+        read = [line async for line in one.lines("/v1/routes")]
+        assert [msgspec.json.decode(line, type=RoutesDelta).epoch for line in read] == [1, 1]
+        sent = Report(gateway=G, boot="b", sequence=3)
+        assert await one.report(sent) == ReportAnswer(epoch=7, resend=True)
+        assert taken == [sent]
+        with pytest.raises(LinkError):
+            [line async for line in one.lines("/v1/nothing")]
+
+
+async def test_a_stream_that_falls_silent_is_dead(
+    aiohttp_server: AiohttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "STREAM_SILENT_S", 0.05)
+    end = asyncio.Event()
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"{}\n")
+        await end.wait()
+        return response
+
+    app = web.Application()
+    app.router.add_get("/v1/routes", stream)
+    one = HttpLink(str((await aiohttp_server(app)).make_url("/")))
+    read: list[bytes] = []
+
+    async def follow() -> None:
+        async for line in one.lines("/v1/routes"):
+            read.append(line)  # noqa: PERF401  what came before the error counts
+
+    async with asyncio.timeout(2):
+        with pytest.raises(LinkError):
+            await follow()
+    assert read == [b"{}\n"]
+    end.set()
+    await one.close()
+
+
+async def test_nobody_there_is_a_link_error(tmp_path: Path) -> None:
+    one = HttpLink(f"unix:{tmp_path}/nobody.sock")
+    with pytest.raises(LinkError):
+        await one.report(Report(gateway=G, boot="b", sequence=1))
+    await one.close()
