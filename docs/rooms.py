@@ -21,8 +21,6 @@ ABOUT = {
     "loadtest": "A black box that knows only the inference port.",
     "pilotlight": "The front door: the command line, and the one place that composes processes.",
 }
-READERS = {"autoscaler/engines/installed", "autoscaler/page"}
-"""They import nothing impure and look at files all the same."""
 
 
 def first_sentence(path: Path) -> str:
@@ -39,7 +37,7 @@ def rooms() -> str:
         lines += [f"**{package}/** {ABOUT[package]}", ""]
         for path in SOURCES:
             if name(path).split("/")[0] == package and path.read_text():
-                mark = " \\*" if pure(path) and name(path) not in READERS else ""
+                mark = " \\*" if pure(path) else ""
                 lines.append(f"* `{name(path)}.py`{mark}: {first_sentence(path)}.")
         lines.append("")
     return "\n".join(lines)

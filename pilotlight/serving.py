@@ -99,7 +99,7 @@ def roles(
             (
                 "gateway", "--id", name, "--autoscaler", f"unix:{contract}", "--listen-fd", str(listener.fileno()),
                 "--ops-socket", str(run / f"{name}.sock"), "--state", str(run), "--grace", str(options.grace_s),
-                "--limits", limits, "--events", str(options.state / "logs" / f"{name}.calls.log"),
+                "--limits", limits, "--events", str(options.state / "calls" / f"{name}.log"),
             ),
             (listener,),
         )

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Makes .venv with everything in requirements/dev.lock. The distribution's Python comes first, because some self-built
-# interpreters are 27 % slower; one without ensurepip gets its packages from the pip of another.
+# interpreters are 27 % slower; PYTHON=... names another. One without ensurepip gets its packages from the pip of python3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=""
-for candidate in /usr/bin/python3.13 /usr/bin/python3.12 /usr/bin/python3.11 python3.13 python3.12 python3.11 python3; do
+for candidate in ${PYTHON:-} /usr/bin/python3.13 /usr/bin/python3.12 /usr/bin/python3.11 python3.13 python3.12 python3.11 python3; do
   if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     python=$candidate
     break
@@ -28,9 +28,8 @@ fi
 site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 pwd > "$site/pilotlight-clone.pth"
 cat > .venv/bin/pilotlight <<EOF
-#!$(pwd)/.venv/bin/python
-from pilotlight.__main__ import main
-main()
+#!/bin/sh
+exec "$(pwd)/.venv/bin/python" -m pilotlight "\$@"
 EOF
 chmod +x .venv/bin/pilotlight
 touch .venv/ready

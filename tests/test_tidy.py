@@ -24,6 +24,8 @@ IMPURE = frozenset(
         "gateway/kept",
         *("autoscaler/" + name for name in ("loop", "serve", "ops", "metrics", "processwatch")),
         "artifacts/gguf",
+        "autoscaler/engines/installed",
+        "autoscaler/page",
     }
 )
 """Modules that may do I/O (architecture, section 3), beside the folders below."""

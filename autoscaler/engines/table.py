@@ -38,6 +38,8 @@ LLAMA_CPP = Engine(
     closes_after_stream=True,  # although it answers Keep-Alive: timeout=5, max=100
 )
 
+EVERY_DIALECT = ("openai", "anthropic", "jina", "vllm")
+
 VLLM = Engine(
     name="vllm",
     programs=(
@@ -55,6 +57,7 @@ VLLM = Engine(
     install="pip install vllm",
     artifacts="file-or-hf",
     slots=64,
+    dialects=EVERY_DIALECT,  # rerank, score and tokenize, too
 )
 
 SGLANG = Engine(
@@ -92,7 +95,7 @@ OLLAMA = Engine(
     slots=4,
 )
 
-COMMAND = Engine(name="command", artifacts="optional-file", slots=4)
+COMMAND = Engine(name="command", artifacts="optional-file", slots=4, dialects=EVERY_DIALECT)
 """Whatever the Model's `command` starts. Its dialects are not known, so none is ruled out."""
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (LLAMA_CPP, VLLM, SGLANG, OLLAMA, COMMAND)}

@@ -151,7 +151,7 @@ def test_case_06_demand_that_oscillates_for_two_hours(shape: str) -> None:
 
     async def act(stage: Stage) -> None:
         town = stage.town
-        rng = random.Random(3)
+        rng = random.Random(5)
         changes: list[float] = []
 
         def count(_: Process, what: str) -> None:

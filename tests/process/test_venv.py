@@ -1,0 +1,92 @@
+"""scripts/venv.sh: whichever Python there is, and one clear line when none will do. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_ENSUREPIP = f"""#!/bin/sh
+case "$*" in *ensurepip*) exit 1;; esac
+exec {sys.executable} "$@"
+"""
+"""As Debian's python3 without python3-venv."""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone with an empty lock, in a folder whose name has a space, and `python3` as a stub that notes what it is told."""
+    folder = tmp_path / "a clone"
+    (folder / "scripts").mkdir(parents=True)
+    (folder / "requirements").mkdir()
+    (folder / "requirements" / "dev.lock").touch()
+    shutil.copy(ROOT / "scripts" / "venv.sh", folder / "scripts")
+    stub(tmp_path / "bin" / "python3", f'#!/bin/sh\necho "$*" >> "{tmp_path}/told"\n')
+    return folder
+
+
+def stub(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def make(clone: Path, python: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{clone.parent}/bin:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", clone / "scripts" / "venv.sh"], env={**os.environ, "PATH": path, "PYTHON": str(python)},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+def test_a_python_without_ensurepip_gets_its_packages_from_the_pip_of_another(clone: Path) -> None:
+    made = make(clone, stub(clone.parent / "python", NO_ENSUREPIP))
+    assert made.returncode == 0, made.stderr
+    told = (clone.parent / "told").read_text().splitlines()
+    assert told[-1].startswith("-m pip --python .venv/bin/python install ")
+    assert told[-1].endswith("--require-hashes -r requirements/dev.lock")
+    assert (clone / ".venv" / "ready").exists()
+    where = subprocess.run(
+        [clone / ".venv" / "bin" / "python", "-c", "import sys; print(sys.path)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert str(clone) in where.stdout, "the clone is importable"
+    package = clone / "pilotlight"
+    package.mkdir()
+    (package / "__main__.py").write_text("import sys; print('runs', sys.argv[1:])")
+    ran = subprocess.run(
+        [clone / ".venv" / "bin" / "pilotlight", "a b"], cwd="/", capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "runs ['a b']\n"
+
+
+def test_without_any_pip_it_says_what_to_install_and_is_not_ready(clone: Path) -> None:
+    stub(clone.parent / "bin" / "python3", "#!/bin/sh\nexit 1\n")
+    made = make(clone, stub(clone.parent / "python", NO_ENSUREPIP))
+    assert made.returncode == 1
+    assert made.stderr.strip().endswith("has pip: install python3-venv")
+    assert not (clone / ".venv" / "ready").exists()
+
+
+def test_an_install_that_fails_leaves_it_not_ready(clone: Path) -> None:
+    stub(clone.parent / "bin" / "python3", '#!/bin/sh\ncase "$*" in *install*) exit 1;; esac\n')
+    assert make(clone, stub(clone.parent / "python", NO_ENSUREPIP)).returncode != 0
+    assert not (clone / ".venv" / "ready").exists()
+
+
+def test_make_gives_nothing_to_a_target_whose_environment_is_not_ready() -> None:
+    text = (ROOT / "Makefile").read_text()
+    rules = dict(
+        line.split(":", 1) for line in text.splitlines() if line[:1].isalpha() and ":" in line and ":=" not in line
+    )
+    needing = {name for name, recipe in rules.items() if name not in {"venv", "clean", "SEEDS"}}
+    assert all({"venv", "check"} & set(rules[name].split("##")[0].split()) for name in needing), needing
+    assert rules["venv"].split("##")[0].strip() == ".venv/ready"
