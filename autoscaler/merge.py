@@ -15,22 +15,27 @@ from prometheus_client.samples import Sample
 MAXIMA = frozenset({"pilotlight_routes_age_seconds"})
 
 
-def merge(texts: Iterable[bytes]) -> bytes:
-    """One exposition (text format 0.0.4) of all `texts`."""
+def merge(texts: Iterable[bytes], *, openmetrics: bool = False) -> bytes:
+    """One exposition of all `texts` (text format 0.0.4): in the same format, or in OpenMetrics 1.0.
+
+    OpenMetrics names a counter without `_total`, ends in `# EOF`, and has no place for `_created` as a family.
+    """
     kinds: dict[str, tuple[str, str]] = {}
     samples: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
     for text in texts:
         for family in text_string_to_metric_families(text.decode()):
+            if openmetrics and family.name.endswith("_created"):
+                continue
             kinds.setdefault(family.name, (family.type, family.documentation))
             into = samples.setdefault(family.name, {})
             for sample in family.samples:
                 _put(into, sample, _rule(family.name))
     lines: list[str] = []
     for name, (kind, documentation) in sorted(kinds.items()):
-        shown = f"{name}_total" if kind == "counter" else name
-        lines += (f"# HELP {shown} {_escape(documentation)}", f"# TYPE {shown} {kind}")
+        shown = f"{name}_total" if kind == "counter" and not openmetrics else name
+        lines += (f"# HELP {shown} {_escape(documentation, quotes=openmetrics)}", f"# TYPE {shown} {kind}")
         lines += (_line(sample, labels, value) for (sample, labels), value in samples[name].items())
-    return ("\n".join(lines) + "\n").encode()
+    return "".join(f"{line}\n" for line in (*lines, *(["# EOF"] if openmetrics else []))).encode()
 
 
 def _rule(family: str) -> Callable[[float, float], float]:
@@ -49,9 +54,11 @@ def _put(
 
 
 def _line(name: str, labels: tuple[tuple[str, str], ...], value: float) -> str:
-    inside = ",".join(f'{k}="{_escape(v).replace(chr(34), chr(92) + chr(34))}"' for k, v in labels)
+    inside = ",".join(f'{k}="{_escape(v, quotes=True)}"' for k, v in labels)
     return f"{name}{{{inside}}} {value!r}" if inside else f"{name} {value!r}"
 
 
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
+def _escape(text: str, *, quotes: bool) -> str:
+    """Documentation has its quotes escaped in OpenMetrics only, label values in both."""
+    escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return escaped.replace('"', '\\"') if quotes else escaped

@@ -25,6 +25,8 @@ SCRAPE_TIMEOUT_S = 1.0
 NAMES_TOLD = 100
 """Names that an error lists, at most."""
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+"""For a scraper that says it reads it (https://prometheus.io/docs/specs/om/open_metrics_spec/)."""
 
 
 class OperationsServer:
@@ -83,10 +85,11 @@ class OperationsServer:
             return web.Response(status=503, text="what runs is still being listed\n")
         return web.Response(text="ok\n")
 
-    async def _metrics_text(self, _: web.Request) -> web.Response:
+    async def _metrics_text(self, request: web.Request) -> web.Response:
+        openmetrics = OPENMETRICS_TYPE.partition(";")[0] in request.headers.get("accept", "")
         texts = await asyncio.gather(*(scrape(path) for path in self._gateway_sockets()))
-        body = merge([self._metrics(), *(text for text in texts if text is not None)])
-        return web.Response(body=body, headers={"content-type": METRICS_TYPE})
+        body = merge([self._metrics(), *(text for text in texts if text is not None)], openmetrics=openmetrics)
+        return web.Response(body=body, headers={"content-type": OPENMETRICS_TYPE if openmetrics else METRICS_TYPE})
 
     async def _status(self, _: web.Request) -> web.Response:
         return answer(explain.status(self._world, self._loop.plan, self._now_s()))

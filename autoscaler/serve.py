@@ -142,9 +142,9 @@ class ContractServer:
     async def _stream(self, request: web.Request, messages: AsyncGenerator[bytes]) -> web.StreamResponse:
         """One message per line until the gateway leaves."""
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
-        await response.prepare(request)
         async with contextlib.aclosing(messages):
             try:
+                await response.prepare(request)
                 async for message in messages:
                     await response.write(message + b"\n")
             except ConnectionResetError:

@@ -1,6 +1,6 @@
 """The peer of the throughput benchmark: a proxy as one would write it with aiohttp's server and client, on uvloop.
 
-It reads the body's model, chooses the engine by it and passes the answer on: no keys, limits, queues, metrics or events.
+It reads the body's model, chooses the engine by it and passes the answer on: no keys, limits, queues or metrics.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from aiohttp import web
 
 from pilotlight import process
 
-HOP = frozenset({"connection", "keep-alive", "te", "trailers", "transfer-encoding", "upgrade", "host", "content-length"})
+HOP = frozenset(
+    {"connection", "keep-alive", "te", "trailers", "transfer-encoding", "upgrade", "host", "content-length"}
+)
 
 
 def application(engines: dict[str, str]) -> web.Application:

@@ -27,8 +27,10 @@ GATEWAYS = (1, 4)
 async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
     """burst_p99_ratio_direct, calls, lost, starts: the worst of all runs through Pilotlight."""
     rounds = 1 if quick else 3
-    kit.title(f"burst: {CALLS:,} Calls in {SPAN_S * 1000:.0f} ms at a Model at zero, 4 slots, 8 tokens, {rounds} rounds")
-    say(f"{'side':<12} {'answered':>8} {'lost':>5} {'starts':>6} {'sent in':>8} {'first byte p50':>15} {'p99':>8} {'last byte':>10}")
+    kit.title(f"burst: {CALLS:,} Calls in {SPAN_S * 1000:.0f} ms at a Model at zero, first byte, {rounds} rounds")
+    say(
+        f"{'side':<12} {'answered':>8} {'lost':>5} {'starts':>6} {'sent in':>8} {'p50':>7} {'p99':>7} {'last byte':>10}"
+    )
     ratios, answered, lost, starts = list[float](), list[int](), list[int](), list[int]()
     drawn: dict[str, Series] = {}
     for number in range(rounds):
@@ -94,8 +96,8 @@ def _row(name: str, results: Sequence[Result], starts: int | None) -> int:
     sent_s = max(result.at_s + (result.sent_s or 0.0) for result in results)
     told = "" if starts is None else str(starts)
     say(
-        f"{name:<12} {len(good):>8} {CALLS - len(good):>5} {told:>6} {sent_s:>7.2f}s {statistics.median(first_s):>14.2f}s"
-        f" {_p99_s(results):>7.2f}s {last_s:>9.2f}s"
+        f"{name:<12} {len(good):>8} {CALLS - len(good):>5} {told:>6} {sent_s:>7.2f}s"
+        f" {statistics.median(first_s):>6.2f}s {_p99_s(results):>6.2f}s {last_s:>9.2f}s"
     )
     bad = [result for result in results if not whole(result)]
     if bad:

@@ -47,7 +47,8 @@ def parts(place: Path, weights: Path, *, quick: bool) -> dict[str, Part]:
 
 async def run(names: list[str], *, quick: bool) -> None:
     """Runs the named parts and prints all figures."""
-    say(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, {platform.platform()}, Python {platform.python_version()}")
+    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, {platform.platform()}"
+    say(f"{machine}, Python {platform.python_version()}")
     figures: Figures = dict.fromkeys(KEYS)
     with tempfile.TemporaryDirectory(prefix="pilotlight-bench-") as folder:
         place = Path(folder)
@@ -62,9 +63,10 @@ async def run(names: list[str], *, quick: bool) -> None:
 def main() -> None:
     """Runs what the command line names."""
     names = [word for word in sys.argv[1:] if word != "--quick"]
-    unknown = set(names) - parts(Path(), Path(), quick=True).keys()
+    known = parts(Path(), Path(), quick=True)
+    unknown = sorted(set(names) - known.keys())
     if unknown:
-        sys.exit(f"bench-cold has no part {', '.join(sorted(unknown))}; it has {', '.join(parts(Path(), Path(), quick=True))}")
+        sys.exit(f"bench-cold has no part {', '.join(unknown)}; it has {', '.join(known)}")
     process.run(run(names, quick="--quick" in sys.argv or os.environ.get("QUICK", "") not in {"", "0"}))
 
 

@@ -1,9 +1,10 @@
 """Cold start: first byte through Pilotlight at zero against the same engine started by hand and called directly.
 
 Owns one table: per extra start time of the engine, both sides in every round, in alternating order, and llama-swap as a
-third where it is installed. Both clocks begin when the Call is wanted and end at the first body byte. Both sides
-have the same engine command, environment and cores; the by-hand side asks for readiness every 2 ms. A round begins when
-nothing of the earlier one is left.
+third where it is installed. Both clocks begin when the Call is wanted and end at the first body byte. Both sides have
+the same engine command, environment and cores; the by-hand side asks for readiness every 2 ms. A round begins when
+nothing of the earlier one is left. The overhead is the median of the rounds' differences: a neighbour that slows some
+starts by half moves the two medians apart, and hardly that.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ from bench.picture import Series, picture
 from loadtest.client import Client
 from loadtest.result import Ending, Shot
 
-ROUNDS = {0.0: (60, 36), 0.3: (40, 20), 1.3: (30, 12)}
+ROUNDS = {0.0: (60, 40), 0.3: (45, 30), 1.3: (30, 16)}
 """Seconds that the engine needs more -> rounds in full and with QUICK: the shorter, the more, since they are cheap."""
 IDLE_S = 0.05
+RIVAL, RIVAL_EVERY = "llama-swap", 3
+"""llama-swap takes part in every third round: a second more or less is seen from few."""
 SETTLE_S = 0.15
 """Pause after the last of a round is gone: its clean-up is nobody's start-up."""
 
 Side = Callable[[], Awaitable[float]]
+Taken = dict[int, float]
+"""Round -> milliseconds to the first byte."""
 
 
 async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
@@ -37,10 +42,10 @@ async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
     documents = [delayed(f"m{number}", weights, delay_s) for number, delay_s in enumerate(ROUNDS)]
     rival = llamaswap.binary()
     counts = [row[quick] for row in ROUNDS.values()]
-    kit.title(f"cold start: first byte, ms, {counts} rounds, alternating order; llama-swap: {rival or 'null'}")
+    kit.title(f"cold start: first byte, ms, rounds {counts}, alternating order; llama-swap: {rival or 'null'}")
     if rival is None:
         say(llamaswap.MISSING)
-    say(f"{'engine':<8} {'side':<12} {'median [min-max]':<26} {'p95':>8} {'overhead':>9} {'p95':>8}")
+    say(f"{'engine':<8} {'side':<12} {'median [min-max]':<26} {'p95':>8}  {'overhead [quartiles]':<24} {'of p95':>8}")
     medians, p95s, rivals = list[float](), list[float](), list[float]()
     drawn: list[Series] = []
     async with contextlib.AsyncExitStack() as stack:
@@ -50,19 +55,22 @@ async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
             swap = await stack.enter_async_context(llamaswap.serving(place / "swap", rival, documents))
         for document, delay_s, rounds in zip(documents, ROUNDS, counts, strict=True):
             subject = kit.model_of(document)
-            sides: dict[str, Side] = {"by hand": _by_hand(subject, place / "by-hand.log"), "Pilotlight": _ours(one, subject)}
+            sides: dict[str, Side] = {
+                "by hand": _by_hand(subject, place / "by-hand.log"),
+                "Pilotlight": _ours(one, subject),
+            }
             if swap is not None:
-                sides["llama-swap"] = _rival(swap, subject)
+                sides[RIVAL] = _rival(swap, subject)
             took = await _rounds(sides, rounds)
-            for name, values in took.items():
-                medians_ms, p95_ms = _row(f"+{delay_s:g} s", name, values, took["by hand"])
+            for name, taken in took.items():
+                overhead_ms, p95_ms = _row(f"+{delay_s:g} s", name, taken, took["by hand"])
                 if name == "Pilotlight":
-                    medians.append(medians_ms)
+                    medians.append(overhead_ms)
                     p95s.append(p95_ms)
-                elif name == "llama-swap":
-                    rivals.append(medians_ms)
+                elif name == RIVAL:
+                    rivals.append(overhead_ms)
             if not delay_s:
-                drawn = [Series(name, list(enumerate(v, 1)), n, dots=True) for n, (name, v) in enumerate(took.items())]
+                drawn = [Series(name, list(v.items()), n, dots=True) for n, (name, v) in enumerate(took.items())]
     picture("cold-start", "round", "first byte, ms (engine as it is)", drawn)
     return {
         "overhead_ms_median": max(medians),
@@ -82,24 +90,33 @@ def delayed(name: str, weights: Path, delay_s: float) -> Document:
     return model(name, engine="command", command=command, idleSeconds=IDLE_S, residencySeconds=0)
 
 
-async def _rounds(sides: dict[str, Side], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds per side; who goes first changes from round to round."""
-    took: dict[str, list[float]] = {name: [] for name in sides}
+async def _rounds(sides: dict[str, Side], rounds: int) -> dict[str, Taken]:
+    """What each side took; who goes first changes from round to round."""
+    took: dict[str, Taken] = {name: {} for name in sides}
     order = list(sides)
-    for _ in range(rounds):
+    for number in range(rounds):
         for name in order:
+            if name == RIVAL and number % RIVAL_EVERY:
+                continue
             await asyncio.sleep(SETTLE_S)
-            took[name].append(await sides[name]() * 1000)
+            took[name][number] = await sides[name]() * 1000
         order.append(order.pop(0))
     return took
 
 
-def _row(engine: str, name: str, values: list[float], bare: list[float]) -> tuple[float, float]:
-    """Prints one row; (median, p95) less those of the engine by hand."""
-    median = statistics.median(values) - statistics.median(bare)
-    p95 = quantile(values, 0.95) - quantile(bare, 0.95)
-    say(f"{engine:<8} {name:<12} {spread(values):<26} {quantile(values, 0.95):>8.1f} {median:>+9.1f} {p95:>+8.1f}")
-    return median, p95
+def _row(engine: str, name: str, taken: Taken, bare: Taken) -> tuple[float, float]:
+    """Prints one row; (median of the differences to the engine by hand in the same round, difference of the p95)."""
+    values = list(taken.values())
+    differences = sorted(value - bare[number] for number, value in taken.items())
+    overhead = statistics.median(differences)
+    p95 = quantile(values, 0.95) - quantile(list(bare.values()), 0.95)
+    half = (
+        ""
+        if taken is bare
+        else f"{overhead:+.1f} [{quantile(differences, 0.25):+.1f} {quantile(differences, 0.75):+.1f}]"
+    )
+    say(f"{engine:<8} {name:<12} {spread(values):<26} {quantile(values, 0.95):>8.1f}  {half:<24} {p95:>+8.1f}")
+    return overhead, p95
 
 
 async def _first_byte_s(client: Client, subject: Model, planned_s: float) -> float:
@@ -112,10 +129,10 @@ async def _first_byte_s(client: Client, subject: Model, planned_s: float) -> flo
 
 def _by_hand(subject: Model, log: Path) -> Side:
     async def side() -> float:
+        began_s = time.monotonic()
         port = kit.free_port()
         launch = kit.launch_of(subject, port)
         client = Client(f"http://{kit.HOST}:{port}")
-        began_s = time.monotonic()
         with kit.by_hand(launch, log):
             await kit.engine_ready(launch, port)
             return await _first_byte_s(client, subject, began_s)

@@ -1,4 +1,4 @@
-"""Tenant A has 500 Calls waiting through gateway 1; Tenant B's one Call comes through gateway 2: whose is the next Slot?
+"""Tenant A has 500 Calls waiting at gateway 1; Tenant B's one Call comes to gateway 2: whose is the next Slot?
 
 Owns one figure: which release of a Slot, of those later than 50 ms after B's arrival, gave B its turn (the first is 1;
 0: B did not need to wait so long). It is read from the engine's own transcript: after the release that is B's, A never
@@ -48,7 +48,9 @@ async def measure(place: Path, *, quick: bool) -> Figures:
         stays, sent_s = await _run(place / f"fairness-{slots}", slots, tries)
         mine = [stay for stay in stays if stay.tokens == 1]
         others = [stay for stay in stays if stay.tokens != 1]
-        releases = [releases_before(others, arrived, stay.began_s, slots) for arrived, stay in zip(sent_s, mine, strict=True)]
+        releases = [
+            releases_before(others, arrived, stay.began_s, slots) for arrived, stay in zip(sent_s, mine, strict=True)
+        ]
         waited_ms = [(stay.began_s - arrived) * 1e3 for arrived, stay in zip(sent_s, mine, strict=True)]
         counts = "  ".join(f"{count}: {releases.count(count)}x" for count in sorted(set(releases)))
         say(f"{slots:>5} {len(mine):>9} {counts:<42} {spread(waited_ms):<24}   (at most release 1)")

@@ -59,6 +59,8 @@ async def serving(place: Path, program: str, documents: Sequence[Document]) -> A
     config = place / "config.yaml"
     config.write_text(json.dumps({"logLevel": "warn", "startPort": kit.free_port(), "models": models}))
     url = f"http://{kit.HOST}:{kit.free_port()}"
-    with kit.running([program, "--config", str(config), "--listen", url.removeprefix("http://")], place / "log") as process:
+    with kit.running(
+        [program, "--config", str(config), "--listen", url.removeprefix("http://")], place / "log"
+    ) as process:
         await kit.answers(f"{url}/v1/models", process, place / "log")
         yield Swap(url)

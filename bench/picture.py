@@ -30,9 +30,9 @@ def picture(name: str, x_label: str, y_label: str, series: Sequence[Series]) -> 
     svg = plot(x_label, y_label, drawn).partition("</svg>")[0]
     svg = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     head, _, rest = svg.partition(">")
-    names = "".join(
-        f'<text x="{LEFT + 12 + 150 * place}" y="{TOP + 10}" style="fill:{COLOURS[one.colour]}">● {html.escape(one.name)}</text>'
-        for place, one in enumerate(drawn)
-    )
+    names = ""
+    for place, one in enumerate(drawn):
+        where = f'x="{LEFT + 12 + 150 * place}" y="{TOP + 10}" style="fill:{COLOURS[one.colour]}"'
+        names += f"<text {where}>● {html.escape(one.name)}</text>"
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{name}.svg").write_text(f"{head}><style>:root{{{colours}}}{STYLE}</style>{rest}{names}</svg>\n")

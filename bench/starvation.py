@@ -57,8 +57,6 @@ async def measure(place: Path, *, quick: bool) -> Figures:
         f"{max(streams):.2f} + B's start {start_s:.2f})"
     )
     say(f"A's streams: {len(results)}, cut or failed: {cut}")
-    if cut:
-        say(f"not whole: {sorted({f'{r.status} {r.code} {r.broken}' for r in results if r.ending is not Ending.COMPLETED})}")
     return {"starved_s_max": max(waits_s)}
 
 

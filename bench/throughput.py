@@ -1,6 +1,6 @@
 """Non-streaming Calls a second through one gateway with all its work, against a plain aiohttp proxy, in the same run.
 
-Owns one table. Proxy on core 0, engine and load on core 1 (both sides alike); wrk, 64 connections, bodies of 1 KiB. Ours
+Owns one table. Proxy on core 0, engine and load on core 1 (both sides alike); wrk, 64 connections, 1 KiB bodies. Ours
 does its full work: key, limits, queue, metrics, one event per Call; its autoscaler and supervisor share core 0 with it.
 """
 
@@ -95,7 +95,7 @@ async def _woken(one: kit.Serving) -> str:
 
 
 async def _load(script: Path, url: str, span_s: int, processes: Sequence[psutil.Process]) -> Load:
-    """wrk for so long; what it counted, and what the proxy's processes used meanwhile."""
+    """Runs wrk for so long; what it counted, and what the proxy's processes used meanwhile."""
     command = [*kit.on_core(LOAD_CORE), "wrk", "-t1", f"-c{CONNECTIONS}", f"-d{span_s}s", "-s", str(script), url]
     before_s = kit.cpu_s(processes)
     made = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""The two ends of a start: from the triggering Call to the engine's process, and from the engine's 200 to its first Call.
+"""The two ends of a start: from the Call to the engine's process, and from the engine's 200 to its first Call.
 
 Owns both figures, from one series of cold starts of a fake engine behind a two-line script. `spawn`: from just before
 the Call is written to the first thing that the new process does (bash takes the time and only then becomes the engine),

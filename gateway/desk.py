@@ -144,7 +144,7 @@ class Desk:
         if hold is None:
             self._park(line, call, first=False)
         else:
-            if False:
+            if not self.running:
                 self._tally.edge = True  # 0 -> 1: whoever counts its idle window must stop
             self.queue.charge(line)
             out.append(self._grant(line, hold, call, now_s))

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from autoscaler.drivers.processes import become_subreaper
@@ -51,7 +52,7 @@ class Child:
     def start(self) -> None:
         """Starts it in a process group of its own: a Ctrl-C at the terminal is for the supervisor to pass on."""
         fds = [s.fileno() for s in self.role.sockets]
-        command = [sys.executable, "-m", "pilotlight", *self.role.arguments, "--parent", str(os.getpid())]
+        command = [sys.executable, run_module(), "pilotlight", *self.role.arguments, "--parent", str(os.getpid())]
         self.process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, process_group=0)
         self.started_s, self.due_s = time.monotonic(), None
 
@@ -155,6 +156,14 @@ class Supervisor:
             if self._wait(0.5) in STOP_SIGNALS:
                 return False
         return True
+
+
+def run_module() -> str:
+    """`-m`, without the folder that `serve` was called in on the path: a `gateway.py` there is none of ours.
+
+    Only a clone that is not installed is found through that folder and nothing else.
+    """
+    return "-Pm" if str(Path(__file__).parents[1]) in sys.path[1:] or sys.flags.safe_path else "-m"
 
 
 def reap_adopted(ours: set[int]) -> None:

@@ -29,7 +29,7 @@ site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"
 pwd > "$site/pilotlight-clone.pth"
 cat > .venv/bin/pilotlight <<EOF
 #!/bin/sh
-exec "$(pwd)/.venv/bin/python" -m pilotlight "\$@"
+exec "$(pwd)/.venv/bin/python" -Pm pilotlight "\$@"
 EOF
 chmod +x .venv/bin/pilotlight
 touch .venv/ready

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler.merge import merge
 
+openmetrics_families: Callable[[str], Iterable[Metric]] = parser.text_string_to_metric_families
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -77,3 +80,17 @@ def test_odd_label_values_come_through() -> None:
 def test_nothing_merges_to_nothing() -> None:
     assert samples(merge([])) == {}
     assert samples(merge([b""])) == {}
+    assert merge([], openmetrics=True) == b"# EOF\n"
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    counts=st.dictionaries(st.text(max_size=8), st.integers(0, 10**6), max_size=4), seconds=st.lists(st.floats(0, 9))
+)
+def test_as_openmetrics_it_says_the_same(counts: dict[str, int], seconds: list[float]) -> None:
+    texts = [process(counts.items(), seconds, waiting=3)] * 2
+    families = list(openmetrics_families(merge(texts, openmetrics=True).decode()))
+    read = {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+    assert read == {key: value for key, value in samples(merge(texts)).items() if not key[0].endswith("_created")}
+    calls = next(family for family in families if family.name == "pilotlight_calls")
+    assert (calls.type, calls.documentation) == ("counter", 'Calls that\nhave "ended" \\o/')

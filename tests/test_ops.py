@@ -144,6 +144,10 @@ async def test_metrics_hold_those_of_gateways_that_answer(aiohttp_client: Aiohtt
         client = await connect(aiohttp_client, world(), None, tmp_path / "g1.sock", tmp_path / "gone.sock")
         response = await client.get("/metrics")
         text = await response.text()
+        asked = {"accept": "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5"}
+        other = await client.get("/metrics", headers=asked)
+        assert other.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        assert (await other.text()).endswith("# EOF\n")
     finally:
         await runner.cleanup()
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"

@@ -44,9 +44,9 @@ def test_a_slice_is_held_from_the_start_until_it_is_proven_clean() -> None:
 
 
 def test_the_diagram_in_the_architecture_page_is_the_table() -> None:
-    shown = ARCHITECTURE.read_text().split("<!-- states -->")
-    assert len(shown) == 3, "the diagram stands between two <!-- states --> marks"
-    lines = [line.strip() for line in shown[1].strip().splitlines()]
-    assert lines[0].startswith("```")
-    assert lines[-1] == "```"
-    assert lines[1:-1] == diagram().splitlines()
+    _, begin, rest = ARCHITECTURE.read_text().partition("<!-- states -->")
+    shown, end, _ = rest.partition("<!-- /states -->")
+    assert (bool(begin), bool(end)) == (True, True), "the diagram stands between <!-- states --> and <!-- /states -->"
+    fence, *lines, last = shown.strip().splitlines()
+    assert (fence.startswith("```"), last) == (True, "```")
+    assert lines == diagram().splitlines()

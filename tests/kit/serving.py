@@ -134,8 +134,13 @@ class Serving:
         """Ends it in order and gives its exit status."""
         assert self.process is not None
         self.process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Waits for its end; the exit status."""
+        assert self.process is not None
         await until("serve ends", self._ended, STOP_S)
-        return int(self.process.wait())
+        return self.process.wait()
 
     async def kill(self) -> None:
         """SIGKILL for the supervisor; returns when its children are gone too."""
@@ -159,6 +164,7 @@ class Serving:
                 await self.stop()
             left = [*self.marked(), *(child.pid for child in ours if running(child.pid))]
             assert not left, f"left behind: {[*map(describe, left)]}"
+            assert "Traceback" not in self.said()
         finally:
             for pid in {*self.marked(), *(child.pid for child in ours if running(child.pid))}:
                 os.kill(pid, signal.SIGKILL)
@@ -171,23 +177,20 @@ class Serving:
     # --- its processes -----------------------------------------------------------------------------------------------
 
     def autoscaler(self) -> int:
-        """The pid of the autoscaler's process."""
-        (pid,) = [child.pid for child in self._children() if "autoscaler" in child.cmdline()[:4]]
-        return pid
+        """The pid of the autoscaler's process; 0 while there is none."""
+        return next((pid for pid, line in self._children() if "autoscaler" in line[:4]), 0)
 
     def gateways(self) -> dict[str, int]:
-        """Name -> pid of the gateways' processes."""
-        lines = [(child.pid, child.cmdline()) for child in self._children()]
-        return {line[line.index("--id") + 1]: pid for pid, line in lines if "gateway" in line[:4]}
+        """Name -> pid of the gateways' processes that there are."""
+        return {line[line.index("--id") + 1]: pid for pid, line in self._children() if "gateway" in line[:4]}
 
-    def _children(self) -> list[psutil.Process]:
+    def _children(self) -> list[tuple[int, list[str]]]:
         assert self.process is not None
         found = []
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.Error):
-                if "pilotlight" in child.cmdline():
-                    found.append(child)
-        return found
+                found.append((child.pid, child.cmdline()))
+        return [(pid, line) for pid, line in found if "pilotlight" in line and running(pid)]
 
     def marked(self) -> list[int]:
         """Living processes that carry a mark of this state directory, whoever their parent is."""
@@ -235,6 +238,13 @@ class Serving:
         with urllib.request.urlopen(self.ops + path, timeout=5) as response:
             return json.load(response)
 
+    def answers(self) -> bool:
+        """Whether the operations port answers (it does not while the autoscaler is replaced)."""
+        try:
+            return bool(self.get("/api/v1/status"))
+        except OSError:
+            return False
+
     def demand(self, model: str) -> dict[str, int]:
         """Calls waiting and running, as the autoscaler knows them."""
         row = self.get(f"/api/v1/models/{model}")
@@ -259,6 +269,18 @@ class Serving:
     async def zero(self, model: str, within_s: float = 10.0) -> None:
         """Until no Replica of the Model is left."""
         await until(f"{model} at zero", lambda: not self.replicas(model), within_s)
+
+    def busy(self, model: str) -> int:
+        """Calls that the engines of a Model are working on, by their own count."""
+        total = 0
+        for record in self.records():
+            if record["model"] == model:
+                with contextlib.suppress(OSError):  # it does not listen yet, or not any more
+                    url = f"http://127.0.0.1:{record['port']}/metrics"
+                    with urllib.request.urlopen(url, timeout=5) as response:
+                        found = re.search(rb"requests_processing (\d+)", response.read())
+                    total += int(found[1]) if found else 0
+        return total
 
     # --- Calls -------------------------------------------------------------------------------------------------------
 

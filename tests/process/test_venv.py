@@ -20,7 +20,7 @@ exec {sys.executable} "$@"
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone with an empty lock, in a folder whose name has a space, and `python3` as a stub that notes what it is told."""
+    """A clone with an empty lock, in a folder with a space; `python3` is a stub that notes what it is told."""
     folder = tmp_path / "a clone"
     (folder / "scripts").mkdir(parents=True)
     (folder / "requirements").mkdir()

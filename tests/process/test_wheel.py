@@ -149,6 +149,7 @@ def state() -> Iterator[Path]:
 def test_it_serves_outside_of_the_clone(installed: Installed, tmp_path: Path, state: Path) -> None:
     tinygguf.make(tmp_path / "ada.gguf", SENTENCE)
     (tmp_path / "settings.yaml").write_text(SETTINGS)
+    (tmp_path / "gateway.py").write_text("raise SystemExit('a file of the folder it is called in')")
     url = f"127.0.0.1:{free_port()}"
     words = ["serve", "ada.gguf", "-c", "settings.yaml", "--state", str(state), "--listen", url, "--ops", "127.0.0.1:0"]
     with subprocess.Popen(

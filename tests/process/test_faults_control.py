@@ -1,0 +1,214 @@
+"""Faults of our own processes: gateway, autoscaler and supervisor are killed or stopped while engines run and clients call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers.processes import facts
+from loadtest.arrivals import constant
+from loadtest.result import Ending, Result
+from loadtest.verdict import judge
+from tests.kit.serving import Serving, fake, most_at_once, running, serving, shot, transcript
+from tests.kit.waiting import until
+
+HOLDS_BACK_S = 10.0
+"""What a dead process held is somebody's again within this time."""
+
+
+def warm(one: Serving, rate_per_s: float, seconds: float) -> asyncio.Task[list[Result]]:
+    """Steady traffic of short Calls to ada, half of them streams."""
+    moments = constant(rate_per_s, seconds)
+    shots = (shot("ada", at_s=at_s, tokens=4, stream=i % 2 == 0) for i, at_s in enumerate(moments))
+    return asyncio.create_task(one.send(*shots))
+
+
+def assert_only_in_flight(results: Sequence[Result], deaths: int = 1) -> None:
+    """Of warm traffic a dead gateway took only what was with it: sent within the moments before each death."""
+    hurt = [result for result in results if result.ending is not Ending.COMPLETED]
+    assert {result.status for result in hurt} <= {0, 200}, f"no error was made up for anybody: {hurt}"
+    moments = sorted(result.at_s for result in hurt)
+    gaps = sum(after - before > 0.3 for before, after in pairwise(moments))
+    assert gaps < deaths, moments
+    assert len(hurt) <= 6 * deaths, moments
+
+
+async def test_case_07_gateway_with_running_calls_is_killed(tmp_path: Path) -> None:
+    slots = 16
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "40", slots=slots)
+    async with serving(tmp_path, ada, options=("--gateways", "3")) as one:
+        streams = asyncio.create_task(one.send(*(shot("ada", tokens=40) for _ in range(slots))))
+        await until("all run", lambda: one.busy("ada") == slots)
+        victim = one.gateways()["gateway-1"]
+        os.kill(victim, signal.SIGKILL)
+        killed_s = time.monotonic()
+        await until("its Calls are gone from the engine", lambda: one.busy("ada") < slots, 1)
+        more = asyncio.create_task(one.send(*(shot("ada", tokens=4) for _ in range(2 * slots))))
+        await until("its holds are somebody's again", lambda: one.busy("ada") == slots, HOLDS_BACK_S)
+        assert time.monotonic() - killed_s < HOLDS_BACK_S
+        results = await streams
+        ids = [result.headers.get("x-request-id") for result in results]
+        through = [id is None or id.startswith("gateway-1-") for id in ids]  # None: killed before its first byte
+        assert 0 < sum(through) < slots
+        for was_its, result in zip(through, results, strict=True):
+            assert result.ending is (Ending.LOST if was_its else Ending.COMPLETED)
+        assert judge(2 * slots, await more).completed == 2 * slots
+        assert one.gateways()["gateway-1"] != victim, "it is replaced"
+        assert one.starts("ada") == 1
+    assert most_at_once(transcript(tmp_path, "ada")) <= slots
+
+
+async def test_one_gateway_of_two_is_killed_and_no_new_call_is_refused(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "100")
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        traffic = warm(one, 25, 4)
+        for name in ("gateway-2", "gateway-1"):
+            before = one.gateways()[name]
+            await asyncio.sleep(0.7)
+            os.kill(before, signal.SIGKILL)
+            await until(f"{name} is replaced", lambda: one.gateways().get(name, before) != before)  # noqa: B023
+        results = await traffic
+        assert_only_in_flight(results, deaths=2)
+        assert one.starts("ada") == 1
+
+
+async def test_serve_is_killed_and_started_again(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "2", idleSeconds=1.5)
+    bob = fake(tmp_path, "bob", "--start-delay", "2.5", "--tokens-per-s", "0", idleSeconds=1.5)
+    async with serving(tmp_path, ada, bob, options=("--gateways", "2")) as one:
+        assert (await one.call("ada", tokens=1)).ending is Ending.COMPLETED
+        running_calls = asyncio.create_task(one.send(*(shot("ada") for _ in range(2))))
+        starting = asyncio.create_task(one.call("bob"))
+        await until("bob starts", lambda: len(one.engines("bob")) == 1)
+        await until("ada works", lambda: one.busy("ada") == 2)
+        before = (one.engines("ada"), one.engines("bob"))
+        await one.kill()
+        assert {result.ending for result in [*await running_calls, await starting]} == {Ending.LOST}
+        assert (one.engines("ada"), one.engines("bob")) == before, "engines live on"
+        await one.start()
+        asked = [await one.call("ada", tokens=1), await one.call("bob")]
+        assert [result.ending for result in asked] == [Ending.COMPLETED] * 2
+        assert (one.engines("ada"), one.engines("bob")) == before, "adopted, the one that was starting too"
+        assert (one.starts("ada"), one.starts("bob")) == (1, 1)
+        for name in ("ada", "bob"):
+            await one.zero(name)
+        assert one.marked() == []
+    assert {call.pid for call in transcript(tmp_path, "ada")} == set(before[0])
+
+
+async def test_serve_is_killed_and_its_engine_dies_before_the_next_start(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60")
+    async with serving(tmp_path, ada) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        await one.kill()
+        (engine,) = one.engines()
+        os.kill(engine, signal.SIGKILL)
+        await until("only its child is left", lambda: len(one.marked()) == 1)
+        orphan = one.marked()[0]
+        await one.start()
+        await until("the orphan is removed", lambda: not running(orphan))
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        assert one.starts("ada") == 2
+
+
+@pytest.mark.parametrize("same_start_time", [False, True])
+async def test_a_pid_that_was_reused_is_never_signalled(tmp_path: Path, same_start_time: bool) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
+    async with serving(tmp_path, ada) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        await one.kill()
+        os.kill(one.engines()[0], signal.SIGKILL)
+        await until("the engine is dead", lambda: not one.marked())
+        foreign = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        try:
+            (path,) = (one.state / "replicas").glob("*.json")
+            record = json.loads(path.read_text())
+            found = facts(foreign.pid)
+            assert found is not None
+            record["pid"] = foreign.pid
+            record["start_ticks"] = found.start_ticks if same_start_time else record["start_ticks"]
+            path.write_text(json.dumps(record))
+            await one.start()
+            await one.zero("ada")
+            assert (await one.call("ada")).ending is Ending.COMPLETED
+            assert one.starts("ada") == 2
+            assert await one.stop() == 0
+            assert foreign.poll() is None, "somebody else's process lives"
+        finally:
+            foreign.kill()
+            foreign.wait()
+
+
+async def test_the_autoscaler_is_killed_under_warm_traffic(tmp_path: Path) -> None:
+    slots = 6
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "100", slots=slots, idleSeconds=2)
+    bob = fake(tmp_path, "bob", "--tokens-per-s", "0", idleSeconds=2)
+    async with serving(tmp_path, ada, bob, options=("--gateways", "2")) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        (engine,) = one.engines("ada")
+        traffic = warm(one, 25, 4)
+        for _ in range(2):
+            before = one.autoscaler()
+            await asyncio.sleep(0.5)
+            os.kill(before, signal.SIGKILL)
+            await until("it is replaced", lambda: one.autoscaler() not in {0, before})  # noqa: B023
+        await until("it answers", one.answers)
+        cold = await one.call("bob")
+        assert (cold.ending, (cold.first_byte_s or 99) < HOLDS_BACK_S) == (Ending.COMPLETED, True)
+        assert judge(100, await traffic).completed == 100
+        long = asyncio.create_task(one.send(*(shot("ada", tokens=100) for _ in range(3 * slots))))
+        await until("all Slots are used again", lambda: one.busy("ada") == slots, HOLDS_BACK_S)
+        assert judge(3 * slots, await long).completed == 3 * slots
+        assert (one.engines("ada"), one.starts("ada"), one.starts("bob")) == ([engine], 1, 1)
+        await one.zero("ada")
+        await one.zero("bob")
+    assert most_at_once(transcript(tmp_path, "ada")) <= slots
+    assert [call.pid for call in transcript(tmp_path, "ada")].count(engine) == 101 + 3 * slots
+
+
+async def test_the_autoscaler_is_stopped_while_warm_traffic_runs(tmp_path: Path) -> None:
+    """Static stability, through the silent-leader rule after 5 s; cold Calls are answered at their deadline."""
+    slots, seconds = 4, 20
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "100", slots=slots)
+    bob = fake(tmp_path, "bob", "--tokens-per-s", "0")
+    async with serving(tmp_path, ada, bob, options=("--gateways", "2")) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        autoscaler = one.autoscaler()
+        await asyncio.sleep(1.5)  # what gateways keep on disk is written once a second
+        os.kill(autoscaler, signal.SIGSTOP)
+        try:
+            traffic = warm(one, 20, seconds)
+            wait = (("Prefer", "wait=3"),)
+            cold = await one.send(*(shot("bob", headers=wait, stream=i % 2 == 0) for i in range(6)))
+            for result in cold:
+                assert (result.status, result.code) == (503, "model_starting")
+                assert 2.9 < (result.last_byte_s or 0) < 3.5, "at its deadline"
+                assert int(result.headers["retry-after"]) >= 1
+            await asyncio.sleep(5)  # now the leader is silent, by the clocks of the gateways
+            burst = await one.send(*(shot("ada", tokens=8) for _ in range(20)))
+            assert judge(20, burst).completed == 20
+            gateway = one.gateways()["gateway-1"]
+            os.kill(gateway, signal.SIGKILL)  # it comes back knowing only what it kept
+            await until("it is replaced", lambda: one.gateways().get("gateway-1", gateway) != gateway)
+            results = await traffic
+            assert_only_in_flight(results)
+            late = await one.send(*(shot("ada", at_s=i * 0.02) for i in range(30)))
+            assert judge(30, late).completed == 30
+            used = {result.headers["x-request-id"].rsplit("-", 3)[0] for result in late}
+            assert used == {"gateway-1", "gateway-2"}, "the one that came back serves too"
+        finally:
+            os.kill(autoscaler, signal.SIGCONT)
+        assert (await one.call("bob")).ending is Ending.COMPLETED, "control is back"
+        assert (one.autoscaler(), one.starts("ada"), one.starts("bob")) == (autoscaler, 1, 1)
+    bound = slots + max(slots, 2) - 1
+    assert most_at_once(transcript(tmp_path, "ada")) <= bound

@@ -1,0 +1,144 @@
+"""How `serve` ends, and engines that do not want to: drained on SIGTERM, killed whole, kept when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from loadtest.result import Ending
+from loadtest.verdict import judge
+from tests.kit.serving import fake, running, serving, settings, shot, transcript
+from tests.kit.waiting import until
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_sigterm_drains(tmp_path: Path, number: signal.Signals) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "4", slots=4)
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        streams = asyncio.create_task(one.send(*(shot("ada", stream=i % 2 == 0) for i in range(4))))
+        await until("all run", lambda: one.demand("ada")["running"] == 4)
+        parked = asyncio.create_task(one.send(*(shot("ada", stream=i % 2 == 0) for i in range(10))))
+        await until("ten wait", lambda: one.demand("ada")["waiting"] == 10)
+        told_s = time.monotonic()
+        assert one.process is not None
+        one.process.send_signal(number)
+        for result in await parked:
+            assert (result.status, result.code, result.errors, result.clear) == (503, "shutting_down", 1, True)
+            assert int(result.headers["retry-after"]) >= 1
+        assert time.monotonic() - told_s < 1.0, "who waits is told at once"
+        late = await one.call("ada")
+        assert late.ending is not Ending.COMPLETED, "nothing new begins"
+        assert judge(4, await streams).completed == 4, "what runs ends as it should"
+        assert await one.ended() == 0
+        assert one.marked() == []
+    assert [call.finished for call in transcript(tmp_path, "ada")] == [True] * 4
+
+
+async def test_a_parked_stream_that_has_its_head_is_told_in_the_stream(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--start-delay", "20")
+    documents = (ada, settings(stream={"keepaliveSeconds": 0.3}))
+    async with serving(tmp_path, *documents) as one:
+        parked = asyncio.create_task(one.send(shot("ada"), shot("ada", stream=False)))
+        await until("both wait", lambda: one.demand("ada")["waiting"] == 2)
+        await asyncio.sleep(0.6)  # the head and a comment are out
+        assert await one.stop() == 0
+        early, plain = await parked
+        assert (early.status, early.code, early.errors, early.saw_done) == (200, "shutting_down", 1, False)
+        assert early.ending is Ending.FAILED
+        assert (plain.status, plain.code) == (503, "shutting_down")
+        assert one.starts("ada") == 1
+
+
+async def test_what_runs_longer_than_the_grace_is_cut_with_one_error(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", slots=4)
+    async with serving(tmp_path, ada, options=("--grace", "1.5")) as one:
+        calling = asyncio.create_task(one.send(shot("ada"), shot("ada", stream=False)))
+        await until("both run", lambda: one.busy("ada") == 2)
+        await asyncio.sleep(1.1)  # the stream has its first token
+        began_s = time.monotonic()
+        assert await one.stop() == 0
+        assert time.monotonic() - began_s < 1.5 + 2.0
+        stream, document = await calling
+        assert (stream.status, stream.code, stream.ending) == (200, "shutting_down", Ending.FAILED)
+        assert (document.status, document.code) == (503, "shutting_down")
+
+
+async def test_a_second_signal_ends_at_once_and_the_next_start_cleans_up(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0.2", idleSeconds=0.5)
+    async with serving(tmp_path, ada) as one:
+        calling = asyncio.create_task(one.call("ada"))
+        await until("it runs", lambda: one.busy("ada") == 1)
+        assert one.process is not None
+        one.process.send_signal(signal.SIGINT)
+        await until("it is stopping", lambda: "stopping" in one.said())
+        began_s = time.monotonic()
+        assert await one.stop(signal.SIGINT) == 1
+        assert time.monotonic() - began_s < 2.0
+        assert (await calling).ending is Ending.LOST
+        await one.start()
+        await one.zero("ada")
+        assert one.marked() == []
+
+
+async def test_engines_are_kept_when_asked_and_adopted(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
+    async with serving(tmp_path, ada, options=("--keep-engines",)) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        before = one.engines()
+        assert await one.stop() == 0
+        assert one.engines() == before
+        one.options = ()
+        await one.start()
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        assert (one.engines(), one.starts("ada")) == (before, 1)
+        assert await one.stop() == 0
+        assert one.marked() == []
+
+
+async def test_an_engine_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "ignores-sigterm", idleSeconds=0.5)
+    async with serving(tmp_path, ada) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        (engine,) = one.engines()
+        await until("it was told to stop", lambda: "stopping" in one.states("ada"))
+        told_s = time.monotonic()
+        waiting = await one.call("ada")
+        assert waiting.ending is Ending.COMPLETED, "who comes meanwhile waits for the next one"
+        await until("the old one is dead", lambda: not running(engine), 15)
+        assert time.monotonic() - told_s < 12, "10 s after SIGTERM"
+        assert "did not end within its grace" in one.said()
+        (engine,) = one.engines()
+        assert await one.stop() == 0
+        assert not running(engine)
+
+
+async def test_an_engine_that_leaves_a_child(tmp_path: Path) -> None:
+    gpu = {"memory": "64Mi"}
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60", gpu=gpu, idleSeconds=0.5)
+    bob = fake(tmp_path, "bob", "--tokens-per-s", "0", gpu=gpu)
+    async with serving(tmp_path, ada, bob) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        await until("the engine and its child", lambda: len(one.marked()) == 2)
+        family = one.marked()
+        await one.zero("ada")
+        assert not [pid for pid in family if running(pid)], "the Slice is free only when the child is gone too"
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        os.kill(one.engines()[0], signal.SIGKILL)
+        assert (await one.call("bob")).ending is Ending.COMPLETED, "its place was cleaned first"
+        assert len(one.marked()) == 1
+        moves = [line for line in one.said().splitlines() if "  gone" in line or "bob  starting" in line]
+        assert "bob" in moves[-1], moves
+
+
+async def test_a_gateway_that_hangs_does_not_keep_serve_from_ending(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
+    async with serving(tmp_path, ada, options=("--gateways", "2", "--grace", "1")) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        os.kill(one.gateways()["gateway-1"], signal.SIGSTOP)
+        await one.stop()
+        assert one.marked() == []

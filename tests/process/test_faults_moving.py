@@ -1,0 +1,206 @@
+"""Faults of stopping, moving and leaving, on real processes (reliability, section 5 B, C, F), each named after its case."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from loadtest.cli import request_body
+from loadtest.client import request_bytes, target_of
+from loadtest.result import Ending, Result
+from loadtest.verdict import judge
+from tests.kit.serving import Serving, fake, model, running, serving, shot, transcript
+from tests.kit.waiting import until
+
+SENTENCE = "Hello, I am ada, asleep until you called."
+ABORTED_S = 0.100
+"""From a client's leaving to the end of its connection at the engine (case 34)."""
+
+
+# --- B: stopping and moving -------------------------------------------------------------------------------------------
+
+
+async def test_case_10_scale_down_cuts_no_stream(tmp_path: Path) -> None:
+    ada = fake(
+        tmp_path, "ada", "--tokens-per-s", "2", slots=2, idleSeconds=0.5, replicas={"max": 2}, residencySeconds=0
+    )
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        first = asyncio.create_task(one.send(shot("ada", tokens=8), shot("ada", tokens=5)))
+        await one.ready("ada")
+        more = asyncio.create_task(one.send(shot("ada", tokens=8), shot("ada", tokens=1)))
+        await one.ready("ada", 2)
+        await until("one drains while streams run on both", lambda: "draining" in one.states("ada"), 10)
+        assert one.demand("ada")["running"] >= 1
+        late = [await one.call("ada", tokens=1) for _ in range(4)]
+        results = [*await first, *await more, *late]
+        assert judge(8, results).completed == 8
+        await one.zero("ada")
+        assert one.starts("ada") == 2
+    assert not any(call.aborted for call in transcript(tmp_path, "ada"))
+
+
+async def test_case_10_a_victim_ends_its_streams_before_it_makes_room(tmp_path: Path) -> None:
+    gpu = {"memory": "64Mi"}
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "4", gpu=gpu, residencySeconds=0.2)
+    bob = fake(tmp_path, "bob", "--tokens-per-s", "0", gpu=gpu)
+    async with serving(tmp_path, ada, bob, options=("--gateways", "2")) as one:
+        streams = asyncio.create_task(one.send(*(shot("ada", tokens=8) for _ in range(4))))
+        await until("all run", lambda: one.demand("ada")["running"] == 4)
+        began_s = time.monotonic()
+        answer = await one.call("bob")
+        assert answer.ending is Ending.COMPLETED
+        assert time.monotonic() - began_s < 2.0 + 1.0, "ada's longest stream and bob's start"
+        assert judge(4, await streams).completed == 4
+        states = one.states("ada")
+        assert states[:3] == ["starting", "ready", "draining"]
+    assert all(call.finished for call in transcript(tmp_path, "ada"))
+
+
+async def test_case_11_a_call_arrives_around_the_last_drain(tmp_path: Path) -> None:
+    rounds, idle_s = 30, 0.3
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", idleSeconds=idle_s, residencySeconds=0)
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        results: list[Result] = [await one.call("ada")]
+        for i in range(rounds):
+            await asyncio.sleep(idle_s - 0.005 + 0.001 * i)  # sweeps over the moment of the drain
+            results.append(await one.call("ada"))
+        assert judge(rounds + 1, results).completed == rounds + 1
+        assert 1 < one.starts("ada") <= rounds + 1, "the drain was hit, and cost one start each time at most"
+    assert [call.finished for call in transcript(tmp_path, "ada")] == [True] * (rounds + 1)
+
+
+# --- C: replicas ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_case_16_killed_before_the_first_byte(tmp_path: Path, stream: bool) -> None:
+    once = ("--once", str(tmp_path / "once"))
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "hangs-before-first-byte", *once, slots=1)
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        calling = asyncio.create_task(one.send(*(shot("ada", stream=stream) for _ in range(5))))
+        await until("the engine hangs", (tmp_path / "once").exists)
+        (engine,) = one.engines()
+        os.kill(engine, signal.SIGKILL)
+        results = await calling
+        assert judge(5, results).completed == 5, "no client has seen anything"
+        assert {result.text for result in results} == {SENTENCE}
+        assert one.starts("ada") == 2
+    assert len([call for call in transcript(tmp_path, "ada") if call.finished]) == 5
+
+
+async def test_case_16_dies_by_itself_before_the_first_byte(tmp_path: Path) -> None:
+    once = ("--once", str(tmp_path / "once"))
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "dies-before-first-byte", *once, slots=8)
+    async with serving(tmp_path, ada) as one:
+        results = await one.send(*(shot("ada", stream=i % 2 == 0) for i in range(8)))
+        assert judge(8, results).completed == 8
+        assert one.starts("ada") == 2
+
+
+async def test_case_16_killed_mid_stream(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "5", idleSeconds=1)
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        streams = asyncio.create_task(one.send(*(shot("ada") for _ in range(4))))
+        await until("all run", lambda: one.demand("ada")["running"] == 4)
+        parked = asyncio.create_task(one.send(*(shot("ada", stream=False) for _ in range(2))))
+        await until("two wait", lambda: one.demand("ada") == {"waiting": 2, "running": 4})
+        await asyncio.sleep(0.4)  # two tokens: a death in the middle is what is tested
+        (engine,) = one.engines()
+        began_s = time.monotonic()
+        os.kill(engine, signal.SIGKILL)
+        results = await streams
+        assert time.monotonic() - began_s < 2.0
+        for result in results:
+            assert (result.status, result.errors, result.code) == (200, 1, "upstream_error"), result
+            assert (result.saw_done, result.finish_reason) == (False, "")
+            assert SENTENCE.startswith(result.text)
+            assert result.text
+        assert judge(4, results).failed == 4
+        assert judge(2, await parked).completed == 2, "who had no byte was not hurt"
+        assert one.starts("ada") == 2
+
+
+async def test_case_16_killed_inside_a_document(tmp_path: Path) -> None:
+    """The head promised a length: what is cut must not look whole."""
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "hangs-after-first-byte", "--once", str(tmp_path / "o"))
+    async with serving(tmp_path, ada) as one:
+        calling = asyncio.create_task(one.call("ada", stream=False))
+        await until("the engine hangs", (tmp_path / "o").exists)
+        await until("it runs", lambda: one.demand("ada")["running"] == 1)
+        os.kill(one.engines()[0], signal.SIGKILL)
+        cut = await calling
+        assert (cut.status, cut.ending, cut.truncated) == (200, Ending.LOST, True), "a reset says so"
+        assert (await one.call("ada", stream=False)).text == SENTENCE
+
+
+async def test_case_16_killed_between_last_byte_and_finish(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
+    async with serving(tmp_path, ada) as one:
+        for stream in (True, False):
+            result = await one.call("ada", stream=stream)
+            (engine,) = one.engines()
+            os.kill(engine, signal.SIGKILL)
+            assert (result.ending, result.text) == (Ending.COMPLETED, SENTENCE)
+        again = await one.call("ada")
+        assert (again.ending, again.text) == (Ending.COMPLETED, SENTENCE), "its dead connections are not used"
+        assert one.starts("ada") == 3
+
+
+# --- F: clients that leave --------------------------------------------------------------------------------------------
+
+
+class Raw:
+    """A client's socket, to leave in every way there is."""
+
+    def __init__(self, one: Serving, model: str, *, stream: bool) -> None:
+        target = target_of(one.url)
+        self.socket = socket.create_connection((target.host, target.port), timeout=10)
+        body = request_body(model, 100, 30, stream=stream)
+        self.socket.sendall(request_bytes(target, "POST", "/v1/chat/completions", (("X-Request-Id", "leaver"),), body))
+
+    def read_some(self) -> None:
+        """Waits for the first bytes of the answer."""
+        assert self.socket.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+    def leave(self, how: str) -> float:
+        """Leaves; the time (Unix) at which it did."""
+        if how == "half-close":
+            self.socket.shutdown(socket.SHUT_WR)
+            return time.time()
+        if how == "reset":
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        at_s = time.time()
+        self.socket.close()
+        return at_s
+
+
+@pytest.mark.parametrize("how", ["close", "half-close", "reset"])
+async def test_case_34_client_leaves(tmp_path: Path, how: str) -> None:
+    """In prefill (not streaming), mid-stream, and parked: the engine's connection ends within 100 ms, the Slot is free."""
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", slots=1)
+    async with serving(tmp_path, ada) as one:
+        for stream in (False, True):
+            client = Raw(one, "ada", stream=stream)
+            await until("it runs", lambda: one.demand("ada")["running"] == 1)
+            if stream:
+                await asyncio.to_thread(client.read_some)
+            parked = Raw(one, "ada", stream=stream)
+            await until("the next one waits", lambda: one.demand("ada")["waiting"] == 1)
+            parked.leave(how)
+            await until("the parked one is gone", lambda: one.demand("ada")["waiting"] == 0, 1)
+            noted = len(transcript(tmp_path, "ada"))
+            left_s = client.leave(how)
+            calls = await until("the engine notes it", lambda: transcript(tmp_path, "ada")[noted:], 2)
+            assert (len(calls), calls[0].aborted) == (1, True)
+            assert calls[0].ended_s - left_s < ABORTED_S
+            await until("its Slot is free", lambda: one.demand("ada") == {"waiting": 0, "running": 0}, 1)
+            client.socket.close()
+            parked.socket.close()

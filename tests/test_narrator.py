@@ -1,0 +1,78 @@
+"""The narrator: one line for each transition that matters, on a descriptor that it never waits for."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from autoscaler.actions import Plan
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.loop import Step
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Transition, World
+from pilotlight.narrator import Narrator
+
+LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3}  (.*)$")
+
+
+def step(*moves: tuple[str, S], reason: str = "why") -> Step:
+    rows = tuple(
+        Transition(at_s=1.0, replica=ReplicaId("r"), model=ModelName(model), slices=(), before=None, after=after,
+                   verb="seen", reason=reason)
+        for model, after in moves
+    )  # fmt: skip
+    world = World(epoch=1)
+    return Step(world, world, Plan(), (), rows, 0.0, 0.0, 0.0)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    yield read, write
+    os.close(write)
+
+
+def lines(read: int) -> list[str]:
+    said = b""
+    while True:
+        try:
+            piece = os.read(read, 1 << 16)
+        except BlockingIOError:
+            break
+        if not piece:
+            break
+        said += piece
+    matches = [LINE.match(line) for line in said.decode().splitlines()]
+    return [match[1] for match in matches if match]
+
+
+def test_each_move_is_a_line_and_passing_states_are_left_out(pipe: tuple[int, int]) -> None:
+    narrator = Narrator(pipe[1])
+    narrator.on_step(step(("ada", S.PENDING), ("ada", S.STARTING), ("ada", S.SCRUBBING)))
+    narrator.on_step(step(("barbara", S.READY), ("ada", S.GONE), reason="a line\nbroken"))
+    assert lines(pipe[0]) == [
+        "ada  starting   why",
+        "barbara  ready      a line broken",
+        "ada      gone       a line broken",
+    ]
+    os.close(pipe[0])
+
+
+def test_a_reader_that_stops_costs_lines_and_never_time(pipe: tuple[int, int]) -> None:
+    narrator = Narrator(pipe[1])
+    for _ in range(3000):
+        narrator.on_step(step(("ada", S.READY), reason="x" * 100))
+    shown = len(lines(pipe[0]))
+    assert shown < 3000
+    narrator.on_step(step(("ada", S.GONE)))
+    assert lines(pipe[0]) == [f"({3000 - shown} lines were not shown)", "ada  gone       why"]
+    os.close(pipe[0])
+
+
+def test_a_reader_that_left_is_no_error(pipe: tuple[int, int]) -> None:
+    os.close(pipe[0])
+    Narrator(pipe[1]).on_step(step(("ada", S.READY)))
