@@ -29,9 +29,10 @@ BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING})
 PERSIST_S = (0.2, 10.0)
 """Bounds of how long a Call must have waited before one more Replica starts: a quarter of the median start."""
 PERSIST_UNKNOWN_S = 1.0
-EXTRA_S_MIN = 1200.0
-"""With `idleSeconds: auto` a second Replica that got ready stays so long, unless nobody calls at all or another Model
-needs its Slice: demand that swings around a threshold makes at most six changes an hour."""
+EXTRA_WINDOWS, EXTRA_S_MAX = 20.0, 1200.0
+"""A second Replica that got ready stays so many idle windows, at most 20 minutes, unless nobody calls or another Model
+needs its Slice: with a window of a minute, demand that swings around a threshold makes at most six changes an hour.
+"""
 REFUSED_S_MIN = 10.0
 """A refused cold Call is demand for at least so long: what it needs may have to be made free first."""
 
@@ -185,11 +186,11 @@ def _fewer(case: _Case, need: int) -> tuple[int, float | None]:
     window_s = idle_window_s(case.model, history)
     peak, next_s = _peak(history, window_s, case.now_s)
     need = max(need, _ceil(peak, case.model.slots))
-    if case.model.spec.idle_seconds == "auto":
-        ready = [replica.created_s + EXTRA_S_MIN for replica in case.supply if replica.state not in BEGINNING]
-        young_s = max(ready, default=0.0)
-        if case.now_s < young_s:
-            need, next_s = max(need, len(ready)), young_s if next_s is None else min(next_s, young_s)
+    stay_s = min(EXTRA_WINDOWS * window_s, EXTRA_S_MAX)
+    ready = [replica.created_s + stay_s for replica in case.supply if replica.state not in BEGINNING]
+    young_s = max(ready, default=0.0)
+    if case.now_s < young_s:
+        need, next_s = max(need, len(ready)), young_s if next_s is None else min(next_s, young_s)
     return min(have, need), next_s
 
 

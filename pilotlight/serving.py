@@ -69,6 +69,7 @@ def run(options: ServeOptions) -> int:
             ready=lambda: all(answers(path) for path in ready_sockets),
             on_ready=lambda: welcome(documents, listen, ops),
             on_reload=Reload(options, documents, run_directory / DOCUMENTS_FILE),
+            grace_s=options.grace_s,
         )
         say(f"starting with {len(documents.models)} models, {options.gateways} gateway(s); state in {options.state}")
         return supervisor.run()

@@ -27,6 +27,10 @@ SIGNALS = {*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP}
 RESTART_S_MIN, RESTART_S_MAX = 0.1, 5.0
 """Pause before a child that died is started again; it doubles while the child keeps dying within 10 s."""
 STEADY_S = 10.0
+STOP_MARGIN_S = 5.0
+"""What a gateway may take to end beyond the grace for its Calls; after that it hangs."""
+WIND_DOWN_S_MAX = 60.0
+"""What the autoscaler may take to stop engines and prove that they are gone."""
 POLL_S = 0.02
 """How often a start is looked at until everything is ready."""
 
@@ -81,12 +85,14 @@ class Supervisor:
         ready: Callable[[], bool],
         on_ready: Callable[[], None],
         on_reload: Callable[[], bool],
+        grace_s: float,
     ) -> None:
         self._autoscaler = Child(autoscaler)
         self._gateways = [Child(role) for role in gateways]
         self._ready = ready
         self._on_ready = on_ready
         self._on_reload = on_reload
+        self._drain_s_max = grace_s + STOP_MARGIN_S
         self._had_terminal = has_terminal()
 
     def run(self) -> int:
@@ -136,25 +142,37 @@ class Supervisor:
         return None if info is None else info.si_signo
 
     def _stop(self, status: int = 0) -> int:
-        """Gateways first, so that nothing new arrives; then the autoscaler. A second signal ends all at once."""
+        """Gateways first, so that nothing new arrives; then the autoscaler. A second signal ends all at once.
+
+        A child that hangs is killed; engines that are left then are adopted by the next start.
+        """
         say("stopping: running calls finish, waiting ones are answered; press Ctrl-C again to end at once")
-        for group in (self._gateways, [self._autoscaler]):
+        for group, s_max in ((self._gateways, self._drain_s_max), ([self._autoscaler], WIND_DOWN_S_MAX)):
             for child in group:
                 if child.process is not None:
                     child.process.send_signal(signal.SIGTERM)
-            if not self._ended(group):
+            if not self._ended(group, s_max):
                 for child in (*self._gateways, self._autoscaler):
                     if child.process is not None:
                         child.process.kill()
                 return 1
+            for child in group:
+                if child.process is not None and child.process.poll() is None:
+                    say(f"{child.role.name} did not end within {s_max:g} s and is killed")
+                    child.process.kill()
+                    child.process.wait()
+                    status = 1
         say("stopped")
         return status
 
-    def _ended(self, group: Sequence[Child]) -> bool:
-        """Waits for all of the group; False when a second signal came. The children bound their own time."""
+    def _ended(self, group: Sequence[Child], s_max: float) -> bool:
+        """Waits for all of the group, or `s_max`; False when a second signal came."""
+        end_s = time.monotonic() + s_max
         while any(child.process is not None and child.process.poll() is None for child in group):
             if self._wait(0.5) in STOP_SIGNALS:
                 return False
+            if time.monotonic() >= end_s:
+                break
         return True
 
 

@@ -68,7 +68,7 @@ def test_a_backlog_that_is_done_before_a_start_would_be_starts_nothing() -> None
 
 def test_fewer_only_when_the_peak_of_the_idle_window_fits_fewer() -> None:
     a = model("a", slots=4, high=3, idle_seconds=60.0)
-    supply = [replica(a, name) for name in ("r1", "r2", "r3")]
+    supply = [replica(a, name, created_s=T0 - 2000) for name in ("r1", "r2", "r3")]
     told = [gateway(levels=[level("a", 0, 2)])]
     high = History(last_activity_s=T0, peaks=peaks((T0 - 50, 11), (T0 - 5, 2)))
     answer = ask(a, replicas=supply, gateways=told, history=high)
@@ -78,8 +78,9 @@ def test_fewer_only_when_the_peak_of_the_idle_window_fits_fewer() -> None:
     assert ask(a, replicas=supply, gateways=later, history=high, now_s=T0 + 10.2).count == 1
 
 
-def test_with_auto_a_second_replica_that_got_ready_stays_for_twenty_minutes() -> None:
-    a = model("a", slots=4, high=2)
+@pytest.mark.parametrize("idle_seconds", ["auto", 60.0, 300.0])
+def test_a_second_replica_that_got_ready_stays_twenty_windows_or_minutes(idle_seconds: float | str) -> None:
+    a = model("a", slots=4, high=2, idle_seconds=idle_seconds)
     supply = [replica(a, "r1"), replica(a, "r2", created_s=T0 - 1100)]
     told = [gateway(levels=[level("a", 0, 2)])]
     answer = ask(a, replicas=supply, gateways=told, history=History(last_activity_s=T0))

@@ -50,7 +50,7 @@ def test_case_10_scale_from_four_to_one_cuts_no_stream() -> None:
                 assert journey.first_byte_s is not None
                 assert journey.first_byte_s < last.get(replica, float("inf")) + 1e-9, "nothing granted after the stop"
 
-    play(act, model(slots=20, replicas=4, memory_gib=4, idle_s=20.0), gateways=3, manners=STREAMS)
+    play(act, model(slots=20, replicas=4, memory_gib=4, idle_s=2.0), gateways=3, manners=STREAMS)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 100))

@@ -1,0 +1,183 @@
+"""What `serve` refuses before it starts anything: one line that names what is wrong, an exit status, nothing left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from loadtest.result import Ending
+from tests.kit.serving import Document, Serving, fake, model, serving, settings
+from tests.kit.waiting import until
+
+REFUSED_S = 15.0
+
+
+def refused(one: Serving) -> tuple[int, str]:
+    """Exit status and the one line of a `serve` that does not start."""
+    done = subprocess.run(one.argv, capture_output=True, text=True, timeout=REFUSED_S, check=False)
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("pilotlight: ")
+    return done.returncode, lines[0]
+
+
+@pytest.mark.parametrize("what", ["file-in-the-way", "file-above", "unwritable", "newer", "foreign"])
+async def test_state_directory_cannot_be_used(tmp_path: Path, what: str) -> None:
+    async with serving(tmp_path, fake(tmp_path, "ada"), start=False) as one:
+        mine, one.state = one.state, one.state / "it"
+        why = "--state"
+        if what == "file-in-the-way":
+            one.state.write_text("not a folder")
+        elif what == "file-above":
+            one.state.write_text("not a folder")
+            one.state /= "below"
+        elif what == "unwritable":  # for everybody, root included
+            one.state = Path("/proc/pilotlight")
+        else:
+            one.state.mkdir()
+            (one.state / "version").write_text("99\n" if what == "newer" else "somebody else's\n")
+            why = "newer Pilotlight" if what == "newer" else "not one of Pilotlight's"
+        status, line = refused(one)
+        assert status in {1, 2}
+        assert why in line
+        assert str(one.state) in line
+        one.state = mine
+
+
+async def test_state_directory_becomes_unwritable_while_it_serves(tmp_path: Path) -> None:
+    good, bad = (fake(tmp_path, name, "--tokens-per-s", "0") for name in ("good", "bad"))
+    async with serving(tmp_path, good, bad) as one:
+        assert (await one.call("good")).ending is Ending.COMPLETED
+        records = one.state / "replicas"
+        records.rename(one.state / "away")
+        records.write_text("in the way")
+        failed = await one.call("bad")
+        assert (failed.status, failed.code) == (503, "model_start_failed")
+        assert (await one.call("good")).ending is Ending.COMPLETED, "what runs is not hurt"
+        assert str(records) in str(one.get("/api/v1/explain/model/bad"))
+        records.unlink()
+        (one.state / "away").rename(records)
+
+
+@pytest.mark.parametrize("which", ["listen", "ops"])
+async def test_port_taken(tmp_path: Path, which: str) -> None:
+    async with serving(tmp_path, fake(tmp_path, "ada"), start=False) as one:
+        url = one.url if which == "listen" else one.ops
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_server((host, int(port))):
+            status, line = refused(one)
+        assert status == 1
+        assert f"{host}:{port} is taken" in line
+        await one.start()  # the state directory was left as it should be
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+
+
+async def test_port_of_another_serve_is_taken_although_it_shares_it_with_its_gateways(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada")
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one, serving(tmp_path / "two", ada, start=False) as two:
+        two.url = one.url
+        assert refused(two)[0] == 1
+
+
+async def test_two_serves_on_one_state_directory(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
+    async with serving(tmp_path, ada) as one, serving(tmp_path / "two", ada, start=False) as two:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        assert one.process is not None
+        mine, two.state = two.state, one.state
+        status, line = refused(two)
+        two.state = mine
+        assert status == 1
+        assert f"pid {one.process.pid}" in line
+        assert str(one.state) in line
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        assert one.starts("ada") == 1
+
+
+def wrong(what: str, folder: Path) -> tuple[list[Document] | str, str]:
+    """(documents with one mistake, what the line must name)."""
+    ada, bob = fake(folder, "ada"), fake(folder, "bob")
+    found: dict[str, tuple[list[Document] | str, str]] = {
+        "unknown key": ([model("ada", engine="command", command=["x", "{port}"], idelSeconds=3)], "spec.idelSeconds"),
+        "unknown key of settings": ([ada, settings(auht="none")], "auht"),
+        "wrong unit of a size": ([fake(folder, "ada", gpu={"memory": "4 gigs"})], "spec.gpu.memory"),
+        "wrong unit of a duration": ([fake(folder, "ada", idleSeconds="60s")], "spec.idleSeconds"),
+        "negative": ([fake(folder, "ada", slots=-1)], "spec.slots"),
+        "duplicate name": ([ada, fake(folder, "ada")], "metadata.name"),
+        "alias of another's name": ([ada, fake(folder, "bob", aliases=["ada"])], "spec.aliases"),
+        "alias twice": ([fake(folder, "ada", aliases=["gpt"]), fake(folder, "bob", aliases=["gpt"])], "spec.aliases"),
+        "not yet in force": ([fake(folder, "ada", fallbacks=["bob"]), bob], "not in force yet"),
+        "no port": ([model("ada", engine="command", command=["sleep", "1"])], "spec.command"),
+        "unknown engine": ([model("ada", engine="vlmm")], "spec.engine"),
+        "unknown kind": ([{**ada, "kind": "Modell"}], "kind"),
+        "key twice": ("kind: Settings\nkind: Settings\n", "occurs twice"),
+        "not YAML": ("kind: [", "documents.yaml"),
+        "nothing": ("", "nothing to serve"),
+    }
+    return found[what]
+
+
+WRONG = (
+    "unknown key", "unknown key of settings", "wrong unit of a size", "wrong unit of a duration", "negative",
+    "duplicate name", "alias of another's name", "alias twice", "not yet in force", "no port", "unknown engine",
+    "unknown kind", "key twice", "not YAML", "nothing",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+async def test_configuration_that_is_wrong(tmp_path: Path, what: str) -> None:
+    documents, named = wrong(what, tmp_path)
+    async with serving(tmp_path, start=False) as one:
+        one.config.write_text(documents if isinstance(documents, str) else yaml.safe_dump_all(documents))
+        status, line = refused(one)
+        assert status == 2
+        assert named in line
+        assert what == "nothing" or str(one.config) in line
+        assert not list(one.state.iterdir()), "nothing was touched"
+
+
+async def test_a_wrong_environment_variable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTLIGHT_AUHT", "none")
+    async with serving(tmp_path, fake(tmp_path, "ada"), start=False) as one:
+        status, line = refused(one)
+        assert status == 2
+        assert "PILOTLIGHT_AUHT" in line
+
+
+async def test_a_listener_for_everybody_needs_a_tenant(tmp_path: Path) -> None:
+    async with serving(tmp_path, fake(tmp_path, "ada"), start=False) as one:
+        one.url = one.url.replace("127.0.0.1", "0.0.0.0")
+        status, line = refused(one)
+        assert status == 2
+        assert "pilotlight key new" in line
+        assert "auth: none" in line
+
+
+def listed(one: Serving) -> set[str]:
+    """The Models that one of the gateways lists."""
+    with urllib.request.urlopen(f"{one.url}/v1/models", timeout=5) as response:
+        return {entry["id"] for entry in json.load(response)["data"]}
+
+
+async def test_wrong_documents_at_a_reload_leave_the_last_good_ones_in_force(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        assert one.process is not None
+        good = one.config.read_text()
+        one.config.write_text(good.replace("residencySeconds", "residenceSeconds"))
+        one.process.send_signal(signal.SIGHUP)
+        await until("it says what is wrong", lambda: "residenceSeconds" in one.said())
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        more = [*yaml.safe_load_all(good), fake(tmp_path, "bob", "--tokens-per-s", "0")]
+        one.config.write_text(yaml.safe_dump_all(more))
+        one.process.send_signal(signal.SIGHUP)
+        await until("every gateway knows bob", lambda: all("bob" in listed(one) for _ in range(10)))
+        assert (await one.call("bob")).ending is Ending.COMPLETED
