@@ -7,6 +7,7 @@ directory and no child, else the test fails.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -24,10 +25,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import psutil
 import yaml
 
 from autoscaler.drivers.processes import facts, mark_of
+from autoscaler.drivers.records import Record
 from loadtest.cli import request_body
 from loadtest.client import Client
 from loadtest.result import Result, Shot
@@ -112,6 +115,7 @@ class Serving:
         self.output = folder / "output.txt"
         self.url, self.ops = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
         self.process: subprocess.Popen[bytes] | None = None
+        self._sending: list[asyncio.Task[list[Result]]] = []
 
     # --- its life ----------------------------------------------------------------------------------------------------
 
@@ -127,7 +131,9 @@ class Serving:
         said = self.said().count("ready on")
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        await until("serve says that it is ready", lambda: self.said().count("ready on") > said or self._ended(), START_S)
+        await until(
+            "serve says that it is ready", lambda: self.said().count("ready on") > said or self._ended(), START_S
+        )
         assert not self._ended(), self.said()
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -166,6 +172,8 @@ class Serving:
             assert not left, f"left behind: {[*map(describe, left)]}"
             assert "Traceback" not in self.said()
         finally:
+            for task in self._sending:
+                task.cancel()
             for pid in {*self.marked(), *(child.pid for child in ours if running(child.pid))}:
                 os.kill(pid, signal.SIGKILL)
             if self.process is not None:
@@ -203,15 +211,15 @@ class Serving:
 
     def engines(self, model: str = "") -> list[int]:
         """The main processes of Replicas (of one Model), by the records of the state directory, that live."""
-        pids = [record["pid"] for record in self.records() if model in {"", record["model"]}]
+        pids = [record.pid for record in self.records() if model in {"", record.model}]
         return sorted(pid for pid in pids if pid and running(pid))
 
-    def records(self) -> list[dict[str, object]]:
+    def records(self) -> list[Record]:
         """What the state directory says of Replicas."""
         found = []
         for path in sorted((self.state / "replicas").glob("*.json")):
             with contextlib.suppress(FileNotFoundError):
-                found.append(json.loads(path.read_text()))
+                found.append(msgspec.json.decode(path.read_bytes(), type=Record))
         return found
 
     def starts(self, model: str) -> int:
@@ -274,9 +282,9 @@ class Serving:
         """Calls that the engines of a Model are working on, by their own count."""
         total = 0
         for record in self.records():
-            if record["model"] == model:
+            if record.model == model:
                 with contextlib.suppress(OSError):  # it does not listen yet, or not any more
-                    url = f"http://127.0.0.1:{record['port']}/metrics"
+                    url = f"http://127.0.0.1:{record.port}/metrics"
                     with urllib.request.urlopen(url, timeout=5) as response:
                         found = re.search(rb"requests_processing (\d+)", response.read())
                     total += int(found[1]) if found else 0
@@ -288,13 +296,22 @@ class Serving:
         """The Results of an open-loop run."""
         return await Client(self.url).run(shots)
 
-    async def call(self, model: str, **how: object) -> Result:
+    def begin(self, *shots: Shot) -> asyncio.Task[list[Result]]:
+        """The same in the background; await it for the Results."""
+        task = asyncio.create_task(self.send(*shots))
+        self._sending.append(task)
+        return task
+
+    async def call(self, model: str, *, stream: bool = True, tokens: int = 100, timeout_s: float = 30.0) -> Result:
         """One Call's Result."""
-        return (await self.send(shot(model, **how)))[0]  # type: ignore[arg-type]  # the words of `shot`
+        (result,) = await self.send(shot(model, stream=stream, tokens=tokens, timeout_s=timeout_s))
+        return result
 
 
 @asynccontextmanager
-async def serving(folder: Path, *documents: Document, options: Sequence[str] = (), start: bool = True) -> AsyncIterator[Serving]:
+async def serving(
+    folder: Path, *documents: Document, options: Sequence[str] = (), start: bool = True
+) -> AsyncIterator[Serving]:
     """`serve` on a fresh state directory, ready; at the end nothing of it may be left."""
     folder.mkdir(exist_ok=True)
     given = documents if any(d["kind"] == "Settings" for d in documents) else (*documents, settings())

@@ -1,4 +1,4 @@
-"""Faults of our own processes: gateway, autoscaler and supervisor are killed or stopped while engines run and clients call."""
+"""Our own processes are killed or stopped while engines run and clients call: gateway, autoscaler, supervisor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def warm(one: Serving, rate_per_s: float, seconds: float) -> asyncio.Task[list[R
     """Steady traffic of short Calls to ada, half of them streams."""
     moments = constant(rate_per_s, seconds)
     shots = (shot("ada", at_s=at_s, tokens=4, stream=i % 2 == 0) for i, at_s in enumerate(moments))
-    return asyncio.create_task(one.send(*shots))
+    return one.begin(*shots)
 
 
 def assert_only_in_flight(results: Sequence[Result], deaths: int = 1) -> None:
@@ -46,13 +46,13 @@ async def test_case_07_gateway_with_running_calls_is_killed(tmp_path: Path) -> N
     slots = 16
     ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "40", slots=slots)
     async with serving(tmp_path, ada, options=("--gateways", "3")) as one:
-        streams = asyncio.create_task(one.send(*(shot("ada", tokens=40) for _ in range(slots))))
+        streams = one.begin(*(shot("ada", tokens=40) for _ in range(slots)))
         await until("all run", lambda: one.busy("ada") == slots)
         victim = one.gateways()["gateway-1"]
         os.kill(victim, signal.SIGKILL)
         killed_s = time.monotonic()
         await until("its Calls are gone from the engine", lambda: one.busy("ada") < slots, 1)
-        more = asyncio.create_task(one.send(*(shot("ada", tokens=4) for _ in range(2 * slots))))
+        more = one.begin(*(shot("ada", tokens=4) for _ in range(2 * slots)))
         await until("its holds are somebody's again", lambda: one.busy("ada") == slots, HOLDS_BACK_S)
         assert time.monotonic() - killed_s < HOLDS_BACK_S
         results = await streams
@@ -87,13 +87,13 @@ async def test_serve_is_killed_and_started_again(tmp_path: Path) -> None:
     bob = fake(tmp_path, "bob", "--start-delay", "2.5", "--tokens-per-s", "0", idleSeconds=1.5)
     async with serving(tmp_path, ada, bob, options=("--gateways", "2")) as one:
         assert (await one.call("ada", tokens=1)).ending is Ending.COMPLETED
-        running_calls = asyncio.create_task(one.send(*(shot("ada") for _ in range(2))))
-        starting = asyncio.create_task(one.call("bob"))
+        running_calls = one.begin(*(shot("ada") for _ in range(2)))
+        starting = one.begin(shot("bob"))
         await until("bob starts", lambda: len(one.engines("bob")) == 1)
         await until("ada works", lambda: one.busy("ada") == 2)
         before = (one.engines("ada"), one.engines("bob"))
         await one.kill()
-        assert {result.ending for result in [*await running_calls, await starting]} == {Ending.LOST}
+        assert {result.ending for result in [*await running_calls, *await starting]} == {Ending.LOST}
         assert (one.engines("ada"), one.engines("bob")) == before, "engines live on"
         await one.start()
         asked = [await one.call("ada", tokens=1), await one.call("bob")]
@@ -166,7 +166,7 @@ async def test_the_autoscaler_is_killed_under_warm_traffic(tmp_path: Path) -> No
         cold = await one.call("bob")
         assert (cold.ending, (cold.first_byte_s or 99) < HOLDS_BACK_S) == (Ending.COMPLETED, True)
         assert judge(100, await traffic).completed == 100
-        long = asyncio.create_task(one.send(*(shot("ada", tokens=100) for _ in range(3 * slots))))
+        long = one.begin(*(shot("ada", tokens=100) for _ in range(3 * slots)))
         await until("all Slots are used again", lambda: one.busy("ada") == slots, HOLDS_BACK_S)
         assert judge(3 * slots, await long).completed == 3 * slots
         assert (one.engines("ada"), one.starts("ada"), one.starts("bob")) == ([engine], 1, 1)

@@ -20,9 +20,9 @@ from tests.kit.waiting import until
 async def test_sigterm_drains(tmp_path: Path, number: signal.Signals) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "4", slots=4)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
-        streams = asyncio.create_task(one.send(*(shot("ada", stream=i % 2 == 0) for i in range(4))))
+        streams = one.begin(*(shot("ada", stream=i % 2 == 0) for i in range(4)))
         await until("all run", lambda: one.demand("ada")["running"] == 4)
-        parked = asyncio.create_task(one.send(*(shot("ada", stream=i % 2 == 0) for i in range(10))))
+        parked = one.begin(*(shot("ada", stream=i % 2 == 0) for i in range(10)))
         await until("ten wait", lambda: one.demand("ada")["waiting"] == 10)
         told_s = time.monotonic()
         assert one.process is not None
@@ -43,7 +43,7 @@ async def test_a_parked_stream_that_has_its_head_is_told_in_the_stream(tmp_path:
     ada = fake(tmp_path, "ada", "--start-delay", "20")
     documents = (ada, settings(stream={"keepaliveSeconds": 0.3}))
     async with serving(tmp_path, *documents) as one:
-        parked = asyncio.create_task(one.send(shot("ada"), shot("ada", stream=False)))
+        parked = one.begin(shot("ada"), shot("ada", stream=False))
         await until("both wait", lambda: one.demand("ada")["waiting"] == 2)
         await asyncio.sleep(0.6)  # the head and a comment are out
         assert await one.stop() == 0
@@ -57,7 +57,7 @@ async def test_a_parked_stream_that_has_its_head_is_told_in_the_stream(tmp_path:
 async def test_what_runs_longer_than_the_grace_is_cut_with_one_error(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "1", slots=4)
     async with serving(tmp_path, ada, options=("--grace", "1.5")) as one:
-        calling = asyncio.create_task(one.send(shot("ada"), shot("ada", stream=False)))
+        calling = one.begin(shot("ada"), shot("ada", stream=False))
         await until("both run", lambda: one.busy("ada") == 2)
         await asyncio.sleep(1.1)  # the stream has its first token
         began_s = time.monotonic()
@@ -71,7 +71,7 @@ async def test_what_runs_longer_than_the_grace_is_cut_with_one_error(tmp_path: P
 async def test_a_second_signal_ends_at_once_and_the_next_start_cleans_up(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0.2", idleSeconds=0.5)
     async with serving(tmp_path, ada) as one:
-        calling = asyncio.create_task(one.call("ada"))
+        calling = one.begin(shot("ada"))
         await until("it runs", lambda: one.busy("ada") == 1)
         assert one.process is not None
         one.process.send_signal(signal.SIGINT)
@@ -79,7 +79,7 @@ async def test_a_second_signal_ends_at_once_and_the_next_start_cleans_up(tmp_pat
         began_s = time.monotonic()
         assert await one.stop(signal.SIGINT) == 1
         assert time.monotonic() - began_s < 2.0
-        assert (await calling).ending is Ending.LOST
+        assert (await calling)[0].ending is Ending.LOST
         await one.start()
         await one.zero("ada")
         assert one.marked() == []

@@ -1,14 +1,14 @@
-"""Faults of stopping, moving and leaving, on real processes (reliability, section 5 B, C, F), each named after its case."""
+"""Faults of stopping, moving and leaving, on real processes; named after cases of reliability B, C, F."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import struct
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from loadtest.cli import request_body
 from loadtest.client import request_bytes, target_of
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge
-from tests.kit.serving import Serving, fake, model, running, serving, shot, transcript
+from tests.kit.serving import Serving, Transcribed, fake, serving, shot, transcript
 from tests.kit.waiting import until
 
 SENTENCE = "Hello, I am ada, asleep until you called."
@@ -33,9 +33,9 @@ async def test_case_10_scale_down_cuts_no_stream(tmp_path: Path) -> None:
         tmp_path, "ada", "--tokens-per-s", "2", slots=2, idleSeconds=0.5, replicas={"max": 2}, residencySeconds=0
     )
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
-        first = asyncio.create_task(one.send(shot("ada", tokens=8), shot("ada", tokens=5)))
+        first = one.begin(shot("ada", tokens=8), shot("ada", tokens=5))
         await one.ready("ada")
-        more = asyncio.create_task(one.send(shot("ada", tokens=8), shot("ada", tokens=1)))
+        more = one.begin(shot("ada", tokens=8), shot("ada", tokens=1))
         await one.ready("ada", 2)
         await until("one drains while streams run on both", lambda: "draining" in one.states("ada"), 10)
         assert one.demand("ada")["running"] >= 1
@@ -52,7 +52,7 @@ async def test_case_10_a_victim_ends_its_streams_before_it_makes_room(tmp_path: 
     ada = fake(tmp_path, "ada", "--tokens-per-s", "4", gpu=gpu, residencySeconds=0.2)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0", gpu=gpu)
     async with serving(tmp_path, ada, bob, options=("--gateways", "2")) as one:
-        streams = asyncio.create_task(one.send(*(shot("ada", tokens=8) for _ in range(4))))
+        streams = one.begin(*(shot("ada", tokens=8) for _ in range(4)))
         await until("all run", lambda: one.demand("ada")["running"] == 4)
         began_s = time.monotonic()
         answer = await one.call("bob")
@@ -85,7 +85,7 @@ async def test_case_16_killed_before_the_first_byte(tmp_path: Path, stream: bool
     once = ("--once", str(tmp_path / "once"))
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "hangs-before-first-byte", *once, slots=1)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
-        calling = asyncio.create_task(one.send(*(shot("ada", stream=stream) for _ in range(5))))
+        calling = one.begin(*(shot("ada", stream=stream) for _ in range(5)))
         await until("the engine hangs", (tmp_path / "once").exists)
         (engine,) = one.engines()
         os.kill(engine, signal.SIGKILL)
@@ -108,9 +108,9 @@ async def test_case_16_dies_by_itself_before_the_first_byte(tmp_path: Path) -> N
 async def test_case_16_killed_mid_stream(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "5", idleSeconds=1)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
-        streams = asyncio.create_task(one.send(*(shot("ada") for _ in range(4))))
+        streams = one.begin(*(shot("ada") for _ in range(4)))
         await until("all run", lambda: one.demand("ada")["running"] == 4)
-        parked = asyncio.create_task(one.send(*(shot("ada", stream=False) for _ in range(2))))
+        parked = one.begin(*(shot("ada", stream=False) for _ in range(2)))
         await until("two wait", lambda: one.demand("ada") == {"waiting": 2, "running": 4})
         await asyncio.sleep(0.4)  # two tokens: a death in the middle is what is tested
         (engine,) = one.engines()
@@ -130,13 +130,15 @@ async def test_case_16_killed_mid_stream(tmp_path: Path) -> None:
 
 async def test_case_16_killed_inside_a_document(tmp_path: Path) -> None:
     """The head promised a length: what is cut must not look whole."""
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "hangs-after-first-byte", "--once", str(tmp_path / "o"))
+    ada = fake(
+        tmp_path, "ada", "--tokens-per-s", "0", "--fail", "hangs-after-first-byte", "--once", str(tmp_path / "o")
+    )
     async with serving(tmp_path, ada) as one:
-        calling = asyncio.create_task(one.call("ada", stream=False))
+        calling = one.begin(shot("ada", stream=False))
         await until("the engine hangs", (tmp_path / "o").exists)
         await until("it runs", lambda: one.demand("ada")["running"] == 1)
         os.kill(one.engines()[0], signal.SIGKILL)
-        cut = await calling
+        (cut,) = await calling
         assert (cut.status, cut.ending, cut.truncated) == (200, Ending.LOST, True), "a reset says so"
         assert (await one.call("ada", stream=False)).text == SENTENCE
 
@@ -182,9 +184,14 @@ class Raw:
         return at_s
 
 
+def noted_since(folder: Path, count: int) -> list[Transcribed]:
+    """What the engine wrote down after its first `count` lines."""
+    return transcript(folder, "ada")[count:]
+
+
 @pytest.mark.parametrize("how", ["close", "half-close", "reset"])
 async def test_case_34_client_leaves(tmp_path: Path, how: str) -> None:
-    """In prefill (not streaming), mid-stream, and parked: the engine's connection ends within 100 ms, the Slot is free."""
+    """In prefill (not streaming), mid-stream, parked: the engine's connection ends within 100 ms, the Slot is free."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "1", slots=1)
     async with serving(tmp_path, ada) as one:
         for stream in (False, True):
@@ -198,7 +205,7 @@ async def test_case_34_client_leaves(tmp_path: Path, how: str) -> None:
             await until("the parked one is gone", lambda: one.demand("ada")["waiting"] == 0, 1)
             noted = len(transcript(tmp_path, "ada"))
             left_s = client.leave(how)
-            calls = await until("the engine notes it", lambda: transcript(tmp_path, "ada")[noted:], 2)
+            calls = await until("the engine notes it", partial(noted_since, tmp_path, noted), 2)
             assert (len(calls), calls[0].aborted) == (1, True)
             assert calls[0].ended_s - left_s < ABORTED_S
             await until("its Slot is free", lambda: one.demand("ada") == {"waiting": 0, "running": 0}, 1)

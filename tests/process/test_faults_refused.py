@@ -82,7 +82,10 @@ async def test_port_taken(tmp_path: Path, which: str) -> None:
 
 async def test_port_of_another_serve_is_taken_although_it_shares_it_with_its_gateways(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada")
-    async with serving(tmp_path, ada, options=("--gateways", "2")) as one, serving(tmp_path / "two", ada, start=False) as two:
+    async with (
+        serving(tmp_path, ada, options=("--gateways", "2")) as one,
+        serving(tmp_path / "two", ada, start=False) as two,
+    ):
         two.url = one.url
         assert refused(two)[0] == 1
 

@@ -61,7 +61,7 @@ def cannot_start(folder: Path, how: str) -> Document:
 async def test_case_02_start_cannot_succeed(tmp_path: Path, how: str) -> None:
     good = fake(tmp_path, "good", "--tokens-per-s", "0")
     async with serving(tmp_path, cannot_start(tmp_path, how), good, options=("--gateways", "2")) as one:
-        waiting = asyncio.create_task(one.send(*(shot("bad", stream=i % 2 == 0) for i in range(10))))
+        waiting = one.begin(*(shot("bad", stream=i % 2 == 0) for i in range(10)))
         other = await one.call("good")
         assert other.ending is Ending.COMPLETED
         results = await waiting
@@ -95,9 +95,7 @@ async def test_case_02_a_start_that_failed_is_tried_again_after_a_minute(tmp_pat
 
 @BURST
 async def test_case_03_queue_full(tmp_path: Path) -> None:
-    ada = fake(
-        tmp_path, "ada", "--start-delay", "2.5", "--tokens-per-s", "0", slots=1, queue={"callsMax": 50}
-    )
+    ada = fake(tmp_path, "ada", "--start-delay", "2.5", "--tokens-per-s", "0", slots=1, queue={"callsMax": 50})
     async with serving(tmp_path, ada) as one:
         gateway = psutil.Process(one.gateways()["gateway-1"])
         before_bytes = gateway.memory_info().rss
@@ -119,7 +117,7 @@ async def test_case_03_queue_full(tmp_path: Path) -> None:
 async def test_case_04_all_clients_leave_during_the_start(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--start-delay", "1.5", idleSeconds=0.5, residencySeconds=1)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
-        calling = asyncio.create_task(one.send(*(shot("ada", timeout_s=0.5) for _ in range(40))))
+        calling = one.begin(*(shot("ada", timeout_s=0.5) for _ in range(40)))
         await until("all wait", lambda: one.demand("ada")["waiting"] == 40, 2)
         results = await calling
         left_s = time.monotonic()
