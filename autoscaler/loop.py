@@ -84,7 +84,7 @@ class Loop:
 
         self._decide_now = decide
         self._wake.set()
-        while self.world.replicas:
+        while self.world.replicas or not self.world.synced:  # before it is synced it knows of none
             self._empty.clear()
             await self._empty.wait()
 
@@ -124,7 +124,7 @@ class Loop:
         done = Step(before, self.world, self.plan, tuple(actions), transitions, self._received_s, started_s, acted_s)
         for listener in self.listeners:
             listener(done)
-        if not self.world.replicas:
+        if self.world.synced and not self.world.replicas:
             self._empty.set()
         now_s = self._clock()
         self._rest_until_s = now_s + (now_s - started_s)

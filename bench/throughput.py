@@ -38,7 +38,7 @@ class Load(NamedTuple):
 
 async def measure(place: Path, *, quick: bool) -> Figures:
     """ratio_aiohttp: the median of the rounds' ratios."""
-    rounds, span_s = (3, 4) if quick else (5, 6)
+    rounds, span_s = (5, 3) if quick else (8, 4)
     kit.title(f"throughput: non-streaming, one gateway, {CONNECTIONS} connections, {rounds} rounds of {span_s} s")
     if shutil.which("wrk") is None:
         say(MISSING)

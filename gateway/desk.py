@@ -27,6 +27,14 @@ PAUSED_RETRY_AFTER_S = 60.0
 RETRIES_PER_GRANT, RETRIES_MAX = 0.1, 10.0
 """The retry budget of a Model: a token bucket, so that a broken Model costs at most a tenth more."""
 
+_LAST_WORDS: dict[str, Callable[[], CallError]] = {
+    "connect": errors.upstream_error,
+    "reset": errors.upstream_error,
+    "timeout": errors.upstream_timeout,
+    "busy": lambda: errors.refused("overloaded", "the engine takes no more calls now", RETRY_AFTER_S),
+}
+"""What a Call that cannot move is told."""
+
 Bounce = Literal["connect", "reset", "busy", "timeout"]
 """How an engine failed before the commit point."""
 
@@ -181,7 +189,7 @@ class Desk:
             self._tally.edge = True
         spent = (call.moves and not untouched) or (busy and self.retries < 1.0)
         if spent or self.closed or call.deadline_s <= now_s:
-            error = errors.upstream_timeout() if reason == "timeout" else errors.upstream_error()
+            error = _LAST_WORDS[reason]()
             self._refuse(line, call, error, now_s, out)
         else:
             other = self.part.choose(now_s, avoid=failed)

@@ -46,6 +46,8 @@ class Dispatch:
         self._suspected: set[ModelName] = set()
         """Models with a Replica that did not take a connection."""
         self._others_wait: set[ModelName] = set()
+        self._said_waiting = False
+        """The last report said that Calls wait: that they do no more must not wait for the next second."""
         self._closing = False
 
     # --- what the autoscaler says ---------------------------------------------------------------------------
@@ -175,13 +177,15 @@ class Dispatch:
     def report(self, now_s: float) -> Report:
         """The levels as they are now, and the counts that nobody has acknowledged."""
         self._sequence += 1
+        levels = self._levels(now_s)
+        self._said_waiting = any(level.waiting for level in levels)
         return Report(
             gateway=self._gateway,
             boot=self._boot,
             sequence=self._sequence,
             epoch=self._routes.epoch,
             version=self._routes.version,
-            levels=self._levels(now_s),
+            levels=levels,
             totals=self._tally.accounts.totals(now_s, self._sequence),
             replicas=tuple(self._routes.uses()),
         )
@@ -196,8 +200,8 @@ class Dispatch:
             self._tally.accounts.acknowledged(sequence)
 
     def busy(self) -> bool:
-        """Whether anything waits, here or elsewhere: reports are due more often then."""
-        return self._tally.waiting > 0 or bool(self._others_wait)
+        """Whether anything waits, here or elsewhere, or the last report said so: reports are due more often then."""
+        return self._tally.waiting > 0 or bool(self._others_wait) or self._said_waiting
 
     # --- what others want to know ---------------------------------------------------------------------------
 

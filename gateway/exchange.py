@@ -8,6 +8,7 @@ engine is let go of at once. It decides nothing about queues and Slots: dispatch
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 PARKED, SENT, RELAYING, ENDED = range(4)
 """Waits for a grant; is with an engine that has answered nothing; is being answered (committed); has its Outcome."""
+
+BREATH_S = 0.05
+"""Before a Call moves off an engine that broke its connection. A process that is killed may end connections before it
+stops listening: the one move would be lost on it. By now it refuses, or Routes have told."""
 
 Reason = Literal["connect", "reset", "busy", "timeout"]
 
@@ -63,9 +68,9 @@ class Exchange:
     """The Sink of its engine's response (`gateway.upstream`)."""
 
     __slots__ = (
-        "_alive_s", "_answer", "_body", "_client", "_close", "_drop_usage", "_early", "_entry", "_first_byte_s",
-        "_framed", "_front", "_head", "_moved", "_operation", "_request", "_sent_s", "_state", "_told_s", "_walker",
-        "_write", "call", "engine",
+        "_alive_s", "_answer", "_body", "_breath", "_client", "_close", "_drop_usage", "_early", "_entry",
+        "_first_byte_s", "_framed", "_front", "_head", "_moved", "_operation", "_request", "_sent_s", "_state",
+        "_told_s", "_walker", "_write", "call", "engine",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +89,8 @@ class Exchange:
         self.call = call
         call.exchange = self
         self.engine: EngineConnection | None = None
+        self._breath: asyncio.TimerHandle | None = None
+        """The Call is about to move."""
         self._state = PARKED
         self._framed = request.minor == 1
         """What we frame ourselves goes out in chunks; else (HTTP/1.0) bare, and the end is the close."""
@@ -159,10 +166,12 @@ class Exchange:
 
     def engine_lost(self, loss: Loss) -> None:
         """Before the commit point the Call may move; after it the client is told as well as its protocol allows."""
-        if self._state == SENT:
-            self._bounce("connect" if loss == "connect" else "reset")
-        else:
+        if self._state != SENT:
             self._break(errors.upstream_error())
+        elif loss == "connect":
+            self._bounce("connect")
+        else:
+            self._breath = asyncio.get_running_loop().call_later(BREATH_S, self._bounce, "reset")
 
     # --- what the client does --------------------------------------------------------------------------------------
 
@@ -294,6 +303,9 @@ class Exchange:
     def _let_go(self) -> None:
         if self.engine is not None:
             self.engine.let_go()
+        if self._breath is not None:
+            self._breath.cancel()
+            self._breath = None
 
     def _bounce(self, reason: Reason) -> None:
         """Nothing of an answer came through: dispatch says where to, or that it was enough."""

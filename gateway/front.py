@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import cast
 
-from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta, TenantEntry
+from autoscaler.contract import (
+    LEADER_SILENT_S,
+    CatalogueDelta,
+    GatewayId,
+    Report,
+    ReportAnswer,
+    RoutesDelta,
+    TenantEntry,
+)
 from gateway import admission, errors
 from gateway.dispatch import Dispatch
 from gateway.edge import Connection
@@ -85,6 +93,12 @@ class Front:
     def _note_informed(self) -> None:
         if self.directory.known and self._heard_s is not None:
             self.informed.set()
+
+    def restored(self, catalogue: CatalogueDelta, routes: RoutesDelta) -> None:
+        """Takes what was kept by an earlier process, as if it had been heard just too long ago."""
+        self.catalogue(catalogue)
+        self._heard_s = self.clock() - LEADER_SILENT_S
+        self.perform(self.dispatch.routes(routes, self._heard_s))
 
     def report(self) -> Report:
         """The levels as they are now."""

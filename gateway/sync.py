@@ -57,6 +57,9 @@ class Follower(Protocol):
     def routes(self, delta: RoutesDelta) -> None:
         """Takes a change of Routes."""
 
+    def restored(self, catalogue: CatalogueDelta, routes: RoutesDelta) -> None:
+        """Takes what was kept: nobody was heard, so the bound for a silent leader holds at once."""
+
     def report(self) -> Report:
         """The levels as they are now."""
 
@@ -167,8 +170,7 @@ class Sync:
                 known = None
             if known is not None:
                 log.warning("event=serving_from_kept models=%d", len(known.catalogue.models))
-                self._follower.catalogue(known.catalogue)
-                self._follower.routes(known.routes)
+                self._follower.restored(known.catalogue, known.routes)
         while True:
             if self._unfolded:
                 self._fold()

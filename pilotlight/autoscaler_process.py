@@ -19,7 +19,7 @@ from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.histories import HistoryFile
 from autoscaler.drivers.local import LocalDriver
 from autoscaler.drivers.processes import become_subreaper
-from autoscaler.drivers.records import StateDirectory, replace_file
+from autoscaler.drivers.records import StateDirectory, StateError, replace_file
 from autoscaler.log import Log
 from autoscaler.loop import Loop
 from autoscaler.metrics import Metrics
@@ -30,7 +30,7 @@ from pilotlight import __version__, process
 from pilotlight.gathering import launcher, read_documents
 from pilotlight.listen import Address
 from pilotlight.narrator import Narrator
-from pilotlight.supervisor import say
+from pilotlight.quiet import say
 
 SAVE_S = 60.0
 """Histories are written this often, and at the end."""
@@ -57,10 +57,12 @@ class AutoscalerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: AutoscalerOptions) -> None:
     """Runs until SIGTERM."""
-    process.unblock_signals()
     if options.parent is not None:
         process.die_with_parent(options.parent)
-    process.run(serve(options))
+    try:
+        process.run(serve(options))
+    except StateError as error:
+        raise click.UsageError(str(error)) from None
 
 
 async def serve(options: AutoscalerOptions) -> None:
@@ -105,7 +107,7 @@ async def serve(options: AutoscalerOptions) -> None:
             await loop.wind_down(ENGINE_GRACE_S)
         for task in running:
             task.cancel()
-    histories.save(loop.world.histories, at_once=True)
+    save(histories, loop, at_once=True)
     for runner in runners:
         await runner.cleanup()
 
@@ -113,9 +115,13 @@ async def serve(options: AutoscalerOptions) -> None:
 def next_epoch(state: StateDirectory) -> int:
     """One more than any leader of this state directory had."""
     path = state.path / "epoch"
-    epoch = int(path.read_text()) + 1 if path.exists() else 1
-    replace_file(path, f"{epoch}\n".encode())
-    return epoch
+    text = path.read_text().strip() if path.exists() else "0"
+    if not text.isdecimal():
+        raise StateError(
+            f"{path} holds no number: write one above every earlier epoch into it, such as {int(time.time())}"
+        )
+    replace_file(path, f"{int(text) + 1}\n".encode(), durable=True)
+    return int(text) + 1
 
 
 def seen(documents: Documents) -> DocumentsSeen:
@@ -138,4 +144,12 @@ async def save_often(histories: HistoryFile, loop: Loop) -> None:
     """Keeps what was learnt of starts on disk."""
     while True:
         await asyncio.sleep(SAVE_S)
-        histories.save(loop.world.histories)
+        save(histories, loop)
+
+
+def save(histories: HistoryFile, loop: Loop, *, at_once: bool = False) -> None:
+    """A disk that is full costs what was learnt, never the autoscaler."""
+    try:
+        histories.save(loop.world.histories, at_once=at_once)
+    except OSError as error:
+        say(f"what was learnt of starts cannot be kept ({error.strerror}): look at the state directory's disk")

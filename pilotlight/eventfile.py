@@ -6,28 +6,44 @@ import asyncio
 import os
 from pathlib import Path
 
+from pilotlight.quiet import say
+
 BYTES_MAX = 64 << 20
 LOOK_S = 5.0
 """How often its size is looked at; between two looks it may grow past the bound."""
 
 
 class EventFile:
-    """An append-only file behind one descriptor that stays the same when the file is replaced."""
+    """An append-only file behind one descriptor that stays the same when the file is replaced.
+
+    A disk that takes nothing costs events, never Calls: then `fd` is None, or goes on naming the old file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.fd = self._open()
+        self.fd: int | None = None
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.fd = self._open()
+        except OSError as error:
+            say(f"no call events are kept: {path}: {error.strerror}")
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     async def keep_small(self) -> None:
         """Replaces the file whenever it is over its bound, until cancelled."""
-        while True:
+        while self.fd is not None:
             await asyncio.sleep(LOOK_S)
             if os.fstat(self.fd).st_size > BYTES_MAX:
-                self._path.replace(self._path.with_suffix(self._path.suffix + ".1"))
-                fresh = self._open()
-                os.dup2(fresh, self.fd, inheritable=False)
-                os.close(fresh)
+                try:
+                    self._replace(self.fd)
+                except OSError as error:
+                    say(f"{self._path} is over its bound and cannot be replaced: {error.strerror}")
+
+    def _replace(self, fd: int) -> None:
+        if self._path.exists():
+            self._path.replace(self._path.with_suffix(self._path.suffix + ".1"))
+        fresh = self._open()
+        os.dup2(fresh, fd, inheritable=False)
+        os.close(fresh)

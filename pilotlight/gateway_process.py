@@ -53,7 +53,6 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: GatewayOptions) -> None:
     """Runs until SIGTERM, then drains."""
-    process.unblock_signals()
     if options.parent is not None:
         process.die_with_parent(options.parent)
     process.run(serve(options))

@@ -6,16 +6,13 @@ that nobody reads must not stop deciding. Lines that could not be shown are coun
 
 from __future__ import annotations
 
-import os
-import select
 import sys
 import time
 
 from autoscaler.loop import Step
 from autoscaler.states import ReplicaState
+from pilotlight.quiet import write_line
 
-LINE_BYTES_MAX = 4096
-"""PIPE_BUF: what a pipe that is ready takes without blocking (pipe(7))."""
 UNSAID = frozenset({ReplicaState.PENDING, ReplicaState.SCRUBBING})
 """States that are left out, for another follows at once."""
 
@@ -43,10 +40,4 @@ class Narrator:
     def _write(self, text: str) -> bool:
         """Whether the line was taken."""
         now = time.strftime("%H:%M:%S") + f".{time.time_ns() // 1_000_000 % 1000:03d}"
-        line = " ".join(f"{now}  {text}".splitlines()).rstrip().encode()[: LINE_BYTES_MAX - 1] + b"\n"
-        ready = select.poll()
-        ready.register(self._fd, select.POLLOUT)
-        try:
-            return any(flags & select.POLLOUT for _, flags in ready.poll(0)) and os.write(self._fd, line) == len(line)
-        except OSError:
-            return False  # the terminal is gone, or nobody reads any more
+        return write_line(self._fd, f"{now}  {text}")

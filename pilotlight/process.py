@@ -59,6 +59,7 @@ def stop_event() -> asyncio.Event:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    unblock_signals()
     return event
 
 

@@ -20,7 +20,8 @@ from autoscaler.settings import Limits
 from pilotlight import snippets
 from pilotlight.gathering import gather, needs_tenant
 from pilotlight.listen import Address, listeners
-from pilotlight.supervisor import Role, Supervisor, say
+from pilotlight.quiet import say
+from pilotlight.supervisor import Role, Supervisor
 
 DOCUMENTS_FILE = "documents.yaml"
 SOCKET_PATH_MAX = 100
@@ -171,4 +172,5 @@ def welcome(documents: Documents, listen: Address, ops: Address) -> None:
     key = documents.settings.auth == "keys" or (documents.settings.auth == "auto" and bool(documents.tenants))
     name = documents.models[0].name
     say(f"ready on {listen.url} (operations: {ops.url}); every model is at zero until it is called")
-    click.echo(f"\n{snippets.curl(listen.url, name, key=key)}\n\n{snippets.python(listen.url, name, key=key)}\n")
+    with contextlib.suppress(OSError):  # nobody reads what it says, and that is no reason not to serve
+        click.echo(f"\n{snippets.curl(listen.url, name, key=key)}\n\n{snippets.python(listen.url, name, key=key)}\n")

@@ -9,7 +9,6 @@ which reaps them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autoscaler.drivers.processes import become_subreaper
+from pilotlight.quiet import say
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 SIGNALS = {*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP}
@@ -59,6 +59,10 @@ class Child:
         command = [sys.executable, run_module(), "pilotlight", *self.role.arguments, "--parent", str(os.getpid())]
         self.process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, process_group=0)
         self.started_s, self.due_s = time.monotonic(), None
+
+    def ended_or_never_began(self) -> bool:
+        """Whether no process of it is there now."""
+        return self.process is None or self.process.poll() is not None
 
     def ended(self) -> int | None:
         """The exit status once, after which a restart is due; None while it runs."""
@@ -147,7 +151,12 @@ class Supervisor:
         A child that hangs is killed; engines that are left then are adopted by the next start.
         """
         say("stopping: running calls finish, waiting ones are answered; press Ctrl-C again to end at once")
+        for gateway in self._gateways:
+            for listener in gateway.role.sockets:
+                listener.close()  # or clients would connect to a socket that nobody accepts from any more
         for group, s_max in ((self._gateways, self._drain_s_max), ([self._autoscaler], WIND_DOWN_S_MAX)):
+            if group == [self._autoscaler] and self._autoscaler.ended_or_never_began():
+                self._autoscaler.start()  # it alone knows how to stop the engines that are left
             for child in group:
                 if child.process is not None:
                     child.process.send_signal(signal.SIGTERM)
@@ -203,13 +212,6 @@ def has_terminal() -> bool:
     except OSError:
         return False
     return True
-
-
-def say(text: str) -> None:
-    """A line for the person at the terminal, who may have gone."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"pilotlight: {text}\n")
-        sys.stderr.flush()
 
 
 def describe(status: int) -> str:

@@ -324,3 +324,14 @@ def test_notes_for_those_who_wait() -> None:
     assert not dispatch.busy()
     script.say(others_wait=True)
     assert dispatch.busy()
+
+
+def test_that_nobody_waits_any_more_is_told_soon_too() -> None:
+    script = Script()
+    dispatch = script.dispatch
+    script.arrive_many(3, "c")
+    assert script.report().levels[0].waiting == 3
+    script.replica("r1", 8)
+    assert dispatch.busy(), "the last report said that three wait"
+    assert script.report().levels[0].waiting == 0
+    assert not dispatch.busy()

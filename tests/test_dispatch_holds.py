@@ -98,7 +98,7 @@ def test_a_call_that_arrives_in_the_silence_needs_no_tick() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "code"),
-    [("reset", "upstream_error"), ("busy", "upstream_error"), ("timeout", "upstream_timeout")],
+    [("reset", "upstream_error"), ("busy", "overloaded"), ("timeout", "upstream_timeout")],
 )
 def test_a_call_moves_once_to_another_replica_and_then_fails(reason: Bounce, code: str) -> None:
     script = Script()

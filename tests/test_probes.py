@@ -57,7 +57,7 @@ async def test_a_port_where_nobody_listens_is_decided_without_waiting(listener: 
     coroutine = probe(HOST, port, "/")
     with pytest.raises(StopIteration) as done:
         coroutine.send(None)
-    assert done.value.value is False
+    assert done.value.value is None
 
 
 async def test_an_engine_that_accepts_and_says_nothing_costs_one_timeout(

@@ -90,6 +90,10 @@ class Front:
     def routes(self, delta: RoutesDelta) -> None:
         self.route_deltas.append(delta)
 
+    def restored(self, catalogue: CatalogueDelta, routes: RoutesDelta) -> None:
+        self.catalogues.append(catalogue)
+        self.route_deltas.append(routes)
+
     def report(self) -> Report:
         self.sequence += 1
         return Report(gateway=G, boot="b", sequence=self.sequence)

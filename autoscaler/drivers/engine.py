@@ -27,6 +27,8 @@ class Engine:
     """When its process started, on the World's clock."""
     seen: Seen = Seen.STARTING
     reason: str = ""
+    owns_port: bool | None = None
+    """Whether the process that listens on its port is its own; None: nobody has looked since somebody listens."""
     failed_probes: int = 0
     """In a row."""
     memory_bytes: int = 0

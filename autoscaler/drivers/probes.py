@@ -45,15 +45,15 @@ def every_s(age_s: float) -> float:
     return FAST_EVERY_S if age_s < FAST_FOR_S else SLOW_EVERY_S
 
 
-async def probe(host: str, port: int, path: str) -> bool:
-    """Whether GET `path` answers 200 on this machine, within PROBE_SECONDS_MAX."""
+async def probe(host: str, port: int, path: str) -> bool | None:
+    """Whether GET `path` answers 200 on this machine, within PROBE_SECONDS_MAX; None: nobody listens."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as s:
             error = s.connect_ex((host, port))
             if error in _UNDECIDED:
                 error = s.connect_ex((host, port))  # on loopback the answer is there by now: the loop need not turn
             if error not in (*_CONNECTED, *_UNDECIDED):
-                return False
+                return None
             async with asyncio.timeout(PROBE_SECONDS_MAX):
                 return await _ask(s, host, port, path, connected=error in _CONNECTED)
     except (OSError, TimeoutError):

@@ -74,14 +74,15 @@ class Readiness:
     async def answers(self, engine: Engine) -> bool:
         """One probe: whether it is ready and the answer is its own."""
         answered = await probes.probe(HOST, engine.record.port, engine.record.readiness_path)
-        return answered and await self._is_its_own(engine)
+        return bool(answered) and await self._is_its_own(engine)
 
-    async def _judge(self, engine: Engine, *, answered: bool) -> float:
+    async def _judge(self, engine: Engine, *, answered: bool | None) -> float:
         """What a probe means. Returns seconds from its beginning to the next."""
         if engine.seen is Seen.STARTING:
             if not answered:
+                await self._look_early(engine, listens=answered is not None)
                 return probes.every_s(self._clock() - engine.born_s)
-            if not await self._is_its_own(engine):
+            if not engine.owns_port and not await self._is_its_own(engine):
                 if not engine.reason:
                     reason = f"a foreign process listens on its port {engine.record.port}"
                     self._see(engine, Seen.STARTING, reason=reason)
@@ -103,6 +104,13 @@ class Readiness:
         await asyncio.sleep(FIRST_CALLS_S)
         await self._weigh(engine)
         self._remember(engine.record)
+
+    async def _look_early(self, engine: Engine, *, listens: bool) -> None:
+        """Looks whose the port is while the engine still loads: at its first 200 Calls would wait for the answer."""
+        if not listens:
+            engine.owns_port = None
+        elif engine.owns_port is None:
+            engine.owns_port = await self._is_its_own(engine)
 
     async def _is_its_own(self, engine: Engine) -> bool:
         """Whether the process that answers on its port belongs to it. What the kernel does not tell is believed."""

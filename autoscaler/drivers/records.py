@@ -76,9 +76,9 @@ class StateDirectory:
             try:
                 for part in ("replicas", "logs", "run"):
                     (given / part).mkdir(mode=0o700, exist_ok=True)
-                replace_file(given / "version", f"{VERSION}\n".encode())
+                replace_file(given / "version", f"{VERSION}\n".encode(), durable=True)
                 if not (given / "installation").exists():
-                    replace_file(given / "installation", secrets.token_hex(8).encode())
+                    replace_file(given / "installation", secrets.token_hex(8).encode(), durable=True)
                 return cls(given, _installation(given), lock_fd)
             except BaseException:
                 os.close(lock_fd)
@@ -151,12 +151,19 @@ def _file_name(replica: ReplicaId) -> str:
     return name if len(name) <= NAME_CHARACTERS_MAX else hashlib.sha256(replica.encode()).hexdigest()
 
 
-def replace_file(path: Path, content: bytes, *, over: bool = True) -> None:
-    """Replaces a file whole, readable by its owner only; `over` False: the old one is removed first. Raises OSError."""
+def replace_file(path: Path, content: bytes, *, over: bool = True, durable: bool = False) -> None:
+    """Replaces a file whole, readable by its owner only. Raises OSError.
+
+    `over` False: the old one is removed first. `durable`: on the disk before it takes the old one's place, for what
+    must outlive a power cut.
+    """
     temporary = path.with_name(f".{path.name}.new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(fd)
     if not over:
         path.unlink(missing_ok=True)
     temporary.rename(path)
@@ -177,7 +184,12 @@ def _check_version(path: Path) -> None:
 
 
 def _installation(path: Path) -> str:
-    return (path / "installation").read_text().strip()
+    name = (path / "installation").read_text().strip()
+    if not name:
+        raise StateError(
+            f"state directory {path} is damaged ({path / 'installation'} is empty): name another with --state"
+        )
+    return name
 
 
 def _lock(path: Path) -> int:

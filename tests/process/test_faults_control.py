@@ -33,13 +33,13 @@ def warm(one: Serving, rate_per_s: float, seconds: float) -> asyncio.Task[list[R
 
 
 def assert_only_in_flight(results: Sequence[Result], deaths: int = 1) -> None:
-    """Of warm traffic a dead gateway took only what was with it: sent within the moments before each death."""
+    """Of warm traffic a dead gateway took only what was with it (running or parked): sent just before each death."""
     hurt = [result for result in results if result.ending is not Ending.COMPLETED]
     assert {result.status for result in hurt} <= {0, 200}, f"no error was made up for anybody: {hurt}"
     moments = sorted(result.at_s for result in hurt)
     gaps = sum(after - before > 0.3 for before, after in pairwise(moments))
     assert gaps < deaths, moments
-    assert len(hurt) <= 6 * deaths, moments
+    assert len(hurt) <= 15 * deaths, moments
 
 
 async def test_case_07_gateway_with_running_calls_is_killed(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import logs
+from autoscaler.drivers.engine import Engine
 from autoscaler.drivers.processes import BLANK, MARK, boot_id, facts, mark_of
+from autoscaler.drivers.readiness import Readiness
 from autoscaler.drivers.records import Record
 from autoscaler.world import Seen
 from tests.contracts.driver import Manner
@@ -236,6 +238,34 @@ def test_a_foreign_listener_on_its_port_never_makes_a_replica_ready(rig: LocalRi
                 seen = await observed.until(R1, Seen.STARTING, times=2)
                 assert seen.reason == f"a foreign process listens on its port {port}"
             assert observed.words(R1) == ["starting"]
+
+    rig.run(scenario())
+
+
+def test_whose_port_it_is_is_looked_up_while_the_engine_loads_and_not_at_its_first_200(
+    rig: LocalRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, looks, really_look = tmp_path / "loaded", list[str](), Readiness._is_its_own
+
+    async def look(self: Readiness, engine: Engine) -> bool:
+        looks.append("loaded" if loaded.exists() else "loading")
+        return await really_look(self, engine)
+
+    monkeypatch.setattr(Readiness, "_is_its_own", look)
+    answer = TINY_ENGINE.partition("    c.sendall(")[2].partition("\n")[0]
+    status = f"(b'200 OK' if os.path.exists({str(loaded)!r}) else b'503 Loading')"
+    loading = "import os\n" + TINY_ENGINE.replace(answer, f"b'HTTP/1.1 ' + {status} + b'\\r\\n\\r\\n')")
+
+    async def scenario() -> None:
+        driver = rig.driver()
+        async with running(driver) as observed:
+            driver.start(*replica("r1", python(loading, "{port}")))
+            async with asyncio.timeout(5):
+                while not looks:
+                    await asyncio.sleep(0.001)
+            loaded.touch()
+            await observed.until(R1, Seen.READY)
+            assert looks == ["loading"]
 
     rig.run(scenario())
 

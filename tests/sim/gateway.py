@@ -211,6 +211,10 @@ class SimGateway:
         self.heard_s = self._town.now()
         self._perform(self.dispatch.routes(delta, self._town.now()))
 
+    def restored(self, catalogue: CatalogueDelta, routes: RoutesDelta) -> None:
+        """Nothing is kept in virtual time."""
+        raise NotImplementedError
+
     def report(self) -> Report:
         """The levels."""
         self.reports_s.append(self._town.now())

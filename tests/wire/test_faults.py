@@ -113,6 +113,19 @@ async def test_death_before_the_first_byte_twice_is_one_502() -> None:
         assert one.in_use() == 0
 
 
+async def test_a_process_that_dies_may_end_connections_before_it_stops_listening() -> None:
+    async with ScriptedEngine((RESET,)) as dying, ScriptedEngine((OK,)) as good, rig(dying.address) as one:
+        client = await one.client()
+        client.call()
+        await dying.asked.wait()
+        await asyncio.sleep(0.01)
+        dying.stop()
+        await asyncio.sleep(0.1)
+        one.routes(good.address)
+        assert (await client.answer())[0] == 200
+        assert (len(dying.requests), len(good.requests)) == (1, 1)
+
+
 async def test_nobody_listens_and_the_call_moves() -> None:
     async with ScriptedEngine((OK,)) as gone:
         gone.stop()
