@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from autoscaler import histories
 from autoscaler.actions import Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
 from autoscaler.contract import ReplicaId
+from autoscaler.demand import residency_s
 from autoscaler.draft import Draft
+from autoscaler.model import Model
 from autoscaler.states import IllegalIntentError, follow
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Drain, Replica, ReplicaSeen, Seen
@@ -80,6 +82,8 @@ def _drain(draft: Draft, action: DrainReplica) -> None:
         victim_of=action.victim_of,
     )
     after = replace(before, state=follow(before.state, "drain"), drain=drain)
+    if before.ready_s is not None:
+        draft.put_history(before.model, histories.forgiven(draft.history(before.model)))
     _move(draft, before, after, "drain", action.reason)
 
 
@@ -201,14 +205,25 @@ def _exited(draft: Draft, before: Replica, reason: str) -> None:
 
 
 def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
-    """It failed. If it never was ready, its start failed."""
+    """It failed. If it was never ready, or not for as long as its residency, that counts as a failed start."""
     _move(draft, before, replace(before, state=S.FAILED, failure=reason), verb, reason)
     model = draft.world.models.get(before.model)
-    if before.ready_s is None and model is not None:
+    if model is None:
+        return
+    history = draft.history(before.model)
+    if any(_stayed(draft, model, one) for one in (before, *draft.replicas_of(before.model))):
+        history = histories.forgiven(history)
+    if not _stayed(draft, model, before):
         tried_s = before.created_s if before.started_s is None else before.started_s
-        history = histories.failed(draft.history(before.model), model.spec.start, tried_s, draft.now_s, reason)
-        draft.put_history(before.model, history)
+        history = histories.failed(history, model.spec.start, tried_s, draft.now_s, reason)
         draft.news = draft.news or history.refused_until_s > 0.0
+    draft.put_history(before.model, history)
+
+
+def _stayed(draft: Draft, model: Model, replica: Replica) -> bool:
+    """Whether it was ready for as long as its residency."""
+    ready_s = replica.ready_s
+    return ready_s is not None and draft.now_s - ready_s >= residency_s(model, draft.history(model.name))
 
 
 def _clean(draft: Draft, before: Replica, seen: ReplicaSeen) -> None:

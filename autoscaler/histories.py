@@ -17,7 +17,7 @@ from autoscaler.world import History, Load
 
 STARTS_MAX = 32
 TRY_AFTER_S = (0.0, 0.5, 1.0)
-"""Pause after the first, second and every later failed try of an episode."""
+"""Pause before the first, second and every later retry of an episode."""
 EPISODE_AFTER_S = 60.0
 EPISODE_AFTER_S_MAX = 1800.0
 """Pause after a failed episode: the first, doubled each time up to the second."""
@@ -29,21 +29,25 @@ SAME_S = 0.010
 
 
 def started(history: History, took_s: float | None) -> History:
-    """A Replica became ready for the first time, `took_s` after its process started (None where that is not known)."""
+    """A Replica became ready for the first time, `took_s` after its process started (None where that is not known).
+
+    Its failures still count until it has shown that it stays (`forgiven`): an engine that dies at its first Call is
+    ready each time.
+    """
     starts_s = history.starts_s if took_s is None else (*history.starts_s, took_s)[-STARTS_MAX:]
-    return forgiven(replace(history, starts_s=starts_s))
+    return replace(history, starts_s=starts_s, retry_at_s=0.0, refused_until_s=0.0, failure="")
 
 
 def forgiven(history: History) -> History:
-    """No failure counts any more: a start succeeded, or the Model was changed."""
+    """No failure counts any more: a Replica outlived its residency or was drained, or the Model was changed."""
     return replace(history, tries=0, first_try_s=None, retry_at_s=0.0, episodes=0, refused_until_s=0.0, failure="")
 
 
 def failed(history: History, start: Start, tried_s: float, now_s: float, reason: str) -> History:
-    """A Replica failed before it was ever ready; its process had started at `tried_s`."""
+    """A Replica failed before it was ready, or before its residency was over; its process had started at `tried_s`."""
     tries = history.tries + 1
     first_s = tried_s if history.first_try_s is None else min(history.first_try_s, tried_s)
-    if tries < start.retries and now_s - first_s < start.seconds_max:
+    if tries <= start.retries and now_s - first_s < start.seconds_max:
         pause_s = TRY_AFTER_S[min(tries, len(TRY_AFTER_S)) - 1]
         return replace(history, tries=tries, first_try_s=first_s, retry_at_s=now_s + pause_s, failure=reason)
     pause_s = min(EPISODE_AFTER_S * 2.0 ** min(history.episodes, 16), EPISODE_AFTER_S_MAX)

@@ -157,20 +157,42 @@ def test_tries_follow_quickly_then_the_episode_fails_and_backs_off_for_longer_ea
         at = try_once(at, now_s)
         assert (at.histories[M].tries, at.histories[M].retry_at_s) == (2, now_s + 0.5)
         at = try_once(at, now_s + 0.5)
+        assert (at.histories[M].tries, at.histories[M].retry_at_s) == (3, now_s + 1.5)
+        at = try_once(at, now_s + 1.5)
         history = at.histories[M]
         assert (history.tries, history.first_try_s, history.failure) == (0, None, "out of memory")
-        assert history.refused_until_s == history.retry_at_s == now_s + 0.5 + pause_s
+        assert history.refused_until_s == history.retry_at_s == now_s + 1.5 + pause_s
         now_s = history.refused_until_s
         at, _ = after(at, Tick(), now_s=now_s)
         assert at.histories[M].refused_until_s == 0.0
     assert at.histories[M].episodes == 3
 
 
-def test_a_start_that_is_ready_ends_the_episode() -> None:
+def ready_after_two_failures() -> World:
+    """Ready at T0 + 1; what failed before still counts, but nothing is refused and no pause is left."""
     at = try_once(try_once(world([DOC]), T0), T0)
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.READY), now_s=T0 + 1.0)
-    history = at.histories[M]
-    assert (history.tries, history.first_try_s, history.failure, history.episodes) == (0, None, "", 0)
+    assert (at.histories[M].tries, at.histories[M].retry_at_s, at.histories[M].failure) == (2, 0.0, "")
+    return at
+
+
+def test_a_replica_that_is_drained_ends_the_episode() -> None:
+    at, _ = after(ready_after_two_failures(), DrainReplica(replica=R, reason="idle"), now_s=T0 + 1.5)
+    assert (at.histories[M].tries, at.histories[M].first_try_s, at.histories[M].episodes) == (0, None, 0)
+
+
+def test_a_replica_that_breaks_after_its_residency_ends_the_episode() -> None:
+    at, _ = after(ready_after_two_failures(), seen(Seen.EXITED, reason="SIGSEGV"), now_s=T0 + 60.0)
+    assert (at.histories[M].tries, at.histories[M].retry_at_s, at.histories[M].episodes) == (0, 0.0, 0)
+
+
+def test_an_engine_that_dies_as_soon_as_it_is_ready_backs_off() -> None:
+    """At its first Call, say: ready each time, and still one more failed start each time."""
+    at, _ = after(ready_after_two_failures(), seen(Seen.EXITED, reason="SIGSEGV"), seen(Seen.CLEAN), now_s=T0 + 1.2)
+    assert (at.histories[M].tries, at.histories[M].retry_at_s) == (3, T0 + 2.2)
+    at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.READY), now_s=T0 + 2.2)
+    at, _ = after(at, seen(Seen.EXITED, reason="SIGSEGV"), now_s=T0 + 2.4)
+    assert at.histories[M].refused_until_s == T0 + 2.4 + 60.0
 
 
 def test_one_try_that_takes_longer_than_the_limit_is_a_failed_episode() -> None:

@@ -18,7 +18,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -192,6 +191,11 @@ class Serving:
         """Name -> pid of the gateways' processes that there are."""
         return {line[line.index("--id") + 1]: pid for pid, line in self._children() if "gateway" in line[:4]}
 
+    def children(self) -> int:
+        """How many children the supervisor has, the dead that nobody has reaped included."""
+        assert self.process is not None
+        return len(psutil.Process(self.process.pid).children())
+
     def _children(self) -> list[tuple[int, list[str]]]:
         assert self.process is not None
         found = []
@@ -343,11 +347,6 @@ def describe(pid: int) -> str:
         return f"{pid} {' '.join(psutil.Process(pid).cmdline())}"
     except psutil.Error:
         return str(pid)
-
-
-def unix_s() -> float:
-    """The clock of transcripts."""
-    return time.time()
 
 
 def most_at_once(calls: Sequence[Transcribed]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -339,14 +338,3 @@ def test_with_once_the_fault_strikes_one_time_for_all_processes(tmp_path: Path) 
     assert done.returncode == 1
     with fake_engine(tmp_path, *knobs) as engine:
         assert get(engine, "/health")[0] == 200
-
-
-def test_starting_to_listen_costs_less_than_60_ms_of_processor_time(tmp_path: Path) -> None:
-    def cost_s() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        with fake_engine(tmp_path):
-            pass
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert min(cost_s() for _ in range(3)) < 0.06

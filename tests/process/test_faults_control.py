@@ -172,8 +172,23 @@ async def test_the_autoscaler_is_killed_under_warm_traffic(tmp_path: Path) -> No
         assert (one.engines("ada"), one.starts("ada"), one.starts("bob")) == ([engine], 1, 1)
         await one.zero("ada")
         await one.zero("bob")
+        await until("what was adopted is reaped", lambda: one.children() == 3)
     assert most_at_once(transcript(tmp_path, "ada")) <= slots
     assert [call.pid for call in transcript(tmp_path, "ada")].count(engine) == 101 + 3 * slots
+
+
+async def test_the_autoscaler_is_killed_while_an_engine_starts(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--start-delay", "2", "--tokens-per-s", "0")
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        waiting = one.begin(*(shot("ada", stream=i % 2 == 0) for i in range(10)))
+        await until("it starts", one.engines)
+        before = one.engines()
+        for _ in range(2):
+            killed = one.autoscaler()
+            os.kill(killed, signal.SIGKILL)
+            await until("it is replaced", lambda: one.autoscaler() not in {0, killed})  # noqa: B023
+        assert judge(10, await waiting).completed == 10, "who waits does not notice"
+        assert (one.engines(), one.starts("ada")) == (before, 1)
 
 
 async def test_the_autoscaler_is_stopped_while_warm_traffic_runs(tmp_path: Path) -> None:
