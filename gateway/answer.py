@@ -26,7 +26,8 @@ class Answer:
     """
 
     __slots__ = (
-        "_dialect", "_ended", "_framed", "_gate", "_kept", "_note", "_walker", "chunked", "early", "length", "shape",
+        "_dialect", "_ended", "_framed", "_gate", "_json", "_kept", "_note", "_walker",
+        "chunked", "early", "length", "shape",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +42,7 @@ class Answer:
         self._kept = b""
         self._ended = False
         stream = head.event_stream and head.status < 300
+        self._json = head.content_type.startswith(b"application/json")
         self._gate = gate = EventGate(walker, drop_usage=drop_usage) if stream else None
         raw = (
             (head.chunked and framed)
@@ -66,9 +68,16 @@ class Answer:
 
     @property
     def cut_off(self) -> bool:
-        """An event stream whose engine closed the connection in place of its end, without having said the end."""
-        tail = self._walker.tail() if self._walker.until_close and self._gate is not None else None
-        return tail is not None and not any(end in tail for end in _STREAM_ENDS)
+        """The engine closed the connection in place of an end, and what it said by then was not whole.
+
+        Of a stream its own last event tells, of a JSON object its last brace; of anything else nothing can.
+        """
+        if not self._walker.until_close:
+            return False
+        tail = self._walker.tail()
+        if self._gate is not None:
+            return not any(end in tail for end in _STREAM_ENDS)
+        return self._json and not tail.rstrip().endswith(b"}")
 
     def take(self, data: bytes) -> bytes:
         """As `shape`, with the ending where it has come."""

@@ -283,3 +283,23 @@ async def test_a_client_that_leaves_while_parked_is_never_granted() -> None:
         await one.settled()
         one.routes(engine.address)
         assert (one.front.report().levels, engine.requests) == ((), [])
+
+
+def until_close(body: bytes) -> tuple[bytes | Word, ...]:
+    """A JSON answer that only the end of the connection ends."""
+    return (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n" + body, CLOSE)
+
+
+async def test_a_document_that_ends_with_the_connection_is_passed_on() -> None:
+    async with ScriptedEngine(until_close(b'{"choices": []}')) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call()
+        status, _, body = await client.answer()
+        assert (status, body) == (200, b'{"choices": []}')
+
+
+async def test_a_document_that_the_end_of_the_connection_cuts_is_not_given_an_end() -> None:
+    async with ScriptedEngine(until_close(b'{"choices": [{"mess')) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call()
+        assert not (await client.rest()).endswith(b"0\r\n\r\n")
