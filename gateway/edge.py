@@ -316,6 +316,8 @@ class Connection(asyncio.Protocol):
         """The gateway stops."""
         if self.exchange is None and self._clock in ("idle", "head"):
             self._close()
+        elif self.exchange is None and self._clock == "body":
+            self._refuse_bytes(errors.shutting_down())  # it is no Call yet, and would hold up the stop until it is
 
     def _run(self, clock: str) -> None:
         self._clock = clock

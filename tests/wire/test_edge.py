@@ -227,6 +227,16 @@ async def test_a_drain_cuts_what_does_not_end_in_time_with_one_error() -> None:
         assert await client.rest() == b""
 
 
+async def test_a_drain_does_not_wait_for_half_a_request() -> None:
+    async with ScriptedEngine() as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+        client.send(b"content-length: 100\r\n\r\n{")
+        await asyncio.sleep(0.05)  # until the head has been read
+        await one.front.drain(5)
+        assert b'"shutting_down"' in await client.rest()
+
+
 # --- what must not be told -------------------------------------------------------------------------------------------
 
 
