@@ -70,7 +70,7 @@ async def test_case_02_start_cannot_succeed(tmp_path: Path, how: str) -> None:
         assert all(0 < int(result.headers["retry-after"]) <= 120 for result in results)
         assert max(result.last_byte_s or 99 for result in results) < 2.5 + 2.0, "within start.secondsMax"
         tried = one.starts("bad")
-        assert tried == {"dies": 3, "never-ready": 1}.get(how, tried)
+        assert tried == {"dies": 4, "never-ready": 1}.get(how, tried)
         await one.zero("bad")
         again = await one.call("bad")
         assert codes([again]) == {(503, "model_start_failed")}
