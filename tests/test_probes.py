@@ -13,7 +13,7 @@ import pytest
 
 from autoscaler.drivers import probes
 from autoscaler.drivers.ports import HOST, REUSE_S, Ports, PortsTakenError, holds_one, listeners
-from autoscaler.drivers.probes import FAST_EVERY_S, SLOW_EVERY_S, Pace, every_s, probe
+from autoscaler.drivers.probes import FAST_EVERY_S, LISTENS_EVERY_S, SLOW_EVERY_S, Pace, every_s, probe
 from tests.sim.virtual import run
 
 
@@ -106,6 +106,7 @@ def test_probes_share_their_rate_fairly() -> None:
 
 def test_a_young_engine_is_asked_more_often() -> None:
     assert (every_s(0.0), every_s(1.99), every_s(2.0)) == (FAST_EVERY_S, FAST_EVERY_S, SLOW_EVERY_S)
+    assert (every_s(1.99, listens=True), every_s(2.0, listens=True)) == (LISTENS_EVERY_S, SLOW_EVERY_S)
 
 
 def test_ports_are_free_outside_the_kernels_range_and_not_given_twice_in_a_minute() -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 PROBE_SECONDS_MAX = 1.0
 FAST_EVERY_S = 0.005
+LISTENS_EVERY_S = 0.0025
+"""While it already listens and says `not yet`: llama.cpp is ready 10 ms later, and everybody waits for that."""
 FAST_FOR_S = 2.0
 SLOW_EVERY_S = 0.025
 READY_EVERY_S = 1.0
@@ -40,9 +42,11 @@ class Pace:
             await asyncio.sleep(at_s - now_s)
 
 
-def every_s(age_s: float) -> float:
+def every_s(age_s: float, *, listens: bool = False) -> float:
     """Seconds between two probes of an engine that started `age_s` ago and is not ready yet."""
-    return SLOW_EVERY_S if age_s >= FAST_FOR_S else FAST_EVERY_S
+    if age_s >= FAST_FOR_S:
+        return SLOW_EVERY_S
+    return LISTENS_EVERY_S if listens else FAST_EVERY_S
 
 
 async def probe(host: str, port: int, path: str) -> bool | None:

@@ -80,8 +80,9 @@ class Readiness:
         """What a probe means. Returns seconds from its beginning to the next."""
         if engine.seen is Seen.STARTING:
             if not answered:
-                await self._look_early(engine, listens=answered is not None)
-                return probes.every_s(self._clock() - engine.born_s)
+                listens = answered is not None
+                await self._look_early(engine, listens=listens)
+                return probes.every_s(self._clock() - engine.born_s, listens=listens)
             if not engine.owns_port and not await self._is_its_own(engine):
                 if not engine.reason:
                     reason = f"a foreign process listens on its port {engine.record.port}"
