@@ -7,13 +7,15 @@ outside, one length, one host. A key is taken from headers only, never from the 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from functools import lru_cache
+from hashlib import sha256
 from typing import NamedTuple
 
 from gateway.dialects.operation import Operation
 from gateway.errors import header_too_large, invalid_request
-from gateway.head import Request, connection_names
+from gateway.head import KNOWN_MAX, Head, connection_names
 
 READ_TIMEOUT_SHARE = 0.9
 """Of the client's own read timeout we use this much, so that it sees our answer and not its timeout (540 of 600 s)."""
@@ -34,35 +36,59 @@ _PREFERENCE = re.compile(
 )
 _WAIT = re.compile(rb'"?([0-9]{1,9})"?')
 _FORWARDED = (
-    b"content-type", b"accept", b"accept-language", b"user-agent", b"tracestate",
+    b"content-type", b"accept", b"accept-language", b"user-agent",
     b"anthropic-version", b"anthropic-beta", b"openai-beta",
 )  # fmt: skip
-"""All that travels to an engine from the client's head, beside what the arguments of `upstream_head` say."""
+"""All that travels to an engine from the client's head, beside the trace context (W3C) where it is one."""
+_TRACE = (b"traceparent", b"tracestate")
 
 
-class Preferences(NamedTuple):
-    """How long a Call may wait for its first byte. `wait_zero`: it must not queue at all."""
+class Asked(NamedTuple):
+    """All that a head alone says about its Call."""
 
-    deadline_s: float
-    wait_zero: bool
+    key_sha256: str | None
+    """The API key as its hash, in lower-case hex. None without one."""
+    model: str | None
+    """`X-Model`."""
+    wait_s: float
+    """How long the client waits for a first byte; infinite where it does not say."""
+    priority: int
+    """`X-Priority`; 0 when absent."""
+    content_type: bytes
+    upwards: bytes
+    """The header lines that go to an engine, each ending in CRLF."""
 
 
-def preferences(request: Request, now_s: float, wait_seconds_max: float) -> Preferences:
-    """The soonest of the Model's limit, `Prefer: wait=N` (RFC 7240, 4.3) and the SDK's own read timeout.
+def read_asked(head: Head) -> Asked:
+    """Reads it. Raises CallError 400 for what cannot be meant."""
+    headers = head.headers
+    key = api_key(headers)
+    return Asked(
+        key_sha256=None if key is None else sha256(key).hexdigest(),
+        model=_model(headers),
+        wait_s=_wait_s(headers),
+        priority=_priority(headers),
+        content_type=headers.get(b"content-type", b""),
+        upwards=_upwards(headers),
+    )
+
+
+asked = lru_cache(KNOWN_MAX)(read_asked)
+"""The same, remembered, for heads are (`gateway.head.known_head`)."""
+
+
+def _wait_s(headers: dict[bytes, bytes]) -> float:
+    """The sooner of `Prefer: wait=N` (RFC 7240, 4.3) and the SDK's own read timeout.
 
     Both headers are hints: a value that cannot be read is ignored, as RFC 7240, 2 asks.
     """
-    wait_s = wait_seconds_max
-    headers = request.headers
+    wait_s = math.inf
     timeout = headers.get(b"x-stainless-read-timeout")
     if timeout is not None and _SECONDS.fullmatch(timeout):
-        read_s = float(timeout) * READ_TIMEOUT_SHARE
-        wait_s = min(wait_s, read_s) if read_s > 0 else wait_s
+        wait_s = float(timeout) * READ_TIMEOUT_SHARE or math.inf
     prefer = headers.get(b"prefer")
     asked_s = None if prefer is None else _preferred_wait_s(prefer)
-    if asked_s is not None:
-        wait_s = min(wait_s, asked_s)
-    return Preferences(now_s + wait_s, asked_s == 0)
+    return wait_s if asked_s is None else min(wait_s, asked_s)
 
 
 def _preferred_wait_s(prefer: bytes) -> int | None:
@@ -76,45 +102,30 @@ def _preferred_wait_s(prefer: bytes) -> int | None:
     return None
 
 
-def priority(request: Request, priority_max: int) -> int:
-    """`X-Priority`, at most what the Tenant may ask for; 0 when absent. Raises 400 for what is not a small integer."""
-    value = request.headers.get(b"x-priority")
+def _priority(headers: dict[bytes, bytes]) -> int:
+    value = headers.get(b"x-priority")
     if value is None:
-        return min(0, priority_max)
+        return 0
     if not _PRIORITY.fullmatch(value) or abs(int(value)) > PRIORITY_ABSOLUTE_MAX:
         raise invalid_request(
             f"header x-priority must be a whole number from -{PRIORITY_ABSOLUTE_MAX} to {PRIORITY_ABSOLUTE_MAX}"
         )
-    return min(int(value), priority_max)
+    return int(value)
 
 
-def request_id(request: Request, make: Callable[[], str]) -> str:
-    """The client's own id when it is 1 to 128 of [A-Za-z0-9._-], else one that `make` gives."""
-    value = request.headers.get(b"x-request-id")
-    return value.decode("ascii") if value is not None and _ID.fullmatch(value) else make()
-
-
-def header_model(request: Request) -> str | None:
-    """`X-Model`, or None. Raises 400 when it is not UTF-8 text."""
-    value = request.headers.get(b"x-model")
+def _model(headers: dict[bytes, bytes]) -> str | None:
+    value = headers.get(b"x-model")
     try:
         return value.decode() if value else None
     except UnicodeDecodeError:
         raise invalid_request("header x-model is not UTF-8", param="model") from None
 
 
-def traceparent(request: Request) -> bytes | None:
-    """The client's trace context (W3C, version 00) when it is valid, else None."""
-    value = request.headers.get(b"traceparent")
-    return value if value is not None and _TRACEPARENT.fullmatch(value) else None
-
-
-def api_key(request: Request) -> bytes | None:
+def api_key(headers: dict[bytes, bytes]) -> bytes | None:
     """The key the client sent: `Authorization: Bearer`, `x-api-key` or `api-key`. None without one.
 
     Raises 400 when two differ. Other schemes of Authorization are no key.
     """
-    headers = request.headers
     found = None
     bearer = headers.get(b"authorization")
     if bearer is not None and (match := _BEARER.fullmatch(bearer)) is not None:
@@ -128,31 +139,29 @@ def api_key(request: Request) -> bytes | None:
     return found
 
 
-def upstream_head(
-    request: Request,
-    operation: Operation,
-    address: str,
-    body_bytes: int,
-    request_id: str,
-    *,
-    traceparent: bytes | None = None,
-) -> bytes:
-    """The whole head for the engine at `address` (host:port), its closing empty line included. The body follows as it
-    is.
-    """
-    headers = request.headers
-    dropped: list[bytes] | tuple[()] = ()
-    connection = headers.get(b"connection")
-    if connection is not None and connection not in (b"keep-alive", b"close"):
-        dropped = connection_names(connection)
-    lines = [
-        b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\nx-request-id: %b"
-        % (operation.engine_path, address.encode("ascii"), body_bytes, request_id.encode("ascii"))
-    ]
-    lines += [name + b": " + headers[name] for name in _FORWARDED if name in headers and name not in dropped]
-    if traceparent is not None:
-        lines.append(b"traceparent: " + traceparent)
-    head = b"\r\n".join(lines) + b"\r\n\r\n"
+def _upwards(headers: dict[bytes, bytes]) -> bytes:
+    """The header lines for an engine. What the client's Connection header names stays here (RFC 9110, 7.6.1)."""
+    named = connection_names(headers.get(b"connection", b""))
+    traced = _TRACEPARENT.fullmatch(headers.get(b"traceparent", b"")) is not None
+    names = _FORWARDED + (_TRACE if traced else ())
+    return b"".join([b"%b: %b\r\n" % (name, headers[name]) for name in names if name in headers and name not in named])
+
+
+def request_id(head: Head) -> str | None:
+    """The client's own id when it is 1 to 128 of [A-Za-z0-9._-], else None."""
+    value = head.headers.get(b"x-request-id")
+    return value.decode("ascii") if value is not None and _ID.fullmatch(value) else None
+
+
+def upstream_head(upwards: bytes, operation: Operation, address: str, body_bytes: int, request_id: bytes) -> bytes:
+    """The whole head for the engine at `address` (host:port), with the empty line that ends it. The body follows."""
+    head = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b\r\n" % (
+        operation.engine_path,
+        address.encode(),
+        body_bytes,
+        request_id,
+        upwards,
+    )
     if len(head) > UPSTREAM_HEAD_BYTES_MAX:
         raise header_too_large()
     return head

@@ -1,7 +1,8 @@
 """One Call: an accepted inference request, from admission to its one Outcome.
 
-Owns the record that dispatch, edge and upstream share. It is mutable on purpose (one per request, on the hot path), but
-each field has one writer, named beside it. A Call has no behaviour; its life is decided in `gateway.dispatch`.
+Owns the record that dispatch and the shell share (whose Call is an Exchange). It is mutable on purpose (one per
+request, on the hot path), but each field has one writer, named beside it. A Call has no behaviour; its life is decided
+in `gateway.dispatch`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Call:
     """An admitted request. Times are monotonic seconds; `deadline_s` bounds the first byte, not the whole answer."""
 
     __slots__ = (
-        "arrived_s", "body_bytes", "cold", "deadline_s", "dialect", "exchange", "granted_s", "id",
-        "model", "moves", "priority", "replica", "state", "stream", "tenant",
+        "arrived_s", "body_bytes", "cold", "deadline_s", "dialect", "granted_s", "id", "model",
+        "moves", "priority", "replica", "state", "stream", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -48,10 +49,9 @@ class Call:
         body_bytes: int = 0,
         stream: bool = False,
         dialect: str = "openai",
-        exchange: object = None,
     ) -> None:
         self.id = id
-        """The request id. Written once, by the edge, like all up to `exchange`."""
+        """The request id. Written once, by the edge, like all up to `deadline_s`."""
         self.tenant = tenant
         self.model = model
         self.priority = priority
@@ -60,8 +60,6 @@ class Call:
         self.dialect = dialect
         self.arrived_s = arrived_s
         self.deadline_s = deadline_s
-        self.exchange = exchange
-        """The shell's own handle; the core never looks into it."""
         self.state = CallState.NEW
         """Written by dispatch, like all below."""
         self.cold = False

@@ -19,7 +19,7 @@ from gateway import admission, errors, render
 from gateway.dialects import Kind, Operation, lookup
 from gateway.errors import CallError
 from gateway.exchange import Exchange, admit
-from gateway.head import Request
+from gateway.head import Head, Request
 from gateway.wire import RequestReader
 
 if TYPE_CHECKING:
@@ -141,10 +141,11 @@ class Connection(asyncio.Protocol):
         now_s = front.clock()
         self._clock, self._since_s = "busy", now_s
         self._continued = False
-        self.request_id = admission.request_id(request, front.make_id)
+        head = request.head
+        self.request_id = admission.request_id(head) or front.make_id()
         self.id_bytes = self.request_id.encode()
-        self.cors = self._cors(request) if front.directory.settings.cors_origins else b""
-        operation = lookup(request.method, request.path)
+        self.cors = self._cors(head) if front.directory.settings.cors_origins else b""
+        operation = lookup(head.method, head.path)
         try:
             if operation is None:
                 raise errors.path_not_found()
@@ -152,13 +153,13 @@ class Connection(asyncio.Protocol):
                 self.exchange = exchange = admit(front, self, request, operation, now_s)
                 front.begin(exchange, now_s)
                 return
-            self._answer_here(request, operation)
+            self._answer_here(head, operation)
         except CallError as error:
             front.telemetry.turned_away(self.request_id, error.code)
-            self.say_error(error, "openai" if operation is None else operation.dialect, request)
-            self.answered(close=error.close or not request.keep_alive or request.method == b"HEAD")
+            self.say_error(error, "openai" if operation is None else operation.dialect, head)
+            self.answered(close=error.close or not head.keep_alive or head.method == b"HEAD")
         else:
-            self.answered(close=not request.keep_alive)
+            self.answered(close=not head.keep_alive)
 
     def answered(self, *, close: bool) -> None:
         """The answer is written: the next request, or the end."""
@@ -178,11 +179,11 @@ class Connection(asyncio.Protocol):
         elif self._transport is not None:
             self._transport.abort()
 
-    def say_error(self, error: CallError, dialect: str, request: Request | None = None) -> None:
+    def say_error(self, error: CallError, dialect: str, head: Head | None = None) -> None:
         """Writes a whole error answer."""
-        close = self._front.closing or (request is not None and not request.keep_alive)
+        close = self._front.closing or (head is not None and not head.keep_alive)
         out = render.error(error, self.id_bytes, dialect, close=close, more=self.cors)
-        if request is not None and request.method == b"HEAD":
+        if head is not None and head.method == b"HEAD":
             out = out[: out.index(b"\r\n\r\n") + 4]
         self.write(out)
 
@@ -248,8 +249,8 @@ class Connection(asyncio.Protocol):
 
     # --- answers without an engine -----------------------------------------------------------------------------------
 
-    def _answer_here(self, request: Request, operation: Operation) -> None:
-        front, close = self._front, not request.keep_alive or self._front.closing
+    def _answer_here(self, head: Head, operation: Operation) -> None:
+        front, close = self._front, not head.keep_alive or self._front.closing
         if operation.kind is Kind.HEALTH:
             body: bytes = b'{"status":"ok"}'
         elif operation.kind is Kind.PREFLIGHT:
@@ -258,12 +259,10 @@ class Connection(asyncio.Protocol):
             )
             return
         elif operation.kind is Kind.LIST_MODELS:
-            entries = front.directory.visible(front.tenant(request))
+            entries = front.directory.visible(front.tenant(head))
             body = msgspec.json.encode({"object": "list", "data": [self._model(entry) for entry in entries]})
         else:
-            body = msgspec.json.encode(
-                self._model(front.directory.resolve(front.tenant(request), operation.model or ""))
-            )
+            body = msgspec.json.encode(self._model(front.directory.resolve(front.tenant(head), operation.model or "")))
         self.write(render.document(200, body, self.id_bytes, close=close, more=self.cors))
 
     def _model(self, entry: ModelEntry) -> dict[str, object]:
@@ -281,8 +280,8 @@ class Connection(asyncio.Protocol):
             },
         }
 
-    def _cors(self, request: Request) -> bytes:
-        origin = request.headers.get(b"origin")
+    def _cors(self, head: Head) -> bytes:
+        origin = head.headers.get(b"origin")
         allowed = self._front.directory.settings.cors_origins
         if origin is None or not ("*" in allowed or origin.decode("latin-1") in allowed):
             return b"vary: origin\r\n"

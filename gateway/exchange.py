@@ -13,14 +13,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from autoscaler.contract import ModelEntry
-from gateway import admission, errors, render, rewrite, sse, usage
+from gateway import errors, render, rewrite, sse, usage
+from gateway.admission import asked, upstream_head
 from gateway.answer import Answer
 from gateway.call import Call, Outcome
 from gateway.dialects import Operation
 from gateway.errors import CallError
-from gateway.head import Request
+from gateway.head import Head, Request
 from gateway.upstream import EngineConnection, Loss
-from gateway.walker import LAST_CHUNK, BodyWalker, ResponseHead
+from gateway.walker import LAST_CHUNK, BodyWalker, ResponseHead, tail
 
 if TYPE_CHECKING:
     from gateway.edge import Connection
@@ -42,64 +43,64 @@ _NO_ANSWER = Answer(_NO_HEAD, _NO_BODY, framed=False, drop_usage=False)
 
 def admit(front: Front, client: Connection, request: Request, operation: Operation, now_s: float) -> Exchange:
     """The Call that a Request asks for, not yet known to dispatch. Raises CallError."""
-    tenant = front.tenant(request)
-    headers = request.headers
-    peek = rewrite.read(operation, request.body, headers.get(b"content-type", b""), admission.header_model(request))
+    head = request.head
+    tenant, wish = front.tenant(head), asked(head)
+    peek = rewrite.read(operation, request.body, wish.content_type, wish.model)
     entry = front.directory.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
         raise errors.invalid_request("this model does not speak the dialect of this path", param="model")
     body = rewrite.edit(operation, peek, entry.served_name)
-    call = Call(
+    wait_s = min(entry.queue.wait_seconds_max, wish.wait_s)
+    call = Exchange(
         id=client.request_id,
         tenant=tenant.name,
         model=entry.name,
         arrived_s=now_s,
-        deadline_s=admission.preferences(request, now_s, entry.queue.wait_seconds_max).deadline_s,
-        priority=admission.priority(request, tenant.priority_max),
+        deadline_s=now_s + wait_s,
+        priority=min(wish.priority, tenant.priority_max),
         body_bytes=len(body),
         stream=peek.stream,
         dialect=operation.dialect,
     )
-    drop_usage = operation.usage and peek.stream and not peek.wants_usage
-    return Exchange(front, client, request, call, operation=operation, entry=entry, body=body, drop_usage=drop_usage)
+    call.connect(front, client, head, operation=operation, entry=entry, body=body)
+    call.drop_usage = operation.usage and peek.stream and not peek.wants_usage
+    return call
 
 
-class Exchange:
-    """The Sink of its engine's response (`gateway.upstream`)."""
+class Exchange(Call):
+    """The shell's Call, and the Sink of its engine's response (`gateway.upstream`)."""
 
     __slots__ = (
-        "_alive_s", "_answer", "_body", "_breath", "_client", "_close", "_drop_usage", "_early", "_entry",
-        "_first_byte_s", "_framed", "_front", "_head", "_moved", "_operation", "_request", "_sent_s", "_state",
-        "_told_s", "_walker", "_write", "call", "engine",
+        "_alive_s", "_answer", "_body", "_breath", "_client", "_close", "_early", "_entry", "_first_byte_s", "_framed",
+        "_front", "_moved", "_operation", "_response", "_sent_s", "_stage", "_told_s", "_upwards", "_walker", "_write",
+        "drop_usage", "engine",
     )  # fmt: skip
 
-    def __init__(
-        self, front: Front, client: Connection, request: Request, call: Call,
-        *, operation: Operation, entry: ModelEntry, body: bytes, drop_usage: bool,
-    ) -> None:  # fmt: skip
+    def connect(
+        self, front: Front, client: Connection, head: Head, *, operation: Operation, entry: ModelEntry, body: bytes
+    ) -> None:
+        """Whom it is for and what it sends. To be called once, before anything else."""
         self._front = front
         self._client = client
         self._write = client.write
-        self._request = request
-        request.body = b""  # the edited one is what is kept
         self._operation = operation
         self._entry = entry
+        self._upwards = asked(head).upwards
         self._body = body
-        self._drop_usage = drop_usage
-        self.call = call
-        call.exchange = self
+        self.drop_usage = False
+        """The usage chunk is our wish, not the client's."""
         self.engine: EngineConnection | None = None
         self._breath: asyncio.TimerHandle | None = None
         """The Call is about to move."""
-        self._state = PARKED
-        self._framed = request.minor == 1
+        self._stage = PARKED
+        self._framed = head.minor == 1
         """What we frame ourselves goes out in chunks; else (HTTP/1.0) bare, and the end is the close."""
-        self._close = not request.keep_alive or front.closing
+        self._close = not head.keep_alive or front.closing
         self._early = False
         """The head went out while the Call was parked."""
-        self._told_s = call.arrived_s
+        self._told_s = self.arrived_s
         """When a parked stream last heard something."""
-        self._head = _NO_HEAD
+        self._response = _NO_HEAD
         self._walker = _NO_BODY
         self._answer = _NO_ANSWER
         """What the engine's bytes become, once committed."""
@@ -111,19 +112,16 @@ class Exchange:
 
     def granted(self, address: str) -> None:
         """A Slot is ours: the request goes out."""
-        self._state = SENT
+        self._stage = SENT
         self._sent_s = 0.0
-        request, call = self._request, self.call
-        trace = admission.traceparent(request)
+        body = self._body
         try:
-            head = admission.upstream_head(
-                request, self._operation, address, len(self._body), call.id, traceparent=trace
-            )
+            head = upstream_head(self._upwards, self._operation, address, len(body), self._client.id_bytes)
         except CallError as error:
             self._refuse(error)
             return
-        single = call.stream and self._entry.closes_after_stream
-        self._front.upstreams.send(address, self, (head, self._body), single=single)
+        single = self.stream and self._entry.closes_after_stream
+        self._front.upstreams.send(address, self, (head, body), single=single)
 
     def refused(self, error: CallError) -> None:
         """Dispatch has ended the Call with an error."""
@@ -138,35 +136,53 @@ class Exchange:
 
     def engine_head(self, head: ResponseHead, walker: BodyWalker) -> Callable[[bytes], None] | None:
         """A head does not commit us yet; one that says `not now` or `elsewhere` never will."""
-        if head.status in (429, 503) or 300 <= head.status < 400:
+        if head.elsewhere:
             self._bounce("busy" if head.status >= 400 else "reset")
             return None
-        self._head = head
+        self._response = head
         self._walker = walker
         return self._commit
 
     def engine_end(self) -> None:
         """The engine's answer is whole."""
-        if self._state == SENT:
+        if self._stage == SENT:
             self._commit(b"")
-        head, walker = self._head, self._walker
         if self._answer.cut_off:
             self._break(errors.upstream_error())
             return
         rest = self._answer.ending()
         if rest:
             self._write(rest)
-        failed = head.status >= 400
-        tokens_in, tokens_out = (0, 0) if failed else usage.tokens(walker.tail())
+        self._finish(self._response.status, self._walker.tail())
+
+    def engine_whole(self, head: ResponseHead, body: bytes) -> None:
+        """An answer that came in one piece goes on in one."""
+        if self._early or head.elsewhere:
+            walker = BodyWalker(head)
+            if self.engine_head(head, walker) is not None:
+                self._commit(body)
+                self.engine_end()
+            return
+        front = self._front
+        self._response = head
+        self._first_byte_s = front.clock()
+        self._close = self._close or front.closing
+        self._write(self._relayed_head(head, length=head.length, chunked=False) + body)
+        self._finish(head.status, tail(body))
+
+    def _finish(self, status: int, tail: bytes) -> None:
+        """The client has the whole answer; `tail` holds the ends of its body."""
+        failed = status >= 400
         outcome = Outcome.FAILED if failed else Outcome.COMPLETED
-        now_s = self._end(outcome, str(head.status), tokens_in, tokens_out)
-        effects = self._front.dispatch.finish(self.call, now_s, outcome, tokens_in, tokens_out)
-        self._front.perform(effects)
+        tokens_in, tokens_out = (0, 0) if failed else usage.tokens(tail)
+        now_s = self._end(outcome, str(status), tokens_in, tokens_out)
+        front = self._front
+        front.perform(front.dispatch.finish(self, now_s, outcome, tokens_in, tokens_out))
         self._client.answered(close=self._close)
 
     def engine_lost(self, loss: Loss) -> None:
         """Before the commit point the Call may move; after it the client is told as well as its protocol allows."""
-        if self._state != SENT:
+        if self._stage != SENT:
             self._break(errors.upstream_error())
         elif loss == "connect":
             self._bounce("connect")
@@ -179,7 +195,7 @@ class Exchange:
         """Nobody waits for the answer any more."""
         self._let_go()
         now_s = self._end(Outcome.ABANDONED, "client_closed")
-        self._front.perform(self._front.dispatch.leave(self.call, now_s))
+        self._front.perform(self._front.dispatch.leave(self, now_s))
 
     def pause(self) -> None:
         """The client does not keep up: neither shall the engine."""
@@ -195,35 +211,35 @@ class Exchange:
 
     def sweep(self, now_s: float) -> None:
         """Every 100 ms or so: has one of the Call's clocks run out?"""
-        state, clocks, stream = self._state, self._entry.clocks, self.call.stream
-        if state == PARKED:
+        stage, clocks = self._stage, self._entry.clocks
+        if stage == PARKED:
             self._sweep_parked(now_s)
-        elif state == SENT:
-            limit_s = clocks.first_byte_seconds_max if stream else clocks.response_seconds_max
+        elif stage == SENT:
+            limit_s = clocks.first_byte_seconds_max if self.stream else clocks.response_seconds_max
             if self._sent_s and now_s - self._sent_s > limit_s:
                 self._bounce("timeout")
-        elif state == RELAYING:
-            if stream and (self._moved or self._client.paused):
+        elif stage == RELAYING:
+            if self.stream and (self._moved or self._client.paused):
                 self._moved = False
                 self._alive_s = now_s
-            elif now_s - self._alive_s > (clocks.stall_seconds_max if stream else clocks.response_seconds_max):
+            elif now_s - self._alive_s > (clocks.stall_seconds_max if self.stream else clocks.response_seconds_max):
                 self._break(errors.upstream_timeout())
 
     def cut(self) -> None:
         """The gateway stops and the grace is over."""
-        if self._state == RELAYING:
+        if self._stage == RELAYING:
             self._break(errors.shutting_down())
-        elif self._state != ENDED:
+        elif self._stage != ENDED:
             self._refuse(errors.shutting_down())
 
     def _sweep_parked(self, now_s: float) -> None:
         settings = self._front.directory.settings
-        if self.call.stream:
+        if self.stream:
             if 0 < settings.keepalive_seconds <= now_s - self._told_s:
                 self._told_s = now_s
                 self._say_waiting(now_s)
-        elif 0 < settings.silent_seconds_max <= now_s - self.call.arrived_s:
-            expected_s = self._front.dispatch.wait_note(self.call, now_s)[1]
+        elif 0 < settings.silent_seconds_max <= now_s - self.arrived_s:
+            expected_s = self._front.dispatch.wait_note(self, now_s)[1]
             self._refuse(errors.model_starting(expected_s, expected_s or 1.0))
 
     def _say_waiting(self, now_s: float) -> None:
@@ -233,30 +249,30 @@ class Exchange:
             self._early = True
             self._close = self._close or not self._framed
             out = render.early_head(client.id_bytes, chunked=self._framed, close=self._close, more=client.cors)
-        position, expected_s = self._front.dispatch.wait_note(self.call, now_s)
-        self._write(out + self._frame(sse.waiting(position, expected_s, self.call.dialect)))
+        position, expected_s = self._front.dispatch.wait_note(self, now_s)
+        self._write(out + self._frame(sse.waiting(position, expected_s, self.dialect)))
 
     # --- the body --------------------------------------------------------------------------------------------------
 
     def _commit(self, data: bytes) -> None:
         """The first body byte, or an empty body: from here on the answer is this engine's."""
-        head, engine, early = self._head, self.engine, self._early
+        head, engine, early = self._response, self.engine, self._early
         self._first_byte_s = self._front.clock()
         self._answer = answer = Answer(
             head,
             self._walker,
             framed=self._framed,
-            drop_usage=self._drop_usage,
+            drop_usage=self.drop_usage,
             early=early,
             note=b": server-timing %b\n\n" % self._timing() if early else b"",
-            dialect=self.call.dialect,
+            dialect=self.dialect,
         )
         if self._front.closing or (answer.length is None and not answer.chunked):
             self._close = True
         out = answer.take(data)
         if not early:
-            out = self._relayed_head(head, answer) + out
-        self._state = RELAYING  # not before: an odd first byte still lets the Call move
+            out = self._relayed_head(head, length=answer.length, chunked=answer.chunked) + out
+        self._stage = RELAYING  # not before: an odd first byte still lets the Call move
         self._moved = True
         self._body = b""
         if engine is not None:
@@ -278,24 +294,23 @@ class Exchange:
     def _frame(self, content: bytes) -> bytes:
         return sse.chunk(content) if self._framed else content
 
-    def _relayed_head(self, head: ResponseHead, answer: Answer) -> bytes:
-        more = self._client.cors
-        if self.call.cold:
+    def _relayed_head(self, head: ResponseHead, *, length: int | None, chunked: bool) -> bytes:
+        more = b"server-timing: %b\r\n%b" % (self._timing(), self._client.cors)
+        if self.cold:
             more += b"x-pilotlight-cold: 1\r\n"
-        return render.relayed_head(
-            head,
+        return render.head(
+            head.status,
+            head.fields,
             self._client.id_bytes,
-            self._timing(),
-            length=answer.length,
-            chunked=answer.chunked,
+            length=length,
+            chunked=chunked,
             close=self._close,
             more=more,
         )
 
     def _timing(self) -> bytes:
-        call = self.call
-        phases_ms = self._front.dispatch.phases_ms(call.model) if call.cold else {}
-        queued_s = (call.granted_s or call.arrived_s) - call.arrived_s
+        phases_ms = self._front.dispatch.phases_ms(self.model) if self.cold else {}
+        queued_s = (self.granted_s or self.arrived_s) - self.arrived_s
         return render.server_timing(queued_s, self._first_byte_s - self._sent_s, phases_ms)
 
     # --- ends ------------------------------------------------------------------------------------------------------
@@ -310,16 +325,16 @@ class Exchange:
     def _bounce(self, reason: Reason) -> None:
         """Nothing of an answer came through: dispatch says where to, or that it was enough."""
         self._let_go()
-        self._state = PARKED
+        self._stage = PARKED
         front = self._front
-        front.telemetry.retried(self.call.model, reason)
-        front.perform(front.dispatch.bounce(self.call, front.clock(), reason))
+        front.telemetry.retried(self.model, reason)
+        front.perform(front.dispatch.bounce(self, front.clock(), reason))
 
     def _refuse(self, error: CallError) -> None:
         """We ourselves end a Call that nothing was answered to."""
         self._let_go()
         now_s = self._end(Outcome.FAILED, error.code)
-        effects = self._front.dispatch.finish(self.call, now_s, Outcome.FAILED)
+        effects = self._front.dispatch.finish(self, now_s, Outcome.FAILED)
         self._front.perform(effects)
         self._say(error)
 
@@ -328,30 +343,29 @@ class Exchange:
         self._let_go()
         told = self._answer.whole
         if told:
-            self._write(self._frame(errors.event(error, self.call.dialect)))
+            self._write(self._frame(errors.event(error, self.dialect)))
         now_s = self._end(Outcome.FAILED, error.code)
-        effects = self._front.dispatch.finish(self.call, now_s, Outcome.FAILED)
+        effects = self._front.dispatch.finish(self, now_s, Outcome.FAILED)
         self._front.perform(effects)
         self._client.broke_off(told=told or self._framed)
 
     def _say(self, error: CallError) -> None:
         """The one error of a Call, as an answer or, after an early head, as the last event of the stream."""
         if self._early:
-            event = self._frame(errors.event(error, self.call.dialect))
+            event = self._frame(errors.event(error, self.dialect))
             self._write(event + LAST_CHUNK if self._framed else event)
         else:
-            self._client.say_error(error, self.call.dialect)
+            self._client.say_error(error, self.dialect)
         self._client.answered(close=self._close or error.close)
 
     def _end(self, outcome: Outcome, code: str, tokens_in: int = 0, tokens_out: int = 0) -> float:
         """The Call has its Outcome; told once. Gives the time."""
-        front, call = self._front, self.call
-        self._state = ENDED
-        call.exchange = None  # a ring of objects would wait for the garbage collector
+        front = self._front
+        self._stage = ENDED
         now_s = front.clock()
-        start_s = sum(front.dispatch.phases_ms(call.model).values()) / 1e3 if call.cold else 0.0
+        start_s = sum(front.dispatch.phases_ms(self.model).values()) / 1e3 if self.cold else 0.0
         front.telemetry.ended(
-            call,
+            self,
             outcome,
             code,
             now_s,

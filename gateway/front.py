@@ -22,12 +22,13 @@ from autoscaler.contract import (
     RoutesDelta,
     TenantEntry,
 )
-from gateway import admission, errors
+from gateway import errors
+from gateway.admission import asked
 from gateway.dispatch import Dispatch
 from gateway.edge import Connection
 from gateway.effects import Effect, Grant, Refuse
 from gateway.exchange import Exchange
-from gateway.head import Request
+from gateway.head import Head
 from gateway.limits import Limits
 from gateway.telemetry import Telemetry
 from gateway.tenants import Directory
@@ -134,19 +135,18 @@ class Front:
         """A request id of our own."""
         return f"{self._id_prefix}{next(self._ids):x}"
 
-    def tenant(self, request: Request) -> TenantEntry:
+    def tenant(self, head: Head) -> TenantEntry:
         """Whose request it is. Raises CallError 401; 503 while nobody has told who there is."""
         if not self.directory.known:
             raise errors.uninformed()
-        key = admission.api_key(request)
-        return self.directory.authenticate(None if key is None else key.decode("latin-1"), time.time())
+        return self.directory.authenticate(asked(head).key_sha256, time.time())
 
     def begin(self, exchange: Exchange, now_s: float) -> None:
         """A Call arrives."""
         self._exchanges.add(exchange)
         if len(self._exchanges) == 1:
             self._awake.set()
-        self.perform(self.dispatch.arrive(exchange.call, now_s))
+        self.perform(self.dispatch.arrive(exchange, now_s))
 
     def forget(self, exchange: Exchange) -> None:
         """A Call has its Outcome."""
@@ -176,9 +176,9 @@ class Front:
         """Does what dispatch decided, in order."""
         for effect in effects:
             if isinstance(effect, Grant):
-                cast("Exchange", effect.call.exchange).granted(effect.address)
+                cast("Exchange", effect.call).granted(effect.address)
             elif isinstance(effect, Refuse):
-                cast("Exchange", effect.call.exchange).refused(effect.error)
+                cast("Exchange", effect.call).refused(effect.error)
             else:
                 self.on_report()
 
@@ -217,7 +217,7 @@ class Front:
         self.telemetry.flush()
 
     async def drain(self, grace_s: float) -> None:
-        """The listener is closed: parked Calls are refused, running ones finish or are cut after `grace_s`."""
+        """Parked Calls are refused, running ones finish or are cut after `grace_s`. Close the listener before."""
         self.closing = True
         self.perform(self.dispatch.shutdown(self.clock()))
         for connection in tuple(self._connections):

@@ -1,14 +1,18 @@
-"""The head of one HTTP/1.1 request: bytes -> Request and how its body is framed (RFC 9112, RFC 9110). Pure.
+"""The head of one HTTP/1.1 request: bytes -> Head and how its body is framed (RFC 9112, RFC 9110). Pure.
 
 Promises: a head either matches one anchored grammar as a whole or raises a CallError that closes the connection.
 There is no recovery, no folding, no decoding: what is accepted has one reading only. Targets are origin-form,
 versions 1.0 and 1.1. Only headers in `KEPT` survive; every other one is checked for its grammar and forgotten, so
 nothing can be passed on by accident. A kept header that may not be a list is refused when it comes twice.
+A client says the same head again and again but for the length of the body: such heads are read once and remembered.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+
+import msgspec
 
 from gateway.errors import CallError, header_too_large, invalid_request, unsupported_media_type
 
@@ -18,6 +22,8 @@ HEADERS_MAX = 100
 """Header lines in one head; above it 431."""
 CHUNKED = -1
 """A body's length when Transfer-Encoding tells it."""
+KNOWN_MAX, KNOWN_BYTES_MAX = 512, 2 << 10
+"""So many heads of up to so many bytes are remembered as read: at most a few MiB."""
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 """RFC 9110, 5.6.2."""
@@ -32,11 +38,12 @@ _FIRST_LINE = re.compile(_LINE + rb"\r\n")
 _BARE = re.compile(rb"[^\r]\n|\r[^\n]|\0")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
 _LENGTH_DIGITS_MAX = 19
+_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})(?=\r\n|\Z)")
 
 LISTS = frozenset(
     {
         b"accept", b"accept-language", b"access-control-request-headers", b"anthropic-beta", b"connection",
-        b"openai-beta", b"prefer",
+        b"openai-beta", b"prefer", b"tracestate",
     }
 )  # fmt: skip
 """Kept headers that RFC 9110, 5.3 lets come in several lines; they are joined by a comma."""
@@ -48,59 +55,85 @@ KEPT = LISTS | {
 """All headers that anything here reads, lower-case."""
 
 
-class Request:
-    """One request as the client sent it, nothing decoded. `headers` holds KEPT names only; `body` is set when
-    complete.
+class Head(msgspec.Struct, frozen=True, eq=False):
+    """A request's head as the client sent it, nothing decoded. Shared between requests, so never changed.
+
+    `headers` holds KEPT names only, without what frames the body.
     """
 
-    __slots__ = ("body", "expects_continue", "headers", "keep_alive", "method", "minor", "path", "query")
+    method: bytes
+    path: bytes
+    headers: dict[bytes, bytes]
+    query: bytes = b""
+    minor: int = 1
+    keep_alive: bool = True
+    """False: the answer is the connection's last. HTTP/1.0 is answered close-delimited, so never kept."""
+    expects_continue: bool = False
+    """The client waits for `100 Continue` before it sends the body (ignored on HTTP/1.0, RFC 9110, 10.1.1)."""
 
-    def __init__(
-        self, method: bytes, path: bytes, query: bytes = b"", minor: int = 1, headers: dict[bytes, bytes] | None = None
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.minor = minor
-        self.headers: dict[bytes, bytes] = {} if headers is None else headers
-        self.keep_alive = minor == 1
-        """False: the answer is the connection's last. HTTP/1.0 is answered close-delimited, so never kept."""
-        self.expects_continue = False
-        """The client waits for `100 Continue` before it sends the body (ignored on HTTP/1.0, RFC 9110, 10.1.1)."""
-        self.body = b""
+
+class Request:
+    """One whole request."""
+
+    __slots__ = ("body", "head")
+
+    def __init__(self, head: Head, body: bytes) -> None:
+        self.head = head
+        self.body = body
 
     def __repr__(self) -> str:
-        return f"<Request {self.method!r} {self.path!r} 1.{self.minor} {len(self.body)} bytes>"
+        return f"<Request {self.head.method!r} {self.head.path!r} 1.{self.head.minor} {len(self.body)} bytes>"
 
 
-def parse_head(data: bytes, start: int, end: int) -> tuple[Request, int]:
-    """The head in data[start:end], without its closing CRLFCRLF: the Request and its body's length in bytes or
-    CHUNKED.
+def read_head(data: bytes, start: int, end: int) -> tuple[Head, int]:
+    """The head in data[start:end], without its closing CRLFCRLF, and its body's length in bytes or CHUNKED.
+
+    What differs between two heads of one client is nearly always the length alone, so it is read apart.
     """
-    match = _HEAD.fullmatch(data, start, end)
+    found = _LENGTH.search(data, start, end) if end - start <= KNOWN_BYTES_MAX else None
+    if found is None:
+        return parse_head(data[start:end])
+    begin, stop = found.span(1)
+    head, _ = known_head(b"%b0%b" % (data[start:begin], data[stop:end]))
+    return head, int(data[begin:stop])
+
+
+def parse_head(data: bytes) -> tuple[Head, int]:
+    """As `read_head`, of a whole head. Raises CallError."""
+    match = _HEAD.fullmatch(data)
     if match is None:
         raise malformed()
     method, path, query, minor, fields = match.groups()
     headers = _kept(fields)
-    request = Request(method, path, query or b"", 1 if minor == b"1" else 0, headers)
+    persistent = minor == b"1"
     host = headers.get(b"host")
     if host is None:
-        if request.minor == 1:
+        if persistent:
             raise invalid_request("header host is missing", close=True)
     elif _HOST.fullmatch(host) is None:
         raise invalid_request("header host is not a host and port", close=True)
-    connection = headers.get(b"connection")
-    if connection is not None and connection != b"keep-alive" and b"close" in connection_names(connection):
-        request.keep_alive = False
-    if b"expect" in headers:
-        if headers[b"expect"].lower() != b"100-continue":
-            raise invalid_request("header expect may only be 100-continue", close=True)
-        request.expects_continue = request.minor == 1
-    if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
+    length = _body_length(headers, int(minor))
+    connection = headers.get(b"connection", b"")
+    if b"expect" in headers and headers[b"expect"].lower() != b"100-continue":
+        raise invalid_request("header expect may only be 100-continue", close=True)
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         error = unsupported_media_type()
         error.close = True
         raise error
-    return request, _body_length(headers, request.minor)
+    head = Head(
+        method=method,
+        path=path,
+        query=query or b"",
+        minor=int(minor),
+        headers=headers,
+        keep_alive=persistent and b"close" not in connection_names(connection),
+        expects_continue=persistent and b"expect" in headers,
+    )
+    return head, length
+
+
+known_head = lru_cache(KNOWN_MAX)(parse_head)
+"""The same, remembered. The bytes of a head are all that it depends on."""
 
 
 def refuse_unfinished(data: bytes | bytearray, start: int, size: int) -> None:
@@ -153,8 +186,8 @@ def connection_names(value: bytes) -> list[bytes]:
 
 def _body_length(headers: dict[bytes, bytes], minor: int) -> int:
     """RFC 9112, 6.3, without its leniences: one Content-Length, or `chunked` alone on HTTP/1.1, never both."""
-    length = headers.get(b"content-length")
-    coding = headers.get(b"transfer-encoding")
+    length = headers.pop(b"content-length", None)
+    coding = headers.pop(b"transfer-encoding", None)
     if coding is not None:
         if length is not None or minor == 0 or coding.lower() != b"chunked":
             raise invalid_request(

@@ -8,34 +8,33 @@ from __future__ import annotations
 
 from gateway import errors
 from gateway.errors import CallError
-from gateway.walker import ResponseHead
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_REASONS = {status: errors.reason(status).encode() for status in range(200, 600) if errors.reason(status) != "Error"}
 _CLOSE = b"connection: close\r\n"
+_BODILESS = (204, 304)
+
+
+def _line(status: int) -> bytes:
+    reason = errors.reason(status)
+    return f"HTTP/1.1 {status} {'OK' if reason == 'Error' and status < 400 else reason}\r\n".encode()
+
+
+_LINES = {status: _line(status) for status in range(200, 600)}
 
 
 def head(
     status: int, fields: bytes, request_id: bytes, *, length: int | None, chunked: bool, close: bool, more: bytes = b""
 ) -> bytes:
     """A response head. `fields` and `more` are whole header lines; without length and chunks the end is the close."""
-    framing = b""
-    if status in (204, 304):
-        pass  # they have no body to frame
-    elif length is not None:
-        framing = b"content-length: %d\r\n" % length
-    elif chunked:
-        framing = b"transfer-encoding: chunked\r\n"
-    return b"HTTP/1.1 %d %b\r\n%b%bx-request-id: %b\r\n%b%b\r\n" % (
-        status,
-        _REASONS.get(status, b"Error" if status >= 400 else b"OK"),
-        fields,
-        framing,
-        request_id,
-        more,
-        _CLOSE if close else b"",
-    )
+    if close:
+        more += _CLOSE
+    line = _LINES[status]
+    if length is not None and status not in _BODILESS:
+        return b"%b%bcontent-length: %d\r\nx-request-id: %b\r\n%b\r\n" % (line, fields, length, request_id, more)
+    if chunked and status not in _BODILESS:
+        more += b"transfer-encoding: chunked\r\n"
+    return b"%b%bx-request-id: %b\r\n%b\r\n" % (line, fields, request_id, more)
 
 
 def document(
@@ -64,21 +63,6 @@ def early_head(request_id: bytes, *, chunked: bool, close: bool, more: bytes) ->
     """The head of a stream that is still parked."""
     fields = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
     return head(200, fields, request_id, length=None, chunked=chunked, close=close, more=more)
-
-
-def relayed_head(
-    answer: ResponseHead,
-    request_id: bytes,
-    timing: bytes,
-    *,
-    length: int | None,
-    chunked: bool,
-    close: bool,
-    more: bytes,
-) -> bytes:
-    """The head of an engine's answer, built anew from what may pass."""
-    more = b"server-timing: %b\r\n%b" % (timing, more)
-    return head(answer.status, answer.fields, request_id, length=length, chunked=chunked, close=close, more=more)
 
 
 def server_timing(queued_s: float, upstream_s: float, phases_ms: dict[str, float]) -> bytes:

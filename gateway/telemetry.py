@@ -1,8 +1,8 @@
 """What a gateway tells about itself: metrics (interfaces, section 5) and one event per Call. Redaction lives here.
 
 Owns every line that a gateway writes about Calls. Promises: only ids, names of documents, codes and numbers are told,
-never a prompt, a key or an address; telling costs a few additions per Call; a sink that takes no lines costs counted
-drops, never a wait; above SERIES_MAX series a Tenant is told as `other`.
+never a prompt, a key or an address; telling costs a few additions per Call; a pipe or terminal that takes no lines costs
+counted drops, never a wait; above SERIES_MAX series a Tenant is told as `other`.
 """
 
 from __future__ import annotations
@@ -104,18 +104,37 @@ class PairSeries:
         self.tokens_in = 0
         self.tokens_out = 0
 
-    def end(self, outcome: Outcome, code: str) -> None:
-        """Counts one."""
+    def end(self, outcome: Outcome, code: str) -> End:
+        """The count of those that ended so."""
         end = self.ends.get(code)
         if end is None:
             end = self.ends[code] = End(outcome)
-        end.count += 1
+        return end
+
+
+class Cell:
+    """Where the Calls of one Model and Tenant count that were cold, or warm, and ended in one way."""
+
+    __slots__ = ("end", "pair", "times")
+
+    def __init__(self, times: ModelSeries, pair: PairSeries, end: End) -> None:
+        self.times = times
+        self.pair = pair
+        self.end = end
+
+
+_EVENT = (
+    "event=call id=%s model=%s tenant=%s outcome=%s code=%s stream=%d cold=%d moves=%d replica=%s queued_s=%.6f"
+    " start_s=%.3f first_byte_s=%.6f total_s=%.6f tokens_in=%d tokens_out=%d\n"
+)
 
 
 class Telemetry:
     """The counters of one gateway. `events_fd`: where events go, one line each; None: nowhere."""
 
     def __init__(self, events_fd: int | None = None) -> None:
+        self._cells: dict[tuple[str, str, bool, str], Cell] = {}
+        """Where each kind of end is counted, so that a Call needs one look-up; as many as there are series."""
         self._models: dict[tuple[str, bool], ModelSeries] = {}
         self._pairs: dict[tuple[str, str], PairSeries] = {}
         self._retries: dict[tuple[str, str], int] = {}
@@ -133,30 +152,30 @@ class Telemetry:
         """A Call has its Outcome. Times are monotonic, 0.0 where the Call did not come so far."""
         arrived_s, granted_s = call.arrived_s, call.granted_s
         queued_s = (now_s if granted_s is None else granted_s) - arrived_s
-        series = self._models.get((call.model, call.cold)) or self._new_model(call.model, cold=call.cold)
-        series.queue.add(queued_s)
+        waited_s = first_byte_s - arrived_s if first_byte_s else 0.0
+        cell = self._cells.get((call.model, call.tenant, call.cold, code)) or self._new_cell(call, outcome, code)
+        cell.end.count += 1
+        cell.times.queue.add(queued_s)
         if first_byte_s:
-            series.first_byte.add(first_byte_s - arrived_s)
+            cell.times.first_byte.add(waited_s)
         if sent_s and granted_s is not None:
             self._overhead.add(sent_s - granted_s)
-        pair = self._pairs.get((call.model, call.tenant)) or self._new_pair(call.model, call.tenant)
-        pair.end(outcome, code)
-        pair.tokens_in += tokens_in
-        pair.tokens_out += tokens_out
-        if self._events_fd is None:
-            return
-        first = first_byte_s - arrived_s if first_byte_s else 0.0
-        self._tell(
-            f"event=call id={call.id} model={call.model} tenant={call.tenant} outcome={outcome} code={code}"
-            f" stream={call.stream:d} cold={call.cold:d} moves={call.moves} replica={call.replica or '-'}"
-            f" queued_s={queued_s:.6f} start_s={start_s:.3f} first_byte_s={first:.6f} total_s={now_s - arrived_s:.6f}"
-            f" tokens_in={tokens_in} tokens_out={tokens_out}\n"
-        )
+        if tokens_in or tokens_out:
+            cell.pair.tokens_in += tokens_in
+            cell.pair.tokens_out += tokens_out
+        if self._events_fd is not None:
+            self._tell(
+                _EVENT
+                % (
+                    call.id, call.model, call.tenant, outcome.value, code, call.stream, call.cold, call.moves,
+                    call.replica or "-", queued_s, start_s, waited_s, now_s - arrived_s, tokens_in, tokens_out,
+                )
+            )  # fmt: skip
 
     def turned_away(self, request_id: str, code: str) -> None:
         """A request that did not become a Call."""
         pair = self._pairs.get(("", "")) or self._new_pair("", "")
-        pair.end(Outcome.FAILED, code)
+        pair.end(Outcome.FAILED, code).count += 1
         if self._events_fd is not None:
             self._tell(f"event=turned_away id={request_id} code={code}\n")
 
@@ -165,7 +184,10 @@ class Telemetry:
         self._retries[model, reason] = self._retries.get((model, reason), 0) + 1
 
     def flush(self) -> None:
-        """Writes what the sink takes now. To be called often; never blocks on a pipe, a terminal or a file."""
+        """Writes what the sink takes now. To be called often; never blocks on a pipe or a terminal.
+
+        A file always says that it is ready (poll(2)): there a write takes as long as the page cache makes it wait.
+        """
         fd, events = self._events_fd, self._events
         if fd is None or not (events or self._pending):
             return
@@ -203,8 +225,13 @@ class Telemetry:
             lines.append(events.popleft())
         return "".join(lines).encode()
 
-    def _new_model(self, model: str, *, cold: bool) -> ModelSeries:
-        return self._models.setdefault((model, cold), ModelSeries())
+    def _new_cell(self, call: Call, outcome: Outcome, code: str) -> Cell:
+        times = self._models.setdefault((call.model, call.cold), ModelSeries())
+        pair = self._pairs.get((call.model, call.tenant)) or self._new_pair(call.model, call.tenant)
+        cell = Cell(times, pair, pair.end(outcome, code))
+        if (call.model, call.tenant) in self._pairs:
+            self._cells[call.model, call.tenant, call.cold, code] = cell
+        return cell
 
     def _new_pair(self, model: str, tenant: str) -> PairSeries:
         if len(self._pairs) >= SERIES_MAX // 4:  # a pair has two series of tokens and one for each way to end

@@ -8,7 +8,6 @@ so that neither can be found out by asking. Keeps hashes of keys, never a key. P
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from hashlib import sha256
 
 from autoscaler.contract import (
     DEFAULT_TENANT,
@@ -64,14 +63,16 @@ class Directory:
             self.settings = delta.settings
         self._index()
 
-    def authenticate(self, key: str | None, now_unix_s: float) -> TenantEntry:
-        """Whose Call it is. Raises CallError 401; without `keys_needed` everybody is Tenant `default`."""
+    def authenticate(self, key_sha256: str | None, now_unix_s: float) -> TenantEntry:
+        """Whose Call it is, by the hash of the key that was sent. Raises CallError 401.
+
+        Without `keys_needed` everybody is Tenant `default`.
+        """
         if not self.settings.keys_needed:
             return self._default
-        digest = sha256((key or "").encode("utf-8", "backslashreplace")).hexdigest()
-        entry, tenant = self._keys.get(digest, _NOBODY)
+        entry, tenant = self._keys.get(key_sha256 or "", _NOBODY)
         expires_unix_s = entry.expires_unix_s
-        if (expires_unix_s is not None and expires_unix_s <= now_unix_s) or entry.role not in CALLING_ROLES or not key:
+        if (expires_unix_s is not None and expires_unix_s <= now_unix_s) or entry.role not in CALLING_ROLES:
             raise invalid_api_key()
         return tenant
 

@@ -45,6 +45,9 @@ class Sink(Protocol):
     def engine_end(self) -> None:
         """The body has ended as its framing says."""
 
+    def engine_whole(self, head: ResponseHead, body: bytes) -> None:
+        """Head, body and end in one: nearly every answer that does not stream comes so."""
+
     def engine_lost(self, loss: Loss) -> None:
         """No connection, or it ended early, or what came is no HTTP."""
 
@@ -162,6 +165,11 @@ class EngineConnection(asyncio.Protocol):
             return
         self._request = None
         head, rest = read
+        if head.length == len(rest) and not head.event_stream:
+            self.after_stream = False
+            self._freed(sink, keep=head.keep_alive)
+            sink.engine_whole(head, rest)
+            return
         walker = BodyWalker(head)
         take = sink.engine_head(head, walker)
         if take is None:
@@ -175,19 +183,23 @@ class EngineConnection(asyncio.Protocol):
             take(rest)
 
     def _finish(self, sink: Sink, walker: BodyWalker) -> None:
-        """The response is whole. The connection goes back before the Sink hears of it: the next Call may want it."""
-        self.sink = sink.engine = None
+        """The response is whole."""
         self._walker = None
         self.take = _nobody
+        self._freed(sink, keep=not walker.excess)
+        sink.engine_end()
+
+    def _freed(self, sink: Sink, *, keep: bool) -> None:
+        """The connection goes back before the Sink hears of the end: the next Call may want it."""
+        self.sink = sink.engine = None
         self._head.reset()
         transport = self._transport
         if transport is not None:
-            if self.single or walker.excess or transport.is_closing() or transport.get_write_buffer_size():
+            if not keep or self.single or transport.is_closing() or transport.get_write_buffer_size():
                 transport.abort()
             else:
                 self.resume()
                 self._pool.give_back(self)
-        sink.engine_end()
 
     def _lost(self, loss: Loss) -> None:
         sink, self.sink = self.sink, None

@@ -62,6 +62,11 @@ class ResponseHead(NamedTuple):
     """The PASSED header lines, each as `name: value CRLF`, ready to go into our own head."""
 
     @property
+    def elsewhere(self) -> bool:
+        """It says `not now` or `elsewhere`: no answer for a client, whose Call moves (commit point, RFC 9110, 15.4)."""
+        return self.status in (429, 503) or 300 <= self.status < 400
+
+    @property
     def event_stream(self) -> bool:
         """Whether the body is server-sent events."""
         return self.content_type.startswith(b"text/event-stream")
@@ -159,6 +164,13 @@ def _read_fields(lines: bytes) -> tuple[dict[bytes, bytes], bytes]:
             fields += name + b": " + value + b"\r\n"
         known[name] = value
     return known, fields
+
+
+def tail(body: bytes) -> bytes:
+    """The ends of a whole body, as `BodyWalker.tail`."""
+    if len(body) <= 2 * TAIL_PIECE_BYTES:
+        return body
+    return body[:TAIL_PIECE_BYTES] + body[-TAIL_PIECE_BYTES:]
 
 
 class BodyWalker:

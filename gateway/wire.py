@@ -12,7 +12,7 @@ from typing import Literal
 
 from gateway.errors import CallError, invalid_request, too_large
 from gateway.framing import ChunkReader, LengthReader
-from gateway.head import CHUNKED, HEAD_BYTES_MAX, Request, parse_head, refuse_unfinished
+from gateway.head import CHUNKED, HEAD_BYTES_MAX, Head, Request, read_head, refuse_unfinished
 
 __all__ = ["AHEAD_BYTES_MAX", "Request", "RequestReader"]
 
@@ -30,8 +30,8 @@ class RequestReader:
     def __init__(self, body_bytes_max: int) -> None:
         self.waiting_for: Literal["head", "body", "nothing"] = "head"
         """`nothing`: a Request is out (or the reader is dead) and `next` was not called yet."""
-        self.pending: Request | None = None
-        """While waiting for a body: its Request, so that the edge can refuse it early or send 100 Continue."""
+        self.pending: Head | None = None
+        """While waiting for a body: its head, so that the edge can refuse it early or send 100 Continue."""
         self._body: ChunkReader | LengthReader | None = None
         """Set together with `pending`."""
         self._body_bytes_max = body_bytes_max
@@ -112,31 +112,29 @@ class RequestReader:
 
     def _read_on(self, data: bytes, start: int, end: int) -> Request | None:
         """The head is data[start:end]; what follows its empty line is the body, or as much of it as is here."""
-        request, length = parse_head(data, start, end)
+        head, length = read_head(data, start, end)
         if length > self._body_bytes_max:
             raise too_large(self._body_bytes_max)
         start = end + 4
         end = start + length
         if length == 0 or CHUNKED != length <= len(data) - start:
             self.waiting_for = "nothing"
-            request.body = data[start:end]
             if end < len(data):
                 self._ahead, self._at = data, end
-            return request
+            return Request(head, data[start:end])
         self.waiting_for = "body"
-        self.pending = request
+        self.pending = head
         self._body = ChunkReader(self._body_bytes_max) if length == CHUNKED else LengthReader(length)
-        return self._read_body(self._body, request, data[start:])
+        return self._read_body(self._body, head, data[start:])
 
-    def _read_body(self, body: ChunkReader | LengthReader, request: Request, data: bytes) -> Request | None:
+    def _read_body(self, body: ChunkReader | LengthReader, head: Head, data: bytes) -> Request | None:
         rest = body.feed(data)
         if rest is None:
             return None
-        request.body = body.pieces.join()
         self.pending = self._body = None
         self.waiting_for = "nothing"
         self._ahead, self._at = rest, 0
-        return request
+        return Request(head, body.pieces.join())
 
     def _keep_ahead(self, data: bytes) -> None:
         if self.ahead + len(data) > AHEAD_BYTES_MAX:

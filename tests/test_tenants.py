@@ -21,8 +21,12 @@ from gateway.errors import CallError, invalid_api_key, model_not_found
 from gateway.tenants import Directory
 
 
+def hashed(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
 def key(text: str, *, expires_unix_s: float | None = None, role: str = "tenant") -> KeyEntry:
-    return KeyEntry(sha256=sha256(text.encode()).hexdigest(), expires_unix_s=expires_unix_s, role=role)
+    return KeyEntry(sha256=hashed(text), expires_unix_s=expires_unix_s, role=role)
 
 
 def model(
@@ -75,24 +79,24 @@ def may(names: Directory, who: TenantEntry, name: str) -> bool:
 def test_a_key_gives_its_tenant() -> None:
     acme = tenant("acme", key("ki"), key("kä"))
     names = directory(acme, tenant("lab", key("other")))
-    assert names.authenticate("ki", 0.0) == acme
-    assert names.authenticate("kä", 0.0) == acme
-    assert names.authenticate("other", 0.0).name == "lab"
+    assert names.authenticate(hashed("ki"), 0.0) == acme
+    assert names.authenticate(hashed("kä"), 0.0) == acme
+    assert names.authenticate(hashed("other"), 0.0).name == "lab"
 
 
-@pytest.mark.parametrize("sent", [None, "", "wrong", "old", "reader", "\udc80"])
+@pytest.mark.parametrize("sent", [None, "", "wrong", "old", "reader"])
 def test_missing_unknown_expired_and_reading_keys_get_the_same_answer(sent: str | None) -> None:
     names = directory(tenant("acme", key("old", expires_unix_s=100.0), key("reader", role="finance")))
     with pytest.raises(CallError) as caught:
-        names.authenticate(sent, 100.0)
+        names.authenticate(None if sent is None else hashed(sent), 100.0)
     assert caught.value == invalid_api_key()
-    assert names.authenticate("old", 99.0).name == "acme"
+    assert names.authenticate(hashed("old"), 99.0).name == "acme"
 
 
 def test_without_keys_everybody_is_the_default_tenant_and_a_key_is_ignored() -> None:
     names = directory(keys_needed=False)
     assert names.authenticate(None, 0.0).name == DEFAULT_TENANT
-    assert names.authenticate("anything", 0.0).name == DEFAULT_TENANT
+    assert names.authenticate(hashed("anything"), 0.0).name == DEFAULT_TENANT
 
 
 def test_a_document_of_the_default_tenant_is_used() -> None:
@@ -147,7 +151,7 @@ def test_unlisted_models_can_be_called_but_are_not_shown() -> None:
 
 def test_a_change_of_the_catalogue_is_seen_at_once_and_an_older_one_ignored() -> None:
     names = directory(model("llama"), tenant("acme", key("ki"), weight=2.0))
-    who = names.authenticate("ki", 0.0)
+    who = names.authenticate(hashed("ki"), 0.0)
     assert may(names, who, "llama")
     assert names.weight(who.name) == 2.0
     names.apply(CatalogueDelta(epoch=1, version=2, models=(model("llama", only=("lab",)),)))
@@ -157,7 +161,7 @@ def test_a_change_of_the_catalogue_is_seen_at_once_and_an_older_one_ignored() ->
     names.apply(CatalogueDelta(epoch=1, version=3, tenants_gone=(who.name,), models_gone=(ModelName("llama"),)))
     assert names.weight(who.name) == 1.0
     with pytest.raises(CallError):
-        names.authenticate("ki", 0.0)
+        names.authenticate(hashed("ki"), 0.0)
 
 
 def test_asking_for_many_names_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from gateway.errors import CallError
 from gateway.wire import Request, RequestReader
 
@@ -27,7 +29,7 @@ def read(pieces: Iterable[bytes], body_bytes_max: int = 1 << 20) -> list[Seen]:
             request = reader.feed(piece)
             while request is not None:
                 seen.append(request)
-                if not request.keep_alive:
+                if not request.head.keep_alive:
                     return seen
                 request = reader.next()
     except CallError as error:
@@ -56,12 +58,12 @@ def read_every_way(data: bytes, body_bytes_max: int = 1 << 20) -> list[Seen]:
 def plain(seen: Seen) -> object:
     """All of it as comparable values."""
     if isinstance(seen, Request):
-        return tuple(getattr(seen, name) for name in Request.__slots__)
+        return (*msgspec.structs.astuple(seen.head), seen.body)
     return (seen.status, seen.code, seen.message, seen.close) if isinstance(seen, CallError) else seen
 
 
 def brief(seen: Seen) -> str | int:
     """As the corpus writes verdicts: "METHOD path body", a status, or "unfinished"."""
     if isinstance(seen, Request):
-        return f"{seen.method.decode()} {seen.path.decode()} {seen.body.decode()}"
+        return f"{seen.head.method.decode()} {seen.head.path.decode()} {seen.body.decode()}"
     return seen.status if isinstance(seen, CallError) else seen
