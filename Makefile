@@ -23,14 +23,14 @@ test: check  ## every check that this machine can run; what cannot run is listed
 fast: venv  ## the pure tests only
 	@$(PY) -m pytest -n 2 tests --ignore tests/process --ignore tests/sim
 
-lock: venv  ## resolves requirements/dev.lock anew
-	@$(PY) -m uv pip compile -q --generate-hashes --no-emit-index-url --no-header --extra llama --group dev pyproject.toml -o requirements/dev.lock
+lock:  ## resolves requirements/dev.lock anew; needs uv on the PATH
+	@uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra llama --group dev pyproject.toml -o requirements/dev.lock
 
-bench-cold: venv  ## cold starts, bursts, fairness; QUICK=1 for ten minutes
+bench-cold: venv  ## cold starts, bursts, fairness; QUICK=1 for about five minutes
 	@$(PY) -m bench.cold
 
 bench-plan: venv  ## what a decision costs
 	@$(PY) -m bench.plan
 
 clean:
-	rm -rf .venv .demo dist .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv dist .mypy_cache .ruff_cache .import_linter_cache
