@@ -17,6 +17,11 @@ from autoscaler.settings import Settings
 from autoscaler.tenant import TenantSpec, unix_seconds
 
 NAME_CHARS_MAX = 253
+SET_BY_DRIVER = {
+    "CUDA_VISIBLE_DEVICES": "to the devices that it gives",
+    "PILOTLIGHT_REPLICA": "to know the engine's processes by it",
+}
+"""Variables of an engine's environment that the local driver sets over everything else, and why."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?")
 _HUB = re.compile(r"hf://[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?(@[A-Za-z0-9._/-]+)?")
 
@@ -39,6 +44,10 @@ def check_model(spec: ModelSpec) -> None:
     for key, value in spec.env.items():
         if not key or "=" in key or "\0" in key + value:
             raise WrongKeyError(("spec", "env", key), "expected a variable's name without `=`, and no NUL in its value")
+        if key in SET_BY_DRIVER:
+            raise WrongKeyError(("spec", "env", key), f"is set by Pilotlight {SET_BY_DRIVER[key]}: leave it out")
+        if "{port}" in ENGINES[spec.engine].env.get(key, ""):
+            raise WrongKeyError(("spec", "env", key), "is set by Pilotlight, for it says where to listen: leave it out")
     _check_artifact(spec)
     _check_command(spec)
 

@@ -21,7 +21,7 @@ WAKE: tuple[Arrow, ...] = (
     ("gateway", "autoscaler", "report: ada, 1 waiting (at once)"),
     ("autoscaler", "autoscaler", "plan: 1 wanted, gpu0 has room"),
     ("autoscaler", "engine", "start the process"),
-    ("engine", "autoscaler", "200 (asked every 5 ms)"),
+    ("engine", "autoscaler", "200 (asked every 5, then 2.5 ms)"),
     ("autoscaler", "gateway", "Routes: ready, you hold 4 Slots"),
     ("gateway", "engine", "the Call is granted and sent"),
     ("engine", "gateway", "first byte: from here it stays there"),

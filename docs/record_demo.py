@@ -18,14 +18,14 @@ from rich.text import Text
 HERE = Path(__file__).parent
 MOVE = re.compile(r"\d\d:\d\d:\d\d\.\d{3}  \S.*")
 BOTH = "both are called at once"
-FIRST_LINES = 10
+FIRST_LINES = 14
 WIDTH = 112
 COLOURS = {
-    r"\bstarting\b": "yellow",
-    r"\bready\b(?= )": "green",
+    r"\bstarting\b|\bparked\b": "yellow",
+    r"\bready\b(?= )|\banswered\b": "green",
     r"\bdraining\b|\bstopping\b": "cyan",
     r"\bgone\b": "bright_black",
-    r"\bfailed\b|SIGKILL while it starts": "red",
+    r"\bfailed\b|SIGKILL +while it starts": "red",
     r"^\d\d:\d\d:\d\d\.\d{3}": "bright_black",
     r"^\$ .*|\d+ completed, 0 lost": "bold",
 }

@@ -1,8 +1,8 @@
 """What a gateway tells about itself: metrics (interfaces, section 5) and one event per Call. Redaction lives here.
 
 Owns every line that a gateway writes about Calls. Promises: only ids, names of documents, codes and numbers are told,
-never a prompt, a key or an address; telling costs a few additions per Call; a pipe or terminal that takes no lines costs
-counted drops, never a wait; above SERIES_MAX series a Tenant is told as `other`.
+never a prompt, a key or an address; telling costs a few additions per Call; a pipe or terminal that takes no lines
+costs counted drops, never a wait; above SERIES_MAX series a Tenant is told as `other`.
 """
 
 from __future__ import annotations

@@ -47,6 +47,12 @@ def _url(_context: click.Context, _parameter: click.Parameter, value: str | None
     return value
 
 
+def _from(_context: click.Context, _parameter: click.Parameter, value: str) -> None:
+    """No version keeps weights on a node or puts an engine to sleep yet."""
+    if value != "gone":
+        raise click.UsageError(f"--from {value}: is not in force yet in this version; --from gone waits for zero")
+
+
 _server = click.option("--url", required=True, callback=_url, help="The inference port, such as http://127.0.0.1:8080.")
 _key = click.option("--key-env", metavar="NAME", help="The environment variable that holds the API key.")
 _timeout = click.option(
@@ -62,6 +68,10 @@ _output = click.option("--output", type=click.Choice(["text", "json"]), default=
 @_server
 @click.option("--model", required=True)
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
+@click.option(
+    "--from", type=click.Choice(["gone", "cached", "asleep"]), default="gone", show_default=True, expose_value=False,
+    callback=_from, help="Where each round begins: nothing of the model is left. The others are not in force yet.",
+)  # fmt: skip
 @click.option("--ops", metavar="URL", callback=_url, help="The operations port: waits until nothing is left at all.")
 @_key
 @_timeout

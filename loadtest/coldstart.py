@@ -78,9 +78,9 @@ async def coldstart(
     made: list[Round] = []
     results: list[Result] = []
     limit = aiohttp.ClientTimeout(total=ANSWER_S_MAX)
-    async with aiohttp.ClientSession(headers=dict(headers), timeout=limit) as session:
+    async with aiohttp.ClientSession(headers=None if ops else dict(headers), timeout=limit) as session:
         for number in range(1, rounds + 1):
-            waited_s = await _wait_for_zero(session, entry, say)
+            waited_s = await _wait_for_zero(session, entry, say, ops=ops is not None)
             client = Client(url, headers=headers)
             result = await client.send(shot)
             results.append(result)
@@ -106,11 +106,11 @@ def spreads(rounds: Sequence[Round]) -> dict[str, Spread]:
     return {name: one for name, one in found.items() if one is not None}
 
 
-async def _wait_for_zero(session: aiohttp.ClientSession, entry: str, say: Callable[[str], None]) -> float:
+async def _wait_for_zero(session: aiohttp.ClientSession, entry: str, say: Callable[[str], None], *, ops: bool) -> float:
     """Seconds waited until the Model is at zero."""
     began_s = said_s = time.monotonic()
     while True:
-        at_zero, state = await _state(session, entry)
+        at_zero, state = _state(entry, await _read(session, entry), ops=ops)
         now_s = time.monotonic()
         if at_zero:
             return now_s - began_s
@@ -122,21 +122,27 @@ async def _wait_for_zero(session: aiohttp.ClientSession, entry: str, say: Callab
         await asyncio.sleep(POLL_S)
 
 
-async def _state(session: aiohttp.ClientSession, entry: str) -> tuple[bool, str]:
-    """Whether the Model is at zero, and its state in words."""
+async def _read(session: aiohttp.ClientSession, entry: str) -> _Entry:
+    """What the port says of the Model."""
     try:
         async with session.get(entry) as response:
             body = await response.read()
     except (aiohttp.ClientError, TimeoutError) as error:
         raise LoadError(f"cannot read {entry}: {type(error).__name__}; is the server up, and the URL right?") from error
     if response.status != 200:
-        hint = {401: "give a key with --key-env", 403: "give a key with --key-env", 404: "no such model"}
+        hint = {401: "give a key with --key-env", 404: "no such model", 421: "name it 127.0.0.1 or localhost"}
         raise LoadError(f"{entry} answered {response.status}: {hint.get(response.status, 'is this Pilotlight?')}")
     try:
-        found = msgspec.json.decode(body, type=_Entry)
+        return msgspec.json.decode(body, type=_Entry)
     except msgspec.MsgspecError as error:
         raise LoadError(f"{entry} is not the entry of a model: {error}") from error
-    if found.replicas is not None:
+
+
+def _state(entry: str, found: _Entry, *, ops: bool) -> tuple[bool, str]:
+    """Whether the Model is at zero, and its state in words; the operations port tells every Replica in every state."""
+    if ops:
+        if found.replicas is None:
+            raise LoadError(f"{entry} does not tell the model's replicas; is --ops the operations port?")
         left = {state: count for state, count in found.replicas.items() if count}
         return not left, ", ".join(f"{count} {state}" for state, count in left.items()) or "at zero"
     if found.pilotlight.state is None:
@@ -160,6 +166,7 @@ def _round(waited_s: float, result: Result) -> Round:
 
 
 def _sentence(one: Round) -> str:
+    waited = f"waited {one.waited_s:.1f} s for zero, "
     if one.ending is not Ending.COMPLETED or one.first_byte_ms is None:
-        return f"{one.ending} ({one.code})"
-    return f"first byte after {one.first_byte_ms:.1f} ms" + ("" if one.cold else ", not marked cold")
+        return f"{waited}{one.ending} ({one.code})"
+    return f"{waited}first byte after {one.first_byte_ms:.1f} ms" + ("" if one.cold else ", not marked cold")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 import msgspec
 from aiohttp import web
 
-from autoscaler.contract import GatewayId
+from autoscaler.contract import GatewayId, ModelName
 from autoscaler.documents import Documents
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.histories import HistoryFile
@@ -23,12 +24,13 @@ from autoscaler.drivers.records import StateDirectory, StateError, replace_file
 from autoscaler.log import Log
 from autoscaler.loop import Loop
 from autoscaler.metrics import Metrics
+from autoscaler.model import Model
 from autoscaler.ops import OperationsServer
 from autoscaler.serve import ContractServer
 from autoscaler.world import DocumentsSeen, GatewaySeen, HistorySeen, World
-from pilotlight import __version__, process
-from pilotlight.gathering import launcher, read_documents
-from pilotlight.listen import Address
+from pilotlight import __version__, hosts, process
+from pilotlight.gathering import NONE_KNOWN, launcher, read_documents
+from pilotlight.listen import Address, check_operations
 from pilotlight.narrator import Narrator
 from pilotlight.quiet import say
 
@@ -69,7 +71,7 @@ async def serve(options: AutoscalerOptions) -> None:
     """The life of the process."""
     clock = time.monotonic  # uvloop's own is a cached millisecond
     stop, again = process.stop_event(), process.reload_event()
-    documents = read_documents(options.documents)  # after `again`: what is written from now on is told
+    documents = read(options)  # after `again`: what is written from now on is told
     state = StateDirectory.attach(options.state)
     become_subreaper()
     histories = HistoryFile(state, clock, time.time)
@@ -88,7 +90,7 @@ async def serve(options: AutoscalerOptions) -> None:
     operations = OperationsServer(loop, log, metrics.text, lambda: options.gateway_sockets, __version__)
     runners = [
         web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
-        for app in (contract.application(), operations.application())
+        for app in (contract.application(), hosts.guarded(operations.application()))
     ]
     for runner in runners:
         await runner.setup()
@@ -100,7 +102,7 @@ async def serve(options: AutoscalerOptions) -> None:
         running = [
             tasks.create_task(loop.run()),
             tasks.create_task(save_often(histories, loop)),
-            tasks.create_task(reload(again, options.documents, loop)),
+            tasks.create_task(reload(again, options, loop)),
         ]
         await stop.wait()
         if not options.keep_engines:
@@ -124,18 +126,29 @@ def next_epoch(state: StateDirectory) -> int:
     return int(text) + 1
 
 
+def read(options: AutoscalerOptions, known: Mapping[ModelName, Model] = NONE_KNOWN) -> Documents:
+    """The documents. Raises click's usage error on wrong ones, and on those with which `--ops` may not be open.
+
+    The supervisor has looked at a listener that it hands down.
+    """
+    documents = read_documents(options.documents, known)
+    if options.ops_fd is None:
+        check_operations(options.ops, documents.settings.auth)
+    return documents
+
+
 def seen(documents: Documents) -> DocumentsSeen:
     """All of them, as the loop observes them."""
     return DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)
 
 
-async def reload(again: asyncio.Event, path: Path, loop: Loop) -> None:
+async def reload(again: asyncio.Event, options: AutoscalerOptions, loop: Loop) -> None:
     """Takes the documents anew each time it is told to. Wrong ones are said, and the last good ones stay."""
     while True:
         await again.wait()
         again.clear()
         try:
-            loop.observe([seen(await asyncio.to_thread(read_documents, path, loop.world.models))])
+            loop.observe([seen(await asyncio.to_thread(read, options, loop.world.models))])
         except click.UsageError as error:
             say(f"{error.message}; the last good documents stay in force")
 

@@ -16,13 +16,14 @@ import click
 from pilotlight import __version__
 from pilotlight.listen import Address, AddressType
 
-OPS_URL = "http://127.0.0.1:8081"
 EXAMPLES = {
     "serve": "pilotlight serve llama.gguf qwen.gguf",
     "status": "pilotlight status --watch",
     "explain": "pilotlight explain model llama",
     "key": "pilotlight key new --tenant acme",
 }
+LISTEN, OPS = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
+DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 
 def default_state() -> Path:
@@ -31,13 +32,25 @@ def default_state() -> Path:
 
 
 state_option = click.option(
-    "--state",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=default_state,
-    show_default="~/.local/state/pilotlight",
+    "--state", type=DIRECTORY, default=default_state, show_default="~/.local/state/pilotlight",
     help="Where Pilotlight keeps what must outlive it.",
+)  # fmt: skip
+listen_option = click.option(
+    "--listen", type=AddressType(), default=LISTEN, show_default=LISTEN.text, help="The inference port."
 )
-ops_option = click.option("--ops", default=OPS_URL, show_default=True, help="The operations port to ask.")
+operations_option = click.option(
+    "--ops", type=AddressType(), default=OPS, show_default=OPS.text,
+    help="The operations port. It asks for no key: keep it on loopback.",
+)  # fmt: skip
+grace_option = click.option(
+    "--grace", type=click.FloatRange(0, 86_400), default=30.0, show_default=True, metavar="SECONDS",
+    help="How long running calls may take to finish at the end.",
+)  # fmt: skip
+keep_engines_option = click.option(
+    "--keep-engines", is_flag=True, help="At the end leave engines running; the next start adopts them."
+)
+parent_option = click.option("--parent", type=int, hidden=True)
+ops_option = click.option("--ops", default=OPS.url, show_default=True, help="The operations port to ask.")
 output_option = click.option(
     "--output", type=click.Choice(["text", "json"]), default="text", help="For people or programs."
 )
@@ -101,15 +114,12 @@ def cli() -> None:
 @click.option(
     "-c", "--config", multiple=True, type=click.Path(path_type=Path), help="Documents (YAML); may be repeated."
 )
-@click.option("--listen", type=AddressType(), default=Address("127.0.0.1", 8080), show_default="127.0.0.1:8080",
-              help="The inference port.")  # fmt: skip
-@click.option("--ops", type=AddressType(), default=Address("127.0.0.1", 8081), show_default="127.0.0.1:8081",
-              help="The operations port.")  # fmt: skip
+@listen_option
+@operations_option
 @state_option
 @click.option("--gateways", type=click.IntRange(1, 64), default=1, show_default=True, help="Gateway processes.")
-@click.option("--keep-engines", is_flag=True, help="At the end leave engines running; the next start adopts them.")
-@click.option("--grace", type=click.FloatRange(0, 86_400), default=30.0, show_default=True, metavar="SECONDS",
-              help="How long running calls may take to finish at the end.")  # fmt: skip
+@keep_engines_option
+@grace_option
 @click.option("--print-config", is_flag=True, help="Print the equivalent documents and exit.")
 def serve(  # noqa: PLR0917  click passes by keyword
     models: tuple[Path, ...], config: tuple[Path, ...], listen: Address, ops: Address, state: Path,
@@ -171,15 +181,17 @@ def key() -> None:
 @key.command("new", epilog=f"Example: {EXAMPLES['key']}")
 @click.option("--tenant", required=True, help="Whose key it is.")
 @click.option(
-    "--role", type=click.Choice(["tenant", "viewer", "operator", "finance"]), default="tenant", show_default=True
-)
+    "--role", type=click.Choice(["tenant", "viewer", "operator", "finance"]), default="tenant", show_default=True,
+    help="What it is for: a Tenant's calls; the other roles are not in force yet.",
+)  # fmt: skip
 @click.option("--name", default="key", show_default=True, help="What to call it.")
-@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="Store it here for `serve`, too.")
+@click.option("--state", type=DIRECTORY, help="Store it here for `serve`, too.")
 def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
     """Make a new API key: printed once, with the `keys:` entry (its hash) to paste."""
     from pilotlight import keys
 
     keys.check_tenant_name(tenant)
+    keys.check_role(role)
     secret, entry = keys.new(role, name)
     if state is None:
         click.echo(f"key (shown once): {secret}\npaste into Tenant {tenant}:\n  keys:\n  {keys.entry_yaml(entry)}")
@@ -195,16 +207,16 @@ def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
 @click.option(
     "--autoscaler", "autoscalers", multiple=True, required=True, help="unix:PATH or http://HOST:PORT; repeatable."
 )
-@click.option("--listen", type=AddressType(), default=Address("127.0.0.1", 8080), show_default="127.0.0.1:8080")
-@click.option("--ops", type=AddressType(), default=Address("127.0.0.1", 8081), show_default="127.0.0.1:8081")
-@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="Keeps what it knows here.")
+@listen_option
+@operations_option
+@click.option("--state", type=DIRECTORY, help="Keeps what it knows here.")
 @click.option("--id", "name", default="gateway-1", show_default=True, help="Its name among all gateways.")
-@click.option("--grace", type=click.FloatRange(0, 86_400), default=30.0, show_default=True, metavar="SECONDS")
+@grace_option
 @click.option("--limits", default="{}", help="Bounds of the inference port, as JSON.")
 @click.option("--events", type=click.Path(path_type=Path), help="Append one line per call to this file.")
 @click.option("--listen-fd", type=int, hidden=True)
 @click.option("--ops-socket", type=click.Path(path_type=Path), hidden=True)
-@click.option("--parent", type=int, hidden=True)
+@parent_option
 def gateway(  # noqa: PLR0917  click passes by keyword
     autoscalers: tuple[str, ...], listen: Address, ops: Address, state: Path | None, name: str, grace: float,
     limits: str, events: Path | None,
@@ -230,16 +242,18 @@ def gateway(  # noqa: PLR0917  click passes by keyword
     )
 
 
-@cli.command(epilog="Example: pilotlight autoscaler --driver local --state DIR --documents docs.yaml")
+@cli.command(
+    epilog="Example: pilotlight autoscaler --driver local --documents docs.yaml --contract-socket run/autoscaler.sock"
+)
 @click.option("--driver", type=click.Choice(["local"]), required=True, help="What runs Replicas.")
 @click.option("--documents", type=click.Path(path_type=Path), required=True, help="Documents (YAML).")
 @click.option("--contract-socket", type=click.Path(path_type=Path), required=True, help="Where gateways report.")
-@click.option("--ops", type=AddressType(), default=Address("127.0.0.1", 8081), show_default="127.0.0.1:8081")
+@operations_option
 @state_option
 @click.option("--gateway-socket", "gateway_sockets", multiple=True, type=click.Path(path_type=Path), hidden=True)
-@click.option("--keep-engines", is_flag=True)
+@keep_engines_option
 @click.option("--ops-fd", type=int, hidden=True)
-@click.option("--parent", type=int, hidden=True)
+@parent_option
 def autoscaler(  # noqa: PLR0917  click passes by keyword
     driver: str, documents: Path, contract_socket: Path, ops: Address, state: Path,
     gateway_sockets: tuple[Path, ...], keep_engines: bool, ops_fd: int | None, parent: int | None,

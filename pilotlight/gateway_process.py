@@ -22,9 +22,9 @@ from gateway.limits import Limits
 from gateway.link import HttpLink
 from gateway.ops import application
 from gateway.sync import Sync
-from pilotlight import process
+from pilotlight import hosts, process
 from pilotlight.eventfile import EventFile
-from pilotlight.listen import BACKLOG, Address
+from pilotlight.listen import BACKLOG, Address, check_operations
 
 INFORMED_S_MAX = 5.0
 """How long a gateway that starts waits for catalogue and Routes before it accepts connections without them."""
@@ -53,9 +53,21 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: GatewayOptions) -> None:
     """Runs until SIGTERM, then drains."""
+    check_reach(options)
     if options.parent is not None:
         process.die_with_parent(options.parent)
     process.run(serve(options))
+
+
+def check_reach(options: GatewayOptions) -> None:
+    """Raises click's usage error where others could reach its operations port.
+
+    Of the Settings a gateway has what the environment says: documents are the autoscaler's.
+    """
+    if options.ops_socket is None and not options.ops.loopback:
+        from pilotlight.gathering import load_files  # only here: no gateway needs documents otherwise
+
+        check_operations(options.ops, load_files(()).settings.auth)
 
 
 async def serve(options: GatewayOptions) -> None:
@@ -75,7 +87,7 @@ async def serve(options: GatewayOptions) -> None:
     links = [HttpLink(url) for url in options.autoscalers]
     sync = Sync(GatewayId(options.id), links, front, kept_at, boot=boot)
     front.on_report = sync.edge
-    runner = web.AppRunner(application(front), access_log=None, shutdown_timeout=0.5)
+    runner = web.AppRunner(hosts.guarded(application(front)), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     await operations_site(runner, options).start()
     process.settle()

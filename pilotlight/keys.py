@@ -1,10 +1,18 @@
-"""`pilotlight key new`: makes an API key, prints it once, and stores or shows only its hash."""
+"""`pilotlight key new`: makes an API key, prints it once, and stores or shows only its hash.
+
+Owns STATE/keys.yaml and the lock under which it is changed, so that no key is lost when two are made at once.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import fcntl
 import hashlib
+import os
 import secrets
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -14,6 +22,7 @@ from autoscaler.contract import TenantName
 from autoscaler.documents import Documents, to_yaml
 from autoscaler.drivers.records import replace_file
 from autoscaler.expected import WrongKeyError
+from autoscaler.not_yet import MESSAGE
 from autoscaler.rules import check_name
 from autoscaler.tenant import Key, Tenant, TenantSpec
 from pilotlight.gathering import KEYS_FILE, load_files
@@ -21,6 +30,10 @@ from pilotlight.gathering import KEYS_FILE, load_files
 KEY_BYTES = 32
 KEYS_MAX = 10_000
 """Keys in one file; above it they belong into documents."""
+LOCK_FILE = "keys.lock"
+LOCK_S_MAX = 10.0
+"""How long it waits for another `key new`."""
+LOCK_LOOK_S = 0.02
 
 
 def new(role: str, name: str) -> tuple[str, Key]:
@@ -45,21 +58,53 @@ def check_tenant_name(name: str) -> None:
         raise click.UsageError(f"--tenant: {error.message}") from None
 
 
+def check_role(role: str) -> None:
+    """Raises click's usage error on a role that nothing asks for yet: such a key would open nothing."""
+    if role != "tenant":
+        raise click.UsageError(f"--role {role}: {MESSAGE}; keys of role tenant make calls")
+
+
 def store(state: Path, tenant: str, entry: Key) -> Path:
     """Adds the entry to the Tenant in STATE/keys.yaml (0600), replacing the file whole. Raises click's errors."""
     path = state / KEYS_FILE
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(state / LOCK_FILE):
+            _add(path, tenant, entry)
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the lock (flock(2)), which ends with the process whatever becomes of it. Raises OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        give_up_s = time.monotonic() + LOCK_S_MAX
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= give_up_s:
+                    raise click.ClickException(
+                        f"another process has held {path} for {LOCK_S_MAX:g} s: end it, and try again"
+                    ) from None
+            time.sleep(LOCK_LOOK_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _add(path: Path, tenant: str, entry: Key) -> None:
     tenants = {known.name: known for known in (load_files([path]).tenants if path.exists() else ())}
     if sum(len(known.spec.keys) for known in tenants.values()) >= KEYS_MAX:
         raise click.ClickException(f"{path} holds {KEYS_MAX} keys: move them into Tenant documents")
     known = tenants.get(TenantName(tenant), Tenant(name=TenantName(tenant), spec=TenantSpec()))
     spec = msgspec.structs.replace(known.spec, keys=(*known.spec.keys, entry))
     tenants[known.name] = msgspec.structs.replace(known, spec=spec)
-    try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(path, to_yaml(Documents(tenants=tuple(tenants.values()))).encode())
-    except OSError as error:
-        raise click.ClickException(f"{path} cannot be written: {error.strerror}") from None
-    return path
+    replace_file(path, to_yaml(Documents(tenants=tuple(tenants.values()))).encode(), durable=True)  # shown only once
 
 
 def reader(state: Path) -> str:

@@ -1,4 +1,7 @@
-"""Addresses as people write them, and the sockets behind them. Owns `host:port` and the one error of a taken port."""
+"""Addresses as people write them, and the sockets behind them.
+
+Owns `host:port`, the one error of a taken port, and what may not be opened to others.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,21 @@ class Address(NamedTuple):
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
         try:
-            return ipaddress.ip_address(self.host).is_loopback
+            address = ipaddress.ip_address(self.host)
         except ValueError:
             return self.host == "localhost"
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return (mapped or address).is_loopback
+
+    @property
+    def text(self) -> str:
+        """`host:port`."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
         """`http://host:port`."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"http://{self.text}"
 
 
 class AddressType(click.ParamType[Address]):
@@ -48,6 +57,15 @@ class AddressType(click.ParamType[Address]):
         if not colon or not (port.isascii() and port.isdecimal()) or int(port) > PORT_MAX:
             self.fail(f"{value!r} is not HOST:PORT such as 127.0.0.1:8080", param, ctx)
         return Address(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104  `:8080` means every address, as elsewhere
+
+
+def check_operations(ops: Address, auth: str) -> None:
+    """Raises click's usage error where others could reach an operations port, unless Settings say `auth: none`."""
+    if not ops.loopback and auth != "none":
+        raise click.UsageError(
+            f"--ops {ops.text}: others could reach the operations port, which asks for no key yet: keep it on "
+            "127.0.0.1, behind an ssh tunnel or a reverse proxy, or say `auth: none` in Settings (PILOTLIGHT_AUTH=none)"
+        )
 
 
 def listeners(address: Address, count: int) -> list[socket.socket]:
@@ -71,8 +89,6 @@ def listeners(address: Address, count: int) -> list[socket.socket]:
             made.append(one)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise click.ClickException(
-                f"{address.host}:{address.port} is taken: choose another with --listen or --ops"
-            ) from None
-        raise click.ClickException(f"cannot listen on {address.host}:{address.port}: {error.strerror}") from None
+            raise click.ClickException(f"{address.text} is taken: choose another with --listen or --ops") from None
+        raise click.ClickException(f"cannot listen on {address.text}: {error.strerror}") from None
     return made

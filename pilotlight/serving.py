@@ -19,7 +19,7 @@ from autoscaler.drivers.records import StateDirectory, StateError, replace_file
 from autoscaler.settings import Limits
 from pilotlight import snippets
 from pilotlight.gathering import gather, needs_tenant
-from pilotlight.listen import Address, listeners
+from pilotlight.listen import Address, check_operations, listeners
 from pilotlight.quiet import say
 from pilotlight.supervisor import Role, Supervisor
 
@@ -85,6 +85,7 @@ def check(options: ServeOptions, documents: Documents) -> None:
             f"{options.listen.host} can be reached by others and no Tenant has a key: make one with "
             "`pilotlight key new --tenant NAME --state DIR`, or say `auth: none` in Settings"
         )
+    check_operations(options.ops, documents.settings.auth)
     if len(os.fsencode(options.state.absolute())) + len("/run/autoscaler.sock") > SOCKET_PATH_MAX:
         raise click.UsageError(f"--state {options.state}: the path is too long for a Unix socket; choose a shorter one")
 

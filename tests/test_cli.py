@@ -41,6 +41,17 @@ def commands(group: click.Group = cli, at: tuple[str, ...] = ()) -> Iterator[tup
             yield (*at, name)
 
 
+def parsed(example: list[str]) -> None:
+    """Parses a command line as it is typed, and runs nothing. Raises click's errors."""
+    command: click.Command = cli
+    context = click.Context(cli, info_name="pilotlight")
+    while isinstance(command, click.Group):
+        name, inner, example = command.resolve_command(context, example)
+        assert name is not None
+        assert inner is not None
+        command, context = inner, inner.make_context(name, list(example), parent=context)
+
+
 @pytest.mark.parametrize("words", list(commands()), ids=" ".join)
 def test_every_help_shows_an_example_that_parses(words: tuple[str, ...]) -> None:
     shown = run(*words, "--help")
@@ -49,6 +60,7 @@ def test_every_help_shows_an_example_that_parses(words: tuple[str, ...]) -> None
     assert "Example: pilotlight " in text
     example = text.rpartition("Example: pilotlight ")[2].split()
     assert tuple(example[: len(words)]) == words
+    parsed(example)
 
 
 def test_the_commands_are_those_that_are_promised() -> None:
@@ -78,6 +90,13 @@ def test_the_version_is_told() -> None:
         (("explain", "model"), "Missing argument 'NAME'"),
         (("gateway",), "Missing option '--autoscaler'"),
         (("gateway", "--autoscaler", "unix:x", "--limits", "{"), "--limits: "),
+        (("gateway", "--autoscaler", "unix:x", "--ops", ":8081"), "--ops 0.0.0.0:8081: others could reach"),
+        (("key", "new", "--tenant", "a", "--role", "finance"), "--role finance: is not in force yet"),
+        (("key", "new", "--tenant", "a", "--role", "king"), "'tenant', 'viewer', 'operator', 'finance'"),
+        (
+            ("load", "coldstart", "--url", "http://h", "--model", "m", "--from", "asleep"),
+            "--from asleep: is not in force",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(words: tuple[str, ...], said: str) -> None:
@@ -120,6 +139,15 @@ def test_what_anybody_could_call_is_refused_with_both_ways_out(tmp_path: Path) -
     assert "auth: none" in result.stderr
 
 
+@pytest.mark.parametrize("ops", [":0", "10.0.0.1:8081", "[::]:8081", "ops.example:8081"])
+def test_an_operations_port_that_others_could_reach_is_refused_with_the_ways_out(tmp_path: Path, ops: str) -> None:
+    tinygguf.make(tmp_path / "ada.gguf", "one two")
+    result = run("serve", tmp_path / "ada.gguf", "--ops", ops, "--state", tmp_path)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    for way in ("127.0.0.1", "ssh tunnel", "reverse proxy", "auth: none"):
+        assert way in result.stderr
+
+
 def test_a_state_directory_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
     tinygguf.make(tmp_path / "ada.gguf", "one two")
     result = run("serve", tmp_path / "ada.gguf", "--state", tmp_path / ("d" * 100))
@@ -156,13 +184,13 @@ def test_the_environment_overrides_settings_and_a_typo_in_it_is_an_error(
 
 
 def test_a_new_key_is_printed_once_and_only_its_hash_is_stored(tmp_path: Path) -> None:
-    result = run("key", "new", "--tenant", "acme", "--name", "ci", "--role", "viewer", "--state", tmp_path)
+    result = run("key", "new", "--tenant", "acme", "--name", "ci", "--role", "tenant", "--state", tmp_path)
     assert result.exit_code == 0
     (key,) = [word for word in result.stdout.split() if word.startswith("pl-")]
     stored = (tmp_path / "keys.yaml").read_text()
     assert key not in stored
     (tenant,) = load([("keys", stored)]).tenants
-    assert (tenant.name, tenant.spec.keys[0].role) == ("acme", "viewer")
+    assert (tenant.name, tenant.spec.keys[0].role) == ("acme", "tenant")
     assert tenant.spec.keys[0].sha256 == hashlib.sha256(key.encode()).hexdigest()
 
 

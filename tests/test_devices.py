@@ -6,7 +6,9 @@ import pytest
 
 from autoscaler.drivers import devices
 from autoscaler.drivers.devices import Devices, host_bytes
+from autoscaler.drivers.processes import MARK
 from autoscaler.quantity import Bytes
+from autoscaler.rules import SET_BY_DRIVER
 from autoscaler.settings import DeclaredDevice
 from autoscaler.world import Isolation, SliceId
 from tests.kit.fakenvml import FakeNvml
@@ -42,6 +44,7 @@ async def test_gpus_become_one_shared_slice_each_and_engines_see_only_theirs() -
     assert inventory.environment([B]) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
     assert inventory.environment([A, B]) == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
     assert inventory.environment([]) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert {MARK, *inventory.environment([])} == set(SET_BY_DRIVER), "what a document may not set"
 
 
 async def test_without_nvml_there_is_the_hosts_memory() -> None:

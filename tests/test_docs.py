@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from autoscaler.drivers.probes import FAST_EVERY_S, FAST_FOR_S, LISTENS_EVERY_S, PROBES_PER_S_MAX, SLOW_EVERY_S
 from autoscaler.metrics import Metrics
 from autoscaler.not_yet import ENGINES, KEYS, SCHEMES
 from autoscaler.world import World
@@ -126,6 +127,17 @@ def test_commands_and_targets_exist(page: Path) -> None:
         assert cli.get_command(context, command) is not None, f"{page.name} names pilotlight {command}"
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)) <= targets
+
+
+def test_the_pace_of_probes_is_what_is_told() -> None:
+    first, then, slow = (f"{1000 * s:g}" for s in (FAST_EVERY_S, LISTENS_EVERY_S, SLOW_EVERY_S))
+    for page in ((ROOT / "README.md").read_text(), ARCHITECTURE):
+        assert f"every {first} ms until its port listens, then every {then} ms until it is ready" in page
+    assert (
+        f"after {FAST_FOR_S:g} s every {slow} ms;\n   all engines together at most {PROBES_PER_S_MAX} times"
+        in ARCHITECTURE
+    )
+    assert f"every {first}, then {then} ms" in draw_call.picture()
 
 
 def test_the_picture_is_what_is_drawn() -> None:

@@ -16,6 +16,7 @@ from autoscaler.not_yet import KEYS
 from autoscaler.strict_yaml import YamlError, read
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "two-models.yaml"
+OURS = "is set by Pilotlight"
 HEAD = f"apiVersion: {API_VERSION}\nkind: "
 
 
@@ -90,6 +91,14 @@ def test_the_example_loads() -> None:
         ("aliases: [1]", "spec.aliases[0]: expected text (put it in quotes)"),
         ("env: {PORT: 80}", "spec.env.PORT: expected text (put it in quotes)"),
         ("env: {A: {valueFrom: {}}}", "spec.env.A.valueFrom: is not in force yet in this version"),
+        (
+            "env: {CUDA_VISIBLE_DEVICES: '0'}",
+            f"spec.env.CUDA_VISIBLE_DEVICES: {OURS} to the devices that it gives: leave it out",
+        ),
+        (
+            "env: {PILOTLIGHT_REPLICA: x}",
+            f"spec.env.PILOTLIGHT_REPLICA: {OURS} to know the engine's processes by it: leave it out",
+        ),
         ("paused: 1", "spec.paused: expected true or false"),
         ("replicas: {min: 2}", "spec.replicas.min: expected at most replicas.max, which is 1"),
         ("readinessPath: health", "spec.readinessPath: expected a path such as /health"),
@@ -115,6 +124,14 @@ def test_a_wrong_key_is_named_with_what_was_expected(spec: str, line: str) -> No
 )
 def test_an_engine_gets_an_artifact_that_it_can_read(engine: str, artifact: str, line: str) -> None:
     assert wrong(model(engine=engine, artifact=artifact)) == f"a.yaml: Model a: {line}"
+
+
+def test_an_engine_is_not_told_twice_where_to_listen() -> None:
+    text = model("env: {OLLAMA_HOST: 'x:1'}", engine="ollama", artifact="")
+    assert wrong(text) == (
+        "a.yaml: Model a: spec.env.OLLAMA_HOST: is set by Pilotlight, for it says where to listen: leave it out"
+    )
+    load([("x", model("env: {OLLAMA_HOST: 'x:1'}")), ("y", model("env: {A: b}", name="b"))])
 
 
 @pytest.mark.parametrize(

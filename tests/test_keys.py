@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -45,6 +48,37 @@ def test_keys_are_stored_by_tenant_in_a_private_file(tmp_path: Path) -> None:
         ("acme", ["one", "two"]),
         ("lab", ["three"]),
     ]
+
+
+def test_keys_that_two_processes_store_at_once_are_all_kept(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from pilotlight import keys\n"
+        "sys.stdin.readline()\n"
+        "for n in range(8): keys.store(Path(sys.argv[1]), 'acme', keys.new('tenant', f'{sys.argv[2]}{n}')[1])"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "new"), name], stdin=subprocess.PIPE)
+        for name in ("a", "b")
+    ]
+    for one in both:
+        assert one.stdin is not None
+        one.stdin.write(b"go\n")
+        one.stdin.flush()
+    assert [one.wait(30) for one in both] == [0, 0]
+    for one in both:
+        assert one.stdin is not None
+        one.stdin.close()
+    (tenant,) = load([("x", (tmp_path / "new" / KEYS_FILE).read_text())]).tenants
+    assert sorted(key.name for key in tenant.spec.keys) == sorted(f"{who}{n}" for who in "ab" for n in range(8))
+
+
+def test_a_lock_that_is_never_given_back_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "LOCK_S_MAX", 0.05)
+    with (tmp_path / keys.LOCK_FILE).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(click.ClickException, match=r"another process has held .*keys\.lock for 0\.05 s"):
+            keys.store(tmp_path, "acme", keys.new("tenant", "x")[1])
+    keys.store(tmp_path, "acme", keys.new("tenant", "x")[1])
 
 
 def test_a_file_that_is_not_ours_is_left_as_it_is(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import socket
 import click
 import pytest
 
-from pilotlight.listen import Address, AddressType, listeners
+from pilotlight.listen import Address, AddressType, check_operations, listeners
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,8 @@ from pilotlight.listen import Address, AddressType, listeners
         ("127.0.0.1:8080", Address("127.0.0.1", 8080), True, "http://127.0.0.1:8080"),
         ("localhost:0", Address("localhost", 0), True, "http://localhost:0"),
         ("[::1]:8080", Address("::1", 8080), True, "http://[::1]:8080"),
+        ("[::ffff:127.0.0.1]:80", Address("::ffff:127.0.0.1", 80), True, "http://[::ffff:127.0.0.1]:80"),
+        ("[::ffff:10.0.0.1]:80", Address("::ffff:10.0.0.1", 80), False, "http://[::ffff:10.0.0.1]:80"),
         (":8080", Address("0.0.0.0", 8080), False, "http://0.0.0.0:8080"),
         ("10.0.0.1:65535", Address("10.0.0.1", 65535), False, "http://10.0.0.1:65535"),
         ("gateway.example:80", Address("gateway.example", 80), False, "http://gateway.example:80"),
@@ -33,6 +35,14 @@ def test_an_address_is_read(text: str, address: Address, loopback: bool, url: st
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"is not HOST:PORT such as 127\.0\.0\.1:8080"):
         AddressType().convert(text, None, None)
+
+
+@pytest.mark.parametrize("auth", ["auto", "keys"])
+def test_an_operations_port_stays_on_loopback(auth: str) -> None:
+    check_operations(Address("127.0.0.1", 8081), auth)
+    check_operations(Address("0.0.0.0", 8081), "none")
+    with pytest.raises(click.UsageError, match=r"^--ops 0\.0\.0\.0:8081: others could reach"):
+        check_operations(Address("0.0.0.0", 8081), auth)
 
 
 def test_several_processes_can_listen_on_one_port() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -81,6 +82,9 @@ def test_the_key_comes_from_the_environment_and_is_not_printed(tmp_path: Path, m
         (["run", "--url", "http://h", "--model", "m", "--burst", "1", "--key-env", "NO_SUCH"], "NO_SUCH is not set"),
         (["coldstart", "--url", "http://h", "--model", "m", "--ops", "nowhere"], "give http://HOST:PORT"),
         (["coldstart", "--url", "http://h"], "--model"),
+        (["coldstart", "--url", "http://h", "--model", "m", "--from", "cached"], "--from cached: is not in force yet"),
+        (["coldstart", "--url", "http://h", "--model", "m", "--from", "asleep"], "--from asleep: is not in force yet"),
+        (["coldstart", "--url", "http://h", "--model", "m", "--from", "warm"], "'gone', 'cached', 'asleep'"),
     ],
 )
 def test_wrong_usage_exits_2_naming_the_option(arguments: list[str], says: str) -> None:
@@ -139,6 +143,35 @@ async def test_each_round_waits_for_zero_and_keeps_the_phases(aiohttp_server: Se
     assert starts.spreads_ms["load"].median == 20.0
     assert all(one.waited_s >= 0.1 for one in starts.rounds)
     assert [line.split(":")[0] for line in said] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
+    assert all(re.search(r": waited 0\.[1-9] s for zero, first byte after ", line) for line in said)
+
+
+async def test_the_operations_port_is_believed_and_gets_no_key(aiohttp_server: Serve) -> None:
+    keys: list[str | None] = []
+
+    async def entry(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("Authorization"))
+        return web.json_response({"name": "ada", "replicas": {"ready": 0, "scrubbing": 0}})
+
+    app = web.Application()
+    app.router.add_get("/api/v1/models/ada", entry)
+    ops = str((await aiohttp_server(app)).make_url("/"))
+    server = ColdServer(looks=10_000)
+    url = str((await aiohttp_server(server.app)).make_url("/"))
+    starts = await coldstart(url, "ada", 2, ops, key="pl-secret")
+    assert (server.calls, starts.verdict.holds, keys) == (2, True, [None, None])
+    assert server.left == server.looks, "the inference port is not asked"
+
+
+async def test_an_operations_url_that_is_another_port_is_one_error(aiohttp_server: Serve) -> None:
+    async def entry(_: web.Request) -> web.Response:
+        return web.json_response({"id": "ada", "pilotlight": {"state": "zero"}})
+
+    app = web.Application()
+    app.router.add_get("/api/v1/models/ada", entry)
+    url = str((await aiohttp_server(app)).make_url("/"))
+    with pytest.raises(LoadError, match=r"is --ops the operations port\?"):
+        await coldstart(url, "ada", 1, url)
 
 
 async def test_a_start_that_was_not_cold_is_told(aiohttp_server: Serve) -> None:
@@ -161,7 +194,7 @@ async def test_the_coldstart_command_prints_phases_and_exits_0(aiohttp_server: S
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["queue", "load", "ready", "first", "total", "verdict"]
     assert lines[1].split()[1:5] == ["min", "20.0", "median", "20.0"]
-    assert "round 2 of 2: first byte after" in done.stderr
+    assert re.search(r"round 2 of 2: waited 0\.\d s for zero, first byte after", done.stderr)
 
 
 def test_a_server_that_is_not_there_exits_1_in_one_line() -> None:

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from autoscaler.metrics import Metrics
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Replica, ReplicaSeen, Seen, World
+from tests.kit.observed import seen_of
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, device, gateway, level, model, replica, world
 
@@ -34,10 +35,7 @@ class Scrape:
 
 
 def seen(of: Replica, what: Seen, started_s: float) -> ReplicaSeen:
-    return ReplicaSeen(
-        id=of.id, model=of.model, spec_hash=of.spec_hash, intent=of.intent, slices=of.slices, seen=what,
-        memory_bytes=of.memory_bytes, slots=of.slots, started_s=started_s, proof="exited", reason="exit status 1",
-    )  # fmt: skip
+    return seen_of(of, what, started_s=started_s, proof="exited", reason="exit status 1")
 
 
 def begun() -> tuple[SteppedLoop, Metrics, Replica]:

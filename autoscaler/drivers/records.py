@@ -7,8 +7,9 @@
     STATE/logs/        one log per Replica
     STATE/run/         sockets
 
-Files are replaced whole (a temporary one is renamed), so a crash leaves the old or the new; they are not synced, since
-no process outlives the machine. A record that cannot be read is moved aside and reported, never fatal.
+Files are replaced whole (a temporary one is renamed), so a crash leaves the old or the new. Only what must outlive a
+power cut is synced (`durable`): version and installation here, the epoch and stored keys elsewhere. Records are not,
+since no process outlives the machine. A record that cannot be read is moved aside and reported, never fatal.
 """
 
 from __future__ import annotations

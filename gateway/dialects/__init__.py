@@ -1,7 +1,8 @@
 """Which paths of the inference port exist and what they mean. Pure tables; `lookup` is their one door.
 
 Promises: a path that is not in a table does not exist. Paths are compared byte for byte as they came, so `//`, `%2f`,
-`..` and unknown methods find nothing, and nothing else of an engine can be reached.
+`..` and unknown methods find nothing, and nothing else of an engine can be reached. Only a model's name in a path may
+be percent-encoded, as official clients send it; it is decoded once and then is a name or nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _PREFLIGHT = Operation(Kind.PREFLIGHT)
 _NAME = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:@+-]*+(?:/[A-Za-z0-9][A-Za-z0-9._:@+-]*+)*+")
 """A model's name in a path: names, `namespace/name` and `model:adapter`; no segment begins with a dot."""
 _NAME_BYTES_MAX = 256
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
 def lookup(method: bytes, path: bytes) -> Operation | None:
@@ -53,4 +55,11 @@ def _model(path: bytes) -> Operation | None:
 
 
 def _name(raw: bytes) -> str | None:
-    return raw.decode("ascii") if len(raw) <= _NAME_BYTES_MAX and _NAME.fullmatch(raw) else None
+    """The name that stands in a path, percent-decoded once (RFC 3986, 2.1); None where that is not a name.
+
+    A `%` that is left, a byte that is not ASCII and a control character are in no name.
+    """
+    if len(raw) > 3 * _NAME_BYTES_MAX:
+        return None
+    name = _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), raw) if b"%" in raw else raw
+    return name.decode("ascii") if len(name) <= _NAME_BYTES_MAX and _NAME.fullmatch(name) else None

@@ -35,4 +35,4 @@ class Operation(NamedTuple):
     usage: bool = False
     """Its streams take `stream_options.include_usage`."""
     model: str | None = None
-    """The model's name where the path holds it (Azure's deployments, GET /v1/models/NAME); not decoded."""
+    """The model's name where the path holds it (Azure's deployments, GET /v1/models/NAME), percent-decoded."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -78,6 +80,20 @@ async def test_port_taken(tmp_path: Path, which: str) -> None:
         assert f"{host}:{port} is taken" in line
         await one.start()  # the state directory was left as it should be
         assert (await one.call("ada")).ending is Ending.COMPLETED
+
+
+async def test_operations_port_of_an_autoscaler_that_others_could_reach(tmp_path: Path) -> None:
+    one = Serving(tmp_path, [fake(tmp_path, "ada"), settings()])
+    words = ["autoscaler", "--driver", "local", "--documents", str(one.config), "--state", str(one.state / "none")]
+    command = [sys.executable, "-m", "pilotlight", *words, "--contract-socket", str(tmp_path / "a.sock"), "--ops"]
+    for auth, why in (("auto", "--ops 0.0.0.0:0: others could reach the operations port"), ("none", "is not there")):
+        done = subprocess.run(
+            [*command, "0.0.0.0:0"], capture_output=True, text=True, timeout=REFUSED_S, check=False,
+            env={**os.environ, "PILOTLIGHT_AUTH": auth},
+        )  # fmt: skip
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert why in done.stderr
+    await one.close()
 
 
 async def test_port_of_another_serve_is_taken_although_it_shares_it_with_its_gateways(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from pilotlight.cli import cli
-from tests.kit.serving import Serving, fake, model, serving, settings, shot
+from tests.kit.serving import Serving, fake, free_port, model, serving, settings, shot
 from tests.kit.waiting import until
 
 GATEWAY = {
@@ -39,6 +40,19 @@ def hang_up(serve: Serving) -> None:
     serve.process.send_signal(signal.SIGHUP)
 
 
+def asked(url: str, host: str | None = None) -> int:
+    """The status of a GET under a Host header; 0 while nobody answers."""
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers={"Host": host} if host else {}), timeout=5
+        ) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
 async def test_one_scrape_tells_of_every_process(tmp_path: Path) -> None:
     async with serving(tmp_path / "s", fake(tmp_path, "ada"), options=("--gateways", "2")) as serve:
         results = await serve.send(*(shot("ada") for _ in range(6)))
@@ -53,6 +67,22 @@ async def test_one_scrape_tells_of_every_process(tmp_path: Path) -> None:
             return {one.name: one.value for one in samples if one.labels.get("outcome") == "completed"}
 
         await until("all six are counted, by whichever gateway", lambda: scrape().get("pilotlight_calls_total") == 6.0)
+
+
+async def test_a_page_of_a_foreign_name_reads_no_operations_port(tmp_path: Path) -> None:
+    """DNS rebinding: the browser believes that the loopback is evil.example, and says so."""
+    port = f"http://127.0.0.1:{free_port()}"
+    words = ["gateway", "--autoscaler", f"unix:{tmp_path}/none.sock", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "pilotlight", *words, "--ops", port.removeprefix("http://")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as gateway:
+        try:
+            async with serving(tmp_path / "s", fake(tmp_path, "ada")) as serve:
+                await until("the gateway's own port answers", lambda: asked(f"{port}/healthz") == 200)
+                for ops in (serve.ops, port):
+                    assert asked(f"{ops}/metrics", "localhost") == 200
+                    assert asked(f"{ops}/metrics", "evil.example") == 421
+        finally:
+            gateway.kill()
 
 
 async def test_changed_documents_are_in_force_after_a_hangup_and_wrong_ones_are_not(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ async def clients_of(one: Serving, key: str = "none-needed", max_retries: int = 
 async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
     """Two Models that cannot run together, and one that embeds."""
     documents = [
-        real(tmp_path, "ada", aliases=["gpt-4o-mini"]),
+        real(tmp_path, "ada", aliases=["gpt-4o-mini", "lab/ada:v1"]),
         real(tmp_path, "bob"),
         real(tmp_path, "emb", "--embeddings", memory="30Mi"),
     ]
@@ -102,6 +102,7 @@ async def test_openai_other_calls(clients: Clients) -> None:
     assert [entry.id for entry in listed.data] == ["ada", "bob", "emb"]
     retrieved = await api.models.retrieve("ada")
     assert (retrieved.id, retrieved.object) == ("ada", "model")
+    assert (await api.models.retrieve("lab/ada:v1")).id == "ada", "which the client sends percent-encoded"
     assert clients.one.starts("ada") == 0, "listing wakes nobody"
     embedded = await api.embeddings.create(model="emb", input=["one", "two words"])
     assert len(embedded.data) == 2
@@ -121,6 +122,15 @@ async def test_openai_other_calls(clients: Clients) -> None:
     usage = [chunk.usage async for chunk in stream]
     assert usage[-1] is not None
     assert usage[-1].completion_tokens == 9, "asked for, so it is passed on"
+
+
+async def test_azure_client_with_the_model_in_the_path(clients: Clients) -> None:
+    async with openai.AsyncAzureOpenAI(
+        azure_endpoint=clients.one.url, api_key="none-needed", api_version="2024-10-21"
+    ) as api:
+        for name in ("ada", "lab/ada:v1"):
+            answer = await api.chat.completions.create(model=name, messages=[ASK])
+            assert answer.choices[0].message.content == SENTENCES["ada"]
 
 
 def test_openai_synchronous_client(tmp_path: Path) -> None:

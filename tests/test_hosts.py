@@ -1,0 +1,118 @@
+"""The Host header of the operations ports: only names of this machine's loopback, whatever is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient
+from pytest_aiohttp import AiohttpClient
+
+from autoscaler.contract import GatewayId
+from autoscaler.log import Log
+from autoscaler.ops import OperationsServer
+from gateway.front import Front
+from gateway.ops import application
+from pilotlight import hosts
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import world
+
+Client = TestClient[web.Request, web.Application]
+Opened = Callable[[AiohttpClient], Awaitable[Client]]
+OURS = [
+    "localhost",
+    "LocalHost:8081",
+    "127.0.0.1",
+    "127.0.0.1:8081",
+    "127.9.9.9:1",
+    "[::1]",
+    "[::1]:8081",
+    "127.0.0.1:",
+]
+FOREIGN = [
+    "", "evil.example", "evil.example:8081", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1", "0.0.0.0",
+    "::1", "[::2]", "[::1", "localhost:80:80", "localhost:http", "localhost:808080", "user@localhost", "localhost/",
+    "127.1", "2130706433", "gateway", "local host", "\u0131.example",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", OURS)
+def test_names_of_the_loopback_are_ours(host: str) -> None:
+    assert hosts.ours(host)
+
+
+@pytest.mark.parametrize("host", FOREIGN)
+def test_anything_else_is_not(host: str) -> None:
+    assert not hosts.ours(host)
+
+
+async def autoscaler(aiohttp_client: AiohttpClient) -> Client:
+    port = OperationsServer(SteppedLoop(world()).loop, Log(), lambda: b"", lambda: ())
+    return await aiohttp_client(hosts.guarded(port.application()))
+
+
+async def gateway(aiohttp_client: AiohttpClient) -> Client:
+    return await aiohttp_client(hosts.guarded(application(Front(GatewayId("g"), "boot"))))
+
+
+@pytest.mark.parametrize("port", [autoscaler, gateway])
+@pytest.mark.parametrize("path", ["/healthz", "/metrics", "/no-such-path"])
+async def test_both_operations_ports_answer_to_no_foreign_name(
+    aiohttp_client: AiohttpClient, port: Opened, path: str
+) -> None:
+    client = await port(aiohttp_client)
+    assert (await client.get(path)).status in {200, 404}
+    for host in ("localhost", "[::1]:1"):
+        assert (await client.get(path, headers={"Host": host})).status in {200, 404}
+    for method in ("GET", "POST", "OPTIONS"):
+        response = await client.request(method, path, headers={"Host": "evil.example"})
+        assert (response.status, await response.json()) == (421, {"error": hosts.WRONG})
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ("GET /healthz HTTP/1.0\r\n", 200),
+        ("GET /healthz HTTP/1.0\r\nHost: evil.example\r\n", 421),
+        ("GET /healthz HTTP/1.1\r\n", 400),
+        ("GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n", 400),
+        ("GET http://evil.example/healthz HTTP/1.1\r\nHost: evil.example\r\n", 421),
+    ],
+)
+async def test_only_http_1_0_may_name_no_host(aiohttp_client: AiohttpClient, lines: str, status: int) -> None:
+    client = await gateway(aiohttp_client)
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    writer.write(f"{lines}Connection: close\r\n\r\n".encode())
+    first = await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+    assert first.split()[1] == str(status).encode()
+
+
+async def test_a_unix_socket_may_be_given_any_name(tmp_path: Path) -> None:
+    runner = web.AppRunner(hosts.guarded(application(Front(GatewayId("g"), "boot"))))
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "g.sock")).start()
+    try:
+        connector = aiohttp.UnixConnector(str(tmp_path / "g.sock"))
+        async with aiohttp.ClientSession(connector=connector) as session, session.get("http://any/healthz") as response:
+            assert response.status == 200
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("at", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
+def test_over_loopback_every_host_that_is_given_must_be_ours(at: str) -> None:
+    assert hosts.well_named((at, 8081), ["localhost:8081"])
+    assert not hosts.well_named((at, 8081), ["ops.example"])
+    assert not hosts.well_named((at, 8081), ["localhost", "ops.example"])
+
+
+@pytest.mark.parametrize("at", [("10.0.0.1", 8081), ("fd00::1", 8081, 0, 0), "/run/g.sock", "", None])
+def test_what_was_opened_to_others_and_unix_sockets_may_have_any_name(at: object) -> None:
+    assert hosts.well_named(at, ["ops.example"])
+    assert hosts.well_named(at, [])
