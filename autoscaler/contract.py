@@ -182,7 +182,10 @@ class Level(Message, frozen=True):
 
 
 class Total(Message, frozen=True):
-    """Cumulative counts of one (Model, Tenant) since the gateway's boot. A report may leave out what did not change."""
+    """Cumulative counts of one (Model, Tenant) since the gateway's boot. A report may leave out what did not change.
+
+    Those of a Model that was gone from catalogue and Routes may begin at 0 again.
+    """
 
     model: ModelName
     tenant: TenantName
@@ -209,6 +212,7 @@ class ReplicaUse(Message, frozen=True):
     connect_failures: int = 0
     """Consecutive failed connects; the gateway has stopped using the Replica until it is confirmed."""
     last_byte_age_s: float | None = None
+    """Since a byte of an answer last came from it to this gateway, to within about 0.2 s; None: none ever did."""
 
 
 class Report(Message, frozen=True):

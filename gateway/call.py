@@ -37,9 +37,8 @@ class Call:
         "moves", "priority", "replica", "state", "stream", "tenant",
     )  # fmt: skip
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  one per request: keywords would cost as much again
         self,
-        *,
         id: str,
         tenant: TenantName,
         model: ModelName,

@@ -164,8 +164,8 @@ class Desk:
         line = self.queue.lines[call.tenant, call.priority]
         if call.state is _RUNNING:
             hold = self._release(line, call, now_s)
-            if hold.connect_failures and outcome is Outcome.COMPLETED and (call.granted_s or 0.0) > hold.suspect_s:
-                hold.confirm()
+            if outcome is Outcome.COMPLETED:
+                hold.heard(call.granted_s or 0.0, now_s)
         else:
             self._unpark(line, call, now_s)
         account = line.account
@@ -173,6 +173,11 @@ class Desk:
         account.tokens_out += tokens_out
         self._end(line, call, now_s)
         self.settle(now_s, out)
+
+    def heard(self, call: Call, now_s: float, out: list[Effect]) -> None:
+        """A running Call is being answered; a Replica that was suspect takes Calls again."""
+        if call.replica is not None and self._routes.holds[call.replica].heard(call.granted_s or 0.0, now_s):
+            self.settle(now_s, out)
 
     def bounce(self, call: Call, now_s: float, reason: Bounce, closing: CallError | None, out: list[Effect]) -> None:
         """The engine failed before the commit point: the Call moves, or is refused (`closing`: it may not park).

@@ -126,6 +126,13 @@ class Dispatch:
             self._desks[call.model].finish(call, now_s, outcome, out, tokens_in=tokens_in, tokens_out=tokens_out)
         return self._done(out) if self._tally.edge else out
 
+    def heard(self, call: Call, now_s: float) -> list[Effect]:
+        """Bytes of the answer to a running Call came lately; to be said now and then while they do."""
+        out: list[Effect] = []
+        if call.state is _RUNNING:
+            self._desks[call.model].heard(call, now_s, out)
+        return self._done(out)
+
     def bounce(self, call: Call, now_s: float, reason: Bounce) -> list[Effect]:
         """The engine failed before the commit point: the Call moves at most once, within the Model's retry budget."""
         out: list[Effect] = []
@@ -187,7 +194,7 @@ class Dispatch:
             version=self._routes.version,
             levels=levels,
             totals=self._tally.accounts.totals(now_s, self._sequence),
-            replicas=tuple(self._routes.uses()),
+            replicas=tuple(self._routes.uses(now_s)),
         )
 
     def answered(self, sequence: int, answer: ReportAnswer) -> None:

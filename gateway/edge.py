@@ -195,15 +195,17 @@ class Connection(asyncio.Protocol):
     def _take_next(self) -> Request | None:
         """The next request if the client has sent all of it; else its clock begins."""
         self._run("idle")
+        reader = self._reader
+        ahead = reader.ahead
         try:
-            request = self._reader.next()
+            request = reader.next()
         except CallError as error:
             self._refuse_bytes(error)
             return None
         if not self._reading and self._transport is not None:
             self._reading = True
             self._transport.resume_reading()
-        if request is None:
+        if request is None and ahead:
             self._wait_for_more()
         return request
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from autoscaler.contract import ReplicaId
 from gateway.call import Call
 from gateway.errors import CallError
 
 
-class Grant(NamedTuple):
+class Grant(msgspec.Struct, frozen=True):
     """Send the Call to this Replica now; it has a Slot there until `finish` or `bounce`."""
 
     call: Call
@@ -17,14 +17,14 @@ class Grant(NamedTuple):
     address: str
 
 
-class Refuse(NamedTuple):
+class Refuse(msgspec.Struct, frozen=True):
     """Answer the Call with this error; it has ended (its Outcome is failed)."""
 
     call: Call
     error: CallError
 
 
-class ReportNow(NamedTuple):
+class ReportNow(msgspec.Struct, frozen=True):
     """An edge: the next report is due at once (sync keeps the least gap)."""
 
 

@@ -51,19 +51,13 @@ def admit(front: Front, client: Connection, request: Request, operation: Operati
         raise errors.invalid_request("this model does not speak the dialect of this path", param="model")
     body = rewrite.edit(operation, peek, entry.served_name)
     wait_s = min(entry.queue.wait_seconds_max, wish.wait_s)
+    priority, stream = min(tenant.priority_max, wish.priority), peek.stream
     call = Exchange(
-        id=client.request_id,
-        tenant=tenant.name,
-        model=entry.name,
-        arrived_s=now_s,
-        deadline_s=now_s + wait_s,
-        priority=min(wish.priority, tenant.priority_max),
-        body_bytes=len(body),
-        stream=peek.stream,
-        dialect=operation.dialect,
-    )
-    call.connect(front, client, head, operation=operation, entry=entry, body=body)
-    call.drop_usage = operation.usage and peek.stream and not peek.wants_usage
+        client.request_id, tenant.name, entry.name, now_s, now_s + wait_s, priority, len(body), stream, operation.dialect
+    )  # fmt: skip
+    call.connect(front, client, head, operation, entry, body)
+    if stream:
+        call.drop_usage = operation.usage and not peek.wants_usage
     return call
 
 
@@ -76,8 +70,8 @@ class Exchange(Call):
         "drop_usage", "engine",
     )  # fmt: skip
 
-    def connect(
-        self, front: Front, client: Connection, head: Head, *, operation: Operation, entry: ModelEntry, body: bytes
+    def connect(  # noqa: PLR0917  as Call.__init__
+        self, front: Front, client: Connection, head: Head, operation: Operation, entry: ModelEntry, body: bytes
     ) -> None:
         """Whom it is for and what it sends. To be called once, before anything else."""
         self._front = front
@@ -219,8 +213,10 @@ class Exchange(Call):
             if self._sent_s and now_s - self._sent_s > limit_s:
                 self._bounce("timeout")
         elif stage == RELAYING:
-            if self.stream and (self._moved or self._client.paused):
-                self._moved = False
+            moved, self._moved = self._moved, False
+            if moved:
+                self._front.perform(self._front.dispatch.heard(self, now_s))
+            if self.stream and (moved or self._client.paused):
                 self._alive_s = now_s
             elif now_s - self._alive_s > (clocks.stall_seconds_max if self.stream else clocks.response_seconds_max):
                 self._break(errors.upstream_timeout())

@@ -39,6 +39,8 @@ _BARE = re.compile(rb"[^\r]\n|\r[^\n]|\0")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
 _LENGTH_DIGITS_MAX = 19
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})(?=\r\n|\Z)")
+LENGTH_DIGITS_MAX = 9
+"""Of a length in a head that is remembered; the body is far smaller."""
 
 LISTS = frozenset(
     {
@@ -85,21 +87,36 @@ class Request:
         return f"<Request {self.head.method!r} {self.head.path!r} 1.{self.head.minor} {len(self.body)} bytes>"
 
 
-def read_head(data: bytes, start: int, end: int) -> tuple[Head, int]:
+class Known(msgspec.Struct, frozen=True, eq=False):
+    """A head that was read: what stands before the digits of its length, and after them up to the body."""
+
+    before: bytes
+    after: bytes
+    head: Head
+
+
+def read_head(data: bytes, start: int, end: int) -> tuple[Head, int, Known | None]:
     """The head in data[start:end], without its closing CRLFCRLF, and its body's length in bytes or CHUNKED.
 
-    What differs between two heads of one client is nearly always the length alone, so it is read apart.
+    What differs between two heads of one client is nearly always the length alone. A head with one can be Known; then
+    the same bytes around other digits need not be read again.
     """
     found = _LENGTH.search(data, start, end) if end - start <= KNOWN_BYTES_MAX else None
     if found is None:
-        return parse_head(data[start:end])
+        return *parse_head(data[start:end]), None
     begin, stop = found.span(1)
-    head, _ = known_head(b"%b0%b" % (data[start:begin], data[stop:end]))
-    return head, int(data[begin:stop])
+    known = known_head(data[start:begin], data[stop : end + 4])
+    return known.head, int(data[begin:stop]), known
+
+
+@lru_cache(KNOWN_MAX)
+def known_head(before: bytes, after: bytes) -> Known:
+    """Reads a head around the digits of its length, and remembers it: nothing else depends on them."""
+    return Known(before, after, parse_head(before + b"0" + after[:-4])[0])
 
 
 def parse_head(data: bytes) -> tuple[Head, int]:
-    """As `read_head`, of a whole head. Raises CallError."""
+    """A whole head without its closing CRLFCRLF, and its body's length. Raises CallError."""
     match = _HEAD.fullmatch(data)
     if match is None:
         raise malformed()
@@ -130,10 +147,6 @@ def parse_head(data: bytes) -> tuple[Head, int]:
         expects_continue=persistent and b"expect" in headers,
     )
     return head, length
-
-
-known_head = lru_cache(KNOWN_MAX)(parse_head)
-"""The same, remembered. The bytes of a head are all that it depends on."""
 
 
 def refuse_unfinished(data: bytes | bytearray, start: int, size: int) -> None:

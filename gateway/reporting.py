@@ -83,12 +83,15 @@ class Accounts:
         """Changed since the last report."""
         self._reported: dict[Account, int] = {}
         """Reported but not acknowledged -> the report that first held all of its changes."""
+        self._gone: dict[tuple[ModelName, TenantName], Account] = {}
+        """Of Models that are gone, until the autoscaler has what they came to: one that comes back goes on from it."""
 
     def of(self, model: ModelName, tenant: TenantName) -> Account:
         """The account of a pair; a new one starts at zero."""
         account = self._accounts.get((model, tenant))
         if account is None:
-            account = self._accounts[model, tenant] = Account(model, tenant)
+            account = self._gone.pop((model, tenant), None) or Account(model, tenant)
+            self._accounts[model, tenant] = account
         return account
 
     def touch(self, account: Account, now_s: float) -> None:
@@ -130,6 +133,8 @@ class Accounts:
     def acknowledged(self, sequence: int) -> None:
         """The leader has the report `sequence`: what did not change after it need not be said again."""
         self._reported = {account: at for account, at in self._reported.items() if at > sequence}
+        if self._gone:
+            self._gone = {pair: a for pair, a in self._gone.items() if a.changed or a in self._reported}
 
     def resend(self) -> None:
         """Somebody knows nothing of this boot: the next report says everything."""
@@ -141,4 +146,4 @@ class Accounts:
     def forget(self, model: ModelName) -> None:
         """The Model is gone and has no Call here: its accounts are said once more and then no more."""
         for pair in [pair for pair in self._accounts if pair[0] == model]:
-            del self._accounts[pair]
+            self._gone[pair] = self._accounts.pop(pair)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import codecs
 import re
-from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -29,7 +28,7 @@ _WINDOW_BYTES = 1 << 20
 """UTF-8 is checked in windows of this size, so that the check needs no copy of a large body."""
 
 
-class Peek(NamedTuple):
+class Peek(msgspec.Struct, frozen=True):
     """What we know of a JSON body."""
 
     body: bytes

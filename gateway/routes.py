@@ -24,8 +24,8 @@ class Hold:
     """One Replica as this gateway uses it. `held` is the grant it acts on, `allowed` what it may use now."""
 
     __slots__ = (
-        "address", "allowed", "connect_failures", "granted", "held", "in_use", "model", "open", "probe_s", "ready",
-        "replica", "slots", "state", "suspect_s",
+        "address", "allowed", "byte_s", "connect_failures", "granted", "held", "in_use", "model", "open", "probe_s",
+        "ready", "replica", "slots", "state", "suspect_s",
     )  # fmt: skip
 
     def __init__(self, replica: ReplicaId, model: ModelRoutes) -> None:
@@ -47,6 +47,8 @@ class Hold:
         """When it last became suspect; it is while `connect_failures` is not 0."""
         self.probe_s = 0.0
         """When a suspect Replica takes its next Call."""
+        self.byte_s: float | None = None
+        """When a byte of an answer last came from it, as far as `heard` was told; None: never here."""
 
     def __repr__(self) -> str:
         return f"<Hold {self.replica} {self.state} {self.in_use}/{self.allowed}>"
@@ -66,16 +68,20 @@ class Hold:
             self.model.free += 1
 
     def suspect(self, now_s: float) -> None:
-        """A connect failed: not used until Routes confirm it, but for one Call after a while."""
+        """A connect failed: not used until it is confirmed, but for one Call after a while."""
         self.connect_failures += 1
         self.suspect_s = now_s
         self.probe_s = now_s + SUSPECT_S
         self.model.recount()
 
-    def confirm(self) -> None:
-        """Routes say that it is ready, or a Call granted since completed on it."""
+    def heard(self, granted_s: float, now_s: float) -> bool:
+        """It answers a Call granted at `granted_s`. True when that ends a suspicion: the Call was granted after it."""
+        self.byte_s = now_s
+        if not self.connect_failures or granted_s <= self.suspect_s:
+            return False
         self.connect_failures = 0
         self.model.recount()
+        return True
 
 
 class ModelRoutes:
@@ -183,7 +189,7 @@ class Routes:
         if delta.gateways != self.gateways and self.silent:
             changed = set(self.models)
         self.epoch, self.version, self.gateways = delta.epoch, delta.version, delta.gateways
-        acknowledge = self._replicas(delta, changed)
+        acknowledge = self._replicas(delta, changed, risen=risen)
         self._models(delta, now_s, changed)
         for name in changed:
             self._allow(self.of(name))
@@ -210,12 +216,16 @@ class Routes:
             self._allow(part)
         return lowered
 
-    def uses(self) -> Iterator[ReplicaUse]:
+    def uses(self, now_s: float) -> Iterator[ReplicaUse]:
         """Every Replica with a hold, a Call or failed connects, for the report."""
         for hold in self.holds.values():
             if hold.held or hold.in_use or hold.connect_failures:
                 yield ReplicaUse(
-                    replica=hold.replica, hold=hold.held, in_use=hold.in_use, connect_failures=hold.connect_failures
+                    replica=hold.replica,
+                    hold=hold.held,
+                    in_use=hold.in_use,
+                    connect_failures=hold.connect_failures,
+                    last_byte_age_s=None if hold.byte_s is None else max(0.0, now_s - hold.byte_s),
                 )
 
     def release(self, hold: Hold) -> None:
@@ -231,12 +241,14 @@ class Routes:
         self.silent = False
         return set(self.models)
 
-    def _replicas(self, delta: RoutesDelta, changed: set[ModelName]) -> bool:
+    def _replicas(self, delta: RoutesDelta, changed: set[ModelName], *, risen: bool) -> bool:
         """Applies the Replicas; True when the leader waits for word of it: a lowered hold, or a Replica that drains."""
         acknowledge = False
         for route in delta.replicas:
             hold = self.holds.get(route.replica) or self._add(route)
             before = (hold.held, hold.ready)
+            if risen or (hold.state, hold.address) != (route.state, route.address):
+                hold.connect_failures = 0  # news of the Replica itself; a hold that moved says nothing of it
             self._update(hold, route, delta.epoch)
             acknowledge |= hold.held < before[0] or (before[1] and not hold.ready) or route.state == "draining"
             changed.add(hold.model.name)
@@ -257,8 +269,6 @@ class Routes:
         hold.ready = route.state == READY and bool(route.address)
         if not hold.ready:
             hold.open = False
-        else:
-            hold.connect_failures = 0
         if route.granted and (epoch, route.granted) > hold.granted:
             hold.held, hold.granted = route.hold, (epoch, route.granted)
 

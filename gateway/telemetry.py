@@ -89,7 +89,7 @@ class End:
     __slots__ = ("count", "outcome")
 
     def __init__(self, outcome: Outcome) -> None:
-        self.outcome = outcome
+        self.outcome = outcome.value
         self.count = 0
 
 
@@ -167,7 +167,7 @@ class Telemetry:
             self._tell(
                 _EVENT
                 % (
-                    call.id, call.model, call.tenant, outcome.value, code, call.stream, call.cold, call.moves,
+                    call.id, call.model, call.tenant, cell.end.outcome, code, call.stream, call.cold, call.moves,
                     call.replica or "-", queued_s, start_s, waited_s, now_s - arrived_s, tokens_in, tokens_out,
                 )
             )  # fmt: skip
@@ -248,7 +248,7 @@ class Telemetry:
         )
         for (model, tenant), pair in self._pairs.items():
             for code, end in pair.ends.items():
-                calls.add_metric((model, tenant, end.outcome.value, code), end.count)
+                calls.add_metric((model, tenant, end.outcome, code), end.count)
             if model:
                 tokens.add_metric((model, tenant, "in"), pair.tokens_in)
                 tokens.add_metric((model, tenant, "out"), pair.tokens_out)

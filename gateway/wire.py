@@ -12,7 +12,16 @@ from typing import Literal
 
 from gateway.errors import CallError, invalid_request, too_large
 from gateway.framing import ChunkReader, LengthReader
-from gateway.head import CHUNKED, HEAD_BYTES_MAX, Head, Request, read_head, refuse_unfinished
+from gateway.head import (
+    CHUNKED,
+    HEAD_BYTES_MAX,
+    LENGTH_DIGITS_MAX,
+    Head,
+    Known,
+    Request,
+    read_head,
+    refuse_unfinished,
+)
 
 __all__ = ["AHEAD_BYTES_MAX", "Request", "RequestReader"]
 
@@ -25,7 +34,9 @@ class RequestReader:
     `next`.
     """
 
-    __slots__ = ("_ahead", "_at", "_body", "_body_bytes_max", "_failure", "_head", "pending", "waiting_for")
+    __slots__ = (
+        "_ahead", "_at", "_body", "_body_bytes_max", "_failure", "_head", "_known", "pending", "waiting_for",
+    )  # fmt: skip
 
     def __init__(self, body_bytes_max: int) -> None:
         self.waiting_for: Literal["head", "body", "nothing"] = "head"
@@ -37,6 +48,8 @@ class RequestReader:
         self._body_bytes_max = body_bytes_max
         self._head = bytearray()
         """An unfinished head; at most HEAD_BYTES_MAX plus one read."""
+        self._known: Known | None = None
+        """The connection's last head, which is probably its next one, too."""
         self._ahead = b""
         self._at = 0
         """Where in `_ahead` the next request begins."""
@@ -73,9 +86,9 @@ class RequestReader:
             return None
         self.waiting_for = "head"
         data, at = self._ahead, self._at
-        self._ahead, self._at = b"", 0
         if at == len(data):
             return None
+        self._ahead, self._at = b"", 0
         try:
             return self._read_head(data, at)
         except CallError as error:
@@ -92,12 +105,19 @@ class RequestReader:
 
     def _read_head(self, data: bytes, start: int) -> Request | None:
         """A head that begins at data[start]."""
+        known = self._known
+        if known is not None and data.startswith(known.before, start):
+            at = start + len(known.before)
+            stop = data.find(b"\r", at, at + LENGTH_DIGITS_MAX + 1)
+            if data.startswith(known.after, stop) and (digits := data[at:stop]).isdigit():
+                return self._read_on(known.head, int(digits), data, stop + len(known.after))
         end = data.find(b"\r\n\r\n", start, start + HEAD_BYTES_MAX)
         if end < 0:
             refuse_unfinished(data, start, len(data) - start)
             self._head += data[start:] if start else data
             return None
-        return self._read_on(data, start, end)
+        head, length, self._known = read_head(data, start, end)
+        return self._read_on(head, length, data, end + 4)
 
     def _read_more_head(self, data: bytes) -> Request | None:
         head = self._head
@@ -108,18 +128,18 @@ class RequestReader:
             refuse_unfinished(head, before, len(head))
             return None
         self._head = bytearray()
-        return self._read_on(bytes(head), 0, end)
+        data = bytes(head)
+        read, length, self._known = read_head(data, 0, end)
+        return self._read_on(read, length, data, end + 4)
 
-    def _read_on(self, data: bytes, start: int, end: int) -> Request | None:
-        """The head is data[start:end]; what follows its empty line is the body, or as much of it as is here."""
-        head, length = read_head(data, start, end)
+    def _read_on(self, head: Head, length: int, data: bytes, start: int) -> Request | None:
+        """The body, or as much of it as is here, begins at data[start]."""
         if length > self._body_bytes_max:
             raise too_large(self._body_bytes_max)
-        start = end + 4
-        end = start + length
-        if length == 0 or CHUNKED != length <= len(data) - start:
+        end, size = start + length, len(data)
+        if end <= size and length != CHUNKED:
             self.waiting_for = "nothing"
-            if end < len(data):
+            if end < size:
                 self._ahead, self._at = data, end
             return Request(head, data[start:end])
         self.waiting_for = "body"

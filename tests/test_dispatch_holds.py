@@ -127,7 +127,7 @@ def test_a_moved_call_that_finds_no_slot_waits_at_the_head_of_its_line() -> None
     assert script.finish("c0") == ["grant c2 r1"]
 
 
-def test_a_refused_connection_makes_the_replica_suspect_until_a_probe_or_routes() -> None:
+def test_a_refused_connection_makes_the_replica_suspect_until_a_probe_is_answered() -> None:
     script = warm(2)
     script.arrive_many(2, "c")
     assert script.bounce("c0", "connect") == ["report"], "parked: nowhere else to go"
@@ -151,11 +151,43 @@ def test_a_probe_that_comes_due_goes_to_who_waits_not_to_who_arrives() -> None:
     assert script.calls["c2"].state is CallState.PARKED
 
 
-def test_routes_that_name_it_ready_end_the_suspicion() -> None:
+def test_the_first_byte_of_an_answer_ends_the_suspicion_long_before_its_last() -> None:
+    script = warm(2)
+    script.arrive_many(3, "c")
+    script.bounce("c0", "connect")
+    script.finish("c1")
+    assert script.at(SUSPECT_S) == ["grant c0 r1"]
+    assert script.heard("c0") == ["grant c2 r1"]
+
+
+def test_routes_end_the_suspicion_when_it_was_unready_and_is_ready_but_not_by_moving_a_hold() -> None:
     script = warm(1)
     script.arrive("c1")
     script.bounce("c1", "connect")
+    assert script.replica("r1", 2) == ["report"]
+    assert script.replica("r1", 1, state="unready") == ["report"]
     assert script.replica("r1", 1) == ["grant c1 r1"]
+
+
+def test_reports_say_how_long_ago_a_replica_sent_something() -> None:
+    script = warm(2)
+    script.arrive_many(2, "c")
+    script.now_s = 4.0
+    use = script.use("r1")
+    assert use is not None
+    assert use.last_byte_age_s is None, "two Calls, and no byte yet"
+    assert script.heard("c0") == []
+    script.now_s = 6.0
+    use = script.use("r1")
+    assert use is not None
+    assert use.last_byte_age_s == 2.0
+    script.leave("c0")
+    script.finish("c1")
+    script.now_s = 7.0
+    use = script.use("r1")
+    assert use is not None
+    assert use.last_byte_age_s == 1.0, "the end of an answer is a byte, a client that left is none"
+    assert script.heard("c1") == [], "it has ended"
 
 
 def test_an_answer_to_an_older_call_does_not_end_the_suspicion() -> None:

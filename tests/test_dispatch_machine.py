@@ -30,6 +30,7 @@ class Gateway(RuleBasedStateMachine):
         self.outcomes: Counter[str] = Counter()
         self.desk = self.script.dispatch._desks[call_of("x").model]
         self.n = 0
+        self.totals: dict[str, tuple[int, ...]] = {}
 
     def play(self, effects: list[Effect]) -> None:
         """Performs the Effects, checking each."""
@@ -74,6 +75,12 @@ class Gateway(RuleBasedStateMachine):
             effects = self.script.dispatch.finish(call, self.script.now_s, Outcome.COMPLETED, 1, 2)
             self.end(call)
             self.play(effects)
+
+    @rule(pick=st.integers(0, 99))
+    def heard_of(self, pick: int) -> None:
+        call = self.of(CallState.RUNNING, pick)
+        if call is not None:
+            self.play(self.script.dispatch.heard(call, self.script.now_s))
 
     @rule(pick=st.integers(0, 99), reason=st.sampled_from(("connect", "reset", "busy", "timeout")))
     def bounce(self, pick: int, reason: Bounce) -> None:
@@ -129,6 +136,10 @@ class Gateway(RuleBasedStateMachine):
         for total in report.totals:
             alive = sum(call.tenant == total.tenant for call in self.known)
             assert total.admitted - total.finished == alive
+            said = (total.admitted, total.refused_cold, total.finished, total.busy_slot_us, total.waiting_call_us)
+            before = self.totals.get(total.tenant, said)
+            assert all(now >= was for now, was in zip(said, before, strict=True)), "cumulative counts never fall"
+            self.totals[total.tenant] = said
         use = Counter(call.replica for call in self.known if call.state is CallState.RUNNING)
         assert {each.replica: each.in_use for each in report.replicas if each.in_use} == use
 

@@ -84,6 +84,21 @@ def test_resend_says_everything_and_forget_says_it_once_more() -> None:
     assert {total.model for total in accounts.totals(0.0, 3)} == {LLAMA}
 
 
+def test_a_model_that_comes_back_goes_on_counting_until_its_counts_are_known_and_then_begins_anew() -> None:
+    """Two accounts of one pair in one report would be told as growth again and again."""
+    accounts = Accounts()
+    accounts.refused_cold(LLAMA, ACME, 1.0, 5.0)
+    accounts.totals(1.0, 1)
+    accounts.forget(LLAMA)
+    accounts.refused_cold(LLAMA, ACME, 2.0, 5.0)
+    assert [total.refused_cold for total in accounts.totals(2.0, 2)] == [2]
+    accounts.acknowledged(2)
+    accounts.forget(LLAMA)
+    accounts.acknowledged(2)
+    accounts.refused_cold(LLAMA, ACME, 3.0, 5.0)
+    assert [total.refused_cold for total in accounts.totals(3.0, 3)] == [1]
+
+
 def test_the_longest_retry_after_counts_until_the_model_cools_again() -> None:
     accounts = Accounts()
     for retry_after_s in (20.0, 5.0):

@@ -10,9 +10,11 @@ from gateway.routes import SUSPECT_S, Changes, ModelRoutes, Routes
 MODEL = ModelName("llama")
 
 
-def route(replica: str, hold: int, *, granted: int = 1, state: str = "ready", slots: int = 8) -> Route:
+def route(
+    replica: str, hold: int, *, granted: int = 1, state: str = "ready", slots: int = 8, address: str = "h:1"
+) -> Route:
     return Route(
-        replica=ReplicaId(replica), model=MODEL, state=state, address="h:1", slots=slots, hold=hold, granted=granted
+        replica=ReplicaId(replica), model=MODEL, state=state, address=address, slots=slots, hold=hold, granted=granted
     )
 
 
@@ -103,7 +105,7 @@ def test_a_replica_that_is_gone_stays_known_until_its_last_call_has_left() -> No
     take(part)
     routes.apply(RoutesDelta(epoch=1, version=2, full=True), 0.0)
     assert take(part) is None
-    assert [(use.replica, use.hold, use.in_use) for use in routes.uses()] == [("r1", 0, 1)]
+    assert [(use.replica, use.hold, use.in_use) for use in routes.uses(0.0)] == [("r1", 0, 1)]
     routes.release(routes.holds[ReplicaId("r1")])
     assert not routes.holds
     assert not part.holds
@@ -135,7 +137,7 @@ def test_the_over_commit_of_silence_stays_within_its_bound(slots: int, gateways:
     assert total <= slots + max(slots, gateways) - 1
 
 
-def test_a_suspect_replica_gets_one_call_a_second_until_routes_confirm_it() -> None:
+def test_a_suspect_replica_gets_one_call_a_second_until_it_is_confirmed() -> None:
     routes, part = llama(route("r1", 4))
     hold = routes.holds[ReplicaId("r1")]
     hold.suspect(0.0)
@@ -143,10 +145,37 @@ def test_a_suspect_replica_gets_one_call_a_second_until_routes_confirm_it() -> N
     assert take(part, 0.5) is None
     assert part.probe_s() == SUSPECT_S
     assert [take(part, SUSPECT_S), take(part, SUSPECT_S)] == ["r1", None]
-    assert next(routes.uses()).connect_failures == 1
-    apply(routes, route("r1", 4), version=2)
+    assert next(routes.uses(1.0)).connect_failures == 1
+    assert hold.heard(granted_s=SUSPECT_S, now_s=1.1)
     assert [take(part, 1.1) for _ in range(4)] == ["r1", "r1", "r1", None]
-    assert next(routes.uses()).connect_failures == 0
+    assert next(routes.uses(1.1)).connect_failures == 0
+
+
+def test_a_hold_that_moved_says_nothing_of_a_suspect_replica_but_news_of_itself_does() -> None:
+    """Else a dead Replica would be tried again at every delta: the failed connect itself makes the leader move holds."""
+    routes, part = llama(route("r1", 4))
+    news = (
+        ({"state": "unready"}, {}),
+        ({"address": "h:2"}, {"address": "h:2"}),
+    )
+    for version, (before, now) in enumerate(news, 2):
+        routes.holds[ReplicaId("r1")].suspect(0.0)
+        apply(routes, route("r1", 3, granted=version), version=10 * version)
+        assert take(part) is None, "only its hold was said anew"
+        apply(routes, route("r1", 3, **before), version=10 * version + 1)
+        apply(routes, route("r1", 3, **now), version=10 * version + 2)
+        assert take(part) == "r1"
+    routes.holds[ReplicaId("r1")].suspect(0.0)
+    apply(routes, route("r1", 3, address="h:2"), version=40)
+    assert take(part) is None
+    apply(routes, route("r1", 3, granted=0, address="h:2"), epoch=2, version=1)
+    assert take(part) == "r1", "a new leader has looked at it itself"
+
+
+def test_a_report_says_how_long_ago_a_replica_sent_something() -> None:
+    routes, _ = llama(route("r1", 4), route("r2", 4))
+    routes.holds[ReplicaId("r2")].heard(granted_s=1.0, now_s=3.0)
+    assert {use.replica: use.last_byte_age_s for use in routes.uses(7.5)} == {"r1": None, "r2": 4.5}
 
 
 def test_unused_holds_go_back_unless_somebody_waits_here_for_them() -> None:

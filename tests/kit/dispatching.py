@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from autoscaler.contract import (
     CatalogueDelta,
     GatewayId,
@@ -142,16 +144,7 @@ class Script:
     def routes(self, delta: RoutesDelta) -> list[str]:
         """A delta of Routes with the next version."""
         self.version += 1
-        stamped = RoutesDelta(
-            epoch=self.epoch,
-            version=self.version,
-            full=delta.full,
-            gateways=delta.gateways,
-            replicas=delta.replicas,
-            replicas_gone=delta.replicas_gone,
-            models=delta.models,
-            models_gone=delta.models_gone,
-        )
+        stamped = msgspec.structs.replace(delta, epoch=self.epoch, version=self.version)
         return self.play(self.dispatch.routes(stamped, self.now_s))
 
     def arrive(
@@ -180,6 +173,10 @@ class Script:
         call = self.calls[id]
         effects = self.dispatch.finish(call, self.now_s, Outcome.COMPLETED, tokens_in=tokens_in, tokens_out=tokens_out)
         return self.play(effects)
+
+    def heard(self, id: str) -> list[str]:
+        """A byte of its answer has come."""
+        return self.play(self.dispatch.heard(self.calls[id], self.now_s))
 
     def leave(self, id: str) -> list[str]:
         """The client leaves."""

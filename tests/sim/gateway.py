@@ -155,6 +155,7 @@ class SimGateway:
     def first_byte(self, call: Call) -> None:
         """The commit point of a Call here."""
         self._town.committed(call, self.running[call.id].replica)
+        self._perform(self.dispatch.heard(call, self._town.now()))
 
     def done(self, call: Call) -> None:
         """An answer is complete."""

@@ -55,13 +55,7 @@ async def test_a_parked_stream_hears_that_it_waits_and_then_its_answer(minor: in
         status, fields = await client.head()
         assert (status, fields["content-type"]) == (200, "text/event-stream")
         one.routes(engine.address)
-        if minor:
-            pieces = []
-            while piece := await client.chunk():
-                pieces.append(piece)
-            body = b"".join(pieces)
-        else:
-            body = await client.rest()
+        body = await (client.chunks() if minor else client.rest())
         assert body.startswith(b": waiting, position 1\n\n")
         assert WITHOUT_USAGE in body
         assert body.split(b"\n\n")[-2].startswith(b": server-timing queue;dur=")
@@ -82,9 +76,7 @@ async def test_after_an_early_head_an_engines_error_becomes_an_event() -> None:
         client = await parked(one, stream=True)
         await client.head()
         one.routes(engine.address)
-        body = b""
-        while piece := await client.chunk():
-            body += piece
+        body = await client.chunks()
         assert b'data: {"error":{"message":"too long","code":400}}\n\n' in body
         assert b"[DONE]" not in body
 
@@ -94,9 +86,7 @@ async def test_after_an_early_head_a_refusal_becomes_an_event() -> None:
         client = await parked(one, stream=True)
         await client.head()
         one.front.perform(one.front.dispatch.shutdown(one.front.clock()))
-        body = b""
-        while piece := await client.chunk():
-            body += piece
+        body = await client.chunks()
         assert b'"shutting_down"' in body
         assert b"[DONE]" not in body
 
@@ -106,9 +96,7 @@ async def test_after_an_early_head_a_broken_engine_moves_the_call_and_then_is_to
         client = await parked(one, stream=True)
         await client.head()
         one.routes(engine.address)
-        body = b""
-        while piece := await client.chunk():
-            body += piece
+        body = await client.chunks()
         assert ERROR in body
         assert len(engine.requests) == 2
 
