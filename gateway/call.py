@@ -8,8 +8,13 @@ in `gateway.dispatch`.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from autoscaler.contract import ModelName, ReplicaId, TenantName
+
+if TYPE_CHECKING:
+    from gateway.queue import Line
+    from gateway.routes import Hold
 
 
 class Outcome(StrEnum):
@@ -33,8 +38,8 @@ class Call:
     """An admitted request. Times are monotonic seconds; `deadline_s` bounds the first byte, not the whole answer."""
 
     __slots__ = (
-        "arrived_s", "body_bytes", "cold", "deadline_s", "dialect", "granted_s", "id", "model",
-        "moves", "priority", "replica", "state", "stream", "tenant",
+        "arrived_s", "body_bytes", "cold", "deadline_s", "dialect", "first_byte_s", "granted_s", "hold", "id", "line",
+        "model", "moves", "priority", "replica", "sent_s", "state", "stream", "tenant", "tokens_in", "tokens_out",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917  one per request: keywords would cost as much again
@@ -59,8 +64,15 @@ class Call:
         self.dialect = dialect
         self.arrived_s = arrived_s
         self.deadline_s = deadline_s
+        self.sent_s = self.first_byte_s = 0.0
+        """When it went to an engine and when the answer began; 0.0 before. Written by the shell, like its tokens."""
+        self.tokens_in = self.tokens_out = 0
         self.state = CallState.NEW
         """Written by dispatch, like all below."""
+        self.line: Line | None = None
+        """The Calls of its kind, once it is admitted."""
+        self.hold: Hold | None = None
+        """Where it runs."""
         self.cold = False
         """It waited for a start or a wake."""
         self.granted_s: float | None = None

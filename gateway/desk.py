@@ -145,6 +145,7 @@ class Desk:
                 out.append(Refuse(call, error))
                 return
         line = self.queue.lines.get((call.tenant, call.priority)) or self._open(call)
+        call.line = line
         account = line.account
         self._tally.accounts.touch(account, now_s)
         account.admitted += 1
@@ -157,11 +158,9 @@ class Desk:
             self.queue.charge(line)
             out.append(self._grant(line, hold, call, now_s))
 
-    def finish(
-        self, call: Call, now_s: float, outcome: Outcome, out: list[Effect], *, tokens_in: int = 0, tokens_out: int = 0
-    ) -> None:
+    def finish(self, call: Call, now_s: float, outcome: Outcome, out: list[Effect]) -> None:
         """A parked or running Call has ended; its Slot goes to who waits."""
-        line = self.queue.lines[call.tenant, call.priority]
+        line = _line(call)
         if call.state is _RUNNING:
             hold = self._release(line, call, now_s)
             if outcome is Outcome.COMPLETED:
@@ -169,14 +168,14 @@ class Desk:
         else:
             self._unpark(line, call, now_s)
         account = line.account
-        account.tokens_in += tokens_in
-        account.tokens_out += tokens_out
+        account.tokens_in += call.tokens_in
+        account.tokens_out += call.tokens_out
         self._end(line, call, now_s)
         self.settle(now_s, out)
 
     def heard(self, call: Call, now_s: float, out: list[Effect]) -> None:
         """A running Call is being answered; a Replica that was suspect takes Calls again."""
-        if call.replica is not None and self._routes.holds[call.replica].heard(call.granted_s or 0.0, now_s):
+        if call.hold is not None and call.hold.heard(call.granted_s or 0.0, now_s):
             self.settle(now_s, out)
 
     def bounce(self, call: Call, now_s: float, reason: Bounce, closing: CallError | None, out: list[Effect]) -> None:
@@ -185,7 +184,7 @@ class Desk:
         A refused connection took no byte, so it does not count; what took bytes moves once. Only an engine that says it
         is busy is spared by the retry budget: a Replica that died is no overload, and all its Calls move.
         """
-        line = self.queue.lines[call.tenant, call.priority]
+        line = _line(call)
         failed = call.replica
         hold = self._release(line, call, now_s)
         untouched, busy = reason == "connect", reason == "busy"
@@ -273,6 +272,7 @@ class Desk:
         call.state = _RUNNING
         call.granted_s = now_s
         call.replica = hold.replica
+        call.hold = hold
         hold.take(now_s)
         line.running += 1
         line.account.running += 1
@@ -288,7 +288,7 @@ class Desk:
         if not line.calls:
             self._tally.edge = True  # 0 -> 1
         call.state = _PARKED
-        call.replica = call.granted_s = None
+        call.replica = call.hold = call.granted_s = None
         call.cold = call.cold or not self.part.ready
         if first:
             self.queue.park_first(line, call)
@@ -310,10 +310,9 @@ class Desk:
 
     def _release(self, line: Line, call: Call, now_s: float) -> Hold:
         """The Call leaves its Replica. A Slot above a lowered hold, or the last of a draining Replica, is an edge."""
-        replica = call.replica
-        if replica is None:
+        hold = call.hold
+        if hold is None:
             raise ValueError(f"{call!r} runs nowhere")
-        hold = self._routes.holds[replica]
         if hold.in_use > hold.held or (hold.in_use == 1 and not hold.ready):
             self._tally.edge = True
         self._routes.release(hold)
@@ -334,6 +333,13 @@ class Desk:
         line.account.active_s = now_s
         if not self.running and not self.queue.waiting:
             self._tally.edge = True  # the last Call is gone
+
+
+def _line(call: Call) -> Line:
+    """The line of an admitted Call."""
+    if call.line is None:
+        raise ValueError(f"{call!r} was never admitted")
+    return call.line
 
 
 def _retry_after_s(expected_s: float | None) -> float:

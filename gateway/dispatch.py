@@ -117,13 +117,11 @@ class Dispatch:
         """The client left, wherever the Call is. Nothing for a Call that has ended."""
         return self.finish(call, now_s, Outcome.ABANDONED)
 
-    def finish(
-        self, call: Call, now_s: float, outcome: Outcome, tokens_in: int = 0, tokens_out: int = 0
-    ) -> list[Effect]:
+    def finish(self, call: Call, now_s: float, outcome: Outcome) -> list[Effect]:
         """The Call has ended; its Slot goes to who waits. Nothing for a Call that has ended before."""
         out: list[Effect] = []
         if call.state is _RUNNING or call.state is _PARKED:
-            self._desks[call.model].finish(call, now_s, outcome, out, tokens_in=tokens_in, tokens_out=tokens_out)
+            self._desks[call.model].finish(call, now_s, outcome, out)
         return self._done(out) if self._tally.edge else out
 
     def heard(self, call: Call, now_s: float) -> list[Effect]:

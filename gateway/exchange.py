@@ -36,6 +36,8 @@ stops listening: the one move would be lost on it. By now it refuses, or Routes 
 
 Reason = Literal["connect", "reset", "busy", "timeout"]
 
+_CODES = {status: str(status) for status in range(200, 600)}
+
 _NO_HEAD = ResponseHead(0, False, 0, False, b"", b"")
 _NO_BODY = BodyWalker(_NO_HEAD)
 _NO_ANSWER = Answer(_NO_HEAD, _NO_BODY, framed=False, drop_usage=False)
@@ -53,7 +55,8 @@ def admit(front: Front, client: Connection, request: Request, operation: Operati
     wait_s = min(entry.queue.wait_seconds_max, wish.wait_s)
     priority, stream = min(tenant.priority_max, wish.priority), peek.stream
     call = Exchange(
-        client.request_id, tenant.name, entry.name, now_s, now_s + wait_s, priority, len(body), stream, operation.dialect
+        client.request_id, tenant.name, entry.name, now_s, now_s + wait_s, priority, len(body), stream,
+        operation.dialect,
     )  # fmt: skip
     call.connect(front, client, head, operation, entry, body)
     if stream:
@@ -65,8 +68,8 @@ class Exchange(Call):
     """The shell's Call, and the Sink of its engine's response (`gateway.upstream`)."""
 
     __slots__ = (
-        "_alive_s", "_answer", "_body", "_breath", "_client", "_close", "_early", "_entry", "_first_byte_s", "_framed",
-        "_front", "_moved", "_operation", "_response", "_sent_s", "_stage", "_told_s", "_upwards", "_walker", "_write",
+        "_alive_s", "_answer", "_body", "_breath", "_client", "_close", "_early", "_entry", "_framed",
+        "_front", "_moved", "_operation", "_response", "_stage", "_told_s", "_upwards", "_walker", "_write",
         "drop_usage", "engine",
     )  # fmt: skip
 
@@ -100,14 +103,14 @@ class Exchange(Call):
         """What the engine's bytes become, once committed."""
         self._moved = False
         """Bytes came since the last sweep."""
-        self._alive_s = self._sent_s = self._first_byte_s = 0.0
+        self._alive_s = 0.0
 
     # --- what dispatch says ----------------------------------------------------------------------------------------
 
     def granted(self, address: str) -> None:
         """A Slot is ours: the request goes out."""
         self._stage = SENT
-        self._sent_s = 0.0
+        self.sent_s = 0.0
         body = self._body
         try:
             head = upstream_head(self._upwards, self._operation, address, len(body), self._client.id_bytes)
@@ -126,7 +129,7 @@ class Exchange(Call):
 
     def engine_sent(self) -> None:
         """The request is on its way."""
-        self._sent_s = self._alive_s = self._front.clock()
+        self.sent_s = self._alive_s = self._front.clock()
 
     def engine_head(self, head: ResponseHead, walker: BodyWalker) -> Callable[[bytes], None] | None:
         """A head does not commit us yet; one that says `not now` or `elsewhere` never will."""
@@ -158,20 +161,18 @@ class Exchange(Call):
                 self.engine_end()
             return
         front = self._front
-        self._response = head
-        self._first_byte_s = front.clock()
+        self.first_byte_s = front.clock()
         self._close = self._close or front.closing
         self._write(self._relayed_head(head, length=head.length, chunked=False) + body)
         self._finish(head.status, tail(body))
 
     def _finish(self, status: int, tail: bytes) -> None:
         """The client has the whole answer; `tail` holds the ends of its body."""
-        failed = status >= 400
-        outcome = Outcome.FAILED if failed else Outcome.COMPLETED
-        tokens_in, tokens_out = (0, 0) if failed else usage.tokens(tail)
-        now_s = self._end(outcome, str(status), tokens_in, tokens_out)
-        front = self._front
-        front.perform(front.dispatch.finish(self, now_s, outcome, tokens_in, tokens_out))
+        if status < 400:
+            self.tokens_in, self.tokens_out = usage.tokens(tail)
+            self._end(Outcome.COMPLETED, _CODES[status])
+        else:
+            self._end(Outcome.FAILED, _CODES[status])
         self._client.answered(close=self._close)
 
     def engine_lost(self, loss: Loss) -> None:
@@ -188,8 +189,7 @@ class Exchange(Call):
     def client_left(self) -> None:
         """Nobody waits for the answer any more."""
         self._let_go()
-        now_s = self._end(Outcome.ABANDONED, "client_closed")
-        self._front.perform(self._front.dispatch.leave(self, now_s))
+        self._end(Outcome.ABANDONED, "client_closed")
 
     def pause(self) -> None:
         """The client does not keep up: neither shall the engine."""
@@ -210,7 +210,7 @@ class Exchange(Call):
             self._sweep_parked(now_s)
         elif stage == SENT:
             limit_s = clocks.first_byte_seconds_max if self.stream else clocks.response_seconds_max
-            if self._sent_s and now_s - self._sent_s > limit_s:
+            if self.sent_s and now_s - self.sent_s > limit_s:
                 self._bounce("timeout")
         elif stage == RELAYING:
             moved, self._moved = self._moved, False
@@ -253,7 +253,7 @@ class Exchange(Call):
     def _commit(self, data: bytes) -> None:
         """The first body byte, or an empty body: from here on the answer is this engine's."""
         head, engine, early = self._response, self.engine, self._early
-        self._first_byte_s = self._front.clock()
+        self.first_byte_s = self._front.clock()
         self._answer = answer = Answer(
             head,
             self._walker,
@@ -307,7 +307,7 @@ class Exchange(Call):
     def _timing(self) -> bytes:
         phases_ms = self._front.dispatch.phases_ms(self.model) if self.cold else {}
         queued_s = (self.granted_s or self.arrived_s) - self.arrived_s
-        return render.server_timing(queued_s, self._first_byte_s - self._sent_s, phases_ms)
+        return render.server_timing(queued_s, self.first_byte_s - self.sent_s, phases_ms)
 
     # --- ends ------------------------------------------------------------------------------------------------------
 
@@ -329,9 +329,7 @@ class Exchange(Call):
     def _refuse(self, error: CallError) -> None:
         """We ourselves end a Call that nothing was answered to."""
         self._let_go()
-        now_s = self._end(Outcome.FAILED, error.code)
-        effects = self._front.dispatch.finish(self, now_s, Outcome.FAILED)
-        self._front.perform(effects)
+        self._end(Outcome.FAILED, error.code)
         self._say(error)
 
     def _break(self, error: CallError) -> None:
@@ -340,9 +338,7 @@ class Exchange(Call):
         told = self._answer.whole
         if told:
             self._write(self._frame(errors.event(error, self.dialect)))
-        now_s = self._end(Outcome.FAILED, error.code)
-        effects = self._front.dispatch.finish(self, now_s, Outcome.FAILED)
-        self._front.perform(effects)
+        self._end(Outcome.FAILED, error.code)
         self._client.broke_off(told=told or self._framed)
 
     def _say(self, error: CallError) -> None:
@@ -354,22 +350,11 @@ class Exchange(Call):
             self._client.say_error(error, self.dialect)
         self._client.answered(close=self._close or error.close)
 
-    def _end(self, outcome: Outcome, code: str, tokens_in: int = 0, tokens_out: int = 0) -> float:
-        """The Call has its Outcome; told once. Gives the time."""
+    def _end(self, outcome: Outcome, code: str) -> None:
+        """The Call has its Outcome; told once."""
         front = self._front
         self._stage = ENDED
         now_s = front.clock()
         start_s = sum(front.dispatch.phases_ms(self.model).values()) / 1e3 if self.cold else 0.0
-        front.telemetry.ended(
-            self,
-            outcome,
-            code,
-            now_s,
-            sent_s=self._sent_s,
-            first_byte_s=self._first_byte_s,
-            start_s=start_s,
-            tokens_in=tokens_in,
-            tokens_out=tokens_out,
-        )
-        front.forget(self)
-        return now_s
+        front.telemetry.ended(self, outcome, code, now_s, start_s)
+        front.end(self, outcome, now_s)

@@ -24,6 +24,7 @@ from autoscaler.contract import (
 )
 from gateway import errors
 from gateway.admission import asked
+from gateway.call import Outcome
 from gateway.dispatch import Dispatch
 from gateway.edge import Connection
 from gateway.effects import Effect, Grant, Refuse
@@ -100,6 +101,7 @@ class Front:
         self.catalogue(catalogue)
         self._heard_s = self.clock() - LEADER_SILENT_S
         self.perform(self.dispatch.routes(routes, self._heard_s))
+        self._note_informed()
 
     def report(self) -> Report:
         """The levels as they are now."""
@@ -148,11 +150,14 @@ class Front:
             self._awake.set()
         self.perform(self.dispatch.arrive(exchange, now_s))
 
-    def forget(self, exchange: Exchange) -> None:
+    def end(self, exchange: Exchange, outcome: Outcome, now_s: float) -> None:
         """A Call has its Outcome."""
         self._exchanges.discard(exchange)
         if self.closing:
             self._quiet.set()
+        effects = self.dispatch.finish(exchange, now_s, outcome)
+        if effects:
+            self.perform(effects)
 
     def opened(self, connection: Connection) -> bool:
         """A client connects; False when its address has too many connections."""

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -123,10 +124,34 @@ class Cell:
         self.end = end
 
 
-_EVENT = (
-    "event=call id=%s model=%s tenant=%s outcome=%s code=%s stream=%d cold=%d moves=%d replica=%s queued_s=%.6f"
-    " start_s=%.3f first_byte_s=%.6f total_s=%.6f tokens_in=%d tokens_out=%d\n"
-)
+class Ended(msgspec.Struct, frozen=True, tag_field="event", tag="call"):
+    """The event of one Call. Times are whole microseconds; all of it is told as one JSON object on a line."""
+
+    id: str
+    model: str
+    tenant: str
+    outcome: str
+    code: str
+    stream: bool
+    cold: bool
+    moves: int
+    replica: str | None
+    queued_us: int
+    start_us: int
+    first_byte_us: int
+    total_us: int
+    tokens_in: int
+    tokens_out: int
+
+
+class TurnedAway(msgspec.Struct, frozen=True, tag_field="event", tag="turned_away"):
+    """The event of a request that did not become a Call."""
+
+    id: str
+    code: str
+
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Telemetry:
@@ -140,17 +165,15 @@ class Telemetry:
         self._retries: dict[tuple[str, str], int] = {}
         self._overhead = Histogram(OVERHEAD_BOUNDS_S)
         self._events_fd = events_fd
-        self._events: deque[str] = deque()
+        self._events: deque[bytes] = deque()
+        """JSON objects."""
         self._pending = b""
         self._dropped = 0
         self._series_folded = 0
 
-    def ended(
-        self, call: Call, outcome: Outcome, code: str, now_s: float,
-        *, sent_s: float, first_byte_s: float, start_s: float, tokens_in: int = 0, tokens_out: int = 0,
-    ) -> None:  # fmt: skip
-        """A Call has its Outcome. Times are monotonic, 0.0 where the Call did not come so far."""
-        arrived_s, granted_s = call.arrived_s, call.granted_s
+    def ended(self, call: Call, outcome: Outcome, code: str, now_s: float, start_s: float) -> None:
+        """A Call has its Outcome. `start_s`: what the start that it waited for took, where it did."""
+        arrived_s, granted_s, first_byte_s = call.arrived_s, call.granted_s, call.first_byte_s
         queued_s = (now_s if granted_s is None else granted_s) - arrived_s
         waited_s = first_byte_s - arrived_s if first_byte_s else 0.0
         cell = self._cells.get((call.model, call.tenant, call.cold, code)) or self._new_cell(call, outcome, code)
@@ -158,17 +181,16 @@ class Telemetry:
         cell.times.queue.add(queued_s)
         if first_byte_s:
             cell.times.first_byte.add(waited_s)
-        if sent_s and granted_s is not None:
-            self._overhead.add(sent_s - granted_s)
-        if tokens_in or tokens_out:
-            cell.pair.tokens_in += tokens_in
-            cell.pair.tokens_out += tokens_out
+        if call.sent_s and granted_s is not None:
+            self._overhead.add(call.sent_s - granted_s)
+        cell.pair.tokens_in += call.tokens_in
+        cell.pair.tokens_out += call.tokens_out
         if self._events_fd is not None:
             self._tell(
-                _EVENT
-                % (
+                Ended(
                     call.id, call.model, call.tenant, cell.end.outcome, code, call.stream, call.cold, call.moves,
-                    call.replica or "-", queued_s, start_s, waited_s, now_s - arrived_s, tokens_in, tokens_out,
+                    call.replica, int(queued_s * 1e6), int(start_s * 1e6), int(waited_s * 1e6),
+                    int((now_s - arrived_s) * 1e6), call.tokens_in, call.tokens_out,
                 )
             )  # fmt: skip
 
@@ -177,7 +199,7 @@ class Telemetry:
         pair = self._pairs.get(("", "")) or self._new_pair("", "")
         pair.end(Outcome.FAILED, code).count += 1
         if self._events_fd is not None:
-            self._tell(f"event=turned_away id={request_id} code={code}\n")
+            self._tell(TurnedAway(request_id, code))
 
     def retried(self, model: str, reason: str) -> None:
         """A Call went back because an engine failed before the commit point."""
@@ -211,19 +233,22 @@ class Telemetry:
         registry.register(_Snapshot([*self._counters(), *self._times(), *_gauges(levels, routes_age_s)]))
         return generate_latest(registry)
 
-    def _tell(self, line: str) -> None:
+    def _tell(self, event: Ended | TurnedAway) -> None:
         if len(self._events) >= EVENTS_MAX:
             self._dropped += 1
         else:
-            self._events.append(line)
+            self._events.append(_encode(event))
 
     def _block(self) -> bytes:
         """Whole lines, up to WRITE_BYTES."""
-        events, lines, size = self._events, [], 0
-        while events and size + len(events[0]) <= WRITE_BYTES:
-            size += len(events[0])
-            lines.append(events.popleft())
-        return "".join(lines).encode()
+        events, size, count = self._events, 0, 0
+        for event in events:
+            size += len(event) + 1
+            if count and size > WRITE_BYTES:
+                break
+            count += 1
+        lines = [events.popleft() for _ in range(count)]
+        return b"\n".join([*lines, b""]) if lines else b""
 
     def _new_cell(self, call: Call, outcome: Outcome, code: str) -> Cell:
         times = self._models.setdefault((call.model, call.cold), ModelSeries())

@@ -72,7 +72,7 @@ class Gateway(RuleBasedStateMachine):
     def finish(self, pick: int) -> None:
         call = self.of(CallState.RUNNING, pick)
         if call is not None:
-            effects = self.script.dispatch.finish(call, self.script.now_s, Outcome.COMPLETED, 1, 2)
+            effects = self.script.dispatch.finish(call, self.script.now_s, Outcome.COMPLETED)
             self.end(call)
             self.play(effects)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -16,10 +17,9 @@ from gateway.usage import tokens
 def ended(told: Telemetry, number: int = 1, tenant: str = "acme", *, cold: bool = False) -> None:
     """One Call of 2 s: 0.5 s in the queue, first byte after 1 s."""
     call = Call(id=f"id-{number}", tenant=TenantName(tenant), model=ModelName("m"), arrived_s=10.0, deadline_s=99.0)
-    call.granted_s, call.cold = 10.5, cold
-    told.ended(
-        call, Outcome.COMPLETED, "200", 12.0, sent_s=10.501, first_byte_s=11.0, start_s=0.4, tokens_in=3, tokens_out=4
-    )
+    call.granted_s, call.sent_s, call.first_byte_s, call.cold = 10.5, 10.501, 11.0, cold
+    call.tokens_in, call.tokens_out = 3, 4
+    told.ended(call, Outcome.COMPLETED, "200", 12.0, 0.4)
 
 
 def test_metrics_have_the_names_of_the_contract() -> None:
@@ -53,10 +53,12 @@ def test_one_event_per_call() -> None:
     told.flush()
     os.close(write)
     with os.fdopen(read) as pipe:
-        assert pipe.read() == (
-            "event=call id=id-1 model=m tenant=acme outcome=completed code=200 stream=0 cold=0 moves=0 replica=-"
-            " queued_s=0.500000 start_s=0.400 first_byte_s=1.000000 total_s=2.000000 tokens_in=3 tokens_out=4\n"
-        )
+        (line,) = pipe.read().splitlines()
+    assert line == (
+        '{"event":"call","id":"id-1","model":"m","tenant":"acme","outcome":"completed","code":"200","stream":false,'
+        '"cold":false,"moves":0,"replica":null,"queued_us":500000,"start_us":400000,"first_byte_us":1000000,'
+        '"total_us":2000000,"tokens_in":3,"tokens_out":4}'
+    )
 
 
 def test_a_sink_that_takes_nothing_costs_counted_drops_and_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +77,8 @@ def test_a_sink_that_takes_nothing_costs_counted_drops_and_no_wait(monkeypatch: 
     while len(seen.splitlines()) < 6_000 - count:
         seen += os.read(read, 1 << 20)
         told.flush()
-    ids = [line.split()[1] for line in seen.splitlines()]
-    assert ids == [b"id=id-%d" % number for number in range(len(ids))]  # whole lines, in order
+    ids = [json.loads(line)["id"] for line in seen.splitlines()]
+    assert ids == [f"id-{number}" for number in range(len(ids))]  # whole lines, in order
     os.close(read)
     ended(told, 7_000)
     told.flush()  # nobody reads any more

@@ -171,7 +171,8 @@ class Script:
     def finish(self, id: str, *, tokens_in: int = 0, tokens_out: int = 0) -> list[str]:
         """The Call completes."""
         call = self.calls[id]
-        effects = self.dispatch.finish(call, self.now_s, Outcome.COMPLETED, tokens_in=tokens_in, tokens_out=tokens_out)
+        call.tokens_in, call.tokens_out = tokens_in, tokens_out
+        effects = self.dispatch.finish(call, self.now_s, Outcome.COMPLETED)
         return self.play(effects)
 
     def heard(self, id: str) -> list[str]:

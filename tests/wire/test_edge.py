@@ -245,7 +245,7 @@ async def test_no_key_prompt_or_address_in_events_metrics_or_errors(tmp_path: Pa
             told += one.front.metrics()
         events = os.pread(sink, 1 << 20, 0)
         os.close(sink)
-        assert events.count(b"event=call ") == 4
-        assert events.count(b"event=turned_away ") == 2
+        assert events.count(b'{"event":"call",') == 4
+        assert events.count(b'{"event":"turned_away",') == 2
         assert b"canary" not in told + events
         assert engine.address.encode() not in told + events
