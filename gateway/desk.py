@@ -167,11 +167,11 @@ class Desk:
                 hold.heard(call.granted_s or 0.0, now_s)
         else:
             self._unpark(line, call, now_s)
-        account = line.account
-        account.tokens_in += call.tokens_in
-        account.tokens_out += call.tokens_out
+        line.account.tokens_in += call.tokens_in
+        line.account.tokens_out += call.tokens_out
         self._end(line, call, now_s)
-        self.settle(now_s, out)
+        if self.queue.waiting or self.part.route.others_wait:
+            self.settle(now_s, out)
 
     def heard(self, call: Call, now_s: float, out: list[Effect]) -> None:
         """A running Call is being answered; a Replica that was suspect takes Calls again."""

@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import cast
 
 from autoscaler.contract import (
     LEADER_SILENT_S,
@@ -27,7 +26,7 @@ from gateway.admission import asked
 from gateway.call import Outcome
 from gateway.dispatch import Dispatch
 from gateway.edge import Connection
-from gateway.effects import Effect, Grant, Refuse
+from gateway.effects import Effect, Grant, ReportNow
 from gateway.exchange import Exchange
 from gateway.head import Head
 from gateway.limits import Limits
@@ -180,12 +179,16 @@ class Front:
     def perform(self, effects: Iterable[Effect]) -> None:
         """Does what dispatch decided, in order."""
         for effect in effects:
-            if isinstance(effect, Grant):
-                cast("Exchange", effect.call).granted(effect.address)
-            elif isinstance(effect, Refuse):
-                cast("Exchange", effect.call).refused(effect.error)
-            else:
+            if isinstance(effect, ReportNow):
                 self.on_report()
+                continue
+            call = effect.call
+            if not isinstance(call, Exchange):
+                raise TypeError(f"{call!r} is not of this front")
+            if isinstance(effect, Grant):
+                call.granted(effect.address)
+            else:
+                call.refused(effect.error)
 
     # --- life --------------------------------------------------------------------------------------------------------
 

@@ -99,7 +99,8 @@ class Accounts:
         past_s = now_s - account.since_s
         if past_s > 0.0:
             account.busy_s += account.running * past_s
-            account.waited_s += account.waiting * past_s
+            if account.waiting:
+                account.waited_s += account.waiting * past_s
             account.since_s = now_s
         if not account.changed:
             account.changed = True

@@ -98,13 +98,17 @@ def edit_json(peek: Peek, *, model: str | None, include_usage: bool) -> bytes:
 
     The same object when nothing changes; else the members are joined anew, their values byte for byte.
     """
+    renamed = model is not None and model != peek.body_model
+    asking = include_usage and peek.stream and not peek.wants_usage
+    if not (renamed or asking or "cache_salt" in peek.members):
+        return peek.body
     edited: dict[str, Raw | bytes] = {**peek.members}
-    if model is not None and model != peek.body_model:
+    if renamed:
         edited["model"] = msgspec.json.encode(model)
-    if include_usage and peek.stream and not peek.wants_usage:
+    if asking:
         edited["stream_options"] = _with_usage(peek.members.get("stream_options"))
     edited.pop("cache_salt", None)
-    return peek.body if edited == peek.members else _join(edited)
+    return _join(edited)
 
 
 def chosen_model(body_model: str | None, path_model: str | None, header_model: str | None) -> str:

@@ -129,6 +129,8 @@ class ModelRoutes:
         """
         best: Hold | None = None
         if self.free:
+            if len(self.opened) == 1:
+                return self.opened[0]
             most = fewest = 0
             for hold in self.opened:
                 in_use = hold.in_use

@@ -7,13 +7,13 @@ so that neither can be found out by asking. Keeps hashes of keys, never a key. P
 
 from __future__ import annotations
 
+import math
 from fnmatch import fnmatchcase
 
 from autoscaler.contract import (
     DEFAULT_TENANT,
     CatalogueDelta,
     FrontSettings,
-    KeyEntry,
     ModelEntry,
     ModelName,
     TenantEntry,
@@ -26,7 +26,7 @@ RESOLVED_MAX = 10_000
 CALLING_ROLES = frozenset({"tenant", "operator"})
 """Roles whose keys may call a Model; viewer and finance only read on the operations port."""
 
-_NOBODY = (KeyEntry(sha256="", expires_unix_s=0.0), TenantEntry(name=TenantName("")))
+_NOBODY = (0.0, TenantEntry(name=TenantName("")))
 
 
 class Directory:
@@ -39,9 +39,11 @@ class Directory:
         self._version = (0, 0)
         self._tenants: dict[TenantName, TenantEntry] = {}
         self._models: dict[ModelName, ModelEntry] = {}
-        self._keys: dict[str, tuple[KeyEntry, TenantEntry]] = {}
+        self._keys: dict[str, tuple[float, TenantEntry]] = {}
+        """Hash of a key that may call -> when it expires, and whose it is."""
         self._names: dict[str, ModelEntry] = {}
-        self._resolved: dict[tuple[TenantName, str], bool] = {}
+        self._resolved: dict[tuple[TenantName, str], ModelEntry] = {}
+        """What was permitted before."""
         self._default = TenantEntry(name=DEFAULT_TENANT)
 
     def apply(self, delta: CatalogueDelta) -> None:
@@ -70,47 +72,42 @@ class Directory:
         """
         if not self.settings.keys_needed:
             return self._default
-        entry, tenant = self._keys.get(key_sha256 or "", _NOBODY)
-        expires_unix_s = entry.expires_unix_s
-        if (expires_unix_s is not None and expires_unix_s <= now_unix_s) or entry.role not in CALLING_ROLES:
+        expires_unix_s, tenant = self._keys.get(key_sha256 or "", _NOBODY)
+        if expires_unix_s <= now_unix_s:
             raise invalid_api_key()
         return tenant
 
     def resolve(self, tenant: TenantEntry, name: str) -> ModelEntry:
         """The Model that the Tenant means by a name or alias. Raises CallError 404, also when it may not call it."""
+        known = self._resolved.get((tenant.name, name))
+        if known is not None:
+            return known
         model = self._names.get(name)
-        if model is not None and self._may(tenant, name, model):
-            return model
-        raise model_not_found()
+        if model is None or not permitted(tenant, model):
+            raise model_not_found()
+        if len(self._resolved) >= RESOLVED_MAX:
+            self._resolved.clear()
+        self._resolved[tenant.name, name] = model
+        return model
 
     def visible(self, tenant: TenantEntry) -> list[ModelEntry]:
         """The Models that the Tenant may call and that are listed, by name."""
         return [
             model
             for name, model in sorted(self._models.items())
-            if not model.unlisted and self._names.get(name) is model and self._may(tenant, name, model)
+            if not model.unlisted and self._names.get(name) is model and permitted(tenant, model)
         ]
 
-    def weight(self, tenant: TenantName) -> float:
-        """The Tenant's share of what is left over; 1 for one that has no document."""
-        entry = self._tenants.get(tenant)
-        return 1.0 if entry is None else entry.weight
-
-    def _may(self, tenant: TenantEntry, name: str, model: ModelEntry) -> bool:
-        asked = (tenant.name, name)
-        known = self._resolved.get(asked)
-        if known is None:
-            known = permitted(tenant, model)
-            if len(self._resolved) >= RESOLVED_MAX:
-                self._resolved.clear()
-            self._resolved[asked] = known
-        return known
-
     def _index(self) -> None:
-        """Derives keys and names. A name belongs to the oldest Model that has it (interfaces, section 2, Names)."""
+        """Derives keys and names. Documents give a name to one Model; should two have it, it is the older one's."""
         self._resolved.clear()
         self._default = self._tenants.get(DEFAULT_TENANT, TenantEntry(name=DEFAULT_TENANT))
-        self._keys = {key.sha256: (key, tenant) for tenant in self._tenants.values() for key in tenant.keys}
+        self._keys = {
+            key.sha256: (math.inf if key.expires_unix_s is None else key.expires_unix_s, tenant)
+            for tenant in self._tenants.values()
+            for key in tenant.keys
+            if key.role in CALLING_ROLES
+        }
         self._names = {}
         for model in sorted(self._models.values(), key=lambda model: (model.created_unix_s, model.name)):
             for name in (model.name, *model.aliases):

@@ -115,10 +115,10 @@ class EngineConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    @property
-    def open(self) -> bool:
-        """Whether a request may be tried on it."""
-        return self._transport is not None and not self._transport.is_closing()
+    def eof_received(self) -> None:
+        """The engine sends no more: nothing can be asked on it from now on."""
+        if self.sink is None:
+            self._pool.lost_idle(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected: the request goes out in the same step."""
@@ -241,13 +241,10 @@ class Pool:
 
     def send(self, sink: Sink, request: tuple[bytes, bytes], *, single: bool = False) -> None:
         """Sends head and body of a request on an idle connection, else on a new one."""
-        idle = self._idle
-        while idle:
-            connection = idle.pop()
-            if connection.open:
-                connection.start(sink, request, single=single)
-                return
-        self._connect(sink, request, single=single)
+        if self._idle:
+            self._idle.pop().start(sink, request, single=single)
+        else:
+            self._connect(sink, request, single=single)
 
     def replace(self, lost: EngineConnection, sink: Sink, request: tuple[bytes, bytes]) -> None:
         """A pooled connection was already closed by the engine: once more, on a fresh one."""

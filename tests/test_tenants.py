@@ -47,8 +47,8 @@ def model(
     )
 
 
-def tenant(name: str, *keys: KeyEntry, models: tuple[str, ...] | None = None, weight: float = 1.0) -> TenantEntry:
-    return TenantEntry(name=TenantName(name), keys=keys, models=models, weight=weight)
+def tenant(name: str, *keys: KeyEntry, models: tuple[str, ...] | None = None) -> TenantEntry:
+    return TenantEntry(name=TenantName(name), keys=keys, models=models)
 
 
 def directory(*entries: ModelEntry | TenantEntry, keys_needed: bool = True) -> Directory:
@@ -150,16 +150,14 @@ def test_unlisted_models_can_be_called_but_are_not_shown() -> None:
 
 
 def test_a_change_of_the_catalogue_is_seen_at_once_and_an_older_one_ignored() -> None:
-    names = directory(model("llama"), tenant("acme", key("ki"), weight=2.0))
+    names = directory(model("llama"), tenant("acme", key("ki")))
     who = names.authenticate(hashed("ki"), 0.0)
     assert may(names, who, "llama")
-    assert names.weight(who.name) == 2.0
     names.apply(CatalogueDelta(epoch=1, version=2, models=(model("llama", only=("lab",)),)))
     assert not may(names, who, "llama")
     names.apply(CatalogueDelta(epoch=1, version=1, models=(model("llama"),)))
     assert not may(names, who, "llama")
     names.apply(CatalogueDelta(epoch=1, version=3, tenants_gone=(who.name,), models_gone=(ModelName("llama"),)))
-    assert names.weight(who.name) == 1.0
     with pytest.raises(CallError):
         names.authenticate(hashed("ki"), 0.0)
 
