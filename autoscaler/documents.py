@@ -19,7 +19,7 @@ from autoscaler.environment import RESERVED, override
 from autoscaler.expected import WrongKeyError, decode, dotted, nearest
 from autoscaler.model import Model, ModelSpec, Part
 from autoscaler.not_yet import MESSAGE, not_yet
-from autoscaler.quantity import Bytes, format_bytes
+from autoscaler.quantity import AUTO, Bytes, BytesOrAuto, format_bytes
 from autoscaler.rules import check_model, check_name, check_settings, check_tenant
 from autoscaler.settings import Settings
 from autoscaler.strict_yaml import YamlError, read
@@ -221,7 +221,7 @@ def written(value: object) -> object:
     if isinstance(value, Part):
         return _plain(value)
     if isinstance(value, Bytes):
-        return format_bytes(value)
+        return AUTO if isinstance(value, BytesOrAuto) and not value else format_bytes(value)
     if isinstance(value, tuple):
         return [written(item) for item in value]
     return dict(value) if isinstance(value, dict) else value

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import inspect
 
 from autoscaler.model import Part
-from autoscaler.quantity import Bytes, parse_bytes
+from autoscaler.quantity import Bytes, BytesOrAuto, parse_bytes, parse_bytes_or_auto
 
 BYTES_MAX = (1 << 63) - 1
 SIZE = "a size such as 16Gi or 500M"
@@ -56,9 +56,9 @@ def dotted(path: Path) -> str:
 
 def _size(kind: type, value: object) -> object:
     """The hook of msgspec for types that it does not know: sizes."""
-    if kind is not Bytes or not isinstance(value, str | int):
+    if kind not in (Bytes, BytesOrAuto) or not isinstance(value, str | int):
         raise ValueError(f"expected {SIZE}")
-    size = parse_bytes(value)
+    size = parse_bytes_or_auto(value) if kind is BytesOrAuto else parse_bytes(value)
     if size > BYTES_MAX:
         raise ValueError(f"expected {SIZE}, below 8Ei")
     return size

@@ -17,6 +17,13 @@ class Bytes(int):
     """A size in bytes, written as a quantity in documents."""
 
 
+class BytesOrAuto(Bytes):
+    """A size, or `auto`, which is 0. A type of its own, for msgspec allows none of ours in a union."""
+
+
+AUTO = "auto"
+
+
 def parse_bytes(text: str | int) -> Bytes:
     """`16Gi` -> Bytes(17179869184). Raises ValueError, naming what was expected, on anything else."""
     if isinstance(text, int) and not isinstance(text, bool):
@@ -32,6 +39,16 @@ def parse_bytes(text: str | int) -> Bytes:
     if rest:
         raise ValueError("expected a whole number of bytes")
     return Bytes(size)
+
+
+def parse_bytes_or_auto(text: str | int) -> BytesOrAuto:
+    """As `parse_bytes`; 0 for `auto`."""
+    if text == AUTO:
+        return BytesOrAuto(0)
+    size = parse_bytes(text)
+    if not size:
+        raise ValueError("expected auto, or a size such as 16Gi above 0")
+    return BytesOrAuto(size)
 
 
 def format_bytes(size: int) -> str:

@@ -15,6 +15,7 @@ from msgspec import inspect
 
 from autoscaler.documents import ModelDocument, SettingsDocument, TenantDocument, written
 from autoscaler.model import Part
+from autoscaler.quantity import AUTO, BytesOrAuto
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SIZE: dict[str, object] = {
@@ -44,7 +45,7 @@ def _schema(info: inspect.Type) -> dict[str, object]:
         case inspect.StructType():
             return _part(info)
         case inspect.CustomType():
-            return dict(SIZE)
+            return {"anyOf": [{"enum": [AUTO]}, dict(SIZE)]} if info.cls is BytesOrAuto else dict(SIZE)
         case inspect.UnionType():
             return {"anyOf": [_schema(one) for one in info.types]}
         case inspect.VarTupleType():

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from autoscaler.model import Part, Seconds
-from autoscaler.quantity import Bytes
+from autoscaler.quantity import Bytes, BytesOrAuto
 
 
 class DeclaredDevice(Part, frozen=True):
@@ -30,6 +30,7 @@ class Limits(Part, frozen=True):
     idle_seconds_max: Seconds = 75.0
     write_stall_seconds_max: Seconds = 60.0
     connections_per_address_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 2000
+    memory_bytes: BytesOrAuto = BytesOrAuto(0)
 
 
 class Stream(Part, frozen=True):

@@ -17,6 +17,7 @@ from gateway.call import Call, CallState, Outcome
 from gateway.deadlines import Deadlines
 from gateway.effects import Effect, Grant, Refuse
 from gateway.errors import MAX_RETRY_AFTER_S, CallError
+from gateway.pressure import Pressure
 from gateway.queue import Line, Queue
 from gateway.reporting import Accounts
 from gateway.routes import Hold, ModelRoutes, Routes
@@ -45,7 +46,7 @@ _NO_ENTRY = QueueLimits()
 class Tally:
     """What the desks of one gateway share."""
 
-    __slots__ = ("accounts", "deadlines", "edge", "listed", "steps", "waiting")
+    __slots__ = ("accounts", "deadlines", "edge", "listed", "pressure", "steps", "waiting")
 
     def __init__(self) -> None:
         self.accounts = Accounts()
@@ -55,6 +56,7 @@ class Tally:
         self.steps: dict[TenantName, float] = {}
         """Tenant -> 1 / weight; 1 for those that are not in it."""
         self.waiting = 0
+        self.pressure = Pressure.NONE
         self.edge = False
         """The next report is due at once."""
 
@@ -239,6 +241,10 @@ class Desk:
     def _hopeless(self, call: Call, now_s: float) -> CallError | None:
         """Why a Call that finds no free Slot may not park, if so. An unknown estimate never refuses."""
         expected_s = None if self.part.ready else self.part.expected_wait_s(now_s)
+        if self._tally.pressure and not self.part.ready:
+            error = errors.out_of_memory()
+            self._count_cold(call, error.retry_after_s or RETRY_AFTER_S, now_s)
+            return error
         if call.deadline_s <= now_s or (expected_s is not None and call.deadline_s < now_s + expected_s):
             return self._late(call, now_s)
         if self.queue.full(call, _NO_ENTRY if self.entry is None else self.entry.queue):

@@ -24,6 +24,7 @@ from gateway import errors
 from gateway.call import Call, CallState, Outcome
 from gateway.desk import Bounce, Desk, Tally
 from gateway.effects import Effect, Refuse, ReportNow
+from gateway.pressure import Pressure
 from gateway.queue import Line
 from gateway.routes import Routes
 
@@ -107,6 +108,9 @@ class Dispatch:
         if desk is None or self._closing:
             call.state = _ENDED
             out.append(Refuse(call, errors.shutting_down() if self._closing else errors.model_not_found()))
+        elif self._tally.pressure is Pressure.NO_CALLS:
+            call.state = _ENDED
+            out.append(Refuse(call, errors.out_of_memory()))
         elif desk.closed:
             desk.turn_away(call, now_s, out)
         else:
@@ -176,6 +180,15 @@ class Dispatch:
         for desk in self._desks.values():
             desk.refuse_parked(errors.shutting_down, now_s, out)
         return self._done(out)
+
+    @property
+    def pressure(self) -> Pressure:
+        """How short the gateway's memory is; written by the shell."""
+        return self._tally.pressure
+
+    @pressure.setter
+    def pressure(self, now: Pressure) -> None:
+        self._tally.pressure = now
 
     # --- reports --------------------------------------------------------------------------------------------
 

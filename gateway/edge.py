@@ -20,6 +20,7 @@ from gateway.dialects import Kind, Operation, lookup
 from gateway.errors import CallError
 from gateway.exchange import Exchange, admit
 from gateway.head import Head, Request
+from gateway.pressure import Pressure
 from gateway.wire import RequestReader
 
 if TYPE_CHECKING:
@@ -226,6 +227,9 @@ class Connection(asyncio.Protocol):
                 self._reading = False
                 self._transport.pause_reading()
         elif reader.waiting_for == "body":
+            if self._front.dispatch.pressure is Pressure.NO_CALLS:
+                self._refuse_bytes(errors.out_of_memory())  # bodies are what memory goes into
+                return
             if self._clock != "body":
                 self._run("body")
             pending = reader.pending

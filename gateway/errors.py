@@ -159,6 +159,11 @@ def uninformed() -> CallError:
     return CallError(503, "overloaded", "the gateway has just started; try again", retry_after_s=1.0)
 
 
+def out_of_memory() -> CallError:
+    """503: this gateway's memory runs short, so it takes no new Call (or none that would have to wait for a start)."""
+    return CallError(503, "overloaded", "the gateway is short of memory; try again", retry_after_s=2.0)
+
+
 def shutting_down() -> CallError:
     """503: this gateway is stopping and the Call was still parked."""
     return CallError(503, "shutting_down", "the gateway is stopping; try again", retry_after_s=1.0)

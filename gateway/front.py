@@ -21,7 +21,7 @@ from autoscaler.contract import (
     RoutesDelta,
     TenantEntry,
 )
-from gateway import errors
+from gateway import errors, memory
 from gateway.admission import asked
 from gateway.call import Outcome
 from gateway.dispatch import Dispatch
@@ -30,6 +30,7 @@ from gateway.effects import Effect, Grant, ReportNow
 from gateway.exchange import Exchange
 from gateway.head import Head
 from gateway.limits import Limits
+from gateway.pressure import pressure
 from gateway.telemetry import Telemetry
 from gateway.tenants import Directory
 from gateway.upstream import Upstreams
@@ -57,6 +58,7 @@ class Front:
     ) -> None:
         self.clock = clock
         self.limits = limits
+        self._memory_bytes_max = limits.memory_bytes or memory.limit_bytes()
         self.directory = Directory()
         self.dispatch = Dispatch(gateway, boot)
         self.upstreams = Upstreams()
@@ -217,12 +219,19 @@ class Front:
                 exchange.sweep(now_s)
         if now_s - self._swept_connections_s >= CONNECTIONS_SWEEP_S:
             self._swept_connections_s = now_s
+            self._weigh()
             for connection in tuple(self._connections):
                 connection.sweep(now_s)
         if now_s - self._swept_pools_s >= POOLS_SWEEP_S:
             self._swept_pools_s = now_s
             self.upstreams.sweep()
         self.telemetry.flush()
+
+    def _weigh(self) -> None:
+        """Looks at our own memory. Without a limit, or where nothing tells, there is no bound."""
+        used_bytes = None if self._memory_bytes_max is None else memory.resident_bytes()
+        if used_bytes is not None and self._memory_bytes_max is not None:
+            self.dispatch.pressure = pressure(used_bytes, self._memory_bytes_max, self.dispatch.pressure)
 
     async def drain(self, grace_s: float) -> None:
         """Parked Calls are refused, running ones finish or are cut after `grace_s`. Close the listener before."""

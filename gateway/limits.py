@@ -19,3 +19,5 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """A client that takes nothing for so long is cut, and its Call with it."""
     connections_per_address_max: int = 2000
     """More are closed unanswered."""
+    memory_bytes: int = 0
+    """What this process may hold; 0: what its cgroup allows."""

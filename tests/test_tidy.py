@@ -23,6 +23,7 @@ IMPURE = frozenset(
     {
         *("gateway/" + room for room in ("edge", "upstream", "exchange", "front", "sync", "link", "ops", "telemetry")),
         "gateway/kept",
+        "gateway/memory",
         *("autoscaler/" + name for name in ("loop", "serve", "ops", "metrics", "processwatch")),
         "artifacts/gguf",
         "autoscaler/engines/installed",
