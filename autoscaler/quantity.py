@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-_QUANTITY = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
+_QUANTITY = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 _SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18} | {
     f"{p}i": 1 << 10 * i for i, p in enumerate("KMGTPE", 1)
 }

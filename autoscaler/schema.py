@@ -20,7 +20,7 @@ from autoscaler.quantity import AUTO, BytesOrAuto
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SIZE: dict[str, object] = {
     "type": ["string", "integer"],
-    "pattern": r"^[0-9]{1,18}(\.[0-9]{1,9})?(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$",
+    "pattern": r"^[0-9]{1,19}(\.[0-9]{1,9})?(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$",
     "minimum": 0,
     "description": "A size as a Kubernetes quantity, such as 16Gi or 500M.",
 }
