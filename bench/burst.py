@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from autoscaler.model import Queue
+from autoscaler.settings import Limits
 from bench import kit
 from bench.documents import SENTENCE, body, real, settings
 from bench.kit import Figures, quantile, say
@@ -21,6 +23,8 @@ from loadtest.result import Ending, Result, Shot
 CALLS = 2000
 SPAN_S = 0.1
 QUEUE = {"callsMax": 4000}
+CONNECTIONS_MAX = 2 * CALLS
+"""Of one address, since all Calls come from one; the default is their very number."""
 GATEWAYS = (1, 4)
 
 
@@ -28,6 +32,11 @@ async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
     """burst_p99_ratio_direct, calls, lost, starts: the worst of all runs through Pilotlight."""
     rounds = 1 if quick else 3
     kit.title(f"burst: {CALLS:,} Calls in {SPAN_S * 1000:.0f} ms at a Model at zero, first byte, {rounds} rounds")
+    say(
+        f"Pilotlight with raised limits: connectionsPerAddressMax {CONNECTIONS_MAX:,} "
+        f"(default {Limits().connections_per_address_max:,}), queue.callsMax {QUEUE['callsMax']:,} "
+        f"(default {Queue().calls_max:,})"
+    )
     say(
         f"{'side':<12} {'answered':>8} {'lost':>5} {'starts':>6} {'sent in':>8} {'p50':>7} {'p99':>7} {'last byte':>10}"
     )
@@ -81,7 +90,7 @@ async def _direct(place: Path, weights: Path) -> list[Result]:
 
 async def _through(place: Path, weights: Path, gateways: int) -> tuple[list[Result], int]:
     document = real("b", weights, queue=QUEUE, idleSeconds=30)
-    limits = settings(limits={"connectionsPerAddressMax": 2 * CALLS})
+    limits = settings(limits={"connectionsPerAddressMax": CONNECTIONS_MAX})
     async with kit.serving(place, [limits, document], gateways=gateways) as one:
         await asyncio.sleep(1)  # the start of the gateways is not part of the burst
         results = await Client(one.url).run(shots("b"))

@@ -19,7 +19,7 @@ from pathlib import Path
 from autoscaler.model import Model
 from bench import kit, llamaswap
 from bench.documents import Document, body, model, real, settings
-from bench.kit import Figures, Serving, quantile, say, spread
+from bench.kit import Figures, quantile, say, spread
 from bench.picture import Series, picture
 from loadtest.client import Client
 from loadtest.result import Ending, Shot
@@ -57,10 +57,10 @@ async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
             subject = kit.model_of(document)
             sides: dict[str, Side] = {
                 "by hand": _by_hand(subject, place / "by-hand.log"),
-                "Pilotlight": _ours(one, subject),
+                "Pilotlight": _through(one.url, subject, one.zero),
             }
             if swap is not None:
-                sides[RIVAL] = _rival(swap, subject)
+                sides[RIVAL] = _through(swap.url, subject, swap.unload)
             took = await _rounds(sides, rounds)
             for name, taken in took.items():
                 overhead_ms, p95_ms = _row(f"+{delay_s:g} s", name, taken, took["by hand"])
@@ -140,23 +140,12 @@ def _by_hand(subject: Model, log: Path) -> Side:
     return side
 
 
-def _ours(one: Serving, subject: Model) -> Side:
+def _through(url: str, subject: Model, back_to_zero: Callable[[], Awaitable[None]]) -> Side:
     async def side() -> float:
-        client = Client(one.url)
+        client = Client(url)
         await client.open(1)
         took_s = await _first_byte_s(client, subject, time.monotonic())
-        await one.zero()
-        return took_s
-
-    return side
-
-
-def _rival(swap: llamaswap.Swap, subject: Model) -> Side:
-    async def side() -> float:
-        client = Client(swap.url)
-        await client.open(1)
-        took_s = await _first_byte_s(client, subject, time.monotonic())
-        await swap.unload()
+        await back_to_zero()
         return took_s
 
     return side

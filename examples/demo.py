@@ -1,8 +1,9 @@
 """`make demo`: two real models of one tiny real engine on one device that holds only one, from zero and back.
 
-It writes two models that each say their own sentence, starts `pilotlight serve`, sends 40 Calls through the official
-`openai` client, kills one engine with SIGKILL while it starts, checks every answer word for word, waits until nothing
-is left, and says what it cost. Everything it prints happened.
+It writes two models that each say their own sentence, serves them as two-models.yaml says (with shorter windows), sends
+40 Calls through the official `openai` client, kills one engine with SIGKILL while it starts, checks every answer word
+for word, waits until nothing is left, and says what it cost. Everything it prints happened. Ports and folder are its
+own, so that several can run at once; at the end nothing of it is left.
 """
 
 from __future__ import annotations
@@ -12,58 +13,35 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psutil
-from openai import AsyncOpenAI
+import yaml
+from openai import AsyncOpenAI, NotFoundError
 
+from autoscaler.documents import load
+from autoscaler.drivers.ports import HOST, Ports
+from autoscaler.drivers.probes import probe
 from loadtest import tinygguf
 from pilotlight import snippets
+from pilotlight.gathering import launcher
 
 ROOT = Path(__file__).parent.parent
-PLACE = ROOT / ".demo"
+EXAMPLE = Path(__file__).with_name("two-models.yaml")
 SENTENCES = {
     "ada": "Hello, I am Ada, asleep until you called.",
     "bob": "Bob here, I wake whenever somebody asks for me.",
 }
-DOCUMENTS = """\
-apiVersion: pilotlight.dev/v1alpha1
-kind: Settings
-devices: [{{name: gpu0, model: tiny, memory: 100Mi}}]
----
-apiVersion: pilotlight.dev/v1alpha1
-kind: Model
-metadata: {{name: ada}}
-spec:
-  engine: llama.cpp
-  artifact: file://{place}/ada.gguf
-  gpu: {{memory: 64Mi}}
-  slots: 4
-  args: [--threads=1]
-  idleSeconds: 1.5
-  residencySeconds: 0.5
----
-apiVersion: pilotlight.dev/v1alpha1
-kind: Model
-metadata: {{name: bob}}
-spec:
-  engine: llama.cpp
-  artifact: file://{place}/bob.gguf
-  gpu: {{memory: 64Mi}}
-  slots: 4
-  args: [--threads=1]
-  idleSeconds: 1.5
-  residencySeconds: 0.5
-"""
+WINDOWS = {"idleSeconds": 1.5, "residencySeconds": 0.5}
+"""Of both models, in place of the example's: short enough to watch."""
 COLD_ROUNDS = 3
 """Times each model is woken from nothing, alone: the cold start that is reported."""
 CALLS = 40
@@ -75,40 +53,34 @@ class Demo:
     def __init__(self, inference: str, operations: str, server: subprocess.Popen[bytes]) -> None:
         self.operations = operations
         self.server = server
-        self.client = AsyncOpenAI(base_url=f"{inference}/v1", api_key="none-needed", max_retries=0)
+        self.client = official(inference)
         self.completed = self.lost = self.wrong = 0
         self.cold_s: list[float] = []
         self.used_s = 0.0
 
     async def call(self, model: str) -> float:
-        """One streaming Call, checked word for word; seconds until its first token."""
-        started_s = time.perf_counter()
-        first_s: float | None = None
-        words: list[str] = []
+        """One Call, checked word for word; seconds until its first token."""
         try:
-            stream = await self.client.chat.completions.create(
-                model=model, messages=[{"role": "user", "content": "Who is there?"}], stream=True
-            )
-            async for chunk in stream:
-                piece = chunk.choices[0].delta.content if chunk.choices else None
-                if piece:
-                    first_s = first_s or time.perf_counter() - started_s
-                    words.append(piece)
+            first_s, said = await ask(self.client, model)
         except Exception as error:  # noqa: BLE001  whatever it is, the Call is lost, and the demo says so at its end
-            print(f"{clock()}  {model}  LOST: {type(error).__name__}: {error}", flush=True)
+            tell(f"{model}  LOST       {type(error).__name__}: {error}")
             self.lost += 1
-            return time.perf_counter() - started_s
-        said = "".join(words).strip()
+            return 0.0
         self.completed += said == SENTENCES[model]
         if said != SENTENCES[model]:
             self.wrong += 1
-            print(f"{clock()}  {model}  WRONG: {said!r}", flush=True)
-        return first_s or 0.0
+            tell(f"{model}  WRONG      {said!r}")
+        return first_s
 
     async def cold(self, model: str) -> None:
         """One Call from zero, alone on the device."""
         await self.zero()
-        self.cold_s.append(await self.call(model))
+        tell(f"{model}  parked     one Call waits, for nothing runs")
+        answered = self.completed
+        first_s = await self.call(model)
+        self.cold_s.append(first_s)
+        if self.completed > answered:
+            tell(f"{model}  answered   first word after {1000 * first_s:.0f} ms: {SENTENCES[model]}")
 
     async def zero(self) -> None:
         """Waits until no Replica is left."""
@@ -124,7 +96,7 @@ class Demo:
         """Adds up the seconds in which somebody holds the device."""
         last_s = time.perf_counter()
         while True:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
             held = bool(await asyncio.to_thread(self.replicas))
             now_s = time.perf_counter()
             self.used_s += (now_s - last_s) * held
@@ -137,7 +109,7 @@ class Demo:
                 with contextlib.suppress(psutil.Error):
                     if "PILOTLIGHT_REPLICA" in process.environ() and f"{model}.gguf" in " ".join(process.cmdline()):
                         process.send_signal(signal.SIGKILL)
-                        print(f"{clock()}  {model}  SIGKILL while it starts (pid {process.pid})", flush=True)
+                        tell(f"{model}  SIGKILL    while it starts (pid {process.pid})")
                         return
             await asyncio.sleep(0.002)
 
@@ -147,33 +119,60 @@ class Demo:
             for model in SENTENCES:
                 await self.cold(model)
         await self.zero()
-        print(f"{clock()}  both are called at once; the device holds only one; bob's engine is killed while it starts")
+        tell("both are called at once; the device holds only one; bob's engine is killed while it starts")
+        cold, rest = self.completed, CALLS - 2 * COLD_ROUNDS
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.kill_starting("bob"))
-            for number in range(CALLS - 2 * COLD_ROUNDS):
+            for number in range(rest):
                 tasks.create_task(self.call("ada" if number % 2 else "bob"))
                 await asyncio.sleep(0.02)
+        tell(f"{self.completed - cold} of {rest} are answered, each word for word")
 
 
-def clock() -> str:
-    """The time of day with milliseconds."""
-    return time.strftime("%H:%M:%S") + f".{time.time_ns() // 1_000_000 % 1000:03d}"
+def tell(words: str) -> None:
+    """A line that begins with the time of day, in milliseconds, as those of `serve` do."""
+    now = f"{time.strftime('%H:%M:%S')}.{time.time_ns() // 1_000_000 % 1000:03d}"
+    print(f"{now}  {words}\n", end="", flush=True)  # one write, or a line of `serve` may come in between
 
 
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        port: int = trial.getsockname()[1]
-        return port
+def official(url: str) -> AsyncOpenAI:
+    """The official client, which must not hide a failed Call by asking again."""
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key="none-needed", max_retries=0)
+
+
+async def ask(client: AsyncOpenAI, model: str) -> tuple[float, str]:
+    """One streaming Call: seconds until its first token, and all that was said."""
+    started_s = time.perf_counter()
+    first_s = 0.0
+    words: list[str] = []
+    stream = await client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": "Who is there?"}], stream=True
+    )
+    async for chunk in stream:
+        piece = chunk.choices[0].delta.content if chunk.choices else None
+        if piece:
+            first_s = first_s or time.perf_counter() - started_s
+            words.append(piece)
+    return first_s, "".join(words).strip()
+
+
+def documents(place: Path) -> str:
+    """The example's documents, with the weights of this run and its windows."""
+    found = list(yaml.safe_load_all(EXAMPLE.read_text()))
+    for document in found:
+        if document["kind"] == "Model":
+            document["spec"] |= {"artifact": f"file://{place}/{document['metadata']['name']}.gguf", **WINDOWS}
+    return yaml.safe_dump_all(found)
 
 
 @contextlib.contextmanager
-def serving(listen: str, ops: str) -> Iterator[subprocess.Popen[bytes]]:
+def serving(place: Path, listen: str, ops: str) -> Iterator[subprocess.Popen[bytes]]:
     """`pilotlight serve` in a process of its own, stopped at the end."""
-    command = [sys.executable, "-m", "pilotlight", "serve", "-c", str(PLACE / "two-models.yaml")]
-    command += ["--listen", listen, "--ops", ops, "--state", str(PLACE / "state")]
-    server = subprocess.Popen(command, cwd=ROOT, stdout=sys.stdout, stderr=sys.stderr)
+    (place / "documents.yaml").write_text(documents(place))
+    command = [sys.executable, "-m", "pilotlight", "serve", "-c", str(place / "documents.yaml")]
+    command += ["--listen", listen, "--ops", ops, "--state", str(place / "state")]
+    # In a group of its own: a Ctrl-C reaches this process alone, and a second signal would end `serve` at once.
+    server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0)
     try:
         yield server
     finally:
@@ -185,14 +184,16 @@ def serving(listen: str, ops: str) -> Iterator[subprocess.Popen[bytes]]:
             raise
 
 
-async def ready(url: str) -> None:
+async def ready(url: str, server: subprocess.Popen[bytes]) -> None:
     """Waits until the gateway answers."""
     for _ in range(600):
+        if server.poll() is not None:
+            break
         with contextlib.suppress(OSError):
             await asyncio.to_thread(urllib.request.urlopen, f"{url}/v1/models", None, 5)
             return
         await asyncio.sleep(0.05)
-    raise SystemExit("demo: pilotlight did not get ready in 30 s")
+    raise SystemExit("demo: pilotlight did not get ready within 30 s")
 
 
 @contextlib.asynccontextmanager
@@ -206,61 +207,42 @@ async def metered(demo: Demo) -> AsyncIterator[None]:
         await asyncio.gather(meter, return_exceptions=True)
 
 
-def engine_alone_s(model: str) -> float:
-    """The same engine started by hand: spawn to first token, polled every 2 ms."""
-    from autoscaler.documents import load
-    from pilotlight.gathering import launcher
-
-    (found,) = [m for m in load([("demo", (PLACE / "two-models.yaml").read_text())], {}).models if m.name == model]
-    port = free_port()
-    started = launcher()(found, "127.0.0.1", port)
+async def engine_alone_s(place: Path, model: str) -> float:
+    """The same engine started by hand and asked by the same client: from its spawn to its first token."""
+    (found,) = [m for m in load([("demo", documents(place))], {}).models if m.name == model]
+    port = Ports().choose(time.monotonic())
+    client, launch = official(f"http://{HOST}:{port}"), launcher()(found, HOST, port)
     started_s = time.perf_counter()
-    environment = {**os.environ, **started.env}
-    with subprocess.Popen(
-        started.argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as engine:
-        try:
-            return asyncio.run(first_token(port, started.readiness_path)) - started_s
-        finally:
-            engine.terminate()
+    engine = subprocess.Popen(
+        launch.argv, env={**os.environ, **launch.env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        async with asyncio.timeout(30):
+            while not await probe(HOST, port, launch.readiness_path):
+                if engine.poll() is not None:
+                    raise SystemExit(f"demo: the engine started by hand ended with status {engine.returncode}")
+                await asyncio.sleep(0.002)
+            start_s = time.perf_counter() - started_s
+            first_s, _ = await ask(client, model)
+            return start_s + first_s
+    finally:
+        engine.kill()
+        engine.wait()
 
 
-async def first_token(port: int, readiness_path: str) -> float:
-    """When the first token came, by hand."""
-    while True:
-        with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(f"GET {readiness_path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
-            head = await reader.read(64)
-            writer.close()
-            if b" 200 " in head:
-                break
-        await asyncio.sleep(0.002)
-    body = b'{"stream": true, "messages": [{"role": "user", "content": "Who is there?"}]}'
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-    while b'"content":"' not in await reader.readline():
-        pass
-    writer.close()
-    return time.perf_counter()
-
-
-async def play(inference: str, operations: str, server: subprocess.Popen[bytes], *, keep: bool) -> tuple[str, bool]:
+async def play(place: Path, inference: str, operations: str, server: subprocess.Popen[bytes]) -> tuple[str, bool]:
     """The whole run: its two last lines, and whether all went well."""
-    await ready(inference)
+    await ready(inference, server)
     demo = Demo(inference, operations, server)
+    with contextlib.suppress(NotFoundError):  # the client's first Call loads 50 ms of code, whatever it is answered
+        await ask(demo.client, "nobody")
     started_s = time.perf_counter()
     async with metered(demo):
         await demo.story()
         await demo.zero()
     both_s = len(SENTENCES) * (time.perf_counter() - started_s)
-    alone_ms = 1000 * statistics.median([await asyncio.to_thread(engine_alone_s, "ada") for _ in range(3)])
+    alone_ms = 1000 * statistics.median([await engine_alone_s(place, "ada") for _ in range(COLD_ROUNDS)])
     replicas = len(demo.replicas())
-    if keep:
-        print(f"\n{snippets.curl(inference, 'ada', key=False)}\n\n{snippets.python(inference, 'ada', key=False)}\n")
-        print(f"the operations page: {operations}/    (Ctrl-C ends it)", flush=True)
-        await asyncio.to_thread(server.wait)
     summary = (
         f"device-seconds: {demo.used_s:.1f} used, {both_s:.1f} if both were always on\n"
         f"demo: {CALLS} calls, {demo.completed} completed, {demo.lost} lost, {demo.wrong} from the wrong model; "
@@ -270,22 +252,43 @@ async def play(inference: str, operations: str, server: subprocess.Popen[bytes],
     return summary, (demo.completed, demo.lost, demo.wrong, replicas) == (CALLS, 0, 0, 0)
 
 
+def stay(inference: str, operations: str, server: subprocess.Popen[bytes]) -> None:
+    """Says what to try, and waits until `serve` ends."""
+    print(f"\n{snippets.curl(inference, 'ada', key=False)}\n\n{snippets.python(inference, 'ada', key=False)}\n")
+    print(f"the operations page: {operations}/    (Ctrl-C ends it)", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.wait()
+
+
 def main() -> None:
     """Sets the scene and plays."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="stay up afterwards")
     keep = parser.parse_args().keep
-    shutil.rmtree(PLACE, ignore_errors=True)
-    PLACE.mkdir()
-    for model, sentence in SENTENCES.items():
-        tinygguf.make(PLACE / f"{model}.gguf", sentence)
-    (PLACE / "two-models.yaml").write_text(DOCUMENTS.format(place=PLACE))
-    listen, ops = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    with serving(listen, ops) as server:
-        summary, well = asyncio.run(play(f"http://{listen}", f"http://{ops}", server, keep=keep))
-    print(summary)
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = HOST  # a proxy of the environment has no way to this machine
+    ports = Ports()
+    listen, ops = (f"{HOST}:{ports.choose(time.monotonic())}" for _ in range(2))
+    inference, operations = f"http://{listen}", f"http://{ops}"
+    with tempfile.TemporaryDirectory(prefix="pilotlight-demo-") as folder:
+        place = Path(folder)
+        for model, sentence in SENTENCES.items():
+            tinygguf.make(place / f"{model}.gguf", sentence)
+        with serving(place, listen, ops) as server:
+            summary, well = asyncio.run(play(place, inference, operations, server))
+            if keep:
+                print(summary)
+                stay(inference, operations, server)
+    if not keep:
+        print(summary)
     sys.exit(0 if well else 1)
 
 
 if __name__ == "__main__":
-    main()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(
+            number, signal.default_int_handler
+        )  # `serve` is stopped before this process ends, whatever ends it
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)  # 128 + SIGINT, as shells say it

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from autoscaler import inbox
 from autoscaler.metrics import Metrics
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica, ReplicaSeen, Seen, World
+from autoscaler.world import Replica, ReplicaSeen, Seen, Tick, World
+from tests.kit.folding import reported
 from tests.kit.observed import seen_of
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, device, gateway, level, model, replica, world
@@ -60,10 +63,32 @@ def test_the_names_that_are_promised_are_all_there() -> None:
         "pilotlight_start_failures": "counter",
         "pilotlight_decision_seconds": "histogram",
         "pilotlight_plan_seconds": "histogram",
+        "pilotlight_reports_merged": "counter",
         "pilotlight_actions": "counter",
         "pilotlight_slice_memory_bytes": "gauge",
         "pilotlight_leader": "gauge",
     }
+
+
+def test_a_decision_is_counted_from_the_report_whatever_the_driver_says_while_it_is_performed() -> None:
+    stepped = SteppedLoop(world([A], [device()], gateways=[gateway(levels=[level("a", 1)])]))
+    metrics = Metrics(lambda: stepped.loop.world)
+    stepped.loop.listeners.append(metrics.on_step)
+    stepped.driver.on_start = lambda of: stepped.loop.observe((seen(of, Seen.STARTING, T0),))
+    stepped.loop.observe((Tick(),))
+    stepped.now_s += 0.003
+    stepped.step()
+    assert Scrape(metrics.text())["pilotlight_decision_seconds_sum",] == pytest.approx(0.003)
+
+
+def test_merged_reports_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "INBOX_MAX", 2)
+    stepped = SteppedLoop(world([A], [device()]))
+    metrics = Metrics(lambda: stepped.loop.world)
+    stepped.loop.listeners.append(metrics.on_step)
+    stepped.step(*(reported(sequence) for sequence in range(1, 6)))
+    stepped.step()
+    assert Scrape(metrics.text())["pilotlight_reports_merged_total",] == 4.0
 
 
 def test_a_start_is_counted_with_its_seconds() -> None:

@@ -1,4 +1,4 @@
-"""Runs a driver for a test and keeps everything that it observes, in order."""
+"""What drivers say: runs one for a test and keeps everything that it observes, in order; and says the same by hand."""
 
 from __future__ import annotations
 
@@ -8,9 +8,22 @@ from contextlib import asynccontextmanager
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.base import Driver, Observation
-from autoscaler.world import ReplicaSeen, Seen, SlicesSeen, Synced
+from autoscaler.world import Replica, ReplicaSeen, Seen, SlicesSeen, Synced
 
 WAIT_S_MAX = 20.0
+
+
+def seen_of(
+    replica: Replica, seen: Seen, *, address: str = "", started_s: float | None = None, reason: str = "",
+    proof: str = "",
+) -> ReplicaSeen:  # fmt: skip
+    """What a driver says of a Replica that it was told to start."""
+    of = replica
+    return ReplicaSeen(
+        id=of.id, model=of.model, spec_hash=of.spec_hash, intent=of.intent, slices=of.slices, seen=seen,
+        memory_bytes=of.memory_bytes, compute_percent=of.compute_percent, slots=of.slots,
+        address=address, started_s=started_s, reason=reason, proof=proof,
+    )  # fmt: skip
 
 
 class Observed:

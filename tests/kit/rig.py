@@ -126,7 +126,7 @@ class Client:
                 return status, fields, await self.reader.readexactly(int(fields["content-length"]))
             if fields.get("transfer-encoding") != "chunked":
                 return status, fields, await self.reader.read()
-            return status, fields, b"".join([piece async for piece in self._chunks()])
+            return status, fields, await self.chunks()
 
     async def chunk(self) -> bytes:
         """The content of the next chunk; nothing at the end."""
@@ -134,14 +134,17 @@ class Client:
             size = int(await self.reader.readuntil(b"\r\n"), 16)
             return (await self.reader.readexactly(size + 2))[:-2]
 
+    async def chunks(self) -> bytes:
+        """The content of all chunks, to their end."""
+        pieces = []
+        while piece := await self.chunk():
+            pieces.append(piece)
+        return b"".join(pieces)
+
     async def rest(self) -> bytes:
         """All that comes until the gateway closes."""
         async with asyncio.timeout(5):
             return await self.reader.read()
-
-    async def _chunks(self) -> AsyncIterator[bytes]:
-        while piece := await self.chunk():
-            yield piece
 
     def leave(self) -> None:
         """Gone at once."""

@@ -18,16 +18,11 @@ from autoscaler.contract import ModelName
 from autoscaler.engines import ENGINES, available, launch
 from autoscaler.model import Model, ModelSpec
 from loadtest import tinygguf
+from tests.kit.serving import free_port
 
 SENTENCE = "Hello, I am Ada, asleep until you called."
 START_S = 20.0
 ASK = {"model": "ada", "max_tokens": 50, "messages": [{"role": "user", "content": "Who are you?"}]}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def post(port: int, path: str, body: dict[str, object]) -> tuple[int, bytes]:

@@ -1,0 +1,111 @@
+"""The demo as `make demo` runs it: it ends well, says so in its last two lines, shows every step and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from tests.kit.serving import describe, running
+
+pytestmark = pytest.mark.xdist_group("demo")  # all tests look at one run
+ROOT = Path(__file__).resolve().parents[2]
+S_MAX = 45.0
+OURS = "WHOSE_DEMO"
+"""A variable that every process of one run inherits, so that each is found, whoever its parent is."""
+LAST_TWO = re.compile(
+    r"device-seconds: (\d+\.\d) used, (\d+\.\d) if both were always on\n"
+    r"demo: 40 calls, 40 completed, 0 lost, 0 from the wrong model; "
+    r"cold start median \d+ ms \(engine alone \d+ ms\); replicas now: 0\n"
+)
+STEP = re.compile(r"^\d\d:\d\d:\d\d\.\d{3}  (ada|bob) +(\S+) +(.*)$", re.MULTILINE)
+TOLD = {"parked", "answered", "SIGKILL"}
+"""What the demo says itself; the other steps are said by `serve`."""
+THREE_TIMES_FROM_ZERO = 3 * ["starting", "ready", "draining", "stopping", "gone"]
+
+
+class Run(NamedTuple):
+    """One demo that has ended."""
+
+    status: int
+    out: str
+    err: str
+    left: list[str]
+    """Processes of it that were still there."""
+
+    def steps(self, model: str, *, told: bool) -> list[str]:
+        """What a model went through, in order, as the demo told it or as `serve` did."""
+        return [step for name, step, _ in STEP.findall(self.out) if name == model and (step in TOLD) == told]
+
+
+def marked(token: str) -> list[int]:
+    """Living processes with this value of OURS in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(OURS) == token and running(process.pid):
+                found.append(process.pid)
+        except psutil.Error:
+            continue  # it ended meanwhile, or is not ours to read
+    return found
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """One run for all of this module."""
+    assert "\t@$(PY) -m examples.demo " in (ROOT / "Makefile").read_text()
+    token = uuid.uuid4().hex
+    command = [sys.executable, "-m", "examples.demo"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, OURS: token}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        out, err = process.communicate(timeout=S_MAX)
+        yield Run(process.returncode, out, err, [describe(pid) for pid in marked(token)])
+    finally:
+        for pid in marked(token):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_it_ends_well_and_its_last_two_lines_say_so(run: Run) -> None:
+    assert run.status == 0, run.out + run.err
+    last = LAST_TWO.fullmatch("".join(run.out.splitlines(keepends=True)[-2:]))
+    assert last is not None, run.out
+    assert 0 < float(last[1]) < float(last[2])
+
+
+def test_no_process_and_no_file_of_it_is_left(run: Run) -> None:
+    assert run.left == []
+    state = re.search(r"state in (\S+)", run.err)
+    assert state is not None
+    assert not Path(state[1]).parent.exists()
+    assert run.err.endswith("pilotlight: stopped\n")
+
+
+@pytest.mark.parametrize("model", ["ada", "bob"])
+def test_each_model_is_seen_to_wake_answer_and_go_back_to_zero(run: Run, model: str) -> None:
+    assert run.steps(model, told=True)[:6] == 3 * ["parked", "answered"]
+    assert run.steps(model, told=False)[:15] == THREE_TIMES_FROM_ZERO
+    assert run.steps(model, told=False)[-1] == "gone"
+
+
+def test_the_engine_that_is_killed_while_it_starts_is_seen_and_started_again(run: Run) -> None:
+    assert run.steps("bob", told=True)[6:] == ["SIGKILL"]
+    after = [step for step in run.steps("bob", told=False)[15:] if step != "stopping"]  # the dead may be gone before it
+    assert after[:5] == ["starting", "failed", "gone", "starting", "ready"]
+    assert ("bob", "failed", "was killed by SIGKILL") in STEP.findall(run.out)
+
+
+def test_the_two_are_seen_to_take_turns_on_the_device(run: Run) -> None:
+    reasons = {(model, reason.split(":")[0]) for model, step, reason in STEP.findall(run.out) if step == "draining"}
+    assert ("bob", "make room for ada") in reasons
