@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from autoscaler.contract import CatalogueDelta, RoutesDelta
+from autoscaler.contract import CatalogueDelta, RoutesDelta, decoder
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +68,6 @@ def write(path: Path, known: Known) -> None:
 def read(path: Path) -> Known | None:
     """What was kept; None when there is nothing. Raises msgspec.DecodeError or OSError when it cannot be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Known)
+        return decoder(Known)(path.read_bytes())
     except FileNotFoundError:
         return None

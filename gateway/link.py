@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import msgspec
 
-from autoscaler.contract import Report, ReportAnswer
+from autoscaler.contract import Report, ReportAnswer, decoder
 from gateway.sync import LinkError
 
 REPORT_TIMEOUT_S = 2.0
@@ -16,7 +16,7 @@ STREAM_SILENT_S = 3.0
 LINE_BYTES_MAX = 64 << 20
 
 _encode = msgspec.json.Encoder().encode
-_decode_answer = msgspec.json.Decoder(ReportAnswer).decode
+_decode_answer = decoder(ReportAnswer)
 
 
 class HttpLink:

@@ -1,7 +1,8 @@
 """What a gateway still takes when its memory runs short: first no cold Calls, then none at all. Pure.
 
-Owns the steps, which are Envoy's overload manager's in small (https://www.envoyproxy.io/docs/envoy/latest/configuration/
-operations/overload_manager): what runs is never killed for it. Knows nothing of where the numbers come from.
+Owns the steps, which every proxy in front of engines needs in some form (Envoy calls it overload:
+https://www.envoyproxy.io/docs/envoy/latest/configuration/operations/overload_manager); what runs is never killed for
+it. It must not know where the numbers come from.
 """
 
 from __future__ import annotations

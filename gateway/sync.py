@@ -2,8 +2,8 @@
 
 Owns the connections to the autoscalers and the pace of the reports; decides nothing. Every autoscaler gets every one;
 dispatch ignores Routes of older epochs, so whoever leads is heard. What fails is tried again with a growing, jittered
-pause; meanwhile the gateway serves from what it knows. What it knows is kept in a 0600 file, from which a gateway that
-restarts while no autoscaler answers serves at once.
+pause; meanwhile the gateway serves from what it knows. What it knows is kept in a 0600 file, from the moment that it is
+whole; from it a gateway that restarts while no autoscaler answers serves at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta
+from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta, decoder
 from gateway import kept
 from gateway.reporting import Pace
 
@@ -94,6 +94,9 @@ class Sync:
         self._jitter = jitter
         self._known = kept.Known()
         self._unfolded: list[CatalogueDelta | RoutesDelta] = []
+        self._heard: set[type[CatalogueDelta | RoutesDelta]] = set()
+        self._whole = asyncio.Event()
+        """Both were heard."""
 
     def edge(self) -> None:
         """Something happened that the autoscaler should know at once."""
@@ -131,10 +134,15 @@ class Sync:
         self._follower.routes(delta)
         if delta.full:
             self.edge()  # a leader that just came, or came back, waits for our levels
+        else:
+            self._poke.set()  # others may wait now: reports are due more often then
 
     def _remember(self, delta: CatalogueDelta | RoutesDelta) -> None:
         """Puts it aside for `_keep`: folding the whole for every moved hold would cost more than the hold."""
         self._unfolded.append(delta)
+        self._heard.add(type(delta))
+        if self._heard == {CatalogueDelta, RoutesDelta}:
+            self._whole.set()
         if len(self._unfolded) >= UNFOLDED_MAX:
             self._fold()
 
@@ -148,7 +156,7 @@ class Sync:
 
     async def _follow(self, link: Link, path: str, kind: type[T], take: Callable[[T], None]) -> None:
         retry_s = RETRY_S_MIN
-        decode = msgspec.json.Decoder(kind).decode
+        decode = decoder(kind)
         while True:
             try:
                 async for line in link.lines(path):
@@ -160,25 +168,35 @@ class Sync:
             retry_s = min(retry_s * 2, RETRY_S_MAX)
 
     async def _keep(self, path: Path) -> None:
-        """Serves from the file if no autoscaler answers at the start; then keeps the file true."""
-        await asyncio.sleep(KEEP_S)
-        if not self._unfolded:
-            try:
-                known = kept.read(path)
-            except (OSError, msgspec.DecodeError) as error:
-                log.warning("event=kept_unreadable error=%s", type(error).__name__)
-                known = None
-            if known is not None:
-                log.warning("event=serving_from_kept models=%d", len(known.catalogue.models))
-                self._follower.restored(known.catalogue, known.routes)
+        """Serves from the file if no autoscaler answers at the start; once it has heard all, keeps the file true."""
+        try:
+            async with asyncio.timeout(KEEP_S):
+                await self._whole.wait()
+        except TimeoutError:
+            if not self._heard:
+                self._restore(path)
+        await self._whole.wait()
+        written = kept.Known()
         while True:
-            if self._unfolded:
-                self._fold()
+            self._fold()
+            if self._known is not written:
+                written = self._known
                 try:
-                    await asyncio.to_thread(kept.write, path, self._known)
+                    await asyncio.to_thread(kept.write, path, written)
                 except OSError as error:
                     log.warning("event=kept_unwritable error=%s", type(error).__name__)
             await asyncio.sleep(KEEP_S)
+
+    def _restore(self, path: Path) -> None:
+        """The follower serves from the file, if there is one that can be read."""
+        try:
+            known = kept.read(path)
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("event=kept_unreadable error=%s", type(error).__name__)
+            return
+        if known is not None:
+            log.warning("event=serving_from_kept models=%d", len(known.catalogue.models))
+            self._follower.restored(known.catalogue, known.routes)
 
     async def _report(self, links: Sequence[Link]) -> None:
         """Sends when due. A link that is still sending is skipped: levels make the next report say it all."""

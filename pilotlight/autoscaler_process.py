@@ -20,7 +20,7 @@ from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.histories import HistoryFile
 from autoscaler.drivers.local import LocalDriver
 from autoscaler.drivers.processes import become_subreaper
-from autoscaler.drivers.records import StateDirectory, StateError, replace_file
+from autoscaler.drivers.records import StateDirectory, StateError
 from autoscaler.log import Log
 from autoscaler.loop import Loop
 from autoscaler.metrics import Metrics
@@ -76,7 +76,7 @@ async def serve(options: AutoscalerOptions) -> None:
     become_subreaper()
     histories = HistoryFile(state, clock, time.time)
     driver = LocalDriver(state, launcher(), Devices(documents.settings.devices), clock)
-    loop = Loop(World(epoch=next_epoch(state), leading_since_s=clock()), driver, clock)
+    loop = Loop(World(epoch=state.next_epoch(), leading_since_s=clock()), driver, clock)
     log = Log()
     metrics = Metrics(lambda: loop.world)
     loop.listeners += [lambda step: log.extend(step.transitions), metrics.on_step, Narrator().on_step]
@@ -112,18 +112,6 @@ async def serve(options: AutoscalerOptions) -> None:
     save(histories, loop, at_once=True)
     for runner in runners:
         await runner.cleanup()
-
-
-def next_epoch(state: StateDirectory) -> int:
-    """One more than any leader of this state directory had."""
-    path = state.path / "epoch"
-    text = path.read_text().strip() if path.exists() else "0"
-    if not text.isdecimal():
-        raise StateError(
-            f"{path} holds no number: write one above every earlier epoch into it, such as {int(time.time())}"
-        )
-    replace_file(path, f"{int(text) + 1}\n".encode(), durable=True)
-    return int(text) + 1
 
 
 def read(options: AutoscalerOptions, known: Mapping[ModelName, Model] = NONE_KNOWN) -> Documents:

@@ -16,7 +16,8 @@ LOOK_S = 5.0
 class EventFile:
     """An append-only file behind one descriptor that stays the same when the file is replaced.
 
-    A disk that takes nothing costs events, never Calls: then `fd` is None, or goes on naming the old file.
+    A disk that takes nothing costs events, never Calls: then `fd` is None, or the file that cannot be replaced is
+    emptied.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,12 +35,13 @@ class EventFile:
     async def keep_small(self) -> None:
         """Replaces the file whenever it is over its bound, until cancelled."""
         while self.fd is not None:
-            await asyncio.sleep(LOOK_S)
             if os.fstat(self.fd).st_size > BYTES_MAX:
                 try:
                     self._replace(self.fd)
                 except OSError as error:
-                    say(f"{self._path} is over its bound and cannot be replaced: {error.strerror}")
+                    say(f"{self._path} is over its bound, cannot be replaced ({error.strerror}) and is emptied")
+                    os.ftruncate(self.fd, 0)
+            await asyncio.sleep(LOOK_S)
 
     def _replace(self, fd: int) -> None:
         if self._path.exists():

@@ -96,7 +96,7 @@ async def serve(options: GatewayOptions) -> None:
         background = [following, tasks.create_task(front.run())]
         if events is not None:
             background.append(tasks.create_task(events.keep_small()))
-        await informed(front)
+        await informed(front, stop)
         server = await loop.create_server(
             front.connection, sock=process.socket_of(options.listen_fd, options.listen), backlog=BACKLOG
         )
@@ -111,15 +111,17 @@ async def serve(options: GatewayOptions) -> None:
     await runner.cleanup()
 
 
-async def informed(front: Front) -> None:
+async def informed(front: Front, stop: asyncio.Event) -> None:
     """Waits until it knows what exists: a Call that came sooner would be told that its Model does not.
 
-    Meanwhile connections wait in the listening socket. One that is never told serves what needs no knowledge.
+    Meanwhile connections wait in the listening socket. One that is never told serves what needs no knowledge; one that
+    shall stop waits no longer.
     """
-    try:
-        async with asyncio.timeout(INFORMED_S_MAX):
-            await front.informed.wait()
-    except TimeoutError:
+    waits = [asyncio.create_task(event.wait()) for event in (front.informed, stop)]
+    done, rest = await asyncio.wait(waits, timeout=INFORMED_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+    for wait in rest:
+        wait.cancel()
+    if not done:
         log.warning("event=uninformed seconds=%g", INFORMED_S_MAX)
 
 

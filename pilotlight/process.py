@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import logging
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Coroutine
 
 from pilotlight.listen import Address, listeners
+from pilotlight.quiet import QuietStderr
 
 PR_SET_PDEATHSIG = 1
 
@@ -79,6 +81,7 @@ def settle() -> None:
 
 def run(main: Coroutine[object, object, None]) -> None:
     """Runs `main` on uvloop where it is installed (not on Windows), else on asyncio's own loop."""
+    logging.getLogger().addHandler(logging.StreamHandler(QuietStderr()))
     try:
         import uvloop
     except ImportError:

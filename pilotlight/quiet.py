@@ -1,6 +1,7 @@
 """Writes a line for a person without ever waiting for one: a stopped terminal or an unread pipe must stop nothing.
 
-Owns that one write. Who calls it counts what was not shown, where that matters.
+Owns that one write, and sends what libraries log the same way. Who calls it counts what was not shown, where that
+matters.
 """
 
 from __future__ import annotations
@@ -27,3 +28,21 @@ def write_line(fd: int, line: str) -> bool:
 def say(text: str) -> None:
     """A line on standard error, in the command's name."""
     write_line(sys.stderr.fileno(), f"pilotlight: {text}")
+
+
+def show(text: str) -> None:
+    """Lines on standard output."""
+    for line in text.splitlines():
+        write_line(sys.stdout.fileno(), line)
+
+
+class QuietStderr:
+    """Standard error as a stream for `logging`, whose own would wait until somebody reads."""
+
+    def write(self, text: str) -> None:
+        """Line by line."""
+        for line in text.splitlines():
+            write_line(sys.stderr.fileno(), line)
+
+    def flush(self) -> None:
+        """Nothing is held back."""

@@ -15,12 +15,12 @@ import click
 import msgspec
 
 from autoscaler.documents import Documents, to_yaml
-from autoscaler.drivers.records import StateDirectory, StateError, replace_file
+from autoscaler.drivers.records import InUseError, StateDirectory, StateError, replace_file
 from autoscaler.settings import Limits
 from pilotlight import snippets
 from pilotlight.gathering import gather, needs_tenant
 from pilotlight.listen import Address, check_operations, listeners
-from pilotlight.quiet import say
+from pilotlight.quiet import say, show
 from pilotlight.supervisor import Role, Supervisor
 
 DOCUMENTS_FILE = "documents.yaml"
@@ -51,8 +51,10 @@ def run(options: ServeOptions) -> int:
     check(options, documents)
     try:
         state = StateDirectory.open(options.state)
-    except StateError as error:
+    except InUseError as error:
         raise click.ClickException(str(error)) from None
+    except StateError as error:
+        raise click.UsageError(str(error)) from None
     with contextlib.closing(state):
         inference = listeners(options.listen, options.gateways)
         operations = listeners(options.ops, 1)[0]
@@ -173,5 +175,4 @@ def welcome(documents: Documents, listen: Address, ops: Address) -> None:
     key = documents.settings.auth == "keys" or (documents.settings.auth == "auto" and bool(documents.tenants))
     name = documents.models[0].name
     say(f"ready on {listen.url} (operations: {ops.url}); every model is at zero until it is called")
-    with contextlib.suppress(OSError):  # nobody reads what it says, and that is no reason not to serve
-        click.echo(f"\n{snippets.curl(listen.url, name, key=key)}\n\n{snippets.python(listen.url, name, key=key)}\n")
+    show(f"\n{snippets.curl(listen.url, name, key=key)}\n\n{snippets.python(listen.url, name, key=key)}\n\n")

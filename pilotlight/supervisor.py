@@ -148,7 +148,8 @@ class Supervisor:
     def _stop(self, status: int = 0) -> int:
         """Gateways first, so that nothing new arrives; then the autoscaler. A second signal ends all at once.
 
-        A child that hangs is killed; engines that are left then are adopted by the next start.
+        A child that hangs is killed; engines that are left then are adopted by the next start. Then, and when the
+        autoscaler failed to stop them, the status is 1.
         """
         say("stopping: running calls finish, waiting ones are answered; press Ctrl-C again to end at once")
         for gateway in self._gateways:
@@ -171,6 +172,9 @@ class Supervisor:
                     child.process.kill()
                     child.process.wait()
                     status = 1
+        if self._autoscaler.process is not None and self._autoscaler.process.poll():
+            say("the autoscaler could not stop the engines: those that are left are adopted by the next start")
+            status = status or 1
         say("stopped")
         return status
 

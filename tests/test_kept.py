@@ -85,6 +85,7 @@ def test_the_file_is_private_whole_and_read_back_equal(tmp_path: Path) -> None:
 def test_no_file_is_nothing_known_and_a_broken_one_is_said_to_be(tmp_path: Path) -> None:
     path = tmp_path / "g1.kept.json"
     assert kept.read(path) is None
-    path.write_text('{"catalogue": 3}')
-    with pytest.raises(msgspec.DecodeError):
-        kept.read(path)
+    for broken in (b'{"catalogue": 3}', b'{"later":' + b"[" * 5000, b'{"catalogue":{"epoch":"\xff"}}'):
+        path.write_bytes(broken)
+        with pytest.raises(msgspec.DecodeError):
+            kept.read(path)

@@ -66,7 +66,7 @@ async def test_an_engine_that_accepts_and_says_nothing_costs_one_timeout(
     monkeypatch.setattr(probes, "PROBE_SECONDS_MAX", 0.05)
     began_s = time.monotonic()
     assert not await probe(HOST, listener.getsockname()[1], "/")
-    assert time.monotonic() - began_s < 1.0
+    assert time.monotonic() - began_s < 5.0
 
 
 async def test_a_full_accept_queue_costs_one_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

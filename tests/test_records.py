@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.records import Record, StateDirectory, StateError
+from autoscaler.drivers.records import EPOCH, InUseError, Record, StateDirectory, StateError
 
 
 def record(name: str) -> Record:
@@ -28,7 +28,7 @@ def test_it_is_made_for_its_owner_only_and_keeps_its_name(tmp_path: Path) -> Non
 
 def test_a_second_owner_is_refused_in_one_line_that_names_the_first(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path / "s")
-    with pytest.raises(StateError) as refused:
+    with pytest.raises(InUseError) as refused:
         StateDirectory.open(tmp_path / "s")
     pid = (tmp_path / "s" / "lock").read_text().strip()
     expected = f"another pilotlight uses {tmp_path}/s (pid {pid}): stop it, or name another directory with --state"
@@ -47,6 +47,31 @@ def test_a_newer_or_foreign_directory_is_refused_untouched(tmp_path: Path, versi
         assert why in str(refused.value)
         assert str(tmp_path) in str(refused.value)
     assert [p.name for p in tmp_path.iterdir()] == ["version"]
+
+
+@pytest.mark.parametrize("name", ["version", "installation", EPOCH])
+@pytest.mark.parametrize("content", [b"", b"-1", b"0x1\n", b"\xff", b"0123456789abcdeg"])
+def test_a_broken_file_is_refused_by_its_name_and_left_as_it_is(tmp_path: Path, name: str, content: bytes) -> None:
+    state = StateDirectory.open(tmp_path)
+    assert [state.next_epoch(), state.next_epoch()] == [1, 2]
+    state.close()
+    (tmp_path / name).write_bytes(content)
+    for _ in range(2):  # the refusal gave the lock back
+        with pytest.raises(StateError) as refused:
+            StateDirectory.open(tmp_path)
+        assert not isinstance(refused.value, InUseError)
+        assert f"{tmp_path / name} holds no " in str(refused.value)
+        assert (tmp_path / name).read_bytes() == content
+
+
+def test_epochs_go_on_and_one_that_cannot_be_written_down_is_not_given(tmp_path: Path) -> None:
+    state = StateDirectory.open(tmp_path)
+    (tmp_path / EPOCH).write_text("1700000000\n")
+    assert state.next_epoch() == 1700000001
+    (tmp_path / f".{EPOCH}.new").mkdir()
+    with pytest.raises(StateError, match="epoch cannot be written"):
+        state.next_epoch()
+    state.close()
 
 
 def test_one_that_cannot_be_written_is_refused_with_the_fix(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.records import StateDirectory, replace_file
+from autoscaler.drivers.records import StateDirectory, move_aside, replace_file
 from autoscaler.world import History
 
 EVERY_S = 60.0
@@ -64,12 +64,8 @@ class HistoryFile:
         except FileNotFoundError:
             return {}, ""
         except (OSError, ValueError) as error:
-            aside = self._path.with_suffix(".broken")
-            self._path.rename(aside)
-            return (
-                {},
-                f"{self._path} cannot be read ({error}): moved to {aside}; nothing is remembered of earlier starts",
-            )
+            moved = move_aside(self._path)
+            return {}, f"{self._path} cannot be read ({error}): {moved}; nothing is remembered of earlier starts"
         saved_s = self._clock() - max(0.0, self._wall() - file.saved_unix_s)
         return {name: _move(history, saved_s) for name, history in file.histories.items()}, ""
 

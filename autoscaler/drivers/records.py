@@ -2,14 +2,16 @@
 
     STATE/version      of this layout; a newer one is refused
     STATE/installation names this installation in the marks of its processes; made once
+    STATE/epoch        of the last leader; none is ever used twice
     STATE/lock         held (flock) by the one process that owns the directory, with its pid inside
     STATE/replicas/    one record per Replica, written before its process exists and again with its pid
     STATE/logs/        one log per Replica
     STATE/run/         sockets
 
 Files are replaced whole (a temporary one is renamed), so a crash leaves the old or the new. Only what must outlive a
-power cut is synced (`durable`): version and installation here, the epoch and stored keys elsewhere. Records are not,
-since no process outlives the machine. A record that cannot be read is moved aside and reported, never fatal.
+power cut is synced (`durable`): version, installation and epoch here, stored keys elsewhere. Records are not, since no
+process outlives the machine. A record that cannot be read is moved aside and reported, never fatal. The other files
+are never guessed at: engines that run depend on them, so `open` refuses, naming the file and the fix.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import secrets
+import time
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
@@ -28,12 +32,20 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.world import SliceId
 
 VERSION = 1
+EPOCH = "epoch"
+INSTALLATION = re.compile(r"[0-9a-f]{16}")
+TEXT_BYTES_MAX = 64
+"""What is read of version, installation and epoch."""
 NAME_CHARACTERS_MAX = 150
 """Longer ids become a hash in file names, which may have 255 bytes."""
 
 
 class StateError(Exception):
     """The state directory cannot be used. `str()` is one line that names it as it was given, and the fix."""
+
+
+class InUseError(StateError):
+    """Another process owns it: nothing is wrong with it."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +87,7 @@ class StateDirectory:
             _check_version(given)
             lock_fd = _lock(given)
             try:
+                _epoch(given)
                 for part in ("replicas", "logs", "run"):
                     (given / part).mkdir(mode=0o700, exist_ok=True)
                 replace_file(given / "version", f"{VERSION}\n".encode(), durable=True)
@@ -85,7 +98,7 @@ class StateDirectory:
                 os.close(lock_fd)
                 raise
         except OSError as error:
-            why = error.strerror or type(error).__name__
+            why = f"{error.filename or path}: {error.strerror or type(error).__name__}"
             raise StateError(
                 f"state directory {path} cannot be used ({why}): name a writable one with --state"
             ) from error
@@ -105,6 +118,15 @@ class StateDirectory:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+    def next_epoch(self) -> int:
+        """One more than any leader of this state directory had; never given again. Raises StateError."""
+        epoch = _epoch(self.path) + 1
+        try:
+            replace_file(self.path / EPOCH, f"{epoch}\n".encode(), durable=True)
+        except OSError as error:
+            raise StateError(f"{self.path / EPOCH} cannot be written ({error.strerror}): look at its disk") from error
+        return epoch
 
     @property
     def mark_prefix(self) -> str:
@@ -138,9 +160,7 @@ class StateDirectory:
                     raise ValueError("it names another Replica")  # noqa: TRY301 - handled as every other fault of it
                 good.append(record)
             except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-                aside = path.with_suffix(".broken")
-                path.rename(aside)
-                broken.append(f"the record {path} cannot be read ({error}): moved to {aside}")
+                broken.append(f"the record {path} cannot be read ({error}): {move_aside(path)}")
         return tuple(good), tuple(broken)
 
     def _record(self, replica: ReplicaId) -> Path:
@@ -170,13 +190,27 @@ def replace_file(path: Path, content: bytes, *, over: bool = True, durable: bool
     temporary.rename(path)
 
 
-def _check_version(path: Path) -> None:
+def move_aside(path: Path) -> str:
+    """Renames a file that cannot be read to *.broken, and says so; where even that fails it stays."""
+    aside = path.with_suffix(".broken")
     try:
-        text = (path / "version").read_text().strip()
+        path.rename(aside)
+    except OSError as error:
+        return f"it cannot be moved aside either ({error.strerror})"
+    return f"moved to {aside}"
+
+
+def _check_version(path: Path) -> None:
+    file = path / "version"
+    try:
+        text = _text(file)
     except FileNotFoundError:
         return
     if not text.isdecimal() or int(text) < 1:
-        raise StateError(f"state directory {path} is not one of Pilotlight's: name another with --state")
+        raise StateError(
+            f"{file} holds no layout number: {path} is not one of Pilotlight's (name another with --state), or it is "
+            f"damaged (write {VERSION} into that file)"
+        )
     if int(text) > VERSION:
         raise StateError(
             f"state directory {path} is of a newer Pilotlight (layout {text}, this one knows {VERSION}): "
@@ -185,23 +219,45 @@ def _check_version(path: Path) -> None:
 
 
 def _installation(path: Path) -> str:
-    name = (path / "installation").read_text().strip()
-    if not name:
+    file = path / "installation"
+    name = _text(file)
+    if not INSTALLATION.fullmatch(name):
         raise StateError(
-            f"state directory {path} is damaged ({path / 'installation'} is empty): name another with --state"
+            f"state directory {path} is damaged ({file} holds no installation's name): name another with --state, or "
+            "remove that file when none of its engines runs any more"
         )
     return name
 
 
+def _epoch(path: Path) -> int:
+    """Of the last leader; 0 before the first."""
+    file = path / EPOCH
+    try:
+        text = _text(file)
+    except FileNotFoundError:
+        return 0
+    if not text.isdecimal():
+        raise StateError(
+            f"{file} holds no number: write one above every earlier epoch into it, such as {int(time.time())}"
+        )
+    return int(text)
+
+
+def _text(file: Path) -> str:
+    """Of one of the small files. Raises OSError; bytes that are no text are none that we wrote."""
+    with file.open("rb") as opened:
+        return opened.read(TEXT_BYTES_MAX).decode(errors="replace").strip()
+
+
 def _lock(path: Path) -> int:
-    """Returns the descriptor that holds the lock. Raises StateError when another process does, OSError otherwise."""
+    """Returns the descriptor that holds the lock. Raises InUseError when another process does, OSError otherwise."""
     fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         pid = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
-        raise StateError(
+        raise InUseError(
             f"another pilotlight uses {path} (pid {pid}): stop it, or name another directory with --state"
         ) from None
     os.ftruncate(fd, 0)

@@ -125,11 +125,15 @@ class Serving:
         given = ("-c", str(self.config), "--state", str(self.state), *ports, *self.options)
         return [sys.executable, "-m", "pilotlight", "serve", *given]
 
+    def begin_start(self) -> None:
+        """Starts it and waits for nothing."""
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
     async def start(self) -> None:
         """Returns when it says that it is ready."""
         said = self.said().count("ready on")
-        with self.output.open("ab") as output:
-            self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        self.begin_start()
         await until(
             "serve says that it is ready", lambda: self.said().count("ready on") > said or self._ended(), START_S
         )

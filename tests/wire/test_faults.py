@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from autoscaler.contract import Clocks
+from gateway.front import CALLS_SWEEP_S
 from gateway.limits import Limits
 from tests.kit.engine import (
     CLOSE,
@@ -28,6 +29,7 @@ from tests.kit.engine import (
     event,
 )
 from tests.kit.rig import rig
+from tests.kit.waiting import until
 
 
 async def test_an_engine_that_closes_idle_connections_costs_nothing() -> None:
@@ -267,7 +269,7 @@ async def test_a_client_that_leaves_ends_the_engines_work_at_once(script: Script
             client.writer.write_eof()
         else:
             client.writer.close()
-        async with asyncio.timeout(0.1):
+        async with asyncio.timeout(1):
             await engine.left.wait()
         assert one.in_use() == 0
         assert b'outcome="abandoned"' in one.front.metrics()
@@ -298,8 +300,26 @@ async def test_a_document_that_ends_with_the_connection_is_passed_on() -> None:
         assert (status, body) == (200, b'{"choices": []}')
 
 
-async def test_a_document_that_the_end_of_the_connection_cuts_is_not_given_an_end() -> None:
-    async with ScriptedEngine(until_close(b'{"choices": [{"mess')) as engine, rig(engine.address) as one:
+@pytest.mark.parametrize("said", [b'{"choices": [{"mess', b""])
+async def test_a_document_that_the_end_of_the_connection_cuts_is_not_given_an_end(said: bytes) -> None:
+    async with ScriptedEngine(until_close(said)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()
         assert not (await client.rest()).endswith(b"0\r\n\r\n")
+
+
+async def test_reports_say_when_an_engine_last_sent_something() -> None:
+    async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD, delta("b"), HOLD)) as engine, rig(engine.address) as one:
+
+        def age_s() -> float | None:
+            (use,) = one.front.report().replicas
+            return use.last_byte_age_s
+
+        assert age_s() is None
+        client = await one.client()
+        client.call(stream=True)
+        await client.head()
+        await until("the first byte is noted", lambda: age_s() is not None)
+        await until("nothing has come since", lambda: (age_s() or 0.0) > 2 * CALLS_SWEEP_S)
+        engine.release.set()
+        await until("the second is noted", lambda: (age_s() or 0.0) < CALLS_SWEEP_S)

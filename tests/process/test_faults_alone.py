@@ -1,0 +1,164 @@
+"""Nobody is there: no autoscaler for a gateway that comes back, nobody who reads what `serve` says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from autoscaler.contract import LEADER_SILENT_S
+from loadtest.result import Ending
+from tests.kit.serving import STOP_S, Serving, fake, free_port, serving, shot
+from tests.kit.waiting import until
+
+PIPE_BYTES = 4096
+
+
+@asynccontextmanager
+async def no_autoscaler(one: Serving, how: str) -> AsyncIterator[None]:
+    """Inside, it hangs; or it dies as often as it is started, for its documents are broken."""
+    if how == "hangs":
+        autoscaler = one.autoscaler()
+        os.kill(autoscaler, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(autoscaler, signal.SIGCONT)
+        return
+    documents = one.state / "run" / "documents.yaml"
+    good = documents.read_bytes()
+    documents.write_text("broken")
+    os.kill(one.autoscaler(), signal.SIGKILL)
+    await until("it died again", lambda: "autoscaler ended (exit status 2)" in one.said())
+    try:
+        yield
+    finally:
+        documents.write_bytes(good)
+
+
+async def kept_route(one: Serving) -> None:
+    """Returns when the gateway has kept that a Replica is ready."""
+    kept = one.state / "run" / "gateway-1.kept.json"
+    await until("the Route is kept", lambda: kept.exists() and b'"ready"' in kept.read_bytes())
+
+
+async def replace_gateway(one: Serving) -> None:
+    """Kills the gateway; returns when there is another process."""
+    before = one.gateways()["gateway-1"]
+    os.kill(before, signal.SIGKILL)
+    await until("it is replaced", lambda: one.gateways().get("gateway-1", before) != before)
+
+
+def listed(url: str) -> list[str]:
+    """The names of the Models that clients are told of."""
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+        return [entry["id"] for entry in json.load(response)["data"]]
+
+
+def answers(ops: str) -> bool:
+    """Whether its operations port does."""
+    try:
+        with urllib.request.urlopen(f"http://{ops}/healthz", timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("how", ["hangs", "dies"])
+async def test_a_gateway_that_comes_back_while_no_autoscaler_answers_serves_warm_calls_at_once(
+    tmp_path: Path, how: str
+) -> None:
+    """It need not find out for itself that the leader is silent: what it kept says nothing of holds anyway."""
+    async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        await kept_route(one)
+        async with no_autoscaler(one, how):
+            await replace_gateway(one)
+            result = await one.call("ada")
+            assert result.ending is Ending.COMPLETED
+            assert (result.first_byte_s or 99) < LEADER_SILENT_S
+            assert "event=serving_from_kept models=1" in one.said()
+            again = await one.send(*(shot("ada", stream=i % 2 == 0) for i in range(8)))
+            assert {result.ending for result in again} == {Ending.COMPLETED}
+        assert one.starts("ada") == 1
+
+
+async def test_a_gateway_that_is_killed_in_its_first_second_comes_back_knowing_the_models(tmp_path: Path) -> None:
+    async with serving(tmp_path, fake(tmp_path, "ada"), fake(tmp_path, "bob")) as one:
+        await until("it is kept", (one.state / "run" / "gateway-1.kept.json").exists)
+        async with no_autoscaler(one, "hangs"):
+            await replace_gateway(one)
+            assert await asyncio.to_thread(listed, one.url) == ["ada", "bob"]
+
+
+async def test_a_gateway_that_nobody_tells_anything_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """It does not wait to be informed first."""
+    ops = f"127.0.0.1:{free_port()}"
+    words = ["gateway", "--autoscaler", f"unix:{tmp_path}/none.sock", "--listen", "127.0.0.1:0", "--ops", ops]
+    with subprocess.Popen([sys.executable, "-m", "pilotlight", *words], stderr=subprocess.PIPE) as gateway:
+        try:
+            await until("it runs", lambda: answers(ops))
+            gateway.terminate()
+            said = (await asyncio.to_thread(gateway.communicate, timeout=STOP_S))[1]
+            assert (gateway.returncode, said) == (0, b"")
+        finally:
+            gateway.kill()
+
+
+def full_pipe() -> tuple[int, int]:
+    """A pipe (read end, write end) that takes no byte more: whoever writes into it waits."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writer, b"x" * PIPE_BYTES):
+            pass
+    os.set_blocking(writer, True)
+    return reader, writer
+
+
+async def start_into(one: Serving, stdout: int, stderr: int) -> None:
+    """Starts `serve` on other outputs than a file; returns when it answers."""
+    one.process = subprocess.Popen(one.argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+    await until("it answers", one.answers)
+
+
+async def test_full_pipes_that_nobody_reads_hold_up_nothing(tmp_path: Path) -> None:
+    """Not the start, not a Call, not a move of a Replica, not a gateway that has something to log, not the stop."""
+    out, err = full_pipe(), full_pipe()
+    async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0"), start=False) as one:
+        await start_into(one, out[1], err[1])
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        await kept_route(one)
+        async with no_autoscaler(one, "hangs"):
+            await replace_gateway(one)
+            assert (await one.call("ada")).ending is Ending.COMPLETED, "the line about what it serves from is lost"
+        assert await one.stop() == 0
+        assert one.marked() == []
+    for fd in (*out, *err):
+        os.close(fd)
+
+
+async def test_a_reader_that_goes_away_after_the_first_line_holds_up_nothing(tmp_path: Path) -> None:
+    """`serve 2>&1 | head -1`."""
+    reader, writer = os.pipe()
+    async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0"), start=False) as one:
+        starting = asyncio.create_task(start_into(one, writer, writer))
+        with os.fdopen(reader, "rb") as head:
+            assert (await asyncio.to_thread(head.readline)).startswith(b"pilotlight: starting with 1 models")
+        os.close(writer)
+        await starting
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        assert await one.stop() == 0
+        assert one.marked() == []

@@ -1,0 +1,140 @@
+"""The state directory goes wrong: small files are broken, histories and Call events cannot be written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers.records import TEXT_BYTES_MAX
+from loadtest.result import Ending
+from pilotlight.eventfile import BYTES_MAX
+from tests.kit.serving import Serving, fake, serving
+from tests.kit.waiting import until
+
+REFUSED_S = 15.0
+BROKEN = {"empty": b"", "words": b"somebody else's\n", "not text": b"\xff\x00\n" * TEXT_BYTES_MAX}
+FIXES = {
+    "version": ("name another with --state", "write 1 into that file"),
+    "installation": ("name another with --state", "remove that file when none of its engines runs"),
+    "epoch": ("write one above every earlier epoch into it",),
+}
+
+
+def in_the_way(path: Path) -> None:
+    """A folder that no file can replace and no other folder either, not even for root."""
+    path.mkdir()
+    (path / "something").write_text("")
+
+
+async def warm(one: Serving) -> int:
+    """The pid of ada's engine, which has answered a Call."""
+    assert (await one.call("ada")).ending is Ending.COMPLETED
+    (engine,) = one.engines()
+    return engine
+
+
+def tells(file: Path, word: bytes) -> bool:
+    """Whether the file is within its bound and has the word."""
+    return file.stat().st_size < BYTES_MAX and word in file.read_bytes()
+
+
+@pytest.mark.parametrize("name", FIXES)
+async def test_a_broken_small_file_is_refused_in_one_line_and_engines_are_left_alone(tmp_path: Path, name: str) -> None:
+    """Guessed at, engines that run would no longer be known as ours, or gateways would ignore the leader."""
+    async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
+        engine = await warm(one)
+        await one.kill()
+        file = one.state / name
+        good = file.read_bytes()
+        for what, content in BROKEN.items():
+            file.write_bytes(content)
+            try:
+                done = subprocess.run(one.argv, capture_output=True, text=True, timeout=REFUSED_S, check=False)
+                found = file.read_bytes()
+            finally:
+                file.write_bytes(good)  # also for what looks for marks after a failure
+            assert found == content, "it is not replaced by a guess"
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), (what, done.stderr)
+            for words in (str(file), *FIXES[name]):
+                assert words in done.stderr, what
+            assert one.engines() == [engine], what
+        await one.start()
+        assert await warm(one) == engine, "adopted"
+
+
+async def test_an_autoscaler_that_cannot_start_to_stop_the_engines_makes_serve_say_so(tmp_path: Path) -> None:
+    async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
+        engine = await warm(one)
+        epoch = one.state / "epoch"
+        good = epoch.read_bytes()
+        epoch.write_bytes(b"")
+        os.kill(one.autoscaler(), signal.SIGKILL)
+        await until("it tried again", lambda: f"{epoch} holds no number" in one.said())
+        assert (await one.call("ada")).ending is Ending.COMPLETED, "what runs is not hurt"
+        assert await one.stop() == 1
+        assert "could not stop the engines" in one.said()
+        assert one.engines() == [engine]
+        epoch.write_bytes(good)
+        await one.start()
+        assert await warm(one) == engine, "adopted"
+        assert await one.stop() == 0
+        assert one.marked() == []
+
+
+async def test_histories_that_cannot_be_written_or_read_cost_a_line_each(tmp_path: Path) -> None:
+    async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
+        await warm(one)
+        file, aside = one.state / "histories.json", one.state / "histories.broken"
+        in_the_way(file)
+        assert await one.stop() == 0
+        assert one.said().count("what was learnt of starts cannot be kept") == 1
+        assert one.marked() == []
+        in_the_way(aside)
+        await one.start()
+        assert one.said().count(f"{file} cannot be read") == 1
+        await warm(one)
+        assert await one.stop() == 0
+        (aside / "something").unlink()
+        aside.rmdir()
+        await one.start()
+        assert f"moved to {aside}" in one.said()
+        await warm(one)
+        assert await one.stop() == 0
+        assert file.is_file(), "it can be written again"
+        assert one.said().count("what was learnt of starts cannot be kept") == 2
+
+
+async def test_an_events_file_that_cannot_be_opened_costs_events_and_no_calls(tmp_path: Path) -> None:
+    async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0"), start=False) as one:
+        file = one.state / "calls" / "gateway-1.log"
+        file.parent.mkdir()
+        in_the_way(file)
+        await one.start()
+        await warm(one)
+        assert one.said().count(f"no call events are kept: {file}: Is a directory") == 1
+        assert await one.stop() == 0
+
+
+@pytest.mark.parametrize("blocked", [False, True], ids=["replaced", "cannot be replaced"])
+async def test_an_events_file_over_its_bound_begins_anew(tmp_path: Path, blocked: bool) -> None:
+    """It becomes FILE.1; where it cannot, it is emptied, for the bound holds on every disk."""
+    async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0"), start=False) as one:
+        file = one.state / "calls" / "gateway-1.log"
+        file.parent.mkdir()
+        with file.open("wb") as sparse:
+            sparse.truncate(BYTES_MAX + 1)
+        former = file.with_suffix(".log.1")
+        if blocked:
+            in_the_way(former)
+        await one.start()
+        await warm(one)
+        await until("a small file tells of its Call", lambda: tells(file, b"completed"))
+        if blocked:
+            assert one.said().count(f"{file} is over its bound, cannot be replaced (Is a directory)") == 1
+        else:
+            assert former.stat().st_size >= BYTES_MAX + 1
+        assert await one.stop() == 0

@@ -1,0 +1,115 @@
+"""SIGTERM at the worst moments: no autoscaler is there, engines are just being adopted, clients go on connecting."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from loadtest.result import Ending
+from tests.kit.serving import fake, running, serving, shot
+from tests.kit.waiting import until
+
+ANSWERED_S = 1.0
+"""Within this time a new connection is refused or answered during a drain."""
+CONNECTIONS = 12
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "not yet noticed"])
+async def test_sigterm_while_the_autoscaler_is_dead_stops_all_engines(tmp_path: Path, noticed: bool) -> None:
+    """`serve` starts one more autoscaler, for nobody else knows how to stop the engines."""
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60")
+    bob = fake(tmp_path, "bob", "--tokens-per-s", "0")
+    async with serving(tmp_path, ada, bob) as one:
+        for name in ("ada", "bob"):
+            assert (await one.call(name)).ending is Ending.COMPLETED
+        engines = one.marked()
+        assert len(engines) == 3
+        assert one.process is not None
+        if noticed:  # the second pause is 0.4 s
+            for deaths in (1, 2):
+                await until("there is one", one.autoscaler)
+                os.kill(one.autoscaler(), signal.SIGKILL)
+                await until("its death is said", lambda: one.said().count("autoscaler ended") == deaths)  # noqa: B023
+            assert await one.stop() == 0
+        else:
+            one.process.send_signal(signal.SIGSTOP)
+            os.kill(one.autoscaler(), signal.SIGKILL)
+            one.process.send_signal(signal.SIGTERM)
+            one.process.send_signal(signal.SIGCONT)
+            assert await one.ended() == 0
+        assert not [pid for pid in engines if running(pid)]
+        assert one.marked() == []
+        assert one.records() == []
+
+
+async def test_sigterm_while_engines_are_adopted_stops_them(tmp_path: Path) -> None:
+    """A signal that finds the autoscaler before it knows what runs waits until it does."""
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60")
+    bob = fake(tmp_path, "bob", "--start-delay", "20")
+    async with serving(tmp_path, ada, bob) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        waiting = one.begin(shot("bob"))
+        await until("bob starts", lambda: one.engines("bob"))
+        await one.kill()
+        assert (await waiting)[0].ending is Ending.LOST
+        engines = one.marked()
+        assert len(engines) == 3, "engines live on"
+        said = one.said().count("ready on")
+        one.begin_start()
+        autoscaler = await until("an autoscaler is being started", one.autoscaler)
+        os.kill(autoscaler, signal.SIGSTOP)
+        assert one.process is not None
+        one.process.send_signal(signal.SIGTERM)
+        await until("it is told to stop", lambda: told_to_stop(autoscaler))
+        os.kill(autoscaler, signal.SIGCONT)
+        assert await one.ended() == 0
+        assert one.said().count("ready on") == said, "that was before it was ready"
+        assert not [pid for pid in engines if running(pid)]
+        assert one.marked() == []
+        assert one.records() == []
+
+
+def told_to_stop(pid: int) -> bool:
+    """Whether SIGTERM waits for this process (proc_pid_status(5): a mask, bit 0 is signal 1)."""
+    pending = re.findall(r"^S\w{2}Pnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in pending)
+
+
+async def knock(url: str) -> bytes:
+    """What a new connection is answered until it is closed; nothing where it is refused. TimeoutError if it hangs."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    async with asyncio.timeout(ANSWERED_S):
+        try:
+            reader, writer = await asyncio.open_connection(host, int(port))
+        except ConnectionError:
+            return b""
+        try:
+            writer.write(b"GET /v1/models HTTP/1.1\r\nhost: h\r\n\r\n")
+            return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+
+async def test_during_a_drain_no_new_connection_is_left_hanging(tmp_path: Path) -> None:
+    """The sockets of `serve` itself are closed too: else the kernel connects clients that nobody will ever accept."""
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "100")
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        streams = one.begin(*(shot("ada") for _ in range(4)))
+        await until("all run", lambda: one.busy("ada") == 4)
+        assert one.process is not None
+        one.process.send_signal(signal.SIGTERM)
+        await until("it is stopping", lambda: "stopping: " in one.said())
+        async with asyncio.timeout(ANSWERED_S):
+            while await knock(one.url):
+                pass  # some gateway still listened
+        assert [await knock(one.url) for _ in range(CONNECTIONS)] == [b""] * CONNECTIONS
+        assert one.busy("ada") == 4, "all that was during the drain"
+        streams.cancel()
+        assert await one.ended() == 0

@@ -1,0 +1,109 @@
+"""A driver that is short of file descriptors: it takes nothing for gone, ends nothing, says so once, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers import shortage
+from autoscaler.drivers.clearing import kill_all
+from autoscaler.drivers.ports import holds_one
+from autoscaler.drivers.probes import probe
+from autoscaler.drivers.processes import MARK, Claim, Reaper, facts, find, mark_of
+from autoscaler.world import Seen
+from tests.kit.localrig import TINY_ENGINE, LocalRig, python, replica
+from tests.kit.observed import running
+from tests.kit.shortage import no_file_descriptors
+
+SLEEP = "import time; time.sleep(60)"
+A_WHILE_S = 0.1
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortage, "TRY_EVERY_S", 0.01)
+    monkeypatch.setattr(shortage, "_log", logging.getLogger("shortage"))
+    shortage._log.addFilter(shortage.Seldom())
+
+
+@pytest.fixture
+def marked() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(python(SLEEP), env={MARK: "i/r1"}, start_new_session=True) as process:
+        while mark_of(process.pid) != "i/r1":
+            time.sleep(0.001)
+        yield process
+        process.kill()
+
+
+def test_what_cannot_be_read_is_no_answer(marked: subprocess.Popen[bytes]) -> None:
+    for look in (facts, mark_of, lambda pid: holds_one((pid,), frozenset("1"))):
+        with no_file_descriptors(), pytest.raises(OSError, match="Too many open files"):
+            look(marked.pid)
+
+
+async def test_looks_wait_and_one_line_says_so(
+    marked: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    with no_file_descriptors():
+        looks = [asyncio.create_task(find(Claim("i/r1"))) for _ in range(3)]
+        await asyncio.sleep(A_WHILE_S)
+        assert not any(look.done() for look in looks)
+    for found, _ in await asyncio.gather(*looks):
+        assert [one.pid for one in found] == [marked.pid]
+    (line,) = caplog.messages
+    assert line == "engines cannot be looked at; it is tried again until they can error=Too many open files"
+
+
+async def test_nothing_is_taken_for_clean_while_nobody_can_look(marked: subprocess.Popen[bytes]) -> None:
+    reaper = Reaper("i/")
+    reaper.spare(marked.pid)
+    with no_file_descriptors():
+        clearer = asyncio.create_task(kill_all(Claim("i/r1"), reaper, time.monotonic, pytest.fail))
+        await asyncio.sleep(A_WHILE_S)
+        assert not clearer.done()
+        assert marked.poll() is None
+    async with asyncio.timeout(5):
+        await clearer
+    assert marked.wait(5) == -signal.SIGKILL
+
+
+async def test_a_probe_that_cannot_be_made_says_nothing_of_the_engine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody, no_file_descriptors():
+        asked = asyncio.create_task(probe("127.0.0.1", nobody.getsockname()[1], "/health"))
+        await asyncio.sleep(A_WHILE_S)
+        assert not asked.done()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+
+def test_the_driver_outlives_a_shortage_in_which_an_engine_is_to_be_stopped(tmp_path: Path) -> None:
+    """And it makes no engine unready that only it cannot ask."""
+    rig, r1 = LocalRig(tmp_path), ReplicaId("r1")
+
+    async def scenario() -> None:
+        driver, (one, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"))
+        async with running(driver) as observed:
+            driver.start(one, model)
+            await observed.until(r1, Seen.READY)
+            with no_file_descriptors():
+                driver.stop(one, 0.0)
+                await asyncio.sleep(5 * A_WHILE_S)
+                assert observed.words(r1)[:2] == ["starting", "ready"]
+                assert "clean" not in observed.words(r1)
+            await observed.until(r1, Seen.CLEAN)
+            assert "unready" not in observed.words(r1)
+        assert not rig.processes(r1)
+
+    try:
+        rig.run(scenario())
+    finally:
+        rig.close()

@@ -1,0 +1,92 @@
+"""The link over HTTP: reads streams of lines, posts reports, and calls every way to fail a LinkError."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+from pytest_aiohttp import AiohttpServer
+
+from autoscaler.contract import GatewayId, Report, ReportAnswer, RoutesDelta
+from gateway import link
+from gateway.link import HttpLink
+from gateway.sync import LinkError
+
+G = GatewayId("g1")
+ROUTES = RoutesDelta(epoch=1, version=1, full=True)
+
+
+@contextlib.asynccontextmanager
+async def closing(one: HttpLink) -> AsyncIterator[HttpLink]:
+    try:
+        yield one
+    finally:
+        await one.close()
+
+
+async def test_a_link_reads_lines_and_posts_reports(aiohttp_server: AiohttpServer) -> None:
+    taken: list[Report] = []
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write((msgspec.json.encode(ROUTES) + b"\n") * 2)
+        return response
+
+    async def report(request: web.Request) -> web.Response:
+        taken.append(msgspec.json.decode(await request.read(), type=Report))
+        return web.Response(body=msgspec.json.encode(ReportAnswer(epoch=7, resend=True)))
+
+    app = web.Application()
+    app.router.add_get("/v1/routes", stream)
+    app.router.add_post("/v1/report", report)
+    async with closing(HttpLink(str((await aiohttp_server(app)).make_url("/")))) as one:
+        read = [line async for line in one.lines("/v1/routes")]
+        assert [msgspec.json.decode(line, type=RoutesDelta).epoch for line in read] == [1, 1]
+        sent = Report(gateway=G, boot="b", sequence=3)
+        assert await one.report(sent) == ReportAnswer(epoch=7, resend=True)
+        assert taken == [sent]
+        with pytest.raises(LinkError):
+            [line async for line in one.lines("/v1/nothing")]
+
+
+async def test_a_stream_that_falls_silent_is_dead(
+    aiohttp_server: AiohttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "STREAM_SILENT_S", 0.05)
+    end = asyncio.Event()
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"{}\n")
+        await end.wait()
+        return response
+
+    app = web.Application()
+    app.router.add_get("/v1/routes", stream)
+    one = HttpLink(str((await aiohttp_server(app)).make_url("/")))
+    read: list[bytes] = []
+
+    async def follow() -> None:
+        async for line in one.lines("/v1/routes"):
+            read.append(line)  # noqa: PERF401  what came before the error counts
+
+    async with asyncio.timeout(2):
+        with pytest.raises(LinkError):
+            await follow()
+    assert read == [b"{}\n"]
+    end.set()
+    await one.close()
+
+
+async def test_nobody_there_is_a_link_error(tmp_path: Path) -> None:
+    one = HttpLink(f"unix:{tmp_path}/nobody.sock")
+    with pytest.raises(LinkError):
+        await one.report(Report(gateway=G, boot="b", sequence=1))
+    await one.close()
