@@ -1,8 +1,9 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test check fast lock schema clean bench-cold bench-plan
+.PHONY: venv demo test check fast fuzz lock schema clean bench-cold bench-dataplane bench-plan
 
 PY := .venv/bin/python
 SEEDS ?= 500
+FUZZ_S ?= 600
 
 venv: .venv/ready  ## .venv with everything, from the distribution's Python 3.11 or newer where it exists
 .venv/ready: requirements/dev.lock pyproject.toml scripts/venv.sh
@@ -20,6 +21,9 @@ check: venv  ## style, types, walls
 test: check  ## every check that this machine can run; what cannot run is listed with its reason
 	@SEEDS=$(SEEDS) $(PY) -m pytest -n 2 --dist loadgroup tests
 
+fuzz: venv  ## the wire, bodies and messages, for FUZZ_S seconds; what breaks them is kept in tests/fuzz/found
+	@FUZZ_S=$(FUZZ_S) nice -n 19 $(PY) -m tests.fuzz
+
 fast: venv  ## the pure tests only
 	@$(PY) -m pytest -n 2 tests --ignore tests/process --ignore tests/sim
 
@@ -28,6 +32,9 @@ lock:  ## resolves requirements/dev.lock anew; needs uv on the PATH
 
 bench-cold: venv  ## cold starts, bursts, fairness; QUICK=1 for about five minutes
 	@$(PY) -m bench.cold
+
+bench-dataplane: venv  ## one gateway beside nginx and other proxies; QUICK=1 for less than ten minutes
+	@$(PY) -m bench.dataplane
 
 bench-plan: venv  ## what a decision costs
 	@$(PY) -m bench.plan

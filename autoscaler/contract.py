@@ -10,9 +10,12 @@ clocks of two machines have nothing in common; who receives a message turns them
 
 from __future__ import annotations
 
-from typing import NewType
+from collections.abc import Callable
+from typing import NewType, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 ModelName = NewType("ModelName", str)
 TenantName = NewType("TenantName", str)
@@ -235,3 +238,18 @@ class ReportAnswer(Message, frozen=True):
     epoch: int
     leads: bool = True
     resend: bool = False
+
+
+def decoder(kind: type[T]) -> Callable[[bytes], T]:
+    """Reads messages of one kind. The reader raises msgspec.DecodeError for all that is none; broken UTF-8 and endless
+    nesting would be other errors.
+    """
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(data: bytes) -> T:
+        try:
+            return decode(data)
+        except (UnicodeDecodeError, RecursionError) as error:
+            raise msgspec.DecodeError(type(error).__name__) from None
+
+    return read

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from autoscaler import publish
 from autoscaler.actions import Unmet
-from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta
+from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta, decoder
 from autoscaler.loop import Loop, Step
 from autoscaler.processwatch import ProcessWatch
 from autoscaler.world import GatewayGone, GatewaySeen, Reported, World
@@ -30,7 +30,7 @@ HEARTBEAT_S = 1.0
 REPORT_BYTES_MAX = 16 << 20
 
 _encode = msgspec.json.Encoder().encode
-_decode_report = msgspec.json.Decoder(Report).decode
+_decode_report = decoder(Report)
 
 Delta = CatalogueDelta | RoutesDelta
 

@@ -82,7 +82,7 @@ class Answer:
     def take(self, data: bytes) -> bytes:
         """As `shape`, with the ending where it has come."""
         out = self.shape(data)
-        if self._walker.ended:
+        if self._walker.ended and not self.cut_off:
             out += self.ending()
         return out
 

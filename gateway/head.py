@@ -32,7 +32,7 @@ FIELD = rb"\r\n" + TOKEN + rb"++:[\t\x20-\x7e\x80-\xff]*+"
 control.
 """
 
-_LINE = rb"(" + TOKEN + rb"{1,32}+) (/[!\"$->@-~]*+)(?:\?([!\"$-~]*+))? HTTP/1\.([01])"
+_LINE = rb"(?!CONNECT )(" + TOKEN + rb"{1,32}+) (/[!\"$->@-~]*+)(?:\?([!\"$-~]*+))? HTTP/1\.([01])"
 _HEAD = re.compile(_LINE + rb"((?:" + FIELD + rb")*+)")
 _FIRST_LINE = re.compile(_LINE + rb"\r\n")
 _BARE = re.compile(rb"[^\r]\n|\r[^\n]|\0")

@@ -1,8 +1,9 @@
 """What is read from a multipart/form-data body (RFC 7578, RFC 2046), and the one edit made to it. Pure.
 
 Promises: the body is one flat list of parts, each with a head of our grammar and one `name`; a boundary is looked for
-only at the start of a line; the parts that we read (`model`, `stream`) come once. File parts are not looked into, and
-stay byte for byte. Anything unusual (a preamble, a missing last boundary, folded headers, encoded parts) is refused.
+only at the start of a line; names of parts are words that nobody trims; the parts that we read (`model`, `stream`)
+come once. File parts are not looked into, and stay byte for byte. Anything unusual (a preamble, a missing last
+boundary, folded headers, encoded parts) is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from typing import NamedTuple
 
 from gateway.errors import CallError, invalid_request
-from gateway.head import FIELD
+from gateway.head import FIELD, TOKEN
 
 PARTS_MAX = 1000
 """Parts of one form; above it 400."""
@@ -42,8 +43,8 @@ _BOUNDARY = re.compile(
 )
 _PART_HEAD = re.compile(rb"(?:" + FIELD + rb")++")
 _DISPOSITION = re.compile(
-    rb'\r\ncontent-disposition:[ \t]*form-data[ \t]*;[ \t]*name="([^"\\]*)"'
-    rb'(?:[ \t]*;[ \t]*filename\*?=(?:"(?:[^"\\]|\\.)*+"|[^\s;"]++))*+[ \t]*(?=\r\n|\Z)',
+    rb'\r\ncontent-disposition:[ \t]*form-data[ \t]*;[ \t]*name="([A-Za-z0-9_.\[\]-]++)"'
+    rb'(?:[ \t]*;[ \t]*filename\*?=(?:"(?:[^"\\]|\\.)*+"|' + TOKEN + rb"++))*+[ \t]*(?=\r\n|\Z)",
     re.IGNORECASE,
 )
 _ENCODED = re.compile(rb"\r\ncontent-transfer-encoding:[ \t]*(?!(?:7bit|8bit|binary)[ \t]*(?:\r|\Z))", re.IGNORECASE)
@@ -101,7 +102,8 @@ def _boundary(content_type: bytes) -> bytes:
 def _parts(body: bytes, boundary: bytes) -> list[tuple[bytes, int, int]]:
     """Name and span of every part's value. The body begins with the first boundary line and ends with the last."""
     mark = b"\r\n--" + boundary
-    if not body.startswith(mark[2:]):
+    # Some readers take a boundary after a bare line feed for one, too.
+    if not body.startswith(mark[2:]) or body.count(mark) != body.count(mark[1:]):
         raise _malformed()
     at = len(mark) - 2
     parts: list[tuple[bytes, int, int]] = []

@@ -39,6 +39,8 @@ class _Error(msgspec.Struct):
 
 _decode = msgspec.json.Decoder(_Chunk).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises where an engine's JSON is none, is not UTF-8, or nests without end."""
 
 
 def chunk(content: bytes) -> bytes:
@@ -58,12 +60,11 @@ def told_error(body: bytes, dialect: str) -> bytes:
     """An engine's error document as one event; ours when it is not one."""
     try:
         told = _decode_error(body).error
-    except msgspec.DecodeError:
+        told_object = {"type": "error", "error": told} if dialect == "anthropic" else {"error": told}
+        document = msgspec.json.encode(told_object)
+    except _UNREADABLE:
         return errors.event(errors.upstream_error(), dialect)
-    told_object = {"type": "error", "error": told} if dialect == "anthropic" else {"error": told}
-    return (
-        (b"event: error\n" if dialect == "anthropic" else b"") + b"data: " + msgspec.json.encode(told_object) + b"\n\n"
-    )
+    return (b"event: error\n" if dialect == "anthropic" else b"") + b"data: " + document + b"\n\n"
 
 
 class EventGate:
@@ -129,6 +130,6 @@ def is_usage(event: bytes) -> bool:
         return False
     try:
         read = _decode(event[5:].strip())
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         return False
     return read.choices == [] and read.usage is not None

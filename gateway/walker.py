@@ -13,7 +13,7 @@ from collections import deque
 from functools import lru_cache
 from typing import NamedTuple
 
-from gateway.head import FIELD
+from gateway.head import FIELD, connection_names
 
 HEAD_BYTES_MAX = 64 << 10
 """Of one response head, interim ones before it included."""
@@ -25,6 +25,8 @@ TRAILER_BYTES_MAX = 4 << 10
 """The last chunk's line, trailers and the empty line; they are read and dropped."""
 TAIL_PIECES, TAIL_PIECE_BYTES = 4, 2 << 10
 """What is remembered of a body's end: of each of the last pieces, its last bytes."""
+CRUMB_BYTES = 64
+"""A piece smaller than this is remembered with the one before it, else a few of them would be all that is."""
 
 LAST_CHUNK = b"0\r\n\r\n"
 
@@ -126,8 +128,10 @@ def parse_head(data: bytes) -> ResponseHead | None:
     coding, length = known.get(b"transfer-encoding"), known.get(b"content-length")
     keep_alive = minor == b"1"
     connection = known.get(b"connection")
-    if connection is not None and b"close" in [name.strip(b" \t") for name in connection.lower().split(b",")]:
-        keep_alive = False
+    if connection is not None:
+        named = connection_names(connection)
+        keep_alive = keep_alive and b"close" not in named
+        fields = b"".join([line for line in fields.splitlines(keepends=True) if line.partition(b":")[0] not in named])
     content_type = known.get(b"content-type", b"").lower()
     if status in (204, 304):
         if coding is not None or length not in (None, b"0"):
@@ -253,6 +257,11 @@ class BodyWalker:
             data = data[-TAIL_PIECE_BYTES:]
         elif not self.first:
             self.first = data
+        elif len(data) < CRUMB_BYTES and len(last := self.recent[-1]) < TAIL_PIECE_BYTES:
+            self.recent[-1] = last + data
+            if last is self.first:
+                self.first = self.recent[-1]
+            return
         self.recent.append(data)
 
     def _plain(self, data: bytes) -> bytes:

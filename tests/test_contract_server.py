@@ -80,7 +80,18 @@ async def test_a_boot_that_is_not_known_is_asked_for_everything(aiohttp_client: 
     assert resend == [True, False]
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"gateway": 3}', b"\xff", b'{"gateway": "g", "boot": "b"}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"gateway": 3}',
+        b"\xff",
+        b'{"gateway": "g", "boot": "b"}',
+        b'{"gateway":"\xff"}',
+        b'{"a":' + b"[" * 5000,
+    ],
+)
 async def test_what_is_not_a_report_is_refused_and_changes_nothing(aiohttp_client: AiohttpClient, body: bytes) -> None:
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())

@@ -29,7 +29,15 @@ def refusal(body: bytes, content_type: bytes = TYPE) -> CallError:
     return caught.value
 
 
-@pytest.mark.parametrize("body", [FILE + MODEL + END, MODEL + FILE + END[:-2], MODEL + part("stream", b"false") + END])
+@pytest.mark.parametrize(
+    "body",
+    [
+        FILE + MODEL + END,
+        MODEL + FILE + END[:-2],
+        part("a[b]-c.d", b"") + MODEL + END,
+        MODEL + part("stream", b"false") + END,
+    ],
+)
 def test_the_model_is_found_wherever_it_stands(body: bytes) -> None:
     form = read_multipart(body, TYPE)
     assert (form.model, form.stream, form.body[form.start : form.end]) == ("whisper", False, b"whisper")
@@ -99,6 +107,10 @@ def test_boundaries_that_are_refused(content_type: bytes) -> None:
         b"--b\r\n" + NAMED + b"--b: y\r\n\r\n\r\n" + MODEL + END,
         b"--b\r\n" + NAMED + b"A: " + b"a" * 9000 + b"\r\n\r\n\r\n" + MODEL + END,
         part("x", b"") * PARTS_MAX + MODEL + END,
+        part("file", b'\n--b\nContent-Disposition: form-data; name="model"\n\nevil') + MODEL + END,
+        part("file", b"", b"; filename=\xff") + MODEL + END,
+        part("/model", b"evil") + MODEL + END,
+        part(" model", b"evil") + MODEL + END,
     ],
 )  # fmt: skip
 def test_forms_that_are_refused(body: bytes) -> None:

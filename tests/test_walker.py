@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.sse import EventGate, chunk
+from gateway.sse import EventGate, chunk, told_error
 from gateway.walker import INTERIM_MAX, LAST_CHUNK, BodyWalker, FramingError, HeadReader, ResponseHead, parse_head
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -134,6 +136,36 @@ def test_only_listed_headers_pass() -> None:
     assert not head.keep_alive
 
 
+@pytest.mark.parametrize(
+    ("status", "elsewhere"),
+    [(200, False), (299, False), (300, True), (307, True), (399, True), (400, False), (404, False), (429, True),
+     (500, False), (502, False), (503, True), (504, False)],
+)  # fmt: skip
+def test_not_now_and_elsewhere_are_no_answer_and_any_other_status_is(status: int, elsewhere: bool) -> None:
+    """An engine's own error is its answer, and goes on to the client."""
+    assert ResponseHead(status, False, 0, True, b"", b"").elsewhere is elsewhere
+
+
+def test_headers_that_connection_names_do_not_pass() -> None:
+    head = parse_head(
+        b"HTTP/1.1 200 OK\r\nDate: a\r\nConnection: keep-alive,\tDATE\r\nCache-Control: b\r\nRetry-After: 3\r\n"
+        b"Connection: Cache-Control\r\nContent-Length: 0"
+    )
+    assert head is not None
+    assert (head.fields, head.keep_alive) == (b"retry-after: 3\r\n", True)
+
+
+@pytest.mark.parametrize("size", [1, 5, 63, 64, 1000])
+def test_the_end_of_a_body_is_remembered_however_small_the_pieces_are(size: int) -> None:
+    body = b"data: begun\n\n" + b"".join(EVENTS) + DONE
+    walker = BodyWalker(ResponseHead(200, False, None, False, b"text/event-stream", b""))
+    for piece in pieces(body, size):
+        walker.walk(piece)
+    assert walker.tail().endswith(DONE)
+    assert walker.tail().startswith(b"data: begun"[:size])
+    assert len(walker.tail()) <= len(body)
+
+
 def gate_through(data: list[bytes], *, drop_usage: bool) -> bytes:
     """What the client's side dechunks of a stream that went through the gate."""
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
@@ -166,6 +198,14 @@ def test_half_an_event_waits_for_its_other_half() -> None:
     gate = EventGate(walker, drop_usage=False)
     assert gate.pass_chunks(chunk(b"data: a\n")) == b""
     assert gate.pass_chunks(chunk(b"\n")) == chunk(b"data: a\n\n")
+
+
+@pytest.mark.parametrize("value", [b'1,"\xff":1', b"[" * 5000 + b"]" * 5000, b'"\\ud800"', b"1e999"])
+def test_json_that_cannot_be_read_is_no_usage_and_no_error_document(value: bytes) -> None:
+    whole = b'data: {"choices":[],"usage":{"a":%b}}\n\n' % value
+    assert gate_through([chunk(whole) + LAST_CHUNK], drop_usage=True) in (whole, b"")
+    told = told_error(b'{"error":{"a":%b}}' % value, "openai")
+    assert json.loads(told.removeprefix(b"data: "))["error"]["code"] == "upstream_error"
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)

@@ -1,4 +1,4 @@
-"""A driver without processes, for the simulation: everything happens by the timers of the event loop it runs on.
+"""A driver without processes: everything happens by the timers of the event loop it runs on. `tests.sim` builds on it.
 
 A FakeMachine is the place where engines live; it outlives its drivers, so adoption can be tried. What an engine does is
 its Fate, decided when it is started.
@@ -15,6 +15,9 @@ from autoscaler.contract import ReplicaId
 from autoscaler.drivers.base import Observe
 from autoscaler.model import Model
 from autoscaler.world import Replica, ReplicaSeen, Seen, Slice, SlicesSeen, Synced
+from tests.kit.observed import seen_of
+
+STOPPED = "stopped"
 
 
 class Fate(NamedTuple):
@@ -51,6 +54,16 @@ class FakeEngine:
         """Its process exists."""
         return self.seen not in (Seen.EXITED, Seen.CLEAN)
 
+    @property
+    def ready(self) -> bool:
+        """It takes Calls."""
+        return self.seen is Seen.READY
+
+    @property
+    def stopping(self) -> bool:
+        """It has got SIGTERM."""
+        return self.kill_s is not None
+
 
 class FakeMachine:
     """Where engines live. `loop` gives time and timers; `fate` is asked at every start."""
@@ -67,6 +80,8 @@ class FakeMachine:
         self.slices = slices
         self.observe: Observe | None = None
         """The driver that watches now, if there is one."""
+        self.on_change: Callable[[FakeEngine, str], None] = lambda engine, what: None
+        """Told of each `start`, `ready`, `stop` (ordered), `kill` (any other end) and `clean`, before a driver is."""
         self._loop = loop
         self._fate = fate
         self._unsaid: list[Replica] = []
@@ -85,6 +100,7 @@ class FakeMachine:
             self._end(engine, fate.refused)
             return
         self.started.append(replica.id)
+        self.changed(engine, "start")
         self.tell(engine)
         if fate.ready_after_s is not None:
             engine.timers.append(self._loop.call_at(now_s + fate.ready_after_s, self._see, engine, Seen.READY))
@@ -95,11 +111,11 @@ class FakeMachine:
         """SIGTERM, and SIGKILL after the grace; the shortest of several graces counts."""
         engine = self.engines.get(replica.id)
         if engine is None:
-            self._say(_seen(replica, Seen.CLEAN, proof="exited"))
+            self._say(seen_of(replica, Seen.CLEAN, proof="exited"))
         elif engine.alive:
             kill_s = self._loop.time() + grace_s
             if engine.kill_s is None and engine.fate.stops_in_s < grace_s:
-                engine.timers.append(self._loop.call_later(engine.fate.stops_in_s, self._end, engine, "stopped"))
+                engine.timers.append(self._loop.call_later(engine.fate.stops_in_s, self._end, engine, STOPPED))
             if engine.kill_s is None or kill_s < engine.kill_s:
                 engine.kill_s = kill_s
                 reason = "did not end within its grace after SIGTERM and was killed"
@@ -116,10 +132,22 @@ class FakeMachine:
 
     def tell(self, engine: FakeEngine) -> None:
         """The driver that watches sees the engine as it is now."""
-        self._say(_seen(engine.replica, engine.seen, engine))
+        self._say(
+            seen_of(
+                engine.replica, engine.seen, address=engine.address, started_s=engine.started_s, reason=engine.reason
+            )
+        )
+
+    def changed(self, engine: FakeEngine, what: str) -> None:
+        """Something happened to the engine; for more than to tell of it, override this."""
+        self.on_change(engine, what)
 
     def _see(self, engine: FakeEngine, seen: Seen, reason: str = "") -> None:
         engine.seen, engine.reason = seen, reason
+        if not engine.alive:
+            self.changed(engine, "stop" if reason == STOPPED else "kill")
+        elif engine.ready:
+            self.changed(engine, "ready")
         self.tell(engine)
 
     def _end(self, engine: FakeEngine, reason: str) -> None:
@@ -133,9 +161,10 @@ class FakeMachine:
 
     def _clean(self, engine: FakeEngine) -> None:
         del self.engines[engine.replica.id]
+        self.changed(engine, "clean")
         if self.observe is None:
             self._unsaid.append(engine.replica)
-        self._say(_seen(engine.replica, Seen.CLEAN, proof="exited"))
+        self._say(seen_of(engine.replica, Seen.CLEAN, proof="exited"))
 
     def forgotten(self) -> list[Replica]:
         """What got clean while no driver watched, once."""
@@ -162,7 +191,7 @@ class FakeDriver:
             for engine in tuple(machine.engines.values()):
                 machine.tell(engine)
             for replica in machine.forgotten():
-                observe((_seen(replica, Seen.CLEAN, proof="exited"),))
+                observe((seen_of(replica, Seen.CLEAN, proof="exited"),))
             observe((Synced(),))
             await asyncio.get_running_loop().create_future()
         finally:
@@ -176,21 +205,3 @@ class FakeDriver:
     def stop(self, replica: Replica, grace_s: float) -> None:
         """As the machine does."""
         self._machine.stop(replica, grace_s)
-
-
-def _seen(replica: Replica, seen: Seen, engine: FakeEngine | None = None, *, proof: str = "") -> ReplicaSeen:
-    return ReplicaSeen(
-        id=replica.id,
-        model=replica.model,
-        spec_hash=replica.spec_hash,
-        intent=replica.intent,
-        slices=replica.slices,
-        memory_bytes=replica.memory_bytes,
-        slots=replica.slots,
-        seen=seen,
-        compute_percent=replica.compute_percent,
-        address=engine.address if engine else "",
-        started_s=engine.started_s if engine else None,
-        reason=engine.reason if engine else "",
-        proof=proof,
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autoscaler.actions import Acted, Action
-from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, Report, TenantName, Total
+from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.fold import Observation, fold
 from autoscaler.indices import rebuild
 from autoscaler.model import Start
@@ -65,6 +65,7 @@ def reported(
     name: str = "g1",
     boot: str = "b",
     totals: tuple[Total, ...] = (),
+    uses: tuple[ReplicaUse, ...] = (),
     epoch: int = 1,
 ) -> Reported:
     return Reported(
@@ -76,6 +77,7 @@ def reported(
             version=1,
             levels=tuple(levels or ()),
             totals=totals,
+            replicas=uses,
         )
     )
 

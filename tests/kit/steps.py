@@ -19,12 +19,14 @@ class IdleDriver:
     def __init__(self) -> None:
         self.started: list[Replica] = []
         self.stopped: list[Replica] = []
+        self.on_start: Callable[[Replica], None] = lambda replica: None
 
     async def run(self, observe: Observe) -> None:
         await asyncio.get_running_loop().create_future()
 
     def start(self, replica: Replica, model: Model) -> None:
         self.started.append(replica)
+        self.on_start(replica)
 
     def stop(self, replica: Replica, grace_s: float) -> None:
         self.stopped.append(replica)

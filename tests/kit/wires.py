@@ -13,7 +13,7 @@ UNFINISHED = "unfinished"
 """The reader waits for more of a head or body."""
 
 Seen = Request | CallError | str
-SPLITS_MAX = 2048
+SPLITS_MAX = 1024
 """Longer inputs are split at the first and last of so many offsets."""
 
 

@@ -21,7 +21,6 @@ from autoscaler.world import (
     History,
     NodeId,
     Replica,
-    ReplicaSeen,
     Reported,
     Seen,
     Slice,
@@ -30,6 +29,7 @@ from autoscaler.world import (
     Transition,
     World,
 )
+from tests.kit.observed import seen_of
 
 GI = 1 << 30
 T0 = 1000.0
@@ -189,12 +189,7 @@ class Scene:
             assert not isinstance(action, FailReplica)
 
     def _see(self, of: Replica, seen: Seen) -> None:
-        self._fold(
-            ReplicaSeen(
-                id=of.id, model=of.model, spec_hash=of.spec_hash, intent=of.intent, slices=of.slices, seen=seen,
-                memory_bytes=of.memory_bytes, slots=of.slots, started_s=self._began.get(of.id), proof="exited",
-            )
-        )  # fmt: skip
+        self._fold(seen_of(of, seen, started_s=self._began.get(of.id), proof="exited"))
 
     def _engines(self) -> None:
         for id, began_s in list(self._began.items()):

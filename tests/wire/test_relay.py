@@ -6,24 +6,8 @@ import json
 
 import pytest
 
-from gateway.front import CALLS_SWEEP_S
-
-from tests.kit.engine import (
-    CLOSE,
-    DELTAS,
-    END,
-    ERROR,
-    HOLD,
-    OK,
-    STREAM,
-    STREAM_HEAD,
-    WITHOUT_USAGE,
-    ScriptedEngine,
-    delta,
-    document,
-)
+from tests.kit.engine import CLOSE, DELTAS, END, ERROR, HOLD, OK, STREAM, WITHOUT_USAGE, ScriptedEngine, document
 from tests.kit.rig import rig
-from tests.kit.waiting import until
 
 
 async def test_a_call_reaches_the_engine_rewritten_and_its_answer_comes_back() -> None:
@@ -119,23 +103,6 @@ async def test_http_1_0_is_answered_close_delimited() -> None:
         head, _, body = (await client.rest()).partition(b"\r\n\r\n")
         assert b"chunked" not in head
         assert body == WITHOUT_USAGE
-
-
-async def test_reports_say_when_an_engine_last_sent_something() -> None:
-    async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD, delta("b"), HOLD)) as engine, rig(engine.address) as one:
-
-        def age_s() -> float | None:
-            (use,) = one.front.report().replicas
-            return use.last_byte_age_s
-
-        assert age_s() is None
-        client = await one.client()
-        client.call(stream=True)
-        await client.head()
-        await until("the first byte is noted", lambda: age_s() is not None)
-        await until("nothing has come since", lambda: (age_s() or 0.0) > 2 * CALLS_SWEEP_S)
-        engine.release.set()
-        await until("the second is noted", lambda: (age_s() or 0.0) < CALLS_SWEEP_S)
 
 
 async def test_an_engines_error_is_passed_on() -> None:

@@ -1,0 +1,92 @@
+"""Fuzzes the targets, one after another: `python -m tests.fuzz [NAME...]`, for FUZZ_S seconds in all (600).
+
+With atheris, guided by coverage; without it (it has wheels for few Pythons), with Hypothesis and random seeds. Whatever
+breaks an invariant is kept in tests/fuzz/found/NAME/ and ends the target; then the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from hashlib import sha1
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, seed, settings
+
+INPUT_BYTES_MAX = 2000
+GUIDED = importlib.util.find_spec("atheris") is not None
+NAMES = ("requests", "answers", "documents", "forms", "messages")
+"""The targets. They are imported by who runs one, after the coverage of what they import is watched."""
+
+
+def with_atheris(name: str, seconds: int, folder: Path) -> None:
+    """Runs one target, with its files in an empty folder; ends this process, and nothing after it."""
+    atheris = importlib.import_module("atheris")  # it has no types
+    with atheris.instrument_imports(include=["gateway", "autoscaler.contract"]):
+        targets = importlib.import_module("tests.fuzz.targets")
+    target, kept = targets.TARGETS[name], targets.FOUND / name
+    kept.mkdir(parents=True, exist_ok=True)
+    corpus, words = folder / "corpus", folder / "words"
+    corpus.mkdir()
+    for number, data in enumerate((*target.seeds, *targets.found(name))):
+        (corpus / str(number)).write_bytes(data)
+    words.write_text("".join('"' + "".join(f"\\x{byte:02x}" for byte in word) + '"\n' for word in target.words))
+    arguments = [f"-max_total_time={seconds}", f"-dict={words}", f"-artifact_prefix={kept}/", "-timeout=10"]
+    arguments += [f"-max_len={INPUT_BYTES_MAX}", "-print_final_stats=1", "-verbosity=0", str(corpus)]
+    atheris.Setup([name, *arguments], target.one_input)
+    atheris.Fuzz()
+
+
+def with_hypothesis(name: str, seconds: int) -> None:
+    """Runs one target; raises what it raised."""
+    targets, near = importlib.import_module("tests.fuzz.targets"), importlib.import_module("tests.fuzz.near")
+    target, last, inputs = targets.TARGETS[name], b"", 0
+    deadline_s = time.monotonic() + seconds
+    while time.monotonic() < deadline_s:
+
+        @seed(int.from_bytes(os.urandom(8)))
+        @settings(max_examples=500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(near.inputs(target))
+        def some(data: bytes) -> None:
+            nonlocal last, inputs
+            last, inputs = data, inputs + 1
+            target.one_input(data)
+
+        try:
+            some()
+        except BaseException:
+            (targets.FOUND / name).mkdir(parents=True, exist_ok=True)
+            (targets.FOUND / name / sha1(last, usedforsecurity=False).hexdigest()).write_bytes(last)
+            raise
+    print(f"{name}: {inputs} inputs")
+
+
+def main(names: list[str]) -> int:
+    """Each target in a process of its own, for its share of the time."""
+    seconds = max(1, int(os.environ.get("FUZZ_S", "600")) // len(names))
+    if not GUIDED:
+        print("atheris is not installed: fuzzing with Hypothesis and random seeds", flush=True)
+    broken = []
+    for name in names:
+        print(f"fuzzing {name} for {seconds} s", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "tests.fuzz", "--one", name, str(seconds), folder]
+            if subprocess.run(command, check=False).returncode:
+                broken.append(name)
+    if broken:
+        print(f"broken: {', '.join(broken)}; the inputs are in tests/fuzz/found", file=sys.stderr)
+    return int(bool(broken))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] != ["--one"]:
+        sys.exit(main(sys.argv[1:] or list(NAMES)))
+    if GUIDED:
+        with_atheris(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        with_hypothesis(sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,210 @@
+"""The response side under fuzz: an engine's bytes on their way to a client, played as the exchange plays them.
+
+The client is h11. It must never read an end that did not come, and a whole answer must hold what h11 reads of the
+engine's own bytes, less the usage events that we asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+import h11
+
+from gateway import errors, render, usage
+from gateway.answer import Answer
+from gateway.sse import is_usage
+from gateway.walker import BodyWalker, FramingError, HeadReader, ResponseHead
+from tests.fuzz.cutting import cut
+from tests.kit.engine import DONE, END, OK, STREAM, STREAM_HEAD, USAGE_EVENT, chunk, delta, event
+
+BREAK = errors.event(errors.upstream_error())
+NOTE = b": note\n\n"
+_EVENTS = re.compile(rb"(?s)(.*?(?:\r\n\r\n|\n\n|\r\r))")
+_CLOSING = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+_PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+SEEDS = tuple(
+    bytes((flags,)) + answer
+    for flags in (0, 1, 3, 5, 7, 0x43, 0x87)
+    for answer in (
+        OK,
+        STREAM,
+        b"HTTP/1.1 100 Continue\r\n\r\n" + STREAM[:-5] + b"0\r\nX: y\r\n\r\n",
+        STREAM_HEAD + delta("a") + chunk(b"data: ") + chunk(b"b\r\n") + chunk(b"\r\n") + USAGE_EVENT + END,
+        STREAM_HEAD + event('{"choices": [], "usage": {"prompt_tokens": 1}}')[:-7],
+        _CLOSING + b'data: {"type":"message_stop"}\n\n',
+        _CLOSING.replace(b"\r\n\r\n", b"\r\nContent-Length: 22\r\n\r\n") + b"data: a\r\r\r\ndata: [DONE]",
+        _PLAIN + chunk(b'{"a":') + chunk(b"1}") + END,
+        b'HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n{"a":1}',
+        b'HTTP/1.1 400 Bad\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"error":"a"}',
+        b"HTTP/1.1 204 None\r\n\r\n",
+        STREAM_HEAD + chunk(b"data: " + b"[" * 1500 + b"]\n\n") + END,
+    )
+)
+WORDS = (
+    b"\r\n", b"\n\n", b"\r\r", b"\r\n\r\n", b"0\r\n\r\n", b"1\r\n", b"a\r\n", DONE, USAGE_EVENT, delta("x"),
+    b"data: ", b"[]",
+    b'{"choices":[],"usage":{}}', b"Transfer-Encoding: chunked\r\n", b"Content-Length: 5\r\n", b"Connection: close\r\n",
+    b"text/event-stream", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.0 ", b"\xff", b"\0",
+)  # fmt: skip
+
+
+class Wishes(NamedTuple):
+    """What the client asked for: the first three bits of an input. The rest of its first byte says how it is cut."""
+
+    framed: bool
+    drop_usage: bool
+    early: bool
+
+
+class Played(NamedTuple):
+    """What became of an engine's bytes."""
+
+    out: bytes
+    """All that the client got."""
+    end: str
+    """`none` (nothing was answered yet), `whole`, `told` (broken off with an error event) or `broken`."""
+    head: ResponseHead | None
+
+
+def answers(data: bytes) -> None:
+    """One byte of wishes, and an engine's answer until it closes."""
+    if not data:
+        return
+    flags, raw = data[0], data[1:]
+    wishes = Wishes(framed=bool(flags & 1), drop_usage=bool(flags & 2), early=bool(flags & 4))
+    whole, pieces = play([raw], wishes), play(cut(raw, flags // 8 + 1), wishes)
+    for played in (whole, pieces):
+        judge(raw, wishes, played)
+    assert (pieces.end == "whole") == (whole.end == "whole"), "the cut matters"
+    is_usage(raw)
+    usage.tokens(raw)
+
+
+def play(pieces: list[bytes], wishes: Wishes) -> Played:
+    """As `gateway.upstream` and `gateway.exchange` do it, from the first byte until the engine has closed."""
+    reader, out = HeadReader(), b""
+    head: ResponseHead | None = None
+    answer: Answer | None = None
+    walker: BodyWalker | None = None
+    try:
+        for piece in pieces:
+            if head is None or walker is None:
+                read = reader.feed(piece)
+                if read is None:
+                    continue
+                head, piece = read  # noqa: PLW2901  the rest of it
+                walker = BodyWalker(head)
+                if head.elsewhere:
+                    return Played(b"", "none", head)
+            if answer is None and piece:
+                answer = made(head, walker, wishes)
+                out = start(head, answer, wishes)
+            if answer is not None and piece:
+                out += answer.take(piece)
+            if walker.ended:
+                break
+        if head is None or walker is None:
+            return Played(b"", "none", None)
+        walker.ended = walker.ended or walker.until_close
+        if walker.ended:
+            if answer is None:
+                answer = made(head, walker, wishes)
+                out = start(head, answer, wishes) + answer.take(b"")
+            if not answer.cut_off:
+                return Played(out + answer.ending(), "whole", head)
+    except FramingError:
+        pass
+    if answer is None:
+        return Played(b"", "none", head)
+    if answer.whole:
+        return Played(out + answer.frame(BREAK), "told", head)
+    return Played(out, "broken", head)
+
+
+def made(head: ResponseHead, walker: BodyWalker, wishes: Wishes) -> Answer:
+    """The Answer of this response."""
+    note = NOTE if wishes.early else b""
+    return Answer(head, walker, framed=wishes.framed, drop_usage=wishes.drop_usage, early=wishes.early, note=note)
+
+
+def start(head: ResponseHead, answer: Answer, wishes: Wishes) -> bytes:
+    """The head that the client gets."""
+    if wishes.early:
+        return render.early_head(b"id", chunked=wishes.framed, close=not wishes.framed, more=b"")
+    close = answer.length is None and not answer.chunked
+    return render.head(head.status, head.fields, b"id", length=answer.length, chunked=answer.chunked, close=close)
+
+
+def judge(raw: bytes, wishes: Wishes, played: Played) -> None:
+    """What the client makes of it."""
+    if played.end == "none" or played.head is None:
+        return
+    framed = wishes.framed or (not wishes.early and played.head.length is not None and b"content-length" in played.out)
+    got = client(played.out)
+    assert got is not None, "the client cannot read it"
+    content, ended = got
+    stream = played.head.event_stream and played.head.status < 300
+    if played.end == "whole":
+        assert ended, "the end was not given out"
+        compare(raw, wishes, content, stream=stream)
+    elif played.end == "told":
+        assert content.endswith(BREAK), "the error is not an event of its own"
+        before = content.removesuffix(BREAK)
+        assert not before or before.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")), "the error is told inside an event"
+        assert not (wishes.framed and ended), "an end that did not come"
+    else:
+        assert not (framed and ended), "an end that did not come"
+
+
+def compare(raw: bytes, wishes: Wishes, content: bytes, *, stream: bool) -> None:
+    """A whole answer holds what the engine said."""
+    read = client(raw)
+    if wishes.early:
+        assert content.endswith(NOTE)
+        content = content.removesuffix(NOTE)
+    if read is None or (wishes.early and not stream):
+        return
+    said = read[0]
+    if stream and wishes.drop_usage:
+        said = b"".join(part for part in _EVENTS.split(said) if not added(part))
+    assert content == said, "something else than the engine said"
+
+
+def added(part: bytes) -> bool:
+    """Whether an event is the chunk that `include_usage` adds, by the standard library."""
+    if not part.startswith(b"data:") or not part.endswith((b"\n", b"\r")):
+        return False
+    try:
+        read = json.loads(part[5:].decode())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(read, dict) and read.get("choices") == [] and isinstance(read.get("usage"), dict)
+
+
+def client(data: bytes) -> tuple[bytes, bool] | None:
+    """(content, whether it ended) of one answer as h11 reads it, the connection being closed after it. None: it is
+    none.
+    """
+    reader = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 20)
+    reader.send(h11.Request(method="GET", target="/", headers=[("host", "gw")]))
+    reader.send(h11.EndOfMessage())
+    reader.receive_data(data)
+    content, begun = b"", False
+    try:
+        while True:
+            event = reader.next_event()
+            if isinstance(event, h11.Data):
+                content += event.data
+            elif isinstance(event, h11.EndOfMessage):
+                return content, True
+            elif isinstance(event, h11.Response):
+                begun = True
+            elif event is h11.NEED_DATA:
+                reader.receive_data(b"")
+            elif not isinstance(event, h11.InformationalResponse):
+                return None
+    except h11.RemoteProtocolError:
+        return (content, False) if begun else None

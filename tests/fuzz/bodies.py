@@ -1,0 +1,159 @@
+"""What is read from bodies and edited in them under fuzz, beside independent readers: json and aiohttp's multipart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import warnings
+from functools import cache
+
+import aiohttp
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http_exceptions import HttpProcessingError
+
+from gateway import rewrite
+from gateway.dialects import lookup
+from gateway.errors import CallError
+from gateway.multipart import edit_multipart, read_multipart
+from tests.kit.forwarding import SERVED
+from tests.kit.mutations import FORM, JSON
+
+OPERATIONS = tuple(
+    operation
+    for path in (b"/v1/chat/completions", b"/v1/messages", b"/v1/embeddings", b"/openai/deployments/m/completions")
+    if (operation := lookup(b"POST", path)) is not None
+)
+JSON_SEEDS = tuple(
+    bytes((number,)) + body
+    for number in range(len(OPERATIONS))
+    for body in (
+        JSON,
+        b'{"model":"m","stream":true,"stream_options":{"include_usage":true}}',
+        b'{"model":"m","stream":true,"stream_options":{"include_usage":false,"a":[1,{}]}}',
+        b' {"model" : "served-m" , "cache_salt" : "x" , "stream" : null , "a\\u0062" : 1e5 } ',
+        b'{"model":"m","model":"n"}',
+        b'{"model":"m","mod\\u0065l":"n","user":"\xc3\xa9\\ud83d\\ude00"}',
+        b'{"model":"m","input":[{"a":1,"a":2}],"logit_bias":{"1":-100}}',
+        b'{"model":"m","a":' + b"[" * 1200 + b"]" * 1200 + b"}",
+        b'{"model":"m","stream_options":null,"stream":true}',
+    )
+)
+JSON_WORDS = (
+    b'"model"', b'"stream"', b'"stream_options"', b'"include_usage"', b'"cache_salt"', b"true", b"false", b"null",
+    b"{}", b"[]",
+    b'"m":1,', b"\\u0065", b"\\ud800", b'\\"', b"\\\\", b" ", b"\t", b"\r\n", b"\x0b", b"1e999", b"-0", b"NaN",
+    b"\xff", b"\xef\xbb\xbf",
+    b",", b":", b"{", b"}", b"[", b"]", b'"', b"\0",
+)  # fmt: skip
+_TYPE = b"multipart/form-data; boundary=b"
+_PART = b"--b\r\nContent-Disposition: form-data; name="
+FORM_SEEDS = tuple(
+    content_type + b"\n" + body
+    for content_type in (_TYPE, b'Multipart/Form-Data;boundary="b";charset=utf-8')
+    for body in (
+        FORM,
+        FORM.replace(b"--\r\n", b"--"),
+        _PART + b'"stream"\r\n\r\ntrue\r\n' + FORM,
+        _PART + b"\"model\"; filename*=utf-8''x\r\nContent-Type: text/plain\r\n\r\nm\r\n--b--",
+        _PART + b'"file"\r\n\r\n' + _PART.replace(b"\r\n", b"\n") + b'"model"\n\nx\r\n' + FORM,
+    )
+)
+FORM_WORDS = (
+    b"\r\n--b", b"\n--b", b"\r--b", b"--b--", b"--b\r\n", b"\r\n\r\n", b"\n\n", b'name="model"', b'name="stream"',
+    b"name=model", b"filename=",
+    b"filename*=utf-8''a", b"Content-Disposition: form-data; ", b"Content-Transfer-Encoding: base64\r\n",
+    b"Content-Type: a/b\r\n", b'\\"',
+    b'"', b";", b" ", b"\t", b"boundary=", b"\0", b"\xff",
+)  # fmt: skip
+
+
+class Pairs(list[tuple[str, object]]):
+    """A JSON object with all of its members, repeated ones too."""
+
+
+def decoded(text: str) -> object:
+    """By the standard library: objects as Pairs, numbers as they are written."""
+    return json.loads(text, object_pairs_hook=Pairs, parse_int=str, parse_float=str)
+
+
+def documents(data: bytes) -> None:
+    """One byte that chooses the operation, and a JSON body."""
+    if not data:
+        return
+    operation, body = OPERATIONS[data[0] % len(OPERATIONS)], data[1:]
+    try:
+        peek = rewrite.read(operation, body, b"application/json")
+        edited = rewrite.edit(operation, peek, SERVED)
+    except CallError:
+        return
+    assert isinstance(peek, rewrite.Peek)
+    try:
+        before, after = decoded(body.decode()), decoded(edited.decode())
+    except RecursionError:
+        return
+    assert isinstance(before, Pairs)
+    assert isinstance(after, Pairs)
+    wanted, got = dict(before), dict(after)
+    assert (len(wanted), len(got)) == (len(before), len(after)), "a member twice"
+    assert peek.model == (operation.model or wanted["model"])
+    assert peek.stream == (wanted.get("stream") is True)
+    assert (operation.model is None and wanted["model"] == SERVED) or got["model"] == SERVED
+    wanted["model"] = SERVED
+    wanted.pop("cache_salt", None)
+    if operation.usage and peek.stream:
+        options = wanted.get("stream_options") or Pairs()
+        assert isinstance(options, Pairs)
+        asked = dict(options)
+        assert peek.wants_usage == (asked.get("include_usage") is True)
+        told = got["stream_options"]
+        assert isinstance(told, Pairs)
+        assert len(dict(told)) == len(told)
+        assert dict(told) == asked | {"include_usage": True}
+        wanted["stream_options"] = told
+    assert got == wanted
+
+
+def forms(data: bytes) -> None:
+    """A Content-Type up to the first line feed, and a body."""
+    content_type, _, body = data.partition(b"\n")
+    try:
+        form = read_multipart(body, content_type, path_model=None)
+        edited = edit_multipart(form, model=SERVED)
+    except CallError:
+        return
+    before, after = parts(body, content_type), parts(edited, content_type)
+    if before is None:
+        return
+    assert after is not None, "the edit broke it"
+    models = [value for name, value in before if name == "model"]
+    assert models == [form.model.encode()], "aiohttp reads another model"
+    assert after == [(name, SERVED.encode() if name == "model" else value) for name, value in before]
+
+
+@cache
+def loop() -> asyncio.AbstractEventLoop:
+    """Readers of aiohttp need one; nothing in them waits."""
+    return asyncio.new_event_loop()
+
+
+def parts(body: bytes, content_type: bytes) -> list[tuple[str | None, bytes]] | None:
+    """Name and value of every part as aiohttp reads them; None where it refuses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of file names that it cannot read
+        return loop().run_until_complete(_parts(body, content_type))
+
+
+async def _parts(body: bytes, content_type: bytes) -> list[tuple[str | None, bytes]] | None:
+    stream = aiohttp.StreamReader(BaseProtocol(loop()), 1 << 20, loop=loop())
+    stream.feed_data(body)
+    stream.feed_eof()
+    found: list[tuple[str | None, bytes]] = []
+    try:
+        reader = aiohttp.MultipartReader({"Content-Type": content_type.decode("latin-1")}, stream)
+        while (part := await reader.next()) is not None:
+            if not isinstance(part, aiohttp.BodyPartReader):
+                return None
+            found.append((part.name, bytes(await part.read())))
+    except (ValueError, RuntimeError, AssertionError, HttpProcessingError):
+        return None
+    return found

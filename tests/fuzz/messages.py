@@ -1,0 +1,47 @@
+"""The contract between gateways and autoscalers under fuzz: a message is read, or refused with the one error."""
+
+from __future__ import annotations
+
+import msgspec
+
+from autoscaler.contract import CatalogueDelta, Message, Report, ReportAnswer, RoutesDelta, decoder
+
+KINDS: tuple[type[Message], ...] = (CatalogueDelta, RoutesDelta, Report, ReportAnswer)
+_DECODERS = [decoder(kind) for kind in KINDS]
+_CATALOGUE = (
+    b'{"epoch":1,"version":2,"full":true,"models":[{"name":"m","served_name":"s","aliases":["a"],"slots":4,"queue":'
+    b'{"calls_max":1},"clocks":{"stall_seconds_max":1.5}}],"models_gone":["n"],"tenants":[{"name":"t","keys":[{"sha256":'
+    b'"ab","expires_unix_s":1.0}],"models":["*"],"weight":2.0}],"settings":{"keys_needed":true,"cors_origins":["*"]}}'
+)
+_ROUTES = (
+    b'{"epoch":1,"version":2,"gateways":2,"replicas":[{"replica":"r","model":"m","state":"ready","address":"h:1","hold":3'
+    b'}],"replicas_gone":["q"],"models":[{"model":"m","phases_ms":{"load":1.5},"refusal":{"code":"c","message":"m"}}]}'
+)
+_REPORT = (
+    b'{"gateway":"g","boot":"b","sequence":1,"levels":[{"model":"m","tenant":"t","waiting":1,"soonest_deadline_s":null}],'
+    b'"totals":[{"model":"m","tenant":"t","tokens_in":5}],"replicas":[{"replica":"r","last_byte_age_s":0.5}]}'
+)
+SEEDS = (
+    _CATALOGUE,
+    _ROUTES,
+    _REPORT,
+    b'{"epoch":1,"leads":false,"resend":true}',
+    b'{"epoch":1,"version":1,"models_gone":["\xff"]}',
+    b'{"epoch":1,"version":1,"later":' + b"[" * 1500 + b"]" * 1500 + b"}",
+)
+WORDS = (
+    b'"epoch":', b'"version":', b'"models":', b'"replicas":', b'"levels":', b'"totals":', b"null", b"true", b"1e999",
+    b"-1", b"0.5", b"{}",
+    b"[]", b"[{}]", b'"\\ud800"', b"\xff", b"99999999999999999999", b'"phases_ms":{"a":', b",", b":", b"[", b"]",
+    b"{", b"}", b'"',
+)  # fmt: skip
+
+
+def messages(data: bytes) -> None:
+    """One message of any kind."""
+    for decode in _DECODERS:
+        try:
+            message = decode(data)
+        except msgspec.DecodeError:
+            continue
+        assert decode(msgspec.json.encode(message)) == message

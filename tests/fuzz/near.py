@@ -1,0 +1,24 @@
+"""Inputs that are nearly a target's seeds, as Hypothesis draws and shrinks them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tests.fuzz.targets import Target
+
+PLACES_MAX = 4
+
+
+def inputs(target: Target) -> st.SearchStrategy[bytes]:
+    """A seed with something else in a few places; sometimes anything."""
+    put = st.sampled_from(target.words) | st.binary(max_size=4)
+    place = st.tuples(st.integers(0, 1 << 12), st.integers(0, 9), put)
+    changed = st.builds(_changed, st.sampled_from(target.seeds), st.lists(place, min_size=1, max_size=PLACES_MAX))
+    return changed | st.binary(max_size=60)
+
+
+def _changed(data: bytes, places: list[tuple[int, int, bytes]]) -> bytes:
+    for number, cut, put in places:
+        at = number % (len(data) + 1)
+        data = data[:at] + put + data[at + cut :]
+    return data

@@ -1,0 +1,181 @@
+"""Asking independent servers (`tests.kit.origins`, and proxies before one of them) what they read of some bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from autoscaler.contract import ModelName
+from autoscaler.engines import available, launch
+from autoscaler.model import Model, ModelSpec
+from loadtest import tinygguf
+from tests.kit.serving import free_port
+
+ROOT = Path(__file__).parents[2]
+SILENT_S = 4.0
+"""A server that says nothing for so long waits for more bytes."""
+HEAD_BYTES_MAX = 1 << 20
+
+
+class Reading(NamedTuple):
+    """One request as somebody reads it."""
+
+    method: str
+    target: str
+    body: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def bare(self) -> tuple[str, str, str]:
+        """Without its headers, and without the mark of an empty query."""
+        return self.method, self.target.removesuffix("?"), self.body
+
+
+class Heard(NamedTuple):
+    """What came back on one connection: the requests that were read, and what followed."""
+
+    readings: list[Reading]
+    end: str
+    """`enough`: as many as were asked for; `refused`: an answer of the server's own; `closed`; `silent`."""
+
+
+async def ask(port: int, *steps: tuple[bytes, int]) -> Heard:
+    """On one connection: each step sends bytes, then reads so many answers."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=HEAD_BYTES_MAX)
+    heard = Heard([], "enough")
+    try:
+        for data, answers in steps:
+            async with asyncio.timeout(SILENT_S):
+                writer.write(data)
+                for _ in range(answers):
+                    reading = await _reading(reader)
+                    if reading is None:
+                        return heard._replace(end="refused")
+                    heard.readings.append(reading)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return heard._replace(end="closed")
+    except TimeoutError:
+        return heard._replace(end="silent")
+    finally:
+        writer.transport.abort()
+    return heard
+
+
+async def _reading(reader: asyncio.StreamReader) -> Reading | None:
+    """What the next answer says was read; None where the server refuses."""
+    lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+    while lines[0].startswith(b"HTTP/1.1 1"):
+        lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+    for line in lines:
+        if line[:8].lower() == b"x-read: ":
+            method, target, body, headers = json.loads(line[8:])
+            return Reading(method, target, body, tuple((name, value) for name, value in headers))
+    return None
+
+
+@contextmanager
+def origins(*names: str, python_parsers: bool = False) -> Iterator[dict[str, int]]:
+    """The servers of these names in a process of their own: their ports."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | ({"AIOHTTP_NO_EXTENSIONS": "1"} if python_parsers else {})
+    command = [sys.executable, "-m", "tests.kit.origins", *names]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            ports: dict[str, int] = json.loads(process.stdout.readline())
+            for port in ports.values():
+                _listens(port, process)
+            yield ports
+        finally:
+            process.kill()
+
+
+def _listens(port: int, process: subprocess.Popen[bytes], path: str = "/") -> None:
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s and process.poll() is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SILENT_S)
+        try:
+            connection.request("GET", path)
+            if connection.getresponse().status == 200:
+                return
+        except (OSError, http.client.HTTPException):
+            time.sleep(0.02)
+        finally:
+            connection.close()
+    raise AssertionError(f"nothing answers on port {port}")
+
+
+NGINX = """daemon off; master_process off; pid {folder}/pid; error_log /dev/null;
+events {{ worker_connections 256; }}
+http {{
+  access_log off; client_body_temp_path {folder}/a; proxy_temp_path {folder}/b; fastcgi_temp_path {folder}/c;
+  uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e; keepalive_requests 1000000; proxy_buffer_size 128k;
+  proxy_buffers 8 128k; proxy_busy_buffers_size 256k; large_client_header_buffers 4 128k;
+  server {{ listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass http://127.0.0.1:{origin}; proxy_http_version 1.1; proxy_set_header Host $http_host;
+    }} }} }}
+"""
+HAPROXY = """global
+  tune.bufsize 262144
+defaults
+  mode http
+  timeout connect 5s
+  timeout client 30s
+  timeout server 30s
+frontend in
+  bind 127.0.0.1:{port}
+  default_backend out
+backend out
+  server origin 127.0.0.1:{origin}
+"""
+PROXIES: dict[str, tuple[str, Sequence[str]]] = {
+    "nginx": (NGINX, ("-p", "{folder}", "-e", "/dev/null", "-c", "{config}")),
+    "haproxy": (HAPROXY, ("-db", "-q", "-f", "{config}")),
+}
+SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+
+
+def program(name: str) -> str | None:
+    """Where a proxy is installed, if it is; Debian's places are not on everybody's PATH."""
+    return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), *SBIN)))
+
+
+@contextmanager
+def proxy(name: str, folder: Path, origin: int) -> Iterator[int]:
+    """A proxy in front of one of the origins: its port. It must be installed."""
+    config, arguments = PROXIES[name]
+    port, path = free_port(), folder / f"{name}.conf"
+    path.write_text(config.format(folder=folder, port=port, origin=origin))
+    command = [program(name) or name, *(argument.format(folder=folder, config=path) for argument in arguments)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            _listens(port, process)
+            yield port
+        finally:
+            process.kill()
+
+
+@contextmanager
+def llama(folder: Path) -> Iterator[int]:
+    """The real llama.cpp server with a tiny model: its port. Its package must be installed."""
+    tinygguf.make(folder / "ada.gguf", "Hello, I am Ada.")
+    port = free_port()
+    spec = ModelSpec(engine="llama.cpp", artifact=f"file://{folder / 'ada.gguf'}", args=("--threads=1", "--embeddings"))
+    installed = {"xllamacpp": available()["xllamacpp"]}
+    start = launch(Model(name=ModelName("ada"), spec=spec, slots=2), None, "127.0.0.1", port, installed)
+    with subprocess.Popen(start.argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            _listens(port, process, start.readiness_path)
+            yield port
+        finally:
+            process.kill()

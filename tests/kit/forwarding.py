@@ -1,0 +1,37 @@
+"""What an engine gets of a request that the reader accepted, put together as the edge and the exchange do it."""
+
+from __future__ import annotations
+
+from gateway import rewrite
+from gateway.admission import asked, request_id, upstream_head
+from gateway.dialects import Kind, lookup
+from gateway.errors import CallError
+from gateway.head import Request
+
+ENGINE = "127.0.0.1:9000"
+SERVED = "served-m"
+
+
+def forwarded(request: Request) -> tuple[bytes, bytes] | None:
+    """Head and body for the engine; None where nothing goes on.
+
+    A body that the rewriter refuses is forwarded here as it came, which the gateway never does: what frames it must
+    hold for any bytes.
+    """
+    operation = lookup(request.head.method, request.head.path)
+    if operation is None or operation.kind is not Kind.INFER:
+        return None
+    try:
+        wish = asked(request.head)
+    except CallError:
+        return None
+    try:
+        peek = rewrite.read(operation, request.body, wish.content_type, wish.model)
+        body = rewrite.edit(operation, peek, SERVED)
+    except CallError:
+        body = request.body
+    id_bytes = (request_id(request.head) or "id-1").encode()
+    try:
+        return upstream_head(wish.upwards, operation, ENGINE, len(body), id_bytes), body
+    except CallError:
+        return None
