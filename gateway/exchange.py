@@ -143,6 +143,9 @@ class Exchange(Call):
     def engine_end(self) -> None:
         """The engine's answer is whole."""
         if self._stage == SENT:
+            if self._walker.until_close:  # not one byte of a body whose end only the close tells: it broke
+                self.engine_lost("reset")
+                return
             self._commit(b"")
         if self._answer.cut_off:
             self._break(errors.upstream_error())

@@ -96,6 +96,20 @@ async def test_a_stream_that_ends_with_the_connection_but_not_with_its_word_is_b
         assert not rest.endswith(END)
 
 
+async def test_an_engine_that_closes_after_its_head_has_broken_and_the_call_moves() -> None:
+    """Nothing but the close would say that the body is whole, and there is none: that is no empty answer."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
+    async with ScriptedEngine((head, CLOSE), (OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call()
+        assert (await client.answer())[::2] == (200, b'{"ok":true}')
+        assert len(engine.requests) == 2
+    async with ScriptedEngine((head, CLOSE)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call()
+        assert (await client.answer())[0] == 502, "once is enough"
+
+
 async def test_http_1_0_is_answered_close_delimited() -> None:
     async with ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
         client = await one.client()
