@@ -300,9 +300,8 @@ async def test_a_document_that_ends_with_the_connection_is_passed_on() -> None:
         assert (status, body) == (200, b'{"choices": []}')
 
 
-@pytest.mark.parametrize("said", [b'{"choices": [{"mess', b""])
-async def test_a_document_that_the_end_of_the_connection_cuts_is_not_given_an_end(said: bytes) -> None:
-    async with ScriptedEngine(until_close(said)) as engine, rig(engine.address) as one:
+async def test_a_document_that_the_end_of_the_connection_cuts_is_not_given_an_end() -> None:
+    async with ScriptedEngine(until_close(b'{"choices": [{"mess')) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()
         assert not (await client.rest()).endswith(b"0\r\n\r\n")
