@@ -9,9 +9,9 @@ from __future__ import annotations
 from autoscaler import demand
 from autoscaler.actions import Plan
 from autoscaler.compare import start_after_s
-from autoscaler.contract import ModelName
+from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import NO_HISTORY, NO_LOAD, Wanted
-from autoscaler.drain import silent, verdict
+from autoscaler.drain import known, silent, verdict
 from autoscaler.log import Log
 from autoscaler.model import Model
 from autoscaler.packing import Force
@@ -23,8 +23,8 @@ from autoscaler.world import Fact, Replica, SliceId, Transition, World
 
 LAST_ROWS = 20
 """How many of the latest moves `last` tells."""
-
-
+QUIET_S = 5.0
+"""An engine that has Calls and sent nothing for longer is told."""
 CANDIDATES_TOLD = 8
 """Slices that are told in sentences; all are in the data."""
 
@@ -92,8 +92,9 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     """Why `model`, which must be in the World, is as it is."""
     document = world.models[model]
     answer = demand.wanted(world, document, now_s)
-    sentences = [_wanted(document, answer, now_s)]
-    sentences += [_replica(world, world.replicas[id], now_s) for id in world.by_model.get(model, ())]
+    sentences = [_wanted(document, answer, now_s), *_soonest(world, model, now_s)]
+    for id in world.by_model.get(model, ()):
+        sentences += [_replica(world, world.replicas[id], now_s), *_quiet(world, id, now_s)]
     sentences += _failures(world, model, now_s)
     sentences += [f"Not placed: {unmet.reason}." for unmet in plan.unmet if unmet.model == model]
     sentences += _starts(world, model)
@@ -157,6 +158,33 @@ def _wanted(model: Model, answer: Wanted, now_s: float) -> str:
     since = "" if answer.since_s is None else f", since {seconds(now_s - answer.since_s)}"
     count = f"{answer.count} of at most {model.spec.replicas.max}" if answer.count else "None"
     return f"{count} wanted: {answer.reason}{since}."
+
+
+def _soonest(world: World, model: ModelName, now_s: float) -> list[str]:
+    """How long the Call that must be answered first can still wait; nothing where none waits."""
+    left_s = [
+        level.soonest_deadline_s - (now_s - gateway.seen_s)
+        for gateway in world.gateways.values()
+        for level in gateway.levels.get(model, ())
+        if level.waiting and level.soonest_deadline_s is not None
+    ]
+    if not left_s:
+        return []
+    return [f"The soonest of {world.loads[model].waiting} waiting must be answered within {seconds(min(left_s))}."]
+
+
+def _quiet(world: World, id: ReplicaId, now_s: float) -> list[str]:
+    """When an engine with Calls last sent something, where that is a while ago. One that never did is not told of."""
+    ages_s = [
+        use.last_byte_age_s + now_s - gateway.seen_s
+        for gateway in known(world)
+        if gateway.report is not None
+        for use in gateway.report.replicas
+        if use.replica == id and use.in_use and use.last_byte_age_s is not None
+    ]
+    if not ages_s or min(ages_s) <= QUIET_S:
+        return []
+    return [f"Calls run on {id}; its engine last sent something {seconds(min(ages_s))} ago."]
 
 
 def _replica(world: World, replica: Replica, now_s: float) -> str:

@@ -181,12 +181,17 @@ def _comes_back(draft: Draft, model: ModelName, tenant: TenantName, active: Iter
 
 
 def _totals(draft: Draft, before: Gateway, report: Report) -> None:
-    """Turns growth of the cumulative counts of one boot into service attained, activity and refused cold Calls."""
+    """Turns growth of the cumulative counts of one boot into service attained, activity and refused cold Calls.
+
+    Counts that fell began anew: the gateway had forgotten a Model that was gone from the documents for a while.
+    """
     for total in report.totals:
         key = (total.model, total.tenant)
         last = before.totals.get(key)
         if last == total:
             continue
+        if last is not None and (total.admitted < last.admitted or total.refused_cold < last.refused_cold):
+            last = None
         at_s = draft.now_s - total.idle_s
         history = histories.active(draft.history(total.model), at_s)
         if total.refused_cold > (last.refused_cold if last is not None else 0):

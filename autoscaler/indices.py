@@ -44,10 +44,11 @@ def levels_of(gateway: Gateway, now_s: float) -> dict[ModelName, tuple[Level, ..
 
 
 def uses_of(gateway: Gateway) -> dict[ReplicaId, ReplicaUse]:
-    """The Replicas in its last report."""
+    """The Replicas in its last report, without ages: what has merely grown older is no news."""
     if gateway.report is None:
         return {}
-    return {use.replica: use for use in gateway.report.replicas}
+    uses = gateway.report.replicas
+    return {u.replica: u if u.last_byte_age_s is None else replace(u, last_byte_age_s=None) for u in uses}
 
 
 def load_of(gateways: Mapping[GatewayId, Gateway], model: ModelName) -> Load:

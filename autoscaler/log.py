@@ -36,7 +36,3 @@ class Log:
     def latest(self, count: int) -> tuple[Transition, ...]:
         """At most `count` rows, newest first."""
         return tuple(islice(reversed(self._rows), count))
-
-    def since(self, at_s: float) -> tuple[Transition, ...]:
-        """The rows at `at_s` or later, oldest first."""
-        return tuple(row for row in self._rows if row.at_s >= at_s)

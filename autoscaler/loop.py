@@ -9,6 +9,7 @@ change the Plan. Under a flood it rests as long as it worked, so deciding takes 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,12 +17,13 @@ from autoscaler import shares
 from autoscaler.actions import Acted, Action, Plan, StartReplica, StopReplica
 from autoscaler.drivers.base import Driver
 from autoscaler.fold import Observation, fold
+from autoscaler.inbox import Inbox
 from autoscaler.plan import plan
 from autoscaler.winddown import wind_down
 from autoscaler.world import Tick, Transition, World
 
 TICK_S_MAX = 1.0
-"""The longest sleep: reports expire and gauges age even when nothing is observed."""
+"""At least one Tick in this time, whatever else is observed: back-offs end, and gauges age."""
 ROUNDS_MAX = 4
 """Plans in one step: an Action may allow another (a drop frees a Slice); what is left waits for the next step."""
 
@@ -37,6 +39,8 @@ class Step(NamedTuple):
     received_s: float
     started_s: float
     acted_s: float
+    reports_merged: int = 0
+    """Reports that were merged into later ones, because too many waited."""
 
 
 Decide = Callable[[World, float], Plan]
@@ -55,10 +59,11 @@ class Loop:
         self.listeners: list[Listener] = []
         self._driver = driver
         self._clock = clock
-        self._inbox: list[Observation] = []
+        self._inbox = Inbox()
         self._wake = asyncio.Event()
         self._received_s = 0.0
         self._rest_until_s = 0.0
+        self._ticked_s = clock()
         self._decide_now: Decide = plan
         self._empty = asyncio.Event()
 
@@ -66,7 +71,7 @@ class Loop:
         """Takes what happened, in order; it is folded in this turn of the event loop or the next."""
         if not self._inbox:
             self._received_s = self._clock()
-        self._inbox.extend(batch)
+        self._inbox.put(batch)
         self._wake.set()
 
     async def run(self) -> None:
@@ -90,12 +95,14 @@ class Loop:
 
     async def _decide(self) -> None:
         while True:
-            now_s = self._clock()
-            due_s = now_s + TICK_S_MAX if self.plan.next_s is None else min(self.plan.next_s, now_s + TICK_S_MAX)
-            try:
-                async with asyncio.timeout(max(0.0, due_s - now_s)):
+            due_s = self._ticked_s + TICK_S_MAX
+            if self.plan.next_s is not None:
+                due_s = min(due_s, self.plan.next_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, due_s - self._clock())):
                     await self._wake.wait()
-            except TimeoutError:
+            if self._clock() >= due_s:
+                self._ticked_s = self._clock()
                 self.observe((Tick(),))
             rest_s = self._rest_until_s - self._clock()
             if rest_s > 0:
@@ -106,7 +113,8 @@ class Loop:
     def step(self) -> None:
         """One decision over everything in the inbox; synchronous, so that nothing changes while it is taken."""
         started_s = self._clock()
-        before, batch, self._inbox = self.world, self._inbox, []
+        before, received_s = self.world, self._received_s
+        batch, merged = self._inbox.take()
         transitions = self._fold(batch, started_s)
         actions: list[Action] = []
         for _ in range(ROUNDS_MAX):
@@ -121,7 +129,7 @@ class Loop:
         granted = shares.divide(self.world, started_s)
         if granted is not None:
             transitions += self._fold((granted,), started_s)
-        done = Step(before, self.world, self.plan, tuple(actions), transitions, self._received_s, started_s, acted_s)
+        done = Step(before, self.world, self.plan, tuple(actions), transitions, received_s, started_s, acted_s, merged)
         for listener in self.listeners:
             listener(done)
         if self.world.synced and not self.world.replicas:

@@ -50,12 +50,18 @@ class Metrics:
         self._plan_seconds = Histogram(
             "pilotlight_plan_seconds", "One step of the loop", registry=registry, buckets=DECISION_BUCKETS
         )
+        self._merged = Counter(
+            "pilotlight_reports_merged",
+            "Reports of gateways merged into later ones, too many waiting",
+            registry=registry,
+        )
         self._actions = Counter("pilotlight_actions", "Actions ordered", ("kind", "result"), registry=registry)
         registry.register(_WorldCollector(world))
 
     def on_step(self, step: Step) -> None:
         """Counts one step of the loop."""
         self._plan_seconds.observe(step.acted_s - step.started_s)
+        self._merged.inc(step.reports_merged)
         if step.actions:
             self._decision.observe(step.acted_s - step.received_s)
         for action in step.actions:

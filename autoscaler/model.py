@@ -106,7 +106,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Calls at once on one Replica: the spec's, else the engine's default."""
     created_unix_s: int = 0
     order: int = 0
-    """Position among all documents: the older of two Models owns a contested name."""
+    """Position among all documents, as they were read."""
 
     def spec_hash(self) -> str:
         """Eight hex digits over everything that a running Replica would have to be restarted for."""

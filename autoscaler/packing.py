@@ -162,7 +162,8 @@ class Outlook(NamedTuple):
     """What the packer may expect: who is wanted how often, what a restart costs, and what could be added."""
 
     histogram: Mapping[Shape, float] = {}
-    """Shape -> share of the demand; for policies that place by what will come. Best fit does not read it."""
+    """Shape -> share of the demand lately; they sum to 1. For policies that place by what will come: best fit does not.
+    """
     start_s: Mapping[ModelName, float] = {}
     """Seconds that a start of the Model takes: the cost of evicting it."""
     offers: tuple[Offer, ...] = ()

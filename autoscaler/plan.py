@@ -27,9 +27,10 @@ from autoscaler.compare import STOP_GRACE_S, Case, Compared, compare, retire
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import NO_HISTORY, Wanted
 from autoscaler.drain import in_use, limit_s, next_change_s, verdict
+from autoscaler.outlook import outlook
 from autoscaler.packer import pack
 from autoscaler.packing import Packing, Placement, Shelf, Want
-from autoscaler.shelves import locks, outlook, shelves, stuck_s
+from autoscaler.shelves import locks, shelves, stuck_s
 from autoscaler.states import ReplicaState as S
 from autoscaler.words import seconds
 from autoscaler.world import Replica, World
@@ -149,7 +150,7 @@ class _Tick:
         if not self.wants:
             return
         shelved = self._shelves()
-        packing = pack(self.wants, shelved, self.world.copies, outlook(self.world), self.now_s)
+        packing = pack(self.wants, shelved, self.world.copies, outlook(self.world, self.now_s), self.now_s)
         for placement in packing.placements:
             self.starts.append(self._start(placement))
         for victim in packing.victims:

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autoscaler.contract import GatewayId, ModelName, ReplicaId, TenantName
+from msgspec.structs import replace
+
+from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, TenantName
 from autoscaler.fairness import Claimant, Part, max_min, split
 from autoscaler.indices import expired
 from autoscaler.states import ReplicaState
@@ -80,18 +82,20 @@ def _wishes(
 ) -> dict[GatewayId, Wish]:
     """What each gateway should hold of the Model in all."""
     slots = sum(replica.slots for replica in ready)
-    due = _due(world, model, holders, slots)
+    due = _due(world, model, ready, holders, slots)
     held = {g.id: sum(newest(g, replica.id) for replica in ready) for g in holders}
     live = [g.id for g in holders if not expired(g, now_s)]
     spare = _spread(due, held, live, slots - sum(due.values()))
     return {g.id: Wish(due[g.id], due[g.id] + spare.get(g.id, 0)) for g in holders}
 
 
-def _due(world: World, model: ModelName, holders: Sequence[Gateway], slots: int) -> dict[GatewayId, int]:
+def _due(
+    world: World, model: ModelName, ready: Sequence[Replica], holders: Sequence[Gateway], slots: int
+) -> dict[GatewayId, int]:
     """Slots due to the Calls at each gateway: by priority, then Tenant, then where that Tenant's Calls are."""
     wanted: dict[int, dict[TenantName, dict[GatewayId, Part]]] = {}
     for gateway in holders:
-        for level in gateway.levels.get(model, ()):
+        for level in _on_ready(gateway, model, ready):
             waits_s = gateway.seen_s - level.oldest_wait_s if level.waiting else gateway.seen_s
             part = Part(level.waiting + level.running, waits_s - KEEP_S if level.running else waits_s)
             wanted.setdefault(level.priority, {}).setdefault(level.tenant, {})[gateway.id] = part
@@ -104,6 +108,24 @@ def _due(world: World, model: ModelName, holders: Sequence[Gateway], slots: int)
             for gateway_id, given in split(tenants[tenant], share).items():
                 due[gateway_id] += given
     return due
+
+
+def _on_ready(gateway: Gateway, model: ModelName, ready: Sequence[Replica]) -> list[Level]:
+    """The gateway's Levels without Calls that run on other Replicas (that drain): they need no Slot of these.
+
+    Whose those are no report says; the lowest priority is taken for it. A Slot given for one would only come back.
+    """
+    levels = sorted(gateway.levels.get(model, ()), key=lambda level: (level.priority, level.tenant))
+    used = (use.in_use for replica in ready if (use := gateway.uses.get(replica.id)) is not None)
+    elsewhere = sum(level.running for level in levels) - sum(used)
+    if elsewhere <= 0:
+        return levels
+    left: list[Level] = []
+    for level in levels:
+        less = max(0, min(elsewhere, level.running))
+        elsewhere -= less
+        left.append(replace(level, running=level.running - less))
+    return left
 
 
 def _claimant(world: World, model: ModelName, tenant: TenantName, parts: Mapping[GatewayId, Part]) -> Claimant:

@@ -1,6 +1,6 @@
 """The World as Shelves: every Slice with what is on it, what is free, and from when who may be evicted.
 
-Owns the translation from the World into the packer's words: Shelves, the start lock of Devices, Wants and the Outlook.
+Owns the translation from the World into the packer's words: Shelves, the start lock of Devices, and Wants.
 Promises: what is not proven clean is not free, and unknown is busy. It chooses nothing; `autoscaler.packer` does.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from math import inf
 from typing import NamedTuple
 
-from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.contract import ReplicaId
 from autoscaler.demand import (
     BEGINNING,
     LIVE,
@@ -18,13 +18,12 @@ from autoscaler.demand import (
     NO_LOAD,
     held_until_s,
     live,
-    median_start_s,
     residency_s,
     used,
 )
 from autoscaler.drain import complete, in_use
 from autoscaler.model import Model, Start
-from autoscaler.packing import Force, Incumbent, Outlook, Room, Shelf, Want
+from autoscaler.packing import Force, Incumbent, Room, Shelf, Want
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import DeviceId, Isolation, Replica, Slice, World
 
@@ -168,13 +167,3 @@ def _incumbent(look: _Look, replica: Replica, slice_: Slice) -> Incumbent:
         stuck=look.now_s >= stuck_s(replica),
         others=len(replica.slices) - 1,
     )
-
-
-def outlook(world: World) -> Outlook:
-    """Costs of a restart, as far as starts are remembered."""
-    costs: dict[ModelName, float] = {}
-    for name in world.by_model:
-        median_s = median_start_s(world.histories.get(name, NO_HISTORY))
-        if median_s is not None:
-            costs[name] = median_s
-    return Outlook(start_s=costs)

@@ -131,7 +131,7 @@ class Gateway(Fact, frozen=True):
     levels: dict[ModelName, tuple[Level, ...]] = {}
     """Derived from `report`: its demand per Model; empty once the report has expired."""
     uses: dict[ReplicaId, ReplicaUse] = {}
-    """Derived from `report`: its Replicas by id. Never expires, because expired is not dead."""
+    """Derived from `report`: its Replicas by id, less what merely ages. Never expires: expired is not dead."""
 
 
 class Attained(Fact, frozen=True):

@@ -58,11 +58,15 @@ def key(tenant: str) -> str:
 
 
 def body(model: str, *, tokens: int = 8, stream: bool = True, bytes_min: int = 0) -> bytes:
-    """A chat completion of at least so many bytes."""
+    """A chat completion of at least so many bytes, without spaces, as the official client writes it."""
     ask: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": "wake"}], "max_tokens": tokens}
     if stream:
         ask["stream"] = True
-    missing = bytes_min - len(json.dumps(ask))
+    missing = bytes_min - len(_compact(ask))
     if missing > 0:
         ask["messages"] = [{"role": "user", "content": "wake" + " wake" * (missing // 5 + 1)}]
-    return json.dumps(ask).encode()
+    return _compact(ask).encode()
+
+
+def _compact(ask: Document) -> str:
+    return json.dumps(ask, separators=(",", ":"))

@@ -17,13 +17,22 @@ from bench.documents import Document, text
 
 
 @contextlib.asynccontextmanager
-async def fleet(place: Path, documents: Sequence[Document], gateways: int) -> AsyncIterator[kit.Serving]:
-    """Ready; `urls` of the Serving are the gateways' own."""
+async def fleet(
+    place: Path,
+    documents: Sequence[Document],
+    gateways: int,
+    *,
+    core: int | None = None,
+    runs: Sequence[str] = ("pilotlight",),
+) -> AsyncIterator[kit.Serving]:
+    """Ready; `urls` of the Serving are the gateways' own. `runs`: the module of a gateway, and what goes before its
+    arguments; all processes are on one core if told so.
+    """
     place.mkdir(parents=True)
     (place / "documents.yaml").write_text(text(documents))
     contract, operations = place / "contract.sock", kit.free_port()
-    pilotlight = [sys.executable, "-m", "pilotlight"]
-    scaler = [*pilotlight, "autoscaler", "--driver", "local", "--documents", str(place / "documents.yaml")]
+    python = [*kit.on_core(core), sys.executable, "-m"]
+    scaler = [*python, "pilotlight", "autoscaler", "--driver", "local", "--documents", str(place / "documents.yaml")]
     scaler += ["--contract-socket", str(contract), "--ops", f"{kit.HOST}:{operations}", "--state", str(place / "state")]
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(contextlib.closing(StateDirectory.open(place / "state")))
@@ -32,7 +41,7 @@ async def fleet(place: Path, documents: Sequence[Document], gateways: int) -> As
         urls = []
         for number in range(1, gateways + 1):
             listen, ops = kit.free_port(), kit.free_port()
-            words = [*pilotlight, "gateway", "--autoscaler", f"unix:{contract}", "--id", f"gateway-{number}"]
+            words = [*python, *runs, "gateway", "--autoscaler", f"unix:{contract}", "--id", f"gateway-{number}"]
             words += ["--listen", f"{kit.HOST}:{listen}", "--ops", f"{kit.HOST}:{ops}", "--grace", "1"]
             words += ["--events", str(place / f"gateway-{number}.calls.log")]
             stack.enter_context(kit.running(words, place / f"gateway-{number}.log"))

@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import aiohttp
 import psutil
 
 from autoscaler.documents import load
+from autoscaler.drivers.ports import Ports
 from autoscaler.drivers.probes import probe
 from autoscaler.engines import Launch
 from autoscaler.model import Model
@@ -30,6 +30,9 @@ from bench.documents import ROOT, Document, text
 from pilotlight.gathering import completed, launcher
 
 HOST = "127.0.0.1"
+PORTS = Ports()
+PROXY_CORE, LOAD_CORE = 0, 1
+"""Where throughput is measured: the proxy has a core of its own, engine and load share the other."""
 START_S_MAX = 30.0
 ZERO_S_MAX = 60.0
 BARE_POLL_S = 0.002
@@ -67,6 +70,17 @@ class Serving:
         """Waits until every gateway answers; BenchError with the last line of the log when one does not."""
         for url in self.urls:
             await _answers(self._session, f"{url}/v1/models", self.process, self.log)
+
+    async def model_ready(self, name: str, key: str) -> None:
+        """Waits until the gateways know of a ready Replica; for Models that start without a Call."""
+        deadline_s = time.monotonic() + START_S_MAX
+        while time.monotonic() < deadline_s:
+            headers = {"Authorization": f"Bearer {key}"}
+            async with self._session.get(f"{self.url}/v1/models/{name}", headers=headers) as answer:
+                if (await answer.json()).get("pilotlight", {}).get("state") == "ready":
+                    return
+            await asyncio.sleep(0.02)
+        raise BenchError(f"{name} is not ready after {START_S_MAX:.0f} s; see {self.log}")
 
     async def zero(self) -> None:
         """Waits until nothing holds a device."""
@@ -180,11 +194,8 @@ async def engine_ready(launch: Launch, port: int) -> None:
 
 
 def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as trial:
-        trial.bind((HOST, 0))
-        port: int = trial.getsockname()[1]
-        return port
+    """A port that is free now, below those that outgoing connections take: the Calls of a benchmark are many."""
+    return PORTS.choose(time.monotonic())
 
 
 def on_core(core: int | None) -> list[str]:
@@ -207,9 +218,14 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 1) -> str:
     """`median [min-max]`."""
-    return f"{statistics.median(values):.1f} [{min(values):.1f}-{max(values):.1f}]"
+    return f"{statistics.median(values):.{digits}f} [{min(values):.{digits}f}-{max(values):.{digits}f}]"
+
+
+def times(ratios: Sequence[float]) -> str:
+    """`median [min-max] x`."""
+    return f"{spread(ratios, 2)} x"
 
 
 def say(line: str = "") -> None:

@@ -14,7 +14,8 @@ from loadtest.plots import LEFT, TOP, Series, plot
 __all__ = ["Series", "picture"]
 
 FOLDER = Path(__file__).parent / "plots"
-COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669")
+COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#dc2626", "#7c3aed", "#0891b2")
+NAMES_PER_ROW = 4
 STYLE = (
     "svg{background:#fff;font:12px sans-serif}text{fill:#374151}.grid{stroke:#e5e7eb}"
     ".dots{fill:none;stroke-width:5;stroke-linecap:round}polyline{fill:none;stroke-width:2}"
@@ -32,7 +33,8 @@ def picture(name: str, x_label: str, y_label: str, series: Sequence[Series]) -> 
     head, _, rest = svg.partition(">")
     names = ""
     for place, one in enumerate(drawn):
-        where = f'x="{LEFT + 12 + 150 * place}" y="{TOP + 10}" style="fill:{COLOURS[one.colour]}"'
+        row, column = divmod(place, NAMES_PER_ROW)
+        where = f'x="{LEFT + 12 + 150 * column}" y="{TOP + 10 + 16 * row}" style="fill:{COLOURS[one.colour]}"'
         names += f"<text {where}>● {html.escape(one.name)}</text>"
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{name}.svg").write_text(f"{head}><style>:root{{{colours}}}{STYLE}</style>{rest}{names}</svg>\n")

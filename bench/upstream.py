@@ -26,11 +26,11 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._buffer = b""
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected."""
-        self._transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Answers every whole request."""
@@ -40,9 +40,18 @@ class Connection(asyncio.Protocol):
             end += int(length[1]) if length else 0
             if len(self._buffer) < end:
                 return
-            self._buffer = self._buffer[end:]
-            if self._transport is not None:
-                self._transport.write(RESPONSE)
+            request, self._buffer = self._buffer[:end], self._buffer[end:]
+            self.asked(request)
+
+    def asked(self, request: bytes) -> None:
+        """A whole request is here."""
+        del request
+        self.write(RESPONSE)
+
+    def write(self, data: bytes) -> None:
+        """Sends it, if anybody is there."""
+        if self.transport is not None:
+            self.transport.write(data)
 
 
 async def serve(port: int) -> None:

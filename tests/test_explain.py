@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.explain import Explanation, explain_model, last, model_state, status
 from autoscaler.fold import fold
@@ -43,6 +45,28 @@ def test_it_says_why_a_replica_runs_and_how_long_starts_take() -> None:
         "r is ready since 100 s on gpu0: wake b: 3 waiting, tenant acme.",
         "Its last start took 5 s, the median is 5 s.",
     )
+
+
+def test_it_says_when_the_soonest_of_those_who_wait_must_be_answered() -> None:
+    calls = [
+        gateway("g1", [replace(level("b", 2), soonest_deadline_s=90.0)], seen_s=T0 - 2),
+        gateway("g2", [replace(level("b", 1, tenant="lab"), soonest_deadline_s=14.0), level("b", 0, 3)], seen_s=T0 - 1),
+    ]
+    told = tell(world([B], [device()], gateways=calls))
+    assert told.sentences[1] == "The soonest of 3 waiting must be answered within 13 s."
+
+
+def test_it_says_when_an_engine_with_calls_has_sent_nothing_for_a_while() -> None:
+    def sentences(*ages: float | None, in_use: int = 1) -> tuple[str, ...]:
+        uses = [replace(use("r", in_use), last_byte_age_s=age_s) for age_s in ages]
+        calls = [gateway(f"g{n}", [level("b", 0, 1)], [each], T0 - 2) for n, each in enumerate(uses)]
+        return tell(world([B], [device()], [replica(B, "r")], calls)).sentences
+
+    quiet = "Calls run on r; its engine last sent something 12 s ago."
+    assert quiet in sentences(10.0)
+    assert quiet in sentences(40.0, 10.0, None), "the newest counts"
+    assert not [line for line in sentences(3.0) if "sent" in line], "5 s ago: it may just think"
+    assert not [line for line in sentences(10.0, in_use=0) if "sent" in line], "nobody waits for it"
 
 
 def test_it_says_what_a_drain_waits_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaUse, TenantName, Total
 from autoscaler.draft import with_grant
@@ -15,7 +16,7 @@ from autoscaler.world import (
     Tick,
 )
 from tests.kit.folding import DOC, G1, M, R, after, reported, total
-from tests.kit.worlds import T0, level, world
+from tests.kit.worlds import T0, device, level, replica, world
 
 
 def test_levels_are_summed_over_gateways_and_say_how_long_somebody_waits() -> None:
@@ -46,6 +47,20 @@ def test_demand_of_a_gateway_that_fell_silent_expires_after_ten_seconds() -> Non
     assert not at.gateways[G1].gone
 
 
+def test_an_age_that_grew_is_kept_and_is_no_news() -> None:
+    """Else every report of a busy gateway would have `shares` look at all of its Models again."""
+    held = ReplicaUse(replica=R, hold=1, in_use=1, last_byte_age_s=2.0)
+    at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), reported(1, uses=(held,)))
+    at = replace(at, undivided=frozenset())
+    at, _ = after(at, reported(2, uses=(replace(held, last_byte_age_s=3.0),)), now_s=T0 + 1.0)
+    assert at.undivided == frozenset()
+    told = at.gateways[G1].report
+    assert told is not None
+    assert told.replicas[0].last_byte_age_s == 3.0
+    at, _ = after(at, reported(3, uses=(replace(held, in_use=0),)), now_s=T0 + 2.0)
+    assert at.undivided == {M}
+
+
 def test_service_is_the_growth_of_the_counts_of_one_boot() -> None:
     key = (M, TenantName("acme"))
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(busy_slot_us=2_000_000),)))
@@ -69,6 +84,17 @@ def test_a_refused_cold_call_is_demand_for_one_start_held_for_twice_what_was_tol
     assert (history.refused_cold_s, history.hold_until_s) == (T0, T0 + 60.0)
     again, _ = after(at, reported(2, totals=(total(refused_cold=1, retry_after_s=30.0, idle_s=5.0),)), now_s=T0 + 5.0)
     assert again.histories[M] == history
+
+
+def test_counts_that_fell_began_anew() -> None:
+    """A Model was taken out of the documents and put back: its first refused cold Call is demand as ever."""
+    at, _ = after(
+        world([DOC], gateways=[]), reported(1, totals=(total(admitted=9, refused_cold=5, busy_slot_us=3_000_000),))
+    )
+    again = total(refused_cold=1, retry_after_s=30.0, busy_slot_us=2_000_000)
+    at, _ = after(at, reported(2, totals=(again,)), now_s=T0 + 100.0)
+    assert at.histories[M].refused_cold_s == T0 + 100.0
+    assert at.attained[M, TenantName("acme")].slot_s == 5.0
 
 
 def test_idleness_counts_from_the_last_finish_anywhere() -> None:

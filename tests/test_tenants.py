@@ -47,8 +47,8 @@ def model(
     )
 
 
-def tenant(name: str, *keys: KeyEntry, models: tuple[str, ...] | None = None) -> TenantEntry:
-    return TenantEntry(name=TenantName(name), keys=keys, models=models)
+def tenant(name: str, *keys: KeyEntry, models: tuple[str, ...] | None = None, weight: float = 1.0) -> TenantEntry:
+    return TenantEntry(name=TenantName(name), keys=keys, models=models, weight=weight)
 
 
 def directory(*entries: ModelEntry | TenantEntry, keys_needed: bool = True) -> Directory:

@@ -12,10 +12,12 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.nvml import NvmlError
 from autoscaler.drivers.processes import Claim, Reaper, facts, find, send
+from autoscaler.drivers.shortage import patiently
 from autoscaler.world import SliceId
 
 FIRST_PAUSE_S, PAUSE_S_MAX = 0.002, 1.0
@@ -60,7 +62,7 @@ async def kill_all(claim: Claim, reaper: Reaper, clock: Callable[[], float], ala
             await asyncio.sleep(FIRST_PAUSE_S)
             continue
         looks = 0
-        send(left, signal.SIGKILL)
+        await patiently(partial(send, left, signal.SIGKILL))
         await patience.wait(f"processes {', '.join(str(one.pid) for one in left)} do not end after SIGKILL")
 
 
@@ -68,7 +70,7 @@ async def prove(
     devices: Devices, slices: Iterable[SliceId], gpu_pids: Iterable[int], clock: Callable[[], float], alarm: Alarm
 ) -> str:
     """Returns the proof, once `kill_all` has: MEASURED when NVML saw its processes before and does not now."""
-    slices, pids = tuple(slices), tuple(pid for pid in gpu_pids if _ended(pid))
+    slices, pids = tuple(slices), [pid for pid in gpu_pids if await patiently(partial(_ended, pid))]
     if not pids or not devices.measured:
         return EXITED
     patience = _Patience(clock, alarm)

@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -28,6 +29,7 @@ from autoscaler.drivers.engine import Engine, record_of, unknown
 from autoscaler.drivers.ports import HOST, Ports
 from autoscaler.drivers.readiness import Readiness
 from autoscaler.drivers.records import Record, StateDirectory
+from autoscaler.drivers.shortage import patiently
 from autoscaler.model import Model
 from autoscaler.processwatch import ProcessWatch
 from autoscaler.world import Replica, Seen, SlicesSeen, Synced
@@ -156,7 +158,7 @@ class LocalDriver:
     async def _identify(self, engine: Engine) -> None:
         """Writes down who its process is; until then it would be adopted by its mark."""
         await asyncio.sleep(IDENTIFY_AFTER_S)
-        facts = processes.facts(engine.record.pid)
+        facts = await patiently(partial(processes.facts, engine.record.pid))
         if facts is not None:  # our child and not reaped, so it is
             engine.record = msgspec.structs.replace(engine.record, start_ticks=facts.start_ticks)
         self._remember(engine.record)
@@ -167,7 +169,8 @@ class LocalDriver:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(engine.record.pid, signal.SIGTERM)
         else:
-            processes.send((await processes.find(engine.claim, self._reaper))[0], signal.SIGTERM)
+            found, _ = await processes.find(engine.claim, self._reaper)
+            await patiently(partial(processes.send, found, signal.SIGTERM))
         if await engine.wait_for_end():
             return "stopped"
         return "did not end within its grace after SIGTERM and was killed"

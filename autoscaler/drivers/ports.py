@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from autoscaler.drivers.shortage import SHORT
+
 HOST = "127.0.0.1"
 REUSE_S = 60.0
 """A port is not handed out twice within this time."""
@@ -62,7 +64,10 @@ def _free(port: int) -> int | None:
 
 
 def listeners(port: int) -> frozenset[str]:
-    """Inodes of the sockets that answer a connection to 127.0.0.1:port; empty where the kernel does not tell."""
+    """Inodes of the sockets that answer a connection to 127.0.0.1:port; empty where the kernel does not tell.
+
+    Raises OSError in a shortage, as `holds_one` does.
+    """
     found = _listening("/proc/net/tcp", port)
     inodes = found.get(_EXACT) or found.get(_ANY)
     return frozenset(inodes or (i for each in _listening("/proc/net/tcp6", port).values() for i in each))
@@ -97,8 +102,10 @@ def holds_one(pids: Iterable[int], inodes: frozenset[str]) -> bool | None:
         except PermissionError:  # it changed its user, or does not let itself be looked at
             none = None
             continue
-        except OSError:  # it ended meanwhile
-            continue
+        except OSError as error:
+            if error.errno in SHORT:
+                raise
+            continue  # it ended meanwhile
         for name in names:
             try:
                 if os.readlink(name) in wanted:  # noqa: PTH115 - hundreds of them

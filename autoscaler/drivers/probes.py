@@ -10,6 +10,9 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable
+from functools import partial
+
+from autoscaler.drivers.shortage import patiently
 
 PROBE_SECONDS_MAX = 1.0
 FAST_EVERY_S = 0.005
@@ -50,9 +53,12 @@ def every_s(age_s: float, *, listens: bool = False) -> float:
 
 
 async def probe(host: str, port: int, path: str) -> bool | None:
-    """Whether GET `path` answers 200 on this machine, within PROBE_SECONDS_MAX; None: nobody listens."""
+    """Whether GET `path` answers 200 on this machine, within PROBE_SECONDS_MAX; None: nobody listens.
+
+    A shortage on this side says nothing of the engine: the probe waits for its end.
+    """
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as s:
+        with await patiently(partial(socket.socket, socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as s:
             error = s.connect_ex((host, port))
             if error in _UNDECIDED:
                 error = s.connect_ex((host, port))  # on loopback the answer is there by now: the loop need not turn

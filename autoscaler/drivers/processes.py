@@ -3,8 +3,8 @@
 A process is known by its pid, its start time and the boot it lives in, and it carries a mark in its environment that
 names the installation and the Replica. Promises: nothing is signalled that is not proven to be the same process (a
 pidfd is opened first, then the start time is compared), and no exit status is taken from a child that somebody else in
-this process started. Looks through /proc in slices of about a millisecond, so that the event loop never waits.
-Knows nothing of Replicas' states.
+this process started. Looks through /proc in slices of about a millisecond, so that the event loop never waits; while
+this process is short of file descriptors they wait (`shortage`). Knows nothing of Replicas' states.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+from autoscaler.drivers.shortage import SHORT, patiently
 
 MARK = "PILOTLIGHT_REPLICA"
 BLANK = ""
@@ -67,11 +70,14 @@ def boot_id() -> str:
 
 
 def facts(pid: int) -> Facts | None:
-    """What the kernel says of a pid; None where there is no such process. Fields: proc_pid_stat(5)."""
+    """What the kernel says of a pid; None where there is no such process, or none that we may see (hidepid, proc(5)).
+
+    Raises OSError in a shortage. Fields: proc_pid_stat(5).
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - half the cost of Path.read_bytes, 100 times per look
             text = file.read()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     f = text[text.rindex(b")") + 2 :].split()
     gone = f[0] in b"ZX" and int(f[17]) <= 1  # a leader that ended before its threads is shown as Z and lives on
@@ -79,12 +85,17 @@ def facts(pid: int) -> Facts | None:
 
 
 def mark_of(pid: int) -> str | None:
-    """Its mark; BLANK where the environment was overwritten; None: no mark, or not ours to read, or gone."""
+    """Its mark; BLANK where the environment was overwritten; None: no mark, or not ours to read, or gone.
+
+    Raises OSError in a shortage.
+    """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - as above
             environment = file.read()
-    except OSError:  # gone, or another user's
-        return None
+    except OSError as error:
+        if error.errno in SHORT:
+            raise
+        return None  # gone, or another user's
     if not environment.strip(b"\0"):
         return BLANK
     _, found, rest = (b"\0" + environment).partition(f"\0{MARK}=".encode())
@@ -130,20 +141,25 @@ def how_it_ended(pid: int) -> str:
 
 async def everything(reaper: Reaper | None = None) -> AsyncIterator[Facts | None]:
     """All processes, once; None for each that vanished while this looked: what it left behind was perhaps not seen."""
-    for i, name in enumerate(os.listdir("/proc")):  # noqa: PTH208 - names are all that is needed
+    names = await patiently(partial(os.listdir, "/proc"))
+    for i, name in enumerate(names):
         if name.isdigit():
-            one = facts(int(name))
-            if one is not None and reaper is not None:
-                reaper.consider(one)
-            yield one
+            yield await patiently(partial(_look, int(name), reaper))
         if i % LOOK_AT_ONCE == LOOK_AT_ONCE - 1:
             await asyncio.sleep(0)
+
+
+def _look(pid: int, reaper: Reaper | None) -> Facts | None:
+    one = facts(pid)
+    if one is not None and reaper is not None:
+        reaper.consider(one)
+    return one
 
 
 async def find(claim: Claim, reaper: Reaper | None = None) -> tuple[tuple[Facts, ...], bool]:
     """(living processes of the claim, whether the look was complete: none vanished under it, all could be told)."""
     if claim.main_pid and not claim.held:
-        leader = facts(claim.main_pid)
+        leader = await patiently(partial(facts, claim.main_pid))
         if leader is not None and leader.start_ticks != claim.since_ticks:
             claim = claim._replace(main_pid=0)  # its pid was reused: the session of this number is somebody else's
     found, complete = [], True
@@ -151,7 +167,7 @@ async def find(claim: Claim, reaper: Reaper | None = None) -> tuple[tuple[Facts,
         if one is None:
             complete = False
         elif not one.gone and one.start_ticks >= claim.since_ticks:
-            claimed = _claimed(one, claim)
+            claimed = await patiently(partial(_claimed, one, claim))
             complete = complete and claimed is not None
             if claimed:
                 found.append(one)
@@ -175,14 +191,17 @@ async def marked(prefix: str, reaper: Reaper) -> dict[str, list[Facts]]:
     found: dict[str, list[Facts]] = {}
     async for one in everything(reaper):
         if one is not None and not one.gone:
-            mark = mark_of(one.pid)
+            mark = await patiently(partial(mark_of, one.pid))
             if mark is not None and mark.startswith(prefix):
                 found.setdefault(mark.removeprefix(prefix), []).append(one)
     return found
 
 
 def send(targets: Iterable[Facts], number: signal.Signals) -> None:
-    """Signals exactly these processes; those that ended meanwhile, whatever has their pid now, get nothing."""
+    """Signals exactly these processes; those that ended meanwhile, whatever has their pid now, get nothing.
+
+    Raises OSError in a shortage: some may have got it.
+    """
     for target in targets:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             fd = os.pidfd_open(target.pid)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -21,6 +22,7 @@ from autoscaler.drivers.nvml import NvmlError
 from autoscaler.drivers.ports import HOST, holds_one, listeners
 from autoscaler.drivers.processes import Reaper, find
 from autoscaler.drivers.records import Record
+from autoscaler.drivers.shortage import patiently
 from autoscaler.world import Seen
 
 WEIGH_EVERY_S = 1.0
@@ -115,11 +117,11 @@ class Readiness:
 
     async def _is_its_own(self, engine: Engine) -> bool:
         """Whether the process that answers on its port belongs to it. What the kernel does not tell is believed."""
-        inodes = listeners(engine.record.port)
-        if not inodes or holds_one((engine.record.pid,), inodes) is not False:
+        inodes = await patiently(partial(listeners, engine.record.port))
+        if not inodes or await patiently(partial(holds_one, (engine.record.pid,), inodes)) is not False:
             return True
         found, _ = await find(engine.claim, self._reaper)
-        return holds_one((one.pid for one in found), inodes) is not False
+        return await patiently(partial(holds_one, [one.pid for one in found], inodes)) is not False
 
     async def _weigh(self, engine: Engine) -> bool:
         """Looks at its memory, of the host and of its devices; True when it grew since the last look."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from autoscaler.contract import LEADER_SILENT_S
 from autoscaler.states import ReplicaState
 from gateway.call import Outcome
-from tests.sim.machine import Process
+from tests.kit.fakedriver import FakeEngine
 from tests.sim.town import Town
 
 SAMPLE_S = 0.010
@@ -30,52 +30,56 @@ class Watcher:
         self._silent_until_s = 0.0
         self.gaps_s: list[float] = []
         self.broken: list[str] = []
-        self._listeners: list[Callable[[Process, str], None]] = []
+        self._listeners: list[Callable[[FakeEngine, str], None]] = []
         self._changed = town.machine.on_change
         town.machine.on_change = self._on_change
         town.on_grant = self._on_grant
         self._task = town.task(self._sample())
 
-    def _on_change(self, process: Process, what: str) -> None:
-        self._changed(process, what)
+    def _on_change(self, engine: FakeEngine, what: str) -> None:
+        self._changed(engine, what)
         if what == "start":
-            self._slices_hold(process)
-            self._no_more_than_planned(process)
+            self._slices_hold(engine)
+            self._no_more_than_planned(engine)
         for listener in self._listeners:
-            listener(process, what)
+            listener(engine, what)
 
-    def listen(self, listener: Callable[[Process, str], None]) -> None:
-        """Tells of every process that starts, gets ready, dies or is gone."""
+    def listen(self, listener: Callable[[FakeEngine, str], None]) -> None:
+        """Tells of every engine that starts, gets ready, dies or is gone."""
         self._listeners.append(listener)
 
-    def _no_more_than_planned(self, process: Process) -> None:
+    def _no_more_than_planned(self, engine: FakeEngine) -> None:
         """I6: never more Replicas of a Model alive than it may have, whoever leads; those that drain are leaving."""
         town = self._town
-        model = next(m for m in town.models if m.name == process.replica.model)
+        model = next(m for m in town.models if m.name == engine.replica.model)
         known = town.autoscaler.loop.world.replicas if town.autoscaler is not None else {}
         leaving = {id for id, replica in known.items() if replica.state == ReplicaState.DRAINING}
-        alive = [p for p in town.machine.living() if p.replica.model == model.name and p.alive and not p.stopping]
-        if len([p for p in alive if p.replica.id not in leaving]) > model.spec.replicas.max:
+        alive = [
+            e for e in town.machine.engines.values() if e.replica.model == model.name and e.alive and not e.stopping
+        ]
+        if len([e for e in alive if e.replica.id not in leaving]) > model.spec.replicas.max:
             self.broken.append(f"I6: {len(alive)} Replicas of {model.name}, {model.spec.replicas.max} at most")
 
-    def _slices_hold(self, process: Process) -> None:
-        """I5: what processes hold, scrubbing included, never exceeds a Slice."""
+    def _slices_hold(self, engine: FakeEngine) -> None:
+        """I5: what engines hold, scrubbing included, never exceeds a Slice."""
         machine = self._town.machine
         for slice_ in machine.slices:
             held = [
-                p.replica.memory_bytes or slice_.memory_bytes for p in machine.living() if slice_.id in p.replica.slices
+                e.replica.memory_bytes or slice_.memory_bytes
+                for e in machine.engines.values()
+                if slice_.id in e.replica.slices
             ]
             if sum(held) > slice_.memory_bytes:
-                self.broken.append(f"I5: {slice_.id} is over-committed by the start of {process.replica.id}")
+                self.broken.append(f"I5: {slice_.id} is over-committed by the start of {engine.replica.id}")
 
     def _on_grant(self, replica: str) -> None:
         """The hold rule: in use per Replica never above the slots; above the stated bound never, even while silent."""
         town = self._town
-        process = next((p for p in town.machine.living() if p.replica.id == replica), None)
-        if process is None:
+        engine = next((e for e in town.machine.engines.values() if e.replica.id == replica), None)
+        if engine is None:
             return
         self._look_for_silence()
-        slots, used, gateways = process.replica.slots, town.used(replica), len(town.gateways)
+        slots, used, gateways = engine.replica.slots, town.used(replica), len(town.gateways)
         if used <= slots:
             return
         if town.now() > self._silent_until_s:
@@ -111,7 +115,7 @@ class Watcher:
         for model in town.models:
             waits = any(w for g in town.gateways if g.alive for m, w, _ in g.dispatch.counts() if m == model.name)
             free = world is not None and any(
-                r.state == ReplicaState.READY and (p := town.machine.processes.get(r.id)) is not None and p.ready
+                r.state == ReplicaState.READY and (e := town.machine.engines.get(r.id)) is not None and e.ready
                 and town.used(r.id) < r.slots
                 for r in (world.replicas[i] for i in world.by_model.get(model.name, ()))
             )  # fmt: skip
@@ -145,7 +149,7 @@ def everybody_was_answered(town: Town) -> list[str]:
 
 def nothing_is_left(town: Town) -> list[str]:
     """I8: no process and no Replica of ours, nothing waiting or running."""
-    broken = [f"I8: {p.replica.id} is left" for p in town.machine.living()]
+    broken = [f"I8: {e.replica.id} is left" for e in town.machine.engines.values()]
     assert town.autoscaler is not None
     broken += [f"I8: the World still has {r!r}" for r in town.autoscaler.loop.world.replicas.values()]
     for gateway in town.gateways:

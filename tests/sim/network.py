@@ -7,6 +7,7 @@ arrive in order or, after a cut, not at all.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from typing import NamedTuple
@@ -59,7 +60,8 @@ class Stream:
     def send(self, deliver: Callable[[], None]) -> None:
         """Delivers after a delay and never before what was sent earlier."""
         loop = asyncio.get_running_loop()
-        at_s = max(loop.time() + self._network.delay_s(), self._last_s)
+        later_s = math.nextafter(self._last_s, math.inf)  # two timers of one moment have no order
+        at_s = max(loop.time() + self._network.delay_s(), later_s)
         self._last_s = at_s
         generation = self._generation
 

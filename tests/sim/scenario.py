@@ -106,7 +106,7 @@ async def _play(seed: int) -> Result:
     await town.close()
     outcomes = [j.ended[0].outcome for j in town.journeys.values() if j.ended]
     completed = outcomes.count(Outcome.COMPLETED)
-    return Result(broken, town.trace.hexdigest(), len(town.journeys), completed, len(town.machine.starts))
+    return Result(broken, town.trace.hexdigest(), len(town.journeys), completed, len(town.machine.started))
 
 
 async def clients(town: Town, rng: random.Random) -> None:
@@ -134,8 +134,8 @@ async def faults(town: Town, rng: random.Random) -> None:
         await asyncio.sleep(rng.uniform(0.5, 4.0))
         kind, gateway = rng.choice(["engine", "gateway", "autoscaler", "cut", "partition"]), rng.choice(town.gateways)
         town.note(f"fault {kind} {gateway.id}")
-        if kind == "engine" and town.machine.processes:
-            town.machine.kill(rng.choice(sorted(town.machine.processes)))
+        if kind == "engine" and town.machine.engines:
+            town.machine.kill(rng.choice(sorted(town.machine.engines)))
         elif kind == "gateway" and gateway.alive:
             gateway.crash()
             loop.call_later(rng.choice([0.1, 2.0]), restart, gateway)

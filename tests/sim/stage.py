@@ -41,11 +41,11 @@ class Stage:
 
     def starts(self, name: str = "a") -> int:
         """Processes of a Model that were ever started."""
-        return sum(started == name for _, _, started in self.town.machine.starts)
+        return sum(id.startswith(f"{name}-") for id in self.town.machine.started)
 
     def replicas(self, name: str = "a") -> int:
         """Processes of a Model now."""
-        return sum(p.replica.model == name for p in self.town.machine.living())
+        return sum(e.replica.model == name for e in self.town.machine.engines.values())
 
     async def until(self, what: Callable[[], bool], within_s: float = 600.0, step_s: float = 0.005) -> float:
         """Waits for a condition; returns the seconds it took."""

@@ -9,7 +9,8 @@ import pytest
 
 from autoscaler.states import ReplicaState
 from gateway.call import Outcome
-from tests.sim.machine import Manners, Process
+from tests.kit.fakedriver import FakeEngine
+from tests.sim.machine import Manners
 from tests.sim.stage import Stage, model, play
 
 STREAMS = Manners(start_s=(0.5, 0.5), serve_s=(8.0, 20.0))
@@ -20,13 +21,13 @@ def test_case_10_scale_from_four_to_one_cuts_no_stream() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         calls = [town.call("a") for _ in range(80)]
-        await stage.until(lambda: sum(p.ready for p in town.machine.living()) == 4, within_s=30)
+        await stage.until(lambda: sum(p.ready for p in town.machine.engines.values()) == 4, within_s=30)
         last: dict[str, float] = {}
         stopped: list[tuple[str, int]] = []
 
-        def on_change(process: Process, what: str) -> None:
+        def on_change(engine: FakeEngine, what: str) -> None:
             if what == "stop":
-                stopped.append((process.replica.id, len(process.calls)))
+                stopped.append((engine.replica.id, len(town.machine.calls[engine.replica.id])))
 
         stage.watcher.listen(on_change)
         assert town.autoscaler is not None
@@ -152,7 +153,7 @@ def test_case_16_a_replica_is_killed(moment: str) -> None:
             await asyncio.sleep(0.1)
         elif moment == "after the last byte":
             await stage.answered([call])
-        victim = next(iter(town.machine.processes))
+        victim = next(iter(town.machine.engines))
         town.machine.kill(victim)
         counted = await stage.answered([call], within_s=30)
         if moment == "mid-stream":

@@ -9,9 +9,11 @@ from itertools import pairwise
 
 import pytest
 
+from autoscaler.drivers.histories import EVERY_S
 from autoscaler.model import Start
 from gateway.call import Outcome
-from tests.sim.machine import Manners, Process
+from tests.kit.fakedriver import FakeEngine
+from tests.sim.machine import Manners
 from tests.sim.network import Rates
 from tests.sim.stage import Stage, model, play
 from tests.sim.town import Journey
@@ -24,6 +26,35 @@ def first_bytes_s(calls: list[Journey], tenant: str) -> float:
     """Seconds between the first and the last first byte of a Tenant's Calls."""
     times = [j.first_byte_s for j in calls if j.call.tenant == tenant and j.first_byte_s is not None]
     return max(times) - min(times)
+
+
+def test_a_killed_autoscaler_forgets_the_last_minute_and_remembers_what_is_older() -> None:
+    """The back-off of a Model that cannot start: lost with the leader that has just learnt it, kept a minute later."""
+
+    async def act(stage: Stage) -> None:
+        town = stage.town
+
+        async def next_leader() -> None:
+            town.crash_autoscaler()
+            town.start_autoscaler()
+            await asyncio.sleep(1.0)
+
+        failed = {"model_start_failed": 1}
+        assert await stage.answered([town.call("a")], within_s=10) == failed
+        assert stage.starts() == 4
+        town.histories = {}
+        await next_leader()
+        assert await stage.answered([town.call("a")], within_s=10) == failed
+        assert stage.starts() == 8, "tried again at once"
+        await asyncio.sleep(EVERY_S + 1.0)
+        assert await stage.answered([town.call("a")], within_s=10) == failed
+        assert stage.starts() == 12, "the back-off of a minute is over; the next is two"
+        await asyncio.sleep(EVERY_S + 1.0)
+        await next_leader()
+        assert await stage.answered([town.call("a")], within_s=10) == failed
+        assert stage.starts() == 12, "refused at once"
+
+    play(act, model(), manners=NEVER, strict=False)
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
@@ -109,7 +140,7 @@ def test_case_04_all_clients_leave_during_the_start() -> None:
         )
         assert {j.ended[0].outcome for j in calls} == {Outcome.ABANDONED}
         assert not any(j.granted_to for j in calls), "nothing is granted to who left"
-        ready = await stage.until(lambda: any(p.ready for p in town.machine.living()))
+        ready = await stage.until(lambda: any(p.ready for p in town.machine.engines.values()))
         assert ready > 0, "a start whose process has begun runs to ready"
         await stage.until(lambda: stage.replicas() == 0, within_s=60)
 
@@ -154,7 +185,7 @@ def test_case_06_demand_that_oscillates_for_two_hours(shape: str) -> None:
         rng = random.Random(7)
         changes: list[float] = []
 
-        def count(_: Process, what: str) -> None:
+        def count(_: FakeEngine, what: str) -> None:
             if what in {"start", "clean"}:
                 changes.append(town.now())
 
@@ -226,7 +257,7 @@ def test_case_09_two_models_alternate_on_one_slice() -> None:
         waits: list[float] = []
         switches: list[float] = []
 
-        def note(_: Process, what: str) -> None:
+        def note(_: FakeEngine, what: str) -> None:
             if what == "ready":
                 switches.append(town.now())
 

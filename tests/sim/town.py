@@ -12,10 +12,13 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from autoscaler.contract import (
     ModelName,
     TenantName,
 )
+from autoscaler.drivers.histories import EVERY_S, FORGOTTEN
 from autoscaler.loop import Loop
 from autoscaler.model import Model
 from autoscaler.serve import Feed
@@ -24,8 +27,9 @@ from autoscaler.world import DocumentsSeen, GatewaySeen, History, HistorySeen, S
 from gateway.call import Call, Outcome
 from gateway.effects import Grant
 from gateway.errors import CallError
+from tests.kit.fakedriver import FakeDriver
 from tests.sim.gateway import SimGateway
-from tests.sim.machine import QUICK, Machine, Manners, SimDriver
+from tests.sim.machine import QUICK, Machine, Manners
 from tests.sim.network import CALM, Network, Rates
 
 
@@ -57,13 +61,26 @@ class Autoscaler:
 
     def __init__(self, town: Town, epoch: int) -> None:
         clock = asyncio.get_running_loop().time
-        self.loop = Loop(World(epoch=epoch, leading_since_s=clock()), SimDriver(town.machine), clock)
+        self.loop = Loop(World(epoch=epoch, leading_since_s=clock()), FakeDriver(town.machine), clock)
         self.feed = Feed(self.loop)
         self.loop.listeners.append(lambda step: town.note(*(f"{t.replica} {t.after}" for t in step.transitions)))
         self.loop.observe([DocumentsSeen(models=town.models, tenants=town.tenants)])
         self.loop.observe([HistorySeen(model=m, history=h) for m, h in town.histories.items()])
         self.loop.observe([GatewaySeen(gateway=gateway.id) for gateway in town.gateways])
-        self.task = town.task(self.loop.run())
+        self.task = town.task(self._run(town, random.Random(f"{town.seed}/saves/{epoch}").uniform(0.0, EVERY_S)))
+
+    async def _run(self, town: Town, save_in_s: float) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.loop.run())
+            tasks.create_task(self._save(town, save_in_s))
+
+    async def _save(self, town: Town, in_s: float) -> None:
+        """Keeps what was learnt as `HistoryFile` does: once in a minute. `in_s`: how much of this minute is left."""
+        while True:
+            await asyncio.sleep(in_s)
+            histories = self.loop.world.histories
+            town.histories = {m: replace(h, **dict.fromkeys(FORGOTTEN, ())) for m, h in histories.items()}
+            in_s = EVERY_S
 
 
 class Town:
@@ -85,9 +102,10 @@ class Town:
         self.models = models
         self.tenants = tenants
         self.histories: dict[ModelName, History] = {}
+        """The file of histories: up to a minute older than what the autoscaler knows."""
         self.network = Network(self.rng, rates)
         self.machine = Machine(self.rng, slices, manners)
-        self.machine.on_change = lambda process, what: self.note(f"{process.replica.id} {what}")
+        self.machine.on_change = lambda engine, what: self.note(f"{engine.replica.id} {what}")
         self.journeys: dict[str, Journey] = {}
         self.trace = hashlib.sha256()
         self.on_grant: Callable[[str], None] = lambda replica: None
@@ -128,9 +146,8 @@ class Town:
         self.autoscaler = Autoscaler(self, self._epoch)
 
     def crash_autoscaler(self) -> None:
-        """SIGKILL: engines and gateways live on."""
+        """SIGKILL: engines and gateways live on, and what was learnt since the file was written is lost."""
         assert self.autoscaler is not None
-        self.histories = dict(self.autoscaler.loop.world.histories)
         self.autoscaler.task.cancel()
         self.autoscaler = None
         for gateway in self.gateways:

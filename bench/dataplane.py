@@ -1,0 +1,46 @@
+"""`make bench-dataplane`: what a Call, a chunk and a waiting stream cost at one gateway, beside other proxies.
+
+Runs every part (or those named on the command line), each of which prints its table while it works, and prints as its
+last line one JSON object (interfaces, section 10). `QUICK=1` takes fewer rounds of the same sizes, at most 10 minutes,
+without LiteLLM. Proxies run on core 0, load and engine on core 1, and so does the bench itself.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from bench import calls, chunks, kit, latency, leaving, overload, parts, stalls, waiting
+
+KEYS = (
+    "rps", "ratio_nginx", "ratio_haproxy", "ratio_vllm_router", "ratio_sglang_router", "ratio_aiohttp", "ratio_litellm",
+    "us_per_call", "cpu_ratio_nginx", "us_per_chunk", "chunk_cpu_ratio_nginx", "blast_chunks_per_s",
+    "blast_ratio_nginx", "kib_per_waiting", "added_ms_p50", "added_ms_p99", "stall_cpu_ms_max", "small_added_ms_p99",
+    "close_ms_p99", "refusal_ms_p99", "rss_growth_mib", "overload_goodput",
+)  # fmt: skip
+"""Of the last line; a part that was not asked for leaves null."""
+
+PARTS: dict[str, parts.Part] = {
+    "calls": calls.measure,
+    "chunks": chunks.paced,
+    "blast": chunks.blast,
+    "waiting": waiting.measure,
+    "latency": latency.measure,
+    "stalls": stalls.measure,
+    "leaving": leaving.measure,
+    "overload": overload.measure,
+}
+"""In the order in which they run."""
+
+
+def main() -> None:
+    """On the core of the load, with all the open files that the machine allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if kit.LOAD_CORE in os.sched_getaffinity(0):
+        os.sched_setaffinity(0, {kit.LOAD_CORE})
+    parts.main("dataplane", __doc__, KEYS, PARTS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""A client leaves: how long until the engine's connection is closed, and so its work ends.
+
+Owns one table: 100 streams at once, leaving one by one, 5 ms apart. Prefill: the engine has the request and has said
+nothing. Mid-stream: chunks flow, 50 a second in each stream that is still there. Both are timed by the engine, which
+notes when a connection ended; the machine has one monotonic clock. Parked: there is no engine's connection; the client
+half-closes, what is timed is the gateway's end of the connection, and no such Call may ever reach the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import engine, kit, streams
+from bench.documents import body, key, settings, tenant
+from bench.kit import Figures, quantile, say, spread
+from bench.streams import Stream
+
+STREAMS = 100
+APART_S = 0.005
+CHUNKS_MIN = 3
+"""What a stream has got before its client leaves in the middle."""
+WAIT_S_MAX = 10.0
+AT_MOST_MS = 5
+
+
+async def measure(place: Path, *, quick: bool) -> Figures:
+    """close_ms_p99: the worst of the three."""
+    rounds = 3 if quick else 10
+    kit.title(f"leaving: client leaves -> engine's connection closed, {rounds} rounds of {STREAMS} streams, ms")
+    took_ms: dict[str, list[float]] = {"prefill": [], "mid": [], "parked": []}
+    for name in took_ms:
+        (place / name).mkdir()
+    models = [
+        engine.document(place / "prefill", "silent", name="prefill", slots=STREAMS),
+        engine.document(place / "mid", "paced", "20", name="mid", slots=STREAMS),
+        engine.document(place / "parked", "silent", name="parked", slots=1),
+    ]
+    async with kit.serving(place / "serve", [settings(), tenant("a"), *models], core=kit.PROXY_CORE) as one:
+        for name in took_ms:
+            await one.model_ready(name, key("a"))
+        for number in range(rounds):
+            took_ms["prefill"] += await _leave(one.url, place, "prefill", number)
+            took_ms["mid"] += await _leave(one.url, place, "mid", number)
+            took_ms["parked"] += await _leave_parked(one.url, place, number)
+    p99_ms = {name: quantile(values, 0.99) for name, values in took_ms.items()}
+    for name, values in took_ms.items():
+        say(f"{name:<10} {spread(values, 2):<24} p99 {p99_ms[name]:6.2f}   (at most {AT_MOST_MS})")
+    return {"close_ms_p99": max(p99_ms.values())}
+
+
+async def _leave(url: str, place: Path, model: str, number: int) -> list[float]:
+    """All of them run, then leave; milliseconds until the engine's side was closed."""
+    made, ids = await _running(url, model, STREAMS, f"{model}-{number}")
+    notes = place / model / engine.NOTES
+    await _until(lambda: set(ids) <= _noted(notes, "asked").keys(), "the engine has not got all requests")
+    if model == "mid":
+        await _until(lambda: all(stream.chunks >= CHUNKS_MIN for stream in made), "not all streams run")
+    left_s = {}
+    for id, stream in zip(ids, made, strict=True):
+        left_s[id] = time.monotonic()
+        stream.leave()
+        await asyncio.sleep(APART_S)
+    await _until(lambda: set(ids) <= _noted(notes, "ended").keys(), "the engine still has streams that were left")
+    ended_s = _noted(notes, "ended")
+    return [(ended_s[id] - left_s[id]) * 1e3 for id in ids]
+
+
+async def _leave_parked(url: str, place: Path, number: int) -> list[float]:
+    """One Call has the only Slot; those behind it leave, then it does, and nothing comes to the engine after it."""
+    notes = place / "parked" / engine.NOTES
+    first, ids = await _running(url, "parked", 1, f"first-{number}")
+    await _until(lambda: ids[0] in _noted(notes, "asked"), "the engine has not got the first request")
+    made, _ = await _running(url, "parked", STREAMS, f"parked-{number}")
+    await asyncio.sleep(0.2)
+    left: list[tuple[float, Stream]] = []
+    for stream in made:
+        left_s = time.monotonic()
+        stream.half_close()
+        await asyncio.sleep(APART_S)
+        left.append((left_s, stream))
+    await _until(lambda: all(stream.closed_s for stream in made), "the gateway keeps connections that were half-closed")
+    first[0].leave()
+    await asyncio.sleep(0.2)
+    late = [id for id in _noted(notes, "asked") if id.startswith("parked")]
+    if late:
+        raise kit.BenchError(f"{len(late)} Calls came to the engine after their clients had left")
+    return [(stream.closed_s - left_s) * 1e3 for left_s, stream in left]
+
+
+async def _running(url: str, model: str, count: int, prefix: str) -> tuple[list[Stream], list[str]]:
+    """So many streams, asked for, with their request ids."""
+    made = await streams.connect(url, count)
+    ids = [f"{prefix}-{number}" for number in range(count)]
+    ask = body(model, tokens=1_000_000)
+    for id, stream in zip(ids, made, strict=True):
+        stream.ask(streams.request(url, ask, ("X-Request-Id", id)))
+    return made, ids
+
+
+def _noted(notes: Path, what: str) -> dict[str, float]:
+    """Request id -> when."""
+    rows = [line.split() for line in notes.read_text().splitlines()]
+    return {id: float(at_s) for said, at_s, id in rows if said == what}
+
+
+async def _until(holds: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while not holds():
+        if time.monotonic() > deadline_s:
+            raise kit.BenchError(what)
+        await asyncio.sleep(0.01)

@@ -1,0 +1,63 @@
+"""wrk, the load of the throughput benchmarks: as many Calls as one proxy answers, on one core, and what that cost it.
+
+Owns its script, its command and the reading of what it says. Closed loop, 64 connections, one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from bench import kit
+from bench.documents import key
+from bench.usage import ran_us
+
+CONNECTIONS = 64
+MISSING = "there is no wrk on the PATH (Debian: apt install wrk)"
+
+
+class Load(NamedTuple):
+    """One run. `us_per_call`: CPU of the processes that were asked for; `core`: their share of a core."""
+
+    per_s: float
+    us_per_call: float
+    us_beside: float
+    core: float
+    bad: int
+
+
+def there() -> bool:
+    """Whether it is installed."""
+    return shutil.which("wrk") is not None
+
+
+def script(path: Path, body: bytes) -> Path:
+    """Writes what it sends: POSTs of `body` to the chat path, with the key of Tenant `a`."""
+    path.write_text(
+        f'wrk.method = "POST"\nwrk.path = "/v1/chat/completions"\nwrk.body = [==[{body.decode()}]==]\n'
+        f'wrk.headers["Content-Type"] = "application/json"\nwrk.headers["Authorization"] = "Bearer {key("a")}"\n'
+    )
+    return path
+
+
+async def load(
+    sends: Path, url: str, span_s: int, processes: Sequence[psutil.Process], beside: Sequence[psutil.Process] = ()
+) -> Load:
+    """Runs it for so long. CPU per Call is that of `processes`; that of `beside` is told apart."""
+    command = [*kit.on_core(kit.LOAD_CORE), "wrk", "-t1", f"-c{CONNECTIONS}", f"-d{span_s}s", "-s", str(sends), url]
+    before_us, beside_us = ran_us(processes), ran_us(beside)
+    made = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    told = (await made.communicate())[0].decode()
+    used_us, beside_us = ran_us(processes) - before_us, ran_us(beside) - beside_us
+    calls, per_s = re.search(r"(\d+) requests in", told), re.search(r"Requests/sec:\s+([\d.]+)", told)
+    bad = re.search(r"Non-2xx or 3xx responses: (\d+)", told)
+    if calls is None or per_s is None or not int(calls[1]):
+        raise kit.BenchError(f"wrk got no answers from {url}: {told.strip()}")
+    count = int(calls[1])
+    return Load(float(per_s[1]), used_us / count, beside_us / count, used_us / span_s / 1e6, int(bad[1]) if bad else 0)

@@ -1,0 +1,141 @@
+"""The benchmarks' own instruments: what they count is what came, and a broken stream is never taken for a whole one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import engine, upstream
+from bench.calls import RATIOS
+from bench.dataplane import KEYS, PARTS
+from bench.documents import body
+from bench.kit import BenchError, Figures
+from bench.openloop import Line, Sender
+from bench.parts import run
+from bench.peers import PEERS
+from bench.streams import Stream
+
+CHUNKS = 3
+WHOLE = engine.HEAD + engine.CHUNK * CHUNKS + engine.FINISH + engine.END
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += data
+
+    def abort(self) -> None:
+        self.sent += b"aborted"
+
+
+def stream_of(*pieces: bytes) -> Stream:
+    """A stream that was asked for and has got these pieces."""
+    stream = Stream(CHUNKS)
+    stream.connection_made(Wire())
+    stream.ask(b"")
+    for piece in pieces:
+        stream.data_received(piece)
+    return stream
+
+
+def test_a_stream_is_whole_wherever_it_is_cut() -> None:
+    for at in range(len(WHOLE) + 1):
+        stream = stream_of(WHOLE[:at], WHOLE[at:])
+        assert (stream.chunks, stream.running, stream.broken) == (CHUNKS, False, ""), at
+
+
+def test_many_chunks_in_one_piece_are_counted_as_one_by_one() -> None:
+    assert stream_of(engine.HEAD + engine.CHUNK * 1000).chunks == 1000
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ([WHOLE.replace(engine.CHUNK, b"", 1)], "2 chunks of 3"),
+        ([WHOLE.replace(engine.END, engine.USAGE + engine.END)], "3 chunks of 3"),
+        ([WHOLE.replace(b"200 OK", b"500 NO")], "3 chunks of 3"),
+    ],
+    ids=["a chunk is missing", "usage that nobody asked for", "an error status"],
+)
+def test_a_stream_that_is_not_as_it_should_be_is_broken(pieces: list[bytes], why: str) -> None:
+    stream = stream_of(*pieces)
+    assert stream.broken.startswith(why)
+
+
+def test_a_stream_that_is_closed_before_its_end_is_broken_and_without_its_last_chunk_never_ends() -> None:
+    stream = stream_of(WHOLE.removesuffix(b"0\r\n\r\n"))
+    assert (stream.running, stream.broken) == (True, "")
+    stream.connection_lost(None)
+    assert (stream.running, stream.broken[:21]) == (False, "closed after 3 chunks")
+
+
+def test_the_engine_says_as_many_chunks_as_are_asked_for_and_usage_to_who_asks(tmp_path: Path) -> None:
+    head = b"POST / HTTP/1.1\r\nX-Request-Id: i\r\ncontent-length: %d\r\n\r\n"
+    for more, usage in ((b"", b""), (b',"stream_options":{"include_usage":true}', engine.USAGE)):
+        ask = b'{"model":"t","max_tokens":3%b}' % more
+        connection, wire = engine.Connection(engine.Engine(tmp_path, "blast", 1)), Wire()
+        connection.connection_made(wire)
+        connection.data_received(head % len(ask) + ask)
+        assert wire.sent == engine.HEAD + engine.CHUNK * CHUNKS + engine.FINISH + usage + engine.END
+
+
+def test_an_engine_notes_who_was_cut_off(tmp_path: Path) -> None:
+    connection = engine.Connection(engine.Engine(tmp_path, "silent", 1))
+    connection.connection_made(Wire())
+    connection.data_received(b"POST / HTTP/1.1\r\nX-Request-Id: i\r\n\r\n")
+    connection.connection_lost(None)
+    notes = [line.split() for line in (tmp_path / engine.NOTES).read_text().splitlines()]
+    assert [(what, id) for what, _, id in notes] == [("asked", "i"), ("ended", "i")]
+
+
+def test_the_open_loop_reads_an_answer_however_it_is_cut_and_says_when_a_connection_broke() -> None:
+    for at in range(1, len(upstream.RESPONSE)):
+        sender = Sender("http://127.0.0.1:1", b"ask")
+        line, wire = Line(sender), Wire()
+        line.connection_made(wire)
+        line.send(b"ask")
+        line.data_received(upstream.RESPONSE[:at])
+        assert not sender.answers
+        line.data_received(upstream.RESPONSE[at:])
+        assert [answer.status for answer in sender.answers] == [200]
+        assert (sender.idle, wire.sent) == ([line], b"ask")
+    line.send(b"ask")
+    line.connection_lost(None)
+    assert [answer.status for answer in sender.answers] == [200, 0]
+
+
+def test_a_body_is_compact_and_at_least_as_long_as_asked_for() -> None:
+    made = body("m", bytes_min=1024)
+    assert 1024 <= len(made) < 1040
+    assert json.dumps(json.loads(made), separators=(",", ":")).encode() == made
+
+
+async def test_the_last_line_has_every_key_and_a_failed_part_is_null_and_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def works(place: Path, *, quick: bool) -> Figures:
+        assert quick
+        assert not list(place.iterdir())
+        return {"a": 1.23456}
+
+    async def breaks(place: Path, *, quick: bool) -> Figures:
+        raise BenchError(f"no {place.name}, {quick}")
+
+    failed: list[str] = []
+    await run(("a", "b"), {"works": works, "breaks": breaks}, failed, quick=True)
+    assert failed == ["breaks"]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"a": 1.2346, "b": None}
+
+
+def test_every_peer_has_its_ratio() -> None:
+    assert {peer.name for peer in PEERS} == RATIOS.keys()
+    assert set(RATIOS.values()) <= set(KEYS)
+    assert len(PARTS) == len({id(part) for part in PARTS.values()})

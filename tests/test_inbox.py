@@ -1,0 +1,107 @@
+"""The inbox: in order, bounded by merging reports, and never at the cost of anything else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler import inbox
+from autoscaler.contract import ModelName, TenantName, Total
+from autoscaler.fold import Observation, fold
+from autoscaler.inbox import INBOX_MAX, Inbox, merged
+from autoscaler.world import Attained, Reported, Seen, Tick
+from tests.kit.folding import DOC, M, reported, seen, total
+from tests.kit.worlds import T0, level, use, world
+
+
+def told(batch: list[Observation]) -> list[str]:
+    """`g1/b 7` for a report, else the kind."""
+    return [
+        f"{one.report.gateway}/{one.report.boot} {one.report.sequence}"
+        if isinstance(one, Reported)
+        else type(one).__name__
+        for one in batch
+    ]
+
+
+def test_below_its_bound_everything_is_kept_in_order() -> None:
+    box = Inbox()
+    for sequence in range(1, INBOX_MAX):
+        box.put((reported(sequence),))
+    box.put((Tick(),))
+    batch, count = box.take()
+    assert (told(batch)[0], told(batch)[-1], len(batch), count) == ("g1/b 1", "Tick", INBOX_MAX, 0)
+    assert box.take() == ([], 0)
+
+
+def test_above_it_only_the_newest_report_of_each_boot_is_kept_and_what_drivers_say_stays_as_it_is() -> None:
+    box = Inbox()
+    box.put(
+        (seen(Seen.STARTING), reported(1), seen(Seen.READY), reported(1, boot="b2"), reported(1, name="g2"), Tick())
+    )
+    for sequence in range(2, 2 * INBOX_MAX):
+        box.put((reported(sequence),))
+        assert len(box) <= INBOX_MAX
+    batch, count = box.take()
+    first = told(batch)[:6]
+    assert first.pop(1).startswith("g1/b "), "a later one, in the place of the first"
+    assert first == ["ReplicaSeen", "ReplicaSeen", "g1/b2 1", "g2/b 1", "Tick"]
+    assert told(batch)[-1] == f"g1/b {2 * INBOX_MAX - 1}"
+    assert len(batch) + count == 2 * INBOX_MAX + 4
+
+
+def test_counts_that_only_an_earlier_report_says_are_kept_because_it_was_acknowledged() -> None:
+    other = Total(model=ModelName("other"), tenant=TenantName("acme"), refused_cold=1)
+    (one,) = merged([reported(1, totals=(total(admitted=1), other)), reported(2, totals=(total(admitted=2),))])
+    assert isinstance(one, Reported)
+    assert (one.report.sequence, set(one.report.totals)) == (2, {total(admitted=2), other})
+
+
+def test_a_report_that_came_late_is_not_the_newest() -> None:
+    (one,) = merged([reported(2, totals=(total(admitted=2),)), reported(1, totals=(total(admitted=1),))])
+    assert isinstance(one, Reported)
+    assert (one.report.sequence, one.report.totals) == (2, (total(admitted=2),))
+
+
+def test_what_cannot_shrink_is_not_looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "INBOX_MAX", 10)
+    looks: list[int] = []
+
+    def look(batch: list[Observation]) -> list[Observation]:
+        looks.append(len(batch))
+        return merged(batch)
+
+    monkeypatch.setattr(inbox, "merged", look)
+    box = Inbox()
+    for _ in range(1000):
+        box.put((seen(Seen.READY),))
+    assert len(box.take()[0]) == 1000
+    assert looks == [11, 23, 47, 95, 191, 383, 767]
+
+
+REPORTS = st.lists(st.tuples(st.sampled_from(("g1", "g2")), st.integers(0, 3), st.integers(0, 2)), max_size=20)
+
+
+@given(REPORTS)
+@settings(derandomize=True, deadline=None, max_examples=100)
+def test_merged_reports_mean_the_same_as_all_of_them(steps: list[tuple[str, int, int]]) -> None:
+    """Demand, use and service; only peaks between two of them are not seen."""
+    batch: list[Observation] = []
+    admitted = dict.fromkeys(("g1", "g2"), 0)
+    for number, (name, waiting, grown) in enumerate(steps, 1):
+        admitted[name] += grown
+        counts = total(admitted=admitted[name], busy_slot_us=1_000_000 * admitted[name])
+        totals = (counts,) if grown else ()
+        levels = [level("m", waiting)] if waiting else []
+        batch.append(reported(number, name=name, levels=levels, uses=(use("r", waiting),), totals=totals))
+    begin = world([DOC], gateways=[])
+    all_of_them, _ = fold(begin, batch, T0)
+    fewer, _ = fold(begin, merged(batch), T0)
+    assert len(merged(batch)) == len({name for name, _, _ in steps})
+    assert fewer.loads == all_of_them.loads
+    assert {id: (g.levels, g.uses, g.totals) for id, g in fewer.gateways.items()} == {
+        id: (g.levels, g.uses, g.totals) for id, g in all_of_them.gateways.items()
+    }
+    key, nothing = (M, TenantName("acme")), Attained()
+    assert fewer.attained.get(key, nothing) == all_of_them.attained.get(key, nothing)

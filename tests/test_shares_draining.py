@@ -1,0 +1,51 @@
+"""Who gets the Slots of what is ready while something else drains."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler import shares
+from autoscaler.contract import GatewayId, ReplicaId
+from autoscaler.states import ReplicaState
+from autoscaler.world import Gateway, World
+from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
+
+M = model("m", 4, slots=2, high=2)
+
+
+def town(*gateways: Gateway) -> World:
+    """One Replica drains, one with two Slots is ready, nothing is granted."""
+    old, new = replica(M, "old", state=ReplicaState.DRAINING), replica(M, "new", created_s=T0)
+    made = world([M], [device()], [old, new], gateways, handed_over=True)
+    return replace(made, undivided=frozenset({M.name}))
+
+
+def given(made: World) -> dict[str, int]:
+    answer = shares.divide(made, T0)
+    assert answer is not None
+    assert all(on == "new" for _, on, _ in answer.holds)
+    return {id: hold for id, _, hold in answer.holds}
+
+
+def test_a_call_on_a_replica_that_drains_needs_no_slot_of_another_one() -> None:
+    """`lab` is due one of two Slots, but its Call is on the old one: the Slot would only come back, again and again."""
+    made = town(
+        gateway("g1", [level("m", 0, 1, tenant="lab")], [use("old", 1)]),
+        gateway("g2", [level("m", 1, wait_s=2.0)]),
+        gateway("g3", [level("m", 1, 1, wait_s=1.0)], [replace(use("new", 1), hold=0)]),
+    )
+    assert given(made) == {"g2": 1, "g3": 1}
+
+
+@pytest.mark.parametrize(("waiting", "holds"), [(0, {"g2": 2}), (1, {"g1": 1, "g2": 1})])
+def test_who_waits_beside_such_a_call_is_counted(waiting: int, holds: dict[str, int]) -> None:
+    one = gateway("g1", [level("m", waiting, 1, wait_s=9.0, tenant="lab")], [use("old", 1)])
+    assert given(town(one, gateway("g2", [level("m", 5, wait_s=2.0)]))) == holds
+
+
+def test_the_lowest_priority_is_taken_for_the_one_that_drains() -> None:
+    levels = [replace(level("m", 0, 1), priority=5), level("m", 2, 1)]
+    made = town(gateway("g1", levels, [use("old", 1), use("new", 1)]))
+    left = shares._on_ready(made.gateways[GatewayId("g1")], M.name, [made.replicas[ReplicaId("new")]])
+    assert {(each.priority, each.waiting, each.running) for each in left} == {(5, 0, 1), (0, 2, 0)}
