@@ -13,7 +13,7 @@ import re
 import msgspec
 
 from gateway import errors
-from gateway.walker import BodyWalker, ResponseHead
+from gateway.walker import BodyWalker, ResponseHead, is_one_chunk, whole_chunks
 
 EVENT_BYTES_MAX = 64 << 10
 """An unfinished event longer than this goes on unfinished: it is content, not usage."""
@@ -70,29 +70,56 @@ def told_error(body: bytes, dialect: str) -> bytes:
 class EventGate:
     """Lets whole events through, one body long. `drop_usage`: the usage chunk was our wish, not the client's."""
 
-    __slots__ = ("_drop_usage", "_held", "_inner", "_walker", "whole")
+    __slots__ = ("_drop_usage", "_held", "_inner", "_part", "_walker", "whole")
 
     def __init__(self, walker: BodyWalker, *, drop_usage: bool) -> None:
         self._walker = walker
         self._drop_usage = drop_usage
         self._held = b""
         """The beginning of an event."""
+        self._part = b""
+        """The beginning of a chunk, which the walker has not seen."""
         self.whole = True
         """What went on ends between two events; false only inside an event above EVENT_BYTES_MAX."""
         self._inner: BodyWalker | None = None
         """Set while pieces are taken apart, between two boundaries of the chunked body."""
 
     def pass_chunks(self, data: bytes) -> bytes:
-        """What arrived of a chunked body -> what may go on, in chunks."""
+        """What arrived of a chunked body -> what may go on, in chunks.
+
+        Nearly all of it goes on as it came: whole chunks of which the last one ends an event.
+        """
         walker = self._walker
-        piece = walker.walk(data)
+        if self._inner is not None or not walker.between:
+            return self._take_apart(data)
         if (
-            self._inner is None
-            and walker.between
-            and walker.chunk_bytes >= 4  # with fewer the end might be framing
-            and piece.endswith(_CHUNK_ENDS)
-            and not (self._drop_usage and b"[]" in piece)
-        ) or not piece:
+            not self._part
+            and data.endswith(_CHUNK_ENDS)
+            and is_one_chunk(data)
+            and not (self._drop_usage and b"[]" in data)
+        ):
+            walker.skip(data)  # one token, as most engines send them
+            return data
+        if self._part:
+            data = self._part + data
+            self._part = b""
+        usage_at = data.find(b"[]") if self._drop_usage else -1
+        end, content_bytes = whole_chunks(data, len(data) if usage_at < 0 else usage_at)
+        if end and (content_bytes < 4 or not data.endswith(_CHUNK_ENDS, 0, end)):  # with fewer it might be framing
+            return self._take_apart(data)
+        piece = data[:end]
+        if piece:
+            walker.skip(piece)
+        rest = data[end:]
+        if usage_at < 0 and len(rest) <= EVENT_BYTES_MAX and not rest.startswith(b"0"):
+            self._part = rest
+            return piece
+        return piece + self._take_apart(rest)
+
+    def _take_apart(self, data: bytes) -> bytes:
+        """The same where events and chunks do not end together, or one event has to go."""
+        piece = self._walker.walk(data)
+        if not piece:
             return piece
         if self._inner is None:
             self._inner = BodyWalker(_CHUNKED)

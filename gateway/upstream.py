@@ -123,6 +123,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected: the request goes out in the same step."""
         self._transport = cast("asyncio.Transport", transport)
+        self.connecting = None
         self._pool.connections += 1
         if self.sink is None:
             self._transport.abort()

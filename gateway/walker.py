@@ -177,11 +177,44 @@ def tail(body: bytes) -> bytes:
     return body[:TAIL_PIECE_BYTES] + body[-TAIL_PIECE_BYTES:]
 
 
+def is_one_chunk(data: bytes) -> bool:
+    """Whether data, which begins between two chunks, is exactly one, of at least four bytes."""
+    match = _SIZE.match(data)
+    if match is None:
+        return False
+    size = int(match[1], 16)
+    return size >= 4 and match.end() + size + 2 == len(data) and data.endswith(b"\r\n")
+
+
+def whole_chunks(data: bytes, stop: int) -> tuple[int, int]:
+    """(up to where data is whole chunks with content, bytes of content in the last of them); none ends after `stop`.
+
+    Data begins between two chunks. An engine that has much to say says it in chunks of one size: a run of such costs
+    one comparison each.
+    """
+    at = content_bytes = 0
+    while (match := _SIZE.match(data, at)) is not None and (size := int(match[1], 16)):
+        line = match[0]
+        step, seam = len(line) + size, b"\r\n" + line
+        while at + step + 2 <= stop and data.startswith(seam, at + step):
+            at += step + 2
+            content_bytes = size
+        end = at + step + 2
+        if end > stop:
+            return at, content_bytes
+        if data[end - 2 : end] != b"\r\n":
+            raise FramingError("a chunk longer than its size")
+        at, content_bytes = end, size
+    if match is None and _SIZE_BEGUN.fullmatch(data, at) is None:
+        raise FramingError("malformed chunk size")
+    return at, content_bytes
+
+
 class BodyWalker:
     """Walks one body. After `ended` more bytes only set `excess`: the response is whole, the connection odd."""
 
     __slots__ = (
-        "_chunked", "_held", "_last", "_left", "between", "chunk_bytes", "ended", "excess", "first", "recent",
+        "_chunked", "_held", "_last", "_left", "between", "ended", "excess", "first", "recent",
     )  # fmt: skip
 
     def __init__(self, head: ResponseHead) -> None:
@@ -195,8 +228,6 @@ class BodyWalker:
         self._last = False
         self.between = head.chunked
         """Exactly between two chunks: nothing of the next one is known."""
-        self.chunk_bytes = 0
-        """Size of the newest chunk."""
         self.ended = head.length == 0
         self.excess = False
         self.first = b""
@@ -221,20 +252,9 @@ class BodyWalker:
 
     def walk(self, data: bytes) -> bytes:
         """Takes what arrived; gives back what may go on now, framing included, the end marker not."""
-        if self.between:  # the hot path: one whole chunk, as engines send one token
-            match = _SIZE.match(data)
-            if match is not None:
-                size = int(match[1], 16)
-                if size and match.end() + size + 2 == len(data) and data.endswith(b"\r\n"):
-                    self.chunk_bytes = size
-                    if self.first and size < TAIL_PIECE_BYTES:
-                        self.recent.append(data)
-                    else:
-                        self._remember(data)
-                    return data
         if not data:
             return data
-        self._remember(data)
+        self.skip(data)
         if not self._chunked:
             return self._plain(data)
         return self._chunks(data, None)
@@ -243,14 +263,15 @@ class BodyWalker:
         """As `walk`, but gives back the content alone."""
         if not data:
             return data
-        self._remember(data)
+        self.skip(data)
         if not self._chunked:
             return self._plain(data)
         content: list[bytes] = []
         self._chunks(data, content)
         return b"".join(content)
 
-    def _remember(self, data: bytes) -> None:
+    def skip(self, data: bytes) -> None:
+        """Remembers bytes that went by: whole chunks (it is still between two), or what is about to be walked."""
         if len(data) > TAIL_PIECE_BYTES:
             if not self.first:
                 self.first = data[:TAIL_PIECE_BYTES]
@@ -312,7 +333,6 @@ class BodyWalker:
                 return at
             chunk_bytes = int(match[1], 16)
             if chunk_bytes:
-                self.chunk_bytes = chunk_bytes
                 left = chunk_bytes + 2
                 at = match.end()
             else:

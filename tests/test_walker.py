@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.sse import EventGate, chunk, told_error
-from gateway.walker import INTERIM_MAX, LAST_CHUNK, BodyWalker, FramingError, HeadReader, ResponseHead, parse_head
+from gateway.walker import (
+    INTERIM_MAX,
+    LAST_CHUNK,
+    BodyWalker,
+    FramingError,
+    HeadReader,
+    ResponseHead,
+    parse_head,
+    whole_chunks,
+)
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n\r\n"
 EVENTS = [b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n' % number for number in range(5)]
@@ -191,6 +200,53 @@ def test_pieces_of_whole_events_go_on_untouched() -> None:
     gate = EventGate(walker, drop_usage=True)
     piece = chunk(EVENTS[0]) + chunk(EVENTS[1])
     assert gate.pass_chunks(piece) is piece
+
+
+def test_whole_chunks_go_on_as_they_came_and_the_beginning_of_the_next_waits() -> None:
+    gate = EventGate(BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b"")), drop_usage=True)
+    run = chunk(EVENTS[0]) * 50 + chunk(EVENTS[1])
+    for at in range(1, len(chunk(EVENTS[0]))):
+        assert gate.pass_chunks(run + run[:at]) == run
+        assert gate.pass_chunks(run[at:]) == run
+
+
+def test_one_event_has_to_go_from_the_middle_of_many() -> None:
+    run = [chunk(EVENTS[0])] * 200
+    data = b"".join([*run, chunk(USAGE), *run, LAST_CHUNK])
+    assert gate_through([data[:9_000], data[9_000:]], drop_usage=True) == EVENTS[0] * 400
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", (0, 0)), (b"1\r\na\r\n", (6, 1)), (b"1\r\na\r\n1\r\nb\r\n", (12, 1)), (b"1\r\na\r\n1\r\nb\r", (6, 1)),
+        (b"1\r\na\r\n2\r\nbc\r\n1\r\nd\r\n", (19, 1)), (b"1\r\na\r\n0\r\n\r\n", (6, 1)), (b"0\r\n\r\n", (0, 0)),
+        (b"a", (0, 0)), (b"1\r\na\r\n1\r", (6, 1)), (b"1\r\na\r\n01\r\nb\r\n", (13, 1)),
+    ],
+)  # fmt: skip
+def test_whole_chunks_are_found(data: bytes, expected: tuple[int, int]) -> None:
+    assert whole_chunks(data, len(data)) == expected
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"1\r\nab\r\n", b"1\r\na\r\n1\r\nbc\r\n", b"x\r\n", b"1\r\na\r\n1 \r\nb\r\n", b"1;x\r\na\r\n", b"+1\r\na\r\n"],
+)
+def test_odd_chunks_are_no_whole_chunks(data: bytes) -> None:
+    with pytest.raises(FramingError):
+        whole_chunks(data, len(data))
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.lists(st.sampled_from([b"a", b"bc", b"de", b"x" * 17]), max_size=30), st.integers(0, 400))
+def test_no_whole_chunk_ends_after_the_stop(contents: list[bytes], stop: int) -> None:
+    """As a plain walk finds them, one by one."""
+    data, ends = b"", [0]
+    for content in contents:
+        data += chunk(content)
+        ends.append(len(data))
+    stop = min(stop, len(data))
+    assert whole_chunks(data, stop)[0] == max(end for end in ends if end <= stop)
 
 
 def test_half_an_event_waits_for_its_other_half() -> None:
