@@ -49,15 +49,13 @@ def binary() -> str | None:
 async def serving(place: Path, program: str, documents: Sequence[Document]) -> AsyncIterator[Swap]:
     """llama-swap with the same Models, started exactly as Pilotlight starts them."""
     place.mkdir(parents=True)
-    mark = 65_431
     models = {}
     for document in documents:
-        model = kit.model_of(document)
-        words = ["${PORT}" if word == str(mark) else word for word in kit.launch_of(model, mark).argv]
-        command = " ".join(word if word == "${PORT}" else shlex.quote(word) for word in words)
-        models[model.name] = {"cmd": command, "proxy": f"http://{kit.HOST}:${{PORT}}", "checkEndpoint": "/health"}
+        model, port = kit.model_of(document), kit.free_port()
+        command = shlex.join(kit.launch_of(model, port).argv)
+        models[model.name] = {"cmd": command, "proxy": f"http://{kit.HOST}:{port}", "checkEndpoint": "/health"}
     config = place / "config.yaml"
-    config.write_text(json.dumps({"logLevel": "warn", "startPort": kit.free_port(), "models": models}))
+    config.write_text(json.dumps({"logLevel": "warn", "models": models}))
     url = f"http://{kit.HOST}:{kit.free_port()}"
     with kit.running(
         [program, "--config", str(config), "--listen", url.removeprefix("http://")], place / "log"
