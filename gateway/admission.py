@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
 
 from gateway.dialects.operation import Operation
-from gateway.errors import header_too_large, invalid_request
-from gateway.head import KNOWN_MAX, Head, connection_names
+from gateway.errors import CallError, header_too_large, invalid_request
+from gateway.head import Head, connection_names
 
 READ_TIMEOUT_SHARE = 0.9
 """Of the client's own read timeout we use this much, so that it sees our answer and not its timeout (540 of 600 s)."""
@@ -48,6 +47,8 @@ class Asked(NamedTuple):
 
     key_sha256: str | None
     """The API key as its hash, in lower-case hex. None without one."""
+    error: CallError | None
+    """What of the rest cannot be meant; for those only whose key is good."""
     model: str | None
     """`X-Model`."""
     wait_s: float
@@ -59,22 +60,30 @@ class Asked(NamedTuple):
     """The header lines that go to an engine, each ending in CRLF."""
 
 
-def read_asked(head: Head) -> Asked:
-    """Reads it. Raises CallError 400 for what cannot be meant."""
-    headers = head.headers
+def asked(head: Head) -> Asked:
+    """What the head says; worked out once. Raises CallError 400 for two keys that differ."""
+    if head.asked is None:
+        head.asked = read_asked(head.headers)
+    return head.asked
+
+
+def read_asked(headers: dict[bytes, bytes]) -> Asked:
+    """The same from the headers alone."""
     key = api_key(headers)
+    error, model, priority = None, None, 0
+    try:
+        model, priority = _model(headers), _priority(headers)
+    except CallError as found:
+        error = found.with_traceback(None)
     return Asked(
         key_sha256=None if key is None else sha256(key).hexdigest(),
-        model=_model(headers),
+        error=error,
+        model=model,
         wait_s=_wait_s(headers),
-        priority=_priority(headers),
+        priority=priority,
         content_type=headers.get(b"content-type", b""),
         upwards=_upwards(headers),
     )
-
-
-asked = lru_cache(KNOWN_MAX)(read_asked)
-"""The same, remembered, for heads are (`gateway.head.known_head`)."""
 
 
 def _wait_s(headers: dict[bytes, bytes]) -> float:

@@ -194,6 +194,8 @@ class Desk:
             hold.suspect(now_s)
             self._tally.edge = True
         spent = (call.moves and not untouched) or (busy and self.retries < 1.0)
+        if reason == "timeout" and hold.byte_s is not None and hold.byte_s > (call.granted_s or 0.0):
+            spent = True  # it serves others: elsewhere this Call would wait as long again
         if spent or self.closed or call.deadline_s <= now_s:
             error = _LAST_WORDS[reason]()
             self._refuse(line, call, error, now_s, out)

@@ -135,6 +135,13 @@ class Dispatch:
             self._desks[call.model].heard(call, now_s, out)
         return self._done(out)
 
+    def give_up(self, call: Call, now_s: float) -> list[Effect]:
+        """A parked Call is not to wait any longer; while its Model is cold that still is demand. Else nothing."""
+        out: list[Effect] = []
+        if call.state is _PARKED and call.line is not None:
+            self._desks[call.model].expire(call.line, call, now_s, out)
+        return self._done(out)
+
     def bounce(self, call: Call, now_s: float, reason: Bounce) -> list[Effect]:
         """The engine failed before the commit point: the Call moves at most once, within the Model's retry budget."""
         out: list[Effect] = []

@@ -246,11 +246,14 @@ class Connection(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.abort()
             return
-        self.request_id = self._front.make_id()
+        head = self._reader.pending
+        operation = None if head is None else lookup(head.method, head.path)
+        self.request_id = (None if head is None else admission.request_id(head)) or self._front.make_id()
         self.id_bytes = self.request_id.encode()
         self.cors = b""
         self._front.telemetry.turned_away(self.request_id, error.code)
-        self.write(render.error(error, self.id_bytes, "openai", close=True))
+        dialect = "openai" if operation is None else operation.dialect
+        self.write(render.error(error, self.id_bytes, dialect, close=True))
         self._linger()
 
     # --- answers without an engine -----------------------------------------------------------------------------------

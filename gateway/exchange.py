@@ -36,6 +36,7 @@ stops listening: the one move would be lost on it. By now it refuses, or Routes 
 
 Reason = Literal["connect", "reset", "busy", "timeout"]
 
+_COLD = b"x-pilotlight-cold: 1\r\n"
 _CODES = {status: str(status) for status in range(200, 600)}
 
 _NO_HEAD = ResponseHead(0, False, 0, False, b"", b"")
@@ -47,6 +48,8 @@ def admit(front: Front, client: Connection, request: Request, operation: Operati
     """The Call that a Request asks for, not yet known to dispatch. Raises CallError."""
     head = request.head
     tenant, wish = front.tenant(head), asked(head)
+    if wish.error is not None:
+        raise wish.error.with_traceback(None)  # it is remembered, and would remember every place where it was raised
     peek = rewrite.read(operation, request.body, wish.content_type, wish.model)
     entry = front.directory.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
@@ -238,8 +241,7 @@ class Exchange(Call):
                 self._told_s = now_s
                 self._say_waiting(now_s)
         elif 0 < settings.silent_seconds_max <= now_s - self.arrived_s:
-            expected_s = self._front.dispatch.wait_note(self, now_s)[1]
-            self._refuse(errors.model_starting(expected_s, expected_s or 1.0))
+            self._front.perform(self._front.dispatch.give_up(self, now_s))
 
     def _say_waiting(self, now_s: float) -> None:
         """The early head, then a comment each time (interfaces, section 3, Cold Calls)."""
@@ -247,7 +249,8 @@ class Exchange(Call):
         if not self._early:
             self._early = True
             self._close = self._close or not self._framed
-            out = render.early_head(client.id_bytes, chunked=self._framed, close=self._close, more=client.cors)
+            more = client.cors + (_COLD if self.cold else b"")
+            out = render.early_head(client.id_bytes, chunked=self._framed, close=self._close, more=more)
         position, expected_s = self._front.dispatch.wait_note(self, now_s)
         self._write(out + self._frame(sse.waiting(position, expected_s, self.dialect)))
 
@@ -296,7 +299,7 @@ class Exchange(Call):
     def _relayed_head(self, head: ResponseHead, *, length: int | None, chunked: bool) -> bytes:
         more = b"server-timing: %b\r\n%b" % (self._timing(), self._client.cors)
         if self.cold:
-            more += b"x-pilotlight-cold: 1\r\n"
+            more += _COLD
         return render.head(
             head.status,
             head.fields,

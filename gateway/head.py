@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gateway.errors import CallError, header_too_large, invalid_request, unsupported_media_type
+
+if TYPE_CHECKING:
+    from gateway.admission import Asked
 
 HEAD_BYTES_MAX = 64 << 10
 """With its closing empty line; above it 431."""
@@ -57,7 +61,7 @@ KEPT = LISTS | {
 """All headers that anything here reads, lower-case."""
 
 
-class Head(msgspec.Struct, frozen=True, eq=False):
+class Head(msgspec.Struct, eq=False):
     """A request's head as the client sent it, nothing decoded. Shared between requests, so never changed.
 
     `headers` holds KEPT names only, without what frames the body.
@@ -72,6 +76,8 @@ class Head(msgspec.Struct, frozen=True, eq=False):
     """False: the answer is the connection's last. HTTP/1.0 is answered close-delimited, so never kept."""
     expects_continue: bool = False
     """The client waits for `100 Continue` before it sends the body (ignored on HTTP/1.0, RFC 9110, 10.1.1)."""
+    asked: Asked | None = None
+    """What it says about its Call, once `gateway.admission` has worked that out."""
 
 
 class Request:

@@ -153,7 +153,7 @@ class EventGate:
 
 def is_usage(event: bytes) -> bool:
     """Whether it is the chunk that `stream_options.include_usage` adds: no choices, and usage."""
-    if b"[]" not in event.replace(b" ", b"") or not event.startswith(b"data:"):
+    if b"[]" not in event or not event.startswith(b"data:"):
         return False
     try:
         read = _decode(event[5:].strip())

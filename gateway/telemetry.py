@@ -50,6 +50,10 @@ BOUNDS_S = (
 OVERHEAD_BOUNDS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
 
 
+TIMES_SERIES = 2 * (len(BOUNDS_S) + 3)
+"""Of one Model's Calls that were warm, or cold: two histograms, each with its buckets, `+Inf`, count and sum."""
+
+
 class Histogram:
     """Counts per bucket, and the sum."""
 
@@ -251,7 +255,10 @@ class Telemetry:
         return b"\n".join([*lines, b""]) if lines else b""
 
     def _new_cell(self, call: Call, outcome: Outcome, code: str) -> Cell:
-        times = self._models.setdefault((call.model, call.cold), ModelSeries())
+        times = self._models.get((call.model, call.cold))
+        if times is None:
+            full = len(self._models) >= SERIES_MAX // 2 // TIMES_SERIES
+            times = self._models.setdefault(("other" if full else call.model, call.cold), ModelSeries())
         pair = self._pairs.get((call.model, call.tenant)) or self._new_pair(call.model, call.tenant)
         cell = Cell(times, pair, pair.end(outcome, code))
         if (call.model, call.tenant) in self._pairs:
@@ -259,7 +266,7 @@ class Telemetry:
         return cell
 
     def _new_pair(self, model: str, tenant: str) -> PairSeries:
-        if len(self._pairs) >= SERIES_MAX // 4:  # a pair has two series of tokens and one for each way to end
+        if len(self._pairs) >= SERIES_MAX // 8:  # a pair has two series of tokens and one for each way to end
             self._series_folded += 1
             tenant = "other"
         return self._pairs.setdefault((model, tenant), PairSeries())

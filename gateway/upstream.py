@@ -10,6 +10,7 @@ here queues: a connection is there, or is being made.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Literal, Protocol, cast
 
@@ -24,6 +25,8 @@ UNUSED_SWEEPS_MAX = 60
 """A Pool without any connection for so many sweeps is forgotten."""
 LEARN_SWEEPS_MAX = 2
 """An engine that closes an idle connection so soon after a stream closes after streams."""
+STALE_S = 0.25
+"""A pooled connection that is lost so soon after a request went out was closed before: the engine took nothing."""
 JOIN_BYTES_MAX = 64 << 10
 """Up to here head and body go out joined, in one system call; a larger body is not copied."""
 
@@ -35,6 +38,8 @@ class Sink(Protocol):
 
     engine: EngineConnection | None
     """Kept by the connection: the one that works for this Sink now."""
+    sent_s: float
+    """When the request was written, by `time.monotonic`."""
 
     def engine_sent(self) -> None:
         """The request is written to a connection."""
@@ -56,8 +61,8 @@ class EngineConnection(asyncio.Protocol):
     """One connection to one engine. `take` is what the Sink reads the body with; it may be replaced by the Sink."""
 
     __slots__ = (
-        "_head", "_pool", "_reading", "_request", "_transport", "_walker", "after_stream", "connecting", "reused",
-        "single", "sink", "sweeps", "take",
+        "_head", "_pool", "_reading", "_request", "_transport", "_walker", "after_stream", "again", "connecting",
+        "reused", "single", "sink", "sweeps", "take",
     )  # fmt: skip
 
     def __init__(self, pool: Pool) -> None:
@@ -73,6 +78,8 @@ class EngineConnection(asyncio.Protocol):
         self.single = False
         """Not to be pooled after this response."""
         self.reused = False
+        self.again = False
+        """Its request was already written to another, which was lost."""
         self.after_stream = False
         """The previous response was a stream."""
         self.sweeps = 0
@@ -221,7 +228,12 @@ class EngineConnection(asyncio.Protocol):
         elif walker is not None and walker.until_close and exc is None:
             walker.ended = True
             self._finish(sink, walker)
-        elif self.reused and self._request is not None and not self._head.begun:
+        elif (
+            self.reused
+            and self._request is not None
+            and not self._head.begun
+            and time.monotonic() - sink.sent_s <= STALE_S
+        ):
             self._pool.replace(self, sink, self._request)
         else:
             self._lost("reset")
@@ -252,7 +264,7 @@ class Pool:
         if lost.after_stream:
             self._closes_after_stream = True
         lost.sink = sink.engine = None
-        self._connect(sink, request, single=lost.single)
+        self._connect(sink, request, single=lost.single, again=True)
 
     def give_back(self, connection: EngineConnection) -> None:
         """A connection is idle; it is kept when it may be of use."""
@@ -288,8 +300,9 @@ class Pool:
         for task in self._connecting:
             task.cancel()
 
-    def _connect(self, sink: Sink, request: tuple[bytes, bytes], *, single: bool) -> None:
+    def _connect(self, sink: Sink, request: tuple[bytes, bytes], *, single: bool, again: bool = False) -> None:
         connection = EngineConnection(self)
+        connection.again = again
         connection.start(sink, request, single=single)
         task = asyncio.get_running_loop().create_task(self._open(connection))
         connection.connecting = task
@@ -305,7 +318,7 @@ class Pool:
             sink, connection.sink = connection.sink, None
             if sink is not None:
                 sink.engine = None
-                sink.engine_lost("connect")
+                sink.engine_lost("reset" if connection.again else "connect")  # it may have died of this request
 
 
 class Upstreams:

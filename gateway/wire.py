@@ -42,7 +42,7 @@ class RequestReader:
         self.waiting_for: Literal["head", "body", "nothing"] = "head"
         """`nothing`: a Request is out (or the reader is dead) and `next` was not called yet."""
         self.pending: Head | None = None
-        """While waiting for a body: its head, so that the edge can refuse it early or send 100 Continue."""
+        """While waiting for a body, and when it was refused: its head, so that the edge can answer it early."""
         self._body: ChunkReader | LengthReader | None = None
         """Set together with `pending`."""
         self._body_bytes_max = body_bytes_max
@@ -99,7 +99,7 @@ class RequestReader:
         """The reader is dead, and holds nothing any more."""
         self._failure = error
         self.waiting_for = "nothing"
-        self.pending = self._body = None
+        self._body = None
         self._head = bytearray()
         self._ahead, self._at = b"", 0
 
@@ -135,6 +135,7 @@ class RequestReader:
     def _read_on(self, head: Head, length: int, data: bytes, start: int) -> Request | None:
         """The body, or as much of it as is here, begins at data[start]."""
         if length > self._body_bytes_max:
+            self.pending = head
             raise too_large(self._body_bytes_max)
         end, size = start + length, len(data)
         if end <= size and length != CHUNKED:

@@ -110,6 +110,18 @@ def test_a_call_moves_once_to_another_replica_and_then_fails(reason: Bounce, cod
     assert script.bounce("c1", reason) == [f"refuse c1 {code}", "report"]
 
 
+def test_a_call_that_timed_out_stays_where_others_are_served() -> None:
+    """The Replica is busy and not wedged: elsewhere the Call would wait as long again (interfaces, section 3, 504)."""
+    script = Script()
+    script.replica("r1", 2)
+    script.arrive("c1")
+    script.arrive("c2")
+    script.replica("r2", 1)
+    script.now_s += 1
+    assert script.finish("c2") == []
+    assert script.bounce("c1", "timeout") == ["refuse c1 upstream_timeout", "report"]
+
+
 def test_with_one_replica_it_moves_to_a_fresh_connection() -> None:
     script = warm(1)
     script.arrive("c1")

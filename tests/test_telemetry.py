@@ -86,7 +86,7 @@ def test_a_sink_that_takes_nothing_costs_counted_drops_and_no_wait(monkeypatch: 
 
 
 def test_too_many_tenants_are_told_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "SERIES_MAX", 40)
+    monkeypatch.setattr(telemetry, "SERIES_MAX", 80)
     told = Telemetry()
     for number in range(30):
         ended(told, tenant=f"t{number}")
@@ -108,3 +108,14 @@ def test_too_many_tenants_are_told_as_other(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_tokens_are_read_from_the_end_of_a_body(tail: bytes, expected: tuple[int, int]) -> None:
     assert tokens(tail) == expected
+
+
+def test_times_of_too_many_models_are_told_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "SERIES_MAX", 4 * telemetry.TIMES_SERIES)
+    told = Telemetry()
+    for number in range(5):
+        call = Call(f"id-{number}", TenantName("acme"), ModelName(f"m{number}"), 10.0, 99.0)
+        told.ended(call, Outcome.COMPLETED, "200", 12.0, 0.0)
+    text = told.text((), None).decode()
+    assert text.count("pilotlight_queue_seconds_count{") == 3
+    assert 'pilotlight_queue_seconds_count{cold="0",model="other"} 3.0' in text

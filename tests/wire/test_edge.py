@@ -53,7 +53,7 @@ async def test_a_parked_stream_hears_that_it_waits_and_then_its_answer(minor: in
     async with ScriptedEngine((STREAM,)) as engine, rig(settings=EARLY) as one:
         client = await parked(one, stream=True, minor=minor)
         status, fields = await client.head()
-        assert (status, fields["content-type"]) == (200, "text/event-stream")
+        assert (status, fields["content-type"], fields["x-pilotlight-cold"]) == (200, "text/event-stream", "1")
         one.routes(engine.address)
         body = await (client.chunks() if minor else client.rest())
         assert body.startswith(b": waiting, position 1\n\n")
@@ -107,7 +107,35 @@ async def test_a_silent_parked_call_is_refused_before_load_balancers_cut_it() ->
         status, fields, body = await client.answer()
         assert (status, fields["retry-after"]) == (503, "1")
         assert b'"model_starting"' in body
-        assert one.front.report().levels == ()
+        report = one.front.report()
+        assert report.levels == ()
+        assert [total.refused_cold for total in report.totals] == [1], "it still is demand for one start"
+
+
+@pytest.mark.parametrize("length", ["999999999", "60"])
+async def test_what_is_refused_before_its_body_is_there_keeps_its_id_and_dialect(length: str) -> None:
+    async with rig(limits=Limits(body_seconds_max=0.1)) as one:
+        client = await one.client()
+        client.send(
+            b"POST /v1/messages HTTP/1.1\r\nHost: gw\r\nX-Request-Id: mine\r\nContent-Length: %b\r\n\r\n{"
+            % length.encode()
+        )
+        status, fields, body = await client.answer()
+        assert (status, fields["x-request-id"]) == (413 if len(length) > 2 else 408, "mine")
+        assert json.loads(body)["type"] == "error", "as Anthropic's clients read it"
+
+
+async def test_a_head_that_cannot_be_meant_is_told_to_those_with_a_good_key_only() -> None:
+    async with rig(settings=FrontSettings(keys_needed=True)) as one:
+        client = await one.client()
+        client.send(b"POST /v1/completions HTTP/1.1\r\nHost: gw\r\nX-Priority: high\r\nContent-Length: 2\r\n\r\n{}")
+        assert (await client.answer())[0] == 401
+    async with rig() as one:
+        client = await one.client()
+        for _ in range(2):
+            client.send(b"POST /v1/completions HTTP/1.1\r\nHost: gw\r\nX-Priority: high\r\nContent-Length: 2\r\n\r\n{}")
+            status, _, body = await client.answer()
+            assert (status, b"x-priority" in body) == (400, True)
 
 
 async def get(one: Rig, path: str, *, method: str = "GET", more: str = "") -> tuple[int, dict[str, str], bytes]:

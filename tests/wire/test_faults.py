@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from autoscaler.contract import Clocks
+from gateway import upstream
 from gateway.front import CALLS_SWEEP_S
 from gateway.limits import Limits
 from tests.kit.engine import (
@@ -50,6 +51,39 @@ async def test_a_reset_on_a_reused_connection_is_tried_again_on_a_fresh_one() ->
         assert (await client.answer())[0] == 200
         assert engine.connections == 2
         assert one.front.telemetry.text((), None).count(b"upstream_retries_total{") == 0
+
+
+async def test_a_call_that_ends_its_engine_is_written_to_no_more_than_two() -> None:
+    """Also where it went out on a kept connection: the engine that is not there any more may have died of it."""
+    async with (
+        ScriptedEngine((OK,), (HOLD,)) as engine,
+        ScriptedEngine((OK,)) as other,
+        rig(engine.address) as one,
+    ):
+        client = await one.client()
+        client.call()
+        await client.answer()
+        engine.asked.clear()
+        client.call()
+        await engine.asked.wait()
+        one.routes(engine.address, other.address)
+        engine.stop()
+        assert (await client.answer())[0] == 200
+        told = one.front.telemetry.text((), None).decode()
+        assert 'pilotlight_upstream_retries_total{model="m",reason="reset"} 1.0' in told
+        assert 'reason="connect"' not in told
+
+
+async def test_an_engine_that_dies_of_a_long_call_does_not_get_it_again_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "STALE_S", 0.0)
+    async with ScriptedEngine((OK,), (HOLD, RESET), (OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call()
+        await client.answer()
+        client.call()
+        engine.release.set()
+        assert (await client.answer())[0] == 200
+        assert 'reason="reset"} 1.0' in one.front.telemetry.text((), None).decode(), "its one move"
 
 
 async def test_an_engine_that_closes_after_streams_is_learnt() -> None:
