@@ -11,6 +11,7 @@ import pytest
 
 from autoscaler.drivers.histories import EVERY_S
 from autoscaler.model import Start
+from autoscaler.states import ReplicaState as S
 from gateway.call import Outcome
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.machine import Manners
@@ -19,6 +20,10 @@ from tests.sim.stage import Stage, model, play
 from tests.sim.town import Journey
 
 SLOW = Manners(start_s=(3.0, 3.0), serve_s=(0.2, 0.6))
+SWAPS = Manners(start_s=(0.5, 0.5), serve_s=(0.2, 1.0))
+"""Of case 9."""
+RESIDENCY_S = 30.0
+"""Of case 6."""
 NEVER = Manners(start_s=(0.1, 0.2), dies_at_start=1.0)
 
 
@@ -176,6 +181,46 @@ def test_case_05_without_an_estimate_calls_wait_until_their_deadline() -> None:
     play(act, model(start=Start(seconds_max=300.0)), manners=Manners(start_s=(90.0, 90.0)))
 
 
+def test_case_04_a_start_that_waits_for_a_victims_streams_is_dropped() -> None:
+    """All clients leave while the other Model still has the Slice: nothing starts, and the victim is not stopped."""
+
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        stream = town.call("b")
+        await stage.until(lambda: stream.first_byte_s is not None)
+        await asyncio.sleep(1.5)
+        calls = [town.call("a") for _ in range(5)]
+        assert town.autoscaler is not None
+        loop = town.autoscaler.loop
+        await stage.until(lambda: any(r.state == S.DRAINING for r in loop.world.replicas.values()), within_s=1)
+        for journey in calls:
+            town.leave(journey)
+        assert await stage.answered([stream, town.call("b")]) == {"completed": 2}
+        await stage.until(lambda: stage.replicas("b") == 0, within_s=60)
+        await asyncio.sleep(10.0)
+        assert (stage.starts("a"), stage.starts("b")) == (0, 1)
+
+    play(act, model("a"), model("b"), manners=Manners(start_s=(0.5, 0.5), serve_s=(10.0, 10.0)))
+
+
+def test_case_04_a_start_that_waits_for_another_start_is_dropped() -> None:
+    """One Replica at a time starts on a Device; the second is not there yet when its clients leave."""
+
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        first = town.call("b")
+        await stage.until(lambda: stage.starts("b") == 1)
+        calls = [town.call("a") for _ in range(5)]
+        await asyncio.sleep(1.0)
+        for journey in calls:
+            town.leave(journey)
+        assert await stage.answered([first]) == {"completed": 1}
+        await asyncio.sleep(10.0)
+        assert stage.starts("a") == 0
+
+    play(act, model("a", memory_gib=4), model("b", memory_gib=4), manners=SLOW)
+
+
 @pytest.mark.parametrize("shape", ["sine", "square", "poisson"])
 def test_case_06_demand_that_oscillates_for_two_hours(shape: str) -> None:
     """Around the threshold between one and two Replicas; the changes of the number of Replicas are counted."""
@@ -184,10 +229,16 @@ def test_case_06_demand_that_oscillates_for_two_hours(shape: str) -> None:
         town = stage.town
         rng = random.Random(7)
         changes: list[float] = []
+        ready_s: dict[str, float] = {}
+        stayed_s: list[float] = []
 
-        def count(_: FakeEngine, what: str) -> None:
+        def count(engine: FakeEngine, what: str) -> None:
             if what in {"start", "clean"}:
                 changes.append(town.now())
+            elif what == "ready":
+                ready_s[engine.replica.id] = town.now()
+            else:
+                stayed_s.append(town.now() - ready_s.get(engine.replica.id, math.inf))
 
         stage.watcher.listen(count)
         began_s = town.now()
@@ -202,10 +253,14 @@ def test_case_06_demand_that_oscillates_for_two_hours(shape: str) -> None:
             await asyncio.sleep(rng.expovariate(rate))
         per_hour = len(changes) / 2
         assert per_hour <= 6, f"{per_hour} changes an hour"
+        assert ready_s
+        assert stayed_s or shape != "square", "on and off at the length of the window does stop some"
+        assert all(stay_s > 0 for stay_s in stayed_s), "none ends in STARTING"
+        assert all(stay_s >= RESIDENCY_S for stay_s in stayed_s), "none ends before its minimum residency"
 
     play(
         act,
-        model(slots=4, replicas=2, memory_gib=4, idle_s=60.0, residency_s=30.0),
+        model(slots=4, replicas=2, memory_gib=4, idle_s=60.0, residency_s=RESIDENCY_S),
         manners=Manners(start_s=(10.0, 10.0), serve_s=(0.5, 1.5)),
         strict=False,
     )
@@ -273,7 +328,13 @@ def test_case_09_two_models_alternate_on_one_slice() -> None:
                 out.append(journey)
             return out
 
+        began_s = town.now()
         both = await asyncio.gather(client("a"), client("b"))
+        took_s = town.now() - began_s
+        calls = [j for side in both for j in side]
+        served_s = sum((j.ended[0].at_s - (j.first_byte_s or 0.0)) / (1.0 - SWAPS.first_byte_share) for j in calls)
+        serial_s = served_s + 2 * SWAPS.start_s[0] + SWAPS.stop_s[0]
+        assert serial_s / took_s >= 0.7, "goodput of one Model after the other, each started once"
         assert all(j.ended[0].outcome == Outcome.COMPLETED for side in both for j in side), "no running Call is killed"
         gaps = [b - a for a, b in pairwise(switches)]
         assert min(gaps) >= 2.0, "at most one switch per residency"
@@ -283,5 +344,5 @@ def test_case_09_two_models_alternate_on_one_slice() -> None:
         act,
         model("a", residency_s=2.0),
         model("b", residency_s=2.0),
-        manners=Manners(start_s=(0.5, 0.5), serve_s=(0.2, 1.0)),
+        manners=SWAPS,
     )
