@@ -76,7 +76,7 @@ async def test_one_gateway_of_two_is_killed_and_no_new_call_is_refused(tmp_path:
             before = one.gateways()[name]
             await asyncio.sleep(0.7)
             os.kill(before, signal.SIGKILL)
-            await until(f"{name} is replaced", lambda: one.gateways().get(name, before) != before)  # noqa: B023
+            await until(f"{name} is replaced", lambda: one.gateways().get(name, before) != before)  # noqa: B023  awaited
         results = await traffic
         assert_only_in_flight(results, deaths=2)
         assert one.starts("ada") == 1
@@ -161,7 +161,7 @@ async def test_the_autoscaler_is_killed_under_warm_traffic(tmp_path: Path) -> No
             before = one.autoscaler()
             await asyncio.sleep(0.5)
             os.kill(before, signal.SIGKILL)
-            await until("it is replaced", lambda: one.autoscaler() not in {0, before})  # noqa: B023
+            await until("it is replaced", lambda: one.autoscaler() not in {0, before})  # noqa: B023  awaited
         await until("it answers", one.answers)
         cold = await one.call("bob")
         assert (cold.ending, (cold.first_byte_s or 99) < HOLDS_BACK_S) == (Ending.COMPLETED, True)
@@ -186,7 +186,7 @@ async def test_the_autoscaler_is_killed_while_an_engine_starts(tmp_path: Path) -
         for _ in range(2):
             killed = one.autoscaler()
             os.kill(killed, signal.SIGKILL)
-            await until("it is replaced", lambda: one.autoscaler() not in {0, killed})  # noqa: B023
+            await until("it is replaced", lambda: one.autoscaler() not in {0, killed})  # noqa: B023  awaited
         assert judge(10, await waiting).completed == 10, "who waits does not notice"
         assert (one.engines(), one.starts("ada")) == (before, 1)
 

@@ -34,7 +34,7 @@ async def test_sigterm_while_the_autoscaler_is_dead_stops_all_engines(tmp_path: 
             for deaths in (1, 2):
                 await until("there is one", one.autoscaler)
                 os.kill(one.autoscaler(), signal.SIGKILL)
-                await until("its death is said", lambda: one.said().count("autoscaler ended") == deaths)  # noqa: B023
+                await until("its death is said", lambda: one.said().count("autoscaler ended") == deaths)  # noqa: B023  awaited
             assert await one.stop() == 0
         else:
             one.process.send_signal(signal.SIGSTOP)
