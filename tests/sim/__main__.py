@@ -18,8 +18,8 @@ def main() -> int:
             result = play(seed)
             took_s = time.perf_counter() - began_s
             print(
-                f"seed {seed}: {result.calls} calls, {result.completed} completed, {result.starts} starts, "
-                f"trace {result.trace[:12]}, {took_s:.2f} s"
+                f"seed {seed}: {result.calls} calls, {result.completed} completed, {result.full} found a full queue, "
+                f"{result.starts} starts, trace {result.trace[:12]}, {took_s:.2f} s"
             )
             for line in result.broken[:10]:
                 print(f"  {line}")

@@ -19,6 +19,9 @@ SAMPLE_S = 0.010
 CONSERVATION_S = 0.050
 """I4: the longest that a Call may wait while a Slot it may use is free, when nothing is lost (interfaces section 6)."""
 
+NEWS_S, OLD_NEWS_S = 1.0, 45.0
+"""I6: how old the demand may be that a start answers: nothing is lost; a report is 30 s late and stands 10 s more."""
+
 
 class Watcher:
     """Watches a town while it lives. `strict`: no faults, so work must be conserved within the stated time."""
@@ -49,7 +52,10 @@ class Watcher:
         self._listeners.append(listener)
 
     def _no_more_than_planned(self, engine: FakeEngine) -> None:
-        """I6: never more Replicas of a Model alive than it may have, whoever leads; those that drain are leaving."""
+        """I6: never more Replicas of a Model alive than it may have or, when one starts, than its Calls of late fill.
+
+        Whoever leads; those that drain are leaving. Of late: as old as what the leader may still believe.
+        """
         town = self._town
         model = next(m for m in town.models if m.name == engine.replica.model)
         known = town.autoscaler.loop.world.replicas if town.autoscaler is not None else {}
@@ -57,8 +63,14 @@ class Watcher:
         alive = [
             e for e in town.machine.engines.values() if e.replica.model == model.name and e.alive and not e.stopping
         ]
-        if len([e for e in alive if e.replica.id not in leaving]) > model.spec.replicas.max:
+        staying = len([e for e in alive if e.replica.id not in leaving])
+        if staying > model.spec.replicas.max:
             self.broken.append(f"I6: {len(alive)} Replicas of {model.name}, {model.spec.replicas.max} at most")
+        at_once = most_at_once(town, model.name, town.now() - (NEWS_S if self._strict else OLD_NEWS_S))
+        if staying > max(1, -(-at_once // model.slots), model.spec.replicas.min):
+            self.broken.append(
+                f"I6: {staying} Replicas of {model.name}, {at_once} Calls at once of {model.slots} slots"
+            )
 
     def _slices_hold(self, engine: FakeEngine) -> None:
         """I5: what engines hold, scrubbing included, never exceeds a Slice."""
@@ -129,6 +141,20 @@ class Watcher:
     def stop(self) -> None:
         """Ends the watch."""
         self._task.cancel()
+
+
+def most_at_once(town: Town, model: str, since_s: float) -> int:
+    """The most Calls of a Model without an outcome at one moment since then, as their clients count."""
+    now_s, moves = town.now(), []
+    for journey in town.journeys.values():
+        end_s = journey.ended[0].at_s if journey.ended else now_s
+        if journey.call.model == model and end_s >= since_s:
+            moves += [(max(journey.call.arrived_s, since_s), 1), (end_s, -1)]
+    at_once = most = 0
+    for _, change in sorted(moves, key=lambda move: (move[0], -move[1])):
+        at_once += change
+        most = max(most, at_once)
+    return most
 
 
 def everybody_was_answered(town: Town) -> list[str]:

@@ -85,12 +85,17 @@ def test_case_11_a_draining_replica_is_revived() -> None:
             return any(r.state == ReplicaState.DRAINING for r in loop.world.replicas.values())
 
         await stage.until(draining, within_s=10, step_s=0.0001)
+        cut = town.gateways[1]
+        cut.link.reachable = False
+        cut.link.cut()
+        await asyncio.sleep(1.0)
+        assert draining(), "the drain waits for the gateway that is cut off"
         call = town.call("a", gateway=0)
         assert await stage.answered([call], within_s=5) == {"completed": 1}
         assert stage.starts() == 1, "revived, not started anew"
+        assert not draining()
 
-    slow_network = Manners(start_s=(0.3, 0.3), serve_s=(0.05, 0.1))
-    play(act, model(idle_s=2.0), gateways=2, manners=slow_network)
+    play(act, model(idle_s=2.0), gateways=2, manners=Manners(start_s=(0.3, 0.3), serve_s=(0.05, 0.1)))
 
 
 def test_case_12_one_generation_longer_than_three_idle_windows() -> None:
