@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from autoscaler import histories
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
 from autoscaler.model import ModelSpec
 from autoscaler.states import ReplicaState as S
@@ -98,6 +99,7 @@ def limit_s(world: World, replica: Replica) -> float | None:
     if model is None:
         return None
     began_s = replica.since_s if replica.started_s is None else replica.started_s
-    if history is not None and history.tries > 0 and history.first_try_s is not None:
-        began_s = min(began_s, history.first_try_s)
-    return began_s + model.spec.start.seconds_max
+    seconds_max = model.spec.start.seconds_max
+    if history is not None and not histories.episode_over(history, began_s, seconds_max):
+        began_s = min(began_s, history.first_try_s or began_s)
+    return began_s + seconds_max

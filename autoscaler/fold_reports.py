@@ -31,15 +31,14 @@ def reported(draft: Draft, report: Report) -> None:
     """Folds one report, unless a newer one of that gateway is known."""
     known = draft.gateways.now.get(report.gateway)
     gateway = known or Gateway(id=report.gateway)
-    if report.boot in gateway.boots_before:
-        return
     if gateway.gone and report.boot == gateway.boot and draft.now_s - gateway.seen_s < LATE_S_MAX:
         return
     in_epoch = report.epoch == draft.world.epoch
     if gateway.boot and report.boot != gateway.boot:
-        if not in_epoch:
+        if not in_epoch or not _lives(gateway, report):
             return  # it may be an older boot's that comes late: a new one is believed when it acts on our Routes
         gateway = reborn(draft, gateway, report.boot)
+        draft.news = True  # a new version: should this one be dead, only the living one will ever act on it
     elif gateway.report is not None and report.sequence <= gateway.report.sequence:
         return
     before = gateway
@@ -63,6 +62,18 @@ def reported(draft: Draft, report: Report) -> None:
         after = replace(after, totals=_merged(before.totals, report.totals))
     draft.gateways.put(after.id, after)
     _note_uses(draft, before, after)
+
+
+def _lives(gateway: Gateway, report: Report) -> bool:
+    """Whether a report of another boot is of a later one. The dead act on no newer Routes than the living do.
+
+    One that was put aside before must act on newer ones, else two late reports could take turns.
+    """
+    last = gateway.report
+    if last is None:
+        return report.boot not in gateway.boots_before
+    acts_on, known = (report.epoch, report.version), (last.epoch, last.version)
+    return acts_on > known if report.boot in gateway.boots_before else acts_on >= known
 
 
 def acknowledged(
@@ -128,7 +139,8 @@ def gateway_gone(draft: Draft, id: GatewayId, boot: str) -> None:
 
 def reborn(draft: Draft, gateway: Gateway, boot: str) -> Gateway:
     """The gateway at the begin of a new boot, which proves the old one dead."""
-    boots_before = (*gateway.boots_before, gateway.boot)[-BOOTS_MAX:]
+    others = [one for one in gateway.boots_before if one != boot]
+    boots_before = (*others, gateway.boot)[-BOOTS_MAX:]
     return replace(buried(draft, gateway), boot=boot, boots_before=boots_before, totals={}, gone=False)
 
 

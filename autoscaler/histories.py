@@ -43,10 +43,16 @@ def forgiven(history: History) -> History:
     return replace(history, tries=0, first_try_s=None, retry_at_s=0.0, episodes=0, refused_until_s=0.0, failure="")
 
 
+def episode_over(history: History, tried_s: float, seconds_max: float) -> bool:
+    """Whether a try that began at `tried_s` belongs to no earlier failure: none counts, or it is too long ago."""
+    return history.first_try_s is None or tried_s - history.first_try_s >= seconds_max
+
+
 def failed(history: History, start: Start, tried_s: float, now_s: float, reason: str) -> History:
     """A Replica failed before it was ready, or before its residency was over; its process had started at `tried_s`."""
-    tries = history.tries + 1
-    first_s = tried_s if history.first_try_s is None else min(history.first_try_s, tried_s)
+    fresh = episode_over(history, tried_s, start.seconds_max)
+    tries = 1 if fresh else history.tries + 1
+    first_s = tried_s if fresh else min(history.first_try_s or tried_s, tried_s)
     if tries <= start.retries and now_s - first_s < start.seconds_max:
         pause_s = TRY_AFTER_S[min(tries, len(TRY_AFTER_S)) - 1]
         return replace(history, tries=tries, first_try_s=first_s, retry_at_s=now_s + pause_s, failure=reason)

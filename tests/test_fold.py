@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from autoscaler.actions import Acted, Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
 from autoscaler.contract import ReplicaId
+from autoscaler.drain import limit_s
 from autoscaler.fold import Observation, fold
 from autoscaler.states import IllegalIntentError
 from autoscaler.states import ReplicaState as S
@@ -166,6 +167,17 @@ def test_tries_follow_quickly_then_the_episode_fails_and_backs_off_for_longer_ea
         at, _ = after(at, Tick(), now_s=now_s)
         assert at.histories[M].refused_until_s == 0.0
     assert at.histories[M].episodes == 3
+
+
+def test_a_failure_long_ago_is_no_part_of_a_new_episode() -> None:
+    """It had no second try, for nobody waited any more: a start an hour later has its own time and its own tries."""
+    at = try_once(world([DOC]), T0)
+    late_s = T0 + 3600.0
+    at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=late_s)
+    start = at.models[M].spec.start
+    assert limit_s(at, at.replicas[R]) == late_s + start.seconds_max
+    at, _ = after(at, seen(Seen.EXITED, reason="out of memory"), now_s=late_s + 5.0)
+    assert (at.histories[M].tries, at.histories[M].refused_until_s) == (1, 0.0)
 
 
 def ready_after_two_failures() -> World:

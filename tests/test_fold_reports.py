@@ -119,6 +119,19 @@ def test_a_late_report_of_a_boot_from_before_this_leader_is_not_a_new_boot() -> 
     assert fold(at, [reported(99, boot="b1", epoch=0)], T0)[0] is at
 
 
+def test_a_late_report_of_a_dead_boot_does_not_make_its_leader_deaf_to_the_living_one() -> None:
+    """Both act on this leader's Routes; only that one of them goes on to act on newer ones tells who lives."""
+    at, _ = after(world([DOC], gateways=[]), reported(1, boot="b2", version=3))
+    assert fold(at, [reported(9, boot="b1", version=2)], T0)[0] is at, "an older version is an older boot's"
+    before = at.version
+    at, _ = after(at, reported(9, boot="b1", version=3))
+    assert at.gateways[G1].boot == "b1", "level with the living one: nobody can tell"
+    assert at.version > before, "so there is a newer one to act on"
+    at, _ = after(at, reported(2, boot="b2", version=4))
+    assert (at.gateways[G1].boot, at.gateways[G1].boots_before) == ("b2", ("b1",))
+    assert fold(at, [reported(10, boot="b1", version=3)], T0)[0] is at
+
+
 def test_the_death_of_a_former_boot_is_nothing_to_the_next() -> None:
     at, _ = after(world([DOC], gateways=[]), reported(1, boot="b1"), reported(1, boot="b2"))
     assert fold(at, [GatewayGone(gateway=G1, boot="b1")], T0)[0] is at

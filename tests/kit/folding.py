@@ -67,6 +67,7 @@ def reported(
     totals: tuple[Total, ...] = (),
     uses: tuple[ReplicaUse, ...] = (),
     epoch: int = 1,
+    version: int = 1,
 ) -> Reported:
     return Reported(
         report=Report(
@@ -74,7 +75,7 @@ def reported(
             boot=boot,
             sequence=sequence,
             epoch=epoch,
-            version=1,
+            version=version,
             levels=tuple(levels or ()),
             totals=totals,
             replicas=uses,
