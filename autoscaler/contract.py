@@ -152,7 +152,7 @@ class ModelRoute(Message, frozen=True):
     expected_wait_s: float | None = None
     """Time until a cold Call would be answered; None is unknown, and unknown never refuses."""
     phases_ms: dict[str, float] = {}
-    """The last start's phases for Server-Timing: place (ordered to process started), load (until it is ready)."""
+    """The last start's phases for Server-Timing, see `autoscaler.phases`."""
     others_wait: bool = False
     """Another gateway has Calls waiting: a held Slot that is not used here is given back at once."""
     refusal: Refusal | None = None

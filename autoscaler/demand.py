@@ -233,14 +233,19 @@ def _idle(case: _Case) -> Wanted:
 
 def _refused(case: _Case) -> Wanted | None:
     """One, while a Call that was refused because the Model is cold has not had its start."""
-    history, refused_s = case.history, case.history.refused_cold_s
-    if refused_s is None or (history.served_until_s is not None and history.served_until_s >= refused_s):
-        return None
-    end_s = max(history.hold_until_s, refused_s + REFUSED_S_MIN)
+    end_s = refused_until_s(case.history)
     if case.now_s >= end_s:
         return None
-    reason = "a Call was refused because it is cold"
+    reason, refused_s = "a Call was refused because it is cold", case.history.refused_cold_s
     return Wanted(model=case.model.name, count=1, reason=reason, since_s=refused_s, next_s=end_s, urgent=True)
+
+
+def refused_until_s(history: History) -> float:
+    """Until when a Call that was refused because the Model is cold asks for a start; 0 when none does."""
+    refused_s = history.refused_cold_s
+    if refused_s is None or (history.served_until_s is not None and history.served_until_s >= refused_s):
+        return 0.0
+    return max(history.hold_until_s, refused_s + REFUSED_S_MIN)
 
 
 def unserved_since_s(world: World, name: ModelName, now_s: float) -> float:

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from autoscaler import histories
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
 from autoscaler.model import ModelSpec
-from autoscaler.states import ReplicaState as S
 from autoscaler.words import seconds
 from autoscaler.world import Gateway, Replica, World
 
@@ -89,17 +87,3 @@ def _holds(gateway: Gateway, replica: Replica) -> str:
         return f"gateway {gateway.id} has not acknowledged"
     use = gateway.uses.get(replica.id)
     return f"{use.in_use} running through gateway {gateway.id}" if use is not None and use.in_use else ""
-
-
-def limit_s(world: World, replica: Replica) -> float | None:
-    """When its start takes too long; None: it is not starting. A retry has what is left of its episode."""
-    if replica.state not in (S.STARTING, S.WAKING):
-        return None
-    model, history = world.models.get(replica.model), world.histories.get(replica.model)
-    if model is None:
-        return None
-    began_s = replica.since_s if replica.started_s is None else replica.started_s
-    seconds_max = model.spec.start.seconds_max
-    if history is not None and not histories.episode_over(history, began_s, seconds_max):
-        began_s = min(began_s, history.first_try_s or began_s)
-    return began_s + seconds_max

@@ -1,7 +1,8 @@
 """What is learnt of each Model: durations and failures of its starts, its peaks of demand, and how it went to zero.
 
 Owns every change of a `History`. Pure functions from an old one to a new one; the fold calls them when a Replica moves
-or a gateway reports, and `plan` reads the result. Back-off follows interfaces section 2 (`start`): tries at once and
+or a gateway reports, and `plan` reads the result. Owns also how long a start may take, since a retry has what its
+episode left. Back-off follows interfaces section 2 (`start`): tries at once and
 after 0.5 s within one episode, then 1, 2, 4 ... minutes between episodes.
 """
 
@@ -13,7 +14,8 @@ from msgspec.structs import replace
 
 from autoscaler.demand import PEAK_BUCKET_S, idle_window_s
 from autoscaler.model import Model, Start
-from autoscaler.world import History, Load
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import History, Load, Replica, World
 
 STARTS_MAX = 32
 TRY_AFTER_S = (0.0, 0.5, 1.0)
@@ -67,6 +69,20 @@ def failed(history: History, start: Start, tried_s: float, now_s: float, reason:
         retry_at_s=until_s,
         failure=reason,
     )
+
+
+def limit_s(world: World, replica: Replica) -> float | None:
+    """When its start takes too long; None: it is not starting. A retry has what is left of its episode."""
+    if replica.state not in (S.STARTING, S.WAKING):
+        return None
+    model, history = world.models.get(replica.model), world.histories.get(replica.model)
+    if model is None:
+        return None
+    began_s = replica.since_s if replica.started_s is None else replica.started_s
+    seconds_max = model.spec.start.seconds_max
+    if history is not None and not episode_over(history, began_s, seconds_max):
+        began_s = min(began_s, history.first_try_s or began_s)
+    return began_s + seconds_max
 
 
 def half_open(history: History, now_s: float) -> History:

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 
 from autoscaler.actions import DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
-from autoscaler.contract import ModelName
 from autoscaler.loop import Step
+from autoscaler.phases import phases_s
 from autoscaler.states import HOLDS_SLICE, ReplicaState
 from autoscaler.world import World
 
@@ -36,7 +36,7 @@ class Metrics:
         registry = self._registry = CollectorRegistry()
         self._start_seconds = Histogram(
             "pilotlight_start_seconds",
-            "Process start to ready",
+            "Parts of a start: decide, place, load",
             ("model", "phase"),
             registry=registry,
             buckets=START_BUCKETS,
@@ -71,12 +71,8 @@ class Metrics:
             if move.after == ReplicaState.FAILED and move.before in {ReplicaState.PENDING, ReplicaState.STARTING}:
                 self._failures.labels(move.model, "start").inc()
             elif move.after == ReplicaState.READY and move.before == ReplicaState.STARTING and replica is not None:
-                self._observe_start(step, move.model)
-
-    def _observe_start(self, step: Step, model: str) -> None:
-        history = step.after.histories.get(ModelName(model))
-        if history is not None and history.starts_s:
-            self._start_seconds.labels(model, "ready").observe(history.starts_s[-1])
+                for phase, took_s in phases_s(replica).items():
+                    self._start_seconds.labels(move.model, phase).observe(took_s)
 
     def text(self) -> bytes:
         """The Prometheus text format, version 0.0.4."""

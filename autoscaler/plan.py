@@ -26,7 +26,8 @@ from autoscaler.actions import (
 from autoscaler.compare import STOP_GRACE_S, Case, Compared, compare, retire
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import NO_HISTORY, Wanted
-from autoscaler.drain import in_use, limit_s, next_change_s, verdict
+from autoscaler.drain import in_use, next_change_s, verdict
+from autoscaler.histories import limit_s
 from autoscaler.outlook import outlook
 from autoscaler.packer import pack
 from autoscaler.packing import Packing, Placement, Shelf, Want
@@ -183,6 +184,7 @@ class _Tick:
             state=S.PENDING,
             since_s=self.now_s,
             created_s=self.now_s,
+            wanted_s=None if want.unserved_since_s == inf else want.unserved_since_s,
             reason=want.reason,
         )
         return StartReplica(replica=replica, reason=want.reason)

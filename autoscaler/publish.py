@@ -24,6 +24,7 @@ from autoscaler.contract import (
 )
 from autoscaler.demand import median_start_s
 from autoscaler.draft import ROUTED
+from autoscaler.phases import last_phases_ms
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Gateway, History, Load, Replica, World
 
@@ -120,7 +121,7 @@ def model_route(
         model=model,
         state=state,
         expected_wait_s=_expected_wait_s(state, replicas, history, now_s),
-        phases_ms=_phases_ms(replicas),
+        phases_ms=last_phases_ms(replicas),
         others_wait=bool(load.waiting_at - {gateway}),
         refusal=None if state == "ready" else _refusal(history, unmet.get(model), now_s),
     )
@@ -233,16 +234,6 @@ def _expected_wait_s(state: str, replicas: list[Replica], history: History, now_
         return None
     begun_s = [r.created_s if r.started_s is None else r.started_s for r in replicas if r.state in BEGINNING]
     return max(0.0, median_s - (now_s - min(begun_s))) if begun_s else median_s
-
-
-def _phases_ms(replicas: list[Replica]) -> dict[str, float]:
-    """The phases of the start that ended last, in milliseconds, as far as they were seen."""
-    started = [r for r in replicas if r.ready_s is not None and r.started_s is not None and r.created_s <= r.started_s]
-    if not started:
-        return {}
-    last = max(started, key=lambda replica: (replica.ready_s or 0.0, replica.id))
-    ready_s, started_s = last.ready_s or 0.0, last.started_s or 0.0
-    return {"place": (started_s - last.created_s) * 1e3, "load": (ready_s - started_s) * 1e3}
 
 
 def _refusal(history: History, unmet: Unmet | None, now_s: float) -> Refusal | None:

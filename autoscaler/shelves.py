@@ -18,6 +18,7 @@ from autoscaler.demand import (
     NO_LOAD,
     held_until_s,
     live,
+    refused_until_s,
     residency_s,
     used,
 )
@@ -29,6 +30,8 @@ from autoscaler.world import DeviceId, Isolation, Replica, Slice, World
 
 STUCK_S = 60.0
 """Stopping or scrubbing for longer than that is not counted on any more: a Want may take another victim."""
+SERVE_FIRST_S = 1.0
+"""A new Replica stays for who waits until a Call is seen on it, or so long: a start serves, however short residency."""
 EXCLUSIVE_S = Start().exclusive_seconds
 """The start lock of a Replica whose Model has no document any more."""
 ISOLATION = {"any": Isolation.NONE, "memory": Isolation.MEMORY, "hardware": Isolation.HARDWARE}
@@ -77,14 +80,17 @@ def stuck_s(replica: Replica) -> float:
     return replica.since_s + STUCK_S if replica.state in ENDING else inf
 
 
-def evictable_s(world: World, replica: Replica, model: Model) -> float:
-    """When its residency ends. One that starts stays for those who wait; one that nobody used stays as it is held."""
+def evictable_s(world: World, replica: Replica, model: Model, calls: int) -> float:
+    """When its residency ends; `calls` are on it. One that starts stays for who waits or was refused, and so does
+    one that is ready and not called yet; one that nobody used stays as it is held.
+    """
     load, history = world.loads.get(model.name, NO_LOAD), world.histories.get(model.name, NO_HISTORY)
     if replica.state in BEGINNING:
-        return inf if load.waiting else history.hold_until_s
+        return inf if load.waiting else max(history.hold_until_s, refused_until_s(history))
     ready_s = replica.since_s if replica.ready_s is None else replica.ready_s
     if load.waiting or load.running or used(history, ready_s):
-        return ready_s + residency_s(model, history)
+        stays_s = residency_s(model, history)
+        return ready_s + (max(stays_s, SERVE_FIRST_S) if load.waiting and not calls else stays_s)
     return held_until_s(model, history, replica)
 
 
@@ -149,6 +155,7 @@ def _incumbent(look: _Look, replica: Replica, slice_: Slice) -> Incumbent:
     world, model = look.world, look.world.models.get(replica.model)
     load = world.loads.get(replica.model, NO_LOAD)
     alone = not slice_.shared or len(replica.slices) > 1 or replica.memory_bytes == 0
+    calls = look.calls.get(replica.id, 0)
     everything, claim = Room(slice_.memory_bytes, slice_.compute_percent), replica.memory_bytes
     leaving = (replica.state in LEAVING or model is None or replica.id in look.leaving) and (
         replica.id not in look.staying
@@ -160,9 +167,9 @@ def _incumbent(look: _Look, replica: Replica, slice_: Slice) -> Incumbent:
         state=replica.state,
         room=everything if alone else Room(claim, replica.compute_percent),
         priority=0 if model is None else model.spec.priority,
-        busy=not look.told or load.waiting > 0 or look.calls.get(replica.id, 0) > 0,
+        busy=not look.told or load.waiting > 0 or calls > 0,
         kept=model is not None and 0 < model.spec.replicas.min >= len(live(world, model.name)),
-        evictable_s=inf if model is None or stays else evictable_s(world, replica, model),
+        evictable_s=inf if model is None or stays else evictable_s(world, replica, model, calls),
         leaving=leaving,
         stuck=look.now_s >= stuck_s(replica),
         others=len(replica.slices) - 1,

@@ -86,6 +86,8 @@ class Replica(Fact, frozen=True):
     since_s: float = 0.0
     """When it entered `state`."""
     created_s: float = 0.0
+    wanted_s: float | None = None
+    """Since when the Call that made it necessary was not served; None: no Call did."""
     started_s: float | None = None
     """When its first process started."""
     ready_s: float | None = None

@@ -361,6 +361,7 @@ class Exchange(Call):
         front = self._front
         self._stage = ENDED
         now_s = front.clock()
-        start_s = sum(front.dispatch.phases_ms(self.model).values()) / 1e3 if self.cold else 0.0
+        phases_ms = front.dispatch.phases_ms(self.model) if self.cold else {}
+        start_s = (sum(phases_ms.values()) - phases_ms.get("decide", 0.0)) / 1e3
         front.telemetry.ended(self, outcome, code, now_s, start_s)
         front.end(self, outcome, now_s)

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from autoscaler.actions import Acted, Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
 from autoscaler.contract import ReplicaId
-from autoscaler.drain import limit_s
 from autoscaler.fold import Observation, fold
+from autoscaler.histories import limit_s
 from autoscaler.states import IllegalIntentError
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import (

@@ -101,8 +101,8 @@ def test_a_start_is_counted_with_its_seconds() -> None:
     shown = Scrape(metrics.text())
     assert shown["pilotlight_replicas", "a", "ready"] == 1
     assert shown["pilotlight_actions_total", "start", "ordered"] == 1
-    assert shown["pilotlight_start_seconds_count", "a", "ready"] == 1
-    assert math.isclose(shown["pilotlight_start_seconds_sum", "a", "ready"], 2.0)
+    assert shown["pilotlight_start_seconds_count", "a", "load"] == 1
+    assert math.isclose(shown["pilotlight_start_seconds_sum", "a", "load"], 2.0)
     assert shown["pilotlight_leader",] == 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,20 +11,28 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.actions import DrainReplica, ReviveReplica, StartReplica, StopReplica
-from autoscaler.contract import ModelName
 from autoscaler.model import Gpu, Start
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import Drain, Gateway, History, World
-from tests.kit.worlds import GI, T0, Scene, device, folded, gateway, kinds, level, model, replica, use, verb, world
+from autoscaler.world import Gateway, History, World
+from tests.kit.worlds import (
+    GI,
+    T0,
+    Scene,
+    device,
+    drain,
+    folded,
+    gateway,
+    kinds,
+    level,
+    model,
+    replica,
+    use,
+    verb,
+    world,
+)
 
 A, B = model("a", 20), model("b", 20)
-
-
-def drain(since_s: float = T0 - 1, came_from: S = S.READY, victim_of: str | None = None) -> Drain:
-    """Draining since Routes of version 2 of epoch 1."""
-    victim = None if victim_of is None else ModelName(victim_of)
-    return Drain(since_s=since_s, reason="idle", came_from=came_from, epoch=1, version=2, victim_of=victim)
 
 
 def acknowledged(name: str = "g1", **fields: Any) -> Gateway:
@@ -132,36 +139,6 @@ def test_case_11_a_call_during_the_drain_revives() -> None:
     going = replica(A, "r", state=S.DRAINING, drain=drain())
     made = plan(world([A], [device()], [going], [acknowledged(levels=[level("a", 1)])]), T0)
     assert made.actions == (ReviveReplica(replica=going.id, reason="wanted again: 1 waiting, tenant acme"),)
-
-
-def test_a_victim_is_not_revived_while_its_slice_is_wanted_and_is_when_it_no_longer_is() -> None:
-    going = replica(A, "r", state=S.DRAINING, drain=drain(victim_of="b"))
-    both = [gateway(levels=[level("a", 1), level("b", 1)], uses=[use("r", 1)])]
-    assert kinds(plan(world([A, B], [device()], [going], both), T0)) == []
-    alone = [gateway(levels=[level("a", 1)], uses=[use("r", 1)])]
-    assert kinds(plan(world([A, B], [device()], [going], alone), T0)) == ["revive r"]
-
-
-def test_a_busy_model_makes_room_after_its_residency_and_not_before() -> None:
-    known = {"a": History(starts_s=(4.0,), last_activity_s=T0)}
-    calls = [gateway(levels=[level("a", 5, 4), level("b", 1)], uses=[use("r", 4)])]
-    made = world([A, B], [device()], [replica(A, "r", ready_s=T0 - 10)], calls, known)
-    early = plan(made, T0)
-    assert (kinds(early), early.next_s) == ([], T0 + 2)
-    assert early.unmet[0].reason.endswith("held by a (busy, residency ends in 2 s)")
-    action = plan(made, T0 + 2).actions[0]
-    assert isinstance(action, DrainReplica)
-    assert action.reason == "make room for b: a was resident 12 s, 1 waiting, tenant acme"
-    assert action.victim_of == "b"
-
-
-def test_room_that_is_coming_saves_the_second_victim() -> None:
-    c = model("c", 20)
-    going = replica(A, "ra", ["gpu0"], S.DRAINING, drain=drain(victim_of="b"))
-    made = [going, replica(c, "rc", ["gpu1"])]
-    calls = [gateway(levels=[level("b", 1)], uses=[use("ra", 1)])]
-    used = {"c": History(last_activity_s=T0)}
-    assert kinds(plan(world([A, B, c], [device(), device("gpu1")], made, calls, used), T0)) == []
 
 
 def test_starting_goes_before_ready_and_idle_before_busy() -> None:
@@ -326,43 +303,6 @@ def test_no_plan_stops_what_is_not_acknowledged_or_over_commits_a_slice(begin: W
         claimed = sum(after.replicas[id].memory_bytes for id in after.by_slice.get(slice_.id, ()))
         assert claimed <= slice_.memory_bytes
     assert made.next_s is None or made.next_s > T0
-
-
-def test_case_9_two_busy_models_on_one_slice_take_turns_by_residency() -> None:
-    """Both always have Calls: each is served in turn, and neither is evicted before its residency is over."""
-    a, b = model("a", 20, slots=4), model("b", 20, slots=4)
-
-    def both(_: float, scene: Scene) -> Iterable[tuple[str, int, int]]:
-        # Those on a draining Replica finish at once; the rest wait for it to be ready again.
-        return [(name, 4, 4 if scene.ready(name) else 0) for name in ("a", "b")]
-
-    scene = Scene(world([a, b], [device()], gateways=[]), both, start_s=5)
-    scene.run(600, step_s=0.5)
-    starts = [(at_s, action.replica.model) for at_s, action in scene.verbs("start") if isinstance(action, StartReplica)]
-    assert [name for _, name in starts] == (["a", "b"] * len(starts))[: len(starts)]
-    gaps = [later - earlier for (earlier, _), (later, _) in pairwise(starts)]
-    assert min(gaps) >= 5 + 15
-    assert max(gaps) <= 5 + 15 + 3
-    assert len(starts) >= 600 / 23
-
-
-def test_case_9_a_client_that_ping_pongs_swaps_at_most_once_per_residency() -> None:
-    """One client asks a, then b, then a ...: an idle Model stays for its residency all the same."""
-    served: list[str] = []
-
-    def client(_: float, scene: Scene) -> Iterable[tuple[str, int, int]]:
-        name = "ab"[len(served) % 2]
-        if not scene.ready(name):
-            return [(name, 1, 0)]
-        served.append(name)
-        return []
-
-    scene = Scene(world([A, B], [device()], gateways=[]), client, start_s=2)
-    scene.run(400, step_s=0.5)
-    starts = [at_s for at_s, _ in scene.verbs("start")]
-    gaps = [later - earlier for earlier, later in pairwise(starts)]
-    assert min(gaps) >= 2 + 6
-    assert len(served) >= 400 / (2 + 6 + 3)
 
 
 def test_case_10_four_to_one_cuts_no_call() -> None:

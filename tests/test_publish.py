@@ -20,6 +20,7 @@ from autoscaler.contract import (
     TenantName,
 )
 from autoscaler.fold import Observation, fold
+from autoscaler.phases import last_phases_ms
 from autoscaler.states import IllegalIntentError
 from autoscaler.states import ReplicaState as S
 from autoscaler.tenant import Tenant, TenantSpec
@@ -62,11 +63,21 @@ def test_what_a_start_has_behind_it_is_not_waited_again() -> None:
 
 
 def test_a_ready_model_tells_the_phases_of_its_last_start_and_whether_others_wait() -> None:
-    ready = replica(model("m"), "r", created_s=T0 - 110.0, started_s=T0 - 109.0, ready_s=T0 - 100.0)
+    ready = replica(
+        model("m"), "r", wanted_s=T0 - 110.5, created_s=T0 - 110.0, started_s=T0 - 109.0, ready_s=T0 - 100.0
+    )
     other = gateway("g2", [level("m", waiting=1)])
     route = told(world([model("m")], replicas=[ready], gateways=[gateway(), other]))
     assert (route.state, route.expected_wait_s, route.others_wait) == ("ready", 0.0, True)
-    assert route.phases_ms == {"place": 1000.0, "load": 9000.0}
+    assert route.phases_ms == {"decide": 500.0, "place": 1000.0, "load": 9000.0}
+
+
+def test_phases_that_nobody_saw_are_not_told() -> None:
+    """A start that no Call asked for has no first Call; an adopted engine was started by another."""
+    unasked = replica(model("m"), "r", created_s=T0 - 3.0, started_s=T0 - 2.0, ready_s=T0)
+    adopted = replica(model("m"), "s", created_s=T0 - 1.0, started_s=T0 - 9.0, ready_s=T0)
+    assert last_phases_ms([unasked, adopted]) == {"place": 1000.0, "load": 2000.0}
+    assert last_phases_ms([adopted]) == {}
 
 
 def test_calls_are_refused_while_a_failed_episode_backs_off() -> None:

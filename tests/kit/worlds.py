@@ -17,6 +17,7 @@ from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import (
     DeviceId,
+    Drain,
     Gateway,
     History,
     NodeId,
@@ -70,6 +71,12 @@ def replica(of: Model, name: str, on: Iterable[str] = ("gpu0",), state: S = S.RE
         state=state,
         **{"spec_hash": of.spec_hash(), "slots": of.slots, "memory_bytes": of.memory_bytes, **times, **fields},
     )
+
+
+def drain(since_s: float = T0 - 1, came_from: S = S.READY, victim_of: str | None = None) -> Drain:
+    """Draining since Routes of version 2 of epoch 1."""
+    victim = None if victim_of is None else ModelName(victim_of)
+    return Drain(since_s=since_s, reason="idle", came_from=came_from, epoch=1, version=2, victim_of=victim)
 
 
 def level(name: str, waiting: int = 0, running: int = 0, wait_s: float = 0.0, tenant: str = "acme") -> Level:

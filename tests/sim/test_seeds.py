@@ -12,8 +12,8 @@ SEEDS = int(os.environ.get("SEEDS", "500"))
 BATCH = 10
 """Seeds in one test, so that a progress dot means something."""
 
-COMPLETED_SHARE = 0.4
-"""Of a batch's Calls, storms, short deadlines and full queues included; 0.55 to 0.75 is usual."""
+COMPLETED_SHARE = 0.5
+"""Of a batch's Calls that found room in their queue, storms and short deadlines included; 0.6 to 0.9 is usual."""
 
 
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, BATCH))
@@ -23,7 +23,7 @@ def test_seeds(first: int) -> None:
     for seed in range(first, min(first + BATCH, SEEDS + 1)):
         result = play(seed)
         assert not result.broken, f"replay with `python -m tests.sim {seed}`:\n" + "\n".join(result.broken[:10])
-        calls, completed = calls + result.calls, completed + result.completed
+        calls, completed = calls + result.calls - result.full, completed + result.completed
     if first + BATCH - 1 <= SEEDS:  # a single seed may be all storm
         assert completed >= calls * COMPLETED_SHARE, f"only {completed} of {calls} Calls completed"
 

@@ -11,6 +11,7 @@ import pytest
 
 from autoscaler.contract import FrontSettings
 from gateway.limits import Limits
+from loadtest.result import server_timing
 from tests.kit.engine import (
     CLOSE,
     DONE,
@@ -43,6 +44,19 @@ async def test_a_parked_call_is_answered_when_a_replica_comes_and_says_that_it_w
         status, fields, _ = await client.answer()
         assert (status, fields["x-pilotlight-cold"]) == (200, "1")
         assert "load;dur=12.5" in fields["server-timing"]
+
+
+@pytest.mark.parametrize(("load_ms", "whole"), [(0.1, True), (60_000.0, False)])
+async def test_who_waited_for_the_whole_start_is_told_what_it_waited_after_it(load_ms: float, whole: bool) -> None:
+    async with ScriptedEngine((OK,)) as engine, rig() as one:
+        client = await parked(one, stream=False)
+        while not one.front.report().levels:
+            await asyncio.sleep(0.001)
+        one.routes(engine.address, phases_ms={"decide": 0.1, "load": load_ms})
+        told = server_timing((await client.answer())[1]["server-timing"])
+        assert list(told) == ["queue", "decide", "load", *(["ready"] if whole else []), "upstream"]
+        if whole:
+            assert told["decide"] + told["load"] + told["ready"] == pytest.approx(told["queue"], abs=0.2)
 
 
 EARLY = FrontSettings(keepalive_seconds=0.1)

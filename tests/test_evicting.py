@@ -1,0 +1,110 @@
+"""The plan when there is no room: who makes room for whom, from when on, and who does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from autoscaler.actions import DrainReplica, StartReplica
+from autoscaler.demand import refused_until_s
+from autoscaler.plan import all_wanted, plan
+from autoscaler.shelves import SERVE_FIRST_S
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import History
+from tests.kit.worlds import T0, Scene, device, drain, gateway, kinds, level, model, replica, use, world
+
+A, B = model("a", 20), model("b", 20)
+
+
+def test_a_victim_is_not_revived_while_its_slice_is_wanted_and_is_when_it_no_longer_is() -> None:
+    going = replica(A, "r", state=S.DRAINING, drain=drain(victim_of="b"))
+    both = [gateway(levels=[level("a", 1), level("b", 1)], uses=[use("r", 1)])]
+    assert kinds(plan(world([A, B], [device()], [going], both), T0)) == []
+    alone = [gateway(levels=[level("a", 1)], uses=[use("r", 1)])]
+    assert kinds(plan(world([A, B], [device()], [going], alone), T0)) == ["revive r"]
+
+
+def test_a_busy_model_makes_room_after_its_residency_and_not_before() -> None:
+    known = {"a": History(starts_s=(4.0,), last_activity_s=T0)}
+    calls = [gateway(levels=[level("a", 5, 4), level("b", 1)], uses=[use("r", 4)])]
+    made = world([A, B], [device()], [replica(A, "r", ready_s=T0 - 10)], calls, known)
+    early = plan(made, T0)
+    assert (kinds(early), early.next_s) == ([], T0 + 2)
+    assert early.unmet[0].reason.endswith("held by a (busy, residency ends in 2 s)")
+    action = plan(made, T0 + 2).actions[0]
+    assert isinstance(action, DrainReplica)
+    assert action.reason == "make room for b: a was resident 12 s, 1 waiting, tenant acme"
+    assert action.victim_of == "b"
+
+
+def test_a_ready_replica_whose_calls_are_on_their_way_stays_however_short_its_residency() -> None:
+    """Else two such Models evict each other as soon as they are ready, and nobody is ever served."""
+    a = model("a", 20, residency_seconds=0.0)
+    fresh = [replica(a, "r", ready_s=T0)]
+    both = [level("a", 2), level("b", 2, wait_s=9.0)]
+    made = world([a, B], [device()], fresh, [gateway(levels=both)])
+    early = plan(made, T0)
+    assert (kinds(early), early.next_s) == ([], T0 + SERVE_FIRST_S)
+    assert kinds(plan(made, T0 + SERVE_FIRST_S)) == ["drain r"]
+    called = world([a, B], [device()], fresh, [gateway(levels=both, uses=[use("r", 1)])])
+    assert kinds(plan(called, T0)) == ["drain r"], "its Call runs to its end"
+
+
+def test_what_starts_for_a_refused_call_is_evicted_by_nobody_for_whom_it_would_start_again() -> None:
+    starting = [replica(A, "r", state=S.STARTING, since_s=T0, started_s=T0)]
+    calls = [gateway(levels=[level("b", 9, wait_s=1.0)])]
+    refused = History(refused_cold_s=T0 - 2.0, hold_until_s=T0 + 3.0)
+    end_s = refused_until_s(refused)
+    made = world([A, B], [device()], starting, calls, {"a": refused})
+    assert end_s > T0 + 3.0
+    assert kinds(plan(made, T0)) == []
+    assert kinds(plan(made, T0 + 3.0)) == []
+    assert kinds(plan(made, end_s)) == ["drain r"]
+    gone = world([A, B], [device()], [], calls, {"a": refused})
+    assert [all_wanted(gone, at_s)[A.name].count for at_s in (end_s - 1.0, end_s)] == [1, 0]
+
+
+def test_room_that_is_coming_saves_the_second_victim() -> None:
+    c = model("c", 20)
+    going = replica(A, "ra", ["gpu0"], S.DRAINING, drain=drain(victim_of="b"))
+    made = [going, replica(c, "rc", ["gpu1"])]
+    calls = [gateway(levels=[level("b", 1)], uses=[use("ra", 1)])]
+    used = {"c": History(last_activity_s=T0)}
+    assert kinds(plan(world([A, B, c], [device(), device("gpu1")], made, calls, used), T0)) == []
+
+
+def test_case_9_two_busy_models_on_one_slice_take_turns_by_residency() -> None:
+    """Both always have Calls: each is served in turn, and neither is evicted before its residency is over."""
+    a, b = model("a", 20, slots=4), model("b", 20, slots=4)
+
+    def both(_: float, scene: Scene) -> Iterable[tuple[str, int, int]]:
+        # Those on a draining Replica finish at once; the rest wait for it to be ready again.
+        return [(name, 4, 4 if scene.ready(name) else 0) for name in ("a", "b")]
+
+    scene = Scene(world([a, b], [device()], gateways=[]), both, start_s=5)
+    scene.run(600, step_s=0.5)
+    starts = [(at_s, action.replica.model) for at_s, action in scene.verbs("start") if isinstance(action, StartReplica)]
+    assert [name for _, name in starts] == (["a", "b"] * len(starts))[: len(starts)]
+    gaps = [later - earlier for (earlier, _), (later, _) in pairwise(starts)]
+    assert min(gaps) >= 5 + 15
+    assert max(gaps) <= 5 + 15 + 3
+    assert len(starts) >= 600 / 23
+
+
+def test_case_9_a_client_that_ping_pongs_swaps_at_most_once_per_residency() -> None:
+    """One client asks a, then b, then a ...: an idle Model stays for its residency all the same."""
+    served: list[str] = []
+
+    def client(_: float, scene: Scene) -> Iterable[tuple[str, int, int]]:
+        name = "ab"[len(served) % 2]
+        if not scene.ready(name):
+            return [(name, 1, 0)]
+        served.append(name)
+        return []
+
+    scene = Scene(world([A, B], [device()], gateways=[]), client, start_s=2)
+    scene.run(400, step_s=0.5)
+    starts = [at_s for at_s, _ in scene.verbs("start")]
+    gaps = [later - earlier for earlier, later in pairwise(starts)]
+    assert min(gaps) >= 2 + 6
+    assert len(served) >= 400 / (2 + 6 + 3)
