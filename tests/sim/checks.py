@@ -7,6 +7,7 @@ where the invariant is about the World. A violation is an AssertionError that na
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from autoscaler.contract import LEADER_SILENT_S
@@ -31,6 +32,7 @@ class Watcher:
         self._town = town
         self._strict = strict
         self._gap_since_s: dict[str, float] = {}
+        self._moves: Counter[tuple[str, str]] = Counter()
         self._silent_until_s = 0.0
         self.gaps_s: list[float] = []
         self.broken: list[str] = []
@@ -42,6 +44,7 @@ class Watcher:
 
     def _on_change(self, engine: FakeEngine, what: str) -> None:
         self._changed(engine, what)
+        self._moves[engine.replica.model, what] += 1
         if what == "start":
             self._slices_hold(engine)
             self._no_more_than_planned(engine)
@@ -79,6 +82,16 @@ class Watcher:
         if self._strict:
             return most_at_once(town, model, town.gateways, town.now() - NEWS_S)
         return sum(most_at_once(town, model, [gateway], town.now() - OLD_NEWS_S) for gateway in town.gateways)
+
+    def churned(self) -> list[str]:
+        """I6: over time no Model starts more often than it is called; those that broke are tried again."""
+        town, broken = self._town, []
+        for model in town.models:
+            calls = sum(journey.call.model == model.name for journey in town.journeys.values())
+            starts, broke = self._moves[model.name, "start"], self._moves[model.name, "kill"]
+            if starts > calls + broke:
+                broken.append(f"I6: {starts} starts of {model.name} for {calls} Calls, {broke} broke")
+        return broken
 
     def _slices_hold(self, engine: FakeEngine) -> None:
         """I5: what engines hold, scrubbing included, never exceeds a Slice."""

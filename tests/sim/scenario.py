@@ -113,6 +113,7 @@ async def _play(seed: int) -> Result:
     await silence(town)
     watcher.stop()
     broken = watcher.broken + waiting + left + checks.everybody_was_answered(town) + checks.nothing_is_left(town)
+    broken += watcher.churned()
     broken += [f"a task ended: {error!r}" for error in town.crashes]
     await town.close()
     ended = [j.ended[0] for j in storm if j.ended]
