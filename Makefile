@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test check fast fuzz lock schema clean bench-cold bench-dataplane bench-plan
+.PHONY: venv demo test check fast fuzz lock schema clean wheel compiled test-compiled bench-cold bench-dataplane bench-plan
 
 PY := .venv/bin/python
 SEEDS ?= 500
@@ -20,6 +20,16 @@ check: venv  ## style, types, walls
 
 test: check  ## every check that this machine can run; what cannot run is listed with its reason
 	@SEEDS=$(SEEDS) $(PY) -m pytest -n 2 --dist loadgroup tests
+	@bash scripts/compiled.sh test
+
+wheel: venv  ## dist/: the wheel for this Python and machine, with the gateway compiled
+	@bash scripts/compiled.sh wheel dist
+
+compiled: venv  ## build/compiled: that wheel laid open, for benches and tests
+	@bash scripts/compiled.sh
+
+test-compiled: venv  ## the gateway's tests against it
+	@bash scripts/compiled.sh test
 
 fuzz: venv  ## the wire, bodies and messages, for FUZZ_S seconds; what breaks them is kept in tests/fuzz/found
 	@FUZZ_S=$(FUZZ_S) nice -n 19 $(PY) -m tests.fuzz
@@ -30,14 +40,14 @@ fast: venv  ## the pure tests only
 lock:  ## resolves requirements/dev.lock anew; needs uv on the PATH
 	@uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra llama --group dev pyproject.toml -o requirements/dev.lock
 
-bench-cold: venv  ## cold starts, bursts, fairness; QUICK=1 for about five minutes
+bench-cold: compiled  ## cold starts, bursts, fairness; QUICK=1 for about five minutes
 	@$(PY) -m bench.cold
 
-bench-dataplane: venv  ## one gateway beside nginx and other proxies; QUICK=1 for less than ten minutes
+bench-dataplane: compiled  ## one gateway beside nginx and other proxies; QUICK=1 for less than ten minutes
 	@$(PY) -m bench.dataplane
 
 bench-plan: venv  ## what a decision costs
 	@$(PY) -m bench.plan
 
 clean:
-	rm -rf .venv dist .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache

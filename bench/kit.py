@@ -30,6 +30,8 @@ from bench.documents import ROOT, Document, text
 from pilotlight.gathering import completed, launcher
 
 HOST = "127.0.0.1"
+COMPILED = ROOT / "build" / "compiled"
+"""Made by `make compiled`."""
 PORTS = Ports()
 PROXY_CORE, LOAD_CORE = 0, 1
 """Where throughput is measured: the proxy has a core of its own, engine and load share the other."""
@@ -105,6 +107,11 @@ class Serving:
         await self._session.close()
 
 
+def with_compiled() -> dict[str, str] | None:
+    """The environment in which the compiled gateway is found first; None, ours, where it was not built."""
+    return {**os.environ, "PYTHONPATH": str(COMPILED)} if (COMPILED / "ready").exists() else None
+
+
 @contextlib.asynccontextmanager
 async def serving(
     place: Path, documents: Sequence[Document], *, gateways: int = 1, core: int | None = None
@@ -113,10 +120,10 @@ async def serving(
     place.mkdir(parents=True)
     (place / "documents.yaml").write_text(text(documents))
     listen, ops = free_port(), free_port()
-    command = [*on_core(core), sys.executable, "-m", "pilotlight", "serve", "-c", str(place / "documents.yaml")]
+    command = [*on_core(core), sys.executable, "-Pm", "pilotlight", "serve", "-c", str(place / "documents.yaml")]
     command += ["--listen", f"{HOST}:{listen}", "--ops", f"{HOST}:{ops}", "--state", str(place / "state")]
     command += ["--gateways", str(gateways), "--grace", "1"]
-    with running(command, place / "serve.log") as process:
+    with running(command, place / "serve.log", with_compiled()) as process:
         one = Serving([f"http://{HOST}:{listen}"], f"http://{HOST}:{ops}", process, place / "serve.log")
         try:
             await one.ready()

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench.kit import BenchError, Figures, say
+from bench.kit import BenchError, Figures, say, with_compiled
 from pilotlight import process
 
 
@@ -72,5 +72,6 @@ def machine() -> str:
     return (
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, {platform.platform()}\n"
         f"Python {platform.python_version()} of {sys.base_prefix}, {platform.python_compiler()}; "
-        f"a million empty turns in {turns_ms:.0f} ms"
+        f"a million empty turns in {turns_ms:.0f} ms\n"
+        f"gateway {'compiled' if with_compiled() else 'as source: `make compiled` makes the one that users get'}"
     )

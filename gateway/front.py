@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from itertools import count
 
 from autoscaler.contract import (
     LEADER_SILENT_S,
@@ -65,7 +64,7 @@ class Front:
         self.telemetry = Telemetry(events_fd)
         self.on_report: Callable[[], None] = _nobody_listens
         self.closing = False
-        self._ids = count(1)
+        self._ids = 0
         self._id_prefix = f"{gateway}-{boot}-"
         self._exchanges: set[Exchange] = set()
         self._connections: set[Connection] = set()
@@ -136,7 +135,8 @@ class Front:
 
     def make_id(self) -> str:
         """A request id of our own."""
-        return f"{self._id_prefix}{next(self._ids):x}"
+        self._ids += 1
+        return self._id_prefix + hex(self._ids)[2:]  # noqa: FURB116  compiled, it takes a third of a format's time
 
     def tenant(self, head: Head) -> TenantEntry:
         """Whose request it is. Raises CallError 401; 503 while nobody has told who there is."""

@@ -13,8 +13,6 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from gateway.errors import CallError, header_too_large, invalid_request, unsupported_media_type
 
 if TYPE_CHECKING:
@@ -61,23 +59,36 @@ KEPT = LISTS | {
 """All headers that anything here reads, lower-case."""
 
 
-class Head(msgspec.Struct, eq=False):
+class Head:
     """A request's head as the client sent it, nothing decoded. Shared between requests, so never changed.
 
     `headers` holds KEPT names only, without what frames the body.
     """
 
-    method: bytes
-    path: bytes
-    headers: dict[bytes, bytes]
-    query: bytes = b""
-    minor: int = 1
-    keep_alive: bool = True
-    """False: the answer is the connection's last. HTTP/1.0 is answered close-delimited, so never kept."""
-    expects_continue: bool = False
-    """The client waits for `100 Continue` before it sends the body (ignored on HTTP/1.0, RFC 9110, 10.1.1)."""
-    asked: Asked | None = None
-    """What it says about its Call, once `gateway.admission` has worked that out."""
+    __slots__ = ("asked", "expects_continue", "headers", "keep_alive", "method", "minor", "path", "query")
+
+    def __init__(
+        self,
+        method: bytes,
+        path: bytes,
+        headers: dict[bytes, bytes],
+        query: bytes = b"",
+        minor: int = 1,
+        *,
+        keep_alive: bool = True,
+        expects_continue: bool = False,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.query = query
+        self.minor = minor
+        self.keep_alive = keep_alive
+        """False: the answer is the connection's last. HTTP/1.0 is answered close-delimited, so never kept."""
+        self.expects_continue = expects_continue
+        """The client waits for `100 Continue` before it sends the body (ignored on HTTP/1.0, RFC 9110, 10.1.1)."""
+        self.asked: Asked | None = None
+        """What it says about its Call, once `gateway.admission` has worked that out."""
 
 
 class Request:
@@ -93,12 +104,15 @@ class Request:
         return f"<Request {self.head.method!r} {self.head.path!r} 1.{self.head.minor} {len(self.body)} bytes>"
 
 
-class Known(msgspec.Struct, frozen=True, eq=False):
+class Known:
     """A head that was read: what stands before the digits of its length, and after them up to the body."""
 
-    before: bytes
-    after: bytes
-    head: Head
+    __slots__ = ("after", "before", "head")
+
+    def __init__(self, before: bytes, after: bytes, head: Head) -> None:
+        self.before = before
+        self.after = after
+        self.head = head
 
 
 def read_head(data: bytes, start: int, end: int) -> tuple[Head, int, Known | None]:

@@ -17,6 +17,7 @@ from msgspec import Raw
 from gateway.dialects.operation import Operation
 from gateway.errors import CallError, invalid_request, unsupported_media_type
 from gateway.multipart import Form, edit_multipart, read_multipart
+from gateway.shapes import LargeMembers
 
 __all__ = ["Form", "Peek", "edit", "edit_json", "edit_multipart", "read", "read_json", "read_multipart"]
 
@@ -28,34 +29,28 @@ _WINDOW_BYTES = 1 << 20
 """UTF-8 is checked in windows of this size, so that the check needs no copy of a large body."""
 
 
-class Peek(msgspec.Struct, frozen=True):
+class Peek:
     """What we know of a JSON body."""
 
-    body: bytes
-    model: str
-    """The model asked for: the path's, the body's, or the header's."""
-    stream: bool
-    wants_usage: bool
-    """The client itself set `stream_options.include_usage`; if not, the added chunk is removed from the answer."""
-    body_model: str | None
-    """What the body itself says; None where only the path or a header named the model."""
-    members: dict[str, Raw]
-    """All top-level members in order, by decoded name."""
+    __slots__ = ("body", "body_model", "members", "model", "stream", "wants_usage")
 
-
-class _Large(msgspec.Struct):
-    """The members that may hold much JSON of their own."""
-
-    messages: Raw = Raw()
-    input: Raw = Raw()
-    prompt: Raw = Raw()
-    tools: Raw = Raw()
-    documents: Raw = Raw()
-    logit_bias: Raw = Raw()
+    def __init__(  # noqa: PLR0917  one per Call: keywords would cost as much again
+        self, body: bytes, model: str, stream: bool, wants_usage: bool, body_model: str | None, members: dict[str, Raw]
+    ) -> None:
+        self.body = body
+        self.model = model
+        """The model asked for: the path's, the body's, or the header's."""
+        self.stream = stream
+        self.wants_usage = wants_usage
+        """The client itself set `stream_options.include_usage`; if not, the added chunk is removed from the answer."""
+        self.body_model = body_model
+        """What the body itself says; None where only the path or a header named the model."""
+        self.members = members
+        """All top-level members in order, by decoded name."""
 
 
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
-_LARGE = msgspec.json.Decoder(_Large)
+_LARGE = msgspec.json.Decoder(LargeMembers)
 _TEXT = msgspec.json.Decoder(str)
 _JSON_TYPE = re.compile(rb'application/json(?:[ \t]*;[ \t]*charset="?utf-?8"?)?', re.IGNORECASE)
 _MEMBER = re.compile(rb'[ \t\r\n]*("(?:[^"\\]++|\\.)*+")[ \t\r\n]*:[ \t\r\n]*')
@@ -186,7 +181,7 @@ def _check_utf8(body: bytes) -> None:
 def _check_breadth(body: bytes) -> None:
     """Refuses what would be an endless dict: every member has a colon, so those outside the large members bound it."""
     large = _LARGE.decode(body)
-    inside = sum(bytes(getattr(large, name)).count(b":") for name in _Large.__struct_fields__)
+    inside = sum(bytes(getattr(large, name)).count(b":") for name in LargeMembers.__struct_fields__)
     if body.count(b":") - inside > _COLONS_MAX:
         raise _too_broad()
 

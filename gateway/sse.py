@@ -13,6 +13,7 @@ import re
 import msgspec
 
 from gateway import errors
+from gateway.shapes import Chunk, ErrorDocument
 from gateway.walker import BodyWalker, ResponseHead, is_one_chunk, whole_chunks
 
 EVENT_BYTES_MAX = 64 << 10
@@ -24,21 +25,8 @@ _CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 _CHUNKED = ResponseHead(200, True, None, True, b"text/event-stream", b"")
 
 
-class _Chunk(msgspec.Struct):
-    """What matters of one chat or completion chunk."""
-
-    choices: list[msgspec.Raw] | None = None
-    usage: dict[str, msgspec.Raw] | None = None
-
-
-class _Error(msgspec.Struct):
-    """An engine's error document."""
-
-    error: dict[str, object]
-
-
-_decode = msgspec.json.Decoder(_Chunk).decode
-_decode_error = msgspec.json.Decoder(_Error).decode
+_decode = msgspec.json.Decoder(Chunk).decode
+_decode_error = msgspec.json.Decoder(ErrorDocument).decode
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises where an engine's JSON is none, is not UTF-8, or nests without end."""
 
@@ -107,6 +95,9 @@ class EventGate:
         end, content_bytes = whole_chunks(data, len(data) if usage_at < 0 else usage_at)
         if end and (content_bytes < 4 or not data.endswith(_CHUNK_ENDS, 0, end)):  # with fewer it might be framing
             return self._take_apart(data)
+        if end == len(data):
+            walker.skip(data)
+            return data
         piece = data[:end]
         if piece:
             walker.skip(piece)

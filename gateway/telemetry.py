@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from gateway.call import Call, Outcome
+from gateway.shapes import Ended, TurnedAway
 
 SERIES_MAX = 20_000
 EVENTS_MAX = 20_000
@@ -126,33 +127,6 @@ class Cell:
         self.times = times
         self.pair = pair
         self.end = end
-
-
-class Ended(msgspec.Struct, frozen=True, tag_field="event", tag="call"):
-    """The event of one Call. Times are whole microseconds; all of it is told as one JSON object on a line."""
-
-    id: str
-    model: str
-    tenant: str
-    outcome: str
-    code: str
-    stream: bool
-    cold: bool
-    moves: int
-    replica: str | None
-    queued_us: int
-    start_us: int
-    first_byte_us: int
-    total_us: int
-    tokens_in: int
-    tokens_out: int
-
-
-class TurnedAway(msgspec.Struct, frozen=True, tag_field="event", tag="turned_away"):
-    """The event of a request that did not become a Call."""
-
-    id: str
-    code: str
 
 
 _encode = msgspec.json.Encoder().encode

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from gateway import pressure
 from pilotlight import __version__
 from pilotlight.listen import Address, AddressType
 
@@ -22,6 +23,8 @@ EXAMPLES = {
     "explain": "pilotlight explain model llama",
     "key": "pilotlight key new --tenant acme",
 }
+COMPILED = not pressure.__file__.endswith(".py")
+"""Whether the gateway's modules run as C (hatch_build.py)."""
 LISTEN, OPS = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
@@ -104,7 +107,7 @@ def one_line(error: click.ClickException) -> str:
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=f"Example: {EXAMPLES['serve']}",
 )
-@click.version_option(__version__, message="pilotlight %(version)s")
+@click.version_option(__version__ + " (compiled)" * COMPILED, message="pilotlight %(version)s")
 def cli() -> None:
     """An LLM gateway with GPU-aware scale-to-zero: models start when they are called and stop when they are not."""
 

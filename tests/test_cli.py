@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from autoscaler.documents import load
 from loadtest import tinygguf
 from pilotlight import __main__, __version__
-from pilotlight.cli import cli
+from pilotlight.cli import COMPILED, cli
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_the_commands_are_those_that_are_promised() -> None:
 
 
 def test_the_version_is_told() -> None:
-    assert run("--version").output == f"pilotlight {__version__}\n"
+    assert run("--version").output == f"pilotlight {__version__}{' (compiled)' if COMPILED else ''}\n"
 
 
 @pytest.mark.parametrize(

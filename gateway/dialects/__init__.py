@@ -41,7 +41,7 @@ def _deployed(path: bytes) -> Operation | None:
         return None
     for suffix, operation in openai.DEPLOYED:
         if path.endswith(suffix):
-            name = _name(path[len(openai.DEPLOYMENTS) : -len(suffix)])
+            name = _name(path.removesuffix(suffix)[len(openai.DEPLOYMENTS) :])
             return None if name is None else operation._replace(model=name)
     return None
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import msgspec
-
 from gateway.errors import CallError
 from gateway.wire import Request, RequestReader
 
@@ -58,7 +56,17 @@ def read_every_way(data: bytes, body_bytes_max: int = 1 << 20) -> list[Seen]:
 def plain(seen: Seen) -> object:
     """All of it as comparable values."""
     if isinstance(seen, Request):
-        return (*msgspec.structs.astuple(seen.head), seen.body)
+        head = seen.head
+        return (
+            head.method,
+            head.path,
+            head.headers,
+            head.query,
+            head.minor,
+            head.keep_alive,
+            head.expects_continue,
+            seen.body,
+        )
     return (seen.status, seen.code, seen.message, seen.close) if isinstance(seen, CallError) else seen
 
 

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# The wheel with the gateway compiled (hatch_build.py). Without words: laid open in build/compiled, again only when a
+# source has changed. `wheel FOLDER`: put there. `test`: and the gateway's tests run against it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$PWD/.venv/bin/python
+packages=(artifacts autoscaler gateway loadtest pilotlight)
+
+include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+cc=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("CC").split()[0])')
+if ! command -v "$cc" >/dev/null || [ ! -e "$include/Python.h" ]; then
+  echo "compiled gateway: left out, for it needs $cc and $include/Python.h (Debian: apt install gcc python3-dev)"
+  [ "${1:-}" = wheel ] && exit 1
+  exit 0
+fi
+
+build() {  # FOLDER
+  rm -rf "$1"
+  echo "compiling the gateway, about a minute"
+  HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 "$python" -m build --wheel --no-isolation --outdir "$1" . >build/compiled.log 2>&1 ||
+    { tail -n 30 build/compiled.log >&2; exit 1; }
+}
+
+mkdir -p build
+if [ "${1:-}" = wheel ]; then
+  build build/wheel
+  mkdir -p "$2"
+  cp build/wheel/*.whl "$2"
+  ls build/wheel/*.whl
+  exit
+fi
+
+place=$PWD/build/compiled
+if [ ! -e "$place/ready" ] || [ -n "$(find "${packages[@]}" hatch_build.py pyproject.toml -newer "$place/ready" -name '*.*' ! -name '*.pyc' -print -quit)" ]; then
+  build build/wheel
+  rm -rf "$place"
+  "$python" -m zipfile -e build/wheel/*.whl "$place"
+  touch "$place/ready"
+fi
+[ "${1:-}" = test ] || exit 0
+
+rm -rf "$place/tests"
+cp -r tests pyproject.toml "$place"
+cd "$place"
+PYTHONPATH=$place exec "$python" -m pytest -n 2 --dist loadgroup tests/wire tests/fuzz tests/process/test_official_clients.py \
+  tests/test_{admission,answer,cli,compiled,dialects,dispatch,dispatch_holds,dispatch_machine,multipart,pressure,queue,report}.py \
+  tests/test_{reporting,rewrite,routes,sync,telemetry,tenants,walker}.py
