@@ -125,7 +125,8 @@ class Route(Message, frozen=True):
     model: ModelName
     state: str
     address: str = ""
-    """host:port of the engine; empty until known."""
+    """host:port of the engine; `https://host:port` where it speaks TLS, and `https://name@host:port` where its
+    certificate is for that name. Empty until known."""
     slots: int = 1
     hold: int = 0
     """How many Calls this gateway may have on the Replica at once (interfaces section 6, Holds)."""

@@ -65,6 +65,12 @@ class Queue(Part, frozen=True):
     wait_seconds_max: Seconds = 540.0
 
 
+class EngineTls(Part, frozen=True):
+    """The engine speaks TLS. Its certificate must be for `server_name`; absent: for the address that it listens on."""
+
+    server_name: str | None = None
+
+
 class ModelSpec(Part, frozen=True):
     """The spec of a Model; every field has the default that interfaces section 2 states."""
 
@@ -75,6 +81,8 @@ class ModelSpec(Part, frozen=True):
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
     readiness_path: str | None = None
+    tls: EngineTls | None = None
+    """None: the engine speaks plain HTTP."""
     context_tokens: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
     gpu: Gpu = Gpu()
     replicas: ReplicaRange = ReplicaRange()
@@ -128,6 +136,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             self.memory_bytes,
             self.slots,
             s.readiness_path,
+            *(() if s.tls is None else (s.tls,)),
         )
         return hashlib.sha256(msgspec.json.encode(parts, enc_hook=int)).hexdigest()[:8]
 

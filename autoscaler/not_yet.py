@@ -22,7 +22,7 @@ _MODEL = (
 _TENANT = (
     *("parent", "namespaces", "keysFrom", "jwt", "guarantee", "limit", "lending", "reclaimSeconds", "rate", "budget"),
 )
-_SETTINGS = (*("tls", "nodes", "capacity", "prices", "adoption", "leaseSeconds", "weights", "pod", "history"),)
+_SETTINGS = (*("nodes", "capacity", "prices", "adoption", "leaseSeconds", "weights", "pod", "history"),)
 KEYS: dict[str, tuple[str, ...]] = {
     "Model": tuple(f"spec.{key}" for key in _MODEL),
     "Tenant": tuple(f"spec.{key}" for key in _TENANT),

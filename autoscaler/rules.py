@@ -13,7 +13,7 @@ from autoscaler.engines.table import ENGINES
 from autoscaler.expected import Path, WrongKeyError, nearest
 from autoscaler.model import ModelSpec
 from autoscaler.not_yet import MESSAGE, SCHEMES
-from autoscaler.settings import Settings
+from autoscaler.settings import Settings, Tls
 from autoscaler.tenant import TenantSpec, unix_seconds
 
 NAME_CHARS_MAX = 253
@@ -23,6 +23,7 @@ SET_BY_DRIVER = {
 }
 """Variables of an engine's environment that the local driver sets over everything else, and why."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?")
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 _HUB = re.compile(r"hf://[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?(@[A-Za-z0-9._/-]+)?")
 
 
@@ -48,6 +49,8 @@ def check_model(spec: ModelSpec) -> None:
             raise WrongKeyError(("spec", "env", key), f"is set by Pilotlight {SET_BY_DRIVER[key]}: leave it out")
         if "{port}" in ENGINES[spec.engine].env.get(key, ""):
             raise WrongKeyError(("spec", "env", key), "is set by Pilotlight, for it says where to listen: leave it out")
+    if spec.tls is not None and spec.tls.server_name is not None and not _HOST.fullmatch(spec.tls.server_name):
+        raise WrongKeyError(("spec", "tls", "serverName"), "expected a host name such as engine.example")
     _check_artifact(spec)
     _check_command(spec)
 
@@ -97,8 +100,19 @@ def check_tenant(spec: TenantSpec) -> None:
                 raise WrongKeyError(at, "expected a time such as 2027-01-31T12:00:00Z") from None
 
 
+def _check_tls(tls: Tls) -> None:
+    files = {"certFile": tls.cert_file, "keyFile": tls.key_file, "caFile": tls.ca_file}
+    for name, path in files.items():
+        if path is not None and not path.startswith("/"):
+            raise WrongKeyError(("tls", name), "expected an absolute path")
+    for name, other in (("certFile", "keyFile"), ("keyFile", "certFile")):
+        if files[name] is None and files[other] is not None:
+            raise WrongKeyError(("tls", name), f"missing; {other} is given, and they are needed together")
+
+
 def check_settings(settings: Settings) -> None:
     """The Settings."""
+    _check_tls(settings.tls)
     seen: set[str] = set()
     for position, device in enumerate(settings.devices):
         check_name(device.name, ("devices", position, "name"))

@@ -21,6 +21,7 @@ from aiohttp import web
 from autoscaler import publish
 from autoscaler.actions import Unmet
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta, decoder
+from autoscaler.door import Door
 from autoscaler.loop import Loop, Step
 from autoscaler.processwatch import ProcessWatch
 from autoscaler.world import GatewayGone, GatewaySeen, Reported, World
@@ -113,9 +114,9 @@ class ContractServer:
         self._feed = Feed(loop)
         self._watch = ProcessWatch()
 
-    def application(self) -> web.Application:
-        """POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue."""
-        app = web.Application(client_max_size=REPORT_BYTES_MAX)
+    def application(self, door: Door | None = None) -> web.Application:
+        """POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue; behind `door`, if there is one."""
+        app = web.Application(client_max_size=REPORT_BYTES_MAX, middlewares=() if door is None else (door.check,))
         app.router.add_post("/v1/report", self._report)
         app.router.add_get("/v1/routes", self._routes)
         app.router.add_get("/v1/catalogue", self._catalogue)

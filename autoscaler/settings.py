@@ -39,6 +39,18 @@ class Stream(Part, frozen=True):
     keepalive_seconds: Seconds = 15.0
 
 
+class Tls(Part, frozen=True):
+    """Certificates in PEM files, each read again when it changes.
+
+    `cert_file` and `key_file` are shown to clients of the inference port, which speaks TLS and nothing else with them;
+    `ca_file` holds the authorities that engines' certificates must come from, by default the system's.
+    """
+
+    cert_file: str | None = None
+    key_file: str | None = None
+    ca_file: str | None = None
+
+
 class Cors(Part, frozen=True):
     """Origins that OPTIONS answers."""
 
@@ -49,6 +61,7 @@ class Settings(Part, frozen=True):
     """All settings, at their defaults."""
 
     auth: Literal["auto", "keys", "none"] = "auto"
+    tls: Tls = Tls()
     cors: Cors = Cors()
     silent_seconds_max: Seconds = 0.0
     stream: Stream = Stream()

@@ -162,11 +162,11 @@ def request_id(head: Head) -> str | None:
     return value.decode("ascii") if value is not None and _ID.fullmatch(value) else None
 
 
-def upstream_head(upwards: bytes, operation: Operation, address: str, body_bytes: int, request_id: bytes) -> bytes:
-    """The whole head for the engine at `address` (host:port), with the empty line that ends it. The body follows."""
+def upstream_head(upwards: bytes, operation: Operation, authority: bytes, body_bytes: int, request_id: bytes) -> bytes:
+    """The whole head for an engine (`authority`: its Host), with the empty line that ends it. The body follows."""
     head = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b\r\n" % (
         operation.engine_path,
-        address.encode(),
+        authority,
         body_bytes,
         request_id,
         upwards,

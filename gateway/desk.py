@@ -285,7 +285,7 @@ class Desk:
         line.running += 1
         line.account.running += 1
         self.running += 1
-        if self.retries < RETRIES_MAX:
+        if self.retries < RETRIES_MAX and not call.moves:  # what a move earned would pay for further moves
             self.retries = min(RETRIES_MAX, self.retries + RETRIES_PER_GRANT)
         if not line.listed:
             self._list(line)

@@ -9,6 +9,8 @@ what is refused before it was read whole is answered, and then the connection en
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -33,6 +35,9 @@ WRITE_BUFFER_BYTES = 64 << 10
 LINGER_S = 2.0
 """After a refusal what still arrives is dropped for so long, else a reset could destroy the answer on its way."""
 
+_AT_ONCE = struct.pack("ii", 1, 0)
+"""SO_LINGER on, for no time: close(2) sends a reset."""
+
 _PREFLIGHT = (
     b"access-control-allow-methods: GET, POST, OPTIONS\r\n"
     b"access-control-allow-headers: authorization, content-type, x-api-key, api-key, x-request-id, x-model, x-priority,"
@@ -44,8 +49,8 @@ class Connection(asyncio.Protocol):
     """One client connection. `exchange` is its running Call; `paused`: the client does not read."""
 
     __slots__ = (
-        "_clock", "_continued", "_front", "_lingers", "_reader", "_reading", "_serving", "_since_s", "_transport",
-        "address", "cors", "exchange", "id_bytes", "paused", "request_id", "write",
+        "_clock", "_continued", "_front", "_left_bytes", "_lingers", "_reader", "_reading", "_serving", "_since_s",
+        "_transport", "address", "cors", "exchange", "id_bytes", "paused", "request_id", "unsent", "write",
     )  # fmt: skip
 
     def __init__(self, front: Front) -> None:
@@ -61,6 +66,8 @@ class Connection(asyncio.Protocol):
         self._clock = "idle"
         """Which clock runs since `_since_s`: idle, head, body, busy, stall or linger."""
         self._since_s = 0.0
+        self._left_bytes = 0
+        """What waited for the client at the last look."""
         self.address = ""
         self.exchange: Exchange | None = None
         self.paused = False
@@ -68,6 +75,8 @@ class Connection(asyncio.Protocol):
         self.id_bytes = b""
         self.cors = b""
         self.write: Callable[[bytes], None] = _nowhere
+        self.unsent: Callable[[], int] | None = None
+        """Over TLS (`gateway.handshake`): bytes that have not gone out yet."""
 
     # --- asyncio -----------------------------------------------------------------------------------------------------
 
@@ -177,8 +186,8 @@ class Connection(asyncio.Protocol):
         self.exchange = None
         if told:
             self._close()
-        elif self._transport is not None:
-            self._transport.abort()
+        else:
+            self._reset()
 
     def say_error(self, error: CallError, dialect: str, head: Head | None = None) -> None:
         """Writes a whole error answer."""
@@ -306,8 +315,11 @@ class Connection(asyncio.Protocol):
         """About twice a second: has the clock that runs run out?"""
         limits, past_s = self._front.limits, now_s - self._since_s
         if self.paused or self._clock == "stall":
-            if past_s > limits.write_stall_seconds_max:
+            if past_s > LINGER_S and self._said_all():
                 self._abort()
+            elif not self._takes(now_s) and past_s > limits.write_stall_seconds_max:
+                self._left()
+                self._reset()
         elif self._clock == "idle":
             if past_s > limits.idle_seconds_max:
                 self._close()
@@ -326,6 +338,18 @@ class Connection(asyncio.Protocol):
             self._close()
         elif self.exchange is None and self._clock == "body":
             self._refuse_bytes(errors.shutting_down())  # it is no Call yet, and would hold up the stop until it is
+
+    def _said_all(self) -> bool:
+        """Over TLS a close waits for the client's goodbye, which nobody owes us (RFC 8446, 6.1): not for long."""
+        return self._lingers and self.unsent is not None and not self.unsent()
+
+    def _takes(self, now_s: float) -> bool:
+        """Whether the client has taken anything since the last look; then its clock begins anew."""
+        left = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        taken, self._left_bytes = left < self._left_bytes, left
+        if taken:
+            self._since_s = now_s
+        return taken
 
     def _run(self, clock: str) -> None:
         self._clock = clock
@@ -353,6 +377,14 @@ class Connection(asyncio.Protocol):
     def _abort(self) -> None:
         self._left()
         if self._transport is not None:
+            self._transport.abort()
+
+    def _reset(self) -> None:
+        """Ends the connection so that nobody takes what was sent for whole, and the kernel drops what was not taken."""
+        if self._transport is not None:
+            sock = self._transport.get_extra_info("socket")
+            if sock is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             self._transport.abort()
 
 

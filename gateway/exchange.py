@@ -114,14 +114,14 @@ class Exchange(Call):
         """A Slot is ours: the request goes out."""
         self._stage = SENT
         self.sent_s = 0.0
-        body = self._body
+        body, pool = self._body, self._front.upstreams.to(address)
         try:
-            head = upstream_head(self._upwards, self._operation, address, len(body), self._client.id_bytes)
+            head = upstream_head(self._upwards, self._operation, pool.authority, len(body), self._client.id_bytes)
         except CallError as error:
             self._refuse(error)
             return
         single = self.stream and self._entry.closes_after_stream
-        self._front.upstreams.send(address, self, (head, body), single=single)
+        pool.send(self, (head, body), single=single)
 
     def refused(self, error: CallError) -> None:
         """Dispatch has ended the Call with an error."""

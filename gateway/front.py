@@ -8,6 +8,7 @@ per Call; `drain` refuses what is parked, lets what runs finish, and cuts it wit
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable, Iterable
 
@@ -44,7 +45,10 @@ _DEFAULT_LIMITS = Limits()
 
 
 class Front:
-    """A gateway without its sockets. `boot` differs at every start; `clock` gives monotonic seconds."""
+    """A gateway without its sockets. `boot` differs at every start; `clock` gives monotonic seconds.
+
+    `engine_tls` says, at every new connection, how engines that speak TLS are verified.
+    """
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class Front:
         clock: Callable[[], float] = time.monotonic,
         *,
         limits: Limits = _DEFAULT_LIMITS,
+        engine_tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         events_fd: int | None = None,
     ) -> None:
         self.clock = clock
@@ -60,7 +65,7 @@ class Front:
         self._memory_bytes_max = limits.memory_bytes or memory.limit_bytes()
         self.directory = Directory()
         self.dispatch = Dispatch(gateway, boot)
-        self.upstreams = Upstreams()
+        self.upstreams = Upstreams(engine_tls)
         self.telemetry = Telemetry(events_fd)
         self.on_report: Callable[[], None] = _nobody_listens
         self.closing = False
@@ -163,20 +168,28 @@ class Front:
     def opened(self, connection: Connection) -> bool:
         """A client connects; False when its address has too many connections."""
         self._connections.add(connection)
-        number = self._addresses.get(connection.address, 0) + 1
-        self._addresses[connection.address] = number
-        return number <= self.limits.connections_per_address_max
+        return self.count(connection.address)
 
     def closed(self, connection: Connection) -> None:
         """A client connection is gone."""
         self._connections.discard(connection)
-        number = self._addresses[connection.address] - 1
-        if number:
-            self._addresses[connection.address] = number
-        else:
-            del self._addresses[connection.address]
+        self.discount(connection.address)
         if self.closing:
             self._quiet.set()
+
+    def count(self, address: str) -> bool:
+        """One connection more from an address; False when they are too many."""
+        number = self._addresses.get(address, 0) + 1
+        self._addresses[address] = number
+        return number <= self.limits.connections_per_address_max
+
+    def discount(self, address: str) -> None:
+        """One connection less from an address."""
+        number = self._addresses[address] - 1
+        if number:
+            self._addresses[address] = number
+        else:
+            del self._addresses[address]
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Does what dispatch decided, in order."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from gateway import elsewhere
 from gateway.errors import CallError, invalid_request
 from gateway.head import FIELD, TOKEN
 
@@ -62,6 +63,8 @@ def read_multipart(
             if name in spans:
                 raise invalid_request(f"the form has more than one part {name.decode()}", param=name.decode())
             spans[name] = (start, end)
+        else:
+            elsewhere.check((name.decode(),))
     form_model = _value(body, spans[b"model"], "model") if b"model" in spans else None
     model = path_model or form_model or header_model
     if not model:

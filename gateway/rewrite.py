@@ -14,6 +14,7 @@ import re
 import msgspec
 from msgspec import Raw
 
+from gateway import elsewhere
 from gateway.dialects.operation import Operation
 from gateway.errors import CallError, invalid_request, unsupported_media_type
 from gateway.multipart import Form, edit_multipart, read_multipart
@@ -78,6 +79,7 @@ def read_json(body: bytes, *, path_model: str | None = None, header_model: str |
     clients send both); the header's must equal it. Raises 400 saying what to fix.
     """
     members = _members(body)
+    elsewhere.check(members)
     raw = members.get("model")
     body_model = None if raw is None else _model(raw)
     model = chosen_model(body_model, path_model, header_model)

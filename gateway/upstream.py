@@ -10,10 +10,13 @@ here queues: a connection is there, or is being made.
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 import time
 from collections.abc import Callable
 from typing import Literal, Protocol, cast
 
+from gateway.address import EngineAddress, parse
 from gateway.walker import BodyWalker, FramingError, HeadReader, ResponseHead
 
 CONNECT_S_MAX = 3.0
@@ -31,6 +34,8 @@ JOIN_BYTES_MAX = 64 << 10
 """Up to here head and body go out joined, in one system call; a larger body is not copied."""
 
 Loss = Literal["connect", "reset", "odd"]
+
+log = logging.getLogger("pilotlight.gateway.upstream")
 
 
 class Sink(Protocol):
@@ -113,6 +118,7 @@ class EngineConnection(asyncio.Protocol):
         if sink is not None:
             sink.engine = None
         if self._transport is not None:
+            self._pool.leaving.add(self)
             self._transport.abort()
         elif self.connecting is not None:
             self.connecting.cancel()
@@ -222,6 +228,7 @@ class EngineConnection(asyncio.Protocol):
         """The engine closed, or we did."""
         self._transport = None
         self._pool.connections -= 1
+        self._pool.leaving.discard(self)
         sink, walker = self.sink, self._walker
         if sink is None:
             self._pool.lost_idle(self)
@@ -242,19 +249,29 @@ class EngineConnection(asyncio.Protocol):
 class Pool:
     """The connections to one engine."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host = host
-        self._port = port
+    def __init__(self, at: EngineAddress, context: Callable[[], ssl.SSLContext]) -> None:
+        self._at = at
+        self._context = context
+        self._distrusted = ""
+        """Why its certificate was last refused: said once."""
         self._idle: list[EngineConnection] = []
         """The one used last is used next: the surplus grows old and is closed."""
         self._connecting: set[asyncio.Task[None]] = set()
         self._closes_after_stream = False
         self._unused_sweeps = 0
         self.connections = 0
+        self.authority = at.authority
+        """What the Host header of its requests says."""
+        self.leaving: set[EngineConnection] = set()
+        """Let go of and closed in the loop's next round."""
 
     def send(self, sink: Sink, request: tuple[bytes, bytes], *, single: bool = False) -> None:
-        """Sends head and body of a request on an idle connection, else on a new one."""
-        if self._idle:
+        """Sends head and body of a request on an idle connection, else on a new one.
+
+        The Slot of a Call that was let go of may be granted before that Call's connection is closed. A new connection
+        is made after that: no engine hears of the new Call before it hears that the old one has left.
+        """
+        if self._idle and not self.leaving:
             self._idle.pop().start(sink, request, single=single)
         else:
             self._connect(sink, request, single=single)
@@ -312,28 +329,43 @@ class Pool:
     async def _open(self, connection: EngineConnection) -> None:
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
-                loop = asyncio.get_running_loop()
-                await loop.create_connection(lambda: connection, self._host, self._port)
-        except (OSError, TimeoutError):
+                loop, at = asyncio.get_running_loop(), self._at
+                tls = None if at.name is None else self._context()
+                await loop.create_connection(lambda: connection, at.host, at.port, ssl=tls, server_hostname=at.name)
+            self._distrusted = ""
+        except (OSError, TimeoutError) as error:
             sink, connection.sink = connection.sink, None
+            loss: Loss = "reset" if connection.again else "connect"  # it may have died of this request
+            if isinstance(error, ssl.SSLError):
+                self._distrust(error)
+                loss = "odd"  # trying again would not help: the Call moves once and then has its error
             if sink is not None:
                 sink.engine = None
-                sink.engine_lost("reset" if connection.again else "connect")  # it may have died of this request
+                sink.engine_lost(loss)
+
+    def _distrust(self, error: ssl.SSLError) -> None:
+        """Nothing was sent, and nothing is sent in clear instead."""
+        why = (
+            error.verify_message.partition(",")[0] if isinstance(error, ssl.SSLCertVerificationError) else error.reason
+        )
+        if self._distrusted != why:
+            self._distrusted = why
+            log.warning("event=engine_distrusted reason=%r", why or "no TLS")
 
 
 class Upstreams:
-    """All Pools, by address (`host:port`). Bounded: unused ones are forgotten after a minute."""
+    """All Pools, by address. Bounded: unused ones are forgotten after a minute. `context` is for engines with TLS."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: Callable[[], ssl.SSLContext]) -> None:
+        self._context = context
         self._pools: dict[str, Pool] = {}
 
-    def send(self, address: str, sink: Sink, request: tuple[bytes, bytes], *, single: bool = False) -> None:
-        """Sends a request to the engine at an address."""
+    def to(self, address: str) -> Pool:
+        """The connections to the engine at an address as Routes say it."""
         pool = self._pools.get(address)
         if pool is None:
-            host, _, port = address.rpartition(":")
-            pool = self._pools[address] = Pool(host.strip("[]"), int(port))
-        pool.send(sink, request, single=single)
+            pool = self._pools[address] = Pool(parse(address), self._context)
+        return pool
 
     def sweep(self) -> None:
         """To be called about once a second."""

@@ -40,6 +40,8 @@ class Call:
         self.arrived_unix_s, self.arrived_s = time.time(), time.monotonic()
         self.granted_s: float | None = None
         self.sent_tokens = self.sent_bytes = 0
+        self.at_once = 0
+        """Calls that were here when it had come, with itself."""
         self.timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -139,6 +141,7 @@ class Engine:
     def submit(self, call: Call) -> None:
         """Into the queue. Its bound is the number of connections that the process may have open."""
         self.waiting.append(call)
+        call.at_once = len(self.waiting) + len(self.running)
         self._pump()
 
     def finish(self, call: Call, last: bytes, *, close: bool) -> None:
@@ -170,12 +173,13 @@ class Engine:
         os._exit(code)
 
     def metrics(self) -> str:
-        """Counters by llama-server's names."""
+        """Counters by llama-server's names, and how many Calls ever came."""
         values = {
             "prompt_tokens_total": self.prompt_tokens,
             "tokens_predicted_total": self.predicted_tokens,
             "requests_processing": len(self.running),
             "requests_deferred": len(self.waiting),
+            "requests_total": self.calls,
         }
         return "".join(f"llamacpp:{name} {value}\n" for name, value in values.items())
 
@@ -201,6 +205,7 @@ class Engine:
             "finished": finished,
             "aborted": aborted,
             "after_s": now_s - call.arrived_s,
+            "at_once": call.at_once,
             "queued_s": (now_s if call.granted_s is None else call.granted_s) - call.arrived_s,
             "headers": call.head.headers,
         }
@@ -234,7 +239,9 @@ class Connection(asyncio.Protocol):
         if len(self._buffer) > HEAD_BYTES_MAX + BODY_BYTES_MAX:
             self.transport.abort()
         elif not self._busy:
-            self._next()
+            # A connection that ended before these bytes came is known to be lost in the loop's next round: Calls are
+            # counted in the order in which they came and went.
+            asyncio.get_running_loop().call_soon(self._next)
 
     def head(self, status: int, *lines: str, kind: str = "application/json") -> bytes:
         """A response head. It promises keep-alive also where closes-keepalive-after-stream will break the promise."""

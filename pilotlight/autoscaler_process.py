@@ -22,17 +22,20 @@ from autoscaler.drivers.local import LocalDriver
 from autoscaler.drivers.processes import become_subreaper
 from autoscaler.drivers.records import StateDirectory, StateError
 from autoscaler.log import Log
-from autoscaler.loop import Loop
+from autoscaler.loop import Listener, Loop, Step
 from autoscaler.metrics import Metrics
 from autoscaler.model import Model
 from autoscaler.ops import OperationsServer
 from autoscaler.serve import ContractServer
 from autoscaler.world import DocumentsSeen, GatewaySeen, HistorySeen, World
-from pilotlight import __version__, hosts, process
+from pilotlight import __version__, access, hosts, process, webserver
+from pilotlight.access import Access
 from pilotlight.gathering import NONE_KNOWN, launcher, read_documents
 from pilotlight.listen import Address, check_operations
+from pilotlight.misfits import Misfits
 from pilotlight.narrator import Narrator
 from pilotlight.quiet import say
+from pilotlight.renewal import Files
 
 SAVE_S = 60.0
 """Histories are written this often, and at the end."""
@@ -47,8 +50,11 @@ class AutoscalerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     state: Path
     documents: Path
-    contract_socket: Path
+    contract_socket: Path | None
     ops: Address
+    contract_listen: Address | None = None
+    """Where gateways of other machines report, if they show what `access` asks for."""
+    access: Access = Access()
     ops_fd: int | None = None
     """A listening socket to take over instead of opening `ops`."""
     gateway_sockets: tuple[Path, ...] = ()
@@ -59,6 +65,7 @@ class AutoscalerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: AutoscalerOptions) -> None:
     """Runs until SIGTERM."""
+    check_contract(options)
     if options.parent is not None:
         process.die_with_parent(options.parent)
     try:
@@ -79,30 +86,34 @@ async def serve(options: AutoscalerOptions) -> None:
     loop = Loop(World(epoch=state.next_epoch(), leading_since_s=clock()), driver, clock)
     log = Log()
     metrics = Metrics(lambda: loop.world)
-    loop.listeners += [lambda step: log.extend(step.transitions), metrics.on_step, Narrator().on_step]
+    loop.listeners += [metrics.on_step, Misfits().on_step, telling(log, Narrator())]
     loop.observe([seen(documents)])
     remembered, broken = histories.load()
     if broken:
         say(broken)
     loop.observe([HistorySeen(model=model, history=history) for model, history in remembered.items()])
     loop.observe([GatewaySeen(gateway=GatewayId(path.stem)) for path in options.gateway_sockets])
-    contract = ContractServer(loop)
+    contract, files = ContractServer(loop), Files()
     operations = OperationsServer(loop, log, metrics.text, lambda: options.gateway_sockets, __version__)
     runners = [
-        web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+        webserver.Runner(app, shutdown_timeout=SHUTDOWN_S)
         for app in (contract.application(), hosts.guarded(operations.application()))
     ]
     for runner in runners:
         await runner.setup()
-    options.contract_socket.unlink(missing_ok=True)
-    await web.UnixSite(runners[0], str(options.contract_socket)).start()
+    if options.contract_socket is not None:
+        options.contract_socket.unlink(missing_ok=True)
+        await web.UnixSite(runners[0], str(options.contract_socket)).start()
     await web.SockSite(runners[1], process.socket_of(options.ops_fd, options.ops)).start()
+    if options.contract_listen is not None:
+        runners.append(await access.open_port(contract, options.contract_listen, options.access, files))
     process.settle()
     async with asyncio.TaskGroup() as tasks:
         running = [
             tasks.create_task(loop.run()),
             tasks.create_task(save_often(histories, loop)),
             tasks.create_task(reload(again, options, loop)),
+            tasks.create_task(files.follow()),
         ]
         await stop.wait()
         if not options.keep_engines:
@@ -114,6 +125,14 @@ async def serve(options: AutoscalerOptions) -> None:
         await runner.cleanup()
 
 
+def check_contract(options: AutoscalerOptions) -> None:
+    """Raises click's usage error when no gateway could report, or anybody."""
+    if options.contract_listen is not None:
+        access.check_port(options.contract_listen, options.access)
+    elif options.contract_socket is None:
+        raise click.UsageError("where shall gateways report? give --contract-socket or --contract-listen")
+
+
 def read(options: AutoscalerOptions, known: Mapping[ModelName, Model] = NONE_KNOWN) -> Documents:
     """The documents. Raises click's usage error on wrong ones, and on those with which `--ops` may not be open.
 
@@ -123,6 +142,18 @@ def read(options: AutoscalerOptions, known: Mapping[ModelName, Model] = NONE_KNO
     if options.ops_fd is None:
         check_operations(options.ops, documents.settings.auth)
     return documents
+
+
+def telling(log: Log, narrator: Narrator) -> Listener:
+    """What is written down of each step, for `explain`, and what the person at the terminal reads of it."""
+
+    def on_step(step: Step) -> None:
+        log.extend(step.transitions)
+        narrator.on_step(step)
+        nowhere = [unmet for unmet in step.plan.unmet if unmet.model not in step.after.by_model]
+        narrator.refused(log.refuse(nowhere, step.acted_s))
+
+    return on_step
 
 
 def seen(documents: Documents) -> DocumentsSeen:

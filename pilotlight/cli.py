@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ COMPILED = not pressure.__file__.endswith(".py")
 """Whether the gateway's modules run as C (hatch_build.py)."""
 LISTEN, OPS = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
+FILE = click.Path(path_type=Path)
+Command = Callable[..., None]
 
 
 def default_state() -> Path:
@@ -52,6 +54,31 @@ grace_option = click.option(
 keep_engines_option = click.option(
     "--keep-engines", is_flag=True, help="At the end leave engines running; the next start adopts them."
 )
+TLS_OPTIONS = {
+    "--tls-cert-file": "The certificate that clients are shown (PEM, with its chain): the port speaks TLS.",
+    "--tls-key-file": "Its key (PEM).",
+    "--tls-ca-file": "Authorities that engines' certificates must come from (PEM); by default the system's.",
+}
+ACCESS_OPTIONS = {
+    "--token-file": "Beyond a Unix socket: the token that gateways show to the autoscaler.",
+    "--contract-cert-file": "The certificate shown to the other side of the contract (PEM).",
+    "--contract-key-file": "Its key (PEM).",
+    "--contract-ca-file": "Authorities that the other side's certificate must come from (PEM).",
+}
+
+
+def file_options(options: dict[str, str]) -> Callable[[Command], Command]:
+    """Several options that each name a file."""
+
+    def decorate(command: Command) -> Command:
+        for name, what in reversed(options.items()):
+            command = click.option(name, type=FILE, help=what)(command)
+        return command
+
+    return decorate
+
+
+tls_options, access_options = file_options(TLS_OPTIONS), file_options(ACCESS_OPTIONS)
 parent_option = click.option("--parent", type=int, hidden=True)
 ops_option = click.option("--ops", default=OPS.url, show_default=True, help="The operations port to ask.")
 output_option = click.option(
@@ -208,10 +235,12 @@ def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
 
 @cli.command(epilog="Example: pilotlight gateway --autoscaler unix:run/autoscaler.sock --listen 127.0.0.1:8080")
 @click.option(
-    "--autoscaler", "autoscalers", multiple=True, required=True, help="unix:PATH or http://HOST:PORT; repeatable."
+    "--autoscaler", "autoscalers", multiple=True, required=True, help="unix:PATH or https://HOST:PORT; repeatable."
 )
 @listen_option
 @operations_option
+@tls_options
+@access_options
 @click.option("--state", type=DIRECTORY, help="Keeps what it knows here.")
 @click.option("--id", "name", default="gateway-1", show_default=True, help="Its name among all gateways.")
 @grace_option
@@ -223,10 +252,14 @@ def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
 def gateway(  # noqa: PLR0917  click passes by keyword
     autoscalers: tuple[str, ...], listen: Address, ops: Address, state: Path | None, name: str, grace: float,
     limits: str, events: Path | None,
+    tls_cert_file: Path | None, tls_key_file: Path | None, tls_ca_file: Path | None, token_file: Path | None,
+    contract_cert_file: Path | None, contract_key_file: Path | None, contract_ca_file: Path | None,
     listen_fd: int | None, ops_socket: Path | None, parent: int | None,
 ) -> None:  # fmt: skip
     """One gateway process."""
     from pilotlight import gateway_process
+    from pilotlight.access import Access
+    from pilotlight.certificates import Identity
 
     gateway_process.run(
         gateway_process.GatewayOptions(
@@ -237,6 +270,10 @@ def gateway(  # noqa: PLR0917  click passes by keyword
             state=state,
             grace_s=grace,
             limits=gateway_process.limits_of(limits),
+            tls=Identity(cert=tls_cert_file, key=tls_key_file, ca=tls_ca_file),
+            access=Access(
+                identity=Identity(cert=contract_cert_file, key=contract_key_file, ca=contract_ca_file), token=token_file
+            ),
             events=events,
             listen_fd=listen_fd,
             ops_socket=ops_socket,
@@ -250,7 +287,9 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 )
 @click.option("--driver", type=click.Choice(["local"]), required=True, help="What runs Replicas.")
 @click.option("--documents", type=click.Path(path_type=Path), required=True, help="Documents (YAML).")
-@click.option("--contract-socket", type=click.Path(path_type=Path), required=True, help="Where gateways report.")
+@click.option("--contract-socket", type=FILE, help="Where gateways of this machine report.")
+@click.option("--contract-listen", type=AddressType(), help="Where gateways of other machines report.")
+@access_options
 @operations_option
 @state_option
 @click.option("--gateway-socket", "gateway_sockets", multiple=True, type=click.Path(path_type=Path), hidden=True)
@@ -258,11 +297,15 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 @click.option("--ops-fd", type=int, hidden=True)
 @parent_option
 def autoscaler(  # noqa: PLR0917  click passes by keyword
-    driver: str, documents: Path, contract_socket: Path, ops: Address, state: Path,
+    driver: str, documents: Path, contract_socket: Path | None, contract_listen: Address | None,
+    contract_cert_file: Path | None, contract_key_file: Path | None, contract_ca_file: Path | None,
+    token_file: Path | None, ops: Address, state: Path,
     gateway_sockets: tuple[Path, ...], keep_engines: bool, ops_fd: int | None, parent: int | None,
 ) -> None:  # fmt: skip
     """One autoscaler process."""
     from pilotlight import autoscaler_process
+    from pilotlight.access import Access
+    from pilotlight.certificates import Identity
 
     del driver  # the only one there is yet
     autoscaler_process.run(
@@ -270,6 +313,10 @@ def autoscaler(  # noqa: PLR0917  click passes by keyword
             state=state,
             documents=documents,
             contract_socket=contract_socket,
+            contract_listen=contract_listen,
+            access=Access(
+                identity=Identity(cert=contract_cert_file, key=contract_key_file, ca=contract_ca_file), token=token_file
+            ),
             ops=ops,
             ops_fd=ops_fd,
             gateway_sockets=gateway_sockets,

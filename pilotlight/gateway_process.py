@@ -6,10 +6,13 @@ Owns the order of its start and stop. It receives values (addresses, sockets, li
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import secrets
+import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -18,13 +21,17 @@ from aiohttp import web
 
 from autoscaler.contract import GatewayId
 from gateway.front import Front
+from gateway.handshake import Handshakes
 from gateway.limits import Limits
-from gateway.link import HttpLink
 from gateway.ops import application
 from gateway.sync import Sync
-from pilotlight import hosts, process
+from pilotlight import access, certificates, hosts, process, webserver
+from pilotlight.access import Access
+from pilotlight.certificates import Identity
 from pilotlight.eventfile import EventFile
 from pilotlight.listen import BACKLOG, Address, check_operations
+from pilotlight.quiet import say
+from pilotlight.renewal import Files
 
 INFORMED_S_MAX = 5.0
 """How long a gateway that starts waits for catalogue and Routes before it accepts connections without them."""
@@ -47,6 +54,10 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     parent: int | None = None
     grace_s: float = 30.0
     limits: Limits = Limits()
+    tls: Identity = Identity()
+    """What clients of the inference port are shown (nothing: it speaks plain HTTP), and which engines are believed."""
+    access: Access = Access()
+    """What autoscalers beyond a Unix socket are shown, and which are believed."""
     events: Path | None = None
     """Where one line per Call goes; nowhere when absent."""
 
@@ -74,34 +85,42 @@ async def serve(options: GatewayOptions) -> None:
     """The life of the process: ready, serve, drain."""
     loop = asyncio.get_running_loop()
     stop = process.stop_event()
+    process.open_all_files()
     events = EventFile(options.events) if options.events is not None else None
+    files = Files()
     boot = f"{os.getpid()}-{secrets.token_hex(4)}"
     front = Front(
         GatewayId(options.id),
         boot,
         time.monotonic,
         limits=options.limits,
+        engine_tls=engine_tls(options.tls, files),
         events_fd=None if events is None else events.fd,
     )
     kept_at = options.state / f"{options.id}.kept.json" if options.state is not None else None
-    links = [HttpLink(url) for url in options.autoscalers]
+    handshakes = newcomers(front, options, files)
+    links = access.links(options.autoscalers, options.access, files)
     sync = Sync(GatewayId(options.id), links, front, kept_at, boot=boot)
     front.on_report = sync.edge
-    runner = web.AppRunner(hosts.guarded(application(front)), access_log=None, shutdown_timeout=0.5)
+    runner = webserver.Runner(hosts.guarded(application(front)), shutdown_timeout=0.5)
     await runner.setup()
     await operations_site(runner, options).start()
     process.settle()
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(sync.run())
-        background = [following, tasks.create_task(front.run())]
+        background = [following, tasks.create_task(front.run()), tasks.create_task(files.follow())]
         if events is not None:
             background.append(tasks.create_task(events.keep_small()))
         await informed(front, stop)
         server = await loop.create_server(
-            front.connection, sock=process.socket_of(options.listen_fd, options.listen), backlog=BACKLOG
+            front.connection if handshakes is None else handshakes.client,
+            sock=process.socket_of(options.listen_fd, options.listen),
+            backlog=BACKLOG,
         )
         await stop.wait()
         server.close()
+        if handshakes is not None:
+            handshakes.close()
         await front.drain(options.grace_s)
         await sync.flush()
         for task in background:
@@ -109,6 +128,26 @@ async def serve(options: GatewayOptions) -> None:
     for link in links:
         await link.close()
     await runner.cleanup()
+
+
+def engine_tls(tls: Identity, files: Files) -> Callable[[], ssl.SSLContext]:
+    """How engines that speak TLS are verified; the system's authorities are read when the first of them is there."""
+    if tls.ca is None:
+        return functools.cache(lambda: certificates.client(Identity()))
+    believed = Identity(ca=tls.ca)
+    return files.read(lambda: certificates.client(believed), believed.files)
+
+
+def newcomers(front: Front, options: GatewayOptions, files: Files) -> Handshakes | None:
+    """What TLS clients of the inference port meet first; None when it speaks plain HTTP."""
+    shown = Identity(cert=options.tls.cert, key=options.tls.key)
+    if not shown.files:
+        return None
+    context = files.read(lambda: certificates.server(shown), shown.files)
+    if options.parent is None:  # else `serve` has said it
+        for line in certificates.too_open(shown.key):
+            say(line)
+    return Handshakes(front, context)
 
 
 async def informed(front: Front, stop: asyncio.Event) -> None:

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -19,6 +20,8 @@ from pilotlight.listen import Address, listeners
 from pilotlight.quiet import QuietStderr
 
 PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger("pilotlight.process")
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -47,6 +50,18 @@ def socket_of(fd: int | None, address: Address) -> socket.socket:
     made.setblocking(False)
     made.set_inheritable(False)
     return made
+
+
+def open_all_files() -> None:
+    """Raises the soft limit of descriptors to the hard one, for a process that starts no others.
+
+    Shells give 1,024 so that programs with select(2) live (setrlimit(2)); engines shall get what we were given.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:  # macOS says `no limit` and then refuses it
+        log.warning("event=descriptors_limited error=%s", error)
 
 
 def stop_event() -> asyncio.Event:

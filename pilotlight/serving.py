@@ -16,8 +16,9 @@ import msgspec
 
 from autoscaler.documents import Documents, to_yaml
 from autoscaler.drivers.records import InUseError, StateDirectory, StateError, replace_file
-from autoscaler.settings import Limits
-from pilotlight import snippets
+from autoscaler.settings import Limits, Settings, Tls
+from pilotlight import certificates, snippets
+from pilotlight.certificates import FileError, Identity
 from pilotlight.gathering import gather, needs_tenant
 from pilotlight.listen import Address, check_operations, listeners
 from pilotlight.quiet import say, show
@@ -62,9 +63,7 @@ def run(options: ServeOptions) -> int:
         replace_file(run_directory / DOCUMENTS_FILE, to_yaml(documents).encode())
         listen = Address(options.listen.host, inference[0].getsockname()[1])
         ops = Address(options.ops.host, operations.getsockname()[1])
-        autoscaler, gateways = roles(
-            options, run_directory, inference, operations, limits_json(documents.settings.limits)
-        )
+        autoscaler, gateways = roles(options, run_directory, inference, operations, documents.settings)
         ready_sockets = [run_directory / f"{role.name}.sock" for role in gateways]
         supervisor = Supervisor(
             autoscaler,
@@ -74,6 +73,9 @@ def run(options: ServeOptions) -> int:
             on_reload=Reload(options, documents, run_directory / DOCUMENTS_FILE),
             grace_s=options.grace_s,
         )
+        tls = documents.settings.tls
+        for line in certificates.too_open(None if tls.key_file is None else Path(tls.key_file)):
+            say(line)
         say(f"starting with {len(documents.models)} models, {options.gateways} gateway(s); state in {options.state}")
         return supervisor.run()
 
@@ -88,15 +90,29 @@ def check(options: ServeOptions, documents: Documents) -> None:
             "`pilotlight key new --tenant NAME --state DIR`, or say `auth: none` in Settings"
         )
     check_operations(options.ops, documents.settings.auth)
+    check_tls(documents.settings.tls)
     if len(os.fsencode(options.state.absolute())) + len("/run/autoscaler.sock") > SOCKET_PATH_MAX:
         raise click.UsageError(f"--state {options.state}: the path is too long for a Unix socket; choose a shorter one")
 
 
+def check_tls(tls: Tls) -> None:
+    """Raises click's usage error on files that gateways could not use."""
+    cert, key, ca = (None if path is None else Path(path) for path in (tls.cert_file, tls.key_file, tls.ca_file))
+    try:
+        if cert is not None:
+            certificates.server(Identity(cert=cert, key=key))
+        if ca is not None:
+            certificates.client(Identity(ca=ca))
+    except FileError as error:
+        raise click.UsageError(f"Settings: tls: {error}") from None
+
+
 def roles(
-    options: ServeOptions, run: Path, inference: list[socket.socket], operations: socket.socket, limits: str
+    options: ServeOptions, run: Path, inference: list[socket.socket], operations: socket.socket, settings: Settings
 ) -> tuple[Role, list[Role]]:
     """The children: (autoscaler, gateways)."""
     contract = run / "autoscaler.sock"
+    limits, tls = limits_json(settings.limits), tls_arguments(settings.tls)
     names = [f"gateway-{number}" for number in range(1, options.gateways + 1)]
     gateways = [
         Role(
@@ -104,7 +120,7 @@ def roles(
             (
                 "gateway", "--id", name, "--autoscaler", f"unix:{contract}", "--listen-fd", str(listener.fileno()),
                 "--ops-socket", str(run / f"{name}.sock"), "--state", str(run), "--grace", str(options.grace_s),
-                "--limits", limits, "--events", str(options.state / "calls" / f"{name}.log"),
+                "--limits", limits, "--events", str(options.state / "calls" / f"{name}.log"), *tls,
             ),
             (listener,),
         )
@@ -125,6 +141,12 @@ def limits_json(limits: Limits) -> str:
     """The Settings' limits as the gateway takes them: by their Python names, bytes as numbers."""
     values = {name: getattr(limits, name) for name in limits.__struct_fields__}
     return msgspec.json.encode({k: int(v) if isinstance(v, int) else v for k, v in values.items()}).decode()
+
+
+def tls_arguments(tls: Tls) -> list[str]:
+    """The Settings' files as the gateway takes them."""
+    files = (("--tls-cert-file", tls.cert_file), ("--tls-key-file", tls.key_file), ("--tls-ca-file", tls.ca_file))
+    return [word for name, path in files if path is not None for word in (name, path)]
 
 
 def answers(path: Path) -> bool:
@@ -164,7 +186,7 @@ class Reload:
             say(f"{message}; the last good documents stay in force")
             return False
         say(f"documents read again: {len(documents.models)} models, {len(documents.tenants)} tenants")
-        for key in ("limits", "devices"):
+        for key in ("limits", "devices", "tls"):
             if getattr(documents.settings, key) != getattr(self._begun, key):
                 say(f"Settings: {key}: the change takes effect when `serve` starts the next time")
         return True
@@ -174,5 +196,6 @@ def welcome(documents: Documents, listen: Address, ops: Address) -> None:
     """What the person at the terminal needs now."""
     key = documents.settings.auth == "keys" or (documents.settings.auth == "auto" and bool(documents.tenants))
     name = documents.models[0].name
-    say(f"ready on {listen.url} (operations: {ops.url}); every model is at zero until it is called")
-    show(f"\n{snippets.curl(listen.url, name, key=key)}\n\n{snippets.python(listen.url, name, key=key)}\n\n")
+    url = listen.url if documents.settings.tls.cert_file is None else f"https://{listen.text}"
+    say(f"ready on {url} (operations: {ops.url}); every model is at zero until it is called")
+    show(f"\n{snippets.curl(url, name, key=key)}\n\n{snippets.python(url, name, key=key)}\n\n")

@@ -150,7 +150,7 @@ def sent(head: Head) -> bytes:
     """What an engine gets for a body of 42 bytes."""
     operation = lookup(b"POST", b"/openai/v1/chat/completions")
     assert operation is not None
-    return upstream_head(read_asked(head.headers).upwards, operation, "127.0.0.1:9000", 42, b"id-1")
+    return upstream_head(read_asked(head.headers).upwards, operation, b"127.0.0.1:9000", 42, b"id-1")
 
 
 def test_the_engine_gets_a_head_of_our_own() -> None:

@@ -18,8 +18,8 @@ MODULES: list[str] = BUILD["hooks"]["custom"]["compiled"]
 GATEWAY = Path(gateway.dispatch.__file__).parent
 STRUCTS = {"effects", "kept", "limits", "shapes"}
 """Modules of msgspec Structs."""
-AWAITING = {"link", "memory", "ops", "sync"}
-"""Modules that wait for the autoscaler, people and files: nothing there is per Call."""
+AWAITING = {"handshake", "link", "memory", "ops", "sync"}
+"""Modules that wait for the autoscaler, people, files and handshakes: nothing there is per Call."""
 
 
 def test_every_module_of_the_gateway_is_compiled_or_has_a_reason_not_to_be() -> None:

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.documents import API_VERSION, DocumentError, Documents, load, to_yaml
+from autoscaler.model import EngineTls
 from autoscaler.not_yet import KEYS
+from autoscaler.settings import Tls
 from autoscaler.strict_yaml import YamlError, read
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "two-models.yaml"
@@ -208,6 +210,28 @@ def test_settings_are_checked() -> None:
     assert "devices[0].memory: missing; expected a size such as 16Gi" in wrong(config("devices: [{name: g}]"))
     twice = "devices: [{name: g, memory: 1Gi}, {name: g, memory: 1Gi}]"
     assert "devices[1].name: `g` occurs twice" in wrong(config(twice))
+
+
+def test_certificates_and_keys_come_in_pairs_with_whole_paths() -> None:
+    lone = "expected an absolute path"
+    assert f"Settings: tls.certFile: {lone}" in wrong(config("tls: {certFile: a.pem, keyFile: /a}"))
+    assert f"Settings: tls.caFile: {lone}" in wrong(config("tls: {caFile: ''}"))
+    for there, missing in (("certFile", "keyFile"), ("keyFile", "certFile")):
+        line = wrong(config(f"tls: {{{there}: /a}}"))
+        assert f"Settings: tls.{missing}: missing; {there} is given, and they are needed together" in line
+    environ = {"PILOTLIGHT_TLS_CERT_FILE": "/a.pem", "PILOTLIGHT_TLS_KEY_FILE": "/a.key"}
+    assert load([], environ).settings.tls == Tls(cert_file="/a.pem", key_file="/a.key")
+
+
+def test_an_engine_with_tls_says_so_with_a_host_name_or_nothing() -> None:
+    for text, said in (("{}", EngineTls()), ("{serverName: m-1.example}", EngineTls(server_name="m-1.example"))):
+        (loaded,) = load([("a.yaml", model(f"tls: {text}"))]).models
+        assert loaded.spec.tls == said
+        assert load([("b.yaml", to_yaml(Documents(models=(loaded,))))]).models == (loaded,)
+        (plain,) = load([("a.yaml", model(""))]).models
+        assert plain.spec_hash() != loaded.spec_hash(), "its engine must be started anew"
+    for name in ("''", "a b", "http://a", "a@b", "-a", "a..b", "a" * 254):
+        assert "spec.tls.serverName: expected a host name such as" in wrong(model(f"tls: {{serverName: {name}}}"))
 
 
 @pytest.mark.parametrize("kind", sorted(KEYS))

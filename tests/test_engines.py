@@ -8,7 +8,7 @@ from autoscaler.contract import ModelName
 from autoscaler.engines import ENGINES, EngineError, Launch, artifact_path, default_slots, launch
 from autoscaler.engines.launching import LAUNCHER
 from autoscaler.engines.xllamacpp_server import parse
-from autoscaler.model import EngineName, Gpu, Model, ModelSpec
+from autoscaler.model import EngineName, EngineTls, Gpu, Model, ModelSpec
 
 
 def model(engine: EngineName, *, memory_bytes: int = 0, **spec: object) -> Model:
@@ -50,6 +50,15 @@ def test_a_flag_that_our_launcher_does_not_know_is_refused_before_the_start() ->
         EngineError, match=r"^Model m: --mlock is not a flag of the xllamacpp server, which knows --model"
     ):
         start(model("llama.cpp", args=("--mlock",)), "xllamacpp")
+
+
+def test_our_launcher_speaks_no_tls_and_says_so_before_the_start() -> None:
+    spoken = model("llama.cpp", tls=EngineTls())
+    with pytest.raises(
+        EngineError, match=r"^Model m: spec\.tls: the llama extra's server speaks no TLS: use llama-server"
+    ):
+        start(spoken, "xllamacpp", "llama-server")
+    assert start(spoken, "llama-server").argv[0] == "/bin/llama-server"
 
 
 def test_vllm_serves_a_folder_or_a_revision_of_the_hub() -> None:

@@ -85,15 +85,68 @@ def test_a_file_that_is_no_model_is_named(folder: Path, name: str, content: byte
     assert said in wrong(folder, folder / name)
 
 
-def test_two_files_of_one_name_are_refused(folder: Path) -> None:
-    assert wrong(folder, folder / "models", folder / "models" / "ada.gguf").endswith(
-        "there is already a model named ada"
-    )
+def test_two_files_of_one_name_are_refused_naming_both(folder: Path) -> None:
+    ada, other = folder / "models" / "ada.gguf", folder / "other" / "ada.gguf"
+    other.parent.mkdir()
+    other.hardlink_to(ada)
+    assert wrong(folder, ada.parent, other) == f"{other}: a Model named ada is already made of {ada}: rename one"
 
 
-def test_a_file_whose_name_is_no_name_is_refused(folder: Path) -> None:
-    (folder / "models" / "ada.gguf").rename(folder / "models" / "my model.gguf")
-    assert "Model my model: metadata.name: expected" in wrong(folder, folder / "models")
+def test_two_files_that_would_become_one_name_are_refused_naming_both(folder: Path) -> None:
+    one, two = folder / "models" / "my model.gguf", folder / "models" / "my-model.gguf"
+    one.hardlink_to(folder / "models" / "ada.gguf")
+    two.hardlink_to(folder / "models" / "ada.gguf")
+    assert wrong(folder, folder / "models") == f"{two}: a Model named my-model is already made of {one}: rename one"
+
+
+def test_a_file_named_like_a_model_of_the_documents_is_refused(folder: Path) -> None:
+    spec = "{engine: command, command: ['x', '{port}']}"
+    other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: ada}}\nspec: {spec}\n")
+    ada = folder / "models" / "ada.gguf"
+    assert wrong(folder, ada, configs=(other,)) == f"{ada}: a Model named ada is already in the documents: rename one"
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [
+        ("llama-3.1-8B_Q4", "llama-3.1-8B_Q4"),
+        ("my model", "my-model"),
+        ("my  model (v2)", "my-model-v2"),
+        ("[org] a+b", "org-a-b"),
+        ("_hidden-", "hidden"),
+        ("modèle", "mod-le"),
+        ("my model-00001-of-00003", "my-model"),
+        ("a" * 252 + " b", "a" * 252),
+        ("日本", ""),
+    ],
+)
+def test_any_file_name_becomes_a_name_for_a_model(stem: str, name: str) -> None:
+    assert model_name(Path(f"{stem}.gguf")) == name
+    if name:
+        check_name(name, ())
+        assert model_name(Path(f"{name}.gguf")) == name, "a name stays as it is"
+
+
+def test_a_file_with_a_space_is_served_under_the_name_it_becomes(folder: Path) -> None:
+    file = folder / "models" / "my model.gguf"
+    (folder / "models" / "ada.gguf").rename(file)
+    documents = gather([folder / "models"], [], folder)
+    assert [(model.name, model.spec.artifact) for model in documents.models][1] == ("my-model", f"file://{file}")
+    (_, again) = read_documents(written(folder / "d.yaml", to_yaml(documents))).models
+    assert launcher()(again, "127.0.0.1", 1).argv
+
+
+def test_of_a_folder_only_the_file_without_a_name_is_left_out(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    odd = folder / "models" / "日本.gguf"
+    odd.hardlink_to(folder / "models" / "ada.gguf")
+    assert [model.name for model in gather([folder / "models"], [], folder).models] == ["ada", "bob"]
+    assert capfd.readouterr().err == f"pilotlight: {odd}: left out: {RENAME}\n"
+    assert wrong(folder, odd) == f"{odd}: {RENAME}"
+    for name in ("ada", "bob"):
+        (folder / "models" / f"{name}.gguf").unlink()
+    assert wrong(folder, folder / "models") == f"{folder}/models: no .gguf file has a usable name: rename them"
 
 
 def test_a_file_that_is_named_like_an_alias_is_refused(folder: Path) -> None:

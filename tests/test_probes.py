@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from autoscaler.drivers import probes
 from autoscaler.drivers.ports import HOST, REUSE_S, Ports, PortsTakenError, holds_one, listeners
 from autoscaler.drivers.probes import FAST_EVERY_S, LISTENS_EVERY_S, SLOW_EVERY_S, Pace, every_s, probe
+from tests.kit.certificates import OURS, THEIRS, leaf
 from tests.sim.virtual import run
 
 
@@ -49,6 +51,36 @@ async def test_only_a_200_is_ready(answer: bytes, ready: bool) -> None:
         port = server.sockets[0].getsockname()[1]
         assert await probe(HOST, port, "/health") is ready
         assert (await asked).startswith(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1:")
+
+
+@pytest.mark.parametrize("who", [OURS, THEIRS])
+async def test_an_engine_with_tls_is_asked_over_tls_whoever_certified_it(who: str) -> None:
+    names: list[str | None] = []
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    leaf(who).configure_cert(context)
+    context.sni_callback = lambda _tls, name, _context: names.append(name)
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(engine, HOST, 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await probe(HOST, port, "/health", tls_name="m.example") is True
+        assert await probe(HOST, port, "/health") is False, "it does not answer in clear"
+    assert names == ["m.example"]
+    assert await probe(HOST, port, "/health", tls_name=HOST) is None, "nobody listens any more"
+
+
+async def test_an_engine_that_should_speak_tls_and_does_not_is_not_ready() -> None:
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(engine, HOST, 0) as server:
+        assert await probe(HOST, server.sockets[0].getsockname()[1], "/", tls_name=HOST) is False
 
 
 async def test_a_port_where_nobody_listens_is_decided_without_waiting(listener: socket.socket) -> None:

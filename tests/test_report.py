@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import msgspec
 
 from loadtest.plots import Series, plot, ticks
-from loadtest.report import Report, as_html, as_json, make
+from loadtest.report import Report, as_html, as_json, make, note
 from loadtest.result import Result
 
 RESULTS = [
@@ -44,6 +44,14 @@ def test_the_page_is_self_contained_and_escapes_names() -> None:
     assert "&lt;script&gt;" in page
     assert not any(word in page for word in ("src=", "href=", "@import", "url("))
     assert "verdict holds: 5 calls" in page
+
+
+def test_a_run_that_was_interrupted_says_so_and_is_judged_over_what_was_sent() -> None:
+    report = make("http://127.0.0.1:1", "a plan", 200, [*RESULTS, REFUSED], interrupted=True)
+    assert (report.planned, report.verdict.admitted, report.verdict.holds) == (200, 5, True)
+    assert note(report) == "interrupted: 5 of 200 calls were sent, and those under way were given up"
+    assert note(report) in as_html(report)
+    assert "interrupted" not in as_html(made())
 
 
 def test_neither_form_holds_what_was_said() -> None:

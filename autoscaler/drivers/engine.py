@@ -58,7 +58,7 @@ class Engine:
             slots=record.slots,
             seen=self.seen,
             compute_percent=record.compute_percent,
-            address=f"{HOST}:{record.port}" if record.pid else "",
+            address=address(record),
             started_s=self.born_s if record.pid else None,
             grew=grew,
             reason=self.reason,
@@ -88,6 +88,16 @@ class Engine:
         finally:
             self._grace = None
         return True
+
+
+def address(record: Record) -> str:
+    """Where gateways reach it, as Routes say it (`autoscaler.contract`); empty before it has a process."""
+    if not record.pid:
+        return ""
+    if record.tls is None:
+        return f"{HOST}:{record.port}"
+    name = record.tls.server_name
+    return f"https://{name}@{HOST}:{record.port}" if name else f"https://{HOST}:{record.port}"
 
 
 def record_of(replica: Replica) -> Record:

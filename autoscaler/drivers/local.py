@@ -95,7 +95,9 @@ class LocalDriver:
         try:
             port = self._ports.choose(self._clock())
             launch = self._launch(model, HOST, port)
-            record = msgspec.structs.replace(record, port=port, readiness_path=launch.readiness_path, boot=self._boot)
+            record = msgspec.structs.replace(
+                record, port=port, readiness_path=launch.readiness_path, tls=model.spec.tls, boot=self._boot
+            )
             self._state.put(record)
             engine = self._spawn(record, launch)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start of one Model
@@ -176,10 +178,14 @@ class LocalDriver:
         return "did not end within its grace after SIGTERM and was killed"
 
     def _why_it_ended(self, engine: Engine) -> str:
-        """For people. An engine that never was ready never saw a Call, so its own last words are safe to show."""
-        how = processes.how_it_ended(engine.record.pid) if engine.child is not None else ""
+        """For people. An engine that never was ready never saw a Call, so its own last words are safe to show.
+
+        Of an adopted one that is not known: its driver may have died between its first Call and the record of it.
+        """
+        ours = engine.child is not None
+        how = processes.how_it_ended(engine.record.pid) if ours else ""
         how = how or "ended (it was adopted, so its exit status is not known)"
-        words = "" if engine.record.was_ready else logs.last_line(self._state.log(engine.record.id))
+        words = logs.last_line(self._state.log(engine.record.id)) if ours and not engine.record.was_ready else ""
         return f"{how}: {words}" if words else how
 
     async def _clear(self, engine: Engine) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
 from collections.abc import Callable
 from functools import partial
 
@@ -25,8 +26,12 @@ FAILURES_MAX = 3
 """So many failed probes in a row make a ready Replica unready."""
 PROBES_PER_S_MAX = 500
 
+ANSWER_BYTES = len(b"HTTP/1.1 200")
+
 _UNDECIDED = (errno.EINPROGRESS, errno.EALREADY)
 _CONNECTED = (0, errno.EISCONN)
+_UNVERIFIED = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+_UNVERIFIED.check_hostname, _UNVERIFIED.verify_mode = False, ssl.CERT_NONE
 
 
 class Pace:
@@ -52,10 +57,12 @@ def every_s(age_s: float, *, listens: bool = False) -> float:
     return LISTENS_EVERY_S if listens else FAST_EVERY_S
 
 
-async def probe(host: str, port: int, path: str) -> bool | None:
+async def probe(host: str, port: int, path: str, *, tls_name: str | None = None) -> bool | None:
     """Whether GET `path` answers 200 on this machine, within PROBE_SECONDS_MAX; None: nobody listens.
 
-    A shortage on this side says nothing of the engine: the probe waits for its end.
+    A shortage on this side says nothing of the engine: the probe waits for its end. With `tls_name` it asks over TLS
+    for that name and does not verify the certificate: a probe has no secret, the kernel says whose the port is, and
+    gateways, which send Calls, do verify.
     """
     try:
         with await patiently(partial(socket.socket, socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as s:
@@ -65,20 +72,34 @@ async def probe(host: str, port: int, path: str) -> bool | None:
             if error not in (*_CONNECTED, *_UNDECIDED):
                 return None
             async with asyncio.timeout(PROBE_SECONDS_MAX):
-                return await _ask(s, host, port, path, connected=error in _CONNECTED)
+                if error not in _CONNECTED:  # its accept queue is full
+                    await asyncio.get_running_loop().sock_connect(s, (host, port))
+                ask = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode()
+                answer = await (_ask(s, ask) if tls_name is None else _ask_tls(s, ask, tls_name))
+                return answer.startswith(b"HTTP/1.") and answer[8:12] == b" 200"
     except (OSError, TimeoutError):
         return False
 
 
-async def _ask(s: socket.socket, host: str, port: int, path: str, *, connected: bool) -> bool:
+async def _ask(s: socket.socket, ask: bytes) -> bytes:
+    """The beginning of the answer; less than ANSWER_BYTES when it ends sooner."""
     loop = asyncio.get_running_loop()
-    if not connected:  # its accept queue is full
-        await loop.sock_connect(s, (host, port))
-    await loop.sock_sendall(s, f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+    await loop.sock_sendall(s, ask)
     answer = b""
-    while len(answer) < len(b"HTTP/1.1 200"):
-        piece = await loop.sock_recv(s, 4096)
-        if not piece:
-            return False
+    while len(answer) < ANSWER_BYTES and (piece := await loop.sock_recv(s, 4096)):
         answer += piece
-    return answer.startswith(b"HTTP/1.") and answer[8:12] == b" 200"
+    return answer
+
+
+async def _ask_tls(s: socket.socket, ask: bytes, name: str) -> bytes:
+    """The same over TLS."""
+    own = socket.socket(fileno=s.detach())  # the transport closes it
+    reader, writer = await asyncio.open_connection(sock=own, ssl=_UNVERIFIED, server_hostname=name)
+    try:
+        writer.write(ask)
+        answer = b""
+        while len(answer) < ANSWER_BYTES and (piece := await reader.read(4096)):
+            answer += piece
+        return answer
+    finally:
+        writer.transport.abort()

@@ -65,7 +65,7 @@ class Readiness:
         while True:
             await self._pace.turn()
             began_s = self._clock()
-            answered = await probes.probe(HOST, engine.record.port, engine.record.readiness_path)
+            answered = await self._probe(engine.record)
             pause_s = await self._judge(engine, answered=answered)
             if engine.seen is Seen.STARTING and self._clock() >= weigh_s:
                 weigh_s = self._clock() + WEIGH_EVERY_S
@@ -75,8 +75,14 @@ class Readiness:
 
     async def answers(self, engine: Engine) -> bool:
         """One probe: whether it is ready and the answer is its own."""
-        answered = await probes.probe(HOST, engine.record.port, engine.record.readiness_path)
+        answered = await self._probe(engine.record)
         return bool(answered) and await self._is_its_own(engine)
+
+    @staticmethod
+    async def _probe(record: Record) -> bool | None:
+        if record.tls is None:
+            return await probes.probe(HOST, record.port, record.readiness_path)
+        return await probes.probe(HOST, record.port, record.readiness_path, tls_name=record.tls.server_name or HOST)
 
     async def _judge(self, engine: Engine, *, answered: bool | None) -> float:
         """What a probe means. Returns seconds from its beginning to the next."""

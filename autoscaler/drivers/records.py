@@ -29,6 +29,7 @@ from urllib.parse import quote
 import msgspec
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.model import EngineTls
 from autoscaler.world import SliceId
 
 VERSION = 1
@@ -61,6 +62,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 1
     port: int = 0
     readiness_path: str = "/"
+    tls: EngineTls | None = None
     boot: str = ""
     pid: int = 0
     start_ticks: int = 0

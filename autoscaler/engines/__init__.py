@@ -1,12 +1,11 @@
 """Engines as data: command lines, readiness, dialects and manners of llama.cpp, vLLM, SGLang, Ollama and any command.
 
 An engine here is an entry of `table.ENGINES`; `launch` fills it in for one Model. Nothing in this package starts or
-probes a process: drivers do.
+probes a process: drivers do. What is installed is looked up by `autoscaler.engines.installed`, which is not part of it.
 """
 
 from autoscaler.engines.base import Engine as Engine
 from autoscaler.engines.base import EngineError as EngineError
-from autoscaler.engines.installed import available as available
 from autoscaler.engines.launching import Launch as Launch
 from autoscaler.engines.launching import artifact_path as artifact_path
 from autoscaler.engines.launching import launch as launch

@@ -6,7 +6,6 @@ Owns filling in an engine's data. What is installed is given as an argument; not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -15,7 +14,7 @@ from autoscaler.engines.base import EngineError, Program, fill
 from autoscaler.engines.table import ENGINES
 from autoscaler.model import Model
 
-LAUNCHER = str(Path(xllamacpp_server.__file__))
+LAUNCHER = xllamacpp_server.__file__
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +42,8 @@ def launch(model: Model, model_path: str | None, host: str, port: int, available
             values["program"] = available[program.found]
             argv = (*fill(program.argv, values), *model.spec.args)
             _check(program, argv)
+            if program.found == "xllamacpp" and model.spec.tls is not None:
+                raise EngineError("spec.tls: the llama extra's server speaks no TLS: use llama-server")  # noqa: TRY301
         else:
             argv = (*fill(model.spec.command, values), *model.spec.args)
         env = {key: text for key, word in engine.env.items() for text in fill((word,), values)}

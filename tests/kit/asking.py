@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName
-from autoscaler.engines import available, launch
+from autoscaler.engines import launch
+from autoscaler.engines.installed import available
 from autoscaler.model import Model, ModelSpec
 from loadtest import tinygguf
 from tests.kit.serving import free_port

@@ -1,27 +1,33 @@
 """A scripted engine on a real socket: plays byte scripts, one per request, and remembers what it was asked.
 
-A script is a sequence of bytes (written as they are) and of the words HOLD (wait until `release` is set), CLOSE and
-RESET. The last script is played again for every further request.
+A script is a sequence of bytes (written as they are) and of the words HOLD (wait until `release` is set), CLOSE,
+RESET and DIE (its whole process ends: only for one that has its own). The last script is played again for every further
+request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import socket
+import ssl
 import struct
 from enum import Enum
 from types import TracebackType
+
+from tests.kit import certificates
 
 
 class Word(Enum):
     HOLD = "hold"
     CLOSE = "close"
     RESET = "reset"
+    DIE = "die"
 
 
-HOLD, CLOSE, RESET = Word.HOLD, Word.CLOSE, Word.RESET
+HOLD, CLOSE, RESET, DIE = Word.HOLD, Word.CLOSE, Word.RESET, Word.DIE
 Script = tuple[bytes | Word, ...]
 
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)")
@@ -70,8 +76,11 @@ ERROR = b'"code":"upstream_error"'
 class ScriptedEngine:
     """Use as `async with ScriptedEngine(script, ...) as engine`."""
 
-    def __init__(self, *scripts: Script) -> None:
+    def __init__(self, *scripts: Script, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self.scripts = list(scripts)
+        default = certificates.default_sides.get()
+        self._tls = default.server if tls is None and default is not None else tls
+        self._port = port
         self.requests: list[bytes] = []
         self.connections = 0
         self.release = asyncio.Event()
@@ -85,9 +94,9 @@ class ScriptedEngine:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> ScriptedEngine:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self._port, ssl=self._tls)
         host, port = self._server.sockets[0].getsockname()
-        self.address = f"{host}:{port}"
+        self.address = f"{host}:{port}" if self._tls is None else f"https://{host}:{port}"
         return self
 
     async def __aexit__(
@@ -97,6 +106,11 @@ class ScriptedEngine:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def script(self, request: bytes) -> Script:
+        """What is played for a request."""
+        del request
+        return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
 
     def stop(self) -> None:
         """Dies: nobody listens, every connection is gone."""
@@ -128,13 +142,14 @@ class ScriptedEngine:
         length = _LENGTH.search(head)
         self.requests.append(head + await reader.readexactly(int(length[1]) if length else 0))
         self.asked.set()
-        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
-        for step in script:
+        for step in self.script(self.requests[-1]):
             if isinstance(step, bytes):
                 writer.write(step)
                 await writer.drain()
             elif step is HOLD:
                 await self._hold(reader)
+            elif step is DIE:
+                os._exit(1)
             else:
                 if step is RESET:
                     sock = writer.get_extra_info("socket")

@@ -32,6 +32,6 @@ def forwarded(request: Request) -> tuple[bytes, bytes] | None:
         body = request.body
     id_bytes = (request_id(request.head) or "id-1").encode()
     try:
-        return upstream_head(wish.upwards, operation, ENGINE, len(body), id_bytes), body
+        return upstream_head(wish.upwards, operation, ENGINE.encode(), len(body), id_bytes), body
     except CallError:
         return None

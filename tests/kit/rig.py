@@ -24,7 +24,9 @@ from autoscaler.contract import (
     RoutesDelta,
 )
 from gateway.front import Front
+from gateway.handshake import Handshakes
 from gateway.limits import Limits
+from tests.kit.certificates import Sides, default_sides, sides
 
 MODEL = ModelName("m")
 
@@ -32,9 +34,13 @@ MODEL = ModelName("m")
 class Rig:
     """One gateway. `routes` says which addresses are ready; the model's own name at the engine is `served-m`."""
 
-    def __init__(self, front: Front, port: int) -> None:
+    def __init__(self, front: Front, port: int, tls: Sides | None = None) -> None:
         self.front = front
+        self.tls = tls
+        self.trust = (tls or sides()).client
+        """What engines that speak TLS are verified with."""
         self.port = port
+        self.handshakes: Handshakes | None = None
         self.clients: list[Client] = []
         self._version = 1
 
@@ -58,9 +64,10 @@ class Rig:
         route = ModelRoute(model=MODEL, state=state, phases_ms=phases_ms or {})
         self.front.routes(RoutesDelta(epoch=1, version=self._version, full=True, replicas=replicas, models=(route,)))
 
-    async def client(self) -> Client:
-        """A new connection."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def client(self, *, raw: bool = False) -> Client:
+        """A new connection; a `raw` one knows nothing of TLS."""
+        trust = None if raw or self.tls is None else self.tls.client
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=trust)
         self.clients.append(Client(reader, writer))
         return self.clients[-1]
 
@@ -160,22 +167,31 @@ async def rig(
     events: int | None = None,
     slots: int = 4,
     state: str = "ready",
+    tls: Sides | None = None,
 ) -> AsyncIterator[Rig]:
-    """A gateway with one Model; addresses are its ready Replicas."""
-    front = Front(GatewayId("g"), os.urandom(3).hex(), limits=limits or Limits(), events_fd=events)
+    """A gateway with one Model; addresses are its ready Replicas. With `tls` its port and its engines speak it."""
+    tls = tls or default_sides.get()
+    front = Front(
+        GatewayId("g"), os.urandom(3).hex(), limits=limits or Limits(), events_fd=events, engine_tls=lambda: one.trust
+    )
     entry = ModelEntry(name=MODEL, served_name="served-m", aliases=("alias-m",), slots=4, context_tokens=4096,
                        dialects=("openai", "anthropic"), clocks=clocks or Clocks())  # fmt: skip
     front.catalogue(
         CatalogueDelta(epoch=1, version=1, full=True, models=(entry,), settings=settings or FrontSettings())
     )
-    server = await asyncio.get_running_loop().create_server(front.connection, "127.0.0.1", 0)
+    handshakes = None if tls is None else Handshakes(front, lambda: tls.server)
+    factory = front.connection if handshakes is None else handshakes.client
+    server = await asyncio.get_running_loop().create_server(factory, "127.0.0.1", 0)
     sweeping = asyncio.create_task(front.run())
-    one = Rig(front, server.sockets[0].getsockname()[1])
+    one = Rig(front, server.sockets[0].getsockname()[1], tls)
+    one.handshakes = handshakes
     one.routes(*addresses, slots=slots, state=state)
     try:
         yield one
     finally:
         server.close()
+        if handshakes is not None:
+            handshakes.close()
         await front.drain(0.05)
         for client in one.clients:
             client.leave()

@@ -59,6 +59,7 @@ class Transcribed(NamedTuple):
     began_s: float
     ended_s: float
     queued_s: float
+    at_once: int
     finished: bool
     aborted: bool
 
@@ -87,7 +88,16 @@ def transcript(folder: Path, name: str) -> list[Transcribed]:
     path = folder / f"{name}.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [
-        Transcribed(r["pid"], r["id"], r["time"], r["time"] + r["after_s"], r["queued_s"], r["finished"], r["aborted"])
+        Transcribed(
+            r["pid"],
+            r["id"],
+            r["time"],
+            r["time"] + r["after_s"],
+            r["queued_s"],
+            r["at_once"],
+            r["finished"],
+            r["aborted"],
+        )
         for r in rows
     ]
 
@@ -354,12 +364,5 @@ def describe(pid: int) -> str:
 
 
 def most_at_once(calls: Sequence[Transcribed]) -> int:
-    """The most Calls that one engine process had at the same time."""
-    most = 0
-    for pid in {call.pid for call in calls}:
-        edges = sorted(e for c in calls if c.pid == pid for e in ((c.began_s, 1), (c.ended_s, -1)))
-        at_once = 0
-        for _, step in edges:
-            at_once += step
-            most = max(most, at_once)
-    return most
+    """The most Calls that one engine process had at the same time, waiting in it or running, as it counted itself."""
+    return max((call.at_once for call in calls), default=0)

@@ -1,29 +1,20 @@
-"""Faults of stopping, moving and leaving, on real processes; named after cases of reliability B, C, F."""
+"""Faults of stopping and moving, on real processes; named after cases of reliability B and C."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import socket
-import struct
-import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from loadtest.cli import request_body
-from loadtest.client import request_bytes, target_of
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge
-from tests.kit.serving import Serving, Transcribed, fake, serving, shot, transcript
+from tests.kit.serving import fake, serving, shot, transcript
 from tests.kit.waiting import until
 
 SENTENCE = "Hello, I am ada, asleep until you called."
-ABORTED_S = 0.5
-"""From a client's leaving to the end of its connection at the engine. Case 34 promises 0.1 s; the rest is for a busy
-machine. Who notices only when it writes the next token, notices after 1 s."""
 
 
 # --- B: stopping and moving -------------------------------------------------------------------------------------------
@@ -150,60 +141,3 @@ async def test_case_16_killed_between_last_byte_and_finish(tmp_path: Path) -> No
         again = await one.call("ada")
         assert (again.ending, again.text) == (Ending.COMPLETED, SENTENCE), "its dead connections are not used"
         assert one.starts("ada") == 3
-
-
-# --- F: clients that leave --------------------------------------------------------------------------------------------
-
-
-class Raw:
-    """A client's socket, to leave in every way there is."""
-
-    def __init__(self, one: Serving, model: str, *, stream: bool) -> None:
-        target = target_of(one.url)
-        self.socket = socket.create_connection((target.host, target.port), timeout=10)
-        body = request_body(model, 100, 30, stream=stream)
-        self.socket.sendall(request_bytes(target, "POST", "/v1/chat/completions", (("X-Request-Id", "leaver"),), body))
-
-    def read_some(self) -> None:
-        """Waits for the first bytes of the answer."""
-        assert self.socket.recv(1 << 16).startswith(b"HTTP/1.1 200")
-
-    def leave(self, how: str) -> float:
-        """Leaves; the time (Unix) at which it did."""
-        if how == "half-close":
-            self.socket.shutdown(socket.SHUT_WR)
-            return time.time()
-        if how == "reset":
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        at_s = time.time()
-        self.socket.close()
-        return at_s
-
-
-def noted_since(folder: Path, count: int) -> list[Transcribed]:
-    """What the engine wrote down after its first `count` lines."""
-    return transcript(folder, "ada")[count:]
-
-
-@pytest.mark.parametrize("how", ["close", "half-close", "reset"])
-async def test_case_34_client_leaves(tmp_path: Path, how: str) -> None:
-    """In prefill (not streaming), mid-stream, parked: the engine's connection ends within 100 ms, the Slot is free."""
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", slots=1)
-    async with serving(tmp_path, ada) as one:
-        for stream in (False, True):
-            client = Raw(one, "ada", stream=stream)
-            await until("it runs", lambda: one.demand("ada")["running"] == 1)
-            if stream:
-                await asyncio.to_thread(client.read_some)
-            parked = Raw(one, "ada", stream=stream)
-            await until("the next one waits", lambda: one.demand("ada")["waiting"] == 1)
-            parked.leave(how)
-            await until("the parked one is gone", lambda: one.demand("ada")["waiting"] == 0)
-            noted = len(transcript(tmp_path, "ada"))
-            left_s = client.leave(how)
-            calls = await until("the engine notes it", partial(noted_since, tmp_path, noted))
-            assert (len(calls), calls[0].aborted) == (1, True)
-            assert calls[0].ended_s - left_s < ABORTED_S
-            await until("its Slot is free", lambda: one.demand("ada") == {"waiting": 0, "running": 0})
-            client.socket.close()
-            parked.socket.close()

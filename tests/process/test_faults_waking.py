@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from loadtest import tinygguf
@@ -91,26 +90,6 @@ async def test_case_02_a_start_that_failed_is_tried_again_after_a_minute(tmp_pat
         assert time.monotonic() - failed_s > BACK_OFF_S - 5
         answer = await one.call("bad", stream=False)
         assert answer.text.strip() == "At last I am here."
-
-
-@BURST
-async def test_case_03_queue_full(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--start-delay", "2.5", "--tokens-per-s", "0", slots=1, queue={"callsMax": 50})
-    async with serving(tmp_path, ada) as one:
-        gateway = psutil.Process(one.gateways()["gateway-1"])
-        before_bytes = gateway.memory_info().rss
-        results = await one.send(*(shot("ada", at_s=i * 0.002) for i in range(550)))
-        assert judge(550, results).holds
-        refused = [result for result in results if result.status == 429]
-        assert codes(refused) == {(429, "queue_full")}
-        assert (len(refused), sum(result.ending is Ending.COMPLETED for result in results)) == (500, 50)
-        assert all(result.ending is Ending.COMPLETED for result in results[:50]), "who came first waits"
-        assert all(0 < int(result.headers["retry-after"]) <= 120 for result in refused)
-        assert max((result.last_byte_s or 9) - (result.sent_s or 0) for result in refused) < 1.0, "at once"
-        assert gateway.memory_info().rss - before_bytes < 16 << 20
-        assert one.starts("ada") == 1
-    ids = [result.headers["x-request-id"] for result in results[:50]]
-    assert [call.id for call in transcript(tmp_path, "ada")] == ids, "admitted Calls keep their order"
 
 
 async def test_case_04_all_clients_leave_during_the_start(tmp_path: Path) -> None:

@@ -90,6 +90,33 @@ def test_engines_outlive_a_killed_driver_and_the_next_one_adopts_them(state: Pat
     rig.state.close()
 
 
+def test_the_last_words_of_an_adopted_engine_are_not_told_for_it_may_have_had_calls(
+    state: Path, tmp_path: Path
+) -> None:
+    """Its record says that it never was ready; that is written a moment after its first Calls can have come."""
+    host = Host(state, python("import time; print('a prompt', flush=True); time.sleep(60)"))
+    host.until("r1 starting")
+    log_folder = state / "logs"
+    deadline_s = time.monotonic() + 10
+    while not any("a prompt" in path.read_text() for path in log_folder.glob("*.log")):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    host.kill()
+    rig = LocalRig(tmp_path)
+
+    async def scenario() -> None:
+        driver = rig.driver()
+        async with running(driver) as observed:
+            assert observed.words(R1) == ["starting"]
+            rig.kill(R1)
+            exited = await observed.until(R1, Seen.EXITED)
+            assert exited.reason == "ended (it was adopted, so its exit status is not known)"
+            await observed.until(R1, Seen.CLEAN)
+
+    rig.run(scenario())
+    rig.state.close()
+
+
 def test_orphans_of_engines_are_reaped_and_other_children_are_not(state: Path) -> None:
     host = Host(state, python(GROWS_ORPHANS + TINY_ENGINE, "{port}"))
     try:

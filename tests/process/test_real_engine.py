@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.engines import ENGINES, available, launch
+from autoscaler.engines import ENGINES, launch
+from autoscaler.engines.installed import available
 from autoscaler.model import Model, ModelSpec
 from loadtest import tinygguf
 from tests.kit.serving import free_port

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import h11
 import pytest
 
-from autoscaler.engines import available
+from autoscaler.engines.installed import available
 from gateway.head import Request
 from tests.kit.asking import PROXIES, Heard, Reading, ask, llama, origins, program, proxy
 from tests.kit.forwarding import forwarded
@@ -129,7 +129,7 @@ def test_nothing_that_servers_read_otherwise_goes_up() -> None:
         assert not any(quirk.about.search(head) for quirk in QUIRKS), head
 
 
-async def test_a_server_reads_what_we_forward_as_we_mean_it(server: tuple[str, int]) -> None:
+async def test_case_39_a_server_reads_what_we_forward_as_we_mean_it(server: tuple[str, int]) -> None:
     """One after another on one connection, as an engine gets them, so that no byte of one may reach the next."""
     name, port = server
     heard = await ask(port, *((head + body, 1) for head, body in sent()), (SENTINEL, 2))
@@ -152,7 +152,7 @@ def meant(head: bytes, body: bytes) -> Reading:
     return Reading(method, target, body.decode("latin-1"), tuple(pairs))
 
 
-async def test_a_server_reads_the_same_requests_as_we_do_or_fewer(server: tuple[str, int]) -> None:
+async def test_case_39_a_server_reads_the_same_requests_as_we_do_or_fewer(server: tuple[str, int]) -> None:
     name, port = server
     gate = asyncio.Semaphore(AT_ONCE)
     excused: Counter[Quirk] = Counter()

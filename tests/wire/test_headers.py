@@ -1,11 +1,17 @@
-"""What a header may not do: forge what is ours, travel further than one connection, or come back in an error."""
+"""Case 40: what a header may not do: forge what is ours, travel further than one connection, or come in twice."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import re
+from hashlib import sha256
 
+import pytest
+
+from autoscaler.contract import CatalogueDelta, FrontSettings, KeyEntry, TenantEntry, TenantName
+from gateway.head import KEPT, LISTS
+from tests.kit.canary import request
 from tests.kit.engine import DONE, END, OK, STREAM_HEAD, ScriptedEngine, delta, document
 from tests.kit.mutations import mutated
 from tests.kit.rig import Client, rig
@@ -34,7 +40,7 @@ FORGED = (
 UPWARDS = ["host", "content-length", "x-request-id", "content-type"]
 
 
-async def test_an_engine_sees_nothing_that_a_client_forged_or_meant_for_us_alone() -> None:
+async def test_case_40_an_engine_sees_nothing_that_a_client_forged_or_meant_for_us_alone() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         lines = (*HOP_BY_HOP, *OURS, *FORGED, "Authorization: Bearer canary", "Accept: canary")
@@ -50,6 +56,70 @@ async def test_an_engine_sees_nothing_that_a_client_forged_or_meant_for_us_alone
         assert total.tenant == "default"
 
 
+KEYS = {TenantName(name): f"canary-key-of-{name}" for name in ("ours", "theirs")}
+IDENTITIES = (
+    "X-Tenant: theirs", "X-Pilotlight-Tenant: theirs", "X-Forwarded-User: theirs", "X-Remote-User: theirs",
+    "OpenAI-Organization: theirs", "OpenAI-Project: theirs", "X-Forwarded-For: 10.0.0.1", "Forwarded: for=theirs",
+    "X-Authenticated-Userid: theirs", "X-Client-Cert: theirs", "Cookie: tenant=theirs", "From: theirs",
+    f"Proxy-Authorization: Bearer {KEYS[TenantName('theirs')]}", "Connection: authorization, x-api-key, api-key, host",
+)  # fmt: skip
+KEYED = ("Authorization: Bearer {}", "authorization:   bearer  {}\t", "X-Api-Key: {}", "api-key: {}",
+         "Authorization: Bearer {0}\r\nX-Api-Key: {0}\r\nApi-Key: {0}")  # fmt: skip
+
+
+@pytest.mark.parametrize("line", KEYED)
+async def test_case_40_a_call_belongs_to_who_has_the_key_and_the_key_stays_here(line: str) -> None:
+    """Whatever else claims to say who it is, and also where `Connection` names the very header of the key."""
+    hashed = {name: (KeyEntry(sha256=sha256(key.encode()).hexdigest()),) for name, key in KEYS.items()}
+    tenants = tuple(TenantEntry(name=name, keys=keys) for name, keys in hashed.items())
+    needed = FrontSettings(keys_needed=True)
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        one.front.catalogue(CatalogueDelta(epoch=1, version=2, tenants=tenants, settings=needed))
+        client = await one.client()
+        client.send(request("/v1/chat/completions", BODY, line.format(KEYS[TenantName("ours")]), *IDENTITIES))
+        assert (await client.answer())[0] == 200
+        await one.settled()
+        (total,) = one.front.report().totals
+        assert total.tenant == "ours"
+        assert b"canary" not in engine.requests[0]
+        assert b"theirs" not in engine.requests[0]
+
+
+ONCE = sorted(name.decode() for name in KEPT - LISTS)
+REFUSED = (
+    *(f"{name}: 1\r\n{name.title()}: 1" for name in ONCE), "Host: gw", "X-A: b\rc", "X-A: b\nc", "X-A: b\r\n c",
+    "X-A: \0",
+    "X-A: b\x7f", "X-A: b\r\n\tX-Api-Key: c", "X-A\r\n: b", "X-A: b\r\r\nX-B: c", "Authorization: Bearer a\rb",
+    "Authorization: Bearer a\n", "X-Request-Id: a\rb", "Content-Length: 1", "Host : gw", " Host: gw",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", REFUSED)
+async def test_case_40_a_second_host_or_a_line_end_in_a_value_is_refused(line: str) -> None:
+    """And the connection ends, for nobody can know what follows."""
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.send(request("/v1/chat/completions", BODY, line) + request("/health", method="GET"))
+        status, fields, body = await client.answer()
+        assert (status, fields["connection"], b'"invalid_request"' in body) == (400, "close", True)
+        assert await client.rest() == b""
+        assert engine.requests == []
+
+
+@pytest.mark.parametrize("name", ["X-A", "Cookie", "Authorization", "X-Request-Id", "Prefer", "User-Agent", "Accept"])
+async def test_case_40_a_value_of_8_kib_is_read_and_goes_no_further_than_it_may(name: str) -> None:
+    """Those that engines get have to fit into a head that engines take: else one clear error, and no Call."""
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.send(request("/v1/chat/completions", BODY, f"{name}: {'a' * 8192}"))
+        status, fields, body = await client.answer()
+        if name in {"User-Agent", "Accept"}:
+            assert (status, b'"header_too_large"' in body, engine.requests) == (431, True, [])
+        else:
+            assert (status, fields["x-request-id"].startswith("g-")) == (200, True)
+            assert b"aaaa" not in engine.requests[0]
+
+
 DOWNWARDS = {"content-type", "content-length", "x-request-id", "server-timing", "retry-after", "date"}
 ANSWERED = (
     *HOP_BY_HOP, *OURS, "Server: canary", "Set-Cookie: canary=1", "Location: /canary", "Alt-Svc: canary",
@@ -60,7 +130,7 @@ ANSWERED = (
 )  # fmt: skip
 
 
-async def test_a_client_sees_nothing_of_the_engines_connection_or_in_our_name() -> None:
+async def test_case_40_a_client_sees_nothing_of_the_engines_connection_or_in_our_name() -> None:
     """Whole, in pieces, and as an error."""
     whole = document(b"{}", "200 OK", *ANSWERED)
     pieces = (whole[:-1], whole[-1:])
@@ -74,7 +144,7 @@ async def test_a_client_sees_nothing_of_the_engines_connection_or_in_our_name() 
             assert await told(client) == (status, DOWNWARDS)
 
 
-async def test_neither_does_the_reader_of_a_stream() -> None:
+async def test_case_40_neither_does_the_reader_of_a_stream() -> None:
     head = STREAM_HEAD[:-2] + "\r\n".join([*ANSWERED, "", ""]).encode()
     async with ScriptedEngine((head + delta("a") + DONE + END,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -95,7 +165,7 @@ _ID = re.compile(rb"\r\nx-request-id: [a-z0-9._-]+(?=\r\n)")
 """The one thing of a request that is said again: an id of these letters alone."""
 
 
-async def test_no_error_holds_what_was_sent() -> None:
+async def test_case_39_no_error_holds_what_was_sent() -> None:
     """Mutations of requests for a Model that does not exist, with a word in some place of each."""
     die, inputs = random.Random(5), []
     for data in mutated(5, 600):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.kit.engine import CLOSE, DELTAS, END, ERROR, HOLD, OK, STREAM, WITHOUT_USAGE, ScriptedEngine, document
+from tests.kit.engine import CLOSE, HOLD, OK, STREAM, WITHOUT_USAGE, ScriptedEngine, document
 from tests.kit.rig import rig
 
 
@@ -86,16 +86,6 @@ async def test_a_stream_that_ends_with_the_connection(minor: int) -> None:
         assert (await client.answer())[2] == WITHOUT_USAGE
 
 
-async def test_a_stream_that_ends_with_the_connection_but_not_with_its_word_is_broken() -> None:
-    cut = (b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + DELTAS, CLOSE)
-    async with ScriptedEngine(cut) as engine, rig(engine.address) as one:
-        client = await one.client()
-        client.call(stream=True)
-        rest = await client.rest()
-        assert ERROR in rest
-        assert not rest.endswith(END)
-
-
 async def test_an_engine_that_closes_after_its_head_has_broken_and_the_call_moves() -> None:
     """Nothing but the close would say that the body is whole, and there is none: that is no empty answer."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
@@ -117,26 +107,3 @@ async def test_http_1_0_is_answered_close_delimited() -> None:
         head, _, body = (await client.rest()).partition(b"\r\n\r\n")
         assert b"chunked" not in head
         assert body == WITHOUT_USAGE
-
-
-async def test_an_engines_error_is_passed_on() -> None:
-    async with (
-        ScriptedEngine((document(b'{"error":{"message":"too long"}}', "400 Bad Request"),)) as engine,
-        rig(engine.address) as one,
-    ):
-        client = await one.client()
-        client.call()
-        status, _, body = await client.answer()
-        assert (status, body) == (400, b'{"error":{"message":"too long"}}')
-
-
-async def test_a_redirect_is_never_followed_nor_passed_on() -> None:
-    async with (
-        ScriptedEngine((document(b"", "302 Found", "Location: http://127.0.0.1:1/"),)) as engine,
-        rig(engine.address) as one,
-    ):
-        client = await one.client()
-        client.call()
-        status, fields, body = await client.answer()
-        assert (status, "location" in fields) == (502, False)
-        assert ERROR in body

@@ -36,7 +36,7 @@ def refused(data: bytes) -> CallError:
 
 
 @pytest.mark.parametrize("entry", INDEX, ids=lambda entry: entry["file"])
-def test_the_corpus_is_judged_the_same_however_it_is_cut(entry: dict[str, object]) -> None:
+def test_case_39_the_corpus_is_judged_the_same_however_it_is_cut(entry: dict[str, object]) -> None:
     data = (CORPUS / str(entry["file"])).read_bytes()
     assert [brief(item) for item in read_every_way(data)] == entry["verdict"], entry["why"]
 

@@ -1,0 +1,66 @@
+"""The door of the contract where it listens on TCP: who shows no token that is in force is sent away.
+
+Owns that one check (RFC 6750), in constant time, before a body is read; a stream is checked when it is opened. Who is
+sent away learns nothing; on this side it is said, at most once a minute. Unix sockets need no door: their file modes
+are one. Which tokens are in force is the caller's to say, anew for each request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+SAY_EVERY_S = 60.0
+REFUSED = b'{"error":"not allowed"}'
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = logging.getLogger("pilotlight.autoscaler.door")
+
+
+class Door:
+    """An aiohttp middleware (`check`). `tokens` gives those in force."""
+
+    def __init__(self, tokens: Callable[[], Sequence[str]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._tokens = tokens
+        self._clock = clock
+        self._refused = 0
+        self._said_s: float | None = None
+
+    @property
+    def check(self) -> Middleware:
+        """The middleware."""
+
+        @web.middleware
+        async def check(request: web.Request, handler: Answer) -> web.StreamResponse:
+            if self.admits(request.headers.get("authorization", "")):
+                return await handler(request)
+            self.refused()
+            return web.Response(status=401, body=REFUSED, content_type="application/json")
+
+        return check
+
+    def admits(self, authorization: str) -> bool:
+        """Whether the header shows a token that is in force; takes as long for a wrong one as for a right one."""
+        scheme, _, shown = authorization.partition(" ")
+        digest = _digest(shown if scheme.lower() == "bearer" else "")
+        return sum(hmac.compare_digest(digest, _digest(token)) for token in self._tokens()) > 0
+
+    def refused(self) -> None:
+        """Counts one that was sent away, and says so when it is time."""
+        self._refused += 1
+        now_s = self._clock()
+        if self._said_s is None or now_s - self._said_s >= SAY_EVERY_S:
+            log.warning("event=contract_refused reason='no token that is in force' times=%d", self._refused)
+            self._said_s, self._refused = now_s, 0
+
+
+def _digest(token: str) -> bytes:
+    """Equal lengths, whatever was sent."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,126 @@
+"""Many clients of a real `serve` at once, each with a habit: they dribble, idle, do not read; where they choose.
+
+Every address of 127.0.0.0/8 is this machine's on Linux, so hostile clients and the healthy one need not share one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import resource
+import socket
+import urllib.request
+from types import TracebackType
+from typing import NamedTuple
+
+import psutil
+
+from loadtest.client import target_of
+from tests.kit.serving import Serving
+
+DRIBBLE_EVERY_S = 0.1
+SLACK_BYTES = 8 << 20
+"""What a process may take for itself beside what its clients cost."""
+
+
+class Stream(NamedTuple):
+    """Both directions of one connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def leave(self) -> None:
+        """Gone at once."""
+        self.writer.transport.abort()
+
+    async def rest(self, within_s: float = 15.0) -> bytes:
+        """All that comes until the gateway closes; a reset ends it too."""
+        got = b""
+        async with asyncio.timeout(within_s):
+            with contextlib.suppress(ConnectionError):
+                while data := await self.reader.read(1 << 16):
+                    got += data
+        return got
+
+
+def chat(model: str, *, close: bool = False, key: str = "none", **members: object) -> bytes:
+    """A chat Call as bytes."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Who?"}], **members}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer {key}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return (head + ("Connection: close\r\n\r\n" if close else "\r\n")).encode() + body
+
+
+class Crowd:
+    """The clients of one test: `async with Crowd(one) as crowd`. At the end all that are still there leave."""
+
+    def __init__(self, one: Serving) -> None:
+        target = target_of(one.url)
+        self._address = (target.host, target.port)
+        self._streams: list[Stream] = []
+
+    async def __aenter__(self) -> Crowd:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for stream in self._streams:
+            stream.leave()
+
+    async def connect(self, source: str = "127.0.0.1", receive_bytes: int | None = None) -> Stream:
+        """A client at `source`; with `receive_bytes` no more than about that is taken from the gateway unasked."""
+        sock = socket.socket()
+        if receive_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        sock.bind((source, 0))
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, self._address)
+        limit = receive_bytes or 1 << 16
+        self._streams.append(Stream(*await asyncio.open_connection(sock=sock, limit=limit)))
+        return self._streams[-1]
+
+    async def ask(self, request: bytes, source: str = "127.0.0.1") -> bytes:
+        """The whole answer to a request that closes."""
+        stream = await self.connect(source)
+        stream.writer.write(request)
+        got = await stream.rest()
+        self._streams.remove(stream)
+        stream.leave()
+        return got
+
+    async def dribble(self, first: bytes, source: str) -> bytes:
+        """Sends `first`, then a byte now and then for as long as it may; what it is told in the end."""
+        stream = await self.connect(source)
+        stream.writer.write(first)
+        answer = asyncio.ensure_future(stream.rest())
+        while not answer.done():
+            stream.writer.write(b"x")
+            await asyncio.wait((answer,), timeout=DRIBBLE_EVERY_S)
+        stream.leave()
+        return await answer
+
+
+def many_files() -> None:
+    """Lets this process open as many sockets as it may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def resident_bytes(pid: int) -> int:
+    """What a process holds of the machine's memory."""
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+def told(one: Serving) -> str:
+    """All metrics."""
+    with urllib.request.urlopen(f"{one.ops}/metrics", timeout=5) as response:
+        return str(response.read().decode())
+
+
+def counted(one: Serving, metric: str, *labels: str) -> float:
+    """The sum of a metric's series that have all these labels (`outcome="failed"`)."""
+    rows = re.findall(rf"^{metric}(?:\{{(.*)\}})? (\S+)$", told(one), re.MULTILINE)
+    return sum(float(value) for found, value in rows if all(label in found for label in labels))

@@ -1,0 +1,341 @@
+"""Clients that leave, do not read, are slow, or are too many, on real processes: cases 34 to 37 of reliability, F.
+
+What the rows promise in seconds and shares is measured in bench/; here it is what happens, to whom, and how often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import struct
+import time
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtest.cli import request_body
+from loadtest.client import request_bytes, target_of
+from loadtest.verdict import judge
+from pilotlight.listen import BACKLOG
+from tests.kit import endless
+from tests.kit.crowd import SLACK_BYTES, Crowd, Stream, chat, counted, many_files, resident_bytes
+from tests.kit.serving import Serving, Transcribed, fake, model, serving, settings, shot, transcript
+from tests.kit.waiting import until
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: gw\r\n\r\n"
+HEAD_BEGUN = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nX-Slow: "
+BODY_BEGUN = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n"
+)
+ROOM = 20
+"""Descriptors that are free when the limit comes."""
+OTHERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+
+# --- case 34: clients that leave --------------------------------------------------------------------------------------
+
+ABORTED_S = 0.5
+"""From a client's leaving to the end of its connection at the engine. Case 34 promises 0.1 s; the rest is for a busy
+machine. Who notices only when it writes the next token, notices after 1 s."""
+
+
+class Raw:
+    """A client's socket, to leave in every way there is."""
+
+    def __init__(self, one: Serving, model: str, *, stream: bool) -> None:
+        target = target_of(one.url)
+        self.socket = socket.create_connection((target.host, target.port), timeout=10)
+        body = request_body(model, 100, 30, stream=stream)
+        self.socket.sendall(request_bytes(target, "POST", "/v1/chat/completions", (("X-Request-Id", "leaver"),), body))
+
+    def read_some(self) -> None:
+        """Waits for the first bytes of the answer."""
+        assert self.socket.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+    def leave(self, how: str) -> float:
+        """Leaves; the time (Unix) at which it did."""
+        if how == "half-close":
+            self.socket.shutdown(socket.SHUT_WR)
+            return time.time()
+        if how == "reset":
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        at_s = time.time()
+        self.socket.close()
+        return at_s
+
+
+def noted_since(folder: Path, count: int) -> list[Transcribed]:
+    """What the engine wrote down after its first `count` lines."""
+    return transcript(folder, "ada")[count:]
+
+
+@pytest.mark.parametrize("how", ["close", "half-close", "reset"])
+async def test_case_34_client_leaves(tmp_path: Path, how: str) -> None:
+    """In prefill (not streaming), mid-stream, parked: the engine's connection ends, the Slot is free, all abandoned."""
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", slots=1)
+    async with serving(tmp_path, ada) as one:
+        for stream in (False, True):
+            client = Raw(one, "ada", stream=stream)
+            await until("it runs", lambda: one.demand("ada")["running"] == 1)
+            if stream:
+                await asyncio.to_thread(client.read_some)
+            parked = Raw(one, "ada", stream=stream)
+            await until("the next one waits", lambda: one.demand("ada")["waiting"] == 1)
+            parked.leave(how)
+            await until("the parked one is gone", lambda: one.demand("ada")["waiting"] == 0)
+            noted = len(transcript(tmp_path, "ada"))
+            left_s = client.leave(how)
+            calls = await until("the engine notes it", partial(noted_since, tmp_path, noted))
+            assert (len(calls), calls[0].aborted) == (1, True)
+            assert calls[0].ended_s - left_s < ABORTED_S
+            await until("its Slot is free", lambda: one.demand("ada") == {"waiting": 0, "running": 0})
+            client.socket.close()
+            parked.socket.close()
+        await until("all four are told", lambda: counted(one, "pilotlight_calls_total") == 4)
+        assert counted(one, "pilotlight_calls_total", 'outcome="abandoned"', 'code="client_closed"') == 4
+
+
+# --- case 35: clients that do not read --------------------------------------------------------------------------------
+
+STALL_S = 2.0
+SILENT, SLOW = 40, 60
+STALLED_BYTES_MAX = 128 << 10
+"""Of process memory for one client that does not read (the row's figure)."""
+RECEIVE_BYTES = 4096
+
+
+def connected(one: Serving, gateway: int) -> int:
+    """How many clients a gateway has, by the kernel's account."""
+    port = target_of(one.url).port
+    sockets = psutil.Process(gateway).net_connections("tcp")
+    return sum(each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED for each in sockets)
+
+
+async def sip(stream: Stream) -> None:
+    """Reads a byte now and then."""
+    while await stream.reader.read(1):
+        await asyncio.sleep(0.1)
+
+
+async def drink(stream: Stream) -> int:
+    """Reads all that comes; how much it was."""
+    got = 0
+    while data := await stream.reader.read(1 << 16):
+        got += len(data)
+    return got
+
+
+async def test_case_35_clients_that_do_not_read(tmp_path: Path) -> None:
+    """100 for the row's 600, with a stall clock of 2 s for 60, on endless answers.
+
+    40 read nothing, 60 a byte at a time. None costs more than 128 KiB, all are cut, the engine's work for them ends,
+    and who reads is not touched: neither short Calls beside them nor a stream that is longer than the clock.
+    """
+    many_files()
+    ada = model("ada", engine="command", command=endless.command(), slots=SILENT + SLOW + 8)
+    limits = {"writeStallSecondsMax": STALL_S}
+    async with serving(tmp_path, ada, settings(limits=limits)) as one, Crowd(one) as crowd:
+        await crowd.ask(chat("ada", close=True))
+        gateway = one.gateways()["gateway-1"]
+        reader = await crowd.connect()
+        reader.writer.write(chat("ada", stream=True))
+        reading = asyncio.create_task(drink(reader))
+        await until("it runs", lambda: one.busy("ada") == 1)
+        before_bytes = resident_bytes(gateway)
+        stalled = [await crowd.connect(receive_bytes=RECEIVE_BYTES) for _ in range(SILENT + SLOW)]
+        for stream in stalled:
+            stream.writer.write(chat("ada", stream=True))
+        sipping = asyncio.gather(*map(sip, stalled[SILENT:]))
+        await until("all run", lambda: one.busy("ada") == 1 + SILENT + SLOW)
+        most_bytes, asked = 0, 0
+        while one.busy("ada") > 1:
+            most_bytes = max(most_bytes, resident_bytes(gateway))
+            assert (await crowd.ask(chat("ada", close=True))).startswith(b"HTTP/1.1 200"), "others are served"
+            asked += 1
+        assert most_bytes - before_bytes < (SILENT + SLOW) * STALLED_BYTES_MAX + SLACK_BYTES
+        sipping.cancel()
+        await asyncio.gather(sipping, return_exceptions=True)
+        await until("only the reader is connected", lambda: connected(one, gateway) == 1)
+        assert asked > 10
+        assert not reading.done(), "who reads is not cut"
+        await until("their Slots are free", lambda: one.demand("ada") == {"waiting": 0, "running": 1})
+        assert counted(one, "pilotlight_calls_total", 'outcome="abandoned"') == SILENT + SLOW
+        reader.leave()
+        await until("nothing runs", lambda: one.busy("ada") == 0)
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_case_35_who_reads_late_what_fits_into_the_buffer_holds_no_slot(tmp_path: Path) -> None:
+    """The engine is done with it at once, and nobody cuts it: no clock runs for an answer that is written."""
+    ada = model("ada", engine="command", command=endless.command(), slots=1)
+    async with serving(tmp_path, ada, settings(limits={"writeStallSecondsMax": 0.5})) as one, Crowd(one) as crowd:
+        slow = await crowd.connect(receive_bytes=RECEIVE_BYTES)
+        slow.writer.write(chat("ada", stream=True, max_tokens=3))
+        await until("it is answered", lambda: counted(one, "pilotlight_calls_total", 'outcome="completed"') == 1)
+        assert one.demand("ada") == {"waiting": 0, "running": 0}
+        await asyncio.sleep(1.5)  # three times the clock
+        got = b""
+        async with asyncio.timeout(5):
+            while not got.endswith(b"0\r\n\r\n"):
+                got += await slow.reader.read(256)
+        assert got.count(b"data: {") == 3
+        assert b"data: [DONE]" in got
+
+
+# --- case 36: slow heads, slow bodies, idle connections ---------------------------------------------------------------
+
+SLOW_HEADS = SLOW_BODIES = 150
+IDLE_MAX = 300
+SURPLUS = 20
+
+
+async def test_case_36_slow_heads_slow_bodies_and_idle_connections(tmp_path: Path) -> None:
+    """150 slow heads, 150 slow bodies and 300 idle ones for the row's 2,000, 2,000 and 20,000; clocks of 1, 2 and 5 s.
+
+    Bytes that trickle do not set a clock back. One address may have so many connections and the surplus is closed; a
+    client at another address has all its Calls answered meanwhile, and afterwards the first address may come again.
+    """
+    many_files()
+    clocks = {"headerSecondsMax": 1, "bodySecondsMax": 2, "idleSecondsMax": 5, "connectionsPerAddressMax": IDLE_MAX}
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
+    async with serving(tmp_path, ada, settings(limits=clocks)) as one, Crowd(one) as crowd:
+        assert b" 200 OK" in await crowd.ask(chat("ada", close=True))
+        gateway = one.gateways()["gateway-1"]
+        before_bytes = resident_bytes(gateway)
+        idle = [await crowd.connect(OTHERS[0]) for _ in range(IDLE_MAX + SURPLUS)]
+        for kept in idle[:10]:  # these are idle after an answer
+            kept.writer.write(HEALTH)
+        ends = [asyncio.ensure_future(stream.rest()) for stream in idle]
+        await until("the surplus is closed", lambda: sum(end.done() for end in ends) == SURPLUS)
+        assert all(end.done() and end.result() == b"" for end in ends[IDLE_MAX:]), "unanswered"
+        heads = [asyncio.ensure_future(crowd.dribble(HEAD_BEGUN, OTHERS[1])) for _ in range(SLOW_HEADS)]
+        bodies = [asyncio.ensure_future(crowd.dribble(BODY_BEGUN, OTHERS[1])) for _ in range(SLOW_BODIES)]
+        most_bytes, served = 0, 0
+        while not all(end.done() for end in (*heads, *bodies, *ends)):
+            assert b" 200 OK" in await crowd.ask(chat("ada", close=True)), "a healthy client is served"
+            served += 1
+            most_bytes = max(most_bytes, resident_bytes(gateway))
+            await asyncio.sleep(0.02)
+        for answer in await asyncio.gather(*heads, *bodies):
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b'"request_timeout"' in answer
+        answers = [await end for end in ends]
+        assert [answer[:15] for answer in answers[:10]] == [b"HTTP/1.1 200 OK"] * 10
+        assert set(answers[10:]) == {b""}, "an idle connection is closed without a word"
+        assert served > 20
+        connections = IDLE_MAX + SLOW_HEADS + SLOW_BODIES
+        assert most_bytes - before_bytes < connections * (16 << 10) + SLACK_BYTES
+        assert b" 200 OK" in await crowd.ask(chat("ada", close=True), OTHERS[0]), "its places are free again"
+        assert counted(one, "pilotlight_calls_total", 'code="request_timeout"') == SLOW_HEADS + SLOW_BODIES
+        assert counted(one, "pilotlight_calls_total", 'outcome="completed"') == served + 2
+        assert one.demand("ada") == {"waiting": 0, "running": 0}
+
+
+# --- case 37: very many connects, and no more descriptors -------------------------------------------------------------
+
+
+def files(pid: int) -> int:
+    """How many descriptors a process has open."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def backlog_max() -> int:
+    """What listen() may get here."""
+    return min(BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text()))
+
+
+def begin_connect(one: Serving) -> socket.socket:
+    """A connection that the kernel is making."""
+    target = target_of(one.url)
+    sock = socket.socket()
+    sock.setblocking(False)
+    sock.connect_ex((target.host, target.port))
+    return sock
+
+
+def established(sock: socket.socket) -> bool:
+    """Whether the kernel has taken it into the accept queue."""
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x01"
+
+
+async def test_case_37_no_descriptors_are_left(tmp_path: Path) -> None:
+    """At the limit new connections are closed unanswered, kept ones are served, streams run on; then all is as before.
+
+    The limit is set on the gateway while four streams run: room for 20 more, and 200 come.
+    """
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "30", slots=4)
+    bob = fake(tmp_path, "bob", "--tokens-per-s", "0")
+    async with serving(tmp_path, ada, bob) as one, Crowd(one) as crowd:
+        assert b" 200 OK" in await crowd.ask(chat("bob", close=True)), "an engine connection is kept"
+        streams = one.begin(*(shot("ada") for _ in range(4)))
+        await until("all run", lambda: one.demand("ada")["running"] == 4)
+        gateway = one.gateways()["gateway-1"]
+        limit = files(gateway) + ROOM
+        before = resource.prlimit(gateway, resource.RLIMIT_NOFILE)
+        resource.prlimit(gateway, resource.RLIMIT_NOFILE, (limit, before[1]))
+        flood = [await crowd.connect() for _ in range(10 * ROOM)]
+        ends = [asyncio.ensure_future(stream.rest()) for stream in flood]
+        await until("those who find no room are closed", lambda: sum(end.done() for end in ends) >= 9 * ROOM)
+        kept = [stream for stream, end in zip(flood, ends, strict=True) if not end.done()]
+        assert {end.result() for end in ends if end.done()} == {b""}
+        assert len(kept) > ROOM / 2
+        for stream in kept:
+            stream.writer.write(chat("bob", close=True))
+        await until("the kept ones are served", lambda: all(end.done() for end in ends))
+        assert sum(b" 200 OK" in end.result() for end in ends) == len(kept)
+        results = await streams
+        assert judge(4, results).completed == 4, "what runs goes on"
+        assert b" 200 OK" in await crowd.ask(chat("bob", close=True)), "under the same limit, but with room"
+        assert one.starts("ada") == one.starts("bob") == 1, "a gateway's shortage says nothing of an engine"
+        assert one.gateways()["gateway-1"] == gateway
+
+
+async def test_case_37_a_gateway_may_open_all_that_it_is_allowed(tmp_path: Path) -> None:
+    """The soft limit that shells give, often 1,024, is less than one address alone may hold."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
+            assert b" 200 OK" in await Crowd(one).ask(chat("ada", close=True))
+            limits = {
+                pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in (*one.gateways().values(), *one.engines())
+            }
+            (gateway,), (engine,) = one.gateways().values(), one.engines()
+            assert limits == {gateway: (hard, hard), engine: (min(soft, 1024), hard)}, "engines get what we got"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_case_37_thousands_connect_at_once(tmp_path: Path) -> None:
+    """All that the backlog holds connect while the gateway does not even run, and each is answered when it does.
+
+    The gateway is stopped (SIGSTOP), so what connects is in the queue of listen(): 4,096, or what the kernel allows.
+    """
+    many_files()
+    count = backlog_max()
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2 * count:
+        pytest.skip(f"a process may not open {2 * count} files here")
+    limits = {"connectionsPerAddressMax": 10_000}
+    async with serving(tmp_path, fake(tmp_path, "ada"), settings(limits=limits)) as one, Crowd(one) as crowd:
+        assert b" 200 OK" in await crowd.ask(HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        gateway = one.gateways()["gateway-1"]
+        os.kill(gateway, signal.SIGSTOP)
+        try:
+            socks = [begin_connect(one) for _ in range(count + 100)]
+            taken = [sock for sock in socks if established(sock)]
+            assert count <= len(taken) <= count + 1, "what listen() got"
+        finally:
+            os.kill(gateway, signal.SIGCONT)
+        for sock in taken:
+            sock.send(HEALTH)
+        for sock in taken:
+            sock.setblocking(True)
+            sock.settimeout(15)
+            assert (await asyncio.to_thread(sock.recv, 100)).startswith(b"HTTP/1.1 200 OK")
+        await until("who did not fit came later", lambda: all(map(established, socks)), 15)
+        for sock in socks:
+            sock.close()

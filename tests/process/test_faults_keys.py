@@ -1,0 +1,59 @@
+"""A key that is taken out of the documents of a running `serve`: case 46 of reliability, G."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import signal
+from pathlib import Path
+
+import yaml
+
+from tests.kit.canary import told
+from tests.kit.crowd import Crowd, chat, counted
+from tests.kit.serving import API, Document, fake, serving, settings
+
+REVOKED_S_MAX = 10.0
+TRIES = 8
+"""Connections, so that with near certainty each of two gateways is asked."""
+
+
+def tenant(*keys: str) -> Document:
+    """The Tenant with these keys."""
+    entries = [{"name": f"k{n}", "sha256": hashlib.sha256(key.encode()).hexdigest()} for n, key in enumerate(keys)]
+    return {"apiVersion": API, "kind": "Tenant", "metadata": {"name": "acme"}, "spec": {"keys": entries}}
+
+
+async def test_case_46_a_revoked_key_is_refused_by_every_gateway_and_told_nowhere(tmp_path: Path) -> None:
+    """Within 10 s of the SIGHUP; another key of the same Tenant goes on; so does a stream that the key began.
+
+    A key in the query is refused before and after, and none of them is in any file or line of the installation.
+    """
+    kept, taken = (f"pl-{secrets.token_urlsafe(32)}" for _ in range(2))
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "20", "--tokens", "200", slots=8)
+    options = ("--gateways", "2")
+    async with serving(tmp_path, ada, tenant(kept, taken), settings(), options=options) as one, Crowd(one) as crowd:
+        assert one.process is not None
+
+        async def refused(key: str) -> int:
+            request = chat("ada", key=key, close=True, max_tokens=1)
+            answers = [await crowd.ask(request) for _ in range(TRIES)]
+            return sum(answer.startswith(b"HTTP/1.1 401 ") for answer in answers)
+
+        in_query = chat("ada", key="", close=True).replace(b"completions ", f"completions?api_key={kept} ".encode())
+        assert (await crowd.ask(in_query)).startswith(b"HTTP/1.1 401 ")
+        assert await refused(taken) == 0
+        running = await crowd.connect()
+        running.writer.write(chat("ada", key=taken, stream=True, max_tokens=60))
+        await running.reader.readuntil(b"data: ")
+        one.config.write_text(yaml.safe_dump_all([ada, tenant(kept), settings()]))
+        one.process.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(REVOKED_S_MAX):
+            while await refused(taken) < TRIES:
+                pass
+        assert await refused(kept) == 0
+        assert b"data: [DONE]" in await running.reader.readuntil(b"0\r\n\r\n")
+        assert counted(one, "pilotlight_calls_total", 'code="invalid_api_key"') > TRIES
+        files = [path.read_bytes() for path in (*one.state.rglob("*"), *tmp_path.rglob("*")) if path.is_file()]
+        assert told(b"\n".join(files), kept, taken) == []

@@ -1,0 +1,167 @@
+"""More Calls than fit, on real processes: cases 3 and 42 of reliability, A and F.
+
+How fast refusals are and how much of the peak remains is measured in bench/; here it is who is refused, with what, and
+how often engines are asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from gateway.desk import RETRIES_MAX
+from loadtest.result import Ending, Result
+from loadtest.verdict import judge
+from tests.kit.crowd import SLACK_BYTES, Crowd, chat, counted, resident_bytes
+from tests.kit.serving import Serving, fake, most_at_once, serving, shot, transcript
+from tests.kit.waiting import until
+
+BURST = pytest.mark.xdist_group("burst")
+"""At most one test with many Calls at once runs at a time."""
+
+
+def codes(results: Sequence[Result]) -> set[tuple[int, str]]:
+    return {(result.status, result.code) for result in results}
+
+
+# --- case 3: capacity + 500 Calls -------------------------------------------------------------------------------------
+
+QUEUE, SURPLUS = 50, 500
+REFUSED = ("pilotlight_calls_total", 'code="queue_full"')
+
+
+@asynccontextmanager
+async def nothing_moves(one: Serving, *, warm: bool) -> AsyncIterator[None]:
+    """The Model starts and does not get ready, or is ready and its one Slot is taken; until the context ends."""
+    async with Crowd(one) as crowd:
+        holder = await crowd.connect()
+        holder.writer.write(chat("ada", stream=True))
+        (engine,) = await until("its process is there", lambda: one.engines("ada"))
+        if warm:
+            await until("the Slot is taken", lambda: one.busy("ada") == 1)
+            yield
+        else:
+            os.kill(engine, signal.SIGSTOP)
+            holder.leave()
+            await until("nobody waits", lambda: one.demand("ada") == {"waiting": 0, "running": 0})
+            try:
+                yield
+            finally:
+                os.kill(engine, signal.SIGCONT)
+
+
+@BURST
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+async def test_case_03_queue_full(tmp_path: Path, warm: bool) -> None:
+    """The capacity is the queue: the Model starts, or its one Slot is busy.
+
+    Exactly the surplus is refused, while all others still wait, with one clear error; who came first keeps its turn;
+    memory stays.
+    """
+    knobs = ("--start-delay", "0" if warm else "2", "--tokens-per-s", "20", "--tokens", "2000")
+    ada = fake(tmp_path, "ada", *knobs, slots=1, queue={"callsMax": QUEUE})
+    async with serving(tmp_path, ada) as one:
+        gateway = one.gateways()["gateway-1"]
+        async with nothing_moves(one, warm=warm):
+            before_bytes = resident_bytes(gateway)
+            sending = one.begin(*(shot("ada", at_s=i * 0.002, tokens=1) for i in range(QUEUE + SURPLUS)))
+            await until("the surplus is refused", lambda: counted(one, *REFUSED) == SURPLUS, 20)
+            await until("all others wait", lambda: one.demand("ada")["waiting"] == QUEUE)
+            assert resident_bytes(gateway) - before_bytes < SLACK_BYTES
+        results = await sending
+        assert judge(QUEUE + SURPLUS, results).holds
+        assert all(result.ending is Ending.COMPLETED for result in results[:QUEUE]), "who came first waits"
+        assert codes(results[QUEUE:]) == {(429, "queue_full")}
+        assert all(result.errors == 1 and result.clear for result in results[QUEUE:])
+        assert all(0 < int(result.headers["retry-after"]) <= 120 for result in results[QUEUE:])
+        assert one.starts("ada") == 1
+    ids = [result.headers["x-request-id"] for result in results[:QUEUE]]
+    done = [call.id for call in transcript(tmp_path, "ada") if call.finished]
+    assert done == ids, "admitted Calls keep their order"
+
+
+# --- case 42: busy engines, and clients that try again ----------------------------------------------------------------
+
+CLIENTS = 400
+SLOTS, WAITING_MAX = 4, 36
+"""Together a tenth of the clients that come at once."""
+
+
+class Answers:
+    """What every single HTTP answer was, also those that the official client tries again and shows to nobody."""
+
+    def __init__(self) -> None:
+        self.statuses: Counter[int] = Counter()
+        self.codes: Counter[str] = Counter()
+        self.without_retry_after = 0
+
+    async def note(self, response: httpx2.Response) -> None:
+        """One more."""
+        self.statuses[response.status_code] += 1
+        if response.status_code != 200:
+            await response.aread()
+            self.codes[response.json()["error"]["code"]] += 1
+            told = response.headers.get("retry-after", "")
+            self.without_retry_after += not (told.isdigit() and 0 < int(told) <= 120)
+
+
+def attempts(one: Serving, name: str) -> int:
+    """How many Calls ever came to the engine of a Model, refused ones with them, by its own count."""
+    (record,) = [record for record in one.records() if record.model == name]
+    with urllib.request.urlopen(f"http://127.0.0.1:{record.port}/metrics", timeout=5) as response:
+        told = response.read().decode()
+    return int(told.rpartition("requests_total ")[2].split()[0])
+
+
+@BURST
+async def test_case_42_half_of_the_answers_are_503_at_ten_times_the_load(tmp_path: Path) -> None:
+    """400 official clients with their two retries come at once to 4 Slots and a queue of 36; every second answer of
+    the engine is `busy`.
+
+    Moving to a busy engine again costs at most a tenth more, and the ten saved up; the clients' own retries are Calls
+    of theirs, each of which waits as it was told to.
+    """
+    knobs = ("--tokens-per-s", "100", "--tokens", "5", "--fail", "busy-503:2")
+    ada = fake(tmp_path, "ada", *knobs, slots=SLOTS, queue={"callsMax": WAITING_MAX})
+    answers = Answers()
+
+    async def ask(api: openai.AsyncOpenAI) -> int:
+        try:
+            await api.chat.completions.create(model="ada", messages=[{"role": "user", "content": "Who?"}])
+        except openai.APIStatusError as error:
+            return error.status_code
+        return 200
+
+    async with serving(tmp_path, ada) as one:
+        assert (await one.call("ada")).ending in {Ending.COMPLETED, Ending.FAILED}
+        first = attempts(one, "ada")
+        http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [answers.note]})
+        async with openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key="none", http_client=http) as api:
+            assert api.max_retries == 2
+            ends = Counter(await asyncio.gather(*(ask(api) for _ in range(CLIENTS))))
+        assert ends.keys() <= {200, 429, 503}
+        assert answers.statuses.keys() == {200, 429, 503}
+        assert answers.codes.keys() == {"queue_full", "overloaded"}
+        assert answers.without_retry_after == 0
+        calls = answers.statuses.total()
+        admitted = calls - answers.codes["queue_full"]
+        tried = attempts(one, "ada") - first
+        assert ends[200] == answers.statuses[200] > 0
+        assert tried <= 1.1 * calls
+        assert tried <= 1.1 * admitted + RETRIES_MAX, "of those that were not refused at the door"
+        moved = counted(one, "pilotlight_upstream_retries_total") - answers.codes["overloaded"]
+        assert moved >= RETRIES_MAX / 2, "the budget is used"
+        assert one.demand("ada") == {"waiting": 0, "running": 0}
+    done = transcript(tmp_path, "ada")
+    assert sum(call.finished for call in done) >= ends[200]
+    assert most_at_once(done) <= SLOTS

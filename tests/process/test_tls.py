@@ -1,0 +1,187 @@
+"""TLS through a real `serve`: official clients, certificates that are replaced, engines that speak it, bad files."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from autoscaler.drivers.records import StateDirectory
+from tests.kit import secure_engine
+from tests.kit.certificates import OURS, THEIRS, leaf, sides, write, write_authority
+from tests.kit.serving import Serving, fake, free_port, model, serving, settings
+from tests.kit.waiting import until
+
+ASK: Any = {"role": "user", "content": "Who is there?"}
+REFUSED_S = 15.0
+
+
+def secured(folder: Path) -> dict[str, str]:
+    """The Settings key `tls` with files of our authority."""
+    pair = write(folder, "edge", leaf(OURS))
+    return {"certFile": str(pair.cert), "keyFile": str(pair.key)}
+
+
+def address(one: Serving) -> tuple[str, int]:
+    """Where its inference port is."""
+    host, _, port = one.url.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
+def listens(one: Serving) -> bool:
+    """Whether its inference port takes connections."""
+    with socket.socket() as probe:
+        return probe.connect_ex(address(one)) == 0
+
+
+@asynccontextmanager
+async def official(one: Serving, ca: Path) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client, which believes one authority."""
+    url = one.url.replace("http://", "https://")
+    context = ssl.create_default_context(cafile=str(ca))
+    async with (
+        httpx2.AsyncClient(verify=context) as http,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none-needed", http_client=http, max_retries=0) as client,
+    ):
+        yield client
+
+
+async def shown(one: Serving) -> bytes:
+    """The certificate that a new client is shown, whoever has certified it."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection(*address(one), ssl=context)
+    try:
+        return writer.get_extra_info("ssl_object").getpeercert(binary_form=True) or b""
+    finally:
+        writer.transport.abort()
+
+
+async def test_official_clients_over_tls_through_two_gateways_and_certificates_that_are_replaced(
+    tmp_path: Path,
+) -> None:
+    ca = write_authority(tmp_path, OURS)
+    documents = [fake(tmp_path, "ada"), settings(tls=secured(tmp_path))]
+    async with serving(tmp_path / "s", *documents, options=("--gateways", "2")) as one, official(one, ca) as client:
+        assert f"ready on {one.url.replace('http', 'https')} " in one.said()
+        api = client.chat.completions
+        for _ in range(3):
+            whole = await api.create(model="ada", messages=[ASK], max_tokens=5)
+            assert whole.choices[0].message.content
+            stream = await api.create(model="ada", messages=[ASK], max_tokens=5, stream=True)
+            chunks = [chunk async for chunk in stream]
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+        with socket.create_connection(address(one)) as plain:
+            plain.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            plain.settimeout(5)
+            assert b"HTTP" not in plain.recv(100)
+
+        running = await api.create(model="ada", messages=[ASK], max_tokens=400, stream=True)
+        (tmp_path / "edge.key").write_text("broken")
+        await until("both gateways keep the old one", lambda: one.said().count("stays in force") == 2)
+        before = await shown(one)
+        write(tmp_path, "edge", leaf(THEIRS))
+        await until("both gateways have read the new one", lambda: one.said().count("read again") == 2)
+        assert await shown(one) not in {before, b""}
+        assert [chunk async for chunk in running][-1].choices[0].finish_reason, "old connections live on"
+        assert "Traceback" not in one.said()
+        _, writer = await asyncio.open_connection(*address(one), ssl=sides(THEIRS, THEIRS).client)
+        assert await one.stop() == 0, "a client that keeps its connection holds up no stop"
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("trusted", [OURS, THEIRS])
+async def test_an_engine_with_tls_is_verified(tmp_path: Path, trusted: str) -> None:
+    pair, ca = write(tmp_path, "engine", leaf(OURS, "engine.example")), write_authority(tmp_path, trusted)
+    command = secure_engine.command(*pair)
+    documents = [
+        model("ada", engine="command", command=command, tls={"serverName": "engine.example"}),
+        settings(tls={"caFile": str(ca)}),
+    ]
+    async with (
+        serving(tmp_path / "s", *documents) as one,
+        openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key="none-needed", max_retries=0) as client,
+    ):
+        api = client.chat.completions
+        if trusted == OURS:
+            stream = await api.create(model="ada", messages=[ASK], stream=True)
+            assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "abc"
+        else:
+            with pytest.raises(openai.InternalServerError) as error:
+                await api.create(model="ada", messages=[ASK])
+            assert (error.value.status_code, error.value.code) == (502, "upstream_error")
+            assert one.said().count("event=engine_distrusted") == 1
+
+
+async def test_a_gateway_reports_to_an_autoscaler_over_tcp_with_tls_and_a_token(tmp_path: Path) -> None:
+    """The two parts by hand, as on two machines."""
+    pair, ca = write(tmp_path, "scaler", leaf(OURS)), write_authority(tmp_path, OURS)
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef" * 2)
+    token.chmod(0o600)
+    async with serving(tmp_path / "s", fake(tmp_path, "ada"), start=False) as one:
+        contract, (_, listen) = free_port(), address(one)
+        StateDirectory.open(one.state).close()
+        pilotlight = [sys.executable, "-m", "pilotlight"]
+        files = ["--token-file", token]
+        scaler = [
+            *pilotlight, "autoscaler", "--driver", "local", "--documents", one.config, "--state", one.state,
+            "--contract-listen", f"127.0.0.1:{contract}", "--ops", one.ops.removeprefix("http://"), *files,
+            "--contract-cert-file", pair.cert, "--contract-key-file", pair.key,
+        ]  # fmt: skip
+        gateway = [
+            *pilotlight, "gateway", "--autoscaler", f"https://127.0.0.1:{contract}", "--listen", f"127.0.0.1:{listen}",
+            "--ops", f"127.0.0.1:{free_port()}", *files, "--contract-ca-file", ca,
+        ]  # fmt: skip
+        with one.output.open("ab") as output:
+            parts = [
+                subprocess.Popen([str(word) for word in words], stdout=output, stderr=output)
+                for words in (scaler, gateway)
+            ]
+        try:
+            await until("the gateway listens", lambda: listens(one), 20)
+            assert (await one.call("ada")).status == 200
+        finally:
+            for part in reversed(parts):
+                part.terminate()
+            statuses = [part.wait(20) for part in reversed(parts)]
+        assert statuses == [0, 0], one.said()
+
+
+def refused(one: Serving) -> str:
+    """The one line of a `serve` that does not start, with exit status 2."""
+    done = subprocess.run(one.argv, capture_output=True, text=True, timeout=REFUSED_S, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    return done.stderr.removeprefix("pilotlight: ").rstrip()
+
+
+async def test_files_that_cannot_be_used_stop_the_start_in_one_line(tmp_path: Path) -> None:
+    tls = secured(tmp_path)
+    other, gone = write(tmp_path, "other", leaf(THEIRS)), tmp_path / "gone.pem"
+    for wrong, says in (
+        ({"keyFile": str(other.key)}, f"Settings: tls: {other.key}: this key does not belong to the certificate "),
+        ({"certFile": str(gone)}, f"Settings: tls: {gone}: No such file or directory"),
+        ({"caFile": str(tls["keyFile"])}, f"Settings: tls: {tls['keyFile']}: no certificate in PEM form"),
+        ({"caFile": "ca.pem"}, "caFile: expected an absolute path"),
+    ):
+        async with serving(tmp_path / "s", fake(tmp_path, "ada"), settings(tls=tls | wrong), start=False) as one:
+            assert says in refused(one)
+    async with serving(tmp_path / "s", fake(tmp_path, "ada"), settings(tls={"certFile": "/a"}), start=False) as one:
+        assert "tls.keyFile: missing; certFile is given" in refused(one)
+
+
+async def test_a_key_that_others_can_read_is_said_once(tmp_path: Path) -> None:
+    tls = secured(tmp_path)
+    Path(tls["keyFile"]).chmod(0o644)
+    async with serving(tmp_path / "s", fake(tmp_path, "ada"), settings(tls=tls), options=("--gateways", "2")) as one:
+        assert one.said().count(f"{tls['keyFile']} can be read by other users of this machine: chmod 600") == 1

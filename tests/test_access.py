@@ -1,0 +1,259 @@
+"""The contract over TCP on real sockets: who is let in, who is believed, and what is said when not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import click
+import msgspec
+import pytest
+
+from autoscaler import door
+from autoscaler.contract import GatewayId, Report, RoutesDelta
+from autoscaler.door import Door
+from autoscaler.serve import ContractServer
+from gateway.link import HttpLink
+from gateway.sync import LinkError
+from pilotlight import access, renewal
+from pilotlight.access import Access
+from pilotlight.certificates import Identity
+from pilotlight.listen import Address
+from pilotlight.renewal import Files
+from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
+from tests.kit.serving import free_port
+from tests.kit.steps import SteppedLoop
+from tests.kit.waiting import until
+from tests.kit.worlds import device, gateway, model, replica, world
+
+A = model("a")
+REPORT = Report(gateway=GatewayId("g1"), boot="b", sequence=2)
+TOKEN, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+LOOPBACK = Address("127.0.0.1", 0)
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    """The autoscaler's token file."""
+    return written(tmp_path / "token", TOKEN)
+
+
+def written(path: Path, *tokens: str) -> Path:
+    path.write_text("\n".join(tokens) + "\n")
+    path.chmod(0o600)
+    return path
+
+
+def mutual(folder: Path, name: str = OURS, believed: str = OURS) -> Identity:
+    """Files of one side of mutual TLS."""
+    pair = write(folder, f"side-{name}", leaf(name))
+    return Identity(cert=pair.cert, key=pair.key, ca=write_authority(folder, believed))
+
+
+@contextlib.asynccontextmanager
+async def autoscaler(given: Access) -> AsyncIterator[tuple[str, Files]]:
+    """The contract of a small World on a free port; (its address, its files)."""
+    files, port = Files(), free_port()
+    stepped = SteppedLoop(world([A], [device()], [replica(A, "r1", address="127.0.0.1:9")], gateways=[gateway("g1")]))
+    stepped.step()
+    runner = await access.open_port(ContractServer(stepped.loop), Address("127.0.0.1", port), given, files)
+    following = asyncio.create_task(files.follow())
+    try:
+        yield f"{'http' if given.identity.cert is None else 'https'}://127.0.0.1:{port}", files
+    finally:
+        following.cancel()
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def link(url: str, given: Access) -> AsyncIterator[HttpLink]:
+    """A gateway's way there."""
+    (one,) = access.links([url], given, Files())
+    try:
+        yield one
+    finally:
+        await one.close()
+
+
+async def let_in(url: str, given: Access) -> bool:
+    """Whether a gateway with these files can report and follow; both or neither."""
+    async with link(url, given) as one:
+        try:
+            await one.report(REPORT)
+        except LinkError:
+            with pytest.raises(LinkError):
+                [line async for line in one.lines("/v1/routes?gateway=g1&boot=b")]
+            return False
+        async with asyncio.timeout(5):
+            async for line in one.lines("/v1/routes?gateway=g1&boot=b"):
+                return [route.replica for route in msgspec.json.decode(line, type=RoutesDelta).replicas] == ["r1"]
+        return False
+
+
+async def test_a_gateway_with_a_token_in_force_is_let_in(token: Path, tmp_path: Path) -> None:
+    written(token, OTHER, TOKEN)
+    async with autoscaler(Access(token=token)) as (url, _):
+        assert await let_in(url, Access(token=token)), "it shows the first of them"
+        assert await let_in(url, Access(token=written(tmp_path / "mine", TOKEN))), "any of them is taken"
+
+
+async def test_a_wrong_token_or_none_is_refused_without_a_detail_and_told_once_on_each_side(
+    token: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = written(tmp_path / "wrong", OTHER)
+    async with autoscaler(Access(token=token)) as (url, _):
+        async with link(url, Access(token=wrong)) as one:
+            for _ in range(3):
+                with pytest.raises(LinkError):
+                    await one.report(REPORT)
+        told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert len(told) == 2
+        assert told[0] == "event=contract_refused reason='no token that is in force' times=1"
+        assert told[1].startswith("event=autoscaler_distrust reason='the autoscaler refuses our token: ")
+        assert not await let_in(url, Access())
+        async with aiohttp.ClientSession() as session:
+            for headers in (
+                {},
+                {"authorization": TOKEN},
+                {"authorization": f"Basic {TOKEN}"},
+                {"authorization": "Bearer"},
+            ):
+                for path in ("/v1/routes?gateway=g1", "/v1/catalogue", "/v1/nothing", "/"):
+                    async with session.get(url + path, headers=headers) as answer:
+                        assert (answer.status, await answer.read()) == (401, b'{"error":"not allowed"}')
+    assert TOKEN not in caplog.text
+    assert OTHER not in caplog.text
+
+
+async def test_who_is_sent_away_is_told_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    times_s = iter((0.0, 1.0, door.SAY_EVERY_S - 1, door.SAY_EVERY_S, door.SAY_EVERY_S + 1))
+    one = Door(lambda: (TOKEN,), lambda: next(times_s))
+    assert one.admits(f"Bearer {TOKEN}")
+    assert one.admits(f"bearer {TOKEN}")
+    for wrong in ("", "Bearer", f"Bearer {TOKEN} ", f"Bearer {TOKEN[:-1]}", f"Bearer \udcff{TOKEN}", TOKEN):
+        assert not one.admits(wrong)
+    assert not Door(list).admits("Bearer "), "no token in force lets nobody in"
+    for _ in range(5):
+        one.refused()
+    assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["times=1", "times=3"]
+
+
+async def test_a_new_token_is_in_force_without_a_restart(
+    token: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewal, "LOOK_S", 0.01)
+    old, new = written(tmp_path / "old", TOKEN), written(tmp_path / "new", OTHER)
+    async with autoscaler(Access(token=token)) as (url, _):
+        assert not await let_in(url, Access(token=new))
+        written(token, OTHER)
+        async with link(url, Access(token=new)) as one:
+
+            async def taken() -> bool:
+                with contextlib.suppress(LinkError):
+                    await one.report(REPORT)
+                    return True
+                return False
+
+            async with asyncio.timeout(5):
+                while not await taken():
+                    await asyncio.sleep(0.01)
+        assert not await let_in(url, Access(token=old))
+
+
+async def test_mutual_tls_lets_in_whom_the_authority_has_certified(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with autoscaler(Access(identity=mutual(tmp_path))) as (url, _):
+        assert await let_in(url, Access(identity=mutual(tmp_path)))
+        only_trust = Identity(ca=write_authority(tmp_path, OURS))
+        assert not await let_in(url, Access(identity=only_trust)), "no certificate"
+        (told,) = [record.getMessage() for record in caplog.records]
+        assert told == (
+            "event=autoscaler_distrust reason='the autoscaler ends our connections: it may want another certificate "
+            "(--contract-cert-file)'"
+        )
+        assert not await let_in(url, Access(identity=mutual(tmp_path, THEIRS, OURS))), "a foreign one"
+
+
+async def test_tls_and_a_token_need_both(tmp_path: Path, token: Path) -> None:
+    pair = write(tmp_path, "server", leaf(OURS))
+    believed = Identity(ca=write_authority(tmp_path, OURS))
+    async with autoscaler(Access(identity=Identity(cert=pair.cert, key=pair.key), token=token)) as (url, _):
+        assert await let_in(url, Access(identity=believed, token=token))
+        assert not await let_in(url, Access(identity=believed))
+
+
+async def test_an_autoscaler_that_is_not_believed_hears_no_token(
+    tmp_path: Path, token: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = write(tmp_path, "server", leaf(THEIRS))
+    believed = Identity(ca=write_authority(tmp_path, OURS))
+    async with autoscaler(Access(identity=Identity(cert=pair.cert, key=pair.key), token=token)) as (url, _):
+        assert not await let_in(url, Access(identity=believed, token=token))
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told == [
+        'event=autoscaler_distrust reason="the autoscaler\'s certificate: unable to get local issuer certificate"'
+    ]
+
+
+async def test_a_new_certificate_of_the_autoscaler_is_shown_to_new_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewal, "LOOK_S", 0.01)
+    said: list[str] = []
+    monkeypatch.setattr(renewal, "say", said.append)
+    pair = write(tmp_path, "server", leaf(OURS))
+    ours, theirs = (Access(identity=mutual(tmp_path, OURS, believed)) for believed in (OURS, THEIRS))
+    server = Identity(cert=pair.cert, key=pair.key, ca=write_authority(tmp_path, OURS))
+    async with autoscaler(Access(identity=server)) as (url, _):
+        assert await let_in(url, ours)
+        write(tmp_path, "server", leaf(THEIRS))
+        await until("it is read again", lambda: any("read again" in line for line in said))
+        assert await let_in(url, theirs)
+        assert not await let_in(url, ours)
+
+
+@pytest.mark.parametrize(
+    ("address", "given", "says"),
+    [
+        (LOOPBACK, Access(), "anybody could report: give --token-file"),
+        (Address("10.0.0.1", 1), Access(token=Path("t")), "it needs TLS here"),
+        (LOOPBACK, Access(identity=Identity(ca=Path("c"))), "it needs TLS here"),
+    ],
+)
+def test_a_port_that_anybody_could_use_or_read_is_refused(address: Address, given: Access, says: str) -> None:
+    with pytest.raises(click.UsageError, match=says):
+        access.check_port(address, given)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://10.0.0.1:80",
+        "http://autoscaler:80",
+        "autoscaler:80",
+        "https://host",
+        "ftp://h:1",
+        "unix:",
+        "https://h:1/x",
+    ],
+)
+def test_what_is_no_autoscaler_or_would_go_in_clear_is_refused(url: str) -> None:
+    with pytest.raises(click.UsageError, match=r"use https://|expected unix:PATH"):
+        access.check_autoscalers([url])
+
+
+def test_what_is_fine() -> None:
+    access.check_autoscalers(["unix:/a", "http://127.0.0.1:80", "http://[::1]:80/", "https://pl.example:8443"])
+
+
+async def test_a_secret_that_others_can_read_is_said(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(access, "say", said.append)
+    token.chmod(0o644)
+    async with link("http://127.0.0.1:1", Access(token=token)):
+        assert said == [f"{token} can be read by other users of this machine: chmod 600 {token}"]

@@ -1,0 +1,205 @@
+"""The table of bounds (ARCHITECTURE.md, section 11) is what the code has: every row, every value, every error.
+
+A bound of a gateway that is not in the table fails here: give it a row, or say below why it bounds nothing for others.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from gateway.limits import Limits
+from tests.test_tidy import ROOT, SOURCES, name
+
+GATEWAY = [path for path in SOURCES if name(path).startswith("gateway/")]
+SECTION = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## 11. Bounds\n")[2].partition("\n## ")[0]
+_ROW = re.compile(r"^\| (?!bound |---)([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+_ERROR = re.compile(r"\b(4\d\d|5\d\d)(?: `(\w+)`(?: or `(\w+)`)?)?")
+_BOUND = re.compile(r"_?(?:[A-Z]+_)*MAX(?:_[A-Z]+)*")
+
+ROWS: dict[str, tuple[str, ...]] = {
+    "request head": ("gateway.head.HEAD_BYTES_MAX", "gateway.head.HEADERS_MAX"),
+    "head for the engine": ("gateway.admission.UPSTREAM_HEAD_BYTES_MAX",),
+    "request body": ("gateway.limits.Limits.body_bytes_max",),
+    "trailers of a request": ("gateway.framing.TRAILER_BYTES_MAX",),
+    "top-level members of a body; small values in one": (
+        "gateway.rewrite.MEMBERS_MAX",
+        "gateway.rewrite._COLONS_MAX",
+    ),
+    "parts of a form; head of a part; a value that we read": (
+        "gateway.multipart.PARTS_MAX",
+        "gateway.multipart.PART_HEAD_BYTES_MAX",
+        "gateway.multipart.VALUE_BYTES_MAX",
+    ),
+    "name of a Model in a path": ("gateway.dialects._NAME_BYTES_MAX",),
+    "`X-Priority`": ("gateway.admission.PRIORITY_ABSOLUTE_MAX",),
+    "time for a head, for a body": (
+        "gateway.limits.Limits.header_seconds_max",
+        "gateway.limits.Limits.body_seconds_max",
+    ),
+    "bytes sent ahead of their turn": ("gateway.edge.AHEAD_BYTES_MAX", "gateway.wire.AHEAD_BYTES_MAX"),
+    "what still arrives after a refusal": ("gateway.edge.LINGER_S",),
+    "connections of one address": ("gateway.limits.Limits.connections_per_address_max",),
+    "open files of a gateway": (),
+    "memory of a gateway": (),
+    "idle client connection": ("gateway.limits.Limits.idle_seconds_max",),
+    "client that does not read": ("gateway.edge.WRITE_BUFFER_BYTES", "gateway.limits.Limits.write_stall_seconds_max"),
+    "accept queue": ("pilotlight.listen.BACKLOG",),
+    "queue of a Model": ("autoscaler.contract.QueueLimits.calls_max", "autoscaler.contract.QueueLimits.bytes_max"),
+    "time in the queue": ("autoscaler.contract.QueueLimits.wait_seconds_max",),
+    "moves of a Call": (),
+    "moves for busy engines": ("gateway.desk.RETRIES_MAX",),
+    "Retry-After": ("gateway.errors.MAX_RETRY_AFTER_S", "gateway.desk.RETRY_AFTER_S"),
+    "connect to an engine": ("gateway.upstream.CONNECT_S_MAX",),
+    "idle connections to one engine": ("gateway.upstream.IDLE_MAX", "gateway.upstream.IDLE_SWEEPS_MAX"),
+    "engines remembered without a connection": ("gateway.upstream.UNUSED_SWEEPS_MAX",),
+    "heads remembered as read": (
+        "gateway.head.KNOWN_MAX",
+        "gateway.head.KNOWN_BYTES_MAX",
+        "gateway.walker.KNOWN_BYTES_MAX",
+    ),
+    "head, interim heads and trailers of an engine": (
+        "gateway.walker.HEAD_BYTES_MAX",
+        "gateway.walker.INTERIM_MAX",
+        "gateway.walker.TRAILER_BYTES_MAX",
+    ),
+    "one unfinished event of a stream": ("gateway.sse.EVENT_BYTES_MAX",),
+    "an engine's error told as an event": ("gateway.answer.ERROR_BODY_BYTES_MAX",),
+    "first byte, stall, response of an engine": (
+        "autoscaler.contract.Clocks.first_byte_seconds_max",
+        "autoscaler.contract.Clocks.stall_seconds_max",
+        "autoscaler.contract.Clocks.response_seconds_max",
+    ),
+    "event lines that wait": ("gateway.telemetry.EVENTS_MAX",),
+    "metric series of a gateway": ("gateway.telemetry.SERIES_MAX",),
+    "permissions remembered": ("gateway.tenants.RESOLVED_MAX",),
+    "deltas not yet written to disk": ("gateway.sync.UNFOLDED_MAX",),
+    "one message of the contract": ("gateway.link.LINE_BYTES_MAX", "autoscaler.serve.REPORT_BYTES_MAX"),
+    "between two tries for a lost autoscaler": ("gateway.sync.RETRY_S_MAX",),
+    "starts in one episode": ("autoscaler.model.Start.retries", "autoscaler.model.Start.seconds_max"),
+    "starts at once on a Device": (),
+    "Replicas asked for in one tick": ("autoscaler.compare.WANTS_MAX",),
+    "observations that wait for a step": ("autoscaler.inbox.INBOX_MAX",),
+    "plans in one step": ("autoscaler.loop.ROUNDS_MAX",),
+    "probes": ("autoscaler.drivers.probes.PROBES_PER_S_MAX", "autoscaler.drivers.probes.PROBE_SECONDS_MAX"),
+    "SIGTERM to SIGKILL": ("autoscaler.compare.STOP_GRACE_S", "pilotlight.autoscaler_process.ENGINE_GRACE_S"),
+    "drain": ("autoscaler.drain.DRAIN_SECONDS_MAX",),
+    "log of moves": ("autoscaler.log.ROWS_MAX",),
+    "starts remembered": ("autoscaler.histories.STARTS_MAX",),
+    "an engine's log; logs of those that ended": (
+        "autoscaler.drivers.logs.BYTES_MAX",
+        "autoscaler.drivers.logs.FILES_MAX",
+    ),
+    "Call events on disk": ("pilotlight.eventfile.BYTES_MAX",),
+    "GGUF header": ("artifacts.gguf.HEADER_BYTES_MAX", "artifacts.gguf.KEYS_MAX", "artifacts.gguf.TENSORS_MAX"),
+    "documents": ("autoscaler.strict_yaml.TEXT_CHARS_MAX",),
+    "stored keys": ("pilotlight.keys.KEYS_MAX",),
+}
+"""Each row's first cell, and the bounds that it tells; none where it is a rule or the machine's own number."""
+
+NOT_TOLD = {
+    "gateway.limits.Limits.memory_bytes": "0 means the cgroup's: the row says so in words",
+    "gateway.telemetry.WRITES_PER_FLUSH_MAX": "the pace of writing: what is left waits as an event line",
+    "gateway.upstream.LEARN_SWEEPS_MAX": "when an engine is taken to close after streams: no bound",
+    "gateway.upstream.JOIN_BYTES_MAX": "up to where head and body go out in one call: no bound",
+    "gateway.head.LENGTH_DIGITS_MAX": "of a length in a head that is remembered: others are read anew",
+    "gateway.head._LENGTH_DIGITS_MAX": "more digits than 2^63 has are no number: grammar",
+    "gateway.walker._LENGTH_DIGITS_MAX": "the same of an engine",
+}
+
+
+class Row(NamedTuple):
+    """One bound as the page tells it."""
+
+    value: str
+    reached: str
+
+
+def told() -> dict[str, Row]:
+    """The table."""
+    return {first: Row(value, reached) for first, value, reached in _ROW.findall(SECTION)}
+
+
+def value_of(path: str) -> float:
+    """What a bound is: a module's name, or the default of a Struct's field."""
+    module, _, last = path.rpartition(".")
+    owner = module.rpartition(".")[2]
+    if owner[:1].isupper():
+        struct = getattr(importlib.import_module(module.rpartition(".")[0]), owner)
+        return float(next(field.default for field in msgspec.structs.fields(struct) if field.name == last))
+    return float(getattr(importlib.import_module(module), last))
+
+
+def spellings(path: str, value: float) -> set[str]:
+    """How a page may say it: `64 KiB`, `15 s`, `1,000`, `16 million`."""
+    number = int(value)
+    if "BYTES" in path.upper():
+        return {f"{number >> shift} {unit}" for shift, unit in ((0, "B"), (10, "KiB"), (20, "MiB")) if number >> shift}
+    if re.search(r"_S\b|_S_|SECONDS|SWEEPS", path.upper()):  # upstreams are swept once a second
+        return {f"{value:g} s", f"{value:g} to ", f"{value:g} a second"}
+    millions = {f"{number / 1e6:g} million", f"{number >> 20} million", "a million"} if number >= 1_000_000 else set()
+    return {f"{number:,}", *millions}
+
+
+def bounds(path: Path) -> Iterator[str]:
+    """The bounds of a module, by the form of their names."""
+    module = name(path).replace("/", ".").removesuffix(".__init__")
+    for node in ast.parse(path.read_text()).body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            for each in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(each, ast.Name) and _BOUND.fullmatch(each.id):
+                    yield f"{module}.{each.id}"
+
+
+def errors_of_gateways() -> set[tuple[str, str]]:
+    """(status, code) of every error that a gateway makes; 503 has also the codes that an autoscaler gives it."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / "gateway" / "errors.py").read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "CallError":
+            status, code = node.args[:2]
+            if isinstance(status, ast.Constant) and isinstance(code, ast.Constant):
+                found.add((str(status.value), str(code.value)))
+    published = (ROOT / "autoscaler" / "publish.py").read_text()
+    return found | {("503", code) for code in re.findall(r'"([a-z]+(?:_[a-z]+)+)"', published)}
+
+
+def test_every_row_is_known_and_every_bound_here_has_a_row() -> None:
+    assert list(told()) == list(ROWS)
+
+
+@pytest.mark.parametrize("row", [row for row, paths in ROWS.items() if paths])
+def test_a_row_tells_the_value_that_the_code_has(row: str) -> None:
+    text = told()[row].value
+    for path in ROWS[row]:
+        wanted = spellings(path, value_of(path))
+        assert any(re.search(rf"(?<![\d,.]){re.escape(each)}", text) for each in wanted), (
+            f"{path}: {wanted} in {text!r}"
+        )
+
+
+def test_the_errors_of_the_table_are_errors_that_there_are() -> None:
+    known = errors_of_gateways()
+    statuses = {status for status, _ in known}
+    for row, (_, reached) in told().items():
+        for status, *codes in _ERROR.findall(reached):
+            assert status in statuses, f"{row}: {status}"
+            for code in filter(None, codes):
+                assert (status, code) in known, f"{row}: {status} {code}"
+
+
+def test_every_bound_of_a_gateway_is_in_the_table() -> None:
+    listed = {path for paths in ROWS.values() for path in paths} | NOT_TOLD.keys()
+    limits = {f"gateway.limits.Limits.{field}" for field in Limits.__struct_fields__}
+    assert {each for path in GATEWAY for each in bounds(path)} | limits <= listed
+    for path in NOT_TOLD:
+        value_of(path)

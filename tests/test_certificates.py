@@ -1,0 +1,121 @@
+"""Files of certificates, keys and tokens: what they are made into, and the one line for each that cannot be used."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pilotlight import certificates
+from pilotlight.certificates import FileError, Identity
+from tests.kit.certificates import OURS, Pair, authority, leaf, write, write_authority
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return write(tmp_path, "a", leaf(OURS))
+
+
+def why(identity: Identity) -> str:
+    """The one line that refuses it."""
+    with pytest.raises(FileError) as refused:
+        certificates.server(identity)
+    line = str(refused.value)
+    assert "\n" not in line
+    return line
+
+
+def test_a_listener_is_strict(pair: Pair, tmp_path: Path) -> None:
+    context = certificates.server(Identity(cert=pair.cert, key=pair.key))
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert context.options & ssl.OP_NO_RENEGOTIATION
+    assert context.verify_mode is ssl.CERT_NONE
+    with_clients = Identity(cert=pair.cert, key=pair.key, ca=write_authority(tmp_path, OURS))
+    assert certificates.server(with_clients).verify_mode is ssl.CERT_REQUIRED
+
+
+def test_a_caller_always_verifies(tmp_path: Path) -> None:
+    for identity in (Identity(), Identity(ca=write_authority(tmp_path, OURS))):
+        context = certificates.client(identity)
+        assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert len(context.get_ca_certs()) == 1, "only whom the file names is believed"
+
+
+def test_a_certificate_and_its_key_may_stand_in_one_file_with_text_around_them(tmp_path: Path, pair: Pair) -> None:
+    both = tmp_path / "both.pem"
+    both.write_text(f"# für Möwe\n{pair.key.read_text()}\n{pair.cert.read_text()}")
+    certificates.server(Identity(cert=both, key=both))
+
+
+def test_a_key_of_another_certificate(tmp_path: Path, pair: Pair) -> None:
+    other = write(tmp_path, "b", authority(OURS).issue_cert("b.example"))
+    line = why(Identity(cert=pair.cert, key=other.key))
+    assert line == (
+        f"{other.key}: this key does not belong to the certificate {pair.cert}: give the one that it was made with"
+    )
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path, pair: Pair) -> None:
+    gone = tmp_path / "gone.pem"
+    assert why(Identity(cert=gone, key=pair.key)).startswith(f"{gone}: No such file or directory: ")
+    assert why(Identity(cert=pair.cert, key=tmp_path)).startswith(f"{tmp_path}: Is a directory: ")
+    assert "needed together" in why(Identity(cert=pair.cert))
+
+
+def test_files_that_are_no_pem_or_only_half(tmp_path: Path, pair: Pair) -> None:
+    half = tmp_path / "half.pem"
+    for text in ("hello", pair.cert.read_text()[:200], ""):
+        half.write_text(text)
+        assert why(Identity(cert=half, key=pair.key)) == f"{half}: no certificate in PEM form that can be used"
+        assert (
+            why(Identity(cert=pair.cert, key=pair.key, ca=half))
+            == f"{half}: no certificate in PEM form that can be used"
+        )
+    half.write_text(pair.key.read_text()[:100])
+    assert why(Identity(cert=pair.cert, key=half)) == f"{half}: no private key in PEM form that can be used"
+    half.write_bytes(b"x" * (2 << 20))
+    assert why(Identity(cert=half, key=pair.key)).startswith(f"{half}: larger than 1024 KiB")
+
+
+def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(tmp_path: Path, pair: Pair) -> None:
+    locked = tmp_path / "locked.key"
+    words = ["openssl", "pkey", "-in", str(pair.key), "-aes128", "-passout", "pass:x", "-out", str(locked)]
+    subprocess.run(words, check=True, capture_output=True)
+    assert why(Identity(cert=pair.cert, key=locked)).startswith(f"{locked}: the key is encrypted: write it out with ")
+
+
+def test_a_key_that_others_can_read_is_told(tmp_path: Path, pair: Pair) -> None:
+    assert certificates.too_open(pair.key, None, tmp_path / "gone") == []
+    pair.key.chmod(0o644)
+    (line,) = certificates.too_open(pair.key, pair.key)
+    assert line == f"{pair.key} can be read by other users of this machine: chmod 600 {pair.key}"
+
+
+def test_tokens_stand_one_on_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(f"{TOKEN}\n\n  {TOKEN[::-1]}\n")
+    assert certificates.tokens(path) == (TOKEN, TOKEN[::-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no token in it"),
+        (" \n", "no token in it"),
+        ("short\n", "32 or more visible"),
+        (f"{TOKEN}\nsecond one with blanks in it, long enough\n", "32 or more visible"),
+        (f"{TOKEN}\n" * 17, "more than 16 tokens"),
+    ],
+)
+def test_what_is_no_token_is_refused_without_being_shown(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(text)
+    with pytest.raises(FileError) as refused:
+        certificates.tokens(path)
+    assert str(refused.value).startswith(f"{path}: ")
+    assert says in str(refused.value)
+    assert not any(word in str(refused.value) for word in (TOKEN, "short", "blanks"))

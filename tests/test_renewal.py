@@ -1,0 +1,91 @@
+"""Files that are replaced under a running process: what is read, when, and what is said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from pilotlight import renewal
+from pilotlight.certificates import FileError
+from pilotlight.renewal import Files
+from tests.kit.waiting import until
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(renewal, "say", lines.append)
+    monkeypatch.setattr(renewal, "LOOK_S", 0.01)
+    return lines
+
+
+def number(path: Path) -> Callable[[], int]:
+    """Reads a number out of a file."""
+
+    def read() -> int:
+        try:
+            return int(path.read_text())
+        except (OSError, ValueError):
+            raise FileError(f"{path}: no number") from None
+
+    return read
+
+
+@contextlib.asynccontextmanager
+async def following(files: Files) -> AsyncIterator[None]:
+    task = asyncio.create_task(files.follow())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_new_file_is_in_force_soon_and_a_broken_one_never(tmp_path: Path, said: list[str]) -> None:
+    path, files = tmp_path / "n", Files()
+    path.write_text("1")
+    value = files.read(number(path), (path,))
+    async with following(files):
+        assert value() == 1
+        path.write_text("22")
+        await until("the new one is in force", lambda: value() == 22)
+        path.write_text("broken")
+        await until("it is said", lambda: len(said) == 2)
+        assert value() == 22
+        path.unlink()
+        await until("it is said", lambda: len(said) == 3)
+        path.write_text("333")
+        await until("the next good one is in force", lambda: value() == 333)
+    kept = f"{path}: no number; what was read before stays in force"
+    assert said == [f"{path}: read again", kept, kept, f"{path}: read again"]
+
+
+async def test_what_is_still_being_written_is_not_read(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every look sees another file, until the last two."""
+    path, files, looks = tmp_path / "n", Files(), iter(range(2, 6))
+    path.write_text("1")
+    value = files.read(number(path), (path,))
+    marks = renewal.marks
+
+    def written(paths: tuple[Path, ...]) -> object:
+        step = next(looks, None)
+        if step is not None:
+            path.write_text("broken" * step if step < 5 else "5")
+        return marks(paths)
+
+    monkeypatch.setattr(renewal, "marks", written)
+    async with following(files):
+        await until("the whole file is in force", lambda: value() == 5)
+    assert said == [f"{path}: read again"]
+
+
+def test_a_file_that_is_broken_at_the_start_is_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(click.UsageError, match="no number"):
+        Files().read(number(tmp_path / "none"), (tmp_path / "none",))

@@ -1,0 +1,249 @@
+"""Keys that are guessed, revoked, expired or in the wrong place, on real sockets: case 46 of reliability, G."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable
+from hashlib import sha256
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from autoscaler.contract import CatalogueDelta, FrontSettings, KeyEntry, TenantEntry, TenantName
+from gateway import memory
+from gateway.errors import CallError
+from gateway.head import KNOWN_MAX, known_head, parse_head
+from tests.kit.canary import told
+from tests.kit.engine import HOLD, OK, STREAM_HEAD, ScriptedEngine, delta
+from tests.kit.rig import Client, Rig, rig
+
+GOOD, REVOKED, EXPIRED, READER = (
+    "pl-" + word * 4 for word in ("good-key-09", "revoked-key", "expired-key", "reader-key1")
+)
+NOW_UNIX_S = 1_800_000_000.0
+ROUNDS, PER_ROUND = 5, 2000
+"""Random keys: 10,000 for the row's 100,000 a second."""
+GROWTH_BYTES_MAX = 4 << 20
+"""After the first round nothing may be added; a key kept for each would be several MiB already as text."""
+
+CHAT = ("POST", "/v1/chat/completions")
+PATHS = (
+    CHAT, ("POST", "/v1/messages"), ("POST", "/v1/rerank"), ("POST", "/openai/deployments/m/chat/completions"),
+    ("GET", "/v1/models"), ("GET", "/v1/models/m"), ("GET", "/v1/models/nobody"),
+)  # fmt: skip
+
+
+def entry(key: str, *, expires_unix_s: float | None = None, role: str = "tenant") -> KeyEntry:
+    """A key as the catalogue tells it."""
+    return KeyEntry(sha256=sha256(key.encode()).hexdigest(), role=role, expires_unix_s=expires_unix_s)
+
+
+def keys_are(one: Rig, version: int, *keys: KeyEntry) -> None:
+    """The catalogue tells the one Tenant's keys."""
+    tenant = TenantEntry(name=TenantName("acme"), keys=keys)
+    one.front.catalogue(CatalogueDelta(epoch=1, version=version, tenants=(tenant,)))
+
+
+@contextlib.asynccontextmanager
+async def guarded(*addresses: str, events: int | None = None) -> AsyncIterator[Rig]:
+    """A gateway that asks for keys: one is good, one has expired, one may only read, one is revoked by now."""
+    async with rig(*addresses, settings=FrontSettings(keys_needed=True), events=events) as one:
+        good, late = entry(GOOD), entry(EXPIRED, expires_unix_s=NOW_UNIX_S - 1)
+        keys_are(one, 2, good, late, entry(READER, role="finance"), entry(REVOKED))
+        keys_are(one, 3, good, late, entry(READER, role="finance"))
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock, by which keys expire."""
+    monkeypatch.setattr(time, "time", lambda: NOW_UNIX_S)
+
+
+def asking(method: str, target: str, *lines: str, model: str = "m") -> bytes:
+    """A request with these header lines."""
+    body = f'{{"model":"{model}","messages":[]}}' if method == "POST" else ""
+    head = [f"{method} {target} HTTP/1.1", "Host: gw", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return ("\r\n".join([*head, *lines, "", ""]) + body).encode()
+
+
+def wrong(path: str) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Every way to have no good key: (target, header lines)."""
+    flipped = GOOD[:-1] + ("a" if GOOD[-1] != "a" else "b")
+    lines = {
+        "none": (),
+        "unknown": ("Authorization: Bearer pl-nobody",),
+        "last letter": (f"Authorization: Bearer {flipped}",),
+        "first letter": (f"Authorization: Bearer x{GOOD[1:]}",),
+        "longer": (f"Authorization: Bearer {GOOD}x",),
+        "shorter": (f"Authorization: Bearer {GOOD[:-1]}",),
+        "the hash": (f"Authorization: Bearer {entry(GOOD).sha256}",),
+        "revoked": (f"Authorization: Bearer {REVOKED}",),
+        "expired": (f"Authorization: Bearer {EXPIRED}",),
+        "may only read": (f"Authorization: Bearer {READER}",),
+        "another scheme": (f"Authorization: Basic {GOOD}",),
+        "no scheme": (f"Authorization: {GOOD}",),
+        "empty": ("Authorization: Bearer ",),
+        "x-api-key": ("x-api-key: guess",),
+        "api-key": ("api-key: guess",),
+        "a header of ours": (f"X-Pilotlight-Key: {GOOD}", "X-Tenant: acme"),
+        "very long": (f"Authorization: Bearer {'k' * 60_000}",),
+        "not ASCII": ("x-api-key: \u00ff\u00fe",),
+    }
+    found = {what: (path, given) for what, given in lines.items()}
+    for name in ("key", "api_key", "api-key", "access_token", "Authorization"):
+        found[f"in the query as {name}"] = (f"{path}?{name}={GOOD}", ())
+    return found
+
+
+async def shape(client: Client) -> bytes:
+    """The next answer, byte for byte, but for the id of the request."""
+    head = await client.reader.readuntil(b"\r\n\r\n")
+    body = await client.reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
+    return re.sub(rb"(?<=x-request-id: )[^\r]+", b"ID", head) + body
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+async def test_case_46_every_wrong_key_gets_the_same_bytes(method: str, path: str) -> None:
+    """Whatever is wrong with it, and whether what it asks for exists: one 401, on a connection that stays."""
+    async with ScriptedEngine((OK,)) as engine, guarded(engine.address) as one:
+        client, shapes = await one.client(), dict[bytes, str]()
+        for what, (target, lines) in wrong(path).items():
+            for model in ("m", "alias-m", "nobody"):
+                client.send(asking(method, target, *lines, model=model))
+                shapes[await shape(client)] = what
+        assert len(shapes) == 1, shapes
+        (answer,) = shapes
+        assert answer.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
+        assert b'"code":"invalid_api_key"' in answer
+        assert not engine.requests
+        assert one.front.report().levels == (), "nobody is woken"
+        client.send(asking(*CHAT, f"Authorization: Bearer {GOOD}"))
+        assert (await client.answer())[0] == 200
+
+
+class Steps:
+    """What Python did: the names of all functions called, its own and C's, in order."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def note(self, frame: FrameType, event: str, arg: object) -> None:
+        """A profile function (sys.setprofile)."""
+        if event in ("call", "c_call"):
+            self.names.append(frame.f_code.co_qualname if event == "call" else str(getattr(arg, "__qualname__", arg)))
+
+
+async def test_case_46_every_wrong_key_costs_the_same_steps() -> None:
+    """A timing probe finds nothing: a key is hashed and looked up, and no step knows how near it was."""
+    async with guarded() as one:
+        flipped = GOOD[:-1] + "a"
+        keys = ["?" * len(GOOD), flipped, "x" + GOOD[1:], REVOKED, EXPIRED, READER]
+        assert {len(key) for key in keys} == {len(GOOD)}
+        done = []
+        for key in keys:
+            head, _ = parse_head(asking("GET", "/v1/models", f"Authorization: Bearer {key}")[:-4])
+            steps = Steps()
+            sys.setprofile(steps.note)
+            try:
+                with contextlib.suppress(CallError):
+                    one.front.tenant(head)
+            finally:
+                sys.setprofile(None)
+            done.append(steps.names)
+        assert all(names == done[0] for names in done)
+        assert "openssl_sha256" in done[0]
+
+
+def guesses(seed: int) -> Iterable[bytes]:
+    """Requests with random keys, pipelined in batches of 50; every guess has a head that was never seen."""
+    chance = random.Random(seed)
+    for _ in range(PER_ROUND // 50):
+        keys = (f"Authorization: Bearer pl-{chance.randbytes(32).hex()}" for _ in range(50))
+        yield b"".join(asking(*CHAT, key) for key in keys)
+
+
+async def test_case_46_random_keys_fill_nothing() -> None:
+    """After the first 2,000, further 8,000 leave memory, caches and metrics as they are."""
+    async with guarded() as one:
+        client, seen = await one.client(), list[tuple[int, int, int]]()
+        for seed in range(ROUNDS):
+            for batch in guesses(seed):
+                client.send(batch)
+                for _ in range(50):
+                    assert (await shape(client)).startswith(b"HTTP/1.1 401")
+            gc.collect()
+            metrics = one.front.metrics()
+            assert b'code="invalid_api_key",model="",outcome="failed"' in metrics
+            seen.append((memory.resident_bytes() or 0, known_head.cache_info().currsize, metrics.count(b"\n")))
+        first, last = seen[0], seen[-1]
+        assert last[0] - first[0] < GROWTH_BYTES_MAX
+        assert last[1] <= KNOWN_MAX
+        assert last[2] == first[2]
+        assert one.front.report().totals == ()
+        assert one.front.directory._resolved == {}
+
+
+async def test_case_46_a_revoked_key_is_refused_at_once_also_where_it_was_just_good() -> None:
+    """The head that came with it is remembered (`known_head`), who it was is not. What runs goes on."""
+    scripts = [(OK,), (STREAM_HEAD + delta("a"), HOLD, delta("b")), (OK,)]
+    async with ScriptedEngine(*scripts) as engine, guarded(engine.address) as one:
+        kept, running = await one.client(), await one.client()
+        request = asking(*CHAT, f"Authorization: Bearer {GOOD}")
+        kept.send(request)
+        assert (await kept.answer())[0] == 200
+        running.call(stream=True, key=GOOD)
+        await running.head()
+        keys_are(one, 4, entry("pl-another"))
+        kept.send(request)
+        assert (await kept.answer())[0] == 401
+        engine.release.set()
+        assert b'"a"' in await running.chunk()
+        assert b'"b"' in await running.chunk()
+        keys_are(one, 5, entry(GOOD))
+        kept.send(request)
+        assert (await kept.answer())[0] == 200
+
+
+async def test_case_46_a_key_expires_by_the_clock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ScriptedEngine((OK,)) as engine, guarded(engine.address) as one:
+        keys_are(one, 4, entry(GOOD, expires_unix_s=NOW_UNIX_S + 60))
+        client, request = await one.client(), asking(*CHAT, f"Authorization: Bearer {GOOD}")
+        for late_s, status in ((0, 200), (59.9, 200), (60.0, 401), (1e9, 401)):
+            monkeypatch.setattr(time, "time", lambda late_s=late_s: NOW_UNIX_S + late_s)
+            client.send(request)
+            assert (await client.answer())[0] == status
+
+
+async def test_case_46_no_key_is_told_wherever_it_stands(tmp_path: Path) -> None:
+    """In header, query, path or body, good or not: not in answers, events or metrics, and not to an engine."""
+    sink = os.open(tmp_path / "events", os.O_RDWR | os.O_CREAT)
+    async with ScriptedEngine((OK,)) as engine:
+        async with guarded(engine.address, events=sink) as one:
+            client, answers = await one.client(), b""
+            for target, lines in wrong(CHAT[1]).values():
+                client.send(asking("POST", target, *lines))
+                answers += await shape(client)
+            client.send(asking("POST", f"{CHAT[1]}?api_key={GOOD}", f"Authorization: Bearer {GOOD}"))
+            answers += await shape(client)
+            for target in (f"/v1/{GOOD}", f"/v1/models/{GOOD}", f"/{GOOD}?{GOOD}"):
+                client.send(asking("GET", target, f"Authorization: Bearer {GOOD}"))
+                answers += await shape(client)
+            client.send(asking("POST", CHAT[1], f"Authorization: Bearer {GOOD}", model=GOOD))
+            answers += await shape(client)
+            broken = await one.client()
+            broken.send(f"GET /?key={GOOD} HTTP/1.1\r\nAuthorization : Bearer {GOOD}\r\n\r\n".encode())
+            answers += await broken.rest()
+            metrics = one.front.metrics()
+        events = os.pread(sink, 1 << 20, 0)
+        os.close(sink)
+        assert answers.count(b"HTTP/1.1 200") == 1
+        assert events.count(b"turned_away") > 20
+        assert told(answers + events + metrics + engine.requests[0], GOOD, REVOKED, EXPIRED, READER) == []

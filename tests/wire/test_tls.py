@@ -1,0 +1,346 @@
+"""TLS on real sockets: the tests of the data plane once more over it, handshakes and their bounds, engines with TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import ssl
+import warnings
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import cast
+
+import pytest
+import uvloop
+
+from autoscaler.contract import GatewayId
+from gateway import edge as edge_module
+from gateway import upstream
+from gateway.front import Front
+from gateway.handshake import Handshakes
+from gateway.limits import Limits
+from pilotlight import certificates
+from pilotlight.certificates import Identity
+from tests.kit.certificates import OURS, THEIRS, Sides, leaf, over_tls, pem, sides, write
+from tests.kit.engine import OK, ScriptedEngine
+from tests.kit.rig import Client, Rig, rig
+from tests.wire import test_edge as edge
+from tests.wire import test_faults as faults
+from tests.wire import test_relay as relay
+
+OTHERWISE = {"test_an_address_may_hold_so_many_connections_and_no_more"}
+"""What is told apart here: over TLS one too many does not even get a handshake."""
+PLAIN = {
+    name: test
+    for module in (edge, faults, relay)
+    for name, test in vars(module).items()
+    if name.startswith("test_") and inspect.iscoroutinefunction(test) and not inspect.signature(test).parameters
+}
+LEAVES = next(test for name, test in vars(faults).items() if name.endswith("_leaves_ends_the_engines_work_at_once"))
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+
+Loop = Callable[[], asyncio.AbstractEventLoop]
+
+
+def run(loop: Loop, test: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Runs a test on a loop of its own; nothing may be left for that loop's last resort."""
+    unseen: list[dict[str, object]] = []
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.get_loop().set_exception_handler(lambda _, context: unseen.append(context))
+        runner.run(test())
+    assert unseen == []
+
+
+@pytest.mark.parametrize("name", sorted(PLAIN.keys() - OTHERWISE))
+def test_over_tls(name: str) -> None:
+    with over_tls():
+        run(uvloop.new_event_loop, PLAIN[name])
+
+
+@pytest.mark.parametrize("how", ["reset", "end"])
+@pytest.mark.parametrize("script", range(len(faults.LEAVING)))
+def test_leaving_over_tls(script: int, how: str) -> None:
+    with over_tls():
+        run(
+            uvloop.new_event_loop,
+            lambda: LEAVES(faults.LEAVING[script], how),
+        )
+
+
+# --- the handshake ---------------------------------------------------------------------------------------------------
+
+
+async def ended(client: Client) -> bytes:
+    """What comes until the connection ends, in whichever way."""
+    try:
+        return await client.rest()
+    except ConnectionError:
+        return b""
+
+
+async def healthy(one: Rig) -> bool:
+    """Whether a new client is served."""
+    client = await one.client()
+    client.send(HEALTH)
+    try:
+        return (await client.answer())[0] == 200
+    finally:
+        client.leave()
+
+
+@LOOPS
+def test_a_handshake_has_a_clock_and_a_place_among_its_addresss_connections(loop: Loop) -> None:
+    async def test() -> None:
+        limits = Limits(header_seconds_max=0.4, connections_per_address_max=1)
+        async with rig(tls=sides(), limits=limits) as one:
+            slow = await one.client(raw=True)
+            slow.send(b"\x16\x03\x01")  # the beginning of a ClientHello
+            await asyncio.sleep(0.05)
+            assert await ended(await one.client(raw=True)) == b"", "there is room for one"
+            assert not slow.reader.at_eof()
+            assert await ended(slow) == b"", "its clock has run out"
+            assert await healthy(one), "its place is free again"
+
+    run(loop, test)
+
+
+@LOOPS
+@pytest.mark.parametrize("sent", [HEALTH, b"\x16\x03\x01\x00\x05hello", b"", b"\x15\x03\x03\x00\x02\x02\x28"])
+def test_what_is_no_tls_is_closed_without_a_word_in_the_log(
+    loop: Loop, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with rig(tls=sides()) as one:
+            client = await one.client(raw=True)
+            if sent:
+                client.send(sent)
+            else:
+                client.writer.write_eof()
+            assert b"HTTP" not in await ended(client)
+            assert await healthy(one)
+
+    with caplog.at_level(logging.INFO):
+        run(loop, test)
+    assert caplog.records == []
+
+
+@LOOPS
+def test_a_client_that_is_gone_before_its_handshake_leaves_nothing_behind(loop: Loop) -> None:
+    async def test() -> None:
+        async with rig(tls=sides(), limits=Limits(connections_per_address_max=1)) as one:
+            for sent in (b"", b"\x16\x03\x01"):
+                client = await one.client(raw=True)
+                client.send(sent)
+                client.leave()
+                await asyncio.sleep(0.05)
+            assert await healthy(one)
+
+    run(loop, test)
+
+
+def own_sides(folder: Path) -> Sides:
+    """The listener's side as the product makes it."""
+    pair = write(folder, "edge", leaf(OURS))
+    return Sides(certificates.server(Identity(cert=pair.cert, key=pair.key)), sides().client)
+
+
+def test_tls_1_2_and_newer_and_http_1_1_and_nothing_else(tmp_path: Path) -> None:
+    def client(newest: ssl.TLSVersion) -> ssl.SSLContext:
+        context = ssl.create_default_context(cadata=pem(OURS))
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # which is why we refuse it
+            context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, newest
+        return context
+
+    async def test() -> None:
+        async with rig(tls=own_sides(tmp_path)) as one:
+            for version, name in ((ssl.TLSVersion.TLSv1_2, "TLSv1.2"), (ssl.TLSVersion.TLSv1_3, "TLSv1.3")):
+                _, writer = await asyncio.open_connection("127.0.0.1", one.port, ssl=client(version))
+                spoken = writer.get_extra_info("ssl_object")
+                assert (spoken.version(), spoken.selected_alpn_protocol()) == (name, "http/1.1")
+                writer.transport.abort()
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await asyncio.open_connection("127.0.0.1", one.port, ssl=client(ssl.TLSVersion.TLSv1_1))
+            assert await healthy(one)
+
+    run(uvloop.new_event_loop, test)
+
+
+@LOOPS
+def test_a_new_certificate_is_for_new_connections_and_old_ones_live_on(loop: Loop) -> None:
+    async def test() -> None:
+        front = Front(GatewayId("g"), "b")
+        now = [sides().server]
+        handshakes = Handshakes(front, lambda: now[0])
+        server = await asyncio.get_running_loop().create_server(handshakes.client, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        old, old_writer = await asyncio.open_connection("127.0.0.1", port, ssl=sides().client)
+        now[0] = sides(THEIRS).server
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await asyncio.open_connection("127.0.0.1", port, ssl=sides().client)
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=sides(THEIRS, THEIRS).client)
+        old_writer.write(HEALTH)
+        async with asyncio.timeout(5):
+            assert b"200 OK" in await old.readline()
+        for one in (old_writer, writer):
+            one.transport.abort()
+        server.close()
+        handshakes.close()
+        await front.drain(5)
+
+    run(loop, test)
+
+
+@LOOPS
+def test_a_drain_does_not_wait_for_clients_that_say_no_goodbye(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge_module, "LINGER_S", 0.05)
+
+    async def test() -> None:
+        async with rig(tls=sides()) as one:
+            client = await one.client()
+            client.send(HEALTH)
+            await client.answer()
+            cast("asyncio.Transport", client.writer.transport).pause_reading()  # as in a pool: nobody reads
+            async with asyncio.timeout(5):
+                await one.front.drain(60)
+
+    run(loop, test)
+
+
+@LOOPS
+def test_a_stop_ends_handshakes_too(loop: Loop) -> None:
+    async def test() -> None:
+        async with rig(tls=sides(), limits=Limits(header_seconds_max=60)) as one:
+            client = await one.client(raw=True)
+            await asyncio.sleep(0.05)
+            assert one.handshakes is not None
+            one.handshakes.close()
+            assert await ended(client) == b""
+
+    run(loop, test)
+
+
+# --- engines ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def engine_of(
+    server: ssl.SSLContext, address: str = "https://{}", trusted: str = OURS
+) -> AsyncIterator[tuple[ScriptedEngine, Rig]]:
+    """An engine with that side of TLS, under an address, and a gateway that trusts an authority."""
+    async with ScriptedEngine((OK,), tls=server) as engine, rig() as one:
+        one.trust = sides(OURS, trusted).client
+        one.routes(address.format(engine.address.removeprefix("https://")))
+        yield engine, one
+
+
+async def answered(one: Rig) -> tuple[int, bytes]:
+    """Status and body of one Call."""
+    client = await one.client()
+    client.call()
+    status, _, body = await client.answer()
+    client.leave()
+    return status, body
+
+
+@LOOPS
+def test_an_engine_with_tls_is_called_and_its_connection_used_again(loop: Loop) -> None:
+    async def test() -> None:
+        async with engine_of(sides().server) as (engine, one):
+            for _ in range(2):
+                assert (await answered(one))[0] == 200
+            assert (len(engine.requests), engine.connections) == (2, 1)
+            host = engine.address.removeprefix("https://").encode()
+            assert b"\r\nhost: %b\r\n" % host in engine.requests[0]
+
+    run(loop, test)
+
+
+@LOOPS
+def test_an_engine_may_have_a_name_of_its_own(loop: Loop) -> None:
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    leaf(OURS, "engine.example").configure_cert(server)
+
+    async def test() -> None:
+        async with engine_of(server, "https://engine.example@{}") as (engine, one):
+            assert (await answered(one))[0] == 200
+            assert b"\r\nhost: engine.example:" in engine.requests[0]
+
+    run(loop, test)
+
+
+@pytest.mark.parametrize(
+    ("address", "trusted", "why"),
+    [
+        ("https://{}", THEIRS, "unable to get local issuer certificate"),
+        ("https://other.example@{}", OURS, "Hostname mismatch"),
+    ],
+)
+@LOOPS
+def test_an_engine_that_is_not_believed_gets_nothing_and_the_call_one_502(
+    loop: Loop, address: str, trusted: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with engine_of(sides().server, address, trusted) as (engine, one):
+            for _ in range(2):
+                status, body = await answered(one)
+                assert (status, b'"code":"upstream_error"' in body) == (502, True)
+            assert engine.requests == []
+            await one.settled()
+            assert one.in_use() == 0
+            one.trust = sides().client
+            one.routes(engine.address)
+            assert (await answered(one))[0] == 200, "what is believed now holds for the next connection"
+
+    run(loop, test)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1, "said once, not for every Call"
+    assert told[0].startswith(f"event=engine_distrusted reason='{why}")
+    assert "example" not in told[0]
+    assert "127.0.0.1" not in told[0]
+
+
+@LOOPS
+def test_an_engine_without_tls_hears_no_call_in_clear(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[bytes] = []
+
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read(4096))
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async def test() -> None:
+        async with await asyncio.start_server(plain, "127.0.0.1", 0) as server, rig() as one:
+            host, port = server.sockets[0].getsockname()
+            one.routes(f"https://{host}:{port}")
+            assert (await answered(one))[0] == 502
+        assert len(heard) == 2, "the Call moved once"
+        assert all(data.startswith(b"\x16\x03") and b"POST" not in data for data in heard)
+
+    run(loop, test)
+    assert "event=engine_distrusted reason='WRONG_VERSION_NUMBER'" in caplog.text
+
+
+@LOOPS
+def test_an_engine_that_does_not_end_its_handshake_is_one_that_cannot_be_reached(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "CONNECT_S_MAX", 0.1)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def test() -> None:
+        async with await asyncio.start_server(silent, "127.0.0.1", 0) as server, ScriptedEngine((OK,)) as good:
+            host, port = server.sockets[0].getsockname()
+            async with rig(f"https://{host}:{port}", good.address) as one:
+                assert (await answered(one))[0] == 200, "by the other Replica"
+                assert 'reason="connect"} 1.0' in one.front.telemetry.text((), None).decode()
+
+    run(loop, test)
