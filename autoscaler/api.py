@@ -92,6 +92,12 @@ class Problem(Fact, frozen=True):
     error: str
 
 
+def named(world: World, name: str) -> Model | None:
+    """The Model that clients reach by `name`, which may be an alias; None: nobody has it."""
+    known = world.models.get(ModelName(name))
+    return known or next((model for model in world.models.values() if name in model.spec.aliases), None)
+
+
 def model_view(world: World, model: Model) -> ModelView:
     """One Model as it is now."""
     load, history = world.loads.get(model.name, NO_LOAD), world.histories.get(model.name, NO_HISTORY)
@@ -146,7 +152,7 @@ class Read(NamedTuple):
     summary: str
     kind: object
     named: bool = False
-    """Ends in {name}, which may be unknown."""
+    """Ends in {name}: a Model's name or alias, which may be unknown."""
 
 
 READS = (

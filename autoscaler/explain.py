@@ -12,14 +12,16 @@ from autoscaler.compare import start_after_s
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import NO_HISTORY, NO_LOAD, Wanted
 from autoscaler.drain import known, silent, verdict
-from autoscaler.log import Log
+from autoscaler.fitting import Fitting
+from autoscaler.log import Log, Refused
+from autoscaler.log import Row as LogRow
 from autoscaler.model import Model
 from autoscaler.packing import Force
 from autoscaler.rulings import why_not
 from autoscaler.shelves import shelves, want_of
 from autoscaler.states import ReplicaState as S
 from autoscaler.words import seconds
-from autoscaler.world import Fact, Replica, SliceId, Transition, World
+from autoscaler.world import Fact, Replica, SliceId, World
 
 LAST_ROWS = 20
 """How many of the latest moves `last` tells."""
@@ -92,16 +94,19 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     """Why `model`, which must be in the World, is as it is."""
     document = world.models[model]
     answer = demand.wanted(world, document, now_s)
+    never = _never(world, document, Fitting(world))
     sentences = [_wanted(document, answer, now_s), *_soonest(world, model, now_s)]
+    sentences += [f"It fits on no device: {never}. Its Calls are refused with no_capacity."] if never else []
     for id in world.by_model.get(model, ()):
         sentences += [_replica(world, world.replicas[id], now_s), *_quiet(world, id, now_s)]
     sentences += _failures(world, model, now_s)
-    sentences += [f"Not placed: {unmet.reason}." for unmet in plan.unmet if unmet.model == model]
+    sentences += [f"Not placed: {unmet.reason}." for unmet in plan.unmet if unmet.model == model and not never]
     sentences += _starts(world, model)
     sentences += _unknown(world, now_s)
     rows = log.of_model(model)
     sentences += [f"Last: {_move(row, now_s)}." for row in rows[-1:]]
-    candidates = _candidates(world, document, now_s) if answer.count > len(demand.live(world, model)) else ()
+    lacks = answer.count > len(demand.live(world, model))
+    candidates = _candidates(world, document, now_s) if lacks or never else ()
     sentences += [f"{c.slice}: {c.ruled_out or 'nothing stands in the way'}." for c in candidates[:CANDIDATES_TOLD]]
     return Explanation(
         model=model, state=model_state(world, model, now_s), sentences=tuple(sentences), candidates=candidates
@@ -111,16 +116,21 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
 def status(world: World, plan: Plan, now_s: float) -> tuple[Row, ...]:
     """One Row per Model that is in the documents or still has Replicas, in order of names."""
     unmet = {missing.model: missing.reason for missing in plan.unmet}
-    names = sorted(world.models.keys() | world.by_model.keys())
-    return tuple(_row(world, name, unmet.get(name, ""), now_s) for name in names)
+    names, fitting = sorted(world.models.keys() | world.by_model.keys()), Fitting(world)
+    return tuple(_row(world, name, unmet.get(name, ""), fitting, now_s) for name in names)
 
 
 def last(log: Log, now_s: float) -> tuple[str, ...]:
-    """The latest moves of all Replicas, newest first, as sentences."""
+    """The latest moves of all Replicas, and Calls refused because their Model fits nowhere; newest first."""
     return tuple(f"{row.model}: {_move(row, now_s)}" for row in log.latest(LAST_ROWS))
 
 
-def _row(world: World, name: ModelName, unmet: str, now_s: float) -> Row:
+def _never(world: World, model: Model, fitting: Fitting) -> str:
+    """Why a Model of which nothing is there fits on no Device; empty text: it fits, or something of it runs."""
+    return "" if model.name in world.by_model else fitting.never(model)
+
+
+def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: float) -> Row:
     load, replicas = world.loads.get(name, NO_LOAD), [world.replicas[id] for id in world.by_model.get(name, ())]
     counts: dict[str, int] = {}
     for replica in replicas:
@@ -130,7 +140,10 @@ def _row(world: World, name: ModelName, unmet: str, now_s: float) -> Row:
     entered = [r.since_s for r in replicas if r.state.value == state] or [r.since_s for r in replicas]
     began_s = min(entered, default=world.histories.get(name, NO_HISTORY).served_until_s)
     document = world.models.get(name)
-    why = _why(world, document, unmet, now_s) if document is not None else "no longer in the documents"
+    why = "no longer in the documents"
+    if document is not None:
+        never = _never(world, document, fitting)
+        why = f"fits on no device: {never}" if never else _why(world, document, unmet, now_s)
     return Row(
         model=name,
         state=state,
@@ -232,7 +245,9 @@ def _unknown(world: World, now_s: float) -> list[str]:
     return [f"Nothing is scaled down while these gateways have not reported: {', '.join(who)}."] if who else []
 
 
-def _move(row: Transition, now_s: float) -> str:
+def _move(row: LogRow, now_s: float) -> str:
+    if isinstance(row, Refused):
+        return f"its Calls were refused, {seconds(now_s - row.at_s)} ago: it fits on no device: {row.reason}"
     before = "" if row.before is None else f"{row.before} -> "
     return f"{row.replica} {before}{row.after}, {seconds(now_s - row.at_s)} ago: {row.reason}"
 

@@ -1,7 +1,8 @@
 """Merges Prometheus texts of several processes into one: samples with the same name and labels are added up.
 
-Pure. Adding is right for counters, histograms and level gauges (waiting, running); a gauge that is an age is not a sum,
-so families named in MAXIMA take the largest value instead, and the moments at which counters were made the oldest.
+Keeps nothing and reads nothing; it counts as impure because prometheus_client does, whose parser it uses. Adding is
+right for counters, histograms and level gauges (waiting, running); a gauge that is an age is not a sum, so families
+named in MAXIMA take the largest value instead, and the moments at which counters were made the oldest.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ import msgspec
 from aiohttp import web
 
 from autoscaler import api, explain, page
-from autoscaler.contract import ModelName
 from autoscaler.log import Log
 from autoscaler.loop import Loop
 from autoscaler.merge import merge
@@ -98,7 +97,7 @@ class OperationsServer:
         return answer(api.models(self._world))
 
     async def _model(self, request: web.Request) -> web.Response:
-        known = self._world.models.get(ModelName(request.match_info["name"]))
+        known = api.named(self._world, request.match_info["name"])
         return self._no_model() if known is None else answer(api.model_view(self._world, known))
 
     async def _tenants(self, _: web.Request) -> web.Response:
@@ -111,10 +110,10 @@ class OperationsServer:
         return answer(self._loop.plan)
 
     async def _explain(self, request: web.Request) -> web.Response:
-        name = ModelName(request.match_info["name"])
-        if name not in self._world.models:
+        known = api.named(self._world, request.match_info["name"])
+        if known is None:
             return self._no_model()
-        return answer(explain.explain_model(self._world, self._loop.plan, self._log, name, self._now_s()))
+        return answer(explain.explain_model(self._world, self._loop.plan, self._log, known.name, self._now_s()))
 
     async def _last(self, _: web.Request) -> web.Response:
         return answer(api.Sentences(sentences=explain.last(self._log, self._now_s())))

@@ -65,7 +65,7 @@ def _order(want: Want) -> Key:
     return (-want.priority, want.unserved_since_s, want.model, want.ordinal)
 
 
-def _face(shelf: Shelf) -> Key:
+def face(shelf: Shelf) -> Key:
     """What `need` and `product_rank` look at: equal for equal Devices, so that they are asked once."""
     s = shelf.slice
     return (s.memory_bytes, s.compute_percent, s.isolation, s.shared, shelf.whole, s.product)
@@ -83,7 +83,7 @@ class _Bench:
         for shelf in self.shelves.values():
             self._devices.setdefault(shelf.slice.device, []).append(shelf)
             if not shelf.locked:
-                self._open.setdefault(_face(shelf), []).append((*shelf.free, shelf.slice.id))
+                self._open.setdefault(face(shelf), []).append((*shelf.free, shelf.slice.id))
         for entries in self._open.values():
             entries.sort()
         self._now_s = now_s
@@ -148,7 +148,7 @@ class _Bench:
         id = shelf.slice.id
         for known in self._known.values():
             known.pop(id, None)
-        entries, entry = self._open.get(_face(shelf), []), (*before, id)
+        entries, entry = self._open.get(face(shelf), []), (*before, id)
         at = bisect_left(entries, entry)
         if at < len(entries) and entries[at] == entry:
             del entries[at]

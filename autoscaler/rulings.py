@@ -44,7 +44,7 @@ def evictable(want: Want, incumbent: Incumbent, now_s: float) -> bool:
 
 
 def never_reason(want: Want, shelves: Sequence[Shelf]) -> str | None:
-    """Why no Slice could hold the Want, however empty; None: one could."""
+    """Why no Slice could hold the Want, which needs one, however empty; None: one could."""
     if not shelves:
         return f"needs {ask(want)}; there is no device"
     matching = [shelf for shelf in shelves if product_rank(want, shelf.slice.product) is not None]

@@ -124,6 +124,22 @@ def shelves(
     return tuple(_shelf(look, world.slices[id]) for id in sorted(world.slices))
 
 
+def empty_shelves(world: World) -> tuple[Shelf, ...]:
+    """All Slices in order of their ids, as if nobody were on them."""
+    whole, nothing = _alone(world.slices.values()), Room(0, 0)
+    return tuple(
+        Shelf(
+            slice=slice_,
+            whole=slice_.device in whole,
+            incumbents=(),
+            free=Room(slice_.memory_bytes, slice_.compute_percent),
+            coming=nothing,
+            locked=False,
+        )
+        for _, slice_ in sorted(world.slices.items())
+    )
+
+
 def _shelf(look: _Look, slice_: Slice) -> Shelf:
     on_it = (look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ()))
     incumbents = tuple(_incumbent(look, replica, slice_) for replica in on_it)

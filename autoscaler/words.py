@@ -25,6 +25,11 @@ def size(size_bytes: int) -> str:
     return f"{size_bytes} bytes"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 model`, `2 models`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def tenants(names: Iterable[str]) -> str:
     """`tenant acme`, `tenants acme, lab and 3 more`."""
     ordered = sorted(names)

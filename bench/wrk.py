@@ -1,6 +1,7 @@
 """wrk, the load of the throughput benchmarks: as many Calls as one proxy answers, on one core, and what that cost it.
 
-Owns its script, its command and the reading of what it says. Closed loop, 64 connections, one thread.
+Owns its script, its command and the reading of what it says. Closed loop, 64 connections, one thread. Where it is not
+installed `bench.closedloop` stands in; who measures says which of the two it was.
 """
 
 from __future__ import annotations
@@ -8,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from bench import kit
+from bench import closedloop, kit
 from bench.documents import key
 from bench.usage import ran_us
 
-CONNECTIONS = 64
+CONNECTIONS = closedloop.CONNECTIONS
 MISSING = "there is no wrk on the PATH (Debian: apt install wrk)"
 
 
@@ -37,8 +39,15 @@ def there() -> bool:
     return shutil.which("wrk") is not None
 
 
+def name() -> str:
+    """Which load it is, for tables."""
+    return "wrk" if there() else "our own client"
+
+
 def script(path: Path, body: bytes) -> Path:
-    """Writes what it sends: POSTs of `body` to the chat path, with the key of Tenant `a`."""
+    """Writes what it sends: POSTs of `body` to the chat path, with the key of Tenant `a`; for either load."""
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\nAuthorization: Bearer {key('a')}"
+    path.with_suffix(".http").write_bytes(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     path.write_text(
         f'wrk.method = "POST"\nwrk.path = "/v1/chat/completions"\nwrk.body = [==[{body.decode()}]==]\n'
         f'wrk.headers["Content-Type"] = "application/json"\nwrk.headers["Authorization"] = "Bearer {key("a")}"\n'
@@ -51,6 +60,9 @@ async def load(
 ) -> Load:
     """Runs it for so long. CPU per Call is that of `processes`; that of `beside` is told apart."""
     command = [*kit.on_core(kit.LOAD_CORE), "wrk", "-t1", f"-c{CONNECTIONS}", f"-d{span_s}s", "-s", str(sends), url]
+    if not there():
+        own = [sys.executable, "-m", "bench.closedloop", url, str(span_s), str(sends.with_suffix(".http"))]
+        command = [*kit.on_core(kit.LOAD_CORE), *own]
     before_us, beside_us = ran_us(processes), ran_us(beside)
     made = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     told = (await made.communicate())[0].decode()
@@ -58,6 +70,6 @@ async def load(
     calls, per_s = re.search(r"(\d+) requests in", told), re.search(r"Requests/sec:\s+([\d.]+)", told)
     bad = re.search(r"Non-2xx or 3xx responses: (\d+)", told)
     if calls is None or per_s is None or not int(calls[1]):
-        raise kit.BenchError(f"wrk got no answers from {url}: {told.strip()}")
+        raise kit.BenchError(f"{name()} got no answers from {url}: {told.strip()}")
     count = int(calls[1])
     return Load(float(per_s[1]), used_us / count, beside_us / count, used_us / span_s / 1e6, int(bad[1]) if bad else 0)

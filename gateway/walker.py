@@ -19,12 +19,14 @@ HEAD_BYTES_MAX = 64 << 10
 """Of one response head, interim ones before it included."""
 INTERIM_MAX = 8
 """1xx heads before the final one; more is odd."""
-KNOWN_BYTES_MAX = 1 << 10
-"""Heads up to here are remembered as read."""
+KNOWN_MAX, KNOWN_BYTES_MAX = 256, 1 << 10
+"""So many heads of up to so many bytes are remembered as read."""
 TRAILER_BYTES_MAX = 4 << 10
 """The last chunk's line, trailers and the empty line; they are read and dropped."""
 TAIL_PIECES, TAIL_PIECE_BYTES = 4, 2 << 10
 """What is remembered of a body's end: of each of the last pieces, its last bytes."""
+SIZES_MAX = 4096
+"""Chunk sizes remembered as read."""
 CRUMB_BYTES = 64
 """A piece smaller than this is remembered with the one before it, else a few of them would be all that is."""
 
@@ -33,6 +35,8 @@ LAST_CHUNK = b"0\r\n\r\n"
 _HEAD = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [\t\x20-\x7e\x80-\xff]*+)?((?:" + FIELD + rb")*+)")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 """Chunk extensions are odd: no engine sends any, and a client might read them otherwise than we do."""
+_DIGITS = re.compile(rb"[0-9A-Fa-f]{1,8}")
+_SIZE_BYTES_MAX = 10
 _SIZE_BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,8}\r?)?")
 _TRAILERS = re.compile(rb"(?:" + FIELD + rb")*+")
 _LENGTH_DIGITS_MAX = 15
@@ -148,7 +152,7 @@ def parse_head(data: bytes) -> ResponseHead | None:
     return ResponseHead(status, False, int(length), keep_alive, content_type, fields)
 
 
-known_head = lru_cache(maxsize=256)(parse_head)
+known_head = lru_cache(KNOWN_MAX)(parse_head)
 """The same: an engine that is busy says the same head many times within a second."""
 
 
@@ -179,11 +183,17 @@ def tail(body: bytes) -> bytes:
 
 def is_one_chunk(data: bytes) -> bool:
     """Whether data, which begins between two chunks, is exactly one, of at least four bytes."""
-    match = _SIZE.match(data)
-    if match is None:
+    end = data.find(b"\r\n", 0, _SIZE_BYTES_MAX)
+    if end < 1:
         return False
-    size = int(match[1], 16)
-    return size >= 4 and match.end() + size + 2 == len(data) and data.endswith(b"\r\n")
+    size = known_size(data[:end])
+    return size >= 4 and end + size + 4 == len(data) and data.endswith(b"\r\n")
+
+
+@lru_cache(SIZES_MAX)
+def known_size(digits: bytes) -> int:
+    """A chunk's size, 0 for what is none: an engine's chunks of one length have the same digits."""
+    return int(digits, 16) if _DIGITS.fullmatch(digits) else 0
 
 
 def whole_chunks(data: bytes, stop: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """The command line of load tests: `load coldstart` and `load run`.
 
-Owns options, progress and exit codes: 0 the verdict holds, 1 it does not or the run could not go on, 2 wrong usage.
+Owns options, progress and exit codes: 0 the verdict holds, 1 it does not or the run could not go on, 2 wrong usage, 130
+the run was interrupted and its verdict holds over what was sent.
 Figures go to stdout, progress to stderr: live on a terminal, plain lines elsewhere. It must not measure: that is
 `client.py`'s.
 """
@@ -23,9 +24,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from loadtest import arrivals, report
 from loadtest.client import Client, LoadError, target_of
-from loadtest.coldstart import ColdStarts
+from loadtest.coldstart import INTERRUPTED, ColdStarts
 from loadtest.coldstart import coldstart as measure
 from loadtest.result import Ending, Result, Shot
+from loadtest.stopping import EXIT_STATUS, Stop, stopped_by_signals
 from loadtest.verdict import Spread, Verdict
 
 PLAIN_EVERY_S = 1.0
@@ -51,6 +53,15 @@ def _from(_context: click.Context, _parameter: click.Parameter, value: str) -> N
     """No version keeps weights on a node or puts an engine to sleep yet."""
     if value != "gone":
         raise click.UsageError(f"--from {value}: is not in force yet in this version; --from gone waits for zero")
+
+
+def _page(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path | None:
+    """Known before the run: what cannot be written then costs nothing."""
+    if value is not None and not value.parent.is_dir():
+        raise click.BadParameter(f"{value.parent} is not a folder")
+    if value is not None and not os.access(value if value.exists() else value.parent, os.W_OK):
+        raise click.BadParameter(f"{value} may not be written")
+    return value
 
 
 _server = click.option("--url", required=True, callback=_url, help="The inference port, such as http://127.0.0.1:8080.")
@@ -81,18 +92,24 @@ def coldstart(
 ) -> None:
     """Wait until MODEL is at zero, wake it with one call, and tell the phases; many times over."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    key, stop = _key_from(key_env), Stop()
+
+    async def starts_of() -> ColdStarts:
+        with stopped_by_signals(stop):
+            return await measure(url, model, rounds, ops, key, timeout_s=timeout_s, say=console.print, stop=stop)
+
     try:
-        starts = asyncio.run(
-            measure(url, model, rounds, ops, _key_from(key_env), timeout_s=timeout_s, say=console.print)
-        )
+        starts = asyncio.run(starts_of())
     except LoadError as error:
         raise click.ClickException(str(error)) from error
     if output == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(starts), indent=2) + b"\n")
     else:
-        _tell_starts(starts)
-    failures = starts.verdict.admitted - starts.verdict.completed
-    sys.exit(0 if starts.verdict.holds and not failures else 1)
+        _tell_starts(starts, rounds)
+    verdict = starts.verdict
+    if starts.ended == INTERRUPTED:
+        sys.exit(1 if verdict.failed or not verdict.holds else EXIT_STATUS)
+    sys.exit(0 if verdict.holds and verdict.completed == rounds else 1)
 
 
 @load.command(
@@ -112,7 +129,10 @@ def coldstart(
 @click.option("--reuse/--no-reuse", default=False, show_default=True, help="Use connections again.")
 @_key
 @_timeout
-@click.option("--report", "page", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="An HTML page.")
+@click.option(
+    "--report", "page", type=click.Path(dir_okay=False, writable=True, path_type=Path), callback=_page,
+    help="An HTML page.",
+)  # fmt: skip
 @_output
 def run(
     *,
@@ -153,14 +173,24 @@ def run(
         results = _watched(client, shots)
     except LoadError as error:
         raise click.ClickException(str(error)) from error
-    made = report.make(url, f"{plan} to {', '.join(models)}, {max_tokens} tokens each", len(shots), results)
-    if page is not None:
-        page.write_text(report.as_html(made), encoding="utf-8")
+    plan += f" to {', '.join(models)}, {max_tokens} tokens each"
+    made = report.make(url, plan, len(shots), results, interrupted=client.stop.told)
     if output == "json":
         sys.stdout.buffer.write(report.as_json(made) + b"\n")
+        sys.stdout.buffer.flush()
     else:
         _tell_run(made)
-    sys.exit(0 if made.verdict.holds else 1)
+    if page is not None:
+        _write(page, report.as_html(made))
+    sys.exit(1 if not made.verdict.holds else EXIT_STATUS if made.interrupted else 0)
+
+
+def _write(page: Path, text: str) -> None:
+    """After the verdict is told. Raises click's error: the disk may be full by now."""
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"--report {page}: {error.strerror}; the verdict above is whole") from None
 
 
 def request_body(model: str, max_tokens: int, prompt_bytes: int, *, stream: bool) -> bytes:
@@ -186,7 +216,7 @@ def _raise_open_files() -> None:
 
 
 def _watched(client: Client, shots: Sequence[Shot]) -> list[Result]:
-    """Run with progress on stderr."""
+    """Run with progress on stderr, until all is answered or it is interrupted."""
     _raise_open_files()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     not_completed = ended = 0
@@ -202,12 +232,16 @@ def _watched(client: Client, shots: Sequence[Shot]) -> list[Result]:
             said_s = time.monotonic()
             console.print(f"{ended} of {len(shots)} calls ended, {not_completed} not completed")
 
+    async def sent() -> list[Result]:
+        with stopped_by_signals(client.stop):
+            return await client.run(shots, count)
+
     columns = (TextColumn("calls"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[bad]} not completed"))
     progress = Progress(*columns, TimeElapsedColumn(), console=console, refresh_per_second=4, transient=True)
     progress.disable = not console.is_terminal
     with progress:
         bar = progress.add_task("calls", total=len(shots), bad=0)
-        return asyncio.run(client.run(shots, count))
+        return asyncio.run(sent())
 
 
 def _tell_run(made: report.Report) -> None:
@@ -217,15 +251,19 @@ def _tell_run(made: report.Report) -> None:
         if found is not None:
             console.print(_row(name, found, 1000))
     console.print(f"{made.completed_per_s:.1f} completed per second, {made.cold} waited for a start")
+    if made.interrupted:
+        console.print(report.note(made))
     _tell_verdict(console, made.verdict)
 
 
-def _tell_starts(starts: ColdStarts) -> None:
+def _tell_starts(starts: ColdStarts, rounds: int) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for name, found in starts.spreads_ms.items():
         console.print(_row(name, found, 1))
     if starts.warm:
         console.print(f"{starts.warm} of {len(starts.rounds)} rounds were not marked cold")
+    if starts.ended:
+        console.print(f"ended after {len(starts.rounds)} of {rounds} rounds: {starts.ended}", markup=False)
     _tell_verdict(console, starts.verdict)
 
 

@@ -3,7 +3,7 @@
 Owns connections, clocks and deadlines. It promises one Result per Shot, in the order of the Shots, and times that begin
 at the planned moment, by the system's clock (an event loop's own may be a millisecond old). One core carries thousands
 of connections: a Protocol around httptools, one departure at a time, no task per byte. A Call whose deadline passes is
-given up by closing its connection, as a client would.
+given up by closing its connection, as a client would; so are all that are under way when the run is told to stop.
 It must not retry: only a kept connection that closes without one byte is replaced, once, as HTTP clients do (RFC 9112,
 9.3.1), and the Result says so.
 """
@@ -11,6 +11,7 @@ It must not retry: only a kept connection that closes without one byte is replac
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import ssl
@@ -23,6 +24,7 @@ import httptools
 
 from loadtest.answer import Answer
 from loadtest.result import Result, Shot
+from loadtest.stopping import Stop
 
 CONNECT_AHEAD_AT_ONCE = 64
 SHOTS_MAX = 1_000_000
@@ -157,7 +159,11 @@ class Connection(asyncio.Protocol):
 class Client:
     """Sends Shots to one target. `reuse`: a connection whose answer was whole is used again."""
 
-    def __init__(self, url: str, *, reuse: bool = False, headers: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self, url: str, *, reuse: bool = False, headers: Sequence[tuple[str, str]] = (), stop: Stop | None = None
+    ) -> None:
+        self.stop = Stop() if stop is None else stop
+        """Told to stop, it sends nothing more and gives up what is under way."""
         self._target = target_of(url)
         self._reuse = reuse
         self._headers = tuple(headers)
@@ -172,13 +178,15 @@ class Client:
             self._idle += await asyncio.gather(*(self._connect() for _ in more))
 
     async def run(self, shots: Sequence[Shot], on_result: Callable[[Result], None] | None = None) -> list[Result]:
-        """Send all, each at its moment from now; returns when each has its Result."""
+        """Send all, each at its moment from now; returns when each that was sent has its Result."""
         if len(shots) > SHOTS_MAX:
             raise LoadError(f"{len(shots)} calls are more than {SHOTS_MAX}; run in parts")
         began_s = time.monotonic()
         results: list[Result | None] = [None] * len(shots)
 
         async def fire(index: int) -> None:
+            if self.stop.told:
+                return
             result = await self.send(shots[index], began_s + shots[index].at_s)
             results[index] = result
             if on_result is not None:
@@ -187,7 +195,8 @@ class Client:
         try:
             async with asyncio.TaskGroup() as group:
                 for index in sorted(range(len(shots)), key=lambda i: shots[i].at_s):
-                    await _until(began_s + shots[index].at_s)
+                    if not await self._until(began_s + shots[index].at_s):
+                        break
                     group.create_task(fire(index))
         except* LoadError as errors:
             raise errors.exceptions[0] from None
@@ -201,7 +210,7 @@ class Client:
         planned_s = fired_s if planned_s is None else planned_s
         seen = _Seen(planned_s, fired_s - planned_s)
         try:
-            async with asyncio.timeout(planned_s + shot.timeout_s - fired_s):
+            async with self.stop.within(planned_s + shot.timeout_s - fired_s):
                 await self._exchange(shot, seen)
         except TimeoutError:
             seen.abandoned = True
@@ -214,6 +223,14 @@ class Client:
         finally:
             self._give_back(seen)
         return seen.result(shot)
+
+    async def _until(self, moment_s: float) -> bool:
+        """Sleep until then (a loop's timer may fire a little early); False: told to stop."""
+        while not self.stop.told and (wait_s := moment_s - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with self.stop.within(None):
+                    await asyncio.sleep(wait_s)
+        return not self.stop.told
 
     def close(self) -> None:
         """Close what is idle."""
@@ -269,15 +286,6 @@ class Client:
             self._idle.append(connection)
         else:
             connection.close()
-
-
-async def _until(moment_s: float) -> None:
-    """Sleep until then; a loop's timer may fire a little early."""
-    while True:
-        wait_s = moment_s - time.monotonic()
-        if wait_s <= 0:
-            return
-        await asyncio.sleep(wait_s)
 
 
 class _Seen:

@@ -1,8 +1,8 @@
 """Measures cold starts from outside: wait until a Model is at zero, send one streaming Call, keep its phases; repeat.
 
 Owns the waiting for zero and the table of phases. With the operations port it waits until no Replica is left in any
-state; without, until the Model's own entry on the inference port says so. It must not make anything go to zero: it
-measures what users get.
+state; without, until the Model's own entry on the inference port says so. Whatever ends it early, the rounds that were
+made are told. It must not make anything go to zero: it measures what users get.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 
 from loadtest.client import Client, LoadError
 from loadtest.result import Ending, Result, Shot
+from loadtest.stopping import Stop
 from loadtest.verdict import Spread, Verdict, judge, spread
 
 POLL_S = 0.1
@@ -23,6 +24,8 @@ ANSWER_S_MAX = 10.0
 ZERO_S_MAX = 1800.0
 """How long a round waits for zero."""
 SAY_EVERY_S = 2.0
+INTERRUPTED = "interrupted"
+FAILED = "the model failed to start, and nothing is started before its back-off is over; `pilotlight explain` says why"
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +41,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ColdStarts(msgspec.Struct, frozen=True, kw_only=True):
-    """All rounds, and how each phase lies over them."""
+    """The rounds that were made, and how each phase lies over them."""
 
     model: str
     rounds: tuple[Round, ...]
@@ -46,6 +49,8 @@ class ColdStarts(msgspec.Struct, frozen=True, kw_only=True):
     """Rounds that the server did not mark cold: somebody else woke the Model, or the server does not say."""
     spreads_ms: dict[str, Spread]
     verdict: Verdict
+    ended: str = ""
+    """Why there are fewer rounds than asked for; empty when all were made."""
 
 
 class _Pilotlight(msgspec.Struct, frozen=True):
@@ -68,30 +73,48 @@ async def coldstart(
     *,
     timeout_s: float = 600.0,
     say: Callable[[str], None] = lambda _: None,
+    stop: Stop | None = None,
 ) -> ColdStarts:
-    """Measure `rounds` cold starts of a Model behind `url`. `say` gets progress lines. LoadError: it cannot be done."""
+    """Measure `rounds` cold starts of a Model behind `url`. `say` gets progress lines; `stop` ends it before its time.
+
+    LoadError: it cannot be done, and no round was made.
+    """
     headers = (("Authorization", f"Bearer {key}"),) if key else ()
     body = {"model": model, "messages": [{"role": "user", "content": "wake"}], "max_tokens": 16, "stream": True}
     shot = Shot(model=model, body=msgspec.json.encode(body), timeout_s=timeout_s)
     base = url.rstrip("/").removesuffix("/v1")
     entry = f"{ops.rstrip('/')}/api/v1/models/{model}" if ops else f"{base}/v1/models/{model}"
+    stop = Stop() if stop is None else stop
     made: list[Round] = []
     results: list[Result] = []
+    ended = ""
     limit = aiohttp.ClientTimeout(total=ANSWER_S_MAX)
     async with aiohttp.ClientSession(headers=None if ops else dict(headers), timeout=limit) as session:
-        for number in range(1, rounds + 1):
-            waited_s = await _wait_for_zero(session, entry, say, ops=ops is not None)
-            client = Client(url, headers=headers)
-            result = await client.send(shot)
+        while len(made) < rounds and not ended:
+            try:
+                async with stop.within(None):
+                    waited_s = await _wait_for_zero(session, entry, say, ops=ops is not None)
+                result = await Client(url, headers=headers, stop=stop).send(shot)
+            except TimeoutError:
+                ended = INTERRUPTED
+                break
+            except LoadError as error:
+                if not made:
+                    raise
+                ended = str(error)
+                break
             results.append(result)
             made.append(_round(waited_s, result))
-            say(f"round {number} of {rounds}: {_sentence(made[-1])}")
+            say(f"round {len(made)} of {rounds}: {_sentence(made[-1])}")
+            if len(made) < rounds:
+                ended = INTERRUPTED if stop.told else FAILED if result.code == "model_start_failed" else ""
     return ColdStarts(
         model=model,
         rounds=tuple(made),
         warm=sum(not one.cold for one in made),
         spreads_ms=spreads(made),
-        verdict=judge(rounds, results),
+        verdict=judge(len(made), results),
+        ended=ended,
     )
 
 
@@ -107,13 +130,15 @@ def spreads(rounds: Sequence[Round]) -> dict[str, Spread]:
 
 
 async def _wait_for_zero(session: aiohttp.ClientSession, entry: str, say: Callable[[str], None], *, ops: bool) -> float:
-    """Seconds waited until the Model is at zero."""
+    """Seconds waited until the Model is at zero. LoadError: it will not be."""
     began_s = said_s = time.monotonic()
     while True:
         at_zero, state = _state(entry, await _read(session, entry), ops=ops)
         now_s = time.monotonic()
         if at_zero:
             return now_s - began_s
+        if state == "failed" and not ops:
+            raise LoadError(FAILED)
         if now_s - began_s > ZERO_S_MAX:
             raise LoadError(f"the model is still {state} after {ZERO_S_MAX:.0f} s: shorten its idleSeconds, or stop it")
         if now_s - said_s >= SAY_EVERY_S:

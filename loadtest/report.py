@@ -34,6 +34,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     target: str
     plan: str
+    planned: int
+    """Calls of the whole plan; more than the verdict's only when the run was interrupted."""
+    interrupted: bool
     verdict: Verdict
     first_byte_s: Spread | None
     last_byte_s: Spread | None
@@ -47,8 +50,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[CallLine, ...]
 
 
-def make(target: str, plan: str, admitted: int, results: Sequence[Result]) -> Report:
-    """The report of a run. Spreads are of completed Calls."""
+def make(target: str, plan: str, planned: int, results: Sequence[Result], *, interrupted: bool = False) -> Report:
+    """The report of a run of `planned` Calls; of an interrupted one, over those that were sent. Spreads are of
+    completed Calls.
+    """
     completed = [result for result in results if result.ending is Ending.COMPLETED]
     ends = [result.at_s + result.last_byte_s for result in completed if result.last_byte_s is not None]
     models = dict.fromkeys(result.model for result in completed)
@@ -56,7 +61,9 @@ def make(target: str, plan: str, admitted: int, results: Sequence[Result]) -> Re
     return Report(
         target=target,
         plan=plan,
-        verdict=judge(admitted, results),
+        planned=planned,
+        interrupted=interrupted,
+        verdict=judge(len(results) if interrupted else planned, results),
         first_byte_s=spread(_first_bytes(iter(completed))),
         last_byte_s=spread(result.last_byte_s for result in completed if result.last_byte_s is not None),
         lateness_s=spread(result.lateness_s for result in results),
@@ -66,6 +73,12 @@ def make(target: str, plan: str, admitted: int, results: Sequence[Result]) -> Re
         by_model={model: found for model, found in by_model.items() if found is not None},
         calls=tuple(_line(result) for result in results),
     )
+
+
+def note(report: Report) -> str:
+    """What must be known beside the verdict of an interrupted run."""
+    sent = f"{report.verdict.admitted} of {report.planned} calls were sent"
+    return f"interrupted: {sent}, and those under way were given up"
 
 
 def _first_bytes(results: Iterator[Result]) -> Iterator[float]:
@@ -111,12 +124,13 @@ def as_html(report: Report) -> str:
     ]
     body = "".join(f"<section><h2>{html.escape(title)}</h2>{inner}</section>" for title, inner in sections)
     state = "holds" if verdict.holds else "fails"
+    said = f"<p>{html.escape(note(report))}</p>" if report.interrupted else ""
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1"><title>Load test</title>'
         f"<style>{STYLE}</style><main><h1>Load test</h1><p>{html.escape(report.plan)}<br>"
         f"<code>{html.escape(report.target)}</code></p>"
-        f'<p class="verdict {state}">{html.escape(verdict.line())}</p>'
+        f'<p class="verdict {state}">{html.escape(verdict.line())}</p>{said}'
         f'<div class="tiles">{tiles}</div>{body}</main></html>'
     )
 

@@ -48,7 +48,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         """The verdict as one line for people."""
         counts = f"{self.completed} completed, {self.failed} failed, {self.abandoned} abandoned, {self.lost} lost"
         word = "holds" if self.holds else "DOES NOT HOLD"
-        return f"verdict {word}: {self.admitted} calls, {counts}, {self.truncated} truncated"
+        calls = "1 call" if self.admitted == 1 else f"{self.admitted} calls"
+        return f"verdict {word}: {calls}, {counts}, {self.truncated} truncated"
 
 
 def judge(admitted: int, results: Sequence[Result]) -> Verdict:

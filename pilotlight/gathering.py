@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,25 +20,44 @@ from artifacts import gguf
 from autoscaler import engines
 from autoscaler.contract import ModelName
 from autoscaler.documents import DocumentError, Documents, load, to_yaml
+from autoscaler.engines.installed import available
 from autoscaler.model import Model, ModelSpec
+from autoscaler.rules import NAME_CHARS_MAX
+from pilotlight.quiet import say
 
 DEFAULT_CONTEXT_TOKENS = 4096
 """What a GGUF given on the command line gets, or less where the model has less."""
 KEYS_FILE = "keys.yaml"
 NONE_KNOWN: Mapping[ModelName, Model] = {}
+RENAME = "no Model can be named after this file: give it a name with letters or digits, or write a document for it"
 
 
 def gather(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Documents:
     """All documents, checked. Raises click.UsageError (exit 2) with one line that names what is wrong."""
     documents = with_stored_keys(load_files(configs), state / KEYS_FILE)
     models = list(documents.models)
+    taken = {model.name: "in the documents" for model in models}
     for path in paths:
         for file in _gguf_files(path):
-            models.append(_model_of(file, {model.name for model in models}, len(models)))
+            model = _model_of(file, len(models))
+            if model.name in taken:
+                raise click.UsageError(f"{file}: a Model named {model.name} is already {taken[model.name]}: rename one")
+            taken[model.name] = f"made of {file}"
+            models.append(model)
     gathered = msgspec.structs.replace(documents, models=tuple(models))
     if paths:
-        _check([("given files", to_yaml(gathered))])  # a file's name must also be a name, and no alias of another
+        _check([("given files", to_yaml(gathered))])  # a file's name may also be an alias of another Model
     return gathered
+
+
+def model_name(file: Path) -> str:
+    """The name of the Model that a GGUF file becomes: `my model (v2).gguf` is `my-model-v2`. Empty: it has none.
+
+    The file's name without `.gguf`, and of a split model without its part; everything but letters, digits and `._:-`
+    becomes `-`, what is neither letter nor digit falls off both ends, and what is longer than a name may be is cut.
+    """
+    plain = re.sub(r"[^A-Za-z0-9._:-]+", "-", gguf.stem(file))
+    return plain.strip("._:-")[:NAME_CHARS_MAX].rstrip("._:-")
 
 
 def with_stored_keys(documents: Documents, path: Path) -> Documents:
@@ -108,13 +128,13 @@ def local_path(model: Model) -> Path | None:
 
 def launcher() -> Callable[[Model, str, int], engines.Launch]:
     """How engines are started on this machine; raises engines.EngineError or GgufError at a start that cannot work."""
-    available = engines.available()
+    found = available()
 
     def launch(model: Model, host: str, port: int) -> engines.Launch:
         path = local_path(model)
         if path is not None and path.suffix == ".gguf":
             header(path)  # a missing or broken file is said in our words, before an engine says it in its own
-        return engines.launch(model, None if path is None else str(path), host, port, available)
+        return engines.launch(model, None if path is None else str(path), host, port, found)
 
     return launch
 
@@ -139,19 +159,27 @@ def _check(texts: Sequence[tuple[str, str]]) -> Documents:
 
 
 def _gguf_files(path: Path) -> list[Path]:
-    """A file as it is; of a folder all Models in it, of a split Model only the first part."""
+    """A file as it is; of a folder all Models in it, of a split Model only the first part.
+
+    A file of a folder that has no name for a Model is left out, and that is said.
+    """
     if not path.is_dir():
+        if not model_name(path):
+            raise click.UsageError(f"{path}: {RENAME}")
         return [path]
-    files = [file for file in sorted(path.glob("*.gguf")) if gguf.is_first_part(file)]
+    found = [file for file in sorted(path.glob("*.gguf")) if gguf.is_first_part(file)]
+    files = [file for file in found if model_name(file)]
     if not files:
-        raise click.UsageError(f"{path}: no .gguf file in this folder")
+        why = "has a usable name: rename them" if found else "in this folder"
+        raise click.UsageError(f"{path}: no .gguf file {why}")
+    for file in found:
+        if file not in files:
+            say(f"{file}: left out: {RENAME}")
     return files
 
 
-def _model_of(file: Path, taken: set[ModelName], order: int) -> Model:
-    name = ModelName(gguf.stem(file))
-    if name in taken:
-        raise click.UsageError(f"{file}: there is already a model named {name}")
+def _model_of(file: Path, order: int) -> Model:
+    name = ModelName(model_name(file))
     try:
         info = gguf.read(file)
     except (gguf.GgufError, OSError) as error:

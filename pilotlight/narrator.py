@@ -1,4 +1,4 @@
-"""Says every transition in one line for the person at the terminal.
+"""Says every transition in one line for the person at the terminal, and whose Calls are refused for want of a device.
 
 Owns one descriptor, on which it never waits: the loop tells it of every step, and a terminal that was stopped or a pipe
 that nobody reads must not stop deciding. Lines that could not be shown are counted and told of later.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 
+from autoscaler.log import Refused
 from autoscaler.loop import Step
 from autoscaler.states import ReplicaState
 from pilotlight.quiet import write_line
@@ -29,8 +31,16 @@ class Narrator:
         """Prints what this step changed."""
         for move in step.transitions:
             if move.after not in UNSAID:
-                self._width = max(self._width, len(move.model))
-                self._show(f"{move.model:{self._width}}  {move.after.value:9}  {move.reason}")
+                self._tell(move.model, move.after.value, move.reason)
+
+    def refused(self, rows: Iterable[Refused]) -> None:
+        """Prints whose Calls are refused because it fits on no device."""
+        for row in rows:
+            self._tell(row.model, "refused", f"fits on no device: {row.reason}")
+
+    def _tell(self, model: str, state: str, reason: str) -> None:
+        self._width = max(self._width, len(model))
+        self._show(f"{model:{self._width}}  {state:9}  {reason}")
 
     def _show(self, text: str) -> None:
         if self._unshown and self._write(f"({self._unshown} lines were not shown)"):

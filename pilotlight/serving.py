@@ -17,6 +17,7 @@ import msgspec
 from autoscaler.documents import Documents, to_yaml
 from autoscaler.drivers.records import InUseError, StateDirectory, StateError, replace_file
 from autoscaler.settings import Limits, Settings, Tls
+from autoscaler.words import counted
 from pilotlight import certificates, snippets
 from pilotlight.certificates import FileError, Identity
 from pilotlight.gathering import gather, needs_tenant
@@ -76,7 +77,8 @@ def run(options: ServeOptions) -> int:
         tls = documents.settings.tls
         for line in certificates.too_open(None if tls.key_file is None else Path(tls.key_file)):
             say(line)
-        say(f"starting with {len(documents.models)} models, {options.gateways} gateway(s); state in {options.state}")
+        what = f"{counted(len(documents.models), 'model')}, {counted(options.gateways, 'gateway')}"
+        say(f"starting with {what}; state in {options.state}")
         return supervisor.run()
 
 
@@ -185,7 +187,8 @@ class Reload:
             message = error.message if isinstance(error, click.UsageError) else f"{self._path}: {error.strerror}"
             say(f"{message}; the last good documents stay in force")
             return False
-        say(f"documents read again: {len(documents.models)} models, {len(documents.tenants)} tenants")
+        models, tenants = counted(len(documents.models), "model"), counted(len(documents.tenants), "tenant")
+        say(f"documents read again: {models}, {tenants}")
         for key in ("limits", "devices", "tls"):
             if getattr(documents.settings, key) != getattr(self._begun, key):
                 say(f"Settings: {key}: the change takes effect when `serve` starts the next time")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import sys
 import time
 import urllib.error
@@ -22,6 +23,8 @@ TIMEOUT_S = 5.0
 REFRESH_S = 0.5
 PLAIN_COLUMNS = 240
 """Width of a table that goes into a file or a pipe: one line per Model, nothing cut."""
+DURATION = re.compile(r"\b\d+(\.\d+)? (s|min|h)\b( \d+ (s|min)\b)?")
+"""As `autoscaler.words.seconds` writes them."""
 COLUMNS = ("model", "state", "replicas", "waiting", "running", "devices", "since", "why")
 
 Row = Mapping[str, Any]  # JSON from another process, shown and not computed with
@@ -84,26 +87,54 @@ def ago(seconds: float) -> str:
     return f"{seconds // 1:.0f} s"
 
 
+def rows(ops: str, model: str | None) -> list[Row]:
+    """The rows of all Models, or the one of a Model by its name or an alias. One clear error when there is none."""
+    found: list[Row] = fetch(ops, "/api/v1/status")
+    if model is None:
+        return found
+    if not any(row["model"] == model for row in found):
+        model = fetch(ops, f"/api/v1/models/{model}")["name"]
+    return [row for row in found if row["model"] == model]
+
+
 def status(ops: str, model: str | None, *, watch: bool, output: str) -> None:
     """Prints the rows of all Models or one; `watch` until interrupted."""
+    if watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            follow(ops, model, output)
+    elif output == "json":
+        click.echo(json.dumps(rows(ops, model), indent=2))
+    else:
+        plain().print(table(rows(ops, model)))
 
-    def rows() -> list[Row]:
-        found = [row for row in fetch(ops, "/api/v1/status") if model in {None, row["model"]}]
-        if model is not None and not found:
-            raise click.ClickException(f"no model named {model}; `pilotlight status` lists all")
-        return found
 
-    if output == "json":
-        click.echo(json.dumps(rows(), indent=2))
-        return
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
-    if not watch:
-        console.print(table(rows()))
-        return
-    with contextlib.suppress(KeyboardInterrupt), Live(table(rows()), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(REFRESH_S)
-            live.update(table(rows()), refresh=True)
+def follow(ops: str, model: str | None, output: str) -> None:
+    """A live table on a terminal. Elsewhere a table at each change; as JSON one line at each, with all rows."""
+    if output == "text" and sys.stdout.isatty():
+        with Live(table(rows(ops, model)), console=Console(), auto_refresh=False) as live:
+            while True:
+                time.sleep(REFRESH_S)
+                live.update(table(rows(ops, model)), refresh=True)
+    console, told = plain(), None
+    while True:
+        found = rows(ops, model)
+        known, told = told, [lasting(row) for row in found]
+        if told != known:
+            if output == "json":
+                click.echo(json.dumps({"models": found}))
+            else:
+                console.print(table(found))
+        time.sleep(REFRESH_S)
+
+
+def plain() -> Console:
+    """Where tables go: as wide as the terminal, or wide enough for a file."""
+    return Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
+
+
+def lasting(row: Row) -> dict[str, Any]:
+    """What of a row changes only when something happens: ages and remaining times are no news."""
+    return {key: DURATION.sub("", value) if key == "why" else value for key, value in row.items() if key != "since_s"}
 
 
 def explain(ops: str, path: str, output: str) -> None:

@@ -6,10 +6,12 @@ import asyncio
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 
-from bench import engine, upstream
+from bench import engine, upstream, wrk
 from bench.calls import RATIOS
+from bench.closedloop import Caller, Tally
 from bench.dataplane import KEYS, PARTS
 from bench.documents import body
 from bench.kit import BenchError, Figures
@@ -139,3 +141,33 @@ def test_every_peer_has_its_ratio() -> None:
     assert {peer.name for peer in PEERS} == RATIOS.keys()
     assert set(RATIOS.values()) <= set(KEYS)
     assert len(PARTS) == len({id(part) for part in PARTS.values()})
+
+
+def test_the_load_without_wrk_counts_whole_answers_and_asks_again() -> None:
+    tally = Tally()
+    caller, wire = Caller(b"ask ", tally), Wire()
+    caller.connection_made(wire)
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+    for at in range(1, len(answer)):
+        caller.data_received(answer[:at])
+        assert tally.calls == at - 1
+        caller.data_received(answer[at:])
+    assert wire.sent == b"ask " * len(answer)
+    caller.data_received(answer.replace(b"200 OK", b"503 No"))
+    caller.connection_lost(None)
+    assert (tally.calls, tally.bad) == (len(answer) + 1, 2)
+    tally.running = False
+    caller.data_received(answer)
+    assert (tally.calls, wire.sent) == (len(answer) + 1, b"ask " * (len(answer) + 1)), "the time is over"
+
+
+async def test_throughput_has_a_load_where_wrk_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrk, "there", lambda: False)
+    sends = wrk.script(tmp_path / "call.lua", b"{}")
+    server = await asyncio.get_running_loop().create_server(upstream.Connection, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        found = await wrk.load(sends, url, 1, [psutil.Process()])
+    assert wrk.name() == "our own client"
+    assert found.per_s > 0
+    assert found.bad == 0

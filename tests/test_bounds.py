@@ -44,6 +44,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "gateway.limits.Limits.header_seconds_max",
         "gateway.limits.Limits.body_seconds_max",
     ),
+    "time for a TLS handshake": ("gateway.limits.Limits.header_seconds_max",),
+    "goodbye of a TLS client": ("gateway.edge.LINGER_S",),
     "bytes sent ahead of their turn": ("gateway.edge.AHEAD_BYTES_MAX", "gateway.wire.AHEAD_BYTES_MAX"),
     "what still arrives after a refusal": ("gateway.edge.LINGER_S",),
     "connections of one address": ("gateway.limits.Limits.connections_per_address_max",),
@@ -57,12 +59,14 @@ ROWS: dict[str, tuple[str, ...]] = {
     "moves of a Call": (),
     "moves for busy engines": ("gateway.desk.RETRIES_MAX",),
     "Retry-After": ("gateway.errors.MAX_RETRY_AFTER_S", "gateway.desk.RETRY_AFTER_S"),
-    "connect to an engine": ("gateway.upstream.CONNECT_S_MAX",),
+    "connect to an engine, TLS included": ("gateway.upstream.CONNECT_S_MAX",),
+    "an engine's certificate that does not hold": (),
     "idle connections to one engine": ("gateway.upstream.IDLE_MAX", "gateway.upstream.IDLE_SWEEPS_MAX"),
     "engines remembered without a connection": ("gateway.upstream.UNUSED_SWEEPS_MAX",),
     "heads remembered as read": (
         "gateway.head.KNOWN_MAX",
         "gateway.head.KNOWN_BYTES_MAX",
+        "gateway.walker.KNOWN_MAX",
         "gateway.walker.KNOWN_BYTES_MAX",
     ),
     "head, interim heads and trailers of an engine": (
@@ -100,11 +104,17 @@ ROWS: dict[str, tuple[str, ...]] = {
     "Call events on disk": ("pilotlight.eventfile.BYTES_MAX",),
     "GGUF header": ("artifacts.gguf.HEADER_BYTES_MAX", "artifacts.gguf.KEYS_MAX", "artifacts.gguf.TENSORS_MAX"),
     "documents": ("autoscaler.strict_yaml.TEXT_CHARS_MAX",),
+    "a file of certificates; of tokens": (
+        "pilotlight.certificates.TOKEN_FILE_BYTES_MAX",
+        "pilotlight.certificates.TOKENS_MAX",
+    ),
     "stored keys": ("pilotlight.keys.KEYS_MAX",),
 }
 """Each row's first cell, and the bounds that it tells; none where it is a rule or the machine's own number."""
 
 NOT_TOLD = {
+    "gateway.walker.SIZES_MAX": "chunk sizes remembered as read: a few KiB",
+    "gateway.walker._SIZE_BYTES_MAX": "8 digits and their CRLF: grammar",
     "gateway.limits.Limits.memory_bytes": "0 means the cgroup's: the row says so in words",
     "gateway.telemetry.WRITES_PER_FLUSH_MAX": "the pace of writing: what is left waits as an event line",
     "gateway.upstream.LEARN_SWEEPS_MAX": "when an engine is taken to close after streams: no bound",

@@ -79,6 +79,7 @@ def test_the_example_loads() -> None:
         ("gpu: {memory: 9000000Ti}", "spec.gpu.memory: expected a size such as 16Gi or 500M"),
         ("gpu: {memori: 1Gi}", "spec.gpu.memori: unknown key (did you mean memory?)"),
         ("gpu: 3", "spec.gpu: expected keys with values"),
+        ("priority: 2000000000", "spec.priority: expected a whole number, at least -1000000000 and at most 1000000000"),
         ("gpu: {count: 65}", "spec.gpu.count: expected a whole number, at least 0 and at most 64"),
         ("gpu: {isolation: good}", "spec.gpu.isolation: expected one of any, hardware, memory"),
         ("stallSecondsMax: 5s", "spec.stallSecondsMax: expected a number of seconds, at least 0 and at most 31536000"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from autoscaler.actions import Unmet
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.explain import Explanation, explain_model, last, model_state, status
 from autoscaler.fold import fold
 from autoscaler.log import Log
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
-from autoscaler.words import seconds, size, tenants
+from autoscaler.words import counted, seconds, size, tenants
 from autoscaler.world import Drain, History, Tick, Transition, World
 from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
 
@@ -123,6 +124,35 @@ def test_status_says_why_a_model_that_failed_is_not_tried_and_until_when() -> No
     assert (row.state, row.why) == ("failed", "exit status 1; the next try is due in 60 s")
 
 
+def test_a_model_that_fits_nowhere_says_so_before_and_after_its_calls() -> None:
+    huge, never = model("huge", 30), "needs 30Gi on one device; the largest has 24Gi"
+    for waiting in (0, 2):
+        made = world([huge], [device()], gateways=[gateway(levels=[level("huge", waiting)] if waiting else [])])
+        told = tell(made, "huge")
+        assert told.sentences[-2:] == (
+            f"It fits on no device: {never}. Its Calls are refused with no_capacity.",
+            "gpu0: it has 24Gi in all, which cannot be 30Gi on one device.",
+        )
+        (row,) = status(made, plan(made, T0), T0)
+        assert row.why == f"fits on no device: {never}"
+
+
+def test_a_model_that_fitted_when_it_was_started_is_not_said_to_fit_nowhere() -> None:
+    huge = model("huge", 30)
+    made = world([huge], [device()], [replica(huge, "r")])
+    assert not [line for line in tell(made, "huge").sentences if "no device" in line]
+    (row,) = status(made, plan(made, T0), T0)
+    assert "no device" not in row.why
+
+
+def test_calls_that_were_refused_because_nothing_fits_are_among_the_latest() -> None:
+    log = Log()
+    log.refuse([Unmet(model=ModelName("huge"), reason="needs 30Gi on one device", never=True)], T0 - 3)
+    said = "its Calls were refused, 3 s ago: it fits on no device: needs 30Gi on one device"
+    assert last(log, T0) == (f"huge: {said}",)
+    assert tell(world([model("huge")], [device()]), "huge", log).sentences[-1] == f"Last: {said}."
+
+
 def test_status_has_a_row_for_every_model_and_for_what_is_left_of_others() -> None:
     left = replica(model("gone", 2), "old")
     calls = [gateway(levels=[level("a", 2, 1)], uses=[use("r", 1)])]
@@ -152,5 +182,6 @@ def test_one_word_says_the_state() -> None:
 def test_numbers_read_well() -> None:
     assert [seconds(s) for s in (0.42, 3.0, 12.3, 200.0, 7300.0)] == ["0.4 s", "3 s", "12 s", "3 min 20 s", "2 h 1 min"]
     assert [size(b) for b in (20 << 30, 1 << 29, 12)] == ["20Gi", "512Mi", "12 bytes"]
+    assert [counted(count, "tenant") for count in (0, 1, 2)] == ["0 tenants", "1 tenant", "2 tenants"]
     assert tenants(["b", "a"]) == "tenants a, b"
     assert tenants("abcde") == "tenants a, b, c and 2 more"

@@ -10,10 +10,11 @@ import pytest
 from autoscaler.contract import ModelName
 from autoscaler.documents import Documents, load, to_yaml
 from autoscaler.engines import EngineError
+from autoscaler.rules import check_name
 from autoscaler.settings import Settings
 from loadtest import tinygguf
 from pilotlight import keys
-from pilotlight.gathering import KEYS_FILE, gather, launcher, needs_tenant, read_documents
+from pilotlight.gathering import KEYS_FILE, RENAME, gather, launcher, model_name, needs_tenant, read_documents
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"
 ACME = HEAD + "kind: Tenant\nmetadata: {name: acme}\nspec: {models: [ada], keys: [{sha256: '" + "a" * 64 + "'}]}\n"
@@ -136,9 +137,7 @@ def test_a_file_with_a_space_is_served_under_the_name_it_becomes(folder: Path) -
     assert launcher()(again, "127.0.0.1", 1).argv
 
 
-def test_of_a_folder_only_the_file_without_a_name_is_left_out(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_folder_only_the_file_without_a_name_is_left_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     odd = folder / "models" / "日本.gguf"
     odd.hardlink_to(folder / "models" / "ada.gguf")
     assert [model.name for model in gather([folder / "models"], [], folder).models] == ["ada", "bob"]

@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
+from asyncio.subprocess import PIPE
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -15,9 +20,11 @@ from click.testing import CliRunner, Result
 
 from loadtest.cli import load, request_body
 from loadtest.client import LoadError
-from loadtest.coldstart import coldstart
+from loadtest.coldstart import FAILED, INTERRUPTED, coldstart
 from loadtest.result import Ending
+from loadtest.stopping import Stop
 from tests.kit.fake_process import fake_engine
+from tests.kit.waiting import until
 
 Serve = Callable[[web.Application], Awaitable[TestServer]]
 FAST = ("--name", "ada", "--tokens-per-s", "0")
@@ -59,6 +66,64 @@ def test_a_run_as_json_is_one_document_and_models_take_turns(tmp_path: Path) -> 
     assert (done.exit_code, document["verdict"]["holds"], document["verdict"]["admitted"]) == (0, True, 8)
     assert [call["model"] for call in document["calls"]] == ["a", "b"] * 4
     assert served == {"a", "b"}
+
+
+@pytest.mark.parametrize("page", ["/nonexistent/x.html", "/etc/hostname/x.html"])
+def test_a_report_that_cannot_be_written_is_known_before_the_run(page: str) -> None:
+    done = invoke("run", "--url", "http://127.0.0.1:9", "--model", "ada", "--burst", "1", "--report", page)
+    assert done.exit_code == 2
+    assert "is not a folder" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_a_disk_that_is_full_at_the_end_costs_the_page_and_not_the_verdict(tmp_path: Path, output: str) -> None:
+    with fake_engine(tmp_path, *FAST) as engine:
+        done = invoke(
+            "run", "--url", engine.url, "--model", "ada", "--burst", "3", "--report", "/dev/full", "--output", output
+        )
+    assert done.exit_code == 1
+    assert ("verdict holds: 3 calls" in done.stdout) is (output == "text")
+    assert output == "text" or json.loads(done.stdout)["verdict"]["holds"]
+    assert done.stderr.endswith("--report /dev/full: No space left on device; the verdict above is whole\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_is_judged_over_what_was_sent(tmp_path: Path, number: signal.Signals) -> None:
+    """Some Calls are answered, one is under way, most are not sent yet."""
+    page = tmp_path / "out.html"
+    with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "20", "--tokens", "2000", "--slots", "64") as engine:
+        words = (
+            "--url",
+            engine.url,
+            "--arrivals",
+            "constant",
+            "--rate",
+            "20",
+            "--seconds",
+            "600",
+            "--report",
+            str(page),
+        )
+        command = [sys.executable, "-m", "pilotlight", "load", "run", *words, "--model", "ada", "--max-tokens", "2"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+            deadline_s = time.monotonic() + 20
+            while len(engine.calls()) < 3 and time.monotonic() < deadline_s:
+                time.sleep(0.02)
+            run.send_signal(number)
+            said, _ = run.communicate(timeout=20)
+    assert run.returncode == 130
+    *_, note, verdict = said.splitlines()
+    found = re.fullmatch(r"interrupted: (\d+) of 12000 calls were sent, and those under way were given up", note)
+    assert found is not None, said
+    counts = re.fullmatch(
+        r"verdict holds: (\d+) calls, (\d+) completed, 0 failed, (\d+) abandoned, 0 lost, .*", verdict
+    )
+    assert counts is not None, said
+    sent, completed, abandoned = map(int, counts.groups())
+    assert sent == int(found[1]) == completed + abandoned
+    assert completed >= 3
+    assert note in page.read_text()
 
 
 def test_the_key_comes_from_the_environment_and_is_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +243,101 @@ async def test_a_start_that_was_not_cold_is_told(aiohttp_server: Serve) -> None:
     url = str((await aiohttp_server(ColdServer(timing="upstream;dur=2").app)).make_url("/"))
     starts = await coldstart(url, "ada", 1)
     assert (starts.warm, starts.rounds[0].cold, starts.rounds[0].ending) == (1, False, Ending.COMPLETED)
+
+
+async def test_rounds_that_were_made_are_told_when_it_is_stopped(aiohttp_server: Serve) -> None:
+    url = str((await aiohttp_server(ColdServer(looks=3).app)).make_url("/"))
+    stop = Stop()
+
+    def say(line: str) -> None:
+        if line.startswith("round 2 of 20"):
+            asyncio.get_running_loop().call_later(0.05, stop.tell)  # while it waits for zero
+
+    starts = await coldstart(url, "ada", 20, say=say, stop=stop)
+    assert (len(starts.rounds), starts.ended, starts.verdict.admitted, starts.verdict.holds) == (
+        2,
+        INTERRUPTED,
+        2,
+        True,
+    )
+    assert starts.spreads_ms["load"].count == 2
+
+
+async def test_a_round_that_is_under_way_is_given_up_when_it_is_stopped(aiohttp_server: Serve) -> None:
+    server, stop = ColdServer(), Stop()
+
+    async def hang(_: web.Request) -> web.Response:
+        asyncio.get_running_loop().call_later(0.05, stop.tell)
+        await asyncio.sleep(20)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/v1/models/ada", server.entry)
+    app.router.add_post("/v1/chat/completions", hang)
+    url = str((await aiohttp_server(app)).make_url("/"))
+    starts = await coldstart(url, "ada", 20, stop=stop)
+    assert [one.ending for one in starts.rounds] == [Ending.ABANDONED]
+    assert (starts.ended, starts.verdict.holds) == (INTERRUPTED, True)
+
+
+@pytest.mark.parametrize("rounds_before", [0, 1])
+async def test_the_coldstart_command_ends_with_its_verdict_at_ctrl_c(aiohttp_server: Serve, rounds_before: int) -> None:
+    server = ColdServer(looks=2 if rounds_before else 10_000)
+    url = str((await aiohttp_server(server.app)).make_url("/"))
+    words = ("-m", "pilotlight", "load", "coldstart", "--url", url, "--model", "ada", "--rounds", "9")
+    run = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE, stderr=PIPE)
+    await until("it looks", lambda: server.calls >= rounds_before and server.left < server.looks)
+    server.left = 10_000
+    run.send_signal(signal.SIGINT)
+    said = (await run.communicate())[0].decode().splitlines()
+    assert run.returncode == 130
+    assert re.fullmatch(rf"ended after [{rounds_before}-9] of 9 rounds: interrupted", said[-2])
+    assert said[-1].startswith("verdict holds: ")
+
+
+async def failed(_: web.Request) -> web.Response:
+    return web.json_response({"id": "ada", "pilotlight": {"state": "failed"}, "replicas": {}})
+
+
+async def refuse(_: web.Request) -> web.Response:
+    error = {"message": "The model failed to start.", "code": "model_start_failed", "type": "x"}
+    return web.json_response({"error": error}, status=503)
+
+
+async def test_a_model_that_failed_is_one_clear_error_at_once(aiohttp_server: Serve) -> None:
+    app = web.Application()
+    app.router.add_get("/v1/models/ada", failed)
+    url = str((await aiohttp_server(app)).make_url("/"))
+    done = await asyncio.to_thread(invoke, "coldstart", "--url", url, "--model", "ada")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "the model failed to start" in done.stderr
+    assert "pilotlight explain" in done.stderr
+
+
+async def test_a_model_that_fails_in_a_round_ends_the_measurement_there(aiohttp_server: Serve) -> None:
+    app = web.Application()
+    app.router.add_get("/api/v1/models/ada", failed)
+    app.router.add_post("/v1/chat/completions", refuse)
+    url = str((await aiohttp_server(app)).make_url("/"))
+    done = await asyncio.to_thread(invoke, "coldstart", "--url", url, "--model", "ada", "--rounds", "5", "--ops", url)
+    assert done.exit_code == 1
+    *_, ended, codes, verdict = done.stdout.splitlines()
+    assert ended.startswith("ended after 1 of 5 rounds: the model failed to start")
+    assert codes == "  1 x model_start_failed"
+    assert verdict.startswith("verdict holds: 1 call, 0 completed, 1 failed")
+
+
+async def test_what_goes_wrong_after_some_rounds_does_not_lose_them(aiohttp_server: Serve) -> None:
+    server = ColdServer()
+
+    async def entry(request: web.Request) -> web.Response:
+        return await (server.entry(request) if server.calls < 2 else failed(request))
+
+    app = web.Application()
+    app.router.add_get("/v1/models/ada", entry)
+    app.router.add_post("/v1/chat/completions", server.call)
+    starts = await coldstart(str((await aiohttp_server(app)).make_url("/")), "ada", 5)
+    assert (len(starts.rounds), starts.ended, starts.verdict.completed) == (2, FAILED, 2)
 
 
 @pytest.mark.parametrize(("model", "says"), [("absent", "no such model"), ("other", "does not tell the model's state")])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from autoscaler.actions import Unmet
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.log import Log
+from autoscaler.log import REFUSED_EVERY_S, Log
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Transition
 
@@ -41,3 +42,25 @@ def test_the_latest_rows_come_newest_first_also_those_of_one_moment() -> None:
     log.extend([row(1.0, "a"), row(2.0, "b"), row(2.0, "c")])
     assert [r.model for r in log.latest(2)] == ["c", "b"]
     assert len(log.latest(9)) == 3
+
+
+def unmet(model: str = "m", reason: str = "needs 30Gi", *, never: bool = True) -> tuple[Unmet, ...]:
+    return (Unmet(model=ModelName(model), reason=reason, never=never),)
+
+
+def test_who_is_refused_for_want_of_a_device_is_a_row_once_a_minute() -> None:
+    log = Log()
+    log.extend([row(0.0)])
+    (first,) = log.refuse(unmet(), 1.0)
+    assert log.refuse(unmet(), 2.0) == (), "a client that tries again is no news"
+    assert [r.model for r in log.refuse(unmet("other"), 3.0)] == ["other"]
+    assert [r.reason for r in log.refuse(unmet(reason="needs 40Gi"), 4.0)] == ["needs 40Gi"], "another reason is"
+    (again,) = log.refuse(unmet(reason="needs 40Gi"), 4.0 + REFUSED_EVERY_S)
+    assert log.latest(1) == (again,)
+    assert log.of_model(ModelName("m"))[1] == first
+
+
+def test_who_merely_waits_for_room_is_not_refused() -> None:
+    log = Log()
+    assert log.refuse(unmet(never=False), 1.0) == ()
+    assert len(log) == 0

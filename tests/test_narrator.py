@@ -10,6 +10,7 @@ import pytest
 
 from autoscaler.actions import Plan
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.log import Refused
 from autoscaler.loop import Step
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Transition, World
@@ -59,6 +60,12 @@ def test_each_move_is_a_line_and_passing_states_are_left_out(pipe: tuple[int, in
         "barbara  ready      a line broken",
         "ada      gone       a line broken",
     ]
+    os.close(pipe[0])
+
+
+def test_calls_that_no_device_can_serve_are_a_line(pipe: tuple[int, int]) -> None:
+    Narrator(pipe[1]).refused([Refused(at_s=1.0, model=ModelName("huge"), reason="needs 30Gi on one device")])
+    assert lines(pipe[0]) == ["huge  refused    fits on no device: needs 30Gi on one device"]
     os.close(pipe[0])
 
 

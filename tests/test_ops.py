@@ -106,6 +106,15 @@ def test_a_plan_says_of_what_kind_each_action_is() -> None:
     assert shown == {"kind": "drain", "replica": "r1", "reason": "idle", "victim_of": None}
 
 
+async def test_a_model_is_found_by_its_aliases_too(aiohttp_client: AiohttpClient) -> None:
+    made = world([A, model("org/b", 20, aliases=("small", "gpt-4o-mini"))], [device()])
+    client = await connect(aiohttp_client, made)
+    view = await (await client.get("/api/v1/models/gpt-4o-mini")).json()
+    assert (view["name"], view["aliases"]) == ("org/b", ["small", "gpt-4o-mini"])
+    told = await (await client.get("/api/v1/explain/model/small")).json()
+    assert told["model"] == "org/b"
+
+
 async def test_what_is_unknown_is_answered_with_what_there_is(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, *lived())
     for path in ("models/x", "explain/model/x"):

@@ -92,11 +92,12 @@ def test_status_is_one_line_for_each_model_where_no_terminal_is(capsys: pytest.C
 
 
 def test_status_of_one_model_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    with port(status=STATUS) as url:
+    nobody = (404, b'{"error":"no such model; there are: ada, bob"}')
+    with port(status=STATUS, **{"models/eve": nobody}) as url:
         show.status(url, "bob", watch=False, output="json")
         (row,) = json.loads(capsys.readouterr().out)
         assert row["model"] == "bob"
-        with pytest.raises(click.ClickException, match="no model named eve"):
+        with pytest.raises(click.ClickException, match="no such model; there are: ada, bob"):
             show.status(url, "eve", watch=False, output="text")
 
 
@@ -113,6 +114,52 @@ def test_a_watch_ends_quietly_with_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsy
         show.status(url, None, watch=True, output="text")
     assert len(looks) == 3
     assert "ada" in capsys.readouterr().out
+
+
+def test_status_of_a_model_by_its_alias(capsys: pytest.CaptureFixture[str]) -> None:
+    with port(status=STATUS, **{"models/al-bob": (200, b'{"name":"bob","aliases":["al-bob"]}')}) as url:
+        show.status(url, "al-bob", watch=False, output="json")
+        assert [row["model"] for row in json.loads(capsys.readouterr().out)] == ["bob"]
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, looks: list[list[Row]], output: str) -> None:
+    """`status --watch` off a terminal, which sees these rows one after the other and is then interrupted."""
+    left = list(looks)
+
+    def sleep(_: float) -> None:
+        if not left:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("pilotlight.show.time.sleep", sleep)
+    monkeypatch.setattr(show, "fetch", lambda _ops, _path: json.loads(msgspec.json.encode(left.pop(0))))
+    show.status("ops", None, watch=True, output=output)
+
+
+ADA, BOB = ROWS
+LATER = msgspec.structs.replace(ADA, since_s=127.5, why="last used 1 min 4 s ago, idle window 60 s")
+IDLE = msgspec.structs.replace(LATER, running=0)
+LOOKS = [[ADA, BOB], [LATER, BOB], [IDLE, BOB], [IDLE, BOB], [IDLE]]
+"""Three that differ: time alone is no change."""
+
+
+def test_a_watch_that_no_terminal_shows_is_one_table_for_each_change(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched(monkeypatch, LOOKS, "text")
+    lines = [line.split()[:1] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["model"], ["ada"], ["bob"], ["model"], ["ada"], ["bob"], ["model"], ["ada"]]
+
+
+def test_a_watch_as_json_is_one_object_on_a_line_for_each_change(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched(monkeypatch, LOOKS, "json")
+    told = [json.loads(line)["models"] for line in capsys.readouterr().out.splitlines()]
+    assert [[(row["model"], row["running"]) for row in rows] for rows in told] == [
+        [("ada", 4), ("bob", 0)],
+        [("ada", 0), ("bob", 0)],
+        [("ada", 0)],
+    ]
 
 
 def test_an_explanation_is_printed_as_sentences(capsys: pytest.CaptureFixture[str]) -> None:

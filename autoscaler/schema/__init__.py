@@ -7,9 +7,6 @@ writes them) and a test keeps them equal. Rules between keys (`replicas.min` <= 
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import msgspec
 from msgspec import inspect
 
@@ -90,8 +87,3 @@ def _bounds(info: inspect.IntType | inspect.FloatType) -> dict[str, object]:
         "exclusiveMaximum": info.lt,
     }
     return {key: value for key, value in bounds.items() if value is not None}
-
-
-if __name__ == "__main__":
-    for file_name, text in schemas().items():
-        Path(sys.argv[1], file_name).write_text(text)

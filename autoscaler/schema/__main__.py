@@ -1,0 +1,15 @@
+"""Writes the JSON Schemas of the documents into a folder: `python -m autoscaler.schema docs/schema`. I/O.
+
+Owns the writing and nothing else; what is written is `autoscaler.schema`'s.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from autoscaler.schema import schemas
+
+if __name__ == "__main__":
+    for file_name, text in schemas().items():
+        Path(sys.argv[1], file_name).write_text(text)

@@ -1,0 +1,73 @@
+"""The reading commands and load tests against a real `serve`: by alias, of a Model that failed, watched from a pipe."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from loadtest.result import Ending
+from tests.kit.serving import Serving, fake, serving
+from tests.kit.waiting import until
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    """A command, as a person types it."""
+    command = [sys.executable, "-m", "pilotlight", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+
+
+async def test_an_alias_is_as_good_as_the_name(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", aliases=["al-ada"], idleSeconds=0.1)
+    async with serving(tmp_path, ada) as one:
+        to = ("--url", one.url, "--model", "al-ada")
+        measured = run("load", "coldstart", *to, "--rounds", "2", "--ops", one.ops)
+        assert measured.returncode == 0, measured.stderr
+        assert measured.stdout.splitlines()[-1].startswith("verdict holds: 2 calls, 2 completed")
+        assert run("load", "coldstart", *to, "--rounds", "1").returncode == 0
+        assert run("load", "run", *to, "--burst", "2").returncode == 0
+        assert "Last: ada-" in run("explain", "model", "al-ada", "--ops", one.ops).stdout
+        (row,) = json.loads(run("status", "al-ada", "--output", "json", "--ops", one.ops).stdout)
+        assert row["model"] == "ada"
+        unknown = run("status", "eve", "--ops", one.ops)
+        assert (unknown.returncode, unknown.stderr) == (1, "pilotlight: no such model; there are: ada\n")
+
+
+async def test_a_model_that_failed_is_not_measured_and_not_waited_for(tmp_path: Path) -> None:
+    bad = fake(tmp_path, "bad", "--fail", "dies-on-start", start={"retries": 0})
+    async with serving(tmp_path, bad) as one:
+        first = await one.call("bad")
+        assert (first.ending, first.code) == (Ending.FAILED, "model_start_failed")
+        await until("it is told", lambda: one.told("bad") == "failed")
+        done = run("load", "coldstart", "--url", one.url, "--model", "bad")
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert "the model failed to start" in done.stderr
+        by_ops = run("load", "coldstart", "--url", one.url, "--model", "bad", "--ops", one.ops)
+        assert by_ops.returncode == 1
+        assert "ended after 1 of 20 rounds: the model failed to start" in by_ops.stdout
+        assert one.starts("bad") == 1
+
+
+def watch(one: Serving, folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    """`status --watch` into a file."""
+    with (folder / "watched.txt").open("wb") as output:
+        command = [sys.executable, "-m", "pilotlight", "status", "--watch", "--ops", one.ops, *words]
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+
+async def test_a_watch_into_a_file_tells_each_change(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
+    async with serving(tmp_path, ada) as one:
+        process = watch(one, tmp_path, "--output", "json")
+        try:
+            written = tmp_path / "watched.txt"
+            await until("the first state is told", lambda: written.read_text().endswith("\n"))
+            await one.call("ada")
+            await until("its change is told", lambda: '"state": "ready"' in written.read_text())
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 0
+        states = [json.loads(line)["models"][0]["state"] for line in written.read_text().splitlines()]
+    assert (states[0], states[-1]) == ("zero", "ready")

@@ -1,0 +1,82 @@
+"""Which Models fit on no Device: known without a Call, and the same answer as the packer's."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.fitting import Fitting, misfits
+from autoscaler.model import Gpu, Model
+from autoscaler.outlook import outlook
+from autoscaler.packer import pack
+from autoscaler.packing import Force
+from autoscaler.shelves import shelves, want_of
+from tests.kit.worlds import T0, device, model, replica, world
+
+TWO = Gpu(count=2)
+"""Two whole Devices."""
+
+
+def test_what_is_too_large_for_every_device_is_told_with_the_largest() -> None:
+    made = world([model("huge", 30), model("fits", 24), model("two", 2, gpu=TWO)], [device(memory_gi=24)])
+    assert misfits(made) == {
+        "huge": "needs 30Gi on one device; the largest has 24Gi",
+        "two": "needs 2 whole devices of 2Gi of one node; the largest node has 1",
+    }
+
+
+def test_a_model_of_no_device_fits_everywhere() -> None:
+    assert misfits(world([model("cpu", 30, gpu=Gpu(count=0))])) == {}
+
+
+def test_where_there_is_no_device_that_is_said() -> None:
+    assert misfits(world([model("a", 10)])) == {"a": "needs 10Gi on one device; there is no device"}
+
+
+def test_nothing_is_said_before_the_devices_are_listed() -> None:
+    assert misfits(world([model("a", 10)], synced=False)) == {}
+
+
+def test_what_is_full_or_broken_now_is_still_a_device() -> None:
+    one, other = model("one", 20), model("other", 20)
+    assert misfits(world([one, other], [device(healthy=False)], [replica(one, "r")])) == {}
+
+
+def test_a_device_that_comes_or_a_document_that_changes_is_another_answer() -> None:
+    huge, small = model("huge", 30), device(memory_gi=24)
+    assert misfits(world([huge], [small]))
+    assert misfits(world([huge], [small, device("gpu1", 40)])) == {}
+    assert misfits(world([model("huge", 20)], [small])) == {}
+
+
+MODELS = st.builds(
+    lambda memory, count, compute, products, apart: model(
+        "m", memory, gpu=Gpu(count=count, compute_percent=compute, models=products, isolation=apart)
+    ),
+    st.sampled_from([0, 8, 24, 48]),
+    st.integers(1, 3),
+    st.sampled_from([None, 30, 100]),
+    st.sampled_from([(), ("*h100*",), ("*l4*", "*h100*")]),
+    st.sampled_from(["any", "memory", "hardware"]),
+)
+DEVICES = st.lists(
+    st.tuples(
+        st.sampled_from([8, 24, 40]),
+        st.sampled_from(["n0", "n1"]),
+        st.sampled_from(["", "NVIDIA H100", "NVIDIA L4"]),
+        st.booleans(),
+    ),
+    max_size=5,
+)
+
+
+@given(MODELS, DEVICES)
+@settings(derandomize=True, deadline=None)
+def test_it_is_what_the_packer_says_of_empty_devices(one: Model, fields: list[tuple[int, str, str, bool]]) -> None:
+    there = [device(f"gpu{n}", gi, node, product=what, shared=many) for n, (gi, node, what, many) in enumerate(fields)]
+    made = world([one], there)
+    want = want_of(one, 0, T0, Force.BUSY, "")
+    packed = pack([want], shelves(made, T0), made.copies, outlook(made, T0), T0)
+    never = [missing.reason for missing in packed.unmet if missing.never]
+    assert Fitting(made).never(one) == "".join(never)
+    assert bool(never) is not bool(packed.placements)

@@ -1,0 +1,63 @@
+"""What `serve` says of Models that fit on no device: once, at the start and when it changes."""
+
+from __future__ import annotations
+
+from autoscaler.actions import Plan
+from autoscaler.loop import Step
+from autoscaler.world import World
+from pilotlight.misfits import SAID_MAX, Misfits
+from tests.kit.worlds import device, model, world
+
+
+def step(before: World, after: World) -> Step:
+    return Step(before, after, Plan(), (), (), 0.0, 0.0, 0.0)
+
+
+def test_it_is_said_once_the_devices_are_listed_and_once_only() -> None:
+    said: list[str] = []
+    listener = Misfits(said.append)
+    begun, listed = world([model("huge", 30)], synced=False), world([model("huge", 30)], [device(memory_gi=4)])
+    listener.on_step(step(begun, begun))
+    assert said == []
+    listener.on_step(step(begun, listed))
+    assert said == [
+        "Model huge fits on no device: needs 30Gi on one device; the largest has 4Gi; its calls get 503 no_capacity"
+    ]
+    listener.on_step(step(listed, listed))
+    assert len(said) == 1
+
+
+def test_it_is_said_also_when_nothing_changes_in_the_step_that_comes_first() -> None:
+    said: list[str] = []
+    made = world([model("huge", 30)], [device(memory_gi=4)])
+    Misfits(said.append).on_step(step(made, made))
+    assert len(said) == 1
+
+
+def test_a_device_that_comes_or_a_document_that_changes_is_said() -> None:
+    said: list[str] = []
+    listener = Misfits(said.append)
+    small = world([model("huge", 30), model("b", 50)], [device(memory_gi=4)])
+    more = world([model("huge", 30), model("b", 50)], [device(memory_gi=4), device("gpu1", 40)])
+    fewer = world([model("huge", 30)], [device(memory_gi=4), device("gpu1", 40)])
+    listener.on_step(step(small, small))
+    del said[:]
+    listener.on_step(step(small, more))
+    assert said == [
+        "Model b fits on no device: needs 50Gi on one device; the largest has 40Gi; its calls get 503 no_capacity",
+        "there is a device now for huge",
+    ]
+    listener.on_step(step(more, fewer))
+    assert len(said) == 2, "a Model that is gone from the documents is no news"
+
+
+def test_a_hundred_of_them_are_not_a_hundred_lines() -> None:
+    said: list[str] = []
+    listener = Misfits(said.append)
+    many = [model(f"m{number:03}", 30) for number in range(100)]
+    none, large = world(many, [device(memory_gi=4)]), world(many, [device(memory_gi=40)])
+    listener.on_step(step(none, none))
+    assert len(said) == SAID_MAX + 1
+    assert said[-1] == f"{100 - SAID_MAX} more models fit on no device: `pilotlight status` tells each"
+    listener.on_step(step(none, large))
+    assert said[-1].endswith(f"m009 and {100 - SAID_MAX} more")
