@@ -138,7 +138,13 @@ def _words(info: inspect.Type, unit: str) -> str:
 
 
 def _bounds(info: inspect.IntType | inspect.FloatType) -> str:
-    low = f"above {info.gt:g}" if info.gt is not None else f"at least {info.ge:g}" if info.ge is not None else ""
-    high = f"at most {info.le}" if info.le is not None else ""
+    low = f"above {_plain(info.gt)}" if info.gt is not None else ""
+    low = f"at least {_plain(info.ge)}" if info.ge is not None else low
+    high = f"at most {_plain(info.le)}" if info.le is not None else ""
     bounds = " and ".join(bound for bound in (low, high) if bound)
     return f", {bounds}" if bounds else ""
+
+
+def _plain(number: float) -> str:
+    """As a person writes it: `-1000000000`, `0.5`."""
+    return str(int(number)) if number == int(number) else str(number)

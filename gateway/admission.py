@@ -22,6 +22,8 @@ PRIORITY_ABSOLUTE_MAX = 100
 """X-Priority beyond it is refused: every priority is a row in reports."""
 UPSTREAM_HEAD_BYTES_MAX = 8 << 10
 """Engines take this much; above it 431."""
+_OUR_LINES_BYTES = 1 << 10
+"""Of it for what we say ourselves: what is too large is known, and refused, before the Call may wait."""
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _PRIORITY = re.compile(rb"-?[0-9]{1,3}")
@@ -75,6 +77,9 @@ def read_asked(headers: dict[bytes, bytes]) -> Asked:
         model, priority = _model(headers), _priority(headers)
     except CallError as found:
         error = found.with_traceback(None)
+    upwards = _upwards(headers)
+    if len(upwards) > UPSTREAM_HEAD_BYTES_MAX - _OUR_LINES_BYTES:
+        error = error or header_too_large()
     return Asked(
         key_sha256=None if key is None else sha256(key).hexdigest(),
         error=error,
@@ -82,7 +87,7 @@ def read_asked(headers: dict[bytes, bytes]) -> Asked:
         wait_s=_wait_s(headers),
         priority=priority,
         content_type=headers.get(b"content-type", b""),
-        upwards=_upwards(headers),
+        upwards=upwards,
     )
 
 

@@ -360,6 +360,7 @@ class Exchange(Call):
         """The Call has its Outcome; told once."""
         front = self._front
         self._stage = ENDED
+        self._body = b""  # the queue's heap of deadlines may know an ended Call for a while
         now_s = front.clock()
         phases_ms = front.dispatch.phases_ms(self.model) if self.cold else {}
         start_s = (sum(phases_ms.values()) - phases_ms.get("decide", 0.0)) / 1e3

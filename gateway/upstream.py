@@ -13,6 +13,7 @@ import asyncio
 import logging
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Literal, Protocol, cast
 
@@ -20,6 +21,8 @@ from gateway.address import EngineAddress, parse
 from gateway.walker import BodyWalker, FramingError, HeadReader, ResponseHead
 
 CONNECT_S_MAX = 3.0
+CONNECTING_MAX = 64
+"""Connects at once to one engine; a connect takes more memory than the connection that it makes."""
 IDLE_MAX = 256
 """Idle connections kept per engine; more are closed."""
 IDLE_SWEEPS_MAX = 30
@@ -66,7 +69,7 @@ class EngineConnection(asyncio.Protocol):
     """One connection to one engine. `take` is what the Sink reads the body with; it may be replaced by the Sink."""
 
     __slots__ = (
-        "_head", "_pool", "_reading", "_request", "_transport", "_walker", "after_stream", "again", "connecting",
+        "_head", "_pool", "_reading", "_request", "_transport", "_walker", "after_stream", "connecting",
         "reused", "single", "sink", "sweeps", "take",
     )  # fmt: skip
 
@@ -83,8 +86,6 @@ class EngineConnection(asyncio.Protocol):
         self.single = False
         """Not to be pooled after this response."""
         self.reused = False
-        self.again = False
-        """Its request was already written to another, which was lost."""
         self.after_stream = False
         """The previous response was a stream."""
         self.sweeps = 0
@@ -257,6 +258,8 @@ class Pool:
         self._idle: list[EngineConnection] = []
         """The one used last is used next: the surplus grows old and is closed."""
         self._connecting: set[asyncio.Task[None]] = set()
+        self._due: deque[EngineConnection] = deque()
+        """They connect when others have."""
         self._closes_after_stream = False
         self._unused_sweeps = 0
         self.connections = 0
@@ -281,7 +284,7 @@ class Pool:
         if lost.after_stream:
             self._closes_after_stream = True
         lost.sink = sink.engine = None
-        self._connect(sink, request, single=lost.single, again=True)
+        self._connect(sink, request, single=lost.single)
 
     def give_back(self, connection: EngineConnection) -> None:
         """A connection is idle; it is kept when it may be of use."""
@@ -314,17 +317,31 @@ class Pool:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+        self._due.clear()
         for task in self._connecting:
             task.cancel()
 
-    def _connect(self, sink: Sink, request: tuple[bytes, bytes], *, single: bool, again: bool = False) -> None:
+    def _connect(self, sink: Sink, request: tuple[bytes, bytes], *, single: bool) -> None:
         connection = EngineConnection(self)
-        connection.again = again
         connection.start(sink, request, single=single)
+        if len(self._connecting) < CONNECTING_MAX:
+            self._begin(connection)
+        else:
+            self._due.append(connection)
+
+    def _begin(self, connection: EngineConnection) -> None:
         task = asyncio.get_running_loop().create_task(self._open(connection))
         connection.connecting = task
         self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        task.add_done_callback(self._began)
+
+    def _began(self, task: asyncio.Task[None]) -> None:
+        """One connect is over: the next ones begin."""
+        self._connecting.discard(task)
+        while self._due and len(self._connecting) < CONNECTING_MAX:
+            connection = self._due.popleft()
+            if connection.sink is not None:
+                self._begin(connection)
 
     async def _open(self, connection: EngineConnection) -> None:
         try:
@@ -334,14 +351,21 @@ class Pool:
                 await loop.create_connection(lambda: connection, at.host, at.port, ssl=tls, server_hostname=at.name)
             self._distrusted = ""
         except (OSError, TimeoutError) as error:
-            sink, connection.sink = connection.sink, None
-            loss: Loss = "reset" if connection.again else "connect"  # it may have died of this request
+            loss: Loss = "connect"
             if isinstance(error, ssl.SSLError):
                 self._distrust(error)
                 loss = "odd"  # trying again would not help: the Call moves once and then has its error
-            if sink is not None:
-                sink.engine = None
-                sink.engine_lost(loss)
+            due, self._due = self._due, deque()
+            for one in (connection, *due):  # who waits for its turn need not find out by itself
+                self._failed(one, loss)
+
+    def _failed(self, connection: EngineConnection, loss: Loss) -> None:
+        sink, connection.sink = connection.sink, None
+        if sink is None:
+            return
+        sink.engine = None
+        went_out = sink.sent_s > 0.0  # before, or to this one at the last moment: the engine may have it
+        sink.engine_lost("reset" if loss == "connect" and went_out else loss)
 
     def _distrust(self, error: ssl.SSLError) -> None:
         """Nothing was sent, and nothing is sent in clear instead."""

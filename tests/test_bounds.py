@@ -61,6 +61,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "Retry-After": ("gateway.errors.MAX_RETRY_AFTER_S", "gateway.desk.RETRY_AFTER_S"),
     "connect to an engine, TLS included": ("gateway.upstream.CONNECT_S_MAX",),
     "an engine's certificate that does not hold": (),
+    "connects at once to one engine": ("gateway.upstream.CONNECTING_MAX",),
     "idle connections to one engine": ("gateway.upstream.IDLE_MAX", "gateway.upstream.IDLE_SWEEPS_MAX"),
     "engines remembered without a connection": ("gateway.upstream.UNUSED_SWEEPS_MAX",),
     "heads remembered as read": (

@@ -156,7 +156,7 @@ async def test_a_reader_that_goes_away_after_the_first_line_holds_up_nothing(tmp
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0"), start=False) as one:
         starting = asyncio.create_task(start_into(one, writer, writer))
         with os.fdopen(reader, "rb") as head:
-            assert (await asyncio.to_thread(head.readline)).startswith(b"pilotlight: starting with 1 models")
+            assert (await asyncio.to_thread(head.readline)).startswith(b"pilotlight: starting with 1 model,")
         os.close(writer)
         await starting
         assert (await one.call("ada")).ending is Ending.COMPLETED

@@ -11,11 +11,12 @@ import uvloop
 
 from tests.wire import test_edge as edge
 from tests.wire import test_faults as faults
+from tests.wire import test_leaks as leaks
 from tests.wire import test_relay as relay
 
 PLAIN = {
     name: test
-    for module in (edge, faults, relay)
+    for module in (edge, faults, leaks, relay)
     for name, test in vars(module).items()
     if name.startswith("test_") and inspect.iscoroutinefunction(test) and not inspect.signature(test).parameters
 }
@@ -44,3 +45,15 @@ def test_death_before_the_first_byte_on_uvloop(script: int) -> None:
             faults.BEFORE[script]
         )
     )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("first", ["leaves", "granted"])
+def test_leaving_at_the_grant_on_uvloop(first: str, stream: bool) -> None:
+    run(lambda: leaks.test_a_client_leaves_just_as_its_call_is_granted(first, stream))
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+@pytest.mark.parametrize("first", ["closes", "call"])
+def test_closing_what_is_taken_on_uvloop(first: str, how: str) -> None:
+    run(lambda: leaks.test_an_engine_closes_a_kept_connection_just_as_it_is_taken(first, how))

@@ -1,0 +1,87 @@
+"""A clock that is as slow as the processes that are watched: for bounds on time where cores are busy with other things.
+
+A lap is a pause of PAUSE_S, and then one answer of each process, one after the other. While a lap goes, each of them
+has had its turn: it has taken every message that had come to it. So what is bounded by a time and by a number of
+messages between these processes is bounded by a number of laps, however slow they are; and on idle cores a lap takes
+little more than its pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+
+from loadtest.client import Connection, request_bytes, target_of
+
+PAUSE_S = 0.010
+
+
+class Visit(NamedTuple):
+    """One process: a connection to it, and what it is asked."""
+
+    connection: Connection
+    request: bytes
+
+
+class Laps:
+    """The laps so far."""
+
+    def __init__(self, visits: Sequence[Visit]) -> None:
+        self._visits = visits
+        self._began_s: list[float] = []
+        self._ended_s: list[float] = []
+        self._turned = asyncio.Event()
+
+    async def run(self) -> None:
+        """Runs laps until cancelled."""
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(PAUSE_S)
+            for connection, request in self._visits:
+                await connection.begin(request, stream=False)
+                assert connection.answer.status == 200, "a process that was to be visited does not answer"
+            self._began_s.append(began_s)
+            self._ended_s.append(time.monotonic())
+            self._turned.set()
+
+    async def wait(self, laps: int) -> None:
+        """Until so many whole laps have gone by."""
+        from_s = time.monotonic()
+        while self.between(from_s, time.monotonic()) < laps:
+            self._turned.clear()
+            await self._turned.wait()
+
+    def between(self, from_s: float, to_s: float) -> int:
+        """Whole laps between two moments (monotonic)."""
+        pairs = zip(self._began_s, self._ended_s, strict=True)
+        return sum(from_s <= began_s and ended_s <= to_s for began_s, ended_s in pairs)
+
+
+@contextlib.asynccontextmanager
+async def laps(visits: Sequence[Visit]) -> AsyncIterator[Laps]:
+    """A clock that runs; its visits' connections are closed at the end."""
+    clock = Laps(visits)
+    task = asyncio.create_task(clock.run())
+    try:
+        yield clock
+    finally:
+        task.cancel()
+        (ended,) = await asyncio.gather(task, return_exceptions=True)
+        for visit in visits:
+            visit.connection.close()
+    assert isinstance(ended, asyncio.CancelledError), ended
+
+
+async def visit(url: str, path: str) -> Visit:
+    """A process that answers GETs on a port of its own."""
+    target = target_of(url)
+    _, connection = await asyncio.get_running_loop().create_connection(Connection, target.host, target.port)
+    return Visit(connection, request_bytes(target, "GET", path, (), b""))
+
+
+def visit_by(connection: Connection, path: str) -> Visit:
+    """A process to which there is a connection."""
+    return Visit(connection, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())

@@ -1,0 +1,368 @@
+"""What is left when a Call ends just as something else happens: no Slot, no connection, no task, no body.
+
+Engine, gateway and clients are in one event loop, so "just as" is counted in turns of it: each pair of events is tried
+with every number of turns between them, in both orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tracemalloc
+
+import pytest
+
+from gateway import upstream
+from gateway.exchange import BREATH_S
+from gateway.upstream import CONNECT_S_MAX, Pool
+from tests.kit.engine import (
+    CLOSE,
+    DONE,
+    END,
+    HOLD,
+    OK,
+    RESET,
+    STREAM,
+    STREAM_HEAD,
+    Script,
+    ScriptedEngine,
+    delta,
+    document,
+)
+from tests.kit.moments import Connects, PlainEngine, turns
+from tests.kit.rig import Rig, rig
+from tests.kit.waiting import until
+
+TURNS = range(13)
+"""From a client's bytes to the engine and back takes about ten."""
+
+
+def pools(one: Rig) -> list[Pool]:
+    return [*one.front.upstreams._pools.values()]
+
+
+def left(one: Rig) -> dict[str, int]:
+    """What is there of Calls, by kind; kept connections that are idle are none of it."""
+    found = {
+        "calls": sum(waiting + running for _, waiting, running in one.front.dispatch.counts()),
+        "exchanges": len(one.front._exchanges),
+        "slots in use": one.in_use(),
+        "connections in use": sum(pool.connections - len(pool._idle) for pool in pools(one)),
+        "connects": sum(len(pool._connecting) for pool in pools(one)),
+        "leaving": sum(len(pool.leaving) for pool in pools(one)),
+    }
+    return {kind: number for kind, number in found.items() if number}
+
+
+async def nothing_left(one: Rig) -> None:
+    await until("nothing is left", lambda: not left(one) or None, CONNECT_S_MAX / 2, 0.001)
+
+
+async def parked(one: Rig, number: int = 1) -> None:
+    """Until so many Calls wait."""
+    await until("they wait", lambda: sum(w for _, w, _ in one.front.dispatch.counts()) == number, 5, 0.001)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("first", ["leaves", "granted"])
+async def test_a_client_leaves_just_as_its_call_is_granted(first: str, stream: bool) -> None:
+    async with ScriptedEngine((HOLD,)) as engine, rig() as one:
+        for number in TURNS:
+            one.routes()
+            client = await one.client()
+            client.call(stream=stream)
+            await parked(one)
+            if first == "leaves":
+                client.leave()
+                await turns(number)
+                one.routes(engine.address, slots=1)
+            else:
+                one.routes(engine.address, slots=1)
+                await turns(number)
+                client.leave()
+            await nothing_left(one)
+        engine.scripts = [(OK,)]
+        client = await one.client()
+        client.call()
+        assert (await client.answer())[0] == 200, "the one Slot is free"
+
+
+@pytest.mark.parametrize("warm", [False, True])
+async def test_a_client_leaves_just_as_its_call_is_answered(warm: bool) -> None:
+    """At any turn between its request and the end of a stream, on a fresh connection and on a kept one."""
+    async with ScriptedEngine((STREAM,)) as engine, rig(engine.address, slots=1) as one:
+        for number in range(3 * len(TURNS)):
+            if warm:
+                client = await one.client()
+                client.call(stream=True)
+                await client.answer()
+            else:
+                one.front.upstreams.close()
+            client = await one.client()
+            client.call(stream=True)
+            await turns(number)
+            client.leave()
+            await nothing_left(one)
+        client = await one.client()
+        client.call(stream=True)
+        assert (await client.answer())[0] == 200
+
+
+async def test_a_client_leaves_just_as_its_call_is_about_to_move() -> None:
+    async with ScriptedEngine((RESET,)) as engine, rig(engine.address, slots=1) as one:
+        client = await one.client()
+        client.call()
+        await until("the engine broke", lambda: engine.requests and not pools(one)[0].connections)
+        client.leave()
+        await nothing_left(one)
+        await asyncio.sleep(2 * BREATH_S)
+        assert len(engine.requests) == 1
+        assert b"upstream_retries_total{" not in one.front.telemetry.text((), None), "it did not move"
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+@pytest.mark.parametrize("first", ["closes", "call"])
+async def test_an_engine_closes_a_kept_connection_just_as_it_is_taken(first: str, how: str) -> None:
+    """The Call is answered, on a fresh connection if need be; that is no move and costs nobody a retry."""
+    async with PlainEngine() as engine, rig(engine.address, slots=1) as one:
+        client = await one.client()
+        for number in TURNS:
+            client.call()
+            assert (await client.answer())[0] == 200
+            kept = engine.connections[-1].transport
+            close = kept.close if how == "close" else kept.abort
+            if first == "closes":
+                close()
+                await turns(number)
+                client.call()
+            else:
+                client.call()
+                await turns(number)
+                close()
+            assert (await client.answer())[0] == 200
+            await nothing_left(one)
+        assert b"upstream_retries_total{" not in one.front.telemetry.text((), None)
+        await until("what was closed is gone here too", lambda: sum(pool.connections for pool in pools(one)) <= 1)
+
+
+async def test_an_engine_hears_that_a_client_left_before_it_hears_of_the_next_call() -> None:
+    """Else it would have more Calls than Slots, if only for a moment: a kept connection is faster than a close."""
+    async with PlainEngine() as engine, rig(engine.address, slots=2) as one:
+        waiting, leaving = await one.client(), await one.client()
+        for client in (waiting, leaving):
+            client.call(path="/v1/embeddings", input="x")
+        await until("both are there", lambda: len(engine.notes) == 2)
+        one.routes(engine.address, slots=3)
+        warm = await one.client()
+        warm.call()
+        await warm.answer()
+        one.routes(engine.address, slots=2)  # there is a kept connection, and all Slots are in use
+        warm.call()
+        await parked(one)
+        engine.notes.clear()
+        leaving.leave()
+        assert (await warm.answer())[0] == 200
+        assert engine.notes == ["left 1", "asked on 3"]
+
+
+# --- Routes, while a connection is being made ------------------------------------------------------------------------
+
+
+async def test_routes_withdraw_a_replica_while_a_call_connects_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was granted stays granted; with the Call the Replica is forgotten."""
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        connects = Connects(monkeypatch, engine.address)
+        client.call()
+        await until("it connects", lambda: connects.begun)
+        one.routes()
+        assert one.in_use() == 1
+        connects.go.set()
+        assert (await client.answer())[0] == 200
+        await nothing_left(one)
+        assert one.front.report().replicas == ()
+
+
+async def test_a_replica_that_was_withdrawn_refuses_and_the_call_waits_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with ScriptedEngine((OK,)) as gone, ScriptedEngine((OK,)) as other, rig(gone.address) as one:
+        client = await one.client()
+        connects = Connects(monkeypatch, gone.address)
+        connects.error = ConnectionRefusedError()
+        client.call()
+        await until("it connects", lambda: connects.begun)
+        one.routes()
+        connects.go.set()
+        await parked(one)
+        assert one.front.report().replicas == ()
+        one.routes(other.address)
+        assert (await client.answer())[0] == 200
+        await nothing_left(one)
+        assert gone.requests == []
+
+
+async def test_a_client_leaves_while_its_call_connects_to_a_replica_that_was_withdrawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        connects = Connects(monkeypatch, engine.address)
+        client.call()
+        await until("it connects", lambda: connects.begun)
+        one.routes()
+        client.leave()
+        await nothing_left(one)
+        connects.go.set()
+        await turns(20)
+        assert (one.front.report().replicas, engine.requests, engine.connections) == ((), [], 0)
+
+
+async def test_so_many_connects_at_once_and_the_rest_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connect takes several times the memory of the connection that it makes; who left meanwhile takes no turn."""
+    monkeypatch.setattr(upstream, "CONNECTING_MAX", 3)
+    async with ScriptedEngine((OK,)) as engine, rig() as one:
+        one.routes(engine.address, slots=20)
+        connects = Connects(monkeypatch, engine.address)
+        clients = [await one.client() for _ in range(10)]
+        for client in clients:
+            client.call()
+        await until("all have a Slot", lambda: one.in_use() == 10 or None)
+        await turns(20)
+        assert connects.begun == 3
+        clients[5].leave()
+        await until("it has left", lambda: one.in_use() == 9 or None)
+        connects.go.set()
+        for number, client in enumerate(clients):
+            assert number == 5 or (await client.answer())[0] == 200
+        assert connects.begun == 9
+        await nothing_left(one)
+
+
+async def test_who_waits_to_connect_need_not_find_out_by_itself_that_nobody_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upstream, "CONNECTING_MAX", 1)
+    async with ScriptedEngine((OK,)) as gone, ScriptedEngine((OK,)) as other, rig() as one:
+        one.routes(gone.address, slots=8)
+        connects = Connects(monkeypatch, gone.address)
+        connects.error = ConnectionRefusedError()
+        clients = [await one.client() for _ in range(6)]
+        for client in clients:
+            client.call()
+        await until("all have a Slot", lambda: one.in_use() == 6 or None)
+        one.routes(other.address, slots=8)
+        connects.go.set()
+        for client in clients:
+            assert (await client.answer())[0] == 200
+        assert (connects.begun, gone.requests) == (1, [])
+        await nothing_left(one)
+
+
+async def test_a_connection_that_was_made_at_the_last_moment_counts_as_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock says that connecting took too long when the request is out: the engine may have it, so it is a move."""
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        connects = Connects(monkeypatch, engine.address)
+        connects.late = True
+        connects.go.set()
+        client.call()
+        assert (await client.answer())[0] == 200
+        told = one.front.telemetry.text((), None).decode()
+        assert ('reason="reset"} 1.0' in told, 'reason="connect"' in told) == (True, False)
+        await nothing_left(one)
+
+
+# --- what many leave -------------------------------------------------------------------------------------------------
+
+
+async def test_calls_that_ended_keep_no_bodies() -> None:
+    """Not even while one that waits before them keeps their places in the queue's clock."""
+    body_bytes, number = 4 << 20, 40
+    async with ScriptedEngine((HOLD,)) as engine, rig(engine.address, slots=1) as one:
+        (await one.client()).call()
+        await engine.asked.wait()
+        (await one.client()).call()
+        await parked(one)
+        tracemalloc.start()
+        try:
+            for _ in range(number):
+                client = await one.client()
+                client.call(prompt="x" * body_bytes)
+                await parked(one, 2)
+                client.leave()
+                await parked(one)
+            del one.clients[2:]
+            kept_bytes = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert kept_bytes < 4 * body_bytes
+
+
+async def test_many_calls_with_a_head_too_large_for_engines_are_refused_before_they_wait() -> None:
+    """Refusing each only when it is granted would grant the next inside, and so on: there is a bound to such depth."""
+    body = b'{"model":"m","messages":[]}'
+    async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, slots=1) as one:
+        first = await one.client()
+        first.call()
+        await engine.asked.wait()
+        crowd = [await one.client() for _ in range(200)]
+        for client in crowd:
+            client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\n")
+            client.send(b"user-agent: %b\r\ncontent-length: %d\r\n\r\n%b" % (b"u" * 9000, len(body), body))
+        assert {(await client.head())[0] for client in crowd} == {431}
+        engine.release.set()
+        assert (await first.answer())[0] == 200
+        await nothing_left(one)
+        assert len(engine.requests) == 1
+
+
+SCRIPTS: list[Script] = [
+    (OK,), (STREAM,), (OK,), (STREAM,), (HOLD,), (STREAM_HEAD + delta("a"), HOLD), (STREAM_HEAD + delta("a"), CLOSE),
+    (CLOSE,), (RESET,), (OK, CLOSE), (STREAM, RESET), (OK[:-3], CLOSE), (b"SSH-2.0-x\r\n",), (OK + b"more",),
+    (document(b"{}", "503 Service Unavailable"),), (STREAM_HEAD + b"zz\r\n",), (STREAM_HEAD + delta("a"), DONE + END),
+]  # fmt: skip
+
+
+class AnyEngine(ScriptedEngine):
+    """Plays any of the scripts."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__((OK,))
+        self._chance = chance
+
+    def script(self, request: bytes) -> Script:
+        return self._chance.choice(SCRIPTS)
+
+
+async def one_call(one: Rig, chance: random.Random) -> None:
+    """A Call whose client leaves after some turns, unless it is answered before."""
+    client = await one.client()
+    client.call(stream=chance.random() < 0.5)
+    ends = asyncio.ensure_future(client.reader.read(1))
+    for _ in range(chance.choice((0, 1, 3, 10, 30, 300))):
+        if ends.done():
+            break
+        await asyncio.sleep(0)
+    await turns(chance.choice((0, 0, 1, 5)))
+    client.leave()
+    await asyncio.gather(ends, return_exceptions=True)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_happens_nothing_is_left_of_it(seed: int) -> None:
+    """Engines betray, clients leave, Replicas come and go; then all clients are gone."""
+    chance = random.Random(seed)
+    async with AnyEngine(chance) as ada, AnyEngine(chance) as bob, rig(ada.address) as one:
+        calls: set[asyncio.Task[None]] = set()
+        for _ in range(150):
+            calls.add(asyncio.create_task(one_call(one, chance)))
+            await turns(chance.choice((0, 0, 1, 10, 100)))
+            if chance.random() < 0.2:
+                there = chance.choice(((), (ada.address,), (bob.address,), (ada.address, bob.address)))
+                one.routes(*there, slots=chance.choice((1, 2, 4)))
+        await asyncio.gather(*calls)
+        await nothing_left(one)
+        one.routes()
+        assert one.front.report().replicas == ()
+        assert not one.front._connections
