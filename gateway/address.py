@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 TLS = "https://"
+PORT_MAX = 65_535
 
 
 class EngineAddress(NamedTuple):
@@ -25,7 +26,9 @@ def parse(address: str) -> EngineAddress:
     rest = address.removeprefix(TLS)
     name, _, at = rest.rpartition("@")
     bracketed, _, port = at.rpartition(":")
-    host = bracketed.strip("[]")
+    host, number = bracketed.strip("[]"), int(port)
+    if not host or not 0 < number <= PORT_MAX:
+        raise ValueError("no host and port")
     if not address.startswith(TLS):
-        return EngineAddress(host, int(port), None, address.encode())
-    return EngineAddress(host, int(port), name or host, (f"{name}:{port}" if name else at).encode())
+        return EngineAddress(host, number, None, address.encode())
+    return EngineAddress(host, number, name or host, (f"{name}:{port}" if name else at).encode())

@@ -114,11 +114,15 @@ class Exchange(Call):
         """A Slot is ours: the request goes out."""
         self._stage = SENT
         self.sent_s = 0.0
-        body, pool = self._body, self._front.upstreams.to(address)
+        body = self._body
         try:
+            pool = self._front.upstreams.to(address)
             head = upstream_head(self._upwards, self._operation, pool.authority, len(body), self._client.id_bytes)
         except CallError as error:
             self._refuse(error)
+            return
+        except ValueError:  # Routes name no address: an autoscaler of another version, perhaps
+            self._refuse(errors.upstream_error())
             return
         single = self.stream and self._entry.closes_after_stream
         pool.send(self, (head, body), single=single)

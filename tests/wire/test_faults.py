@@ -175,6 +175,18 @@ async def test_a_process_that_dies_may_end_connections_before_it_stops_listening
         assert (len(dying.requests), len(good.requests)) == (1, 1)
 
 
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:65536", "127.0.0.1:", ":80", "https://x@"])
+async def test_routes_that_name_no_address_cost_a_call_its_answer_and_nothing_else(address: str) -> None:
+    async with ScriptedEngine((OK,)) as good, rig(address) as one:
+        client = await one.client()
+        client.call()
+        assert (await client.answer())[0] == 502
+        one.routes(good.address)
+        client.call()
+        assert (await client.answer())[0] == 200
+        assert one.in_use() == 0
+
+
 async def test_nobody_listens_and_the_call_moves() -> None:
     async with ScriptedEngine((OK,)) as gone:
         gone.stop()
