@@ -29,7 +29,7 @@ from pilotlight import access, certificates, hosts, process, webserver
 from pilotlight.access import Access
 from pilotlight.certificates import Identity
 from pilotlight.eventfile import EventFile
-from pilotlight.listen import BACKLOG, Address, check_operations
+from pilotlight.listen import Address, accepting, check_operations
 from pilotlight.quiet import say
 from pilotlight.renewal import Files
 
@@ -83,7 +83,6 @@ def check_reach(options: GatewayOptions) -> None:
 
 async def serve(options: GatewayOptions) -> None:
     """The life of the process: ready, serve, drain."""
-    loop = asyncio.get_running_loop()
     stop = process.stop_event()
     process.open_all_files()
     events = EventFile(options.events) if options.events is not None else None
@@ -112,13 +111,11 @@ async def serve(options: GatewayOptions) -> None:
         if events is not None:
             background.append(tasks.create_task(events.keep_small()))
         await informed(front, stop)
-        server = await loop.create_server(
-            front.connection if handshakes is None else handshakes.client,
-            sock=process.socket_of(options.listen_fd, options.listen),
-            backlog=BACKLOG,
-        )
+        factory = front.connection if handshakes is None else handshakes.client
+        servers = await accepting(factory, process.socket_of(options.listen_fd, options.listen))
         await stop.wait()
-        server.close()
+        for server in servers:
+            server.close()
         if handshakes is not None:
             handshakes.close()
         await front.drain(options.grace_s)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import click
 import pytest
+import uvloop
 
-from pilotlight.listen import Address, AddressType, check_operations, listeners
+from pilotlight.listen import ACCEPTS, Address, AddressType, accepting, check_operations, listeners
 
 
 @pytest.mark.parametrize(
@@ -77,3 +79,35 @@ def test_an_address_of_another_machine_is_one_line() -> None:
 def test_a_name_that_nobody_knows_is_one_line() -> None:
     with pytest.raises(click.ClickException, match=r"^cannot listen on nowhere\.invalid:0: "):
         listeners(Address("nowhere.invalid", 0), 1)
+
+
+def test_several_connections_are_accepted_in_one_turn_of_the_loop() -> None:
+    """New clients do not wait for one busy turn each: it counts turns, not time."""
+    clients = 4 * ACCEPTS
+
+    async def turns() -> int:
+        made: list[asyncio.BaseTransport] = []
+
+        class Counted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                made.append(transport)
+
+        (listener,) = listeners(Address("127.0.0.1", 0), 1)
+        listener.setblocking(False)
+        waiting = [socket.create_connection(listener.getsockname()) for _ in range(clients)]
+        servers = await accepting(Counted, listener)
+        count = 0
+        while len(made) < clients:
+            await asyncio.sleep(0)
+            count += 1
+            assert count < 10 * clients
+        for client in waiting:
+            client.close()
+        for server in servers:
+            server.close()
+        for transport in made:
+            transport.close()
+        return count
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(turns()) < clients
