@@ -19,8 +19,6 @@ from autoscaler.world import Attained, Gateway, Grant, Granted
 
 BOOTS_MAX = 8
 """Dead boots remembered per gateway: their reports may still come late."""
-LATE_S_MAX = 3.0
-"""A report that a dead gateway sent comes within this time; the same boot heard later than that lives after all."""
 GONE_KEPT_S = 60.0
 """A gateway proven dead is forgotten after this."""
 CREDIT_S = 5.0
@@ -31,9 +29,9 @@ def reported(draft: Draft, report: Report) -> None:
     """Folds one report, unless a newer one of that gateway is known."""
     known = draft.gateways.now.get(report.gateway)
     gateway = known or Gateway(id=report.gateway)
-    if gateway.gone and report.boot == gateway.boot and draft.now_s - gateway.seen_s < LATE_S_MAX:
-        return
     in_epoch = report.epoch == draft.world.epoch
+    if gateway.gone and report.boot == gateway.boot and not (in_epoch and report.version >= gateway.gone_version):
+        return  # what a dead one sent may come late; one that acts on later Routes lives after all
     if gateway.boot and report.boot != gateway.boot:
         if not in_epoch or not _lives(gateway, report):
             return  # it may be an older boot's that comes late: a new one is believed when it acts on our Routes
@@ -133,7 +131,8 @@ def gateway_gone(draft: Draft, id: GatewayId, boot: str) -> None:
     """A gateway is proven dead: its demand and its holds are gone with it. Nothing if a later boot is known."""
     known = draft.gateways.now.get(id)
     if known is not None and not known.gone and not (boot and known.boot and boot != known.boot):
-        draft.gateways.put(id, replace(buried(draft, known), gone=True, seen_s=draft.now_s))
+        dead = replace(buried(draft, known), gone=True, gone_version=draft.version, seen_s=draft.now_s)
+        draft.gateways.put(id, dead)
         draft.news = True
 
 

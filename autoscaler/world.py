@@ -129,6 +129,8 @@ class Gateway(Fact, frozen=True):
     """The last cumulative counts of this boot."""
     gone: bool = False
     """Proven dead (its process or pod does not exist), which silence alone is not."""
+    gone_version: int = 0
+    """Of the Routes made when it was: nobody dead acts on them."""
 
     levels: dict[ModelName, tuple[Level, ...]] = {}
     """Derived from `report`: its demand per Model; empty once the report has expired."""

@@ -79,7 +79,8 @@ async def serve(options: AutoscalerOptions) -> None:
     clock = time.monotonic  # uvloop's own is a cached millisecond
     stop, again = process.stop_event(), process.reload_event()
     documents = read(options)  # after `again`: what is written from now on is told
-    state = StateDirectory.attach(options.state)
+    by_hand = options.parent is None  # else `serve` owns it
+    state = StateDirectory.open(options.state) if by_hand else StateDirectory.attach(options.state)
     become_subreaper()
     histories = HistoryFile(state, clock, time.time)
     driver = LocalDriver(state, launcher(), Devices(documents.settings.devices), clock)

@@ -49,5 +49,6 @@ class Narrator:
 
     def _write(self, text: str) -> bool:
         """Whether the line was taken."""
-        now = time.strftime("%H:%M:%S") + f".{time.time_ns() // 1_000_000 % 1000:03d}"
-        return write_line(self._fd, f"{now}  {text}")
+        seconds, rest_ns = divmod(time.time_ns(), 1_000_000_000)
+        now = time.strftime("%H:%M:%S", time.localtime(seconds))
+        return write_line(self._fd, f"{now}.{rest_ns // 1_000_000:03d}  {text}")

@@ -200,5 +200,5 @@ def welcome(documents: Documents, listen: Address, ops: Address) -> None:
     key = documents.settings.auth == "keys" or (documents.settings.auth == "auto" and bool(documents.tenants))
     name = documents.models[0].name
     url = listen.url if documents.settings.tls.cert_file is None else f"https://{listen.text}"
-    say(f"ready on {url} (operations: {ops.url}); every model is at zero until it is called")
+    say(f"ready on {url} (operations: {ops.url}); models start when they are called")
     show(f"\n{snippets.curl(url, name, key=key)}\n\n{snippets.python(url, name, key=key)}\n\n")

@@ -52,7 +52,8 @@ def fetch(ops: str, path: str) -> Any:
 def said(error: urllib.error.HTTPError) -> str:
     """What the port says is wrong, or what its status means when it is not one of ours."""
     try:
-        return str(json.load(error)["error"])
+        what = json.load(error)["error"]
+        return what if isinstance(what, str) else "this is the inference port; --ops is for the operations port"
     except (ValueError, KeyError, TypeError):
         return f"{error.code} {error.reason}: is this pilotlight's operations port?"
 

@@ -25,8 +25,9 @@ mkdir -p build
 if [ "${1:-}" = wheel ]; then
   build build/wheel
   mkdir -p "$2"
+  rm -f "$2"/pilotlight-*.whl
   cp build/wheel/*.whl "$2"
-  ls build/wheel/*.whl
+  ls "$2"/pilotlight-*.whl
   exit
 fi
 

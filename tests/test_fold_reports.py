@@ -113,6 +113,17 @@ def test_a_gateway_that_is_proven_dead_is_forgotten_in_the_end_and_its_late_repo
     assert at.gateways == {}
 
 
+def test_a_gateway_that_is_proven_dead_lives_when_it_acts_on_later_routes_and_not_because_it_is_heard_late() -> None:
+    """However late: else it would be known, silent and never proven dead again, and nothing would ever be idle."""
+    at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", waiting=3)], version=1))
+    dead, _ = after(at, GatewayGone(gateway=G1))
+    assert fold(dead, [reported(2, levels=[level("m", waiting=3)], version=at.version)], T0 + 8.0)[0] is dead
+    assert dead.version > at.version, "there are Routes that only the living can act on"
+    alive, _ = after(dead, reported(2, levels=[level("m", waiting=3)], version=dead.version), now_s=T0 + 0.1)
+    assert not alive.gateways[G1].gone
+    assert alive.loads[M].waiting == 3
+
+
 def test_a_late_report_of_a_boot_from_before_this_leader_is_not_a_new_boot() -> None:
     """The leader never saw the older boot, so only the epoch tells."""
     at, _ = after(world([DOC], gateways=[]), reported(1, boot="b2"))

@@ -174,6 +174,7 @@ def test_an_explanation_is_printed_as_sentences(capsys: pytest.CaptureFixture[st
     ("answer", "said"),
     [
         ((404, b'{"error":"no such model; there are: ada"}'), "no such model; there are: ada"),
+        ((404, b'{"error":{"message":"no such path on the inference port"}}'), "this is the inference port; --ops is"),
         ((500, b"<html>"), "500 Internal Server Error: is this pilotlight's operations port?"),
         ((200, b"<html>"), "no pilotlight answers at"),
     ],
