@@ -1,4 +1,5 @@
-"""Prompts of 1 MiB, 50 a second, beside small Calls on one core: the longest callback, and what small Calls notice.
+"""Prompts of 1 MiB, 50 a second, and of 8 MiB, 2 a second, beside small Calls on one core: the longest callback, and
+what small Calls notice.
 
 Owns one table. The gateway runs with a clock around every callback of its event loop (`bench.timed`; the thread's CPU
 time). Small Calls go at 200 a second through it and as many straight to the engine, in turns, so that what is added is
@@ -22,7 +23,7 @@ from bench.kit import KIB, MIB, Figures, quantile, say
 from bench.openloop import Sender
 from bench.streams import request
 
-LARGE_PER_S, SMALL_PER_S = 50, 200
+LARGE_PER_S, HUGE_PER_S, SMALL_PER_S = 50, 2, 200
 LINES = 8
 WARM_S = 1
 TOLD_S_MAX = 5.0
@@ -33,35 +34,39 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     """stall_cpu_ms_max: the worst of all rounds; small_added_ms_p99: the median of the rounds."""
     rounds, span_s = (4, 6) if quick else (8, 15)
     kit.title(
-        f"stalls: {LARGE_PER_S} prompts of 1 MiB a second, {SMALL_PER_S} small Calls, {rounds} rounds of {span_s} s"
+        f"stalls: {LARGE_PER_S} prompts of 1 MiB a second, {HUGE_PER_S} of 8 MiB, {SMALL_PER_S} small Calls,"
+        f" {rounds} rounds of {span_s} s"
     )
     told = place / "longest.json"
     documents = [settings(), tenant("a"), engine.document(place, "late", "0", slots=256)]
     longest_ms, added_ms = list[float](), list[float]()
-    say(f"{'longest ms':>10} {'callbacks':>10} {'small p99 ms':>13} {'direct':>8} {'added':>8} {'1 MiB p99':>10}")
+    say(
+        f"{'longest ms':>10} {'callbacks':>10} {'small p99 ms':>13} {'direct':>8} {'added':>8} {'1 MiB p99':>10}"
+        f" {'8 MiB p99':>10}"
+    )
     async with fleet(place / "fleet", documents, 1, core=kit.PROXY_CORE, runs=(MODULE, str(told))) as one:
         await one.model_ready("t", key("a"))
         (gateway,) = [p for p in psutil.Process().children() if MODULE in p.cmdline()]
         await _round(one.url, place, WARM_S)
         for _ in range(rounds):
             await _longest(gateway, told)
-            large, small, direct = await _round(one.url, place, span_s)
+            large, huge, small, direct = await _round(one.url, place, span_s)
             found = await _longest(gateway, told)
             longest_ms.append(float(found["longest_ms"]))
             added_ms.append(small - direct)
             say(
                 f"{longest_ms[-1]:>10.2f} {found['calls']:>10} {small:>13.2f} {direct:>8.2f} {added_ms[-1]:>8.2f}"
-                f" {large:>10.2f}   {found['where']}"
+                f" {large:>10.2f} {huge:>10.2f}   {found['where']}"
             )
     added = statistics.median(added_ms)
     say(f"longest callback {max(longest_ms):.2f} ms (at most 5); p99 added to small Calls {added:.2f} ms (at most 10)")
     return {"stall_cpu_ms_max": max(longest_ms), "small_added_ms_p99": added}
 
 
-async def _round(url: str, place: Path, span_s: int) -> tuple[float, float, float]:
-    """p99 in milliseconds of the large Calls, of the small ones, and of those straight to the engine."""
+async def _round(url: str, place: Path, span_s: int) -> tuple[float, float, float, float]:
+    """p99 in milliseconds of the large Calls, the huge ones, the small ones, and those straight to the engine."""
     direct = f"http://{engine.address(place)}"
-    asks = [(url, MIB, LARGE_PER_S), (url, KIB, SMALL_PER_S), (direct, KIB, SMALL_PER_S)]
+    asks = [(url, MIB, LARGE_PER_S), (url, 8 * MIB, HUGE_PER_S), (url, KIB, SMALL_PER_S), (direct, KIB, SMALL_PER_S)]
     senders = [Sender(where, request(where, body("t", stream=False, bytes_min=size))) for where, size, _ in asks]
     for sender in senders:
         await sender.open(LINES)
@@ -74,7 +79,7 @@ async def _round(url: str, place: Path, span_s: int) -> tuple[float, float, floa
     for answers in await asyncio.gather(*turns):
         openloop.all_good(answers)
         p99_ms.append(quantile(openloop.took_ms(answers), 0.99))
-    return p99_ms[0], p99_ms[1], p99_ms[2]
+    return p99_ms[0], p99_ms[1], p99_ms[2], p99_ms[3]
 
 
 async def _longest(gateway: psutil.Process, told: Path) -> dict[str, float | int | str]:

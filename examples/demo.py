@@ -133,7 +133,8 @@ def tell(words: str) -> None:
     """A line that begins with the time of day, in milliseconds, as those of `serve` do."""
     seconds, rest_ns = divmod(time.time_ns(), 1_000_000_000)
     now = time.strftime("%H:%M:%S", time.localtime(seconds))
-    print(f"{now}.{rest_ns // 1_000_000:03d}  {words}\n", end="", flush=True)  # one write, or a line of `serve` may come in between
+    line = f"{now}.{rest_ns // 1_000_000:03d}  {words}\n"
+    print(line, end="", flush=True)  # one write, or a line of `serve` may come in between
 
 
 def official(url: str) -> AsyncOpenAI:

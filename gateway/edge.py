@@ -14,11 +14,9 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-import msgspec
-
-from autoscaler.contract import ModelEntry
-from gateway import admission, errors, render
-from gateway.dialects import Kind, Operation, lookup
+from gateway import admission, errors, local, render, rewrite
+from gateway.body import Pieces
+from gateway.dialects import Kind, lookup
 from gateway.errors import CallError
 from gateway.exchange import Exchange, admit
 from gateway.head import Head, Request
@@ -38,19 +36,13 @@ LINGER_S = 2.0
 _AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER on, for no time: close(2) sends a reset."""
 
-_PREFLIGHT = (
-    b"access-control-allow-methods: GET, POST, OPTIONS\r\n"
-    b"access-control-allow-headers: authorization, content-type, x-api-key, api-key, x-request-id, x-model, x-priority,"
-    b" prefer, anthropic-version, anthropic-beta, openai-beta\r\naccess-control-max-age: 600\r\n"
-)
-
 
 class Connection(asyncio.Protocol):
     """One client connection. `exchange` is its running Call; `paused`: the client does not read."""
 
     __slots__ = (
-        "_clock", "_continued", "_front", "_left_bytes", "_lingers", "_reader", "_reading", "_serving", "_since_s",
-        "_transport", "address", "cors", "exchange", "id_bytes", "paused", "request_id", "unsent", "write",
+        "_clock", "_continued", "_front", "_held", "_left_bytes", "_lingers", "_reader", "_reading", "_serving",
+        "_since_s", "_transport", "address", "cors", "exchange", "id_bytes", "paused", "request_id", "unsent", "write",
     )  # fmt: skip
 
     def __init__(self, front: Front) -> None:
@@ -62,6 +54,8 @@ class Connection(asyncio.Protocol):
         """`_serve` is on the stack: it takes the next request itself."""
         self._continued = False
         """100 Continue was sent for the request that is being read."""
+        self._held: Request | None = None
+        """Whole, but its large body is not read yet."""
         self._lingers = False
         self._clock = "idle"
         """Which clock runs since `_since_s`: idle, head, body, busy, stall or linger."""
@@ -117,6 +111,8 @@ class Connection(asyncio.Protocol):
         self._left()
         self.write = _nowhere
         self._transport = None
+        self._front.discard(self._reader.pieces if self._held is None else self._held.body)
+        self._held, self._lingers = None, True  # a turn that is still to come finds nothing to do
         self._front.closed(self)
 
     def pause_writing(self) -> None:
@@ -142,7 +138,10 @@ class Connection(asyncio.Protocol):
         """Answers what has been read, in order, until a Call runs or nothing whole is left."""
         self._serving = True
         while request is not None:
-            self._answer(request)
+            if isinstance(request.body, bytes):
+                self._answer(request)
+            else:
+                self._answer_large(request, request.body)
             request = None if self._occupied() else self._take_next()
         self._serving = False
 
@@ -154,7 +153,7 @@ class Connection(asyncio.Protocol):
         head = request.head
         self.request_id = admission.request_id(head) or front.make_id()
         self.id_bytes = self.request_id.encode()
-        self.cors = self._cors(head) if front.directory.settings.cors_origins else b""
+        self.cors = local.cors(head, front.directory.settings.cors_origins)
         operation = lookup(head.method, head.path)
         try:
             if operation is None:
@@ -163,13 +162,48 @@ class Connection(asyncio.Protocol):
                 self.exchange = exchange = admit(front, self, request, operation, now_s)
                 front.begin(exchange, now_s)
                 return
-            self._answer_here(head, operation)
+            self.write(local.answer(front, head, operation, self.id_bytes, self.cors))
         except CallError as error:
             front.telemetry.turned_away(self.request_id, error.code)
             self.say_error(error, "openai" if operation is None else operation.dialect, head)
             self.answered(close=error.close or not head.keep_alive or head.method == b"HEAD")
         else:
             self.answered(close=not head.keep_alive)
+
+    def _answer_large(self, request: Request, body: Pieces) -> None:
+        """Not before all of it is read."""
+        if not self._has_read(request.head, body):
+            self._held = request
+            asyncio.get_running_loop().call_soon(self._turn)
+            return
+        self._answer(request)
+        if self.exchange is None:
+            self._front.discard(body)
+
+    def _has_read(self, head: Head, body: Pieces) -> bool:
+        """Reads a step of a large body, mostly while it arrives, so that nobody waits long; False: there is more."""
+        if body.scan is None:
+            operation = lookup(head.method, head.path)
+            if operation is not None and operation.kind is Kind.INFER:
+                rewrite.scan(operation, body, head.headers.get(b"content-type", b""))
+        return body.scan is None or body.scan.step(body.size)
+
+    def _turn(self) -> None:
+        """The next turn, for a request that is held back, or for a body that arrives."""
+        request, self._held = self._held, None
+        if request is not None:
+            self._serve(None if self._occupied() else request)
+            return
+        head, pieces = self._reader.pending, self._reader.pieces
+        if head is not None and pieces is not None and not self._lingers and not self._has_read(head, pieces):
+            asyncio.get_running_loop().call_soon(self._turn)
+        else:
+            self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if self._transport is not None and not self._reading and not self._transport.is_closing():
+            self._reading = True
+            self._transport.resume_reading()
 
     def answered(self, *, close: bool) -> None:
         """The answer is written: the next request, or the end."""
@@ -212,9 +246,8 @@ class Connection(asyncio.Protocol):
         except CallError as error:
             self._refuse_bytes(error)
             return None
-        if not self._reading and self._transport is not None:
-            self._reading = True
-            self._transport.resume_reading()
+        if not self._reading:
+            self._resume_reading()
         if request is None and ahead:
             self._wait_for_more()
         return request
@@ -222,6 +255,7 @@ class Connection(asyncio.Protocol):
     def _occupied(self) -> bool:
         return (
             self.exchange is not None
+            or self._held is not None
             or self.paused
             or self._lingers
             or self._transport is None
@@ -241,7 +275,12 @@ class Connection(asyncio.Protocol):
                 return
             if self._clock != "body":
                 self._run("body")
-            pending = reader.pending
+            pending, pieces = reader.pending, reader.pieces
+            if pending is not None and pieces is not None and self._reading and self._transport is not None:
+                self._reading = False  # one piece in each turn of the loop, however many are here already
+                self._transport.pause_reading()
+                self._has_read(pending, pieces)
+                asyncio.get_running_loop().call_soon(self._turn)
             if pending is not None and pending.expects_continue and not self._continued:
                 self._continued = True
                 self.write(render.CONTINUE)
@@ -263,51 +302,8 @@ class Connection(asyncio.Protocol):
         self._front.telemetry.turned_away(self.request_id, error.code)
         dialect = "openai" if operation is None else operation.dialect
         self.write(render.error(error, self.id_bytes, dialect, close=True))
+        self._front.discard(self._reader.pieces)
         self._linger()
-
-    # --- answers without an engine -----------------------------------------------------------------------------------
-
-    def _answer_here(self, head: Head, operation: Operation) -> None:
-        front, close = self._front, not head.keep_alive or self._front.closing
-        if operation.kind is Kind.HEALTH:
-            body: bytes = b'{"status":"ok"}'
-        elif operation.kind is Kind.PREFLIGHT:
-            self.write(
-                render.no_content(self.id_bytes, close=close, more=self.cors + (_PREFLIGHT if self.cors else b""))
-            )
-            return
-        elif operation.kind is Kind.LIST_MODELS:
-            entries = front.directory.visible(front.tenant(head))
-            body = msgspec.json.encode({"object": "list", "data": [self._model(entry) for entry in entries]})
-        else:
-            body = msgspec.json.encode(self._model(front.directory.resolve(front.tenant(head), operation.model or "")))
-        self.write(render.document(200, body, self.id_bytes, close=close, more=self.cors))
-
-    def _model(self, entry: ModelEntry) -> dict[str, object]:
-        """A Model as OpenAI lists it, and what we know beside (interfaces, section 3)."""
-        dispatch = self._front.dispatch
-        return {
-            "id": entry.name,
-            "object": "model",
-            "created": entry.created_unix_s,
-            "owned_by": "pilotlight",
-            "pilotlight": {
-                "state": dispatch.model_state(entry.name),
-                "expected_wait_seconds": dispatch.expected_wait_s(entry.name, self._front.clock()),
-                "context_tokens": entry.context_tokens,
-            },
-        }
-
-    def _cors(self, head: Head) -> bytes:
-        origin = head.headers.get(b"origin")
-        allowed = self._front.directory.settings.cors_origins
-        if origin is None or not ("*" in allowed or origin.decode("latin-1") in allowed):
-            return b"vary: origin\r\n"
-        expose = b"x-request-id, server-timing, retry-after, x-pilotlight-cold"
-        return b"access-control-allow-origin: %b\r\nvary: origin\r\naccess-control-expose-headers: %b\r\n" % (
-            origin,
-            expose,
-        )
 
     # --- clocks and ends ---------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from autoscaler.contract import ModelEntry
 from gateway import errors, render, rewrite, sse, usage
 from gateway.admission import asked, upstream_head
 from gateway.answer import Answer
+from gateway.body import Body
 from gateway.call import Call, Outcome
 from gateway.dialects import Operation
 from gateway.errors import CallError
@@ -77,7 +78,7 @@ class Exchange(Call):
     )  # fmt: skip
 
     def connect(  # noqa: PLR0917  as Call.__init__
-        self, front: Front, client: Connection, head: Head, operation: Operation, entry: ModelEntry, body: bytes
+        self, front: Front, client: Connection, head: Head, operation: Operation, entry: ModelEntry, body: Body
     ) -> None:
         """Whom it is for and what it sends. To be called once, before anything else."""
         self._front = front
@@ -86,7 +87,7 @@ class Exchange(Call):
         self._operation = operation
         self._entry = entry
         self._upwards = asked(head).upwards
-        self._body = body
+        self._body: Body = body
         self.drop_usage = False
         """The usage chunk is our wish, not the client's."""
         self.engine: EngineConnection | None = None
@@ -280,7 +281,7 @@ class Exchange(Call):
             out = self._relayed_head(head, length=answer.length, chunked=answer.chunked) + out
         self._stage = RELAYING  # not before: an odd first byte still lets the Call move
         self._moved = True
-        self._body = b""
+        self._drop_body()
         if engine is not None:
             engine.take = self._relay
             if self._client.paused:
@@ -328,6 +329,11 @@ class Exchange(Call):
             self._breath.cancel()
             self._breath = None
 
+    def _drop_body(self) -> None:
+        """It will not be sent again."""
+        body, self._body = self._body, b""
+        self._front.discard(body)
+
     def _bounce(self, reason: Reason) -> None:
         """Nothing of an answer came through: dispatch says where to, or that it was enough."""
         self._let_go()
@@ -364,7 +370,7 @@ class Exchange(Call):
         """The Call has its Outcome; told once."""
         front = self._front
         self._stage = ENDED
-        self._body = b""  # the queue's heap of deadlines may know an ended Call for a while
+        self._drop_body()  # the queue's heap of deadlines may know an ended Call for a while
         now_s = front.clock()
         phases_ms = front.dispatch.phases_ms(self.model) if self.cold else {}
         start_s = (sum(phases_ms.values()) - phases_ms.get("decide", 0.0)) / 1e3

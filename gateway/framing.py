@@ -1,48 +1,24 @@
 """How a request body ends: by its length, or chunk by chunk (RFC 9112, 6 and 7.1). Pure.
 
-Promises: memory stays near the bytes received however small the pieces are; each byte is copied once when pieces are
-large. Chunk sizes are 1 to 16 hex digits, extensions are refused, line ends are exact, trailers are checked, bounded
-and dropped. The body's limit is checked against a chunk's size before any of it is kept.
+Promises: each byte is kept once, as `gateway.body` does. Chunk sizes are 1 to 16 hex digits, extensions are refused,
+line ends are exact, trailers are checked, bounded and dropped. The body's limit is checked against a chunk's size
+before any of it is kept.
 """
 
 from __future__ import annotations
 
 import re
 
+from gateway.body import Pieces
 from gateway.errors import header_too_large, too_large
 from gateway.head import FIELD, malformed
 
 TRAILER_BYTES_MAX = 8 << 10
 """All trailers of one body with the closing empty line; above it 431."""
-_SMALL_BYTES = 4 << 10
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n")
 _SIZE_BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,16}\r?)?")
 _TRAILERS = re.compile(rb"(?:" + FIELD + rb")*+")
-
-
-class Pieces:
-    """Bytes that arrive in pieces, joined once. Small pieces share a buffer: tiny ones do not cost an object each."""
-
-    __slots__ = ("_parts", "size")
-
-    def __init__(self) -> None:
-        self._parts: list[bytes | bytearray] = []
-        self.size = 0
-
-    def add(self, piece: bytes) -> None:
-        """Keeps the piece; a large one is not copied."""
-        self.size += len(piece)
-        if len(piece) >= _SMALL_BYTES:
-            self._parts.append(piece)
-        elif self._parts and isinstance(last := self._parts[-1], bytearray):
-            last += piece
-        else:
-            self._parts.append(bytearray(piece))
-
-    def join(self) -> bytes:
-        """All of it."""
-        return b"".join(self._parts)
 
 
 class LengthReader:

@@ -23,6 +23,7 @@ from autoscaler.contract import (
 )
 from gateway import errors, memory
 from gateway.admission import asked
+from gateway.body import Body, Part, Pieces
 from gateway.call import Outcome
 from gateway.dispatch import Dispatch
 from gateway.edge import Connection
@@ -30,15 +31,17 @@ from gateway.effects import Effect, Grant, ReportNow
 from gateway.exchange import Exchange
 from gateway.head import Head
 from gateway.limits import Limits
+from gateway.pool import Upstreams
 from gateway.pressure import pressure
 from gateway.telemetry import Telemetry
 from gateway.tenants import Directory
-from gateway.upstream import Upstreams
 
 SWEEP_S = 0.05
 """While Calls are here: how late a deadline may be noticed."""
 IDLE_SWEEP_S = 0.5
 """While none is."""
+GIVE_BACK_BYTES = 4 << 20
+"""Of bodies in one turn of the loop: half a millisecond."""
 CALLS_SWEEP_S, CONNECTIONS_SWEEP_S, POOLS_SWEEP_S = 0.2, 0.5, 1.0
 
 _DEFAULT_LIMITS = Limits()
@@ -74,6 +77,7 @@ class Front:
         self._exchanges: set[Exchange] = set()
         self._connections: set[Connection] = set()
         self._addresses: dict[str, int] = {}
+        self._waste: list[list[Part]] = []
         self._swept_calls_s = self._swept_connections_s = self._swept_pools_s = 0.0
         self._heard_s: float | None = None
         self.informed = asyncio.Event()
@@ -190,6 +194,24 @@ class Front:
             self._addresses[address] = number
         else:
             del self._addresses[address]
+
+    def discard(self, body: Body | None) -> None:
+        """A body is of no use any more. A large one's memory goes back in many turns of the loop, for it takes long."""
+        if isinstance(body, Pieces):
+            if not self._waste:
+                asyncio.get_running_loop().call_soon(self._give_back)
+            self._waste.append(body.parts)
+
+    def _give_back(self) -> None:
+        size = 0
+        while self._waste and size < GIVE_BACK_BYTES:
+            parts = self._waste[-1]
+            if parts:
+                size += len(parts.pop())
+            else:
+                self._waste.pop()
+        if self._waste:
+            asyncio.get_running_loop().call_soon(self._give_back)
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Does what dispatch decided, in order."""

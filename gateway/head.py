@@ -13,6 +13,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from gateway.body import Body
 from gateway.errors import CallError, header_too_large, invalid_request, unsupported_media_type
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Request:
 
     __slots__ = ("body", "head")
 
-    def __init__(self, head: Head, body: bytes) -> None:
+    def __init__(self, head: Head, body: Body) -> None:
         self.head = head
         self.body = body
 

@@ -12,8 +12,10 @@ import re
 from typing import NamedTuple
 
 from gateway import elsewhere
+from gateway.body import Body, Edit, Part, Pieces, cut
 from gateway.errors import CallError, invalid_request
 from gateway.head import FIELD, TOKEN
+from gateway.scan import Scan
 
 PARTS_MAX = 1000
 """Parts of one form; above it 400."""
@@ -25,7 +27,7 @@ VALUE_BYTES_MAX = 4 << 10
 class Form(NamedTuple):
     """What we know of a multipart body."""
 
-    body: bytes
+    body: Body
     model: str
     """The model asked for: the path's, the form's, or the header's."""
     stream: bool
@@ -52,13 +54,21 @@ _ENCODED = re.compile(rb"\r\ncontent-transfer-encoding:[ \t]*(?!(?:7bit|8bit|bin
 _FLAGS = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False, "": False}
 
 
+def scan_multipart(pieces: Pieces, content_type: bytes) -> None:
+    """Lets a large body be read while it arrives, if its boundary is good."""
+    try:
+        pieces.scan = FormScan(pieces.parts, _boundary(content_type))
+    except CallError:
+        return  # read_multipart will say so
+
+
 def read_multipart(
-    body: bytes, content_type: bytes, *, path_model: str | None = None, header_model: str | None = None
+    body: Body, content_type: bytes, *, path_model: str | None = None, header_model: str | None = None
 ) -> Form:
     """Finds the parts `model` and `stream`. Raises 400 saying what to fix."""
     boundary = _boundary(content_type)
     spans: dict[bytes, tuple[int, int]] = {}
-    for name, start, end in _parts(body, boundary):
+    for name, start, end in _parts(body, boundary) if isinstance(body, bytes) else _scanned(body, boundary):
         if name in (b"model", b"stream"):
             if name in spans:
                 raise invalid_request(f"the form has more than one part {name.decode()}", param=name.decode())
@@ -78,17 +88,19 @@ def read_multipart(
     return Form(body, model, stream, start, end, boundary, b"model" in spans)
 
 
-def edit_multipart(form: Form, *, model: str) -> bytes:
+def edit_multipart(form: Form, *, model: str) -> Body:
     """The body with the value of `model` replaced (or the part put first, where only the path named it)."""
-    value = model.encode()
+    value, body = model.encode(), form.body
     if b"\r" in value or b"\n" in value:
         raise invalid_request("the model's name has a line end", param="model")
     if not form.has_model:
         head = b'--%b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%b\r\n' % (form.boundary, value)
-        return head + form.body
-    if form.body[form.start : form.end] == value:
-        return form.body
-    return b"".join((memoryview(form.body)[: form.start], value, memoryview(form.body)[form.end :]))
+        return head + body if isinstance(body, bytes) else body.edited([Edit(0, 0, head)])
+    if _cut(body, form.start, form.end) == value:
+        return body
+    if not isinstance(body, bytes):
+        return body.edited([Edit(form.start, form.end, value)])
+    return b"".join((memoryview(body)[: form.start], value, memoryview(body)[form.end :]))
 
 
 def _malformed() -> CallError:
@@ -126,6 +138,84 @@ def _parts(body: bytes, boundary: bytes) -> list[tuple[bytes, int, int]]:
     return parts
 
 
+_WINDOW_BYTES = 64 << 10
+_BEGIN, _AFTER_MARK, _IN_VALUE, _TAIL = range(4)
+
+
+class FormScan(Scan):
+    """The same list of parts, of a large body while it arrives."""
+
+    __slots__ = ("_line", "_name", "_start", "_state", "found")
+
+    def __init__(self, parts: list[Part], boundary: bytes) -> None:
+        super().__init__(parts, PART_HEAD_BYTES_MAX + 256)
+        self.found: list[tuple[bytes, int, int]] = []
+        self._line = b"\n--" + boundary
+        self._name = b""
+        self._start = 0
+        """Where the part's value begins."""
+        self._state = _BEGIN
+
+    def _wanted(self) -> int:
+        return _WINDOW_BYTES if self._state == _IN_VALUE else self._token_bytes_max
+
+    def _read(self, window: bytes) -> int:
+        if self._state == _IN_VALUE:
+            return self._value(window)
+        if self._state == _AFTER_MARK:
+            return self._head(window)
+        if self._state == _TAIL:
+            return 0  # at most a line end (`_ended`)
+        mark = self._line[1:]
+        if not window.startswith(mark):
+            if len(window) < len(mark):
+                return 0
+            raise _malformed()
+        self._state = _AFTER_MARK
+        return len(mark)
+
+    def _head(self, window: bytes) -> int:
+        """What follows a boundary: the end, or a part's head."""
+        if len(window) < 2:
+            return 0
+        if window[:2] == b"--":
+            self._state = _TAIL
+            return 2
+        end = window.find(b"\r\n\r\n", 0, PART_HEAD_BYTES_MAX)
+        if end < 0 or len(self.found) >= PARTS_MAX:
+            if len(window) < PART_HEAD_BYTES_MAX and len(self.found) < PARTS_MAX:
+                return 0
+            raise _malformed()
+        start = end + 4
+        if len(window) < start + len(self._line):
+            return 0
+        if window.find(self._line, 0, start + len(self._line) - 1) >= 0:
+            raise _malformed()
+        self._name = _part_name(window, 0, end)
+        self._start = self.offset + start
+        self._state = _IN_VALUE
+        return start
+
+    def _value(self, window: bytes) -> int:
+        """Up to the next boundary. What may be the begin of one, with the byte before it, waits for more."""
+        at = window.find(self._line)
+        if at < 0:
+            return max(0, len(window) - len(self._line))
+        if at == 0 or window[at - 1 : at] != b"\r":
+            raise _malformed()
+        self.found.append((self._name, self._start, self.offset + at - 1))
+        self._state = _AFTER_MARK
+        self._units -= 2000
+        return at + len(self._line)
+
+    def _ended(self) -> None:
+        if self._state != _TAIL or cut(self.parts, self.offset, min(self.size, self.offset + 3)) not in (b"", b"\r\n"):
+            raise _malformed()
+
+    def _refusal(self) -> CallError:
+        return _malformed()
+
+
 def _part_name(body: bytes, at: int, end: int) -> bytes:
     """A part's head is body[at:end]; exactly one disposition, with one name."""
     if _PART_HEAD.fullmatch(body, at, end) is None:
@@ -137,12 +227,22 @@ def _part_name(body: bytes, at: int, end: int) -> bytes:
     return bytes(names[0])
 
 
-def _value(body: bytes, span: tuple[int, int], name: str) -> str:
+def _scanned(body: Pieces, boundary: bytes) -> list[tuple[bytes, int, int]]:
+    found = body.scan = body.scan if isinstance(body.scan, FormScan) else FormScan(body.parts, boundary)
+    found.check(len(body))
+    return found.found
+
+
+def _cut(body: Body, start: int, end: int) -> bytes:
+    return body[start:end] if isinstance(body, bytes) else cut(body.parts, start, end)
+
+
+def _value(body: Body, span: tuple[int, int], name: str) -> str:
     start, end = span
     if end - start > VALUE_BYTES_MAX:
         raise invalid_request(f"part {name} is too long", param=name)
     try:
-        value = body[start:end].decode()
+        value = _cut(body, start, end).decode()
     except UnicodeDecodeError:
         raise invalid_request(f"part {name} is not UTF-8", param=name) from None
     if "\r" in value or "\n" in value:

@@ -8,26 +8,23 @@ bounded where many tiny members would make it slow. It must not look into messag
 
 from __future__ import annotations
 
-import codecs
 import re
 
 import msgspec
 from msgspec import Raw
 
 from gateway import elsewhere
+from gateway.body import LARGE_BYTES, Body, Pieces
 from gateway.dialects.operation import Operation
 from gateway.errors import CallError, invalid_request, unsupported_media_type
-from gateway.multipart import Form, edit_multipart, read_multipart
+from gateway.multipart import Form, edit_multipart, read_multipart, scan_multipart
+from gateway.outline import MEMBERS_MAX, JsonScan
 from gateway.shapes import LargeMembers
 
 __all__ = ["Form", "Peek", "edit", "edit_json", "edit_multipart", "read", "read_json", "read_multipart"]
 
-MEMBERS_MAX = 1000
-"""Top-level members of one body; above it 400."""
 _COLONS_MAX = 20_000
 """A body with more is only taken apart when most of them are inside the members that may be large."""
-_WINDOW_BYTES = 1 << 20
-"""UTF-8 is checked in windows of this size, so that the check needs no copy of a large body."""
 
 
 class Peek:
@@ -36,7 +33,7 @@ class Peek:
     __slots__ = ("body", "body_model", "members", "model", "stream", "wants_usage")
 
     def __init__(  # noqa: PLR0917  one per Call: keywords would cost as much again
-        self, body: bytes, model: str, stream: bool, wants_usage: bool, body_model: str | None, members: dict[str, Raw]
+        self, body: Body, model: str, stream: bool, wants_usage: bool, body_model: str | None, members: dict[str, Raw]
     ) -> None:
         self.body = body
         self.model = model
@@ -47,7 +44,7 @@ class Peek:
         self.body_model = body_model
         """What the body itself says; None where only the path or a header named the model."""
         self.members = members
-        """All top-level members in order, by decoded name."""
+        """All top-level members in order, by decoded name; of a large body only those that we read."""
 
 
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
@@ -58,7 +55,15 @@ _MEMBER = re.compile(rb'[ \t\r\n]*("(?:[^"\\]++|\\.)*+")[ \t\r\n]*:[ \t\r\n]*')
 _MEMBER_END = re.compile(rb"[ \t\r\n]*([,}])")
 
 
-def read(operation: Operation, body: bytes, content_type: bytes, header_model: str | None = None) -> Peek | Form:
+def scan(operation: Operation, pieces: Pieces, content_type: bytes) -> None:
+    """Lets a large body be read while it arrives, if it can be read at all."""
+    if content_type == b"application/json" or _JSON_TYPE.fullmatch(content_type):
+        pieces.scan = JsonScan(pieces.parts)
+    elif operation.multipart and content_type[:19].lower() == b"multipart/form-data":
+        scan_multipart(pieces, content_type)
+
+
+def read(operation: Operation, body: Body, content_type: bytes, header_model: str | None = None) -> Peek | Form:
     """The body of a Call, by its media type. Raises 415 for what the path does not take, 400 for what is unreadable."""
     if content_type == b"application/json" or _JSON_TYPE.fullmatch(content_type):
         return read_json(body, path_model=operation.model, header_model=header_model)
@@ -67,19 +72,22 @@ def read(operation: Operation, body: bytes, content_type: bytes, header_model: s
     raise unsupported_media_type()
 
 
-def edit(operation: Operation, peek: Peek | Form, served_name: str) -> bytes:
+def edit(operation: Operation, peek: Peek | Form, served_name: str) -> Body:
     """The body as the engine gets it: its own name for the model, and usage asked for where streams can tell it."""
     if isinstance(peek, Form):
         return edit_multipart(peek, model=served_name)
     return edit_json(peek, model=served_name, include_usage=operation.usage)
 
 
-def read_json(body: bytes, *, path_model: str | None = None, header_model: str | None = None) -> Peek:
+def read_json(body: Body, *, path_model: str | None = None, header_model: str | None = None) -> Peek:
     """Reads `model`, `stream` and `stream_options.include_usage`. The path's model overrules the body's (Azure's
     clients send both); the header's must equal it. Raises 400 saying what to fix.
     """
-    members = _members(body)
-    elsewhere.check(members)
+    if isinstance(body, bytes):
+        members = _members(body)
+        elsewhere.check(members)
+    else:
+        members = _scanned(body)
     raw = members.get("model")
     body_model = None if raw is None else _model(raw)
     model = chosen_model(body_model, path_model, header_model)
@@ -90,7 +98,7 @@ def read_json(body: bytes, *, path_model: str | None = None, header_model: str |
     return Peek(body, model, stream, usage, body_model, members)
 
 
-def edit_json(peek: Peek, *, model: str | None, include_usage: bool) -> bytes:
+def edit_json(peek: Peek, *, model: str | None, include_usage: bool) -> Body:
     """The body with `model` set, usage asked for if it streams, and without the client's `cache_salt`.
 
     The same object when nothing changes; else the members are joined anew, their values byte for byte.
@@ -99,6 +107,8 @@ def edit_json(peek: Peek, *, model: str | None, include_usage: bool) -> bytes:
     asking = include_usage and peek.stream and not peek.wants_usage
     if not (renamed or asking or "cache_salt" in peek.members):
         return peek.body
+    if not isinstance(peek.body, bytes):
+        return _spliced(peek, peek.body, model if renamed else None, asking=asking)
     edited: dict[str, Raw | bytes] = {**peek.members}
     if renamed:
         edited["model"] = msgspec.json.encode(model)
@@ -106,6 +116,27 @@ def edit_json(peek: Peek, *, model: str | None, include_usage: bool) -> bytes:
         edited["stream_options"] = _with_usage(peek.members.get("stream_options"))
     edited.pop("cache_salt", None)
     return _join(edited)
+
+
+def _scanned(body: Pieces) -> dict[str, Raw]:
+    """The members that we read of a large body."""
+    found = body.scan = body.scan if isinstance(body.scan, JsonScan) else JsonScan(body.parts)
+    found.check(len(body))
+    elsewhere.check(found.names)
+    return {name: Raw(value) for name, value in found.values.items()}
+
+
+def _spliced(peek: Peek, body: Pieces, model: str | None, *, asking: bool) -> Body:
+    """A large body with the same edits: cut where they are, everything else as it came."""
+    edits: dict[str, bytes | None] = {"cache_salt": None} if "cache_salt" in peek.members else {}
+    if model is not None:
+        edits["model"] = msgspec.json.encode(model)
+    if asking:
+        edits["stream_options"] = _with_usage(peek.members.get("stream_options"))
+    if not isinstance(body.scan, JsonScan):
+        raise TypeError("this body was not read as JSON")
+    edited = body.edited(body.scan.splices(edits))
+    return edited if edited.size > LARGE_BYTES else edited.join()  # a large member may be gone
 
 
 def chosen_model(body_model: str | None, path_model: str | None, header_model: str | None) -> str:
@@ -122,7 +153,7 @@ def _members(body: bytes) -> dict[str, Raw]:
     """The top-level members, proven to be UTF-8 and to come once each."""
     try:
         if not body.isascii():
-            _check_utf8(body)
+            body.decode()
         if len(body) > _COLONS_MAX and body.count(b":") > _COLONS_MAX:
             _check_breadth(body)
         members = _MEMBERS.decode(body)
@@ -167,17 +198,6 @@ def _check_once(body: bytes, members: dict[str, Raw]) -> None:
             break
     if len(seen) != len(members):
         raise _repeated()
-
-
-def _check_utf8(body: bytes) -> None:
-    if len(body) <= _WINDOW_BYTES:
-        body.decode()
-        return
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    view = memoryview(body)
-    for start in range(0, len(body), _WINDOW_BYTES):
-        decoder.decode(view[start : start + _WINDOW_BYTES])
-    decoder.decode(b"", final=True)
 
 
 def _check_breadth(body: bytes) -> None:

@@ -1,44 +1,31 @@
-"""Connections to engines: pooled per address, one response at a time, and never used again once something was odd.
+"""One connection to one engine: one response at a time, and never used again once something was odd.
 
-Owns connecting, sending, reading heads and knowing where bodies end; what becomes of the bytes is the Sink's business.
-Promises: a Sink hears exactly one end (`engine_end` or `engine_lost`) unless it let go first; a pooled connection found
-closed is replaced once by a fresh one before anybody hears of it; who lets go has the connection to the engine
-aborted at once, so that the engine stops. Engines that close after streams are learnt and not pooled there. Nothing
-here queues: a connection is there, or is being made.
+Owns sending, reading heads and knowing where bodies end; what becomes of the bytes is the Sink's business. Promises: a
+Sink hears exactly one end (`engine_end` or `engine_lost`) unless it let go first; who lets go has the connection to the
+engine aborted at once, so that the engine stops.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import ssl
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-from gateway.address import EngineAddress, parse
+from gateway.body import Body, Part, Pieces
 from gateway.walker import BodyWalker, FramingError, HeadReader, ResponseHead
 
-CONNECT_S_MAX = 3.0
-CONNECTING_MAX = 64
-"""Connects at once to one engine; a connect takes more memory than the connection that it makes."""
-IDLE_MAX = 256
-"""Idle connections kept per engine; more are closed."""
-IDLE_SWEEPS_MAX = 30
-"""An idle connection older than so many sweeps is closed: engines and firewalls forget connections silently."""
-UNUSED_SWEEPS_MAX = 60
-"""A Pool without any connection for so many sweeps is forgotten."""
-LEARN_SWEEPS_MAX = 2
-"""An engine that closes an idle connection so soon after a stream closes after streams."""
+if TYPE_CHECKING:
+    from gateway.pool import Pool
+
 STALE_S = 0.25
 """A pooled connection that is lost so soon after a request went out was closed before: the engine took nothing."""
+TURN_BYTES = 256 << 10
+"""Of a large body at most so much is sent in one turn of the loop."""
 JOIN_BYTES_MAX = 64 << 10
-"""Up to here head and body go out joined, in one system call; a larger body is not copied."""
+"""Up to here head and body go out joined, in one system call; a longer body is not copied."""
 
 Loss = Literal["connect", "reset", "odd"]
-
-log = logging.getLogger("pilotlight.gateway.upstream")
 
 
 class Sink(Protocol):
@@ -69,8 +56,8 @@ class EngineConnection(asyncio.Protocol):
     """One connection to one engine. `take` is what the Sink reads the body with; it may be replaced by the Sink."""
 
     __slots__ = (
-        "_head", "_pool", "_reading", "_request", "_transport", "_walker", "after_stream", "connecting",
-        "reused", "single", "sink", "sweeps", "take",
+        "_full", "_head", "_pool", "_reading", "_request", "_transport", "_unsent", "_walker", "after_stream",
+        "connecting", "reused", "single", "sink", "sweeps", "take",
     )  # fmt: skip
 
     def __init__(self, pool: Pool) -> None:
@@ -78,7 +65,11 @@ class EngineConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._head = HeadReader()
         self._walker: BodyWalker | None = None
-        self._request: tuple[bytes, bytes] | None = None
+        self._request: tuple[bytes, Body] | None = None
+        self._unsent: list[Part] = []
+        """What is left to send of a large body, the next piece last."""
+        self._full = False
+        """The engine does not keep up with what is sent to it."""
         self._reading = True
         self.connecting: asyncio.Task[None] | None = None
         self.sink: Sink | None = None
@@ -91,7 +82,7 @@ class EngineConnection(asyncio.Protocol):
         self.sweeps = 0
         """How long it has been idle."""
 
-    def start(self, sink: Sink, request: tuple[bytes, bytes], *, single: bool) -> None:
+    def start(self, sink: Sink, request: tuple[bytes, Body], *, single: bool) -> None:
         """Sends a request on a connection that is there, or will be (`connection_made`)."""
         self.sink = sink
         self.single = single
@@ -148,11 +139,42 @@ class EngineConnection(asyncio.Protocol):
         head, body = self._request or (b"", b"")
         if not self.reused:
             self._request = None  # only a pooled connection's loss is answered by sending again
-        if len(body) <= JOIN_BYTES_MAX:
+        if isinstance(body, Pieces):
+            self._unsent = body.parts[::-1]
+            transport.write(head)
+            self._send_more()
+        elif len(body) <= JOIN_BYTES_MAX:
             transport.write(head + body)
         else:
             transport.writelines((head, body))
         sink.engine_sent()
+
+    def _send_more(self) -> None:
+        """Some of a large body: the rest goes in later turns of the loop, so that others get theirs."""
+        transport, unsent = self._transport, self._unsent
+        if transport is None or not unsent or self._full or transport.is_closing():
+            return
+        size, parts = 0, list[Part]()
+        while unsent and size < TURN_BYTES:
+            part = unsent.pop()
+            if len(part) > TURN_BYTES:
+                view = memoryview(part)
+                unsent.append(view[TURN_BYTES:])
+                part = view[:TURN_BYTES]
+            parts.append(part)
+            size += len(part)
+        transport.writelines(parts)
+        if unsent and not self._full:
+            asyncio.get_running_loop().call_soon(self._send_more)
+
+    def pause_writing(self) -> None:
+        """The engine does not keep up."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """The engine has caught up."""
+        self._full = False
+        self._send_more()
 
     def data_received(self, data: bytes) -> None:
         """The hot path: bytes go to whoever takes them."""
@@ -210,7 +232,7 @@ class EngineConnection(asyncio.Protocol):
         self._head.reset()
         transport = self._transport
         if transport is not None:
-            if not keep or self.single or transport.is_closing() or transport.get_write_buffer_size():
+            if not keep or self.single or transport.is_closing() or transport.get_write_buffer_size() or self._unsent:
                 transport.abort()
             else:
                 self.resume()
@@ -228,6 +250,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The engine closed, or we did."""
         self._transport = None
+        self._unsent = []
         self._pool.connections -= 1
         self._pool.leaving.discard(self)
         sink, walker = self.sink, self._walker
@@ -245,161 +268,6 @@ class EngineConnection(asyncio.Protocol):
             self._pool.replace(self, sink, self._request)
         else:
             self._lost("reset")
-
-
-class Pool:
-    """The connections to one engine."""
-
-    def __init__(self, at: EngineAddress, context: Callable[[], ssl.SSLContext]) -> None:
-        self._at = at
-        self._context = context
-        self._distrusted = ""
-        """Why its certificate was last refused: said once."""
-        self._idle: list[EngineConnection] = []
-        """The one used last is used next: the surplus grows old and is closed."""
-        self._connecting: set[asyncio.Task[None]] = set()
-        self._due: deque[EngineConnection] = deque()
-        """They connect when others have."""
-        self._closes_after_stream = False
-        self._unused_sweeps = 0
-        self.connections = 0
-        self.authority = at.authority
-        """What the Host header of its requests says."""
-        self.leaving: set[EngineConnection] = set()
-        """Let go of and closed in the loop's next round."""
-
-    def send(self, sink: Sink, request: tuple[bytes, bytes], *, single: bool = False) -> None:
-        """Sends head and body of a request on an idle connection, else on a new one.
-
-        The Slot of a Call that was let go of may be granted before that Call's connection is closed. A new connection
-        is made after that: no engine hears of the new Call before it hears that the old one has left.
-        """
-        if self._idle and not self.leaving:
-            self._idle.pop().start(sink, request, single=single)
-        else:
-            self._connect(sink, request, single=single)
-
-    def replace(self, lost: EngineConnection, sink: Sink, request: tuple[bytes, bytes]) -> None:
-        """A pooled connection was already closed by the engine: once more, on a fresh one."""
-        if lost.after_stream:
-            self._closes_after_stream = True
-        lost.sink = sink.engine = None
-        self._connect(sink, request, single=lost.single)
-
-    def give_back(self, connection: EngineConnection) -> None:
-        """A connection is idle; it is kept when it may be of use."""
-        if (connection.after_stream and self._closes_after_stream) or len(self._idle) >= IDLE_MAX:
-            connection.close()
-            return
-        connection.reused = True
-        connection.sweeps = 0
-        self._idle.append(connection)
-
-    def lost_idle(self, connection: EngineConnection) -> None:
-        """The engine closed an idle connection; one that it closed right after a stream teaches."""
-        if connection in self._idle:
-            self._idle.remove(connection)
-            if connection.after_stream and connection.sweeps < LEARN_SWEEPS_MAX:
-                self._closes_after_stream = True
-
-    def sweep(self) -> bool:
-        """Once a second: closes what has been idle for too long. False when nothing needs this Pool any more."""
-        idle = self._idle
-        for connection in idle:
-            connection.sweeps += 1
-        while idle and idle[0].sweeps > IDLE_SWEEPS_MAX:
-            idle.pop(0).close()
-        self._unused_sweeps = 0 if self.connections or self._connecting else self._unused_sweeps + 1
-        return self._unused_sweeps < UNUSED_SWEEPS_MAX
-
-    def close(self) -> None:
-        """Closes what is idle and stops connecting."""
-        for connection in self._idle:
-            connection.close()
-        self._idle.clear()
-        self._due.clear()
-        for task in self._connecting:
-            task.cancel()
-
-    def _connect(self, sink: Sink, request: tuple[bytes, bytes], *, single: bool) -> None:
-        connection = EngineConnection(self)
-        connection.start(sink, request, single=single)
-        if len(self._connecting) < CONNECTING_MAX:
-            self._begin(connection)
-        else:
-            self._due.append(connection)
-
-    def _begin(self, connection: EngineConnection) -> None:
-        task = asyncio.get_running_loop().create_task(self._open(connection))
-        connection.connecting = task
-        self._connecting.add(task)
-        task.add_done_callback(self._began)
-
-    def _began(self, task: asyncio.Task[None]) -> None:
-        """One connect is over: the next ones begin."""
-        self._connecting.discard(task)
-        while self._due and len(self._connecting) < CONNECTING_MAX:
-            connection = self._due.popleft()
-            if connection.sink is not None:
-                self._begin(connection)
-
-    async def _open(self, connection: EngineConnection) -> None:
-        try:
-            async with asyncio.timeout(CONNECT_S_MAX):
-                loop, at = asyncio.get_running_loop(), self._at
-                tls = None if at.name is None else self._context()
-                await loop.create_connection(lambda: connection, at.host, at.port, ssl=tls, server_hostname=at.name)
-            self._distrusted = ""
-        except (OSError, TimeoutError) as error:
-            loss: Loss = "connect"
-            if isinstance(error, ssl.SSLError):
-                self._distrust(error)
-                loss = "odd"  # trying again would not help: the Call moves once and then has its error
-            due, self._due = self._due, deque()
-            for one in (connection, *due):  # who waits for its turn need not find out by itself
-                self._failed(one, loss)
-
-    def _failed(self, connection: EngineConnection, loss: Loss) -> None:
-        sink, connection.sink = connection.sink, None
-        if sink is None:
-            return
-        sink.engine = None
-        went_out = sink.sent_s > 0.0  # before, or to this one at the last moment: the engine may have it
-        sink.engine_lost("reset" if loss == "connect" and went_out else loss)
-
-    def _distrust(self, error: ssl.SSLError) -> None:
-        """Nothing was sent, and nothing is sent in clear instead."""
-        why = (
-            error.verify_message.partition(",")[0] if isinstance(error, ssl.SSLCertVerificationError) else error.reason
-        )
-        if self._distrusted != why:
-            self._distrusted = why
-            log.warning("event=engine_distrusted reason=%r", why or "no TLS")
-
-
-class Upstreams:
-    """All Pools, by address. Bounded: unused ones are forgotten after a minute. `context` is for engines with TLS."""
-
-    def __init__(self, context: Callable[[], ssl.SSLContext]) -> None:
-        self._context = context
-        self._pools: dict[str, Pool] = {}
-
-    def to(self, address: str) -> Pool:
-        """The connections to the engine at an address as Routes say it."""
-        pool = self._pools.get(address)
-        if pool is None:
-            pool = self._pools[address] = Pool(parse(address), self._context)
-        return pool
-
-    def sweep(self) -> None:
-        """To be called about once a second."""
-        for address in [address for address, pool in self._pools.items() if not pool.sweep()]:
-            del self._pools[address]
-
-    def close(self) -> None:
-        """Closes everything idle."""
-        for pool in self._pools.values():
-            pool.close()
 
 
 def _nobody(_: bytes) -> None:

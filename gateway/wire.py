@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gateway.body import LARGE_BYTES, Pieces
 from gateway.errors import CallError, invalid_request, too_large
 from gateway.framing import ChunkReader, LengthReader
 from gateway.head import (
@@ -65,6 +66,12 @@ class RequestReader:
         """Bytes held of a request that is not complete, and ahead of their turn."""
         return len(self._head) + (self._body.buffered if self._body is not None else 0) + self.ahead
 
+    @property
+    def pieces(self) -> Pieces | None:
+        """What is here of the body that is being read (or was, when it was refused), where it is large."""
+        pieces = None if self._body is None else self._body.pieces
+        return None if pieces is None or pieces.size <= LARGE_BYTES else pieces
+
     def feed(self, data: bytes) -> Request | None:
         """Takes what arrived; a complete Request or None. Raises CallError when it is not HTTP as we accept it."""
         if self._failure is not None:
@@ -96,10 +103,11 @@ class RequestReader:
             raise
 
     def _fail(self, error: CallError) -> None:
-        """The reader is dead, and holds nothing any more."""
+        """The reader is dead, and keeps nothing any more."""
         self._failure = error
         self.waiting_for = "nothing"
-        self._body = None
+        if self.pieces is None:  # a large body is the edge's to discard
+            self._body = None
         self._head = bytearray()
         self._ahead, self._at = b"", 0
 
@@ -155,7 +163,8 @@ class RequestReader:
         self.pending = self._body = None
         self.waiting_for = "nothing"
         self._ahead, self._at = rest, 0
-        return Request(head, body.pieces.join())
+        pieces = body.pieces
+        return Request(head, pieces if pieces.size > LARGE_BYTES else pieces.join())
 
     def _keep_ahead(self, data: bytes) -> None:
         if self.ahead + len(data) > AHEAD_BYTES_MAX:

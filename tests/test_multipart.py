@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import CallError
 from gateway.multipart import PARTS_MAX, VALUE_BYTES_MAX, edit_multipart, read_multipart
+from tests.kit.forwarding import in_one
 
 TYPE = b"multipart/form-data; boundary=b"
 
@@ -40,7 +41,7 @@ def refusal(body: bytes, content_type: bytes = TYPE) -> CallError:
 )
 def test_the_model_is_found_wherever_it_stands(body: bytes) -> None:
     form = read_multipart(body, TYPE)
-    assert (form.model, form.stream, form.body[form.start : form.end]) == ("whisper", False, b"whisper")
+    assert (form.model, form.stream, in_one(form.body)[form.start : form.end]) == ("whisper", False, b"whisper")
     assert edit_multipart(form, model="whisper") is body
     assert edit_multipart(form, model="/m/large") == body.replace(b"\r\n\r\nwhisper\r\n", b"\r\n\r\n/m/large\r\n")
 

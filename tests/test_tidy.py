@@ -25,7 +25,8 @@ DOCSTRING_CHARACTERS_MIN = 60
 
 IMPURE = frozenset(
     {
-        *("gateway/" + room for room in ("edge", "upstream", "exchange", "front", "sync", "link", "ops", "telemetry")),
+        *("gateway/" + room for room in ("edge", "local", "exchange", "upstream", "pool", "front", "telemetry")),
+        *("gateway/" + room for room in ("sync", "link", "ops")),
         "gateway/handshake",
         "gateway/kept",
         "gateway/memory",
@@ -40,7 +41,19 @@ IMPURE = frozenset(
 """Modules that may do I/O (architecture, section 3), beside the folders below."""
 IMPURE_FOLDERS = ("pilotlight/", "loadtest/", "autoscaler/drivers/", "autoscaler/engines/xllamacpp_server")
 PURE = frozenset(
-    {"__future__", "abc", "base64", "binascii", "bisect", "codecs", "collections", "copy", "dataclasses", "difflib"}
+    {
+        "__future__",
+        "abc",
+        "array",
+        "base64",
+        "binascii",
+        "bisect",
+        "codecs",
+        "collections",
+        "copy",
+        "dataclasses",
+        "difflib",
+    }
     | {
         "enum",
         "fnmatch",

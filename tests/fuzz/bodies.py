@@ -12,10 +12,12 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway import rewrite
-from gateway.dialects import lookup
+from gateway.body import Pieces
+from gateway.dialects import Operation, lookup
 from gateway.errors import CallError
 from gateway.multipart import edit_multipart, read_multipart
-from tests.kit.forwarding import SERVED
+from gateway.outline import NESTING_MAX
+from tests.kit.forwarding import SERVED, in_one
 from tests.kit.mutations import FORM, JSON
 
 OPERATIONS = tuple(
@@ -81,12 +83,18 @@ def documents(data: bytes) -> None:
     if not data:
         return
     operation, body = OPERATIONS[data[0] % len(OPERATIONS)], data[1:]
+    large = as_large(operation, body)
     try:
         peek = rewrite.read(operation, body, b"application/json")
         edited = rewrite.edit(operation, peek, SERVED)
     except CallError:
         return
     assert isinstance(peek, rewrite.Peek)
+    assert isinstance(edited, bytes)
+    if large is not None:  # it bounds names, numbers, nesting and values more tightly
+        assert dict(members(large)) == dict(members(edited)), "read otherwise as a large body"
+    else:
+        assert max(len(body), body.count(b"[") + body.count(b"{")) > NESTING_MAX, "refused as a large body"
     try:
         before, after = decoded(body.decode()), decoded(edited.decode())
     except RecursionError:
@@ -113,6 +121,36 @@ def documents(data: bytes) -> None:
     assert got == wanted
 
 
+def as_large(operation: Operation, body: bytes) -> bytes | None:
+    """What becomes of it when it is read as a large body that arrives in pieces, and the same however it is cut."""
+    found: list[bytes | None] = []
+    for size in (len(body) + 1, 7):
+        pieces = Pieces()
+        rewrite.scan(operation, pieces, b"application/json")
+        for at in range(0, len(body), size):
+            pieces.add(body[at : at + size])
+            if pieces.scan is not None:
+                pieces.scan.step(len(pieces))
+        try:
+            edited = rewrite.edit(operation, rewrite.read(operation, pieces, b"application/json"), SERVED)
+        except CallError:
+            found.append(None)
+        else:
+            found.append(in_one(edited))
+    assert found[0] == found[1], "another cut, another reading"
+    return found[0]
+
+
+def members(body: bytes) -> list[tuple[str, str]]:
+    """Top-level members, their values as the standard library writes them."""
+    try:
+        read = decoded(body.decode())
+    except RecursionError:
+        return []
+    assert isinstance(read, Pairs)
+    return [(name, repr(value)) for name, value in read]
+
+
 def forms(data: bytes) -> None:
     """A Content-Type up to the first line feed, and a body."""
     content_type, _, body = data.partition(b"\n")
@@ -121,7 +159,7 @@ def forms(data: bytes) -> None:
         edited = edit_multipart(form, model=SERVED)
     except CallError:
         return
-    before, after = parts(body, content_type), parts(edited, content_type)
+    before, after = parts(body, content_type), parts(in_one(edited), content_type)
     if before is None:
         return
     assert after is not None, "the edit broke it"

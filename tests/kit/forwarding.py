@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from gateway import rewrite
 from gateway.admission import asked, request_id, upstream_head
+from gateway.body import Body
 from gateway.dialects import Kind, lookup
 from gateway.errors import CallError
 from gateway.head import Request
 
 ENGINE = "127.0.0.1:9000"
 SERVED = "served-m"
+
+
+def in_one(body: Body) -> bytes:
+    """A body in one, large or small."""
+    return body if isinstance(body, bytes) else body.join()
 
 
 def forwarded(request: Request) -> tuple[bytes, bytes] | None:
@@ -27,9 +33,10 @@ def forwarded(request: Request) -> tuple[bytes, bytes] | None:
         return None
     try:
         peek = rewrite.read(operation, request.body, wish.content_type, wish.model)
-        body = rewrite.edit(operation, peek, SERVED)
+        edited = rewrite.edit(operation, peek, SERVED)
     except CallError:
-        body = request.body
+        edited = request.body
+    body = in_one(edited)
     id_bytes = (request_id(request.head) or "id-1").encode()
     try:
         return upstream_head(wish.upwards, operation, ENGINE.encode(), len(body), id_bytes), body

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from gateway.errors import CallError
 from gateway.wire import Request, RequestReader
+from tests.kit.forwarding import in_one
 
 UNFINISHED = "unfinished"
 """The reader waits for more of a head or body."""
@@ -65,7 +66,7 @@ def plain(seen: Seen) -> object:
             head.minor,
             head.keep_alive,
             head.expects_continue,
-            seen.body,
+            in_one(seen.body),
         )
     return (seen.status, seen.code, seen.message, seen.close) if isinstance(seen, CallError) else seen
 
@@ -73,5 +74,5 @@ def plain(seen: Seen) -> object:
 def brief(seen: Seen) -> str | int:
     """As the corpus writes verdicts: "METHOD path body", a status, or "unfinished"."""
     if isinstance(seen, Request):
-        return f"{seen.head.method.decode()} {seen.head.path.decode()} {seen.body.decode()}"
+        return f"{seen.head.method.decode()} {seen.head.path.decode()} {in_one(seen.body).decode()}"
     return seen.status if isinstance(seen, CallError) else seen

@@ -21,7 +21,7 @@ import pytest
 from autoscaler.engines.installed import available
 from gateway.head import Request
 from tests.kit.asking import PROXIES, Heard, Reading, ask, llama, origins, program, proxy
-from tests.kit.forwarding import forwarded
+from tests.kit.forwarding import forwarded, in_one
 from tests.kit.mutations import mutated
 from tests.kit.wires import read
 
@@ -72,7 +72,7 @@ class Accepted(NamedTuple):
     def ours(self) -> list[tuple[str, str, str]]:
         """The requests, as a Reading's `bare`."""
         return [
-            Reading(head.method.decode(), (head.path + b"?" + head.query).decode(), body.decode("latin-1")).bare
+            Reading(head.method.decode(), (head.path + b"?" + head.query).decode(), in_one(body).decode("latin-1")).bare
             for head, body in ((request.head, request.body) for request in self.requests)
         ]
 

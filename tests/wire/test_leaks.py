@@ -12,9 +12,9 @@ import tracemalloc
 
 import pytest
 
-from gateway import upstream
+from gateway import pool
 from gateway.exchange import BREATH_S
-from gateway.upstream import CONNECT_S_MAX, Pool
+from gateway.pool import CONNECT_S_MAX, Pool
 from tests.kit.engine import (
     CLOSE,
     DONE,
@@ -220,7 +220,7 @@ async def test_a_client_leaves_while_its_call_connects_to_a_replica_that_was_wit
 
 async def test_so_many_connects_at_once_and_the_rest_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connect takes several times the memory of the connection that it makes; who left meanwhile takes no turn."""
-    monkeypatch.setattr(upstream, "CONNECTING_MAX", 3)
+    monkeypatch.setattr(pool, "CONNECTING_MAX", 3)
     async with ScriptedEngine((OK,)) as engine, rig() as one:
         one.routes(engine.address, slots=20)
         connects = Connects(monkeypatch, engine.address)
@@ -242,7 +242,7 @@ async def test_so_many_connects_at_once_and_the_rest_in_turn(monkeypatch: pytest
 async def test_who_waits_to_connect_need_not_find_out_by_itself_that_nobody_listens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upstream, "CONNECTING_MAX", 1)
+    monkeypatch.setattr(pool, "CONNECTING_MAX", 1)
     async with ScriptedEngine((OK,)) as gone, ScriptedEngine((OK,)) as other, rig() as one:
         one.routes(gone.address, slots=8)
         connects = Connects(monkeypatch, gone.address)

@@ -17,7 +17,7 @@ import uvloop
 
 from autoscaler.contract import GatewayId
 from gateway import edge as edge_module
-from gateway import upstream
+from gateway import pool
 from gateway.front import Front
 from gateway.handshake import Handshakes
 from gateway.limits import Limits
@@ -330,7 +330,7 @@ def test_an_engine_without_tls_hears_no_call_in_clear(loop: Loop, caplog: pytest
 def test_an_engine_that_does_not_end_its_handshake_is_one_that_cannot_be_reached(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream, "CONNECT_S_MAX", 0.1)
+    monkeypatch.setattr(pool, "CONNECT_S_MAX", 0.1)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

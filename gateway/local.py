@@ -1,0 +1,62 @@
+"""Answers that need no engine: health, preflights, the list of Models. And what CORS adds to any answer.
+
+Owns their bodies (interfaces, section 3). A Model that the caller may not call is in no list, and is not found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from autoscaler.contract import ModelEntry
+from gateway import render
+from gateway.dialects import Kind, Operation
+from gateway.head import Head
+
+if TYPE_CHECKING:
+    from gateway.front import Front
+
+_EXPOSED = b"x-request-id, server-timing, retry-after, x-pilotlight-cold"
+
+
+def answer(front: Front, head: Head, operation: Operation, request_id: bytes, cors_fields: bytes) -> bytes:
+    """The whole answer. Raises CallError."""
+    close = not head.keep_alive or front.closing
+    if operation.kind is Kind.PREFLIGHT:
+        return render.no_content(request_id, close=close, more=cors_fields and cors_fields + render.PREFLIGHT)
+    if operation.kind is Kind.HEALTH:
+        body: bytes = b'{"status":"ok"}'
+    elif operation.kind is Kind.LIST_MODELS:
+        entries = front.directory.visible(front.tenant(head))
+        body = msgspec.json.encode({"object": "list", "data": [_model(front, entry) for entry in entries]})
+    else:
+        body = msgspec.json.encode(_model(front, front.directory.resolve(front.tenant(head), operation.model or "")))
+    return render.document(200, body, request_id, close=close, more=cors_fields)
+
+
+def _model(front: Front, entry: ModelEntry) -> dict[str, object]:
+    """A Model as OpenAI lists it, and what we know beside."""
+    return {
+        "id": entry.name,
+        "object": "model",
+        "created": entry.created_unix_s,
+        "owned_by": "pilotlight",
+        "pilotlight": {
+            "state": front.dispatch.model_state(entry.name),
+            "expected_wait_seconds": front.dispatch.expected_wait_s(entry.name, front.clock()),
+            "context_tokens": entry.context_tokens,
+        },
+    }
+
+
+def cors(head: Head, allowed: Collection[str]) -> bytes:
+    """The header lines for a browser, where any origin is allowed at all."""
+    if not allowed:
+        return b""
+    origin = head.headers.get(b"origin")
+    if origin is None or not ("*" in allowed or origin.decode("latin-1") in allowed):
+        return b"vary: origin\r\n"
+    out = b"access-control-allow-origin: %b\r\nvary: origin\r\naccess-control-expose-headers: %b\r\n"
+    return out % (origin, _EXPOSED)

@@ -1,0 +1,264 @@
+"""Large bodies on real sockets: read and sent in pieces, edited where they lie, and nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from gateway.body import LARGE_BYTES
+from gateway.limits import Limits
+from tests.kit.engine import HOLD, OK, RESET, STREAM, WITHOUT_USAGE, ScriptedEngine, document
+from tests.kit.large import MIB, address, body, post, post_in_chunks
+from tests.kit.rig import MODEL, rig
+
+
+def got(engine: ScriptedEngine, number: int = 0) -> bytes:
+    """The body that the engine got; its length is what its head says."""
+    head, _, sent = engine.requests[number].partition(b"\r\n\r\n")
+    assert b"content-length: %d\r\n" % len(sent) in head
+    return sent
+
+
+async def _edited(size: int) -> None:
+    sent = body(size, stream=True, cache_salt="mine", stream_options={"include_obfuscation": False})
+    async with ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        post(client, sent)
+        assert (await client.answer())[2] == WITHOUT_USAGE
+        forwarded = got(engine)
+        wanted = json.loads(sent) | {"model": "served-m"}
+        wanted["stream_options"]["include_usage"] = True
+        del wanted["cache_salt"]
+        assert json.loads(forwarded) == wanted
+        text = sent[sent.index(b'"messages"') :]
+        assert forwarded.endswith(text), "byte for byte"
+        await one.settled()
+        assert one.totals()[0] == 1
+
+
+async def test_two_mebibytes_are_edited_where_they_lie() -> None:
+    await _edited(2 * MIB)
+
+
+async def test_eight_mebibytes_are_edited_where_they_lie() -> None:
+    await _edited(8 * MIB)
+
+
+async def test_the_largest_body_is_edited_where_it_lies() -> None:
+    await _edited(Limits().body_bytes_max - 200)
+
+
+async def test_a_large_body_in_chunks_is_read_as_one_with_a_length() -> None:
+    sent = body(2 * MIB)
+    for size in (1000, 70_000, 3 * MIB):
+        async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+            client = await one.client()
+            post_in_chunks(client, sent, size)
+            assert (await client.answer())[0] == 200
+            assert got(engine) == sent.replace(b"alias-m", b"served-m")
+
+
+async def test_sizes_around_the_bound_are_all_the_same() -> None:
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        for number, size in enumerate((LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1)):
+            sent = b'{"model":"alias-m","prompt":"%b"}' % (b"x" * (size - 31))
+            assert len(sent) == size
+            post(client, sent, path="completions")
+            assert (await client.answer())[0] == 200
+            assert json.loads(got(engine, number)) == json.loads(sent) | {"model": "served-m"}
+        assert engine.connections == 1
+
+
+async def test_what_is_left_of_a_large_body_may_be_small() -> None:
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        post(client, b'{"cache_salt":"%b","model":"m"}' % (b"x" * MIB))
+        assert (await client.answer())[0] == 200
+        assert got(engine) == b'{"model":"served-m"}'
+
+
+async def test_an_unchanged_body_goes_on_as_it_came() -> None:
+    sent = body(MIB).replace(b"alias-m", b"served-m")
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        post(client, sent, path=f"chat/completions?model={MODEL}")
+        assert (await client.answer())[0] == 404, "the engine's own name is no name of ours"
+        post(client, sent.replace(b"served-m", MODEL.encode()))
+        assert (await client.answer())[0] == 200
+        assert got(engine) == sent
+
+
+class Dying:
+    """An engine that reads so much of its first request and is gone; then it no longer listens."""
+
+    def __init__(self, read_bytes: int) -> None:
+        self._read_bytes = read_bytes
+        self.address = ""
+        self.asked = False
+
+    async def __aenter__(self) -> Dying:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.address = address(self._server)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(self._read_bytes)
+        self.asked = True
+        self._server.close()
+        writer.transport.abort()
+
+
+async def test_a_call_that_moves_sends_the_same_body_again() -> None:
+    sent = body(8 * MIB, cache_salt="x")
+    for read_bytes in (100, MIB, 8 * MIB):
+        async with (
+            Dying(read_bytes) as first,
+            ScriptedEngine((OK,)) as second,
+            rig(first.address, second.address) as one,
+        ):
+            client = await one.client()
+            post(client, sent)
+            assert (await client.answer())[0] == 200
+            assert first.asked
+            assert json.loads(got(second))["model"] == "served-m"
+            assert got(second).endswith(sent[-7 * MIB :])
+
+
+async def test_a_pooled_connection_that_was_closed_is_replaced_and_gets_the_whole_body() -> None:
+    sent = body(2 * MIB)
+    async with ScriptedEngine((OK,), (RESET,), (OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        for _ in range(2):
+            post(client, sent)
+            assert (await client.answer())[0] == 200
+        assert got(engine, 1) == got(engine, 2) == sent.replace(b"alias-m", b"served-m")
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind() -> None:
+    sent = body(4 * MIB)
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        for share in (0.1, 0.5, 0.99):
+            client = await one.client()
+            client.send(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}\r\n".encode())
+            client.send(b"content-type: application/json\r\n\r\n" + sent[: int(len(sent) * share)])
+            await client.writer.drain()
+            client.leave()
+        async with asyncio.timeout(5):
+            while one.front._connections:
+                await asyncio.sleep(0.001)
+        client = await one.client()
+        client.call()
+        assert (await client.answer())[0] == 200
+        assert len(engine.requests) == 1
+        assert one.totals()[0] == 1
+
+
+async def test_an_engine_that_does_not_read_is_let_go_of_when_the_client_leaves() -> None:
+    left = asyncio.Event()
+    came = asyncio.Event()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reader._transport.pause_reading()  # type: ignore[attr-defined]  # nothing public stops a reader
+        came.set()
+        await left.wait()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with rig(address(server)) as one:
+        client = await one.client()
+        post(client, body(16 * MIB))
+        async with asyncio.timeout(5):
+            await came.wait()
+            while not one.in_use():
+                await asyncio.sleep(0.001)
+            client.leave()
+        await one.settled()
+        assert one.in_use() == 0
+        left.set()
+    server.close()
+
+
+async def test_an_engine_may_answer_before_it_has_read_all() -> None:
+    refused = document(b'{"error":{"message":"too long"}}', "400 Bad Request")
+    connections = 0
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(refused)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with rig(address(server)) as one:
+        client = await one.client()
+        for _ in range(2):
+            post(client, body(32 * MIB))
+            assert (await client.answer())[::2] == (400, b'{"error":{"message":"too long"}}')
+        assert connections == 2, "what was cut off is not used again"
+    server.close()
+
+
+async def test_over_the_limit_is_413_and_nothing_is_kept() -> None:
+    sent = body(2 * MIB)
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=Limits(body_bytes_max=MIB)) as one:
+        client = await one.client()
+        post(client, sent)
+        assert (await client.answer())[0] == 413
+        client = await one.client()
+        post_in_chunks(client, sent, 100_000)
+        assert (await client.answer())[0] == 413
+        assert engine.requests == []
+
+
+async def test_what_cannot_be_read_is_refused_and_the_next_call_is_served() -> None:
+    sent = body(2 * MIB)
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        wrong = [
+            (sent[:-1] + b"]", "application/json", 400),
+            (sent[:-1] + b',"model":"m"}', "application/json", 400),
+            (sent.replace(b'"alias-m"', b'"alias-m", "a": /**/1'), "application/json", 400),
+            (b"[" * MIB, "application/json", 400),
+            (sent.replace(b"alias-m", b"nobody"), "application/json", 404),
+            (sent, "text/plain", 415),
+        ]
+        for data, kind, status in wrong:
+            post(client, data, kind=kind)
+            assert (await client.answer())[0] == status
+        post(client, sent, path="nothing/here")
+        assert (await client.answer())[0] == 404
+        post(client, sent)
+        assert (await client.answer())[0] == 200
+        assert len(engine.requests) == 1
+
+
+async def test_what_is_pipelined_after_a_large_body_waits_for_its_turn() -> None:
+    sent = b'{"model":"alias-m","input":[' + b"[],{}," * (MIB // 2) + b"0]}"
+    async with ScriptedEngine((HOLD, document(b"1")), (document(b"2"),)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        post(client, sent, path="embeddings")
+        post(client, sent, path="embeddings")
+        client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        await engine.asked.wait()
+        assert one.in_use() == 1
+        engine.release.set()
+        assert [(await client.answer())[2] for _ in range(3)] == [b"1", b"2", b'{"status":"ok"}']
+
+
+async def test_a_large_form_goes_on_with_its_model_renamed() -> None:
+    part = b'--b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
+    sound = part % (b"file", b'; filename="a.wav"\r\nContent-Type: audio/wav', b"\0\r\n-\r\n--\xff" * (MIB // 4))
+    for sent in (part % (b"model", b"", b"alias-m") + sound, sound + part % (b"model", b"", b"alias-m")):
+        async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+            client = await one.client()
+            post(client, sent + b"--b--\r\n", kind="multipart/form-data; boundary=b", path="audio/transcriptions")
+            assert (await client.answer())[0] == 200
+            assert got(engine) == sent.replace(b"alias-m", b"served-m") + b"--b--\r\n"
+            post(client, sent + sent + b"--b--", kind="multipart/form-data; boundary=b", path="audio/transcriptions")
+            assert (await client.answer())[0] == 400

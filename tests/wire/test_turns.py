@@ -1,0 +1,103 @@
+"""Whatever is in a large body, it is read and sent in many short turns of the loop: nobody else waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextvars import Context
+from typing import TypeVar
+
+import pytest
+
+from tests.kit.engine import OK, ScriptedEngine
+from tests.kit.large import HOSTILE, post
+from tests.kit.rig import Client, rig
+
+T = TypeVar("T")
+
+CALLBACK_S_MAX = 0.05
+"""Of CPU; the aim is a tenth of it (bench/stalls.py), but neighbours on a busy machine cost CPU, too."""
+
+
+class Clock:
+    """CPU time of the longest call."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    def timed(self, call: Callable[..., T], *arguments: object, **more: object) -> T:
+        begun_s = time.thread_time()
+        try:
+            return call(*arguments, **more)
+        finally:
+            self.longest_s = max(self.longest_s, time.thread_time() - begun_s)
+
+
+class Timed(asyncio.Protocol):
+    """A protocol with a clock around it."""
+
+    def __init__(self, inner: asyncio.Protocol, clock: Clock) -> None:
+        self._inner, self._timed = inner, clock.timed
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._timed(self._inner.connection_made, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._timed(self._inner.data_received, data)
+
+    def eof_received(self) -> bool | None:
+        return self._timed(self._inner.eof_received)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timed(self._inner.connection_lost, exc)
+
+    def pause_writing(self) -> None:
+        self._timed(self._inner.pause_writing)
+
+    def resume_writing(self) -> None:
+        self._timed(self._inner.resume_writing)
+
+
+async def test_a_connection_that_is_cut_while_its_body_is_read_has_no_further_turn() -> None:
+    wrong: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
+    async with rig() as one:
+        for turns in (5, 50, 200):
+            client = await one.client()
+            post(client, HOSTILE["deep"])
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for connection in tuple(one.front._connections):
+                connection._abort()
+            async with asyncio.timeout(5):
+                while one.front._connections or one.front._waste:
+                    await asyncio.sleep(0)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_no_callback_takes_long(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every callback of the gateway: bytes of the client, further turns, and sending to the engine."""
+    clock, loop = Clock(), asyncio.get_running_loop()
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        server = await loop.create_server(lambda: Timed(one.front.connection(), clock), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
+        client = Client(reader, writer)
+        real = loop.call_soon
+
+        def call_soon(
+            call: Callable[..., object], *arguments: object, context: Context | None = None
+        ) -> asyncio.Handle:
+            if type(getattr(call, "__self__", None)).__module__.startswith("gateway."):
+                return real(clock.timed, call, *arguments, context=context)
+            return real(call, *arguments, context=context)
+
+        monkeypatch.setattr(loop, "call_soon", call_soon)
+        post(client, HOSTILE[name])
+        assert (await client.answer())[0] == (400 if name == "names" else 200)
+        monkeypatch.undo()
+        client.leave()
+        server.close()
+    print(f"{name}: {clock.longest_s * 1e3:.2f} ms")
+    assert 0 < clock.longest_s < CALLBACK_S_MAX
