@@ -1,12 +1,14 @@
-"""A request's body: bytes where it is small, Pieces as they arrived where it is not. Pure.
+"""A request's body: bytes where it is small, Pieces where it is not. Pure.
 
 Promises: a large body is never joined, only cut where an edit changes it; memory stays near the bytes received however
 small the pieces are; a body that was edited shares its pieces with the one that came. Pieces may be sent again and
-again: nothing takes them apart.
+again: nothing takes them apart. What is over LARGE_BYTES lies in blocks of its own (mmap(2)): the allocator never sees
+it, and a block that is dropped is the kernel's again at once, whatever else was allocated meanwhile.
 """
 
 from __future__ import annotations
 
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ LARGE_BYTES = 256 << 10
 """A larger body is read by a Scan, in steps, instead of in one go. Up to here one go takes 1 to 2 ms."""
 _SMALL_BYTES, _SHARED_BYTES = 16 << 10, 64 << 10
 """Smaller pieces share a buffer, which is left alone once it is so long."""
+_BLOCK_BYTES = 1 << 20
+"""Of memory, which the kernel gives page by page as it is filled."""
 
 
 Part = bytes | bytearray | memoryview
@@ -32,11 +36,16 @@ class Edit(NamedTuple):
 class Pieces:
     """Bytes that arrive in pieces. Small ones share a buffer: tiny ones do not cost an object each."""
 
-    __slots__ = ("parts", "scan", "size")
+    __slots__ = ("_block", "_filled", "parts", "reserved", "scan", "size")
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.size = 0
+        self.reserved = 0
+        """Bytes taken for it of the gateway's room (`gateway.room`)."""
+        self._block: memoryview | None = None
+        self._filled = 0
+        """How much of the block, which is the last part."""
         self.scan: Scan | None = None
         """What has been read of it so far, where somebody reads it while it arrives."""
 
@@ -44,8 +53,12 @@ class Pieces:
         return self.size
 
     def add(self, piece: bytes) -> None:
-        """Keeps the piece; a large one is not copied."""
-        self.size += len(piece)
+        """Keeps the piece."""
+        before = self.size
+        self.size = before + len(piece)
+        if before >= LARGE_BYTES:
+            self._copy(piece)
+            return
         if len(piece) >= _SMALL_BYTES:
             self.parts.append(piece)
             return
@@ -54,6 +67,21 @@ class Pieces:
             last += piece
         else:
             self.parts.append(bytearray(piece))
+
+    def _copy(self, piece: bytes) -> None:
+        """Into blocks."""
+        at, size = 0, len(piece)
+        while at < size:
+            block, filled = self._block, self._filled
+            if block is None or filled == _BLOCK_BYTES:
+                block = self._block = memoryview(mmap(-1, _BLOCK_BYTES, MAP_PRIVATE | MAP_ANONYMOUS))
+                filled = 0
+                self.parts.append(b"")
+            step = min(size - at, _BLOCK_BYTES - filled)
+            block[filled : filled + step] = piece[at : at + step] if step < size else piece
+            self._filled = filled + step
+            self.parts[-1] = block[: filled + step]
+            at += step
 
     def join(self) -> bytes:
         """All of it."""
@@ -68,6 +96,7 @@ class Pieces:
             out._append([text] if text else [])
             at = end
         out._append(views(self.parts, at, self.size))
+        out.reserved, self.reserved = self.reserved, 0
         return out
 
     def _append(self, parts: list[Part]) -> None:

@@ -9,16 +9,15 @@ what is refused before it was read whole is answered, and then the connection en
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from gateway import admission, errors, local, render, rewrite
-from gateway.body import Pieces
-from gateway.dialects import Kind, lookup
+from gateway import admission, early, errors, local, render, rewrite
+from gateway.body import LARGE_BYTES, Pieces
+from gateway.dialects import Kind, Operation, lookup
+from gateway.ends import LINGER_S, Ends
 from gateway.errors import CallError
-from gateway.exchange import Exchange, admit
+from gateway.exchange import admit
 from gateway.head import Head, Request
 from gateway.pressure import Pressure
 from gateway.wire import RequestReader
@@ -26,51 +25,35 @@ from gateway.wire import RequestReader
 if TYPE_CHECKING:
     from gateway.front import Front
 
-AHEAD_BYTES_MAX = 64 << 10
-"""Sent ahead of its turn; above it reading stops until the answer is out (only then a leaving client is not seen)."""
+PACE_BYTES_PER_S, PACE_GRACE_S = 1 << 20, 3.0
+"""While others wait for room: a large body that comes more slowly, after so long, is refused."""
 WRITE_BUFFER_BYTES = 64 << 10
 """What may wait for a client before its engine is paused."""
-LINGER_S = 2.0
-"""After a refusal what still arrives is dropped for so long, else a reset could destroy the answer on its way."""
-
-_AT_ONCE = struct.pack("ii", 1, 0)
-"""SO_LINGER on, for no time: close(2) sends a reset."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(Ends):
     """One client connection. `exchange` is its running Call; `paused`: the client does not read."""
 
-    __slots__ = (
-        "_clock", "_continued", "_front", "_held", "_left_bytes", "_lingers", "_reader", "_reading", "_serving",
-        "_since_s", "_transport", "address", "cors", "exchange", "id_bytes", "paused", "request_id", "unsent", "write",
-    )  # fmt: skip
+    __slots__ = ("_continued", "_held", "_intake", "_reader", "_serving", "address", "cors", "id_bytes", "paused",
+                 "request_id", "write")  # fmt: skip
 
     def __init__(self, front: Front) -> None:
-        self._front = front
-        self._transport: asyncio.Transport | None = None
-        self._reader = RequestReader(front.limits.body_bytes_max)
-        self._reading = True
+        super().__init__(front)
+        self._reader = RequestReader(front.body_bytes_max)
         self._serving = False
         """`_serve` is on the stack: it takes the next request itself."""
         self._continued = False
         """100 Continue was sent for the request that is being read."""
+        self._intake: Pieces | None = None
+        """The body that is being read, until a Call has it."""
         self._held: Request | None = None
         """Whole, but its large body is not read yet."""
-        self._lingers = False
-        self._clock = "idle"
-        """Which clock runs since `_since_s`: idle, head, body, busy, stall or linger."""
-        self._since_s = 0.0
-        self._left_bytes = 0
-        """What waited for the client at the last look."""
         self.address = ""
-        self.exchange: Exchange | None = None
         self.paused = False
         self.request_id = ""
         self.id_bytes = b""
         self.cors = b""
         self.write: Callable[[bytes], None] = _nowhere
-        self.unsent: Callable[[], int] | None = None
-        """Over TLS (`gateway.handshake`): bytes that have not gone out yet."""
 
     # --- asyncio -----------------------------------------------------------------------------------------------------
 
@@ -96,6 +79,8 @@ class Connection(asyncio.Protocol):
             self._refuse_bytes(error)
             return
         if request is not None:
+            if self._intake is not None and isinstance(request.body, bytes):
+                self._drop_intake()
             self._serve(request)
         else:
             self._wait_for_more()
@@ -111,7 +96,7 @@ class Connection(asyncio.Protocol):
         self._left()
         self.write = _nowhere
         self._transport = None
-        self._front.discard(self._reader.pieces if self._held is None else self._held.body)
+        self._drop_intake()
         self._held, self._lingers = None, True  # a turn that is still to come finds nothing to do
         self._front.closed(self)
 
@@ -178,7 +163,8 @@ class Connection(asyncio.Protocol):
             return
         self._answer(request)
         if self.exchange is None:
-            self._front.discard(body)
+            self._drop_intake()
+        self._intake = None
 
     def _has_read(self, head: Head, body: Pieces) -> bool:
         """Reads a step of a large body, mostly while it arrives, so that nobody waits long; False: there is more."""
@@ -195,15 +181,12 @@ class Connection(asyncio.Protocol):
             self._serve(None if self._occupied() else request)
             return
         head, pieces = self._reader.pending, self._reader.pieces
-        if head is not None and pieces is not None and not self._lingers and not self._has_read(head, pieces):
+        if head is None or pieces is None or self._lingers:
+            self._resume_reading()
+        elif not self._has_read(head, pieces):
             asyncio.get_running_loop().call_soon(self._turn)
         else:
             self._resume_reading()
-
-    def _resume_reading(self) -> None:
-        if self._transport is not None and not self._reading and not self._transport.is_closing():
-            self._reading = True
-            self._transport.resume_reading()
 
     def answered(self, *, close: bool) -> None:
         """The answer is written: the next request, or the end."""
@@ -223,9 +206,9 @@ class Connection(asyncio.Protocol):
         else:
             self._reset()
 
-    def say_error(self, error: CallError, dialect: str, head: Head | None = None) -> None:
+    def say_error(self, error: CallError, dialect: str, head: Head | None = None, *, close: bool = False) -> None:
         """Writes a whole error answer."""
-        close = self._front.closing or (head is not None and not head.keep_alive)
+        close = close or self._front.closing or (head is not None and not head.keep_alive)
         out = render.error(error, self.id_bytes, dialect, close=close, more=self.cors)
         if head is not None and head.method == b"HEAD":
             out = out[: out.index(b"\r\n\r\n") + 4]
@@ -265,27 +248,77 @@ class Connection(asyncio.Protocol):
     def _wait_for_more(self) -> None:
         """A request is not whole yet, or comes before its turn."""
         reader = self._reader
-        if reader.waiting_for == "nothing":
-            if self._reading and reader.ahead > AHEAD_BYTES_MAX and self._transport is not None:
-                self._reading = False
-                self._transport.pause_reading()
-        elif reader.waiting_for == "body":
-            if self._front.dispatch.pressure is Pressure.NO_CALLS:
-                self._refuse_bytes(errors.out_of_memory())  # bodies are what memory goes into
-                return
-            if self._clock != "body":
-                self._run("body")
-            pending, pieces = reader.pending, reader.pieces
-            if pending is not None and pieces is not None and self._reading and self._transport is not None:
-                self._reading = False  # one piece in each turn of the loop, however many are here already
-                self._transport.pause_reading()
-                self._has_read(pending, pieces)
-                asyncio.get_running_loop().call_soon(self._turn)
-            if pending is not None and pending.expects_continue and not self._continued:
-                self._continued = True
-                self.write(render.CONTINUE)
-        elif self._clock == "idle" and reader.buffered:
-            self._run("head")
+        if reader.waiting_for == "body":
+            head, pieces = reader.pending, reader.pieces
+            if head is not None and pieces is not None and self._may_come(head, pieces, reader.length):
+                self._body_comes(head, pieces)
+        elif reader.waiting_for == "head":
+            if self._clock == "linger":  # what was dropped has ended
+                self._run("idle")
+            if self._clock == "idle" and reader.buffered:
+                self._run("head")
+
+    def _may_come(self, head: Head, pieces: Pieces, length: int | None) -> bool:
+        """Whether more of this body may come now; if never, that has been answered."""
+        room = self._front.room
+        if self._clock != "body":
+            operation = lookup(head.method, head.path)
+            try:
+                early.judge(self._front, head, operation, length)
+            except CallError as error:
+                self._answer_early(head, operation, error)
+                return False
+            self._run("body")
+            self._continued = False
+            self._intake = pieces
+        elif self._front.dispatch.pressure is Pressure.NO_CALLS:
+            self._refuse_bytes(errors.out_of_memory())
+            return False
+        elif length is not None:
+            return True
+        if room.admit(pieces, length):
+            return True
+        if length is not None and length > LARGE_BYTES and room.wait(self, pieces, length):
+            self._stop_reading()
+        else:
+            self._refuse_bytes(errors.out_of_memory())
+        return False
+
+    def let_in(self) -> None:
+        """There is room for the body that waits: it comes now, and has all of its time."""
+        self._run("body")
+        head, pieces = self._reader.pending, self._reader.pieces
+        if head is not None and pieces is not None:
+            self._resume_reading()
+            self._body_comes(head, pieces)
+
+    def _body_comes(self, head: Head, pieces: Pieces) -> None:
+        if pieces.size > LARGE_BYTES and self._reading:
+            self._stop_reading()  # one piece in each turn of the loop, however many are here already
+            self._has_read(head, pieces)
+            asyncio.get_running_loop().call_soon(self._turn)
+        if head.expects_continue and not self._continued:
+            self._continued = True
+            self.write(render.CONTINUE)
+
+    def _answer_early(self, head: Head, operation: Operation | None, error: CallError) -> None:
+        """The head was enough. A short rest of the body is dropped; else, or where it may never come, it is the end."""
+        self._named(head)
+        self._front.telemetry.turned_away(self.request_id, error.code)
+        stays = head.keep_alive and not head.expects_continue and not error.close and not self._front.closing
+        stays = stays and self._reader.drop(early.DROP_BYTES_MAX)
+        self.say_error(error, "openai" if operation is None else operation.dialect, head, close=not stays)
+        if stays:
+            self._run("linger")
+        else:
+            self._linger()
+
+    def _drop_intake(self) -> None:
+        """The body is of no use, or is small and has been joined."""
+        pieces, self._intake = self._intake, None
+        if pieces is not None:
+            self._front.room.forget(self)
+            self._front.discard(pieces)
 
     def _refuse_bytes(self, error: CallError) -> None:
         """What came is no request; nothing after it can be read."""
@@ -296,14 +329,19 @@ class Connection(asyncio.Protocol):
             return
         head = self._reader.pending
         operation = None if head is None else lookup(head.method, head.path)
-        self.request_id = (None if head is None else admission.request_id(head)) or self._front.make_id()
-        self.id_bytes = self.request_id.encode()
-        self.cors = b""
+        self._named(head)
         self._front.telemetry.turned_away(self.request_id, error.code)
         dialect = "openai" if operation is None else operation.dialect
-        self.write(render.error(error, self.id_bytes, dialect, close=True))
-        self._front.discard(self._reader.pieces)
+        self.write(render.error(error, self.id_bytes, dialect, close=True, more=self.cors))
+        self._drop_intake()
         self._linger()
+
+    def _named(self, head: Head | None) -> None:
+        """Gives the request that is read its id, and its answer what a browser wants."""
+        front = self._front
+        self.request_id = (None if head is None else admission.request_id(head)) or front.make_id()
+        self.id_bytes = self.request_id.encode()
+        self.cors = b"" if head is None else local.cors(head, front.directory.settings.cors_origins)
 
     # --- clocks and ends ---------------------------------------------------------------------------------------------
 
@@ -324,6 +362,9 @@ class Connection(asyncio.Protocol):
                 self._refuse_bytes(errors.request_timeout())
         elif self._clock == "body":
             if past_s > limits.body_seconds_max:
+                waits = self._front.room.waits(self)
+                self._refuse_bytes(errors.out_of_memory() if waits else errors.request_timeout())
+            elif self._lags(past_s):
                 self._refuse_bytes(errors.request_timeout())
         elif self._clock == "linger" and past_s > LINGER_S:
             self._abort()
@@ -335,53 +376,12 @@ class Connection(asyncio.Protocol):
         elif self.exchange is None and self._clock == "body":
             self._refuse_bytes(errors.shutting_down())  # it is no Call yet, and would hold up the stop until it is
 
-    def _said_all(self) -> bool:
-        """Over TLS a close waits for the client's goodbye, which nobody owes us (RFC 8446, 6.1): not for long."""
-        return self._lingers and self.unsent is not None and not self.unsent()
-
-    def _takes(self, now_s: float) -> bool:
-        """Whether the client has taken anything since the last look; then its clock begins anew."""
-        left = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        taken, self._left_bytes = left < self._left_bytes, left
-        if taken:
-            self._since_s = now_s
-        return taken
-
-    def _run(self, clock: str) -> None:
-        self._clock = clock
-        self._since_s = self._front.clock()
-
-    def _left(self) -> None:
-        exchange, self.exchange = self.exchange, None
-        if exchange is not None:
-            exchange.client_left()
-
-    def _linger(self) -> None:
-        """Says that no more is answered, and drops what still arrives."""
-        self._lingers = True
-        self._run("linger")
-        if self._transport is not None and self._transport.can_write_eof():
-            self._transport.write_eof()
-
-    def _close(self) -> None:
-        """After what is written has gone out; nothing is read any more."""
-        if self._transport is not None:
-            self._run("stall")
-            self._lingers = True
-            self._transport.close()
-
-    def _abort(self) -> None:
-        self._left()
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _reset(self) -> None:
-        """Ends the connection so that nobody takes what was sent for whole, and the kernel drops what was not taken."""
-        if self._transport is not None:
-            sock = self._transport.get_extra_info("socket")
-            if sock is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-            self._transport.abort()
+    def _lags(self, past_s: float) -> bool:
+        """While others wait for room, a large body comes at some pace, or makes room."""
+        room, pieces = self._front.room, self._intake
+        if not room.wanted or pieces is None or pieces.reserved <= LARGE_BYTES or room.waits(self):
+            return False
+        return past_s > PACE_GRACE_S and pieces.size < past_s * PACE_BYTES_PER_S
 
 
 def _nowhere(_: bytes) -> None:

@@ -107,6 +107,11 @@ def path_not_found() -> CallError:
     return CallError(404, "not_found", "no such path on the inference port")
 
 
+def other_dialect() -> CallError:
+    """400: the Model's engine does not have this path."""
+    return invalid_request("this model does not speak the dialect of this path", param="model")
+
+
 def request_timeout() -> CallError:
     """408: the request itself came too slowly."""
     return CallError(408, "request_timeout", "the request did not arrive in time", close=True)

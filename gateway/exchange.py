@@ -54,7 +54,7 @@ def admit(front: Front, client: Connection, request: Request, operation: Operati
     peek = rewrite.read(operation, request.body, wish.content_type, wish.model)
     entry = front.directory.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
-        raise errors.invalid_request("this model does not speak the dialect of this path", param="model")
+        raise errors.other_dialect()
     body = rewrite.edit(operation, peek, entry.served_name)
     wait_s = min(entry.queue.wait_seconds_max, wish.wait_s)
     priority, stream = min(tenant.priority_max, wish.priority), peek.stream

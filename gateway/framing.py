@@ -24,11 +24,12 @@ _TRAILERS = re.compile(rb"(?:" + FIELD + rb")*+")
 class LengthReader:
     """Reads one body of a known length."""
 
-    __slots__ = ("_missing", "pieces")
+    __slots__ = ("length", "missing", "pieces")
 
     def __init__(self, length: int) -> None:
         self.pieces = Pieces()
-        self._missing = length
+        self.length = length
+        self.missing = length
 
     @property
     def buffered(self) -> int:
@@ -37,10 +38,10 @@ class LengthReader:
 
     def feed(self, data: bytes) -> bytes | None:
         """What follows the body once it is complete; None while it is not."""
-        missing = self._missing
+        missing = self.missing
         if len(data) < missing:
             self.pieces.add(data)
-            self._missing = missing - len(data)
+            self.missing = missing - len(data)
             return None
         self.pieces.add(data[:missing])
         return data[missing:]

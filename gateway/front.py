@@ -23,7 +23,7 @@ from autoscaler.contract import (
 )
 from gateway import errors, memory
 from gateway.admission import asked
-from gateway.body import Body, Part, Pieces
+from gateway.body import Body, Pieces
 from gateway.call import Outcome
 from gateway.dispatch import Dispatch
 from gateway.edge import Connection
@@ -33,6 +33,7 @@ from gateway.head import Head
 from gateway.limits import Limits
 from gateway.pool import Upstreams
 from gateway.pressure import pressure
+from gateway.room import Room
 from gateway.telemetry import Telemetry
 from gateway.tenants import Directory
 
@@ -66,6 +67,8 @@ class Front:
         self.clock = clock
         self.limits = limits
         self._memory_bytes_max = limits.memory_bytes or memory.limit_bytes()
+        self.room = Room(self._memory_bytes_max)
+        self.body_bytes_max = min(limits.body_bytes_max, self.room.large_bytes)
         self.directory = Directory()
         self.dispatch = Dispatch(gateway, boot)
         self.upstreams = Upstreams(engine_tls)
@@ -77,7 +80,7 @@ class Front:
         self._exchanges: set[Exchange] = set()
         self._connections: set[Connection] = set()
         self._addresses: dict[str, int] = {}
-        self._waste: list[list[Part]] = []
+        self._waste: list[Pieces] = []
         self._swept_calls_s = self._swept_connections_s = self._swept_pools_s = 0.0
         self._heard_s: float | None = None
         self.informed = asyncio.Event()
@@ -200,16 +203,17 @@ class Front:
         if isinstance(body, Pieces):
             if not self._waste:
                 asyncio.get_running_loop().call_soon(self._give_back)
-            self._waste.append(body.parts)
+            self._waste.append(body)
 
     def _give_back(self) -> None:
         size = 0
         while self._waste and size < GIVE_BACK_BYTES:
-            parts = self._waste[-1]
-            if parts:
-                size += len(parts.pop())
+            body = self._waste[-1]
+            if body.parts:
+                size += len(body.parts.pop())
             else:
                 self._waste.pop()
+                self.room.release(body)
         if self._waste:
             asyncio.get_running_loop().call_soon(self._give_back)
 

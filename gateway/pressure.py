@@ -23,6 +23,14 @@ class Pressure(IntEnum):
     NO_CALLS = 2
 
 
+def in_use(resident_bytes: int, base_bytes: int, counted_bytes: int) -> int:
+    """What is used of the resident set. The allocator may keep what was freed: where nearly nothing is counted, that is
+    no reason to refuse. `counted_bytes` counts twice over, for there is more than we count; `base_bytes` is what the
+    process had when nobody was here.
+    """
+    return min(resident_bytes, base_bytes + counted_bytes)
+
+
 def pressure(used_bytes: int, limit_bytes: int, before: Pressure) -> Pressure:
     """The step at so much memory in use."""
     share = used_bytes / limit_bytes

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway import elsewhere
-from gateway.body import LARGE_BYTES, Body, Pieces
+from gateway.body import Body, Pieces
 from gateway.dialects.operation import Operation
 from gateway.errors import CallError, invalid_request, unsupported_media_type
 from gateway.multipart import Form, edit_multipart, read_multipart, scan_multipart
@@ -61,6 +61,13 @@ def scan(operation: Operation, pieces: Pieces, content_type: bytes) -> None:
         pieces.scan = JsonScan(pieces.parts)
     elif operation.multipart and content_type[:19].lower() == b"multipart/form-data":
         scan_multipart(pieces, content_type)
+
+
+def check_media(operation: Operation, content_type: bytes) -> None:
+    """Raises 415 for what the path does not take."""
+    multipart = operation.multipart and content_type[:19].lower() == b"multipart/form-data"
+    if not multipart and _JSON_TYPE.fullmatch(content_type) is None:
+        raise unsupported_media_type()
 
 
 def read(operation: Operation, body: Body, content_type: bytes, header_model: str | None = None) -> Peek | Form:
@@ -135,8 +142,7 @@ def _spliced(peek: Peek, body: Pieces, model: str | None, *, asking: bool) -> Bo
         edits["stream_options"] = _with_usage(peek.members.get("stream_options"))
     if not isinstance(body.scan, JsonScan):
         raise TypeError("this body was not read as JSON")
-    edited = body.edited(body.scan.splices(edits))
-    return edited if edited.size > LARGE_BYTES else edited.join()  # a large member may be gone
+    return body.edited(body.scan.splices(edits))
 
 
 def chosen_model(body_model: str | None, path_model: str | None, header_model: str | None) -> str:

@@ -26,8 +26,8 @@ from gateway.head import (
 
 __all__ = ["AHEAD_BYTES_MAX", "Request", "RequestReader"]
 
-AHEAD_BYTES_MAX = 1 << 20
-"""Bytes sent ahead of their turn. The edge stops reading long before (`ahead`); above it 400."""
+AHEAD_BYTES_MAX = 64 << 10
+"""Bytes sent ahead of their turn. Reading must go on, else nobody would see a client leave; above it 400."""
 
 
 class RequestReader:
@@ -36,12 +36,14 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_ahead", "_at", "_body", "_body_bytes_max", "_failure", "_head", "_known", "pending", "waiting_for",
+        "_ahead", "_at", "_body", "_body_bytes_max", "_dropping", "_failure", "_head", "_known", "pending",
+        "waiting_for",
     )  # fmt: skip
 
     def __init__(self, body_bytes_max: int) -> None:
-        self.waiting_for: Literal["head", "body", "nothing"] = "head"
-        """`nothing`: a Request is out (or the reader is dead) and `next` was not called yet."""
+        self.waiting_for: Literal["head", "body", "drop", "nothing"] = "head"
+        """`nothing`: a Request is out (or the reader is dead) and `next` was not called yet. `drop`: the rest of a body
+        that was answered early."""
         self.pending: Head | None = None
         """While waiting for a body, and when it was refused: its head, so that the edge can answer it early."""
         self._body: ChunkReader | LengthReader | None = None
@@ -54,6 +56,8 @@ class RequestReader:
         self._ahead = b""
         self._at = 0
         """Where in `_ahead` the next request begins."""
+        self._dropping = 0
+        """Bytes that are still to come and are dropped."""
         self._failure: CallError | None = None
 
     @property
@@ -68,9 +72,13 @@ class RequestReader:
 
     @property
     def pieces(self) -> Pieces | None:
-        """What is here of the body that is being read (or was, when it was refused), where it is large."""
-        pieces = None if self._body is None else self._body.pieces
-        return None if pieces is None or pieces.size <= LARGE_BYTES else pieces
+        """What is here of the body that is being read (or was, when it was refused)."""
+        return None if self._body is None else self._body.pieces
+
+    @property
+    def length(self) -> int | None:
+        """Of the body that is being read; None where only its last chunk will tell."""
+        return self._body.length if isinstance(self._body, LengthReader) else None
 
     def feed(self, data: bytes) -> Request | None:
         """Takes what arrived; a complete Request or None. Raises CallError when it is not HTTP as we accept it."""
@@ -81,6 +89,8 @@ class RequestReader:
                 return self._read_more_head(data) if self._head else self._read_head(data, 0)
             if self._body is not None and self.pending is not None:
                 return self._read_body(self._body, self.pending, data)
+            if self._dropping:
+                return self._drop_more(data)
             self._keep_ahead(data)
         except CallError as error:
             self._fail(error)
@@ -102,12 +112,31 @@ class RequestReader:
             self._fail(error)
             raise
 
+    def drop(self, bytes_max: int) -> bool:
+        """The request whose body is being read has its answer: the rest of the body is dropped as it comes. False when
+        that is too long, or nobody knows how long: then the connection must end.
+        """
+        body = self._body
+        if not isinstance(body, LengthReader) or body.missing > bytes_max:
+            return False
+        self._dropping = body.missing
+        self.waiting_for = "drop"
+        self.pending = self._body = None
+        return True
+
+    def _drop_more(self, data: bytes) -> Request | None:
+        dropped = min(self._dropping, len(data))
+        self._dropping -= dropped
+        if self._dropping:
+            return None
+        self.waiting_for = "head"
+        return self._read_head(data, dropped) if dropped < len(data) else None
+
     def _fail(self, error: CallError) -> None:
-        """The reader is dead, and keeps nothing any more."""
+        """The reader is dead, and keeps nothing any more; a body is the edge's to discard."""
         self._failure = error
         self.waiting_for = "nothing"
-        if self.pieces is None:  # a large body is the edge's to discard
-            self._body = None
+        self._body = None
         self._head = bytearray()
         self._ahead, self._at = b"", 0
 

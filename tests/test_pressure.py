@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gateway import memory
-from gateway.limits import Limits
 from gateway.pressure import Pressure, pressure
 from tests.kit.dispatching import Script, warm
 from tests.kit.engine import HOLD, OK, ScriptedEngine
@@ -59,9 +58,9 @@ def test_very_short_memory_refuses_every_new_call_and_lets_run_what_runs() -> No
 
 
 async def test_a_body_is_not_even_read_when_memory_is_very_short() -> None:
-    async with ScriptedEngine((OK,)) as engine, rig(limits=Limits(memory_bytes=1)) as one:
+    async with ScriptedEngine((OK,)) as engine, rig() as one:
         one.routes(engine.address)
-        one.front.sweep(one.front.clock() + 1)
+        one.front.dispatch.pressure = Pressure.NO_CALLS
         client = await one.client()
         client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nContent-Length: 60000000\r\n\r\n{")
         status, fields, body = await client.answer()

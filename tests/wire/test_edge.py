@@ -131,7 +131,8 @@ async def test_what_is_refused_before_its_body_is_there_keeps_its_id_and_dialect
     async with rig(limits=Limits(body_seconds_max=0.1)) as one:
         client = await one.client()
         client.send(
-            b"POST /v1/messages HTTP/1.1\r\nHost: gw\r\nX-Request-Id: mine\r\nContent-Length: %b\r\n\r\n{"
+            b"POST /v1/messages HTTP/1.1\r\nHost: gw\r\nX-Request-Id: mine\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %b\r\n\r\n{"
             % length.encode()
         )
         status, fields, body = await client.answer()

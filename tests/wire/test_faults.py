@@ -258,7 +258,8 @@ async def test_a_stream_that_stalls_is_cut_with_an_error_event() -> None:
 @pytest.mark.parametrize(
     ("sent", "status"),
     [(b"POST /v1/chat/completions HTTP/1.1\r\nhost:", b"408"), (b"", b""),
-     (b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", b"408")],
+     (b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
+      b"408")],
 )  # fmt: skip
 async def test_case_36_slow_requests_and_idle_connections_are_cut(sent: bytes, status: bytes) -> None:
     limits = Limits(header_seconds_max=0.2, body_seconds_max=0.2, idle_seconds_max=0.2)

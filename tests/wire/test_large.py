@@ -226,13 +226,10 @@ async def test_what_cannot_be_read_is_refused_and_the_next_call_is_served() -> N
             (sent.replace(b'"alias-m"', b'"alias-m", "a": /**/1'), "application/json", 400),
             (b"[" * MIB, "application/json", 400),
             (sent.replace(b"alias-m", b"nobody"), "application/json", 404),
-            (sent, "text/plain", 415),
         ]
         for data, kind, status in wrong:
             post(client, data, kind=kind)
             assert (await client.answer())[0] == status
-        post(client, sent, path="nothing/here")
-        assert (await client.answer())[0] == 404
         post(client, sent)
         assert (await client.answer())[0] == 200
         assert len(engine.requests) == 1
@@ -242,8 +239,9 @@ async def test_what_is_pipelined_after_a_large_body_waits_for_its_turn() -> None
     sent = b'{"model":"alias-m","input":[' + b"[],{}," * (MIB // 2) + b"0]}"
     async with ScriptedEngine((HOLD, document(b"1")), (document(b"2"),)) as engine, rig(engine.address) as one:
         client = await one.client()
+        small = b'{"model":"alias-m","input":[[]]}'
         post(client, sent, path="embeddings")
-        post(client, sent, path="embeddings")
+        post(client, small, path="embeddings")
         client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         await engine.asked.wait()
         assert one.in_use() == 1

@@ -1,0 +1,94 @@
+"""How many bytes of bodies one gateway may hold, and who may bring more. Pure.
+
+Owns that one number. Promises: what was let in is never more than `size`; a body with a length is let in whole or not
+at all, so that none waits for another half read; large ones wait in order, and leave a quarter to small ones. It must
+not know connections: who waits is told that it may go on.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gateway.body import LARGE_BYTES, Pieces
+
+DEFAULT_BYTES = 1 << 30
+"""Where no limit of memory is known."""
+SHARE = 0.5
+"""Of the limit; the rest is for connections, Calls and answers."""
+LARGE_SHARE = 0.75
+"""Of the room: above it no large body is let in."""
+STEP_BYTES = 1 << 20
+"""A body that does not say its length is let in by so much at a time."""
+
+
+class Waiter(Protocol):
+    """Who waits until its body has room."""
+
+    def let_in(self) -> None:
+        """There is room now, and it is taken."""
+
+
+class Room:
+    """The bytes that bodies take, from the first that is read to the last that is given back."""
+
+    __slots__ = ("_waiting", "held_bytes", "large_bytes", "size_bytes")
+
+    def __init__(self, memory_bytes: int | None) -> None:
+        self.size_bytes = DEFAULT_BYTES if memory_bytes is None else int(memory_bytes * SHARE)
+        self.large_bytes = int(self.size_bytes * LARGE_SHARE)
+        self.held_bytes = 0
+        self._waiting: dict[Waiter, tuple[Pieces, int]] = {}
+        """In order; bounded as connections are, and each holds what was read with its head."""
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody waits."""
+        return bool(self._waiting)
+
+    def admit(self, pieces: Pieces, length: int | None) -> bool:
+        """Takes room for a body of that length, or for what has come of one that does not say it. False: there is
+        none for it now.
+        """
+        if length is None:
+            missing = pieces.size - pieces.reserved
+            return missing <= 0 or self._take(pieces, max(missing, STEP_BYTES if pieces.size > LARGE_BYTES else 0))
+        if length > LARGE_BYTES and self._waiting:
+            return False
+        return self._take(pieces, length - pieces.reserved, self.large_bytes if length > LARGE_BYTES else None)
+
+    def wait(self, waiter: Waiter, pieces: Pieces, length: int) -> bool:
+        """The body waits with what has come of it; False: there is not even room for that."""
+        if not self._take(pieces, pieces.size - pieces.reserved):
+            return False
+        self._waiting[waiter] = pieces, length - pieces.reserved
+        return True
+
+    def waits(self, waiter: Waiter) -> bool:
+        """Whether it does."""
+        return waiter in self._waiting
+
+    def forget(self, waiter: Waiter) -> None:
+        """It waits no longer; those behind it may fit."""
+        if self._waiting.pop(waiter, None) is not None:
+            self._fill()
+
+    def release(self, pieces: Pieces) -> None:
+        """The body is gone."""
+        self.held_bytes -= pieces.reserved
+        pieces.reserved = 0
+        self._fill()
+
+    def _take(self, pieces: Pieces, size: int, most: int | None = None) -> bool:
+        if self.held_bytes + size > (self.size_bytes if most is None else most):
+            return False
+        self.held_bytes += size
+        pieces.reserved += size
+        return True
+
+    def _fill(self) -> None:
+        while self._waiting:
+            waiter, (pieces, missing) = next(iter(self._waiting.items()))
+            if not self._take(pieces, missing, self.large_bytes):
+                return
+            del self._waiting[waiter]
+            waiter.let_in()
