@@ -18,7 +18,7 @@ from gateway.deadlines import Deadlines
 from gateway.effects import Effect, Grant, Refuse
 from gateway.errors import MAX_RETRY_AFTER_S, CallError
 from gateway.pressure import Pressure
-from gateway.queue import Line, Queue
+from gateway.queue import Line, Parked, Queue
 from gateway.reporting import Accounts
 from gateway.routes import Hold, ModelRoutes, Routes
 
@@ -46,7 +46,7 @@ _NO_ENTRY = QueueLimits()
 class Tally:
     """What the desks of one gateway share."""
 
-    __slots__ = ("accounts", "deadlines", "edge", "listed", "pressure", "steps", "waiting")
+    __slots__ = ("accounts", "deadlines", "edge", "listed", "parked", "pressure", "steps", "waiting")
 
     def __init__(self) -> None:
         self.accounts = Accounts()
@@ -56,6 +56,7 @@ class Tally:
         self.steps: dict[TenantName, float] = {}
         """Tenant -> 1 / weight; 1 for those that are not in it."""
         self.waiting = 0
+        self.parked = Parked()
         self.pressure = Pressure.NONE
         self.edge = False
         """The next report is due at once."""
@@ -69,7 +70,7 @@ class Desk:
     def __init__(self, name: ModelName, routes: Routes, tally: Tally) -> None:
         self.name = name
         self.entry: ModelEntry | None = None
-        self.queue = Queue(name)
+        self.queue = Queue(name, tally.parked)
         self.part: ModelRoutes = routes.of(name)
         self.running = 0
         self.retries = RETRIES_MAX

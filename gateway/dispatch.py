@@ -25,7 +25,7 @@ from gateway.call import Call, CallState, Outcome
 from gateway.desk import Bounce, Desk, Tally
 from gateway.effects import Effect, Refuse, ReportNow
 from gateway.pressure import Pressure
-from gateway.queue import Line
+from gateway.queue import Line, Parked
 from gateway.routes import Routes
 
 _PARKED, _RUNNING, _ENDED = CallState.PARKED, CallState.RUNNING, CallState.ENDED
@@ -187,6 +187,11 @@ class Dispatch:
         for desk in self._desks.values():
             desk.refuse_parked(errors.shutting_down, now_s, out)
         return self._done(out)
+
+    @property
+    def parked(self) -> Parked:
+        """The small bodies that wait."""
+        return self._tally.parked
 
     @property
     def pressure(self) -> Pressure:

@@ -32,8 +32,8 @@ from gateway.exchange import Exchange
 from gateway.head import Head
 from gateway.limits import Limits
 from gateway.pool import Upstreams
-from gateway.pressure import pressure
 from gateway.room import Room
+from gateway.scale import Scale
 from gateway.telemetry import Telemetry
 from gateway.tenants import Directory
 
@@ -43,6 +43,10 @@ IDLE_SWEEP_S = 0.5
 """While none is."""
 GIVE_BACK_BYTES = 4 << 20
 """Of bodies in one turn of the loop: half a millisecond."""
+CONNECTION_BYTES, CALL_BYTES = 32 << 10, 16 << 10
+"""What is counted for each: a client over TLS with its buffers, and a Call with its engine's connection."""
+PARKED_SHARE = 0.25
+"""Of the room for bodies as much again for small ones that wait."""
 CALLS_SWEEP_S, CONNECTIONS_SWEEP_S, POOLS_SWEEP_S = 0.2, 0.5, 1.0
 
 _DEFAULT_LIMITS = Limits()
@@ -66,11 +70,12 @@ class Front:
     ) -> None:
         self.clock = clock
         self.limits = limits
-        self._memory_bytes_max = limits.memory_bytes or memory.limit_bytes()
-        self.room = Room(self._memory_bytes_max)
+        self._scale = Scale(limits.memory_bytes or memory.limit_bytes())
+        self.room = Room(self._scale.limit_bytes)
         self.body_bytes_max = min(limits.body_bytes_max, self.room.large_bytes)
         self.directory = Directory()
         self.dispatch = Dispatch(gateway, boot)
+        self.dispatch.parked.bytes_max = int(self.room.size_bytes * PARKED_SHARE)
         self.upstreams = Upstreams(engine_tls)
         self.telemetry = Telemetry(events_fd)
         self.on_report: Callable[[], None] = _nobody_listens
@@ -267,10 +272,10 @@ class Front:
         self.telemetry.flush()
 
     def _weigh(self) -> None:
-        """Looks at our own memory. Without a limit, or where nothing tells, there is no bound."""
-        used_bytes = None if self._memory_bytes_max is None else memory.resident_bytes()
-        if used_bytes is not None and self._memory_bytes_max is not None:
-            self.dispatch.pressure = pressure(used_bytes, self._memory_bytes_max, self.dispatch.pressure)
+        """Looks at our own memory."""
+        bodies = self.room.held_bytes + self.dispatch.parked.bytes
+        counted = 2 * (bodies + len(self._exchanges) * CALL_BYTES + len(self._connections) * CONNECTION_BYTES)
+        self.dispatch.pressure = self._scale.weigh(self.clock(), counted, self.dispatch.pressure)
 
     async def drain(self, grace_s: float) -> None:
         """Parked Calls are refused, running ones finish or are cut after `grace_s`. Close the listener before."""

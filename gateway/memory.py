@@ -27,7 +27,7 @@ def resident_bytes() -> int | None:
 
 
 def _allocator() -> Callable[[int], object]:
-    """glibc's malloc_trim(3), which gives the kernel every whole page that is free. Others do so by themselves."""
+    """malloc_trim(3) of glibc, which gives the kernel every whole page that is free. Others do so by themselves."""
     try:
         trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):

@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 
 from autoscaler.contract import ModelName, QueueLimits, TenantName
+from gateway.body import LARGE_BYTES
 from gateway.call import Call
 from gateway.reporting import Account
 
@@ -80,13 +81,34 @@ class Line:
             heapify(self.deadlines)
 
 
+class Parked:
+    """Bytes of small bodies that wait, of all Models of a gateway. Large ones are counted where they are read."""
+
+    __slots__ = ("bytes", "bytes_max")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.bytes_max = 1 << 60
+        """The gateway's memory says how much (`gateway.room`)."""
+
+    def full(self, size: int) -> bool:
+        """Whether a body more would be too much."""
+        return size <= LARGE_BYTES and self.bytes + size > self.bytes_max
+
+    def add(self, size: int, sign: int) -> None:
+        """One more, or one less."""
+        if size <= LARGE_BYTES:
+            self.bytes += sign * size
+
+
 class Queue:
     """The parked Calls of one Model."""
 
-    __slots__ = ("_heap", "_lanes", "_numbers", "bytes", "lines", "model", "waiting")
+    __slots__ = ("_heap", "_lanes", "_numbers", "_parked_here", "bytes", "lines", "model", "waiting")
 
-    def __init__(self, model: ModelName) -> None:
+    def __init__(self, model: ModelName, parked: Parked | None = None) -> None:
         self.model = model
+        self._parked_here = parked or Parked()
         self.lines: dict[tuple[TenantName, int], Line] = {}
         """At most Tenants x priorities of the catalogue; all are forgotten whenever the Model has no Call."""
         self.waiting = 0
@@ -107,6 +129,8 @@ class Queue:
 
     def full(self, call: Call, limits: QueueLimits) -> bool:
         """Whether the Call would break a bound."""
+        if self._parked_here.full(call.body_bytes):
+            return True
         return self.waiting >= limits.calls_max or self.bytes + call.body_bytes > limits.bytes_max
 
     def park(self, line: Line, call: Call) -> None:
@@ -127,6 +151,7 @@ class Queue:
     def _parked(self, line: Line, call: Call, number: int) -> None:
         self.waiting += 1
         self.bytes += call.body_bytes
+        self._parked_here.add(call.body_bytes, 1)
         heappush(line.deadlines, (call.deadline_s, number, call))
         line.compact()
         if line.entry != line.tag:
@@ -169,6 +194,7 @@ class Queue:
     def _removed(self, line: Line, call: Call) -> None:
         self.waiting -= 1
         self.bytes -= call.body_bytes
+        self._parked_here.add(call.body_bytes, -1)
         line.compact()
         if not self.waiting:
             for _, _, _, stale in self._heap:

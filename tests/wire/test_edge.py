@@ -132,8 +132,7 @@ async def test_what_is_refused_before_its_body_is_there_keeps_its_id_and_dialect
         client = await one.client()
         client.send(
             b"POST /v1/messages HTTP/1.1\r\nHost: gw\r\nX-Request-Id: mine\r\n"
-            b"Content-Type: application/json\r\nContent-Length: %b\r\n\r\n{"
-            % length.encode()
+            b"Content-Type: application/json\r\nContent-Length: %b\r\n\r\n{" % length.encode()
         )
         status, fields, body = await client.answer()
         assert (status, fields["x-request-id"]) == (413 if len(length) > 2 else 408, "mine")

@@ -1,0 +1,94 @@
+"""The room for bodies: never more than there is, whole bodies or none, in order, and some left for small ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.body import LARGE_BYTES, Pieces
+from gateway.room import DEFAULT_BYTES, STEP_BYTES, Room
+
+MIB = 1 << 20
+
+
+class Body:
+    """One body that waits."""
+
+    def __init__(self, length: int) -> None:
+        self.pieces = Pieces()
+        self.length = length
+        self.entered = False
+
+    def let_in(self) -> None:
+        self.entered = True
+
+    def ask(self, room: Room) -> bool:
+        return room.admit(self.pieces, self.length) or (room.wait(self, self.pieces, self.length) and False)
+
+
+def test_half_of_the_limit_is_for_bodies_and_three_quarters_of_that_for_large_ones() -> None:
+    room = Room(256 * MIB)
+    assert (room.size_bytes, room.large_bytes) == (128 * MIB, 96 * MIB)
+    assert Room(None).size_bytes == DEFAULT_BYTES
+
+
+def test_large_bodies_are_let_in_whole_and_in_order() -> None:
+    room = Room(256 * MIB)
+    bodies = [Body(size * MIB) for size in (60, 60, 30, 1)]
+    assert [body.ask(room) for body in bodies] == [True, False, False, False], "nobody overtakes"
+    assert room.held_bytes == 60 * MIB
+    room.release(bodies[0].pieces)
+    assert [body.entered for body in bodies] == [False, True, True, True]
+    assert (room.held_bytes, room.wanted) == (91 * MIB, False)
+
+
+def test_who_waits_no_longer_lets_those_behind_it_pass() -> None:
+    room = Room(256 * MIB)
+    first, second, third = Body(60 * MIB), Body(60 * MIB), Body(30 * MIB)
+    assert [body.ask(room) for body in (first, second, third)] == [True, False, False]
+    room.forget(second)
+    assert (second.entered, third.entered) == (False, True)
+
+
+def test_small_bodies_have_room_where_large_ones_fill_theirs() -> None:
+    room = Room(8 * MIB)
+    assert Body(3 * MIB).ask(room)
+    small = [Body(LARGE_BYTES) for _ in range(5)]
+    assert [room.admit(body.pieces, body.length) for body in small] == [True] * 4 + [False]
+    assert room.held_bytes == 4 * MIB == room.size_bytes
+
+
+def test_a_body_that_does_not_say_its_length_takes_room_as_it_comes() -> None:
+    room, pieces = Room(8 * MIB), Pieces()
+    pieces.add(b"x" * 1000)
+    assert room.admit(pieces, None)
+    assert room.held_bytes == 1000
+    while room.admit(pieces, None):
+        pieces.add(bytes(100_000))
+    assert pieces.size > room.held_bytes > 4 * MIB - STEP_BYTES
+    room.release(pieces)
+    assert room.held_bytes == 0
+
+
+def test_what_came_with_the_head_of_a_body_that_waits_counts() -> None:
+    room, first, second = Room(4 * MIB), Body(MIB), Body(MIB)
+    second.pieces.add(bytes(1000))
+    assert first.ask(room)
+    assert not second.ask(room)
+    assert room.waits(second)
+    assert room.held_bytes == MIB + 1000
+    room.release(first.pieces)
+    assert second.entered
+    assert room.held_bytes == second.pieces.reserved == MIB
+
+
+@pytest.mark.parametrize("step", [1000, 16 << 10, 300_000, 3 * MIB])
+def test_pieces_hold_what_came_and_nothing_of_it_is_the_allocators(step: int) -> None:
+    sent = bytes(range(256)) * (5 * MIB // 256)
+    pieces = Pieces()
+    for at in range(0, len(sent), step):
+        pieces.add(sent[at : at + step])
+    assert pieces.join() == sent
+    assert len(pieces.parts) < 30
+    tail = pieces.parts[-1]
+    assert isinstance(tail, memoryview)
+    assert type(tail.obj).__name__ == "mmap"

@@ -1,0 +1,228 @@
+"""What a head alone decides is answered before the body; and bodies that find no room wait for it, or are refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from autoscaler.contract import FrontSettings
+from gateway.early import DROP_BYTES_MAX
+from gateway.limits import Limits
+from gateway.wire import AHEAD_BYTES_MAX
+from tests.kit.engine import HOLD, OK, ScriptedEngine
+from tests.kit.large import MIB, body, post
+from tests.kit.rig import Client, Rig, rig
+
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def begin(client: Client, length: int, *lines: str, path: str = "chat/completions", kind: str = "json") -> None:
+    """Sends a head and one byte of its body."""
+    head = [f"POST /v1/{path} HTTP/1.1", "host: x", f"content-type: application/{kind}", *lines]
+    client.send("\r\n".join([*head, f"content-length: {length}", "", ""]).encode())
+
+
+WRONG = [
+    (404, ("x-request-id: a",), "nowhere", "json"),
+    (415, (), "chat/completions", "xml"),
+    (404, ("x-model: nobody",), "chat/completions", "json"),
+    (400, ("x-priority: high",), "chat/completions", "json"),
+    (404, (), "../openai/deployments/nobody/chat/completions", "json"),
+]
+
+
+@pytest.mark.parametrize(("status", "lines", "path", "kind"), WRONG)
+async def test_a_large_body_is_not_waited_for(status: int, lines: tuple[str, ...], path: str, kind: str) -> None:
+    async with rig() as one:
+        client = await one.client()
+        begin(client, 10 * MIB, *lines, path=path, kind=kind)
+        told, fields, _ = await client.answer()
+        assert (told, fields["connection"]) == (status, "close")
+        assert await client.rest() == b""
+        assert one.front.room.held_bytes == 0
+
+
+async def test_a_wrong_key_is_refused_before_the_body() -> None:
+    async with rig(settings=FrontSettings(keys_needed=True)) as one:
+        client = await one.client()
+        begin(client, 10 * MIB, "authorization: Bearer wrong")
+        status, fields, _ = await client.answer()
+        assert (status, fields["connection"]) == (401, "close")
+
+
+async def test_the_rest_of_a_short_body_is_dropped_and_the_connection_lives_on() -> None:
+    async with rig() as one:
+        client = await one.client()
+        for pieces in ((b"x" * 500, b"x" * 500), (b"x" * 1000 + HEALTH,), (b"x" * 999, b"x" + HEALTH[:9], HEALTH[9:])):
+            begin(client, 1000, path="nowhere")
+            status, fields, _ = await client.answer()
+            assert (status, "connection" in fields) == (404, False)
+            for piece in pieces:
+                client.send(piece)
+                await asyncio.sleep(0.01)
+            if len(pieces[0]) == 500:
+                client.send(HEALTH)
+            assert (await client.answer())[2] == b'{"status":"ok"}'
+        begin(client, DROP_BYTES_MAX + 1, path="nowhere")
+        assert (await client.answer())[1]["connection"] == "close"
+
+
+async def test_who_expects_100_gets_the_refusal_alone() -> None:
+    async with rig() as one:
+        client = await one.client()
+        begin(client, 100, "expect: 100-continue", path="nowhere")
+        rest = await client.rest()
+        assert rest.startswith(b"HTTP/1.1 404 ")
+        assert rest.count(b"HTTP/1.1") == 1
+
+
+async def test_a_path_that_takes_no_body_takes_a_short_one_only() -> None:
+    async with rig() as one:
+        client = await one.client()
+        client.send(b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
+        await asyncio.sleep(0.01)
+        client.send(b"hello")
+        assert (await client.answer())[0] == 200
+        client.send(b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 500000\r\n\r\n")
+        status, fields, _ = await client.answer()
+        assert (status, fields["connection"]) == (413, "close")
+
+
+# --- room ------------------------------------------------------------------------------------------------------------
+
+TIGHT = Limits(memory_bytes=16 * MIB)
+"""6 MiB for large bodies. No step is taken: a test's process is far above it."""
+
+
+def at_ease(one: Rig) -> None:
+    """Whatever this process holds, it is no pressure."""
+    one.front._scale.limit_bytes = None
+
+
+async def empty(one: Rig) -> None:
+    async with asyncio.timeout(5):
+        while one.front.room.held_bytes:
+            await asyncio.sleep(0.001)
+
+
+async def test_large_bodies_wait_for_room_and_all_are_served() -> None:
+    sent = body(4 * MIB)
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
+        at_ease(one)
+        clients = [await one.client() for _ in range(5)]
+        for client in clients:
+            post(client, sent)
+        most = 0
+        answers = [asyncio.create_task(client.answer()) for client in clients]
+        while not all(answer.done() for answer in answers):
+            most = max(most, one.front.room.held_bytes)
+            await asyncio.sleep(0)
+        assert [answer.result()[0] for answer in answers] == [200] * 5
+        assert len(sent) <= most <= one.front.room.size_bytes
+        await empty(one)
+
+
+async def test_who_waits_for_room_in_vain_is_told_so_and_small_calls_pass() -> None:
+    limits = Limits(memory_bytes=16 * MIB, body_seconds_max=0.6)
+    async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, limits=limits) as one:
+        at_ease(one)
+        first, second, third = await one.client(), await one.client(), await one.client()
+        post(first, body(4 * MIB))
+        await engine.asked.wait()
+        begin(second, 4 * MIB, "expect: 100-continue")
+        third.call()
+        assert (await third.answer())[0] == 200
+        status, fields, told = await second.answer()
+        assert (status, fields["retry-after"], fields["connection"]) == (503, "2", "close"), "and no 100 before"
+        assert b'"overloaded"' in told
+        engine.release.set()
+        assert (await first.answer())[0] == 200
+        await empty(one)
+
+
+async def test_a_body_that_is_let_in_is_asked_for_then() -> None:
+    async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
+        at_ease(one)
+        first, second = await one.client(), await one.client()
+        post(first, body(4 * MIB))
+        await engine.asked.wait()
+        sent = body(4 * MIB)
+        begin(second, len(sent), "expect: 100-continue")
+        async with asyncio.timeout(5):
+            while not one.front.room.wanted:
+                await asyncio.sleep(0.001)
+        engine.release.set()
+        assert await second.reader.readexactly(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        second.send(sent)
+        assert (await second.answer())[0] == 200
+
+
+async def test_a_body_above_all_room_is_413_and_one_in_chunks_503() -> None:
+    async with rig(limits=TIGHT) as one:
+        at_ease(one)
+        client = await one.client()
+        begin(client, 7 * MIB)
+        assert (await client.answer())[0] == 413
+        taken = [await one.client(), await one.client()]
+        begin(taken[0], 4 * MIB)
+        begin(taken[1], 2 * MIB)
+        await asyncio.sleep(0.05)
+        client = await one.client()
+        client.send(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+        client.send(b"transfer-encoding: chunked\r\n\r\n300000\r\n" + b"x" * (3 * MIB))
+        status, fields, _ = await client.answer()
+        assert (status, fields["connection"]) == (503, "close")
+        for each in taken:
+            each.leave()
+        await empty(one)
+
+
+async def test_a_slow_body_gives_way_to_those_that_wait() -> None:
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
+        at_ease(one)
+        slow, second = await one.client(), await one.client()
+        begin(slow, 5 * MIB)
+        await asyncio.sleep(0.05)
+        post(second, body(4 * MIB))
+        async with asyncio.timeout(5):
+            while not one.front.room.wanted:
+                await asyncio.sleep(0.001)
+        for connection in tuple(one.front._connections):
+            connection.sweep(one.front.clock() + 4)
+        assert (await slow.answer())[0] == 408
+        assert (await second.answer())[0] == 200
+
+
+async def test_who_leaves_while_its_body_is_read_or_waits_leaves_nothing() -> None:
+    async with rig(limits=TIGHT) as one:
+        at_ease(one)
+        for _ in range(3):
+            clients = [await one.client() for _ in range(4)]
+            for client in clients:
+                begin(client, 4 * MIB)
+                client.send(b"{" * 1000)
+            await asyncio.sleep(0.02)
+            for client in clients:
+                client.leave()
+            await empty(one)
+
+
+# --- sent ahead ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [0, AHEAD_BYTES_MAX - 100, AHEAD_BYTES_MAX + 10_000])
+async def test_a_client_that_sent_ahead_and_leaves_is_seen(ahead: int) -> None:
+    """Case 34, whatever came after the Call: reading never stops while it runs."""
+    async with ScriptedEngine((HOLD,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call()
+        await engine.asked.wait()
+        if ahead:
+            client.send(b"GET /health HTTP/1.1\r\nx: ")
+            client.send(b"a" * (ahead - 25))
+            await asyncio.sleep(0.05)
+        assert one.in_use() == (ahead <= AHEAD_BYTES_MAX)
+        client.leave()
+        await one.settled()
+        assert one.in_use() == 0
