@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.contract import ModelName, QueueLimits, TenantName
 from gateway import memory
+from gateway.call import Call
 from gateway.pressure import Pressure, pressure
+from gateway.queue import Parked, Queue
+from gateway.reporting import Account
+from gateway.scale import Scale
 from tests.kit.dispatching import Script, warm
 from tests.kit.engine import HOLD, OK, ScriptedEngine
 from tests.kit.rig import rig
@@ -110,3 +115,71 @@ def test_our_own_memory_is_known() -> None:
     used_bytes = memory.resident_bytes()
     assert used_bytes is not None
     assert used_bytes > 1 << 20
+
+
+class Machine:
+    """What `gateway.memory` would say, and how often memory was given back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, resident_bytes: int) -> None:
+        self.resident_bytes = resident_bytes
+        self.given_back = 0
+        self.free_bytes = 0
+        monkeypatch.setattr(memory, "resident_bytes", lambda: self.resident_bytes)
+        monkeypatch.setattr(memory, "give_back", self.give_back)
+
+    def give_back(self, pad: int) -> None:
+        self.given_back += 1
+        self.resident_bytes -= self.free_bytes + pad
+        self.free_bytes = 0
+
+
+MIB = 1 << 20
+
+
+def test_memory_that_the_allocator_keeps_is_given_back_and_then_no_reason_to_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine, scale = Machine(monkeypatch, 50 * MIB), Scale(256 * MIB)
+    assert scale.weigh(0.0, 0, Pressure.NONE) is Pressure.NONE
+    machine.resident_bytes, machine.free_bytes = 240 * MIB, 190 * MIB
+    assert scale.weigh(0.5, 0, Pressure.NONE) is Pressure.NONE
+    assert (machine.given_back, machine.resident_bytes) == (1, 50 * MIB)
+
+
+def test_what_does_not_go_back_counts_only_while_much_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, scale = Machine(monkeypatch, 50 * MIB), Scale(256 * MIB)
+    scale.weigh(0.0, 0, Pressure.NONE)
+    machine.resident_bytes = 240 * MIB
+    assert scale.weigh(0.5, 200 * MIB, Pressure.NONE) is Pressure.NO_CALLS
+    assert scale.weigh(1.0, 160 * MIB, Pressure.NO_CALLS) is Pressure.NO_COLD
+    assert scale.weigh(1.5, 10 * MIB, Pressure.NO_COLD) is Pressure.NONE, "though the resident set is as it was"
+
+
+def test_memory_is_given_back_when_it_has_grown_and_not_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, scale = Machine(monkeypatch, 50 * MIB), Scale(None)
+    for step in range(100):
+        scale.weigh(step * 0.5, MIB, Pressure.NONE)
+    assert machine.given_back == 0
+    for step in range(100, 110):
+        machine.resident_bytes += 20 * MIB
+        scale.weigh(step * 0.5, MIB, Pressure.NONE)
+    assert machine.given_back == 5
+
+
+def test_our_own_memory_can_be_given_back() -> None:
+    kept = [bytes(100_000) for _ in range(500)]
+    del kept[::2]
+    memory.give_back(0)
+
+
+def test_small_bodies_that_wait_are_bounded_over_all_models() -> None:
+    parked = Parked()
+    parked.bytes_max = 300 << 10
+    one, two = Queue(ModelName("a"), parked), Queue(ModelName("b"), parked)
+    line = one.open(TenantName("t"), 0, Account(ModelName("a"), TenantName("t")), 1.0)
+    call = Call("c", TenantName("t"), ModelName("a"), 0.0, 9.0, body_bytes=200 << 10)
+    one.park(line, call)
+    assert two.full(call, QueueLimits())
+    assert not two.full(Call("l", TenantName("t"), ModelName("b"), 0.0, 9.0, body_bytes=MIB), QueueLimits())
+    one.remove(line, call)
+    assert not two.full(call, QueueLimits())
