@@ -20,6 +20,7 @@ from gateway.errors import CallError
 from gateway.exchange import admit
 from gateway.head import Head, Request
 from gateway.pressure import Pressure
+from gateway.room import TLS_BYTES
 from gateway.wire import RequestReader
 
 if TYPE_CHECKING:
@@ -276,9 +277,10 @@ class Connection(Ends):
             return False
         elif length is not None:
             return True
-        if room.admit(pieces, length):
+        tls = 0 if self.unsent is None else TLS_BYTES if length is None else min(length, TLS_BYTES)
+        if room.admit(pieces, length, tls):
             return True
-        if length is not None and length > LARGE_BYTES and room.wait(self, pieces, length):
+        if length is not None and length > LARGE_BYTES and room.wait(self, pieces, length, tls):
             self._stop_reading()
         else:
             self._refuse_bytes(errors.out_of_memory())
@@ -355,7 +357,7 @@ class Connection(Ends):
                 self._left()
                 self._reset()
         elif self._clock == "idle":
-            if past_s > limits.idle_seconds_max:
+            if past_s > limits.idle_seconds_max or (self._short() and past_s > LINGER_S):
                 self._close()
         elif self._clock == "head":
             if past_s > limits.header_seconds_max:
@@ -366,7 +368,7 @@ class Connection(Ends):
                 self._refuse_bytes(errors.out_of_memory() if waits else errors.request_timeout())
             elif self._lags(past_s):
                 self._refuse_bytes(errors.request_timeout())
-        elif self._clock == "linger" and past_s > LINGER_S:
+        elif self._clock == "linger" and (past_s > LINGER_S or self._short()):
             self._abort()
 
     def close_if_idle(self) -> None:
@@ -375,6 +377,10 @@ class Connection(Ends):
             self._close()
         elif self.exchange is None and self._clock == "body":
             self._refuse_bytes(errors.shutting_down())  # it is no Call yet, and would hold up the stop until it is
+
+    def _short(self) -> bool:
+        """Memory is very short: connections that do nothing hold some of it, too."""
+        return self._front.dispatch.pressure is Pressure.NO_CALLS
 
     def _lags(self, past_s: float) -> bool:
         """While others wait for room, a large body comes at some pace, or makes room."""

@@ -32,7 +32,7 @@ from gateway.exchange import Exchange
 from gateway.head import Head
 from gateway.limits import Limits
 from gateway.pool import Upstreams
-from gateway.room import Room
+from gateway.room import TLS_BYTES, Room
 from gateway.scale import Scale
 from gateway.telemetry import Telemetry
 from gateway.tenants import Directory
@@ -45,7 +45,7 @@ GIVE_BACK_BYTES = 4 << 20
 """Of bodies in one turn of the loop: half a millisecond."""
 CONNECTION_BYTES, CALL_BYTES = 32 << 10, 16 << 10
 """What is counted for each: a client over TLS with its buffers, and a Call with its engine's connection."""
-PARKED_SHARE = 0.25
+PARKED_SHARE = 0.5
 """Of the room for bodies as much again for small ones that wait."""
 CALLS_SWEEP_S, CONNECTIONS_SWEEP_S, POOLS_SWEEP_S = 0.2, 0.5, 1.0
 
@@ -72,7 +72,7 @@ class Front:
         self.limits = limits
         self._scale = Scale(limits.memory_bytes or memory.limit_bytes())
         self.room = Room(self._scale.limit_bytes)
-        self.body_bytes_max = min(limits.body_bytes_max, self.room.large_bytes)
+        self.body_bytes_max = max(0, min(limits.body_bytes_max, self.room.large_bytes - TLS_BYTES))
         self.directory = Directory()
         self.dispatch = Dispatch(gateway, boot)
         self.dispatch.parked.bytes_max = int(self.room.size_bytes * PARKED_SHARE)

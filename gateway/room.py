@@ -17,6 +17,8 @@ SHARE = 0.5
 """Of the limit; the rest is for connections, Calls and answers."""
 LARGE_SHARE = 0.75
 """Of the room: above it no large body is let in."""
+TLS_BYTES = 512 << 10
+"""What a body that comes over TLS has in buffers beside itself, at most."""
 STEP_BYTES = 1 << 20
 """A body that does not say its length is let in by so much at a time."""
 
@@ -45,22 +47,22 @@ class Room:
         """Somebody waits."""
         return bool(self._waiting)
 
-    def admit(self, pieces: Pieces, length: int | None) -> bool:
-        """Takes room for a body of that length, or for what has come of one that does not say it. False: there is
-        none for it now.
+    def admit(self, pieces: Pieces, length: int | None, tls: int = 0) -> bool:
+        """Takes room for a body of that length, or for what has come of one that does not say it, and for what lies in
+        TLS's own buffers. False: there is none for it now.
         """
         if length is None:
-            missing = pieces.size - pieces.reserved
+            missing = pieces.size + tls - pieces.reserved
             return missing <= 0 or self._take(pieces, max(missing, STEP_BYTES if pieces.size > LARGE_BYTES else 0))
         if length > LARGE_BYTES and self._waiting:
             return False
-        return self._take(pieces, length - pieces.reserved, self.large_bytes if length > LARGE_BYTES else None)
+        return self._take(pieces, length + tls - pieces.reserved, self.large_bytes if length > LARGE_BYTES else None)
 
-    def wait(self, waiter: Waiter, pieces: Pieces, length: int) -> bool:
+    def wait(self, waiter: Waiter, pieces: Pieces, length: int, tls: int = 0) -> bool:
         """The body waits with what has come of it; False: there is not even room for that."""
-        if not self._take(pieces, pieces.size - pieces.reserved):
+        if not self._take(pieces, pieces.size + tls - pieces.reserved):
             return False
-        self._waiting[waiter] = pieces, length - pieces.reserved
+        self._waiting[waiter] = pieces, length + tls - pieces.reserved
         return True
 
     def waits(self, waiter: Waiter) -> bool:
