@@ -33,14 +33,17 @@ class Waiter(Protocol):
 class Room:
     """The bytes that bodies take, from the first that is read to the last that is given back."""
 
-    __slots__ = ("_waiting", "held_bytes", "large_bytes", "size_bytes")
+    __slots__ = ("_waiting", "held_bytes", "large_bytes", "size_bytes", "staked_bytes", "stakes_bytes")
 
     def __init__(self, memory_bytes: int | None) -> None:
         self.size_bytes = DEFAULT_BYTES if memory_bytes is None else int(memory_bytes * SHARE)
         self.large_bytes = int(self.size_bytes * LARGE_SHARE)
+        self.stakes_bytes = (self.size_bytes - self.large_bytes) // 2
         self.held_bytes = 0
+        self.staked_bytes = 0
+        """Of them what those hold who wait; apart from large bodies, else they could wait for each other."""
         self._waiting: dict[Waiter, tuple[Pieces, int]] = {}
-        """In order; bounded as connections are, and each holds what was read with its head."""
+        """In order; bounded by what they hold: what was read with their heads."""
 
     @property
     def wanted(self) -> bool:
@@ -60,8 +63,10 @@ class Room:
 
     def wait(self, waiter: Waiter, pieces: Pieces, length: int, tls: int = 0) -> bool:
         """The body waits with what has come of it; False: there is not even room for that."""
-        if not self._take(pieces, pieces.size + tls - pieces.reserved):
+        stake = pieces.size + tls
+        if self.staked_bytes + stake > self.stakes_bytes or not self._take(pieces, stake - pieces.reserved):
             return False
+        self.staked_bytes += stake
         self._waiting[waiter] = pieces, length + tls - pieces.reserved
         return True
 
@@ -71,7 +76,9 @@ class Room:
 
     def forget(self, waiter: Waiter) -> None:
         """It waits no longer; those behind it may fit."""
-        if self._waiting.pop(waiter, None) is not None:
+        waited = self._waiting.pop(waiter, None)
+        if waited is not None:
+            self.staked_bytes -= waited[0].reserved
             self._fill()
 
     def release(self, pieces: Pieces) -> None:
@@ -81,7 +88,9 @@ class Room:
         self._fill()
 
     def _take(self, pieces: Pieces, size: int, most: int | None = None) -> bool:
-        if self.held_bytes + size > (self.size_bytes if most is None else most):
+        if self.held_bytes + size > self.size_bytes:
+            return False
+        if most is not None and self.held_bytes - self.staked_bytes + size > most:
             return False
         self.held_bytes += size
         pieces.reserved += size
@@ -90,7 +99,10 @@ class Room:
     def _fill(self) -> None:
         while self._waiting:
             waiter, (pieces, missing) = next(iter(self._waiting.items()))
+            stake = pieces.reserved
+            self.staked_bytes -= stake
             if not self._take(pieces, missing, self.large_bytes):
+                self.staked_bytes += stake
                 return
             del self._waiting[waiter]
             waiter.let_in()

@@ -81,6 +81,24 @@ def test_what_came_with_the_head_of_a_body_that_waits_counts() -> None:
     assert room.held_bytes == second.pieces.reserved == MIB
 
 
+def test_those_who_wait_never_wait_for_each_other() -> None:
+    room = Room(64 * MIB)
+    first = Body(20 * MIB)
+    assert first.ask(room)
+    waiting = []
+    while room.wait(body := Body(20 * MIB), body.pieces, body.length, 512 << 10):
+        waiting.append(body)
+    assert len(waiting) == room.stakes_bytes // (512 << 10)
+    assert room.admit(Pieces(), LARGE_BYTES), "small ones still have room"
+    done = first
+    for body in waiting:
+        room.release(done.pieces)
+        assert body.entered
+        done = body
+    room.release(done.pieces)
+    assert (room.held_bytes, room.staked_bytes) == (LARGE_BYTES, 0)
+
+
 @pytest.mark.parametrize("step", [1000, 16 << 10, 300_000, 3 * MIB])
 def test_pieces_hold_what_came_and_nothing_of_it_is_the_allocators(step: int) -> None:
     sent = bytes(range(256)) * (5 * MIB // 256)
