@@ -6,11 +6,14 @@ is only kept. Promises: giving back takes no noticeable share of the loop's time
 
 from __future__ import annotations
 
+import math
 import time
 
 from gateway import memory
 from gateway.pressure import Pressure, in_use, pressure
 
+ENOUGH_SHARE = 0.5
+"""Up to so much of the limit, and where there is none, the allocator may keep what it has."""
 GROWTH_BYTES = 16 << 20
 """Grown by so much since memory was last given back: it is tried again."""
 GIVE_BACK_S_MIN = 1.0
@@ -24,6 +27,7 @@ class Scale:
 
     def __init__(self, limit_bytes: int | None) -> None:
         self.limit_bytes = limit_bytes
+        self._enough_bytes = limit_bytes * ENOUGH_SHARE if limit_bytes else math.inf
         self._base_bytes: int | None = None
         """What it had when nobody was here."""
         self._least_bytes = 0
@@ -36,7 +40,8 @@ class Scale:
         if resident is None:
             return before
         self._least_bytes = min(self._least_bytes or resident, resident)
-        if now_s >= self._due_s and (before or resident > self._least_bytes + GROWTH_BYTES):
+        grown = resident > self._least_bytes + GROWTH_BYTES and resident > self._enough_bytes
+        if now_s >= self._due_s and (before or grown):
             resident = self._give_back(now_s) or resident
         if self._base_bytes is None or (not counted_bytes and not before):
             self._base_bytes = resident
