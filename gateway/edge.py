@@ -165,8 +165,9 @@ class Connection(asyncio.Protocol):
             self.write(local.answer(front, head, operation, self.id_bytes, self.cors))
         except CallError as error:
             front.telemetry.turned_away(self.request_id, error.code)
-            self.say_error(error, "openai" if operation is None else operation.dialect, head)
-            self.answered(close=error.close or not head.keep_alive or head.method == b"HEAD")
+            close = error.close or not head.keep_alive or head.method == b"HEAD"
+            self.say_error(error, "openai" if operation is None else operation.dialect, head, close=close)
+            self.answered(close=close)
         else:
             self.answered(close=not head.keep_alive)
 
@@ -223,9 +224,9 @@ class Connection(asyncio.Protocol):
         else:
             self._reset()
 
-    def say_error(self, error: CallError, dialect: str, head: Head | None = None) -> None:
+    def say_error(self, error: CallError, dialect: str, head: Head | None = None, *, close: bool = False) -> None:
         """Writes a whole error answer."""
-        close = self._front.closing or (head is not None and not head.keep_alive)
+        close = close or self._front.closing or (head is not None and not head.keep_alive)
         out = render.error(error, self.id_bytes, dialect, close=close, more=self.cors)
         if head is not None and head.method == b"HEAD":
             out = out[: out.index(b"\r\n\r\n") + 4]
