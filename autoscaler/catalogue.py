@@ -30,6 +30,7 @@ def model_entry(model: Model) -> ModelEntry:
         context_tokens=spec.context_tokens,
         created_unix_s=model.created_unix_s,
         closes_after_stream=engine.closes_after_stream,
+        takes_cache_salt=engine.takes_cache_salt,
         queue=QueueLimits(
             calls_max=spec.queue.calls_max,
             bytes_max=int(spec.queue.bytes_max),

@@ -73,6 +73,8 @@ class ModelEntry(Message, frozen=True):
     context_tokens: int | None = None
     created_unix_s: int = 0
     closes_after_stream: bool = False
+    takes_cache_salt: bool = False
+    """The gateway says whose prefix cache a prompt may use."""
     queue: QueueLimits = QueueLimits()
     clocks: Clocks = Clocks()
 

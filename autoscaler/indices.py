@@ -28,8 +28,11 @@ def with_id(ids: tuple[ReplicaId, ...], id: ReplicaId) -> tuple[ReplicaId, ...]:
 
 
 def expired(gateway: Gateway, now_s: float) -> bool:
-    """Its report is too old to count, which does not mean that the gateway is dead."""
-    return now_s - gateway.seen_s >= REPORT_EXPIRY_S
+    """Its report is too old to count, which does not mean that the gateway is dead.
+
+    The sum, not the difference: it is the very time for which the plan wakes the loop.
+    """
+    return now_s >= gateway.seen_s + REPORT_EXPIRY_S
 
 
 def levels_of(gateway: Gateway, now_s: float) -> dict[ModelName, tuple[Level, ...]]:

@@ -151,8 +151,9 @@ class Connection(Ends):
             self.write(local.answer(front, head, operation, self.id_bytes, self.cors))
         except CallError as error:
             front.telemetry.turned_away(self.request_id, error.code)
-            self.say_error(error, "openai" if operation is None else operation.dialect, head)
-            self.answered(close=error.close or not head.keep_alive or head.method == b"HEAD")
+            close = error.close or not head.keep_alive or head.method == b"HEAD"
+            self.say_error(error, "openai" if operation is None else operation.dialect, head, close=close)
+            self.answered(close=close)
         else:
             self.answered(close=not head.keep_alive)
 

@@ -21,6 +21,7 @@ from gateway.call import Call, Outcome
 from gateway.dialects import Operation
 from gateway.errors import CallError
 from gateway.head import Head, Request
+from gateway.tenants import cache_salt
 from gateway.upstream import EngineConnection, Loss
 from gateway.walker import LAST_CHUNK, BodyWalker, ResponseHead, tail
 
@@ -55,7 +56,8 @@ def admit(front: Front, client: Connection, request: Request, operation: Operati
     entry = front.directory.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
         raise errors.other_dialect()
-    body = rewrite.edit(operation, peek, entry.served_name)
+    salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
+    body = rewrite.edit(operation, peek, entry.served_name, salt)
     wait_s = min(entry.queue.wait_seconds_max, wish.wait_s)
     priority, stream = min(tenant.priority_max, wish.priority), peek.stream
     call = Exchange(
@@ -363,7 +365,7 @@ class Exchange(Call):
             event = self._frame(errors.event(error, self.dialect))
             self._write(event + LAST_CHUNK if self._framed else event)
         else:
-            self._client.say_error(error, self.dialect)
+            self._client.say_error(error, self.dialect, close=self._close)
         self._client.answered(close=self._close or error.close)
 
     def _end(self, outcome: Outcome, code: str) -> None:

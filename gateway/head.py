@@ -170,6 +170,12 @@ def parse_head(data: bytes) -> tuple[Head, int]:
     return head, length
 
 
+def read_line(data: bytes, start: int) -> Head | None:
+    """The request line that begins at data[start], of a head that was refused: it tells the dialect of the refusal."""
+    match = _FIRST_LINE.match(data, start)
+    return None if match is None else Head(match[1], match[2], {}, match[3] or b"", int(match[4]), keep_alive=False)
+
+
 def refuse_unfinished(data: bytes | bytearray, start: int, size: int) -> None:
     """Raises when a head that is not complete cannot become one. `size` is its bytes so far (the last ones of data),
     `start` where the new ones begin: old ones are not looked at twice, so that a trickle stays cheap.

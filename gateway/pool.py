@@ -1,8 +1,8 @@
 """Connections to engines, pooled per address.
 
 Owns connecting, and which connection a request goes out on. Promises: a pooled connection found closed is replaced once
-by a fresh one before anybody hears of it; engines that close after streams are learnt and not pooled there. A request
-waits only while as many connections as may are being made.
+by a fresh one before anybody hears of it; engines that close after streams are learnt and not pooled there, those that
+send more than their answers not at all. A request waits only while as many connections as may are being made.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class Pool:
         self._due: deque[EngineConnection] = deque()
         """They connect when others have."""
         self._closes_after_stream = False
+        self._says_more = False
+        """It sent more than an answer once: none of its connections is used twice from then on."""
         self._unused_sweeps = 0
         self.connections = 0
         self.authority = at.authority
@@ -73,7 +75,7 @@ class Pool:
 
     def give_back(self, connection: EngineConnection) -> None:
         """A connection is idle; it is kept when it may be of use."""
-        if (connection.after_stream and self._closes_after_stream) or len(self._idle) >= IDLE_MAX:
+        if self._says_more or (connection.after_stream and self._closes_after_stream) or len(self._idle) >= IDLE_MAX:
             connection.close()
             return
         connection.reused = True
@@ -86,6 +88,13 @@ class Pool:
             self._idle.remove(connection)
             if connection.after_stream and connection.sweeps < LEARN_SWEEPS_MAX:
                 self._closes_after_stream = True
+
+    def surplus(self) -> None:
+        """The engine sent more than an answer. The next Call must not take the like for its own."""
+        self._says_more = True
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
 
     def sweep(self) -> bool:
         """Once a second: closes what has been idle for too long. False when nothing needs this Pool any more."""

@@ -79,11 +79,14 @@ def read(operation: Operation, body: Body, content_type: bytes, header_model: st
     raise unsupported_media_type()
 
 
-def edit(operation: Operation, peek: Peek | Form, served_name: str) -> Body:
-    """The body as the engine gets it: its own name for the model, and usage asked for where streams can tell it."""
+def edit(operation: Operation, peek: Peek | Form, served_name: str, cache_salt: str | None = None) -> Body:
+    """The body as the engine gets it: its own name for the model, usage asked for where streams can tell it, and whose
+    prefix cache it may use, where the engine asks and the path takes that.
+    """
     if isinstance(peek, Form):
         return edit_multipart(peek, model=served_name)
-    return edit_json(peek, model=served_name, include_usage=operation.usage)
+    salt = cache_salt if operation.salted else None
+    return edit_json(peek, model=served_name, include_usage=operation.usage, cache_salt=salt)
 
 
 def read_json(body: Body, *, path_model: str | None = None, header_model: str | None = None) -> Peek:
@@ -105,23 +108,25 @@ def read_json(body: Body, *, path_model: str | None = None, header_model: str | 
     return Peek(body, model, stream, usage, body_model, members)
 
 
-def edit_json(peek: Peek, *, model: str | None, include_usage: bool) -> Body:
-    """The body with `model` set, usage asked for if it streams, and without the client's `cache_salt`.
+def edit_json(peek: Peek, *, model: str | None, include_usage: bool, cache_salt: str | None = None) -> Body:
+    """The body with `model` set, usage asked for if it streams, and our `cache_salt`, or none, for the client's.
 
     The same object when nothing changes; else the members are joined anew, their values byte for byte.
     """
     renamed = model is not None and model != peek.body_model
     asking = include_usage and peek.stream and not peek.wants_usage
-    if not (renamed or asking or "cache_salt" in peek.members):
+    if not (renamed or asking or cache_salt or "cache_salt" in peek.members):
         return peek.body
     if not isinstance(peek.body, bytes):
-        return _spliced(peek, peek.body, model if renamed else None, asking=asking)
+        return _spliced(peek, peek.body, model if renamed else None, cache_salt, asking=asking)
     edited: dict[str, Raw | bytes] = {**peek.members}
     if renamed:
         edited["model"] = msgspec.json.encode(model)
     if asking:
         edited["stream_options"] = _with_usage(peek.members.get("stream_options"))
     edited.pop("cache_salt", None)
+    if cache_salt:
+        edited["cache_salt"] = msgspec.json.encode(cache_salt)
     return _join(edited)
 
 
@@ -133,9 +138,11 @@ def _scanned(body: Pieces) -> dict[str, Raw]:
     return {name: Raw(value) for name, value in found.values.items()}
 
 
-def _spliced(peek: Peek, body: Pieces, model: str | None, *, asking: bool) -> Body:
+def _spliced(peek: Peek, body: Pieces, model: str | None, cache_salt: str | None, *, asking: bool) -> Body:
     """A large body with the same edits: cut where they are, everything else as it came."""
     edits: dict[str, bytes | None] = {"cache_salt": None} if "cache_salt" in peek.members else {}
+    if cache_salt:
+        edits["cache_salt"] = msgspec.json.encode(cache_salt)
     if model is not None:
         edits["model"] = msgspec.json.encode(model)
     if asking:

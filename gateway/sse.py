@@ -19,7 +19,13 @@ from gateway.walker import BodyWalker, ResponseHead, is_one_chunk, whole_chunks
 EVENT_BYTES_MAX = 64 << 10
 """An unfinished event longer than this goes on unfinished: it is content, not usage."""
 
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LINE_END = rb"(?:\n|\r\n?+)"
+_EVENT_END = re.compile(_LINE_END + _LINE_END)
+"""A line ends with LF, CR or both, and an empty line ends an event (WHATWG HTML, 9.2.6)."""
+_EMPTY_LIST = re.compile(rb"\[[ \t]*+[]\r\n]")
+"""A list that is empty, or might be further lines down."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""May stand before a stream's first event."""
 _CHUNK_END, _CHUNK_END_CR = _CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 """How a chunk that ends with an event ends, with the CRLF of the chunk."""
 _CHUNKED = ResponseHead(200, True, None, True, b"text/event-stream", b"")
@@ -84,14 +90,16 @@ class EventGate:
             not self._part
             and (data.endswith(_CHUNK_END) or data.endswith(_CHUNK_END_CR))  # noqa: PIE810  the first is nearly always it
             and is_one_chunk(data)
-            and not (self._drop_usage and data.find(b"[]") >= 0)
+            and not (self._drop_usage and data.find(b'"usage"') >= 0 and _EMPTY_LIST.search(data) is not None)
         ):
             walker.skip(data)  # one token, as most engines send them
             return data
         if self._part:
             data = self._part + data
             self._part = b""
-        usage_at = data.find(b"[]") if self._drop_usage else -1
+        usage_at = data.find(b'"usage"') if self._drop_usage else -1
+        if usage_at >= 0 and _EMPTY_LIST.search(data) is None:
+            usage_at = -1  # some engines say it in every chunk
         end, content_bytes = whole_chunks(data, len(data) if usage_at < 0 else usage_at)
         if end and (content_bytes < 4 or not data.endswith(_CHUNK_ENDS, 0, end)):  # with fewer it might be framing
             return self._take_apart(data)
@@ -121,9 +129,11 @@ class EventGate:
 
     def pass_content(self, content: bytes) -> bytes:
         """The same for content without framing."""
+        seen = len(self._held)
+        begin = 1 if not seen and self.whole and content.startswith(b"\n") else 0  # of a CRLF whose CR ended an event
         content = self._held + content
-        begin, out = 0, []
-        for match in _EVENT_END.finditer(content):
+        out = [content[:begin]]
+        for match in _EVENT_END.finditer(content, max(begin, seen - 1)):
             event = content[begin : match.end()]
             begin = match.end()
             self.whole = True
@@ -131,8 +141,9 @@ class EventGate:
                 out.append(event)
         self._held = content[begin:]
         if len(self._held) > EVENT_BYTES_MAX:
-            out.append(self._held)
-            self._held = b""
+            stop = len(self._held.rstrip(b"\r\n"))  # a line end stays: the next one may make it the event's end
+            out.append(self._held[:stop])
+            self._held = self._held[stop:]
             self.whole = False
         return b"".join(out)
 
@@ -143,11 +154,15 @@ class EventGate:
 
 
 def is_usage(event: bytes) -> bool:
-    """Whether it is the chunk that `stream_options.include_usage` adds: no choices, and usage."""
-    if b"[]" not in event or not event.startswith(b"data:"):
+    """Whether it is the chunk that `stream_options.include_usage` adds: no choices, and usage.
+
+    Whatever else the event says (a comment, an id, its name), and in however many lines.
+    """
+    if event.find(b'"usage"') < 0:
         return False
+    lines = event.removeprefix(_BYTE_ORDER_MARK).splitlines()  # of bytes: at the line ends of events, and no others
     try:
-        read = _decode(event[5:].strip())
+        read = _decode(b"\n".join([line[5:] for line in lines if line.startswith(b"data:")]))
     except _UNREADABLE:
         return False
     return read.choices == [] and read.usage is not None

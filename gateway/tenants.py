@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from hashlib import sha256
 
 from autoscaler.contract import (
     DEFAULT_TENANT,
@@ -23,6 +25,8 @@ from gateway.errors import invalid_api_key, model_not_found
 
 RESOLVED_MAX = 10_000
 """Permissions remembered; above that they are forgotten and worked out again. Only Models that exist take a place."""
+SALTS_MAX = 10_000
+"""Salts of Tenants remembered; others are worked out anew."""
 CALLING_ROLES = frozenset({"tenant", "operator"})
 """Roles whose keys may call a Model; viewer and finance only read on the operations port."""
 
@@ -112,6 +116,15 @@ class Directory:
         for model in sorted(self._models.values(), key=lambda model: (model.created_unix_s, model.name)):
             for name in (model.name, *model.aliases):
                 self._names.setdefault(name, model)
+
+
+@lru_cache(SALTS_MAX)
+def cache_salt(tenant: TenantName) -> str:
+    """What keeps a Tenant's prefix cache apart from others' in an engine, which need not learn the name.
+
+    It is no secret: no client can send one.
+    """
+    return sha256(f"pilotlight/cache-salt/{tenant}".encode()).hexdigest()[:32]
 
 
 def permitted(tenant: TenantEntry, model: ModelEntry) -> bool:

@@ -194,8 +194,9 @@ class EngineConnection(asyncio.Protocol):
     def _read_head(self, data: bytes) -> None:
         sink, transport = self.sink, self._transport
         if sink is None:
-            if transport is not None:
-                transport.abort()  # nothing was asked
+            if transport is not None and not transport.is_closing():
+                self._pool.surplus()  # nothing was asked
+                transport.abort()
             return
         read = self._head.feed(data)
         if read is None:
@@ -223,6 +224,8 @@ class EngineConnection(asyncio.Protocol):
         """The response is whole."""
         self._walker = None
         self.take = _nobody
+        if walker.excess:
+            self._pool.surplus()
         self._freed(sink, keep=not walker.excess)
         sink.engine_end()
 

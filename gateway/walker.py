@@ -33,6 +33,8 @@ CRUMB_BYTES = 64
 LAST_CHUNK = b"0\r\n\r\n"
 
 _HEAD = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [\t\x20-\x7e\x80-\xff]*+)?((?:" + FIELD + rb")*+)")
+_NO_HEAD = re.compile(rb"[^\r]\n|\r[^\n]|[^\t\r\n\x20-\x7e\x80-\xff]")
+"""What is in no head: half of a line end, control characters."""
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 """Chunk extensions are odd: no engine sends any, and a client might read them otherwise than we do."""
 _DIGITS = re.compile(rb"[0-9A-Fa-f]{1,8}")
@@ -99,15 +101,16 @@ class HeadReader:
 
     def feed(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
         """The final head and what follows it; None while it is incomplete. Interim heads are skipped."""
-        if self._held:
+        seen = len(self._held)
+        if seen:
             data = self._held + data
         while True:
-            end = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
+            end = data.find(b"\r\n\r\n", max(0, seen - 3), HEAD_BYTES_MAX)
             if end < 0:
-                if len(data) >= HEAD_BYTES_MAX or not b"HTTP/1.".startswith(data[:7]):
-                    raise FramingError("no head")
+                _refuse_unfinished(data, seen)
                 self._held = data
                 return None
+            seen = 0
             head = known_head(data[:end]) if end <= KNOWN_BYTES_MAX else parse_head(data[:end])
             data = data[end + 4 :]
             if head is not None:
@@ -115,6 +118,22 @@ class HeadReader:
             self._interim += 1
             if self._interim > INTERIM_MAX:
                 raise FramingError("too many interim responses")
+
+
+def _refuse_unfinished(data: bytes, seen: int) -> None:
+    """Raises when what is not a whole head cannot become one: its engine may wait for us, and would do so for long.
+
+    `seen`: bytes that were looked at before. They are not looked at twice, so that a trickle stays cheap.
+    """
+    fresh = max(0, seen - 1)
+    line_end = data.find(b"\r\n")
+    if (
+        len(data) >= HEAD_BYTES_MAX
+        or not b"HTTP/1.".startswith(data[:7])
+        or (line_end >= fresh and _HEAD.fullmatch(data, 0, line_end) is None)
+        or _NO_HEAD.search(data, fresh) is not None
+    ):
+        raise FramingError("no head")
 
 
 def parse_head(data: bytes) -> ResponseHead | None:
@@ -137,7 +156,7 @@ def parse_head(data: bytes) -> ResponseHead | None:
         keep_alive = keep_alive and b"close" not in named
         fields = b"".join([line for line in fields.splitlines(keepends=True) if line.partition(b":")[0] not in named])
     content_type = known.get(b"content-type", b"").lower()
-    if status in (204, 304):
+    if status in (204, 205, 304):
         if coding is not None or length not in (None, b"0"):
             raise FramingError("a body where there can be none")
         return ResponseHead(status, False, 0, keep_alive, content_type, fields)

@@ -21,6 +21,7 @@ from gateway.head import (
     Known,
     Request,
     read_head,
+    read_line,
     refuse_unfinished,
 )
 
@@ -45,7 +46,9 @@ class RequestReader:
         """`nothing`: a Request is out (or the reader is dead) and `next` was not called yet. `drop`: the rest of a body
         that was answered early."""
         self.pending: Head | None = None
-        """While waiting for a body, and when it was refused: its head, so that the edge can answer it early."""
+        """While waiting for a body, and when it was refused: its head, so that the edge can answer it early. Of a head
+        that was refused its first line, where that could be read.
+        """
         self._body: ChunkReader | LengthReader | None = None
         """Set together with `pending`."""
         self._body_bytes_max = body_bytes_max
@@ -93,7 +96,7 @@ class RequestReader:
                 return self._drop_more(data)
             self._keep_ahead(data)
         except CallError as error:
-            self._fail(error)
+            self._fail(error, bytes(self._head) or data)
             raise
         return None
 
@@ -109,7 +112,7 @@ class RequestReader:
         try:
             return self._read_head(data, at)
         except CallError as error:
-            self._fail(error)
+            self._fail(error, data, at)
             raise
 
     def drop(self, bytes_max: int) -> bool:
@@ -132,9 +135,13 @@ class RequestReader:
         self.waiting_for = "head"
         return self._read_head(data, dropped) if dropped < len(data) else None
 
-    def _fail(self, error: CallError) -> None:
-        """The reader is dead, and keeps nothing any more; a body is the edge's to discard."""
+    def _fail(self, error: CallError, data: bytes, at: int = 0) -> None:
+        """The reader is dead, and keeps nothing any more; a body is the edge's to discard. A head that did not come to
+        its end begins at data[at].
+        """
         self._failure = error
+        if self.waiting_for == "head" and self.pending is None:
+            self.pending = read_line(data, at)
         self.waiting_for = "nothing"
         self._body = None
         self._head = bytearray()
@@ -164,9 +171,9 @@ class RequestReader:
         if end < 0:
             refuse_unfinished(head, before, len(head))
             return None
-        self._head = bytearray()
         data = bytes(head)
         read, length, self._known = read_head(data, 0, end)
+        self._head = bytearray()
         return self._read_on(read, length, data, end + 4)
 
     def _read_on(self, head: Head, length: int, data: bytes, start: int) -> Request | None:

@@ -338,6 +338,8 @@ def leave_child(seconds: float) -> None:
 async def serve(engine: Engine) -> None:
     """Listen when ready (or at once with --loading-503) and stay until killed."""
     knobs, faults, loop = engine.knobs, engine.faults, asyncio.get_running_loop()
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # else it comes between a note and its write
+        loop.add_signal_handler(signal.SIGTERM, engine.die, 0)
 
     async def listen() -> asyncio.Server:
         server = await loop.create_server(lambda: Connection(engine), knobs.host, knobs.port, backlog=4096)
@@ -365,7 +367,7 @@ def main(argv: list[str]) -> None:
     """Run until killed."""
     engine = Engine(parse(argv))
     ignores = engine.strikes("ignores-sigterm")
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignores else lambda *_: engine.die(0))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignores else signal.SIG_DFL)
     if engine.strikes("leaves-child"):
         leave_child(engine.faults["leaves-child"])
     try:

@@ -20,7 +20,7 @@ BACKLOG = 4096
 
 ACCEPTS = 8
 """Connections taken in one turn of the event loop: libuv takes one from each listener, and a turn in which many streams
-are read takes milliseconds. With one, 300 clients waited 2.1 s beside such streams, with eight 0.3 s.
+are read takes milliseconds. With turns of 4 ms and one listener 300 clients were accepted in 2.1 s, with eight 0.3.
 """
 
 

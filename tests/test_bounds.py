@@ -131,6 +131,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 """Each row's first cell, and the bounds that it tells; none where it is a rule or the machine's own number."""
 
 NOT_TOLD = {
+    "gateway.tenants.SALTS_MAX": "salts remembered: 1 MiB",
     "gateway.address.PORT_MAX": "of TCP: grammar",
     "gateway.walker.SIZES_MAX": "chunk sizes remembered as read: a few KiB",
     "gateway.walker._SIZE_BYTES_MAX": "8 digits and their CRLF: grammar",

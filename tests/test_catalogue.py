@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from autoscaler.catalogue import front_settings, model_entry, tenant_entry
@@ -52,6 +54,13 @@ def test_a_model_becomes_its_entry() -> None:
         queue=QueueLimits(calls_max=7, bytes_max=8, wait_seconds_max=9),
         clocks=Clocks(response_seconds_max=1, first_byte_seconds_max=2, stall_seconds_max=3),
     )
+
+
+@pytest.mark.parametrize(("engine", "takes"), [("vllm", True), ("sglang", True), ("llama.cpp", False)])
+def test_engines_whose_prefix_cache_can_be_kept_apart_are_told_whose_it_is(
+    engine: Literal["vllm", "sglang", "llama.cpp"], takes: bool
+) -> None:
+    assert model_entry(Model(name=ModelName("a"), spec=ModelSpec(engine=engine))).takes_cache_salt is takes
 
 
 def test_a_tenant_becomes_its_entry_with_times_in_unix_seconds() -> None:

@@ -18,6 +18,7 @@ OTHERS = {
 }  # fmt: skip
 FORMS = {"audio/transcriptions", "audio/translations", "images/edits"}
 WITH_USAGE = {"chat/completions", "completions"}
+SALTED = WITH_USAGE | {"responses"}
 
 
 def found(method: str, path: str) -> Operation:
@@ -36,6 +37,7 @@ def test_every_openai_path_leads_to_the_engines_own(root: str, name: str) -> Non
         "openai",
         multipart=name in FORMS,
         usage=name in WITH_USAGE,
+        salted=name in SALTED,
         model="gpt-4o" if "deployments" in root else None,
     )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaUse, TenantName, Total
 from autoscaler.draft import with_grant
+from autoscaler.drain import next_change_s
 from autoscaler.fold import fold
 from autoscaler.fold_reports import acknowledged
 from autoscaler.world import (
@@ -45,6 +48,16 @@ def test_demand_of_a_gateway_that_fell_silent_expires_after_ten_seconds() -> Non
     assert at.loads == {}
     assert at.histories[M].last_activity_s == T0
     assert not at.gateways[G1].gone
+
+
+@pytest.mark.parametrize("seen_s", [T0 + math.pi * number for number in range(20)])
+def test_demand_expires_at_the_very_time_for_which_the_plan_wakes(seen_s: float) -> None:
+    """Not with the next Tick, up to a second later, because a float's last digit is missing."""
+    at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=3)]), now_s=seen_s)
+    due_s = next_change_s(at, seen_s + 9.0)
+    assert due_s is not None
+    at, _ = after(at, Tick(), now_s=due_s)
+    assert at.loads == {}
 
 
 def test_an_age_that_grew_is_kept_and_is_no_news() -> None:

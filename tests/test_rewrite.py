@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.body import LARGE_BYTES, Pieces
 from gateway.dialects import Operation, lookup
 from gateway.errors import CallError
 from gateway.multipart import Form
@@ -220,6 +221,21 @@ def test_a_body_that_need_not_change_is_the_same_object() -> None:
 )
 def test_only_named_members_are_edited(body: bytes, edited: bytes) -> None:
     assert edit_json(read_json(body), model="served", include_usage=True) == edited
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("sent", ["", '"cache_salt":"stolen",'])
+def test_the_salt_is_ours_on_paths_that_take_it(sent: str, large: bool) -> None:
+    text = "a" * (LARGE_BYTES if large else 3)
+    body = f'{{"model":"m",{sent}"prompt":"{text}"}}'.encode()
+    for path, salted in ((b"/v1/completions", True), (b"/v1/embeddings", False)):
+        operation = lookup(b"POST", path)
+        assert operation is not None
+        pieces = Pieces()
+        pieces.add(body)
+        read_of_it = read(operation, pieces if large else body, b"application/json")
+        told = json.loads(in_one(edit(operation, read_of_it, "m", "ours")))
+        assert told == {"model": "m", "prompt": text} | ({"cache_salt": "ours"} if salted else {})
 
 
 def test_usage_is_only_asked_for_where_streams_have_it() -> None:

@@ -18,7 +18,7 @@ from autoscaler.contract import (
 )
 from gateway import tenants
 from gateway.errors import CallError, invalid_api_key, model_not_found
-from gateway.tenants import Directory
+from gateway.tenants import Directory, cache_salt
 
 
 def hashed(key: str) -> str:
@@ -169,3 +169,10 @@ def test_asking_for_many_names_fills_no_memory(monkeypatch: pytest.MonkeyPatch) 
         assert may(names, tenant("acme"), f"m{n}")
         assert not may(names, tenant("acme"), f"unknown{n}")
         assert len(names._resolved) <= 8
+
+
+def test_each_tenant_has_a_salt_of_its_own_that_does_not_name_it() -> None:
+    salts = {cache_salt(TenantName(name)) for name in ("acme", "lab", "default")}
+    assert len(salts) == 3
+    assert all(len(salt) == 32 and "acme" not in salt for salt in salts)
+    assert cache_salt(TenantName("acme")) in salts, "the same for all its Calls"

@@ -127,6 +127,43 @@ def test_odd_heads_are_refused(head: bytes) -> None:
         HeadReader().feed(head + b"\r\n\r\n")
 
 
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"HTTP/1.1 200 OK\n", b"HTTP/1.1 200 OK\nContent-Length: 2\n\n{}", b"HTTP/1.1 200 OK\r\nX: y\n",
+        b"HTTP/1.1 200 OK\rX", b"HTTP/1.1 200 OK\r\nX: a\0", b"HTTP/1.1 2000 OK\r\n", b"HTTP/2", b"\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\n", b"HTTP/1.1 200 OK\r\nX: " + b"y" * (64 << 10),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [1, 2, 7, 100_000])
+def test_what_cannot_become_a_head_is_refused_before_its_end(begun: bytes, size: int) -> None:
+    """Its engine has perhaps said all that it wants to say."""
+    with pytest.raises(FramingError):
+        read(*pieces(begun, size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_a_head_that_comes_in_pieces_is_never_refused_before_it_is_whole(size: int) -> None:
+    interim = b"HTTP/1.1 103\r\nLink: \t<\xe9>\r\n\r\n"
+    head, _, out = read(*pieces(interim * 2 + b"HTTP/1.1 200 \r\nX: \xff\r\nContent-Length: 4\r\n\r\n\n\0\r\n", size))
+    assert (head.status, out) == (200, b"\n\0\r\n")
+
+
+def test_a_short_head_after_an_interim_one_that_was_cut_is_found() -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    for at in range(1, len(interim)):
+        assert read(interim[:at], interim[at:] + b"HTTP/1.1 204 \r\n\r\n")[0].status == 204
+
+
+def test_a_reset_has_no_content() -> None:
+    """RFC 9110, 15.3.6."""
+    head, walker, _ = read(b"HTTP/1.1 205 Reset Content\r\n\r\n")
+    assert (head.length, walker.ended) == (0, True)
+    for framing in (b"Content-Length: 2", b"Transfer-Encoding: chunked"):
+        with pytest.raises(FramingError):
+            read(b"HTTP/1.1 205 Reset Content\r\n" + framing + b"\r\n\r\n{}")
+
+
 def test_interim_heads_are_skipped_within_a_bound() -> None:
     interim = b"HTTP/1.1 100 Continue\r\n\r\n"
     head, _, out = read(interim * INTERIM_MAX + b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")

@@ -46,6 +46,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     dialects: tuple[str, ...] = ("openai", "anthropic")
     slots: int
     """Calls at once when the Model does not say."""
+    takes_cache_salt: bool = False
+    """Its prefix cache is kept apart by the body's `cache_salt`."""
     closes_after_stream: bool = False
     """It closes a connection after a streamed answer, whatever its header says."""
 

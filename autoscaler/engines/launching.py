@@ -43,7 +43,7 @@ def launch(model: Model, model_path: str | None, host: str, port: int, available
             argv = (*fill(program.argv, values), *model.spec.args)
             _check(program, argv)
             if program.found == "xllamacpp" and model.spec.tls is not None:
-                raise EngineError("spec.tls: the llama extra's server speaks no TLS: use llama-server")  # noqa: TRY301
+                raise EngineError("spec.tls: the llama extra's server speaks no TLS: use llama-server")  # noqa: TRY301  one boundary
         else:
             argv = (*fill(model.spec.command, values), *model.spec.args)
         env = {key: text for key, word in engine.env.items() for text in fill((word,), values)}

@@ -58,6 +58,7 @@ VLLM = Engine(
     artifacts="file-or-hf",
     slots=64,
     dialects=EVERY_DIALECT,  # rerank, score and tokenize, too
+    takes_cache_salt=True,
 )
 
 SGLANG = Engine(
@@ -77,6 +78,7 @@ SGLANG = Engine(
     install="pip install sglang",
     artifacts="file-or-hf",
     slots=64,
+    takes_cache_salt=True,
 )
 
 OLLAMA = Engine(

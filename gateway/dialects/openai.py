@@ -5,16 +5,17 @@ from __future__ import annotations
 from gateway.dialects.operation import Kind, Operation
 
 
-def _infer(name: str, *, multipart: bool = False, usage: bool = False) -> tuple[bytes, Operation]:
-    return name.encode(), Operation(Kind.INFER, b"/v1/" + name.encode(), multipart=multipart, usage=usage)
+def _infer(name: str, *, multipart: bool = False, usage: bool = False, salted: bool = False) -> tuple[bytes, Operation]:
+    path = b"/v1/" + name.encode()
+    return name.encode(), Operation(Kind.INFER, path, multipart=multipart, usage=usage, salted=salted)
 
 
 INFER = dict(
     (
-        _infer("chat/completions", usage=True),
-        _infer("completions", usage=True),
+        _infer("chat/completions", usage=True, salted=True),
+        _infer("completions", usage=True, salted=True),
         _infer("embeddings"),
-        _infer("responses"),
+        _infer("responses", salted=True),
         _infer("moderations"),
         _infer("audio/transcriptions", multipart=True),
         _infer("audio/translations", multipart=True),

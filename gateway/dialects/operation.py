@@ -34,5 +34,7 @@ class Operation(NamedTuple):
     """The body may also be multipart/form-data."""
     usage: bool = False
     """Its streams take `stream_options.include_usage`."""
+    salted: bool = False
+    """Engines that keep prefix caches apart take `cache_salt` here."""
     model: str | None = None
     """The model's name where the path holds it (Azure's deployments, GET /v1/models/NAME), percent-decoded."""

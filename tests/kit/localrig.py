@@ -35,6 +35,9 @@ while True:
 """
 """An engine that does nothing but be ready: it starts in half the time of the fake one."""
 
+INSTANCE = f"i{os.getpid()}"
+"""Of the tests that mark processes by hand: other processes of the same run do so at the same time."""
+R1 = f"{INSTANCE}/r1"
 GPU0 = DeclaredDevice(name="gpu0", memory_bytes=Bytes(1 << 30), model="H100")
 KNOBS = {
     Manner.GOOD: (),

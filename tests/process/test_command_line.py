@@ -54,7 +54,11 @@ def watch(one: Serving, folder: Path, *words: str) -> subprocess.Popen[bytes]:
     """`status --watch` into a file."""
     with (folder / "watched.txt").open("wb") as output:
         command = [sys.executable, "-m", "pilotlight", "status", "--watch", "--ops", one.ops, *words]
-        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # who started us in the background ignores it
+        try:
+            return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 async def test_a_watch_into_a_file_tells_each_change(tmp_path: Path) -> None:

@@ -84,9 +84,11 @@ async def test_port_taken(tmp_path: Path, which: str) -> None:
 
 async def test_operations_port_of_an_autoscaler_that_others_could_reach(tmp_path: Path) -> None:
     one = Serving(tmp_path, [fake(tmp_path, "ada"), settings()])
-    words = ["autoscaler", "--driver", "local", "--documents", str(one.config), "--state", str(one.state / "none")]
+    (tmp_path / "file").write_text("no directory")
+    nowhere = str(tmp_path / "file" / "state")
+    words = ["autoscaler", "--driver", "local", "--documents", str(one.config), "--state", nowhere]
     command = [sys.executable, "-m", "pilotlight", *words, "--contract-socket", str(tmp_path / "a.sock"), "--ops"]
-    for auth, why in (("auto", "--ops 0.0.0.0:0: others could reach the operations port"), ("none", "is not there")):
+    for auth, why in (("auto", "--ops 0.0.0.0:0: others could reach the operations port"), ("none", "cannot be used")):
         done = subprocess.run(
             [*command, "0.0.0.0:0"], capture_output=True, text=True, timeout=REFUSED_S, check=False,
             env={**os.environ, "PILOTLIGHT_AUTH": auth},

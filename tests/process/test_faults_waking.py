@@ -1,4 +1,8 @@
-"""Faults of waking and waiting, on real processes (reliability, section 5 A), each test named after its case."""
+"""Faults of waking and waiting, on real processes (reliability, section 5 A), each test named after its case.
+
+What the cases promise in seconds and shares is asserted where time is exact, in tests/sim. Bounds of wall time here are
+wide, for a busy machine: they find what hangs, and prove no figure.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ from tests.kit.waiting import until
 BURST = pytest.mark.xdist_group("burst")
 """At most one test with many Calls at once runs at a time."""
 BACK_OFF_S = 60.0
+BUSY_S = 5.0
+"""What a busy machine may add."""
 
 
 def codes(results: Sequence[Result]) -> set[tuple[int, str]]:
@@ -27,14 +33,15 @@ def codes(results: Sequence[Result]) -> set[tuple[int, str]]:
 @BURST
 @pytest.mark.parametrize("replicas", [1, 4])
 async def test_case_01_thousand_calls_in_50_ms_through_three_gateways(tmp_path: Path, replicas: int) -> None:
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "400", slots=8, gpu={"memory": "20Mi"}, replicas={"max": replicas})
+    """One Replica alone needs 5 s for all of them, far longer than a start takes, so as many as allowed are planned."""
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "200", slots=8, gpu={"memory": "20Mi"}, replicas={"max": replicas})
     async with serving(tmp_path, ada, options=("--gateways", "3")) as one:
         results = await one.send(*(shot("ada", at_s=i * 0.000_05, tokens=8) for i in range(1000)))
         verdict = judge(1000, results)
         assert (verdict.completed, verdict.holds) == (1000, True), verdict.line()
         used = {result.headers["x-request-id"].rsplit("-", 3)[0] for result in results}
         assert used == {"gateway-1", "gateway-2", "gateway-3"}
-        assert one.starts("ada") == one.states("ada").count("starting") <= replicas
+        assert one.starts("ada") == one.states("ada").count("starting") == replicas, "as planned, not times three"
     calls = transcript(tmp_path, "ada")
     assert len(calls) == len({call.id for call in calls}) == 1000, "every Call was on exactly one engine, once"
     assert most_at_once(calls) <= 8
@@ -67,7 +74,7 @@ async def test_case_02_start_cannot_succeed(tmp_path: Path, how: str) -> None:
         assert codes(results) == {(503, "model_start_failed")}
         assert all(result.errors == 1 and result.clear for result in results)
         assert all(0 < int(result.headers["retry-after"]) <= 120 for result in results)
-        assert max(result.last_byte_s or 99 for result in results) < 2.5 + 5.0, "within start.secondsMax"
+        assert max(result.last_byte_s or 99 for result in results) < 2.5 + BUSY_S, "start.secondsMax is 2.5"
         tried = one.starts("bad")
         assert tried == {"dies": 4, "never-ready": 1}.get(how, tried)
         await one.zero("bad")
@@ -161,9 +168,9 @@ async def test_case_09_ping_pong_on_one_device(tmp_path: Path) -> None:
         assert judge(rounds + 30, results).completed == rounds + 30
         starts = sum(map(one.starts, names))
         assert 4 <= starts <= past_s / residency_s + 1, f"{starts} starts in {past_s:.1f} s"
-        assert max(result.first_byte_s or 99 for result in results) < 10.0, "nobody starves"
+        assert max(result.first_byte_s or 99 for result in results) < 2 * BUSY_S, "nobody starves"
     calls = [call for name in names for call in transcript(tmp_path, name)]
-    assert all(call.finished for call in calls), "no running Call was cut"
+    assert [call for call in calls if not call.finished] == [], "no running Call was cut"
     assert len(calls) == rounds + 30
 
 

@@ -17,7 +17,7 @@ import pytest
 from autoscaler.drivers import clearing, processes
 from autoscaler.drivers.clearing import kill_all
 from autoscaler.drivers.processes import BLANK, MARK, Claim, Facts, Reaper, alive, facts, find, how_it_ended, mark_of
-from tests.kit.localrig import python
+from tests.kit.localrig import INSTANCE, R1, python
 
 SLEEP = "import time; time.sleep(60)"
 LEAVES_A_CHILD = f"""
@@ -41,7 +41,7 @@ def running(argv: Sequence[str | Path], env: dict[str, str] | None = None) -> It
 
 @pytest.fixture
 def marked() -> Iterator[subprocess.Popen[bytes]]:
-    with running(python(SLEEP), {MARK: "i/r1", "A": "b"}) as process:
+    with running(python(SLEEP), {MARK: R1, "A": "b"}) as process:
         yield process
 
 
@@ -55,15 +55,15 @@ def of(pid: int) -> Facts:
 def test_a_process_is_known_by_start_time_and_mark(marked: subprocess.Popen[bytes]) -> None:
     now = of(marked.pid)
     assert (now.parent, now.group, now.session, now.gone) == (os.getpid(), marked.pid, marked.pid, False)
-    assert mark_of(marked.pid) == "i/r1"
-    assert alive(marked.pid, now.start_ticks, "i/r1")
-    assert not alive(marked.pid, now.start_ticks + 1, "i/r1")
-    assert not alive(marked.pid, now.start_ticks, "i/r2")
+    assert mark_of(marked.pid) == R1
+    assert alive(marked.pid, now.start_ticks, R1)
+    assert not alive(marked.pid, now.start_ticks + 1, R1)
+    assert not alive(marked.pid, now.start_ticks, f"{INSTANCE}/r2")
     assert abs(processes.started_s(now.start_ticks) - time.monotonic()) < 10
     marked.kill()
     os.waitid(os.P_PID, marked.pid, os.WEXITED | os.WNOWAIT)
     assert of(marked.pid).gone
-    assert not alive(marked.pid, now.start_ticks, "i/r1")
+    assert not alive(marked.pid, now.start_ticks, R1)
     assert how_it_ended(marked.pid) == "was killed by SIGKILL"
     marked.wait()
     assert facts(marked.pid) is None
@@ -97,16 +97,16 @@ async def test_a_child_without_environment_is_found_by_its_session_when_the_lead
     leader = subprocess.Popen(python(LEAVES_A_CHILD), stdout=subprocess.PIPE, text=True, start_new_session=True)
     began_ticks = of(leader.pid).start_ticks
     child = int(leader.communicate()[0])
-    found, _ = await find(Claim("i/r1", leader.pid, held=False, since_ticks=began_ticks))
+    found, _ = await find(Claim(R1, leader.pid, held=False, since_ticks=began_ticks))
     assert [one.pid for one in found] == [child]
-    assert not (await find(Claim("i/r1")))[0]
+    assert not (await find(Claim(R1)))[0]
     processes.send(found, signal.SIGKILL)
 
 
 async def test_a_session_whose_number_was_reused_is_not_ours() -> None:
     with running(python(SLEEP), {}) as stranger:
         earlier_ticks = of(stranger.pid).start_ticks - 1
-        found, complete = await find(Claim("i/r1", stranger.pid, held=False, since_ticks=earlier_ticks))
+        found, complete = await find(Claim(R1, stranger.pid, held=False, since_ticks=earlier_ticks))
         assert not found
         assert not complete  # a process without an environment might have lost its mark
 
@@ -126,9 +126,9 @@ async def test_what_does_not_end_is_waited_for_and_told_of(
     monkeypatch.setattr(clearing, "ALARM_S", 0.02)
     really_send, told = processes.send, list[str]()
     monkeypatch.setattr(clearing, "send", lambda _targets, _number: None)  # as a process in an uninterruptible sleep
-    reaper = Reaper("i/")
+    reaper = Reaper(f"{INSTANCE}/")
     reaper.spare(marked.pid)
-    clearer = asyncio.create_task(kill_all(Claim("i/r1"), reaper, time.monotonic, told.append))
+    clearer = asyncio.create_task(kill_all(Claim(R1), reaper, time.monotonic, told.append))
     async with asyncio.timeout(5):
         while len(told) < 2:
             await asyncio.sleep(0.01)
@@ -148,5 +148,5 @@ async def test_an_incomplete_look_is_not_a_proof(monkeypatch: pytest.MonkeyPatch
         return (), looks[-1]
 
     monkeypatch.setattr(clearing, "find", partly)
-    await kill_all(Claim("i/r1"), Reaper("i/"), time.monotonic, pytest.fail)
+    await kill_all(Claim(R1), Reaper(f"{INSTANCE}/"), time.monotonic, pytest.fail)
     assert looks == [False, True]

@@ -20,7 +20,7 @@ from autoscaler.drivers.ports import holds_one
 from autoscaler.drivers.probes import probe
 from autoscaler.drivers.processes import MARK, Claim, Reaper, facts, find, mark_of
 from autoscaler.world import Seen
-from tests.kit.localrig import TINY_ENGINE, LocalRig, python, replica
+from tests.kit.localrig import INSTANCE, R1, TINY_ENGINE, LocalRig, python, replica
 from tests.kit.observed import running
 from tests.kit.shortage import no_file_descriptors
 
@@ -37,8 +37,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def marked() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(python(SLEEP), env={MARK: "i/r1"}, start_new_session=True) as process:
-        while mark_of(process.pid) != "i/r1":
+    with subprocess.Popen(python(SLEEP), env={MARK: R1}, start_new_session=True) as process:
+        while mark_of(process.pid) != R1:
             time.sleep(0.001)
         yield process
         process.kill()
@@ -54,7 +54,7 @@ async def test_looks_wait_and_one_line_says_so(
     marked: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     with no_file_descriptors():
-        looks = [asyncio.create_task(find(Claim("i/r1"))) for _ in range(3)]
+        looks = [asyncio.create_task(find(Claim(R1))) for _ in range(3)]
         await asyncio.sleep(A_WHILE_S)
         assert not any(look.done() for look in looks)
     for found, _ in await asyncio.gather(*looks):
@@ -64,10 +64,10 @@ async def test_looks_wait_and_one_line_says_so(
 
 
 async def test_nothing_is_taken_for_clean_while_nobody_can_look(marked: subprocess.Popen[bytes]) -> None:
-    reaper = Reaper("i/")
+    reaper = Reaper(f"{INSTANCE}/")
     reaper.spare(marked.pid)
     with no_file_descriptors():
-        clearer = asyncio.create_task(kill_all(Claim("i/r1"), reaper, time.monotonic, pytest.fail))
+        clearer = asyncio.create_task(kill_all(Claim(R1), reaper, time.monotonic, pytest.fail))
         await asyncio.sleep(A_WHILE_S)
         assert not clearer.done()
         assert marked.poll() is None

@@ -1,45 +1,57 @@
-"""What must hold, checked from outside (reliability, section 3: I1 to I8, I12; the hold rule of interfaces section 6).
+"""What must hold while a town lives (reliability, section 3: I2, I4 to I6, I12; the hold rule of interfaces section 6).
 
-Owns the checkers only: they look at the machine's and the clients' truth, never at what the World believes, except
-where the invariant is about the World. A violation is an AssertionError that names the invariant.
+Owns the Watcher only. It looks at the machine's and the clients' truth and at what gateways have told
+(`tests.sim.told`), never at what the World believes, except where the invariant is about the World. What must hold at
+the end is in `tests.sim.ends`, and what must happen in time in `tests.sim.liveness`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from autoscaler.actions import DrainReplica
 from autoscaler.contract import LEADER_SILENT_S
+from autoscaler.demand import LIVE
+from autoscaler.loop import Step
+from autoscaler.model import Model
 from autoscaler.states import ReplicaState
 from gateway.call import CallState, Outcome
 from tests.kit.fakedriver import FakeEngine
-from tests.sim.gateway import SimGateway
-from tests.sim.town import Town
+from tests.sim.told import COUNTS_S
+from tests.sim.town import Journey, Town
 
 SAMPLE_S = 0.010
 CONSERVATION_S = 0.050
 """I4: the longest that a Call may wait while a Slot it may use is free, when nothing is lost (interfaces section 6)."""
-
-NEWS_S, OLD_NEWS_S = 1.0, 45.0
-"""I6: how old the demand may be that a start answers: nothing is lost; a report is 30 s late and stands 10 s more."""
+TRAVEL_S = 0.1
+"""What decides and what is told of it may be so far apart: a step of the loop, or a sample."""
+COLD_S_MIN = 10.0
+"""A Call that was refused because its Model is cold asks for a start so long, or for twice its Retry-After."""
 
 
 class Watcher:
-    """Watches a town while it lives. `strict`: no faults, so work must be conserved within the stated time."""
+    """Watches a town while it lives. `conserve`: nothing fails, so no Call waits beside a free Slot (I4)."""
 
     def __init__(self, town: Town, *, strict: bool) -> None:
         self._town = town
         self._strict = strict
+        self.conserve = strict
         self._gap_since_s: dict[str, float] = {}
         self._moves: Counter[tuple[str, str]] = Counter()
+        self._ready_s: dict[str, float] = {}
+        self._last_end_s: dict[str, float] = {}
+        self._told_before: dict[str, int] = {}
         self._silent_until_s = 0.0
         self.gaps_s: list[float] = []
         self.broken: list[str] = []
         self._listeners: list[Callable[[FakeEngine, str], None]] = []
         self._changed = town.machine.on_change
         town.machine.on_change = self._on_change
-        town.on_grant = self._on_grant
+        town.on_arrive, town.on_grant, town.on_end, town.on_step = (
+            self._on_arrive, self._on_grant, self._on_end, self._on_step,
+        )  # fmt: skip
         self._task = town.task(self._sample())
 
     def _on_change(self, engine: FakeEngine, what: str) -> None:
@@ -48,6 +60,8 @@ class Watcher:
         if what == "start":
             self._slices_hold(engine)
             self._no_more_than_planned(engine)
+        elif what == "ready":
+            self._ready_s.setdefault(engine.replica.id, self._town.now())
         for listener in self._listeners:
             listener(engine, what)
 
@@ -55,43 +69,10 @@ class Watcher:
         """Tells of every engine that starts, gets ready, dies or is gone."""
         self._listeners.append(listener)
 
-    def _no_more_than_planned(self, engine: FakeEngine) -> None:
-        """I6: never more Replicas of a Model alive than it may have or, when one starts, than its Calls of late fill.
+    def _model(self, name: str) -> Model:
+        return next(m for m in self._town.models if m.name == name)
 
-        Whoever leads; those that drain are leaving. Of late: as old as what the leader may still believe.
-        """
-        town = self._town
-        model = next(m for m in town.models if m.name == engine.replica.model)
-        known = town.autoscaler.loop.world.replicas if town.autoscaler is not None else {}
-        leaving = {id for id, replica in known.items() if replica.state == ReplicaState.DRAINING}
-        alive = [
-            e for e in town.machine.engines.values() if e.replica.model == model.name and e.alive and not e.stopping
-        ]
-        staying = len([e for e in alive if e.replica.id not in leaving])
-        if staying > model.spec.replicas.max:
-            self.broken.append(f"I6: {len(alive)} Replicas of {model.name}, {model.spec.replicas.max} at most")
-        at_once = self._most_at_once(model.name)
-        if staying > max(1, -(-at_once // model.slots), model.spec.replicas.min):
-            self.broken.append(
-                f"I6: {staying} Replicas of {model.name}, {at_once} Calls at once of {model.slots} slots"
-            )
-
-    def _most_at_once(self, model: str) -> int:
-        """The most Calls that the leader may believe in; in a storm it may know each gateway of another moment."""
-        town = self._town
-        if self._strict:
-            return most_at_once(town, model, town.gateways, town.now() - NEWS_S)
-        return sum(most_at_once(town, model, [gateway], town.now() - OLD_NEWS_S) for gateway in town.gateways)
-
-    def churned(self) -> list[str]:
-        """I6: over time no Model starts more often than it is called; those that broke are tried again."""
-        town, broken = self._town, []
-        for model in town.models:
-            calls = sum(journey.call.model == model.name for journey in town.journeys.values())
-            starts, broke = self._moves[model.name, "start"], self._moves[model.name, "kill"]
-            if starts > calls + broke:
-                broken.append(f"I6: {starts} starts of {model.name} for {calls} Calls, {broke} broke")
-        return broken
+    # --- starts and drains ---
 
     def _slices_hold(self, engine: FakeEngine) -> None:
         """I5: what engines hold, scrubbing included, never exceeds a Slice."""
@@ -104,6 +85,128 @@ class Watcher:
             ]
             if sum(held) > slice_.memory_bytes:
                 self.broken.append(f"I5: {slice_.id} is over-committed by the start of {engine.replica.id}")
+
+    def _no_more_than_planned(self, engine: FakeEngine) -> None:
+        """I6: when a Replica starts, no more of its Model are alive than it may have, or than the Calls fill of which
+        the leader was told; those that drain are leaving. Without such Calls, one was refused of late.
+        """
+        town, model = self._town, self._model(engine.replica.model)
+        known = town.autoscaler.loop.world.replicas if town.autoscaler is not None else {}
+        leaving = {id for id, replica in known.items() if replica.state == ReplicaState.DRAINING}
+        alive = [
+            e for e in town.machine.engines.values() if e.replica.model == model.name and e.alive and not e.stopping
+        ]
+        staying = len([e for e in alive if e.replica.id not in leaving])
+        replicas = model.spec.replicas
+        if staying > replicas.max:
+            self.broken.append(f"I6: {len(alive)} Replicas of {model.name}, {replicas.max} at most")
+        calls = town.told.demand(model.name, town.now())
+        if staying > max(1, -(-calls // model.slots), replicas.min):
+            self.broken.append(f"I6: {staying} Replicas of {model.name}, told of {calls} Calls, {model.slots} slots")
+        if not calls and not replicas.min and not self._refused_cold(model.name):
+            self.broken.append(f"I6: {engine.replica.id} starts and nobody asked for it")
+
+    def _refused_cold(self, model: str) -> bool:
+        """Whether a Call was refused so lately that a start may still be owed to it."""
+        now_s = self._town.now()
+        for journey in self._town.journeys.values():
+            error = journey.ended[0].error if journey.call.model == model and journey.ended else None
+            if error is None or error.retry_after_s is None:
+                continue
+            if now_s - journey.ended[0].at_s <= max(COLD_S_MIN, 2.0 * error.retry_after_s) + COUNTS_S:
+                return True
+        return False
+
+    def _on_step(self, step: Step) -> None:
+        for action in step.actions:
+            replica = step.after.replicas.get(action.replica) if isinstance(action, DrainReplica) else None
+            if replica is None or not isinstance(action, DrainReplica):
+                continue
+            if action.victim_of is None:
+                self._all_have_told(replica.model, replica.id)
+                if not any(r.model == replica.model and r.state in LIVE for r in step.after.replicas.values()):
+                    self._idle_for_long_enough(replica.model, replica.id)
+            else:
+                self._resided(replica.model, replica.id, action.victim_of)
+
+    def _all_have_told(self, name: str, replica: str) -> None:
+        """Unknown is never zero: nothing drains for its own sake while a gateway that lives has told this leader
+        nothing for as long as a report counts. One that came back after the leader began is known when it connects.
+        Only what is above `replicas.max` goes at once: a new leader may find one that was to go, and its successor.
+        """
+        town, model = self._town, self._model(name)
+        now_s, told = town.now(), town.told
+        alive = [e for e in town.machine.engines.values() if e.replica.model == name and e.alive and not e.stopping]
+        if len(alive) > model.spec.replicas.max:
+            return
+        for gateway in town.gateways:
+            if gateway.alive and (gateway.started_s < told.since_s or now_s - gateway.started_s > COUNTS_S + TRAVEL_S):
+                heard_s = told.heard_s(gateway.id)
+                if heard_s is None or now_s - heard_s > COUNTS_S + TRAVEL_S:
+                    self.broken.append(f"unknown is not zero: {replica} drains, and {gateway.id} has not told")
+
+    def _idle_for_long_enough(self, name: str, replica: str) -> None:
+        """I6: what goes to zero for its own sake was idle for its window, as the clients have it."""
+        town, idle_s = self._town, self._model(name).spec.idle_seconds
+        now_s = town.now()
+        if not self._strict or idle_s == "auto":
+            return
+        if now_s - self._last_end_s.get(name, 0.0) < idle_s - TRAVEL_S:
+            self.broken.append(f"I6: {replica} drains {now_s - self._last_end_s[name]:.3f} s after the last Call")
+        for journey in town.open.values():
+            if journey.call.model == name and now_s - journey.call.arrived_s > TRAVEL_S:
+                self.broken.append(f"I6: {replica} drains as idle, and there is {journey!r}")
+
+    def _resided(self, name: str, replica: str, other: str) -> None:
+        """I6: what makes room for another Model had its residency, and somebody asked for the other one."""
+        town, stays_s = self._town, self._model(name).spec.residency_seconds
+        ready_s = self._ready_s.get(replica)
+        if ready_s is not None and stays_s != "auto" and town.now() - ready_s < stays_s - 1e-6:
+            self.broken.append(f"I6: {replica} makes room for {other} {town.now() - ready_s:.3f} s after it was ready")
+        if not town.told.demand(other, town.now()) and not self._refused_cold(other):
+            self.broken.append(f"I6: {replica} makes room for {other}, which nobody asked for")
+
+    def churned(self) -> list[str]:
+        """I6: over time no Model starts more often than it is called; those that broke are tried again."""
+        town, broken = self._town, []
+        for model in town.models:
+            calls = sum(journey.call.model == model.name for journey in town.journeys.values())
+            starts, broke = self._moves[model.name, "start"], self._moves[model.name, "kill"]
+            if starts > calls + broke:
+                broken.append(f"I6: {starts} starts of {model.name} for {calls} Calls, {broke} broke")
+        return broken
+
+    # --- Calls ---
+
+    def _on_arrive(self, journey: Journey) -> None:
+        """I12: the bounds of the queue that it came to. Calls that an engine failed come back whatever the bounds."""
+        town, model = self._town, self._model(journey.call.model)
+        parked = [
+            j.call
+            for j in town.open.values()
+            if j.gateway is journey.gateway and j.call.model == model.name and not j.granted_to
+            and j.call.state == CallState.PARKED
+        ]  # fmt: skip
+        waiting, waiting_bytes = len(parked), sum(call.body_bytes for call in parked)
+        if waiting > model.spec.queue.calls_max or waiting_bytes > model.spec.queue.bytes_max:
+            self.broken.append(f"I12: {waiting} ({waiting_bytes} bytes) wait for {model.name} at {journey.gateway.id}")
+
+    def _on_end(self, journey: Journey) -> None:
+        """I2: an answer breaks off only with its gateway, with an engine that a fault ended, or at the end of a drain's
+        grace while its gateway is cut off.
+        """
+        end, gateway = journey.ended[-1], journey.gateway
+        if end.error is None or end.error.code != "queue_full":
+            self._last_end_s[journey.call.model] = end.at_s
+        if end.outcome != Outcome.FAILED or end.error is not None or not gateway.alive:
+            return
+        replica = journey.granted_to[-1]
+        cut_off_s = self._town.told.unheard_s(gateway.id, end.at_s)
+        if (
+            replica not in self._town.machine.killed
+            and cut_off_s < self._model(journey.call.model).spec.drain_seconds_max
+        ):
+            self.broken.append(f"I2: {journey!r} was cut on {replica}, which no fault ended")
 
     def _on_grant(self, replica: str) -> None:
         """The hold rule: in use per Replica never above the slots; above the stated bound never, even while silent."""
@@ -126,19 +229,29 @@ class Watcher:
         if any(now_s - g.heard_s >= LEADER_SILENT_S - 1e-6 for g in town.gateways if g.alive):
             self._silent_until_s = now_s + town.machine.manners.serve_s[1] + 1.0
 
+    # --- what is looked at now and then ---
+
     async def _sample(self) -> None:
-        town = self._town
         while True:
-            now_s = town.now()
             self._look_for_silence()
-            if self._strict:
-                self._work_is_conserved(now_s)
-            for gateway in town.gateways:
-                for model, waiting, _ in gateway.dispatch.counts():
-                    entry = next(m for m in town.models if m.name == model)
-                    if waiting > entry.spec.queue.calls_max + came_back(town, gateway, model):
-                        self.broken.append(f"I12: {waiting} wait for {model} at {gateway.id}")
+            if self.conserve:
+                self._work_is_conserved(self._town.now())
+            self._demand_was_told()
             await asyncio.sleep(SAMPLE_S)
+
+    def _demand_was_told(self) -> None:
+        """Demand expires (section 6): the leader believes in no more Calls than gateways told of whom it heard of late.
+
+        What came in since the last sample may not be folded yet, and what it replaced was true then.
+        """
+        town, before = self._town, self._told_before
+        if town.autoscaler is None:
+            return
+        for model, load in town.autoscaler.loop.world.loads.items():
+            told, believed = town.told.demand(model, town.now() - TRAVEL_S), load.waiting + load.running
+            if believed > max(told, before.get(model, 0)):
+                self.broken.append(f"demand expires: {believed} Calls for {model} believed in, {told} told of")
+            before[model] = told
 
     def _work_is_conserved(self, now_s: float) -> None:
         """I4."""
@@ -147,7 +260,7 @@ class Watcher:
         world = control.loop.world if control is not None else None
         for model in town.models:
             waits = any(w for g in town.gateways if g.alive for m, w, _ in g.dispatch.counts() if m == model.name)
-            free = world is not None and any(
+            free = waits and world is not None and any(
                 r.state == ReplicaState.READY and (e := town.machine.engines.get(r.id)) is not None and e.ready
                 and town.used(r.id) < r.slots
                 for r in (world.replicas[i] for i in world.by_model.get(model.name, ()))
@@ -162,49 +275,3 @@ class Watcher:
     def stop(self) -> None:
         """Ends the watch."""
         self._task.cancel()
-
-
-def most_at_once(town: Town, model: str, gateways: Sequence[SimGateway], since_s: float) -> int:
-    """The most Calls of a Model without an outcome at one moment since then, as clients of these gateways count."""
-    now_s, moves = town.now(), []
-    for journey in town.journeys.values():
-        end_s = journey.ended[0].at_s if journey.ended else now_s
-        if journey.call.model == model and journey.gateway in gateways and end_s >= since_s:
-            moves += [(max(journey.call.arrived_s, since_s), 1), (end_s, -1)]
-    at_once = most = 0
-    for _, change in sorted(moves, key=lambda move: (move[0], -move[1])):
-        at_once += change
-        most = max(most, at_once)
-    return most
-
-
-def came_back(town: Town, gateway: SimGateway, model: str) -> int:
-    """Calls that wait again after an engine failed them: they were let in once, and no full queue turns them away."""
-    journeys = (j for j in town.journeys.values() if j.gateway is gateway and j.granted_to)
-    return sum(j.call.model == model and j.call.state == CallState.PARKED for j in journeys)
-
-
-def everybody_was_answered(town: Town) -> list[str]:
-    """I1 to I3: one Outcome per Call; completed only when the engine was done; bytes from one Replica only."""
-    broken = []
-    for journey in town.journeys.values():
-        if len(journey.ended) != 1:
-            broken.append(f"I1: {journey!r} has {len(journey.ended)} outcomes")
-        elif journey.ended[0].outcome == Outcome.COMPLETED and journey.first_byte_s is None:
-            broken.append(f"I2: {journey!r} completed without a byte")
-        if len(journey.served_by) > 1:
-            broken.append(f"I3: {journey!r} got bytes from {sorted(journey.served_by)}")
-        error = journey.ended[0].error if journey.ended else None
-        if error is not None and error.status in {429, 503} and error.retry_after_s is None:
-            broken.append(f"one clear error: {journey!r} got {error!r} without Retry-After")
-    return broken
-
-
-def nothing_is_left(town: Town) -> list[str]:
-    """I8: no process and no Replica of ours, nothing waiting or running."""
-    broken = [f"I8: {e.replica.id} is left" for e in town.machine.engines.values()]
-    assert town.autoscaler is not None
-    broken += [f"I8: the World still has {r!r}" for r in town.autoscaler.loop.world.replicas.values()]
-    for gateway in town.gateways:
-        broken += [f"I8: {w} wait and {r} run at {gateway.id}" for _, w, r in gateway.dispatch.counts() if w or r]
-    return broken

@@ -12,6 +12,7 @@ import msgspec
 from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta
 from autoscaler.serve import take_report
 from autoscaler.world import GatewayGone, GatewaySeen
+from gateway import errors
 from gateway.call import Call, Outcome
 from gateway.desk import Bounce
 from gateway.dispatch import Dispatch
@@ -79,6 +80,7 @@ class SimLink:
             if control is None or not self.reachable:
                 lose()
                 return
+            self._town.told.take(report, self._town.now())
             answer = take_report(control.loop, msgspec.json.decode(sent, type=Report))
             if not answered.done():
                 answered.set_result(answer)
@@ -106,6 +108,9 @@ class SimGateway:
         self.id = GatewayId(f"gateway-{number}")
         self.boots = 0
         self.alive = False
+        self.informed = False
+        """It has heard the catalogue: it is ready, as its operations port says."""
+        self.started_s = 0.0
         self.heard_s = 0.0
         self.running: dict[str, Grant] = {}
         self.reports_s: list[float] = []
@@ -114,7 +119,8 @@ class SimGateway:
     def start(self) -> None:
         """A new boot."""
         self.boots += 1
-        self.alive = True
+        self.alive, self.informed = True, False
+        self.started_s = self._town.now()
         self.dispatch = Dispatch(self.id, f"boot-{self.boots}")
         self.link = SimLink(self._town, self.id)
         jitter = random.Random(f"{self._town.seed}/{self.id}/{self.boots}").random
@@ -142,7 +148,10 @@ class SimGateway:
     # --- the shell of dispatch ---
 
     def arrive(self, call: Call) -> None:
-        """A Call from a client."""
+        """A Call from a client; who knows nothing yet says so."""
+        if not self.informed:
+            self._town.end(call, Outcome.FAILED, errors.uninformed())
+            return
         self._perform(self.dispatch.arrive(call, self._town.now()))
 
     def leave(self, call: Call) -> None:
@@ -205,6 +214,7 @@ class SimGateway:
 
     def catalogue(self, delta: CatalogueDelta) -> None:
         """A change of the catalogue."""
+        self.informed = True
         self._perform(self.dispatch.catalogue(delta, self._town.now()))
 
     def routes(self, delta: RoutesDelta) -> None:

@@ -60,7 +60,14 @@ class Machine(FakeMachine):
         self._rng = rng
         self.manners = manners
         self.calls: dict[ReplicaId, dict[str, Served]] = {}
+        self.killed: set[ReplicaId] = set()
+        """Those that a fault ended."""
         self._at: dict[str, ReplicaId] = {}
+
+    def kill(self, replica: ReplicaId) -> None:
+        """A fault ends it."""
+        self.killed.add(replica)
+        super().kill(replica)
 
     def _draw(self, replica: Replica, model: Model) -> Fate:
         """What becomes of a start."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from autoscaler.contract import ModelName
 from autoscaler.model import Model, ModelSpec, Queue, ReplicaRange, Start
-from tests.sim import checks
+from tests.sim import checks, ends
 from tests.sim.machine import QUICK, Manners, one_device
 from tests.sim.network import CALM, Rates
 from tests.sim.town import Journey, Town
@@ -76,8 +76,15 @@ def play(
         result = await act(stage)
         watcher.stop()
         await town.close()
-        ended = [line for line in checks.everybody_was_answered(town) if "0 outcomes" not in line]
-        assert not watcher.broken + ended + [repr(error) for error in town.crashes]
+        answered = [line for line in ends.everybody_was_answered(town) if "0 outcomes" not in line]
+        assert not watcher.broken + answered + [repr(error) for error in town.crashes]
         return result
 
     return run(whole())
+
+
+def cut_off(stage: Stage, number: int) -> None:
+    """A gateway reaches no autoscaler any more and is not reached; nothing proves that it is dead."""
+    link = stage.town.gateways[number].link
+    link.reachable = False
+    link.cut()

@@ -1,10 +1,11 @@
-"""Reliability section 5 A in virtual time: waking and waiting (cases 1 to 9)."""
+"""Reliability section 5 A in virtual time: waking and waiting (cases 1 to 5, 8 and 9; 6 and 7 are in test_levels).
+
+Times are exact here: what a case promises in seconds is asserted in virtual ones.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import random
 from itertools import pairwise
 
 import pytest
@@ -15,16 +16,15 @@ from autoscaler.states import ReplicaState as S
 from gateway.call import Outcome
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.machine import Manners
-from tests.sim.network import Rates
 from tests.sim.stage import Stage, model, play
 from tests.sim.town import Journey
 
 SLOW = Manners(start_s=(3.0, 3.0), serve_s=(0.2, 0.6))
 SWAPS = Manners(start_s=(0.5, 0.5), serve_s=(0.2, 1.0))
 """Of case 9."""
-RESIDENCY_S = 30.0
-"""Of case 6."""
 NEVER = Manners(start_s=(0.1, 0.2), dies_at_start=1.0)
+EXACT_S = 0.05
+"""Of a time in virtual seconds: reports and Routes travel some milliseconds, and conditions are polled."""
 
 
 def first_bytes_s(calls: list[Journey], tenant: str) -> float:
@@ -72,7 +72,7 @@ def test_case_01_a_burst_at_zero_through_three_gateways(replicas: int) -> None:
             calls.append(town.call("a", tenant, gateway=number % 3))
             await asyncio.sleep(0.05 / 1000)
         assert await stage.answered(calls) == {"completed": 1000}
-        assert stage.starts() <= replicas, "as many starts as planned, not one per gateway"
+        assert stage.starts() == replicas, "as many as planned: one Replica alone would need 50 s, a start takes 3 s"
         for gateway in town.gateways:
             assert all(b - a >= 0.0099 for a, b in pairwise(gateway.reports_s)), "at most one report per 10 ms"
         took_s = {tenant: first_bytes_s(calls, tenant) for tenant in ("lab", "acme")}
@@ -87,7 +87,7 @@ def test_case_02_a_start_that_cannot_succeed() -> None:
         calls = [town.call("a", wait_s=300) for _ in range(20)]
         assert await stage.answered(calls, within_s=61) == {"model_start_failed": 20}
         assert stage.starts() == 4, "one start, and tries after 0, 0.5 and 1 s"
-        assert max(j.ended[0].at_s for j in calls) - 1000.5 < 10
+        assert max(j.ended[0].at_s - j.call.arrived_s for j in calls) <= 0.5 + 1.0 + 1.0 + 4 * 0.2 + EXACT_S
         late = town.call("a")
         assert await stage.answered([late], within_s=0.1) == {"model_start_failed": 1}
         gaps = []
@@ -102,6 +102,20 @@ def test_case_02_a_start_that_cannot_succeed() -> None:
         assert [round(gap / 60) for gap in gaps] == [1, 2, 4], f"backs off, half-open after: {gaps}"
 
     play(act, model(start=Start(seconds_max=60.0, retries=3)), manners=NEVER)
+
+
+def test_case_02_a_start_that_never_gets_ready_ends_with_its_limit() -> None:
+    """Every Call that waits is told within min(its deadline, the start limit)."""
+
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        calls = [town.call("a", wait_s=300) for _ in range(20)]
+        hasty = town.call("a", wait_s=20)
+        assert await stage.answered([*calls, hasty]) == {"model_start_failed": 20, "model_starting": 1}
+        assert all(j.ended[0].at_s - j.call.arrived_s == pytest.approx(60.0, abs=EXACT_S) for j in calls)
+        assert hasty.ended[0].at_s - hasty.call.arrived_s == pytest.approx(20.0, abs=EXACT_S)
+
+    play(act, model(start=Start(seconds_max=60.0)), manners=Manners(start_s=(9e9, 9e9)))
 
 
 def test_case_02_other_models_are_unaffected() -> None:
@@ -122,6 +136,7 @@ def test_case_03_a_full_queue_refuses_exactly_the_surplus() -> None:
         calls = [town.call("a") for _ in range(700)]
         surplus = [j for j in calls if j.ended]
         assert len(surplus) == 500
+        assert all(j.ended[0].at_s == j.call.arrived_s for j in surplus), "refused in the instant of their arrival"
         assert {j.ended[0].error.code for j in surplus if j.ended[0].error} == {"queue_full"}
         assert await stage.answered(calls) == {"completed": 200, "queue_full": 500}
         granted = [j.first_byte_s for j in calls if j.first_byte_s is not None]
@@ -219,71 +234,6 @@ def test_case_04_a_start_that_waits_for_another_start_is_dropped() -> None:
         assert stage.starts("a") == 0
 
     play(act, model("a", memory_gib=4), model("b", memory_gib=4), manners=SLOW)
-
-
-@pytest.mark.parametrize("shape", ["sine", "square", "poisson"])
-def test_case_06_demand_that_oscillates_for_two_hours(shape: str) -> None:
-    """Around the threshold between one and two Replicas; the changes of the number of Replicas are counted."""
-
-    async def act(stage: Stage) -> None:
-        town = stage.town
-        rng = random.Random(7)
-        changes: list[float] = []
-        ready_s: dict[str, float] = {}
-        stayed_s: list[float] = []
-
-        def count(engine: FakeEngine, what: str) -> None:
-            if what in {"start", "clean"}:
-                changes.append(town.now())
-            elif what == "ready":
-                ready_s[engine.replica.id] = town.now()
-            else:
-                stayed_s.append(town.now() - ready_s.get(engine.replica.id, math.inf))
-
-        stage.watcher.listen(count)
-        began_s = town.now()
-        while town.now() < began_s + 7200:
-            phase = (town.now() - began_s) / 60.0
-            rate = {
-                "sine": 4.0 + 3.0 * math.sin(phase * math.pi),
-                "square": 7.0 if int(phase) % 2 else 1.0,
-                "poisson": 4.0,
-            }[shape]
-            town.call("a")
-            await asyncio.sleep(rng.expovariate(rate))
-        per_hour = len(changes) / 2
-        assert per_hour <= 6, f"{per_hour} changes an hour"
-        assert ready_s
-        assert stayed_s or shape != "square", "on and off at the length of the window does stop some"
-        assert all(stay_s > 0 for stay_s in stayed_s), "none ends in STARTING"
-        assert all(stay_s >= RESIDENCY_S for stay_s in stayed_s), "none ends before its minimum residency"
-
-    play(
-        act,
-        model(slots=4, replicas=2, memory_gib=4, idle_s=60.0, residency_s=RESIDENCY_S),
-        manners=Manners(start_s=(10.0, 10.0), serve_s=(0.5, 1.5)),
-        strict=False,
-    )
-
-
-def test_case_07_a_gateway_vanishes_while_reports_are_late_doubled_and_out_of_order() -> None:
-    async def act(stage: Stage) -> None:
-        town = stage.town
-        calls = [town.call("a", gateway=0) for _ in range(50)]
-        others = [town.call("a", gateway=1) for _ in range(5)]
-        await stage.until(lambda: any(j.first_byte_s for j in calls))
-        town.network.rates = Rates(doubled=0.3, late=0.2, late_s=(0.1, 30.0))
-        town.gateways[0].crash()
-        await asyncio.sleep(10.5)
-        assert town.autoscaler is not None
-        world = town.autoscaler.loop.world
-        waiting = sum(w for g in town.gateways if g.alive for _, w, _ in g.dispatch.counts())
-        load = world.loads.get(model().name)
-        assert (load.waiting if load else 0) == waiting, "its demand has expired"
-        await stage.answered(others)
-        await stage.until(lambda: stage.replicas() == 0, within_s=60)
-
-    play(act, model(slots=16), gateways=2, manners=Manners(serve_s=(5.0, 8.0)), strict=False)
 
 
 @pytest.mark.parametrize("gateways", [1, 2])

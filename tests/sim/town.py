@@ -19,7 +19,7 @@ from autoscaler.contract import (
     TenantName,
 )
 from autoscaler.drivers.histories import EVERY_S, FORGOTTEN
-from autoscaler.loop import Loop
+from autoscaler.loop import Loop, Step
 from autoscaler.model import Model
 from autoscaler.serve import Feed
 from autoscaler.tenant import Tenant
@@ -31,6 +31,7 @@ from tests.kit.fakedriver import FakeDriver
 from tests.sim.gateway import SimGateway
 from tests.sim.machine import QUICK, Machine, Manners
 from tests.sim.network import CALM, Network, Rates
+from tests.sim.told import Told
 
 
 class Ended(NamedTuple):
@@ -48,6 +49,7 @@ class Journey:
         self.call = call
         self.gateway = gateway
         self.granted_to: list[str] = []
+        self.granted_s: list[float] = []
         self.first_byte_s: float | None = None
         self.served_by: set[str] = set()
         self.ended: list[Ended] = []
@@ -64,6 +66,7 @@ class Autoscaler:
         self.loop = Loop(World(epoch=epoch, leading_since_s=clock()), FakeDriver(town.machine), clock)
         self.feed = Feed(self.loop)
         self.loop.listeners.append(lambda step: town.note(*(f"{t.replica} {t.after}" for t in step.transitions)))
+        self.loop.listeners.append(town.stepped)
         self.loop.observe([DocumentsSeen(models=town.models, tenants=town.tenants)])
         self.loop.observe([HistorySeen(model=m, history=h) for m, h in town.histories.items()])
         self.loop.observe([GatewaySeen(gateway=gateway.id) for gateway in town.gateways])
@@ -107,11 +110,17 @@ class Town:
         self.machine = Machine(self.rng, slices, manners)
         self.machine.on_change = lambda engine, what: self.note(f"{engine.replica.id} {what}")
         self.journeys: dict[str, Journey] = {}
+        self.open: dict[str, Journey] = {}
+        """Those without an outcome."""
         self.trace = hashlib.sha256()
+        self.on_arrive: Callable[[Journey], None] = lambda journey: None
         self.on_grant: Callable[[str], None] = lambda replica: None
+        self.on_end: Callable[[Journey], None] = lambda journey: None
+        self.on_step: Callable[[Step], None] = lambda step: None
         self.crashes: list[BaseException] = []
         """What no fault of ours explains: an exception in any task."""
         self.autoscaler: Autoscaler | None = None
+        self.told = Told(self.now())
         self._epoch = 0
         self.gateways: list[SimGateway] = []
         self.start_autoscaler()
@@ -143,6 +152,7 @@ class Town:
     def start_autoscaler(self) -> None:
         """A new leader, in a new epoch."""
         self._epoch += 1
+        self.told = Told(self.now())
         self.autoscaler = Autoscaler(self, self._epoch)
 
     def crash_autoscaler(self) -> None:
@@ -163,17 +173,20 @@ class Town:
         gateway: int | None = None,
         wait_s: float = 600.0,
         priority: int = 0,
+        body_bytes: int = 0,
     ) -> Journey:
-        """A client calls now, through a gateway that lives."""
+        """A client calls now, through a gateway that is ready if there is one, else through one that lives."""
         living = [g for g in self.gateways if g.alive]
+        living = [g for g in living if g.informed] or living
         through = self.rng.choice(living) if gateway is None else self.gateways[gateway]
         now_s = self.now()
         call = Call(
             id=f"call-{len(self.journeys)}", tenant=TenantName(tenant), model=ModelName(model), arrived_s=now_s,
-            deadline_s=now_s + wait_s, priority=priority, stream=True,
+            deadline_s=now_s + wait_s, priority=priority, body_bytes=body_bytes, stream=True,
         )  # fmt: skip
-        journey = self.journeys[call.id] = Journey(call, through)
+        journey = self.journeys[call.id] = self.open[call.id] = Journey(call, through)
         through.arrive(call)
+        self.on_arrive(journey)
         return journey
 
     def leave(self, journey: Journey) -> None:
@@ -184,13 +197,19 @@ class Town:
 
     def open_journeys(self, gateway: SimGateway | None = None) -> list[Journey]:
         """Calls without an outcome."""
-        return [j for j in self.journeys.values() if not j.ended and gateway in {None, j.gateway}]
+        return [j for j in self.open.values() if gateway in {None, j.gateway}]
 
     # --- what happened ---
 
+    def stepped(self, step: Step) -> None:
+        """A leader decided; whoever watches by now is told."""
+        self.on_step(step)
+
     def granted(self, grant: Grant, gateway: SimGateway) -> None:
         """A Call got a Slot."""
-        self.journeys[grant.call.id].granted_to.append(grant.replica)
+        journey = self.journeys[grant.call.id]
+        journey.granted_to.append(grant.replica)
+        journey.granted_s.append(self.now())
         self.note(f"{grant.call.id} granted {grant.replica} by {gateway.id}")
         self.on_grant(grant.replica)
 
@@ -206,8 +225,11 @@ class Town:
 
     def end(self, call: Call, outcome: Outcome, error: CallError | None) -> None:
         """A Call ended, as its client saw it."""
-        self.journeys[call.id].ended.append(Ended(outcome, self.now(), error))
+        journey = self.journeys[call.id]
+        journey.ended.append(Ended(outcome, self.now(), error))
+        self.open.pop(call.id, None)
         self.note(f"{call.id} {outcome} {error.code if error else ''}")
+        self.on_end(journey)
 
     def used(self, replica: str) -> int:
         """Calls on a Replica now, over all gateways."""

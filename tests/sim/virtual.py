@@ -43,6 +43,9 @@ class _Selector(selectors.BaseSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """The loop. `time()` starts at 1,000 s, so that code that takes 0 for "never" is found out."""
 
+    _scheduled: list[asyncio.TimerHandle]
+    """Of asyncio's own loop, which has no public way to count timers."""
+
     def __init__(self) -> None:
         self._virtual = _Selector()
         super().__init__(self._virtual)
@@ -50,6 +53,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Virtual seconds."""
         return 1000.0 + self._virtual.now_s
+
+    def timers(self) -> int:
+        """Timers that are set and not cancelled."""
+        return sum(not timer.cancelled() for timer in self._scheduled)
 
 
 def run(main: Coroutine[object, object, T]) -> T:

@@ -26,7 +26,9 @@ from tests.kit.engine import (
     delta,
     document,
 )
+from tests.kit.moments import turns
 from tests.kit.rig import Client, Rig, rig
+from tests.kit.waiting import until
 
 
 async def parked(one: Rig, *, stream: bool, minor: int = 1, path: str = "/v1/chat/completions") -> Client:
@@ -213,6 +215,88 @@ async def test_expect_100_is_answered_before_the_body() -> None:
         assert await client.reader.readexactly(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.send(b'{"model":"m"}')
         assert (await client.answer())[0] == 200
+
+
+async def test_continue_is_said_once_however_the_body_is_cut() -> None:
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.send(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"expect: 100-continue\r\ncontent-length: 13\r\n\r\n"
+        )
+        assert await client.reader.readexactly(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        (connection,) = one.front._connections
+        for at in range(13):
+            client.send(b'{"model":"m"}'[at : at + 1])
+            await until("it is read", lambda: connection._reader.buffered == (at + 1) % 13)  # noqa: B023  it is awaited
+        assert (await client.answer())[0] == 200
+
+
+async def test_what_still_arrives_after_a_refusal_is_dropped_for_a_while() -> None:
+    """Else a reset would overtake the answer, and destroy it."""
+    async with rig(limits=Limits(body_bytes_max=10)) as one:
+        client = await one.client()
+        client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 4000000\r\n\r\n{")
+        assert (await client.answer())[0] == 413
+        (connection,) = one.front._connections
+        connection.sweep(one.front.clock() + 1.0)
+        client.send(b"x" * 1_000_000)
+        await client.writer.drain()
+        await turns(10)
+        assert one.front._connections == {connection}
+        connection.sweep(one.front.clock() + 5.0)
+        await until("it is closed", lambda: not one.front._connections)
+
+
+@pytest.mark.parametrize("wish", ["connection: close", "host: y", "x: y"])
+async def test_an_error_that_ends_the_connection_says_so(wish: str) -> None:
+    """Of a Call that was answered with one, of a request that is none, and of one that cannot be read."""
+    gone = (b"HTTP/1.1 200 OK\r\n", CLOSE)
+    kept = wish == "x: y"
+    lines = f"host: x\r\ncontent-type: application/json\r\n{wish}\r\n"
+    async with ScriptedEngine(gone) as engine, rig(engine.address) as one:
+        for request, status in (
+            (f'POST /v1/chat/completions HTTP/1.1\r\n{lines}content-length: 13\r\n\r\n{{"model":"m"}}', 502),
+            (f"GET /v1/models/none HTTP/1.1\r\n{lines}\r\n", 404),
+            (f"GET /nothing HTTP/1.1\r\n{lines}\r\n", 404),
+        ):
+            client = await one.client()
+            client.send(request.encode())
+            got, fields, _ = await client.answer()
+            assert got == (400 if wish == "host: y" else status)
+            assert fields.get("connection") == (None if kept else "close")
+            if not kept:
+                assert await client.rest() == b""
+
+
+@pytest.mark.parametrize("cut", [1, 40, 1000])
+@pytest.mark.parametrize(
+    ("line", "dialect"),
+    [
+        (b"POST /v1/messages HTTP/1.1", "anthropic"), (b"POST /v1/messages?beta=true HTTP/1.1", "anthropic"),
+        (b"POST /v1/chat/completions HTTP/1.1", "openai"), (b"POST /nothing HTTP/1.1", "openai"),
+        (b"POST /v1/messages HTTP/1.2", "openai"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n", b"X : y\r\n\r\n", b"X: y\n",
+        b"Expect: more\r\n\r\n", b"X: " + b"y" * (64 << 10),
+    ],
+)  # fmt: skip
+async def test_a_head_that_is_refused_is_answered_in_the_dialect_of_its_first_line(
+    fields: bytes, line: bytes, dialect: str, cut: int
+) -> None:
+    data = line + b"\r\nHost: x\r\n" + fields
+    async with rig() as one:
+        client = await one.client()
+        for part in (data[:cut], data[cut:]):
+            client.send(part)
+            await turns(5)
+        rest = await client.rest()
+        assert rest.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+        assert ("type" in json.loads(rest.partition(b"\r\n\r\n")[2])) == (dialect == "anthropic")
 
 
 async def test_an_address_may_hold_so_many_connections_and_no_more() -> None:

@@ -83,6 +83,7 @@ ODD: dict[str, bytes] = {
     "no colon": head("Content-Length 7"),
     "NUL": head("X-A: \0", "Content-Length: 7"),
     "bare line feeds": b"HTTP/1.1 200 OK\nContent-Length: 7\n\n{}\r\n\r\n",
+    "bare line feeds and no more": b"HTTP/1.1 200 OK\nContent-Length: 2\n\n{}",
     "a bare CR": head("X-A: b\rContent-Length: 9", "Content-Length: 7"),
     "status 099": head("Content-Length: 7", status="HTTP/1.1 099 Odd"),
     "status 600": head("Content-Length: 7", status="HTTP/1.1 600 Odd"),
@@ -93,6 +94,7 @@ ODD: dict[str, bytes] = {
     "the preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "a TLS alert": b"\x15\x03\x01\x00\x02\x02\x46",
     "no content, but content": head("Content-Length: 7", status="HTTP/1.1 204 No Content"),
+    "a reset with content": head("Content-Length: 7", status="HTTP/1.1 205 Reset Content"),
     "a chunk that is none": STREAM_HEAD + b"zz\r\n",
     "a chunk with an extension": STREAM_HEAD + b"5;a=b\r\nhello\r\n" + END,
     "a chunk of 0x5": STREAM_HEAD + b"0x5\r\nhello\r\n" + END,
@@ -150,6 +152,9 @@ UMLAUTS = 'data: {"a":"ä€😀"}\n\n'.encode()
 INVALID = b'data: {"a":"\xff\xfe\xc3("}\n\ndata: \xed\xa0\x80\n\n'
 
 
+MIXED = (b"data: a\n\r\n", b"data: b\r\n\r", b"data: c\n\r", b"data: d\r\r\n", b"data: e\r\n\n")
+
+
 def bytewise(content: bytes) -> Script:
     """Each byte in a chunk and a write of its own."""
     return (STREAM_HEAD, *(chunk(content[at : at + 1]) for at in range(len(content))), END)
@@ -167,6 +172,7 @@ FAITHFUL: dict[str, tuple[Script, bytes]] = {
     "a frame of 10 MiB in one chunk": ((STREAM_HEAD + chunk(FRAME) + DONE + END,), FRAME + b"data: [DONE]\n\n"),
     "a frame of 10 MiB in many": ((in_pieces(FRAME, 30_000),), FRAME),
     "lines that end in CR": ((STREAM_HEAD + chunk(b"data: a\r\rdata: b\r\r") + END,), b"data: a\r\rdata: b\r\r"),
+    "lines of all ends": ((STREAM_HEAD, *(chunk(event) for event in MIXED), END), b"".join(MIXED)),
     "no event at all": ((STREAM_HEAD + chunk(b"hello") + END,), b"hello"),
     "an event without its end": ((STREAM_HEAD + chunk(b"data: a\n\ndata: b") + END,), b"data: a\n\ndata: b"),
     "no finish": ((STREAM_HEAD + b"".join(map(delta, "abc")) + END,), DELTAS),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 
 import pytest
 
+from autoscaler.contract import CatalogueDelta, FrontSettings, KeyEntry, ModelEntry, TenantEntry, TenantName
+from gateway.tenants import cache_salt
 from tests.kit.engine import CLOSE, HOLD, OK, STREAM, WITHOUT_USAGE, ScriptedEngine, document
-from tests.kit.rig import rig
+from tests.kit.rig import MODEL, rig
 
 
 async def test_a_call_reaches_the_engine_rewritten_and_its_answer_comes_back() -> None:
@@ -107,3 +110,26 @@ async def test_http_1_0_is_answered_close_delimited() -> None:
         head, _, body = (await client.rest()).partition(b"\r\n\r\n")
         assert b"chunked" not in head
         assert body == WITHOUT_USAGE
+
+
+async def test_engines_learn_whose_prefix_cache_a_prompt_may_use() -> None:
+    """Each Tenant has a salt of its own, whatever it sends; only where the engine keeps caches apart by it."""
+    keys = {name: f"key-of-{name}" for name in ("acme", "lab")}
+    tenants = tuple(
+        TenantEntry(name=TenantName(name), keys=(KeyEntry(sha256=sha256(key.encode()).hexdigest()),))
+        for name, key in keys.items()
+    )
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address, settings=FrontSettings(keys_needed=True)) as one:
+        entry = ModelEntry(name=MODEL, served_name="m", slots=4, takes_cache_salt=True)
+        one.front.catalogue(CatalogueDelta(epoch=1, version=2, models=(entry,), tenants=tenants))
+        client = await one.client()
+        for name in ("acme", "lab", "acme"):
+            body = b'{"model":"m","messages":[],"cache_salt":"%b"}' % cache_salt(TenantName("lab")).encode()
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            client.send(
+                f"{head}Authorization: Bearer {keys[name]}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+            )
+            assert (await client.answer())[0] == 200
+    salts = [json.loads(sent.partition(b"\r\n\r\n")[2])["cache_salt"] for sent in engine.requests]
+    assert salts == [cache_salt(TenantName(name)) for name in ("acme", "lab", "acme")]
+    assert salts[0] != salts[1]

@@ -1,0 +1,80 @@
+"""The checks see what they are for: each of these faults, put into the product, breaks what it should in some seed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from autoscaler import drain, indices, shelves
+from autoscaler.contract import RoutesDelta
+from autoscaler.model import Model
+from autoscaler.world import Replica, World
+from gateway.queue import Queue
+from tests.sim.gateway import SimGateway
+from tests.sim.scenario import play
+
+SEEDS = range(1, 101)
+"""As far as is looked; each is found long before."""
+DEAF_S = 30.0
+
+
+def deaf_gateways(patch: pytest.MonkeyPatch) -> None:
+    """A gateway that came back takes no Routes for 30 s, though it hears its leader."""
+    routes = SimGateway.routes
+
+    def later(gateway: SimGateway, delta: RoutesDelta) -> None:
+        born_s, boots, loop = gateway.started_s, gateway.boots, asyncio.get_running_loop()
+        if boots == 1 or loop.time() >= born_s + DEAF_S:
+            routes(gateway, delta)
+            return
+        gateway.heard_s = loop.time()
+        loop.call_at(born_s + DEAF_S, lambda: routes(gateway, delta) if gateway.boots == boots else None)
+
+    patch.setattr(SimGateway, "routes", later)
+
+
+def stops_without_acknowledgement(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(drain, "_holds", lambda _gateway, _replica: "")
+
+
+def demand_that_never_expires(patch: pytest.MonkeyPatch) -> None:
+    for module in (drain, indices):
+        patch.setattr(module, "REPORT_EXPIRY_S", 1e9)
+
+
+def unknown_that_is_zero(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(drain, "silent", lambda _world, _now_s: ())
+
+
+def no_residency(patch: pytest.MonkeyPatch) -> None:
+    evictable_s = shelves.evictable_s
+
+    def at_once(world: World, replica: Replica, model: Model, calls: int) -> float:
+        return evictable_s(world, replica, model, calls) if replica.ready_s is None else replica.ready_s
+
+    patch.setattr(shelves, "evictable_s", at_once)
+
+
+def bytes_without_bound(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Queue, "full", lambda queue, _call, limits: queue.waiting >= limits.calls_max)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (deaf_gateways, "I7: <Journey"),
+        (deaf_gateways, "I4:"),
+        (stops_without_acknowledgement, "I2:"),
+        (demand_that_never_expires, "demand expires:"),
+        (unknown_that_is_zero, "unknown is not zero:"),
+        (no_residency, "I6:"),
+        (bytes_without_bound, "I12:"),
+    ],
+)
+def test_a_fault_is_found(
+    fault: Callable[[pytest.MonkeyPatch], None], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+    assert any(line.startswith(said) for seed in SEEDS for line in play(seed).broken)

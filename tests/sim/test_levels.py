@@ -1,0 +1,242 @@
+"""Reliability section 5 A in virtual time: levels that swing, and levels that nobody renews (cases 6 and 7)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+
+import pytest
+
+from autoscaler.states import ReplicaState
+from tests.kit.fakedriver import FakeEngine
+from tests.sim.machine import Manners
+from tests.sim.network import CALM, Rates
+from tests.sim.stage import Stage, cut_off, model, play
+from tests.sim.told import COUNTS_S
+
+RESIDENCY_S = 30.0
+EXACT_S = 0.05
+"""Of a time in virtual seconds: reports and Routes travel some milliseconds, and conditions are polled."""
+
+
+class Lives:
+    """When each engine of a Stage got ready and ended."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.ready_s: dict[str, float] = {}
+        self.ended_s: dict[str, float] = {}
+        self.changes: list[float] = []
+        """Starts and ends."""
+        self._stage = stage
+        stage.watcher.listen(self._on_change)
+
+    def _on_change(self, engine: FakeEngine, what: str) -> None:
+        now_s = self._stage.town.now()
+        if what == "ready":
+            self.ready_s[engine.replica.id] = now_s
+        elif what in {"stop", "kill"}:
+            self.ended_s[engine.replica.id] = now_s
+        if what in {"start", "clean"}:
+            self.changes.append(now_s)
+
+    def stayed_s(self) -> list[float]:
+        """From ready to the end, of those that ended; negative infinity for one that never was ready."""
+        return [end_s - self.ready_s.get(id, math.inf) for id, end_s in self.ended_s.items()]
+
+
+@pytest.mark.parametrize("shape", ["sine", "square", "poisson"])
+def test_case_06_demand_that_oscillates_for_two_hours(shape: str) -> None:
+    """Around the threshold between one and two Replicas; the changes of the number of Replicas are counted."""
+
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        rng = random.Random(7)
+        lives = Lives(stage)
+        began_s = town.now()
+        while town.now() < began_s + 7200:
+            phase = (town.now() - began_s) / 60.0
+            rate = {
+                "sine": 4.0 + 3.0 * math.sin(phase * math.pi),
+                "square": 7.0 if int(phase) % 2 else 1.0,
+                "poisson": 4.0,
+            }[shape]
+            town.call("a")
+            await asyncio.sleep(rng.expovariate(rate))
+        per_hour = len(lives.changes) / 2
+        assert per_hour <= 6, f"{per_hour} changes an hour"
+        assert lives.ready_s
+        assert lives.ended_s or shape != "square", "on and off at the length of the window does stop some"
+        assert all(stayed_s >= RESIDENCY_S for stayed_s in lives.stayed_s()), "none ends before its minimum residency"
+
+    play(
+        act,
+        model(slots=4, replicas=2, memory_gib=4, idle_s=60.0, residency_s=RESIDENCY_S),
+        manners=Manners(start_s=(10.0, 10.0), serve_s=(0.5, 1.5)),
+        strict=False,
+    )
+
+
+async def keep_one_running(stage: Stage) -> None:
+    """One Call after another, so that one Replica is wanted all the time."""
+    while True:
+        await stage.answered([stage.town.call("a")])
+
+
+def test_case_06_one_that_is_starting_goes_before_one_that_is_ready() -> None:
+    """Two are wanted and the second starts slowly; most clients leave before it is ready."""
+
+    async def act(stage: Stage) -> None:
+        town, lives = stage.town, Lives(stage)
+        await stage.answered([town.call("a")])
+        (first,) = town.machine.engines
+        steady = town.task(keep_one_running(stage))
+        calls = [town.call("a") for _ in range(200)]
+        await stage.until(lambda: stage.starts() == 2, within_s=10)
+        for journey in calls:
+            town.leave(journey)
+        left_s = town.now()
+        await stage.until(lambda: bool(lives.ended_s), within_s=10)
+        assert first not in lives.ended_s, "the ready one serves on"
+        assert lives.stayed_s() == [-math.inf], "the other one was never ready"
+        assert town.now() - left_s == pytest.approx(2.0, abs=0.5), "once the idle window has no peak that needs it"
+        await asyncio.sleep(20.0)
+        steady.cancel()
+        assert (stage.starts(), stage.replicas()) == (2, 1)
+
+    play(
+        act,
+        model(slots=4, replicas=2, memory_gib=4, idle_s=2.0, residency_s=1.0),
+        manners=Manners(start_s=(10.0, 10.0), serve_s=(0.5, 0.5)),
+    )
+
+
+def test_case_06_residency_decides_where_it_is_longer_than_all_else() -> None:
+    """With a window of 0.5 s the second Replica would go 10 s after it was started, if its residency were shorter."""
+
+    async def act(stage: Stage) -> None:
+        town, lives = stage.town, Lives(stage)
+        calls = [town.call("a") for _ in range(60)]
+        await stage.answered(calls)
+        assert len(lives.ready_s) == 2
+        steady = town.task(keep_one_running(stage))
+        await stage.until(lambda: bool(lives.ended_s), within_s=RESIDENCY_S + 1.0)
+        steady.cancel()
+        (stayed_s,) = lives.stayed_s()
+        assert RESIDENCY_S <= stayed_s <= RESIDENCY_S + 0.5 + 2 * EXACT_S, "its residency, its last answer and its stop"
+        await stage.until(lambda: stage.replicas() == 1, within_s=EXACT_S)
+
+    play(
+        act,
+        model(slots=4, replicas=2, memory_gib=4, idle_s=0.5, residency_s=RESIDENCY_S),
+        manners=Manners(start_s=(1.0, 1.0), serve_s=(0.5, 0.5)),
+    )
+
+
+def believed(stage: Stage, name: str = "a") -> tuple[int, int]:
+    """(waiting, running) of a Model as the leader believes."""
+    assert stage.town.autoscaler is not None
+    load = stage.town.autoscaler.loop.world.loads.get(model(name).name)
+    return (load.waiting, load.running) if load is not None else (0, 0)
+
+
+def true(stage: Stage, name: str = "a") -> tuple[int, int]:
+    """(waiting, running) of a Model at all gateways that live."""
+    counts = [(w, r) for g in stage.town.gateways if g.alive for m, w, r in g.dispatch.counts() if m == name]
+    return sum(w for w, _ in counts), sum(r for _, r in counts)
+
+
+def test_case_07_a_gateway_vanishes_while_reports_are_late_doubled_and_out_of_order() -> None:
+    """Not proven dead: its demand is believed in for ten seconds after its last report, and no longer.
+
+    At the next quiet point the sum is the truth, and stays it while late reports still come in.
+    """
+
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        calls = [town.call("a", gateway=0) for _ in range(50)]
+        await stage.until(lambda: sum(bool(j.granted_to) for j in calls) == 50)
+        await asyncio.sleep(0.1)
+        town.machine.manners = town.machine.manners._replace(serve_s=(70.0, 70.0))
+        others = [town.call("a", gateway=1) for _ in range(5)]
+        await stage.until(lambda: all(j.granted_to for j in others))
+        await stage.until(lambda: believed(stage) == true(stage) == (0, 55))
+        town.network.rates = Rates(doubled=0.3, late=0.2, late_s=(0.1, 30.0))
+        await asyncio.sleep(1.0)
+        cut_off(stage, 0)
+        last_s = town.told.heard_s(town.gateways[0].id)
+        assert last_s is not None
+        await stage.until(lambda: believed(stage) != (0, 55), step_s=0.001)
+        assert believed(stage) == (0, 5)
+        assert town.now() - last_s == pytest.approx(COUNTS_S, abs=EXACT_S)
+        assert {j.ended[0].outcome.value for j in calls if j.ended} == {"completed"}, "it serves without a leader"
+        await stage.answered(calls)
+        town.gateways[0].link.reachable = True
+        await asyncio.sleep(1.0)
+        town.network.rates = CALM
+        await asyncio.sleep(3.0)
+        for _ in range(30):
+            assert believed(stage) == true(stage) == (0, 5)
+            await asyncio.sleep(1.0)
+        assert await stage.answered(others) == {"completed": 5}
+        await stage.until(lambda: stage.replicas() == 0, within_s=5.5)
+
+    play(act, model(slots=64), gateways=2, manners=Manners(serve_s=(5.0, 8.0)), strict=False)
+
+
+def test_case_07_the_demand_of_a_gateway_that_is_proven_dead_is_gone_at_once() -> None:
+    """And keeps no engine for longer than the idle window, however late its reports come."""
+
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        for _ in range(50):
+            town.call("a", gateway=0)
+        await stage.until(lambda: believed(stage)[1] == 16)
+        town.network.rates = Rates(doubled=0.3, late=0.2, late_s=(0.1, 30.0))
+        await asyncio.sleep(0.5)
+        town.gateways[0].crash()
+        died_s = town.now()
+        await stage.until(lambda: believed(stage) == (0, 0), step_s=0.001)
+        assert town.now() - died_s < EXACT_S
+        await stage.until(lambda: stage.replicas() == 0, within_s=10.0)
+        assert town.now() - died_s == pytest.approx(5.0, abs=0.5)
+        await asyncio.sleep(35.0)
+        assert (stage.starts(), believed(stage)) == (1, (0, 0)), "late reports of the dead start nothing"
+        assert await stage.answered([town.call("a", gateway=1)]) == {"completed": 1}
+        await stage.until(lambda: stage.replicas() == 0, within_s=10.0)
+
+    play(act, model(slots=16, idle_s=5.0), gateways=2, manners=Manners(serve_s=(8.0, 9.0)), strict=False)
+
+
+def test_case_07_demand_that_ended_unheard_makes_no_room() -> None:
+    """Clients of the other Model leave a gateway that is cut off.
+
+    When the residency of the Model that runs is over, ten seconds have passed as well: it is not drained for them.
+    """
+
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        stream = town.call("a", gateway=1)
+        await stage.until(lambda: stream.first_byte_s is not None, within_s=20)
+        gone = [town.call("b", gateway=0) for _ in range(5)]
+        await stage.until(lambda: believed(stage, "b") == (5, 0))
+        cut_off(stage, 0)
+        for journey in gone:
+            town.leave(journey)
+        await stage.until(lambda: believed(stage, "b") == (0, 0), within_s=COUNTS_S + EXACT_S)
+        assert town.autoscaler is not None
+        world = town.autoscaler.loop.world
+        while not stream.ended:
+            assert not any(r.state == ReplicaState.DRAINING for r in world.replicas.values())
+            world = town.autoscaler.loop.world
+            await asyncio.sleep(0.1)
+        assert (stage.starts("a"), stage.starts("b")) == (1, 0)
+
+    play(
+        act,
+        model("a", residency_s=25.0),
+        model("b"),
+        gateways=2,
+        manners=Manners(start_s=(0.5, 0.5), serve_s=(40.0, 40.0)),
+        strict=False,
+    )

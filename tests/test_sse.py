@@ -1,0 +1,175 @@
+"""Event streams in every form that SSE allows: where an event ends, and which one is the usage chunk.
+
+The cuts of pieces and chunks, and the fast ways through the gate, are in test_walker.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.sse import EVENT_BYTES_MAX, EventGate, chunk, is_usage
+from gateway.walker import LAST_CHUNK, BodyWalker, ResponseHead
+
+LINE_ENDS = (b"\n", b"\r", b"\r\n")
+EVENT_ENDS = (
+    b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n", b"\n\r", b"\r\n\r", b"\r\n\n", b"\r\r\n",
+)  # fmt: skip
+USAGE_JSON = b'{"id":"c","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":9}}'
+TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+
+
+def gate(*, drop_usage: bool = True) -> EventGate:
+    return EventGate(BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b"")), drop_usage=drop_usage)
+
+
+def content(framed: bytes) -> bytes:
+    """What a client dechunks."""
+    return BodyWalker(ResponseHead(200, True, None, True, b"", b"")).strip(framed)
+
+
+def dispatched(stream: bytes) -> list[bytes]:
+    """The data of the events that a client sees, by the letter of WHATWG HTML, 9.2.6."""
+    found, data = list[bytes](), list[bytes]()
+    for line in re.split(rb"\r\n|\n|\r", stream):
+        if not line and data:
+            found.append(b"\n".join(data))
+            data = []
+        elif line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+    return found
+
+
+USAGE: dict[str, bytes] = {
+    "alone": b"data: " + USAGE_JSON,
+    "no space": b"data:" + USAGE_JSON,
+    "a comment": b": c\ndata: " + USAGE_JSON,
+    "an id": b"id: 1\ndata: " + USAGE_JSON,
+    "a name": b"event: message\ndata: " + USAGE_JSON,
+    "a name after it": b"data: " + USAGE_JSON + b"\nevent: message",
+    "a blank in the list": b"data: " + USAGE_JSON.replace(b"[]", b"[ ]"),
+    "a tab in the list": b"data: " + USAGE_JSON.replace(b"[]", b"[\t]"),
+    "blanks everywhere": b'data: { "choices" : [ ] , "usage" : { "prompt_tokens" : 7 } }',
+    "usage first": b'data: {"usage":{"prompt_tokens":7},"choices":[]}',
+    "two lines": b'data: {"choices":[],\ndata: "usage":{"prompt_tokens":7}}',
+    "a list of two lines": b'data: {"usage":{"prompt_tokens":7},"choices":[\ndata: ]}',
+    "a comment in the list": b'data: {"usage":{"prompt_tokens":7},"choices":[ \n: c\ndata: ]}',
+    "a byte order mark": b"\xef\xbb\xbfdata: " + USAGE_JSON,
+}
+KEPT: dict[str, bytes] = {
+    "no usage": b'data: {"choices":[]}',
+    "usage is null": b'data: {"choices":[],"usage":null}',
+    "a choice": b'data: {"choices":[{"delta":{"tool_calls":[]}}],"usage":{"prompt_tokens":7}}',
+    "no choices": b'data: {"usage":{"prompt_tokens":7},"x":[]}',
+    "in a comment": b": " + USAGE_JSON,
+    "in a line of another name": b"datas: " + USAGE_JSON,
+    "cut off": b'data: {"choices":[],"usage":{',
+    "said by a token": b'data: {"choices":[{"delta":{"content":"\\"usage\\" []"}}]}',
+}
+
+
+@pytest.mark.parametrize("end", EVENT_ENDS)
+@pytest.mark.parametrize("name", USAGE)
+def test_the_usage_chunk_is_known_in_every_form(name: str, end: bytes) -> None:
+    """In a chunk of its own, between others in one, and as content without chunks."""
+    line_end = end[:2] if end.startswith(b"\r\n") else end[:1]
+    event = USAGE[name].replace(b"\n", line_end) + end
+    assert is_usage(event)
+    one = gate()
+    out = [one.pass_chunks(piece) for piece in (chunk(TOKEN), chunk(event), chunk(TOKEN) + LAST_CHUNK)]
+    assert content(b"".join(out)) == TOKEN * 2
+    assert content(gate().pass_chunks(chunk(TOKEN) + chunk(event) + chunk(TOKEN))) == TOKEN * 2
+    assert gate().pass_content(TOKEN + event + TOKEN) == TOKEN * 2
+    assert content(gate(drop_usage=False).pass_chunks(chunk(TOKEN) + chunk(event))) == TOKEN + event
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_only_looks_like_usage_stays(name: str) -> None:
+    event = KEPT[name] + b"\n\n"
+    assert not is_usage(event)
+    assert content(gate().pass_chunks(chunk(event))) == event
+    assert content(gate().pass_chunks(chunk(TOKEN) + chunk(event) + chunk(TOKEN))) == TOKEN + event + TOKEN
+
+
+def test_chunks_that_all_say_usage_go_on_untouched() -> None:
+    """As some engines send them, with what was used so far or null."""
+    said = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":{"prompt_tokens":7}}\n\n'
+    one, piece, run = gate(), chunk(said), chunk(said) * 3
+    assert one.pass_chunks(piece) is piece
+    assert one.pass_chunks(run) is run
+
+
+@pytest.mark.parametrize("end", EVENT_ENDS)
+def test_an_event_goes_on_as_soon_as_it_has_ended(end: bytes) -> None:
+    one = gate()
+    for number in range(3):
+        event = b"data: %d" % number + end
+        assert content(one.pass_chunks(chunk(event))) == event
+        assert one.whole
+
+
+@pytest.mark.parametrize("end", EVENT_ENDS)
+def test_an_event_of_single_bytes_ends_with_the_first_byte_that_can_end_it(end: bytes) -> None:
+    """A CR may be half of a line end: its other half is let through when it comes, and begins no event."""
+    one, told = gate(), one_by_one(b"data: a" + end)
+    first = next(at for at in range(len(end)) if len(re.findall(rb"\r\n|\n|\r", end[: at + 1])) == 2)
+    for at, byte in enumerate(told):
+        out = one.pass_content(byte)
+        assert out == (b"" if at < 7 + first else b"data: a" + end[: first + 1] if at == 7 + first else byte)
+    assert one.rest() == b""
+    event = b"data: b" + end
+    assert one.pass_content(event) == event
+
+
+def one_by_one(data: bytes) -> list[bytes]:
+    return [data[at : at + 1] for at in range(len(data))]
+
+
+def test_the_two_halves_of_one_line_end_are_no_empty_line() -> None:
+    one = gate()
+    assert one.pass_content(b"data: a\r") == b""
+    assert one.pass_content(b"\ndata: b\r") == b""
+    assert one.pass_content(b"\n\r\n") == b"data: a\r\ndata: b\r\n\r\n"
+
+
+@pytest.mark.parametrize("end", EVENT_ENDS)
+def test_an_event_without_end_that_ends_after_all_is_no_part_of_the_next(end: bytes) -> None:
+    """Too long to be held: it goes on unfinished, and usage after it is usage all the same."""
+    long, usage = b"data: " + b"x" * EVENT_BYTES_MAX, USAGE["alone"] + b"\n\n"
+    for at in range(len(end) + 1):
+        one = gate()
+        out = one.pass_content(long + end[:at])
+        out += one.pass_content(end[at:] + usage + TOKEN)
+        assert dispatched(out) == dispatched(long + b"\n\n" + TOKEN)
+        assert one.whole
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from([TOKEN.strip(), USAGE["alone"], b": c", b"id: 1", b"", b"x" * 9]), max_size=3),
+            st.sampled_from(LINE_ENDS),
+        ),
+        max_size=6,
+    ),
+    st.lists(st.integers(1, 40), min_size=1, max_size=9),
+    st.booleans(),
+)
+def test_however_it_ends_its_lines_and_is_cut_a_client_sees_the_same(
+    blocks: list[tuple[list[bytes], bytes]], sizes: list[int], drop_usage: bool
+) -> None:
+    stream = b"".join(b"".join(line + end for line in lines) + end for lines, end in blocks)
+    one, out, at = gate(drop_usage=drop_usage), b"", 0
+    while at < len(stream):
+        size = sizes[at % len(sizes)]
+        out += content(one.pass_chunks(chunk(stream[at : at + size])))
+        at += size
+    out += one.rest()
+    if drop_usage:
+        assert dispatched(out) == [data for data in dispatched(stream) if data != USAGE_JSON]
+    else:
+        assert out == stream

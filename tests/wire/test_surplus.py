@@ -1,0 +1,87 @@
+"""Engines that send more than their answers: the next Call does not get what was left of the last one.
+
+How much of that can be told is said in SECURITY.md: a surplus that comes after the next request went out cannot be.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kit.engine import HOLD, OK, ScriptedEngine, document
+from tests.kit.moments import PlainEngine, turns
+from tests.kit.rig import Client, Rig, rig
+from tests.kit.waiting import until
+
+POISON = document(b'{"poison":true}')
+
+
+def idle(one: Rig) -> int:
+    """Kept connections to engines."""
+    return sum(len(pool._idle) for pool in one.front.upstreams._pools.values())
+
+
+async def answered(client: Client) -> bytes:
+    client.call()
+    status, _, body = await client.answer()
+    assert status == 200
+    return body
+
+
+async def test_bytes_on_an_idle_connection_end_it() -> None:
+    """The next Call has a fresh connection and its own answer."""
+    async with PlainEngine() as engine, rig(engine.address) as one:
+        client = await one.client()
+        assert await answered(client) == b'{"ok":true}'
+        assert idle(one) == 1
+        engine.connections[0].transport.write(POISON)
+        await until("it is not kept", lambda: not idle(one))
+        assert await answered(client) == b'{"ok":true}'
+        assert len(engine.connections) == 2
+
+
+async def test_bytes_on_an_idle_connection_end_it_before_the_loop_turns() -> None:
+    """A Call that comes in the same turn takes none that is about to be closed."""
+    async with PlainEngine() as engine, rig(engine.address) as one:
+        client = await one.client()
+        await answered(client)
+        (pool,) = one.front.upstreams._pools.values()
+        pool._idle[0].data_received(POISON)
+        assert idle(one) == 0
+        assert await answered(client) == b'{"ok":true}'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_sent_more_than_its_answer_has_a_new_connection_for_each_call(stream: bool) -> None:
+    """It may do so again, later than can be seen."""
+    async with ScriptedEngine((OK + POISON,), (OK,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        for number in range(1, 5):
+            client.call(stream=stream)
+            assert (await client.answer())[2] == b'{"ok":true}'
+            assert idle(one) == 0
+            assert (len(engine.requests), engine.connections) == (number, number)
+
+
+async def test_the_connections_that_were_kept_before_a_surplus_are_closed() -> None:
+    async with ScriptedEngine((HOLD, OK), (HOLD, OK + POISON), (OK,)) as engine, rig(engine.address) as one:
+        first, second = await one.client(), await one.client()
+        first.call()
+        second.call()
+        await until("both are there", lambda: len(engine.requests) == 2)
+        engine.release.set()
+        for client in (first, second):
+            assert (await client.answer())[2] == b'{"ok":true}'
+        await turns(5)
+        assert idle(one) == 0
+        assert await answered(first) == b'{"ok":true}'
+        assert engine.connections == 3
+
+
+async def test_engines_that_send_their_answers_and_no_more_keep_their_connections() -> None:
+    async with ScriptedEngine((OK + POISON,), (OK,)) as odd, ScriptedEngine((OK,)) as well, rig(odd.address) as one:
+        client = await one.client()
+        await answered(client)
+        one.routes(well.address)
+        for _ in range(3):
+            await answered(client)
+        assert well.connections == 1
