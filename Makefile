@@ -2,6 +2,8 @@
 .PHONY: venv demo test check fast fuzz lock schema clean wheel compiled test-compiled bench-cold bench-dataplane bench-plan
 
 PY := .venv/bin/python
+# What users get: the compiled gateway, found before the one beside it by us and by all that we start.
+WITH_COMPILED := PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 SEEDS ?= 500
 FUZZ_S ?= 600
 
@@ -37,14 +39,14 @@ fuzz: venv  ## the wire, bodies and messages, for FUZZ_S seconds; what breaks th
 fast: venv  ## the pure tests only
 	@$(PY) -m pytest -n 2 tests --ignore tests/process --ignore tests/sim
 
-lock:  ## resolves requirements/dev.lock anew; needs uv on the PATH
-	@uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra llama --group dev pyproject.toml -o requirements/dev.lock
+lock:  ## resolves requirements/dev.lock anew, for every Python and machine (markers stay); needs uv on the PATH
+	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra llama --group dev pyproject.toml -o requirements/dev.lock
 
 bench-cold: compiled  ## cold starts, bursts, fairness; QUICK=1 for about five minutes
-	@$(PY) -m bench.cold
+	@$(WITH_COMPILED) $(PY) -Pm bench.cold
 
 bench-dataplane: compiled  ## one gateway beside nginx and other proxies; QUICK=1 for less than ten minutes
-	@$(PY) -m bench.dataplane
+	@$(WITH_COMPILED) $(PY) -Pm bench.dataplane
 
 bench-plan: venv  ## what a decision costs
 	@$(PY) -m bench.plan

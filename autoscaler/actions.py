@@ -47,7 +47,14 @@ class FailReplica(Fact, frozen=True, tag_field="kind", tag="fail"):
     reason: str
 
 
-Action = StartReplica | DrainReplica | ReviveReplica | StopReplica | FailReplica
+class FailStart(Fact, frozen=True, tag_field="kind", tag="fail-start"):
+    """A start would surely fail, so none is tried: whoever waits is told, and the next try is after a pause."""
+
+    model: ModelName
+    reason: str
+
+
+Action = StartReplica | DrainReplica | ReviveReplica | StopReplica | FailReplica | FailStart
 
 
 class Acted(Fact, frozen=True):
@@ -72,3 +79,5 @@ class Plan(Fact, frozen=True):
     unmet: tuple[Unmet, ...] = ()
     next_s: float | None = None
     """When time alone would change the Plan (an idle window ends, a back-off is over); None: only observations can."""
+    tries: tuple[ModelName, ...] = ()
+    """Models that it starts, or makes room for: whether they could start at all is looked at before it is performed."""

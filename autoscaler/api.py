@@ -14,7 +14,7 @@ import msgspec
 
 from autoscaler.actions import Plan
 from autoscaler.contract import ModelName, ReplicaId, TenantName
-from autoscaler.demand import NO_HISTORY, NO_LOAD
+from autoscaler.demand import NO_HISTORY, NO_LOAD, idle_window_s
 from autoscaler.explain import Explanation, Row
 from autoscaler.model import Model
 from autoscaler.states import ReplicaState
@@ -38,6 +38,8 @@ class ModelView(Fact, frozen=True):
     name: ModelName
     engine: str
     aliases: tuple[str, ...]
+    adapters: tuple[str, ...]
+    """Each is called as `model:adapter`."""
     memory_bytes: int
     """Of a device, for one Replica; 0 is the whole device."""
     slots: int
@@ -45,6 +47,10 @@ class ModelView(Fact, frozen=True):
     """State -> how many."""
     demand: DemandView
     last_start_seconds: float | None = None
+    idle_seconds: float = 0.0
+    """Without a Call for so long it goes to zero, as it is now."""
+    idle_auto: bool = False
+    """`idleSeconds: auto`: it is doubled each time the Model is called soon after it went to zero."""
 
 
 class HeldView(Fact, frozen=True):
@@ -93,9 +99,9 @@ class Problem(Fact, frozen=True):
 
 
 def named(world: World, name: str) -> Model | None:
-    """The Model that clients reach by `name`, which may be an alias; None: nobody has it."""
+    """The Model that clients reach by `name`, which may be an alias, or one of its adapters; None: nobody has it."""
     known = world.models.get(ModelName(name))
-    return known or next((model for model in world.models.values() if name in model.spec.aliases), None)
+    return known or next((m for m in world.models.values() if name in (*m.names(), *m.adapter_names())), None)
 
 
 def model_view(world: World, model: Model) -> ModelView:
@@ -105,11 +111,14 @@ def model_view(world: World, model: Model) -> ModelView:
         name=model.name,
         engine=model.spec.engine,
         aliases=model.spec.aliases,
+        adapters=tuple(adapter.name for adapter in model.spec.adapters),
         memory_bytes=model.memory_bytes,
         slots=model.slots,
         replicas=dict(Counter(world.replicas[id].state.value for id in world.by_model.get(model.name, ()))),
         demand=DemandView(waiting=load.waiting, running=load.running),
         last_start_seconds=history.starts_s[-1] if history.starts_s else None,
+        idle_seconds=idle_window_s(model, history),
+        idle_auto=model.spec.idle_seconds == "auto",
     )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from autoscaler.contract import Clocks, FrontSettings, KeyEntry, ModelEntry, QueueLimits, TenantEntry
+from autoscaler.contract import AdapterEntry, Clocks, FrontSettings, KeyEntry, ModelEntry, QueueLimits, TenantEntry
+from autoscaler.engines.base import Adapters, fill
 from autoscaler.engines.table import ENGINES
 from autoscaler.model import Model
 from autoscaler.settings import Settings
@@ -22,6 +23,8 @@ def model_entry(model: Model) -> ModelEntry:
         name=model.name,
         served_name=model.name,
         aliases=spec.aliases,
+        adapters=_adapters(model, engine.adapters),
+        lora=_lora(0, 0) if spec.adapters and engine.adapters is not None and engine.adapters.by_lora else "",
         tenants=spec.tenants,
         dialects=engine.dialects,
         unlisted=spec.unlisted,
@@ -42,6 +45,26 @@ def model_entry(model: Model) -> ModelEntry:
             stall_seconds_max=spec.stall_seconds_max,
         ),
     )
+
+
+def _adapters(model: Model, told: Adapters | None) -> tuple[AdapterEntry, ...]:
+    if told is None:
+        return ()
+    return tuple(
+        AdapterEntry(
+            name=adapter.name,
+            served_name="".join(fill((told.served_name,), {"name": model.name, "adapter": adapter.name})),
+            lora=_lora(position, 1) if told.by_lora else "",
+        )
+        for position, adapter in enumerate(model.spec.adapters)
+    )
+
+
+def _lora(position: int, scale: int) -> str:
+    """llama.cpp's choice of one adapter; all others get scale 0. It needs a list that is not empty: without one it may
+    answer from what it computed with an adapter.
+    """
+    return f'[{{"id":{position},"scale":{scale}}}]'
 
 
 def tenant_entry(tenant: Tenant) -> TenantEntry:

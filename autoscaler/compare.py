@@ -1,6 +1,7 @@
 """Wanted against what there is, for one Model: what is revived, what drains, and what the packer is asked for.
 
-Owns the order in which Replicas go, revival before starting, respect for retry times, and the rollout of a changed spec
+Owns the order in which Replicas go, revival before starting, respect for retry times and for what is known to stand in
+the way of a start (nothing is asked of the packer then), and the rollout of a changed spec
 (one new Replica at a time: on a free Slice first, else an old one drains for it; a new spec that fails halts). It looks
 at one Model only; `autoscaler.plan` puts the Models together and asks the packer.
 """
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from autoscaler.actions import DrainReplica, ReviveReplica, StopReplica, Unmet
+from autoscaler.actions import DrainReplica, FailStart, ReviveReplica, StopReplica, Unmet
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import BEGINNING, NO_HISTORY, Wanted, live, residency_s, unserved_since_s
 from autoscaler.model import Model
@@ -46,6 +47,11 @@ class Case(NamedTuple):
         """What is remembered of the Model."""
         return self.world.histories.get(self.model.name, NO_HISTORY)
 
+    @property
+    def obstacle(self) -> str:
+        """Why a start would surely fail; empty: nothing is known."""
+        return self.world.obstacles.get(self.model.name, "")
+
 
 class Compared(NamedTuple):
     """What one Model needs."""
@@ -55,6 +61,8 @@ class Compared(NamedTuple):
     """Drains; or drops, where no Call can be."""
     wants: tuple[Want, ...] = ()
     unmet: tuple[Unmet, ...] = ()
+    fail: FailStart | None = None
+    """None of it is there, and none could start."""
     rollout: DrainReplica | None = None
     """The old Replica that gives way to its successor when the packer finds no free Slice for it."""
     next_s: float | None = None
@@ -110,6 +118,10 @@ def _ask(case: Case, have: int, missing: int) -> Compared:
         why = history.failure or "its last start failed"
         reason = f"{why}; next try in {seconds(due_s - case.now_s)}"
         return Compared(unmet=(Unmet(model=name, reason=reason),), next_s=due_s)
+    if case.obstacle:
+        if not have:
+            return Compared(fail=FailStart(model=name, reason=case.obstacle))
+        return Compared(unmet=(Unmet(model=name, reason=f"one more cannot start: {case.obstacle}"),))
     reason = f"wake {name}: {answer.reason}" if not have else f"one more {name}: {answer.reason}"
     wants: list[Want] = []
     for ordinal in range(min(missing, WANTS_MAX)):
@@ -171,6 +183,9 @@ def _roll(case: Case, supply: Sequence[Replica]) -> Compared:
         wait = seconds(due_s - case.now_s)
         reason = f"its changed spec fails to start, the old one serves; next try in {wait}: {history.failure}"
         return Compared(unmet=(Unmet(model=case.model.name, reason=reason),), next_s=due_s)
+    if case.obstacle:
+        reason = f"its changed spec cannot start, the old one serves: {case.obstacle}"
+        return Compared(unmet=(Unmet(model=case.model.name, reason=reason),))
     first = min(old, key=lambda replica: _going_order(case, replica))
     drain = retire(first, "its spec has changed and no Slice is free beside it")
     gives_way = drain if isinstance(drain, DrainReplica) and not history.episodes else None

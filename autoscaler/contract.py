@@ -57,6 +57,16 @@ class Clocks(Message, frozen=True):
     stall_seconds_max: float = 60.0
 
 
+class AdapterEntry(Message, frozen=True):
+    """An adapter of a Model, which clients call as `model:name`: in the Model's queue, with the Model's permission."""
+
+    name: str
+    served_name: str
+    """The body's `model` is rewritten to this."""
+    lora: str = ""
+    """The body's `lora` is set to this, which is JSON; empty: it is not needed."""
+
+
 class ModelEntry(Message, frozen=True):
     """What a gateway needs to know of a Model, whether or not anything of it runs."""
 
@@ -64,6 +74,10 @@ class ModelEntry(Message, frozen=True):
     served_name: str
     """The engine's own name for it: the body's `model` is rewritten to this."""
     aliases: tuple[str, ...] = ()
+    adapters: tuple[AdapterEntry, ...] = ()
+    lora: str = ""
+    """For Calls without an adapter: the body's `lora` is set to this, which is JSON; paths where a Call cannot say it
+    are refused. Empty: it is not needed."""
     tenants: tuple[TenantName, ...] | None = None
     """Who may call it; None means every Tenant that names no models of its own."""
     dialects: tuple[str, ...] = ("openai",)

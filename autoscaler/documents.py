@@ -20,7 +20,7 @@ from autoscaler.expected import WrongKeyError, decode, dotted, nearest
 from autoscaler.model import Model, ModelSpec, Part
 from autoscaler.not_yet import MESSAGE, not_yet
 from autoscaler.quantity import AUTO, Bytes, BytesOrAuto, format_bytes
-from autoscaler.rules import check_model, check_name, check_settings, check_tenant
+from autoscaler.rules import check_model, check_name, check_served, check_settings, check_tenant
 from autoscaler.settings import Settings
 from autoscaler.strict_yaml import YamlError, read
 from autoscaler.tenant import Tenant, TenantSpec
@@ -137,19 +137,22 @@ class _Loading:
         check_name(name, ("metadata", "name"))
         check_name(document.metadata.namespace, ("metadata", "namespace"))
         check_model(spec)
+        check_served(name, spec)
         self._claim("model name", name, f"the name of a Model in {source}", ("metadata", "name"))
         for position, alias in enumerate(spec.aliases):
             self._claim("model name", alias, f"an alias of Model {name} in {source}", ("spec", "aliases", position))
-        self.models.append(
-            Model(
-                name=ModelName(name),
-                spec=spec,
-                namespace=document.metadata.namespace,
-                memory_bytes=int(spec.gpu.memory_bytes or 0),
-                slots=spec.slots or default_slots(spec.engine),
-                order=len(self.models),
-            )
+        model = Model(
+            name=ModelName(name),
+            spec=spec,
+            namespace=document.metadata.namespace,
+            memory_bytes=int(spec.gpu.memory_bytes or 0),
+            slots=spec.slots or default_slots(spec.engine),
+            order=len(self.models),
         )
+        for adapted in model.adapter_names():
+            check_name(adapted, ("spec", "adapters"))
+            self._claim("model name", adapted, f"an adapter of Model {name} in {source}", ("spec", "adapters"))
+        self.models.append(model)
 
     def _tenant(self, source: str, value: dict[str, object]) -> None:
         document = decode(value, TenantDocument)

@@ -6,6 +6,8 @@ Owns the wording and the order of the sentences; decides nothing, and knows noth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autoscaler import demand
 from autoscaler.actions import Plan
 from autoscaler.compare import start_after_s
@@ -20,8 +22,8 @@ from autoscaler.packing import Force
 from autoscaler.rulings import why_not
 from autoscaler.shelves import shelves, want_of
 from autoscaler.states import ReplicaState as S
-from autoscaler.words import seconds
-from autoscaler.world import Fact, Replica, SliceId, World
+from autoscaler.words import counted, seconds
+from autoscaler.world import Fact, Replica, SliceId, Transition, World
 
 LAST_ROWS = 20
 """How many of the latest moves `last` tells."""
@@ -60,6 +62,7 @@ class Row(Fact, frozen=True):
     since_s: float | None = None
     """Seconds since it is in this state; None: it never was in another."""
     why: str = ""
+    adapters: tuple[str, ...] = ()
 
 
 def model_state(world: World, name: ModelName, now_s: float) -> str:
@@ -97,6 +100,7 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     never = _never(world, document, Fitting(world))
     sentences = [_wanted(document, answer, now_s), *_soonest(world, model, now_s)]
     sentences += [f"It fits on no device: {never}. Its Calls are refused with no_capacity."] if never else []
+    sentences += _obstacle(world, model)
     for id in world.by_model.get(model, ()):
         sentences += [_replica(world, world.replicas[id], now_s), *_quiet(world, id, now_s)]
     sentences += _failures(world, model, now_s)
@@ -104,7 +108,7 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     sentences += _starts(world, model)
     sentences += _unknown(world, now_s)
     rows = log.of_model(model)
-    sentences += [f"Last: {_move(row, now_s)}." for row in rows[-1:]]
+    sentences += [*_stopped(world, model, rows, now_s), *(f"Last: {_move(row, now_s)}." for row in rows[-1:])]
     lacks = answer.count > len(demand.live(world, model))
     candidates = _candidates(world, document, now_s) if lacks or never else ()
     sentences += [f"{c.slice}: {c.ruled_out or 'nothing stands in the way'}." for c in candidates[:CANDIDATES_TOLD]]
@@ -121,7 +125,7 @@ def status(world: World, plan: Plan, now_s: float) -> tuple[Row, ...]:
 
 
 def last(log: Log, now_s: float) -> tuple[str, ...]:
-    """The latest moves of all Replicas, and Calls refused because their Model fits nowhere; newest first."""
+    """The latest moves of all Replicas, and Calls refused because their Model fits nowhere or cannot start."""
     return tuple(f"{row.model}: {_move(row, now_s)}" for row in log.latest(LAST_ROWS))
 
 
@@ -144,6 +148,8 @@ def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: flo
     if document is not None:
         never = _never(world, document, fitting)
         why = f"fits on no device: {never}" if never else _why(world, document, unmet, now_s)
+        if not never and not replicas and name in world.obstacles:
+            why = f"cannot start: {world.obstacles[name]}"
     return Row(
         model=name,
         state=state,
@@ -153,6 +159,7 @@ def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: flo
         devices=tuple(sorted({slice_.device for slice_ in held if slice_ is not None})),
         since_s=None if began_s is None else now_s - began_s,
         why=why,
+        adapters=() if document is None else tuple(adapter.name for adapter in document.spec.adapters),
     )
 
 
@@ -168,9 +175,24 @@ def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
 
 
 def _wanted(model: Model, answer: Wanted, now_s: float) -> str:
-    since = "" if answer.since_s is None else f", since {seconds(now_s - answer.since_s)}"
-    count = f"{answer.count} of at most {model.spec.replicas.max}" if answer.count else "None"
-    return f"{count} wanted: {answer.reason}{since}."
+    """How many Replicas there should be, and why; who waits, also for how long."""
+    many = f"{counted(answer.count, 'Replica')} {'is' if answer.count == 1 else 'are'} needed"
+    if not answer.count:
+        many = "No Replica is needed now"
+    elif model.spec.replicas.max > 1:
+        many += f" (of at most {model.spec.replicas.max})"
+    waited = f", for {seconds(now_s - answer.since_s)}" if answer.urgent and answer.since_s is not None else ""
+    return f"{many}: {answer.reason}{waited}."
+
+
+def _obstacle(world: World, name: ModelName) -> list[str]:
+    """What surely keeps the Model from starting, seen without a start."""
+    obstacle = world.obstacles.get(name)
+    if obstacle is None:
+        return []
+    if world.by_model.get(name):
+        return [f"One more cannot start: {obstacle}."]
+    return [f"It cannot start: {obstacle}. Its Calls are refused with model_start_failed."]
 
 
 def _soonest(world: World, model: ModelName, now_s: float) -> list[str]:
@@ -224,11 +246,14 @@ def _failures(world: World, name: ModelName, now_s: float) -> list[str]:
     due_s = start_after_s(history)
     if not history.failure:
         return []
+    refused = f"Calls are refused and nothing is started for {seconds(history.refused_until_s - now_s)}."
+    if history.failure == world.obstacles.get(name):
+        return [refused] if now_s < history.refused_until_s else []
     sentence = f"Its last start failed: {history.failure}."
     if history.episodes:
         sentence += f" {history.episodes} failed in a row." if history.episodes > 1 else ""
     if now_s < history.refused_until_s:
-        return [f"{sentence} Calls are refused and nothing is started for {seconds(history.refused_until_s - now_s)}."]
+        return [f"{sentence} {refused}"]
     return [f"{sentence} The next try is due" + (f" in {seconds(due_s - now_s)}." if now_s < due_s else " now.")]
 
 
@@ -245,9 +270,22 @@ def _unknown(world: World, now_s: float) -> list[str]:
     return [f"Nothing is scaled down while these gateways have not reported: {', '.join(who)}."] if who else []
 
 
+def _stopped(world: World, name: ModelName, rows: Sequence[LogRow], now_s: float) -> list[str]:
+    """Why it serves no more, while nothing of it serves: the last row tells only how its engine ended."""
+    ends = (row for row in reversed(rows) if isinstance(row, Transition) and row.after in _ENDED)
+    row = next(ends, None)
+    serves = any(world.replicas[id].state in {S.READY, S.UNREADY} for id in world.by_model.get(name, ()))
+    if row is None or row is rows[-1] or serves:
+        return []
+    return [f"It {_ENDED[row.after]} {seconds(now_s - row.at_s)} ago: {row.reason}."]
+
+
+_ENDED = {S.DRAINING: "stopped", S.FAILED: "broke"}
+
+
 def _move(row: LogRow, now_s: float) -> str:
     if isinstance(row, Refused):
-        return f"its Calls were refused, {seconds(now_s - row.at_s)} ago: it fits on no device: {row.reason}"
+        return f"its Calls were refused, {seconds(now_s - row.at_s)} ago: it {row.reason}"
     before = "" if row.before is None else f"{row.before} -> "
     return f"{row.replica} {before}{row.after}, {seconds(now_s - row.at_s)} ago: {row.reason}"
 

@@ -24,6 +24,7 @@ from autoscaler.world import (
     ReplicaSeen,
     Reported,
     SlicesSeen,
+    StartSeen,
     Synced,
     Tick,
     Transition,
@@ -33,6 +34,7 @@ from autoscaler.world import (
 Observation = (
     DocumentsSeen
     | SlicesSeen
+    | StartSeen
     | ReplicaSeen
     | Synced
     | Reported
@@ -72,6 +74,8 @@ def _one(draft: Draft, observation: Observation) -> None:
             _documents(draft, observation)
         case SlicesSeen():
             _slices(draft, observation)
+        case StartSeen():
+            _start_seen(draft, observation)
         case GatewaySeen():
             fold_reports.gateway_seen(draft, observation.gateway, observation.boot)
         case GatewayGone():
@@ -93,7 +97,8 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
     tenants = {tenant.name: tenant for tenant in documents.tenants}
     if (models, tenants, documents.settings) == (before.models, before.tenants, before.settings):
         return
-    draft.change(models=models, tenants=tenants, settings=documents.settings)
+    obstacles = {name: obstacle for name, obstacle in before.obstacles.items() if name in models}
+    draft.change(models=models, tenants=tenants, settings=documents.settings, obstacles=obstacles)
     draft.news = True
     draft.undivided.update(draft.by_model.now)
     for name, history in tuple(draft.histories.now.items()):
@@ -115,6 +120,14 @@ def _slices(draft: Draft, inventory: SlicesSeen) -> None:
     slices = {slice_.id: slice_ for slice_ in inventory.slices}
     if slices != draft.world.slices:
         draft.change(slices=slices)
+
+
+def _start_seen(draft: Draft, seen: StartSeen) -> None:
+    before = draft.world.obstacles
+    if seen.model not in draft.world.models or before.get(seen.model, "") == seen.obstacle:
+        return
+    after = {name: obstacle for name, obstacle in before.items() if name != seen.model}
+    draft.change(obstacles=after | {seen.model: seen.obstacle} if seen.obstacle else after)
 
 
 def _half_open(draft: Draft) -> None:

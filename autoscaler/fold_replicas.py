@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autoscaler import histories
-from autoscaler.actions import Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
+from autoscaler.actions import Action, DrainReplica, FailReplica, FailStart, ReviveReplica, StartReplica, StopReplica
 from autoscaler.contract import ReplicaId
 from autoscaler.demand import residency_s
 from autoscaler.draft import Draft
@@ -43,6 +43,10 @@ def acted(draft: Draft, action: Action) -> None:
             before = _known(draft, action.replica)
             follow(before.state, "broke")
             _break(draft, before, "broke", action.reason)
+        case FailStart():
+            history = draft.history(action.model)
+            draft.put_history(action.model, histories.cannot_start(history, draft.now_s, action.reason))
+            draft.news = True
 
 
 def _known(draft: Draft, id: ReplicaId) -> Replica:

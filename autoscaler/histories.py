@@ -71,6 +71,12 @@ def failed(history: History, start: Start, tried_s: float, now_s: float, reason:
     )
 
 
+def cannot_start(history: History, now_s: float, reason: str) -> History:
+    """A start would surely fail and was not tried. To look again costs nothing, so the pause does not grow."""
+    until_s = now_s + EPISODE_AFTER_S
+    return replace(history, tries=0, first_try_s=None, refused_until_s=until_s, retry_at_s=until_s, failure=reason)
+
+
 def limit_s(world: World, replica: Replica) -> float | None:
     """When its start takes too long; None: it is not starting. A retry has what is left of its episode."""
     if replica.state not in (S.STARTING, S.WAKING):

@@ -1,4 +1,4 @@
-"""The log: every move of every Replica with its reason, and who was refused because it fits nowhere; the newest rows.
+"""The log: every move of every Replica with its reason, and who was refused without a start; the newest rows.
 
 Owns a bounded, append-only record that `explain` and later the ledger read. Old rows fall out of the far end. A Model
 whose Calls are refused again and again is one row a minute: the log must not be filled by a client that tries again.
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from autoscaler.actions import Unmet
+from autoscaler.actions import FailStart, Unmet
 from autoscaler.contract import ModelName
 from autoscaler.world import Fact, Transition
 
@@ -21,7 +21,7 @@ REFUSED_EVERY_S = 60.0
 
 
 class Refused(Fact, frozen=True):
-    """Calls of a Model were refused with `no_capacity`: it fits on no Device. `reason` says what it needs."""
+    """Calls of a Model were refused without a start: `reason` says that it fits on no device, or cannot start."""
 
     at_s: float
     model: ModelName
@@ -46,13 +46,14 @@ class Log:
         """Appends rows, in order."""
         self._rows.extend(transitions)
 
-    def refuse(self, unmet: Iterable[Unmet], now_s: float) -> tuple[Refused, ...]:
-        """Notes whose Calls the Plan has refused for good; gives the rows that are news."""
+    def refuse(self, refused: Iterable[Unmet | FailStart], now_s: float) -> tuple[Refused, ...]:
+        """Notes whose Calls the Plan has refused without a start; gives the rows that are news."""
         news: list[Refused] = []
-        for missing in unmet:
-            known = self._refused.get(missing.model)
-            if missing.never and (known is None or known.reason != missing.reason or self._old(known, now_s)):
-                news.append(Refused(at_s=now_s, model=missing.model, reason=missing.reason))
+        for one in refused:
+            known = self._refused.get(one.model)
+            reason = _refusal(one)
+            if reason and (known is None or known.reason != reason or self._old(known, now_s)):
+                news.append(Refused(at_s=now_s, model=one.model, reason=reason))
         if news:
             kept = {model: row for model, row in self._refused.items() if not self._old(row, now_s)}
             self._refused = kept | {row.model: row for row in news}
@@ -70,3 +71,10 @@ class Log:
     def latest(self, count: int) -> tuple[Row, ...]:
         """At most `count` rows, newest first."""
         return tuple(islice(reversed(self._rows), count))
+
+
+def _refusal(one: Unmet | FailStart) -> str:
+    """Why Calls are refused, in words; empty: they merely wait for room."""
+    if isinstance(one, FailStart):
+        return f"cannot start: {one.reason}"
+    return f"fits on no device: {one.reason}" if one.never else ""

@@ -2,8 +2,10 @@
 
 Owns the one mutable reference to the World. Whatever happens is put into its inbox with `observe`, which never blocks;
 one task folds all that is there as one batch, lets `plan` and `shares` look at the result, folds every Action before
-the driver performs it, and then tells its listeners. It sleeps until the next observation or until time alone would
-change the Plan. Under a flood it rests as long as it worked, so deciding takes half of a core at most.
+the driver performs it, and then tells its listeners. Before anything is started or displaced for a Model, the driver is
+asked whether that Model could start at all; what is in its way is folded like any other observation. It sleeps until
+the next observation or until time alone would change the Plan. Under a flood it rests as long as it worked, so deciding
+takes half of a core at most.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from typing import NamedTuple
 
 from autoscaler import shares
 from autoscaler.actions import Acted, Action, Plan, StartReplica, StopReplica
+from autoscaler.contract import ModelName
 from autoscaler.drivers.base import Driver
 from autoscaler.fold import Observation, fold
 from autoscaler.inbox import Inbox
 from autoscaler.plan import plan
 from autoscaler.winddown import wind_down
-from autoscaler.world import Tick, Transition, World
+from autoscaler.world import StartSeen, Tick, Transition, World
 
 TICK_S_MAX = 1.0
 """At least one Tick in this time, whatever else is observed: back-offs end, and gauges age."""
@@ -117,8 +120,9 @@ class Loop:
         batch, merged = self._inbox.take()
         transitions = self._fold(batch, started_s)
         actions: list[Action] = []
+        asked: set[ModelName] = set()
         for _ in range(ROUNDS_MAX):
-            self.plan = self._decide_now(self.world, started_s)
+            transitions += self._plan(started_s, asked)
             if not self.plan.actions:
                 break
             for action in self.plan.actions:
@@ -136,6 +140,22 @@ class Loop:
             self._empty.set()
         now_s = self._clock()
         self._rest_until_s = now_s + (now_s - started_s)
+
+    def _plan(self, now_s: float, asked: set[ModelName]) -> tuple[Transition, ...]:
+        """A Plan that tries nothing which surely fails. Each Model is asked about once in a step, so this ends.
+
+        That an obstacle is gone is for a later look to say: more may have to be learnt of what has come.
+        """
+        transitions: tuple[Transition, ...] = ()
+        while True:
+            self.plan = self._decide_now(self.world, now_s)
+            looks = [name for name in self.plan.tries if name not in asked]
+            asked.update(looks)
+            seen = [StartSeen(model=n, obstacle=self._driver.obstacle(self.world.models[n])) for n in looks]
+            found = [one for one in seen if one.obstacle]
+            if not found:
+                return transitions
+            transitions += self._fold(found, now_s)
 
     def _fold(self, batch: Sequence[Observation], now_s: float) -> tuple[Transition, ...]:
         self.world, transitions = fold(self.world, batch, now_s)

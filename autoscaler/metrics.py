@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from autoscaler.actions import DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
+from autoscaler.actions import DrainReplica, FailReplica, FailStart, ReviveReplica, StartReplica, StopReplica
 from autoscaler.loop import Step
 from autoscaler.phases import phases_s
 from autoscaler.states import HOLDS_SLICE, ReplicaState
@@ -26,6 +26,7 @@ KINDS = {
     ReviveReplica: "revive",
     StopReplica: "stop",
     FailReplica: "fail",
+    FailStart: "fail-start",
 }
 
 
@@ -66,6 +67,8 @@ class Metrics:
             self._decision.observe(step.acted_s - step.received_s)
         for action in step.actions:
             self._actions.labels(KINDS[type(action)], "ordered").inc()
+            if isinstance(action, FailStart):
+                self._failures.labels(action.model, "impossible").inc()
         for move in step.transitions:
             replica = step.after.replicas.get(move.replica)
             if move.after == ReplicaState.FAILED and move.before in {ReplicaState.PENDING, ReplicaState.STARTING}:

@@ -8,6 +8,7 @@ not fields here: `autoscaler.documents` refuses them and says so. YAML names are
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -71,12 +72,20 @@ class EngineTls(Part, frozen=True):
     server_name: str | None = None
 
 
+class Adapter(Part, frozen=True):
+    """Weights that are laid over the Model's own; clients call it as `model:name`."""
+
+    name: str
+    artifact: str
+
+
 class ModelSpec(Part, frozen=True):
     """The spec of a Model; every field has the default that interfaces section 2 states."""
 
     engine: EngineName
     artifact: str | None = None
     aliases: tuple[str, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
@@ -116,6 +125,17 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     order: int = 0
     """Position among all documents, as they were read."""
 
+    def names(self) -> Iterator[str]:
+        """What clients may call it by: its name and aliases."""
+        yield self.name
+        yield from self.spec.aliases
+
+    def adapter_names(self) -> Iterator[str]:
+        """What clients may call its adapters by."""
+        for adapter in self.spec.adapters:
+            for name in self.names():
+                yield f"{name}:{adapter.name}"
+
     def spec_hash(self) -> str:
         """Eight hex digits over everything that a running Replica would have to be restarted for."""
         return self._hash
@@ -137,6 +157,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             self.slots,
             s.readiness_path,
             *(() if s.tls is None else (s.tls,)),
+            *((s.adapters,) if s.adapters else ()),
         )
         return hashlib.sha256(msgspec.json.encode(parts, enc_hook=int)).hexdigest()[:8]
 

@@ -1,9 +1,10 @@
 """The plan: World -> Actions, each with a reason. The only place that decides.
 
-`plan(world, now_s)` is pure and looks at one snapshot: broken starts fail, acknowledged drains stop, Replicas wanted
-again revive, what is not wanted drains, victims make room, and what fits starts, in this order. Folding its Actions and
-planning again at the same time adds nothing of the same kind. One Replica at a time starts on a Device. `next_s` says
-when time alone changes the answer, so that the loop can sleep. It performs nothing.
+`plan(world, now_s)` is pure and looks at one snapshot: broken starts fail, and so do those that could not work, before
+they are tried; acknowledged drains stop, Replicas wanted again revive, what is not wanted drains, victims make room,
+and what fits starts, in this order. Folding its Actions and planning again at the same time adds nothing of the same
+kind. One Replica at a time starts on a Device. `next_s` says when time alone changes the answer, so that the loop can
+sleep. It performs nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from autoscaler.actions import (
     Action,
     DrainReplica,
     FailReplica,
+    FailStart,
     Plan,
     ReviveReplica,
     StartReplica,
@@ -63,7 +65,7 @@ def pressing(world: World, answers: dict[ModelName, Wanted], now_s: float) -> di
     lacking: dict[ModelName, int] = {}
     for name, answer in answers.items():
         lack = answer.count - len(demand.live(world, name)) if answer.count else 0
-        if lack > 0 and now_s >= world.histories.get(name, NO_HISTORY).refused_until_s:
+        if lack > 0 and name not in world.obstacles and now_s >= world.histories.get(name, NO_HISTORY).refused_until_s:
             lacking[name] = lack
     return lacking
 
@@ -74,6 +76,7 @@ class _Tick:
     def __init__(self, world: World, now_s: float) -> None:
         self.world, self.now_s = world, now_s
         self.fails: list[FailReplica] = []
+        self.impossible: list[FailStart] = []
         self.stops: list[StopReplica] = []
         self.revives: list[ReviveReplica] = []
         self.drains: list[DrainReplica] = []
@@ -81,6 +84,7 @@ class _Tick:
         self.unmet: dict[ModelName, Unmet] = {}
         self.wants: list[Want] = []
         self.rollouts: dict[ModelName, DrainReplica] = {}
+        self.tries: set[ModelName] = set()
         self.next_s = inf
 
     def later(self, at_s: float | None) -> None:
@@ -110,6 +114,8 @@ class _Tick:
             self._retire(action)
         for unmet in compared.unmet:
             self.unmet.setdefault(unmet.model, unmet)
+        if compared.fail is not None:
+            self.impossible.append(compared.fail)
         if compared.rollout is not None:
             self.rollouts[name] = compared.rollout
 
@@ -164,6 +170,7 @@ class _Tick:
 
     def _start(self, placement: Placement) -> StartReplica:
         want, world = placement.want, self.world
+        self.tries.add(want.model)
         model = world.models[want.model]
         hash = model.spec_hash()
         taken = {action.replica.id for action in self.starts}
@@ -191,6 +198,7 @@ class _Tick:
 
     def _evict(self, id: ReplicaId, want: Want) -> None:
         """The victim drains; one that no Call can be on is dropped."""
+        self.tries.add(want.model)
         replica = self.world.replicas[id]
         resident = "was starting" if replica.ready_s is None else f"was resident {self._since(replica.ready_s)}"
         why = want.reason.removeprefix(f"wake {want.model}: ")
@@ -206,6 +214,7 @@ class _Tick:
             name = missing.want.model
             self.unmet.setdefault(name, Unmet(model=name, reason=missing.reason, never=missing.never))
             if name in self.rollouts:
+                self.tries.add(name)
                 self.drains.append(self.rollouts.pop(name))
         if not packing.unmet:
             return
@@ -218,10 +227,12 @@ class _Tick:
 
     def plan(self) -> Plan:
         """The Actions in their order."""
-        actions: list[Action] = [*self.fails, *self.stops, *self.revives, *self.drains, *self.starts]
+        actions: list[Action] = [*self.fails, *self.impossible, *self.stops, *self.revives, *self.drains]
+        actions += self.starts
         self.later(next_change_s(self.world, self.now_s))
         unmet = tuple(self.unmet[name] for name in sorted(self.unmet))
-        return Plan(actions=tuple(actions), unmet=unmet, next_s=None if self.next_s == inf else self.next_s)
+        next_s = None if self.next_s == inf else self.next_s
+        return Plan(actions=tuple(actions), unmet=unmet, next_s=next_s, tries=tuple(sorted(self.tries)))
 
 
 def intent_of(epoch: int, version: int, model: ModelName, ordinal: int) -> str:

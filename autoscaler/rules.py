@@ -17,6 +17,8 @@ from autoscaler.settings import Settings, Tls
 from autoscaler.tenant import TenantSpec, unix_seconds
 
 NAME_CHARS_MAX = 253
+ADAPTERS_MAX = 64
+"""Of one Model."""
 SET_BY_DRIVER = {
     "CUDA_VISIBLE_DEVICES": "to the devices that it gives",
     "PILOTLIGHT_REPLICA": "to know the engine's processes by it",
@@ -24,6 +26,9 @@ SET_BY_DRIVER = {
 """Variables of an engine's environment that the local driver sets over everything else, and why."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?")
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+_ADAPTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")
+"""What has a meaning of its own in some engine's list of adapters is left out."""
 _HUB = re.compile(r"hf://[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?(@[A-Za-z0-9._/-]+)?")
 
 
@@ -32,6 +37,15 @@ def check_name(name: str, at: Path) -> None:
     if len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
         wanted = f"1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
         raise WrongKeyError(at, f"expected {wanted}")
+
+
+def check_served(name: str, spec: ModelSpec) -> None:
+    """The name under which its engine serves a Model."""
+    if ":" in name and not ENGINES[spec.engine].colon_in_name:
+        at = ("metadata", "name")
+        raise WrongKeyError(
+            at, f"engine {spec.engine} serves no name with a `:`; such a name may be one of spec.aliases"
+        )
 
 
 def check_model(spec: ModelSpec) -> None:
@@ -52,6 +66,7 @@ def check_model(spec: ModelSpec) -> None:
     if spec.tls is not None and spec.tls.server_name is not None and not _HOST.fullmatch(spec.tls.server_name):
         raise WrongKeyError(("spec", "tls", "serverName"), "expected a host name such as engine.example")
     _check_artifact(spec)
+    _check_adapters(spec)
     _check_command(spec)
 
 
@@ -70,6 +85,33 @@ def _check_artifact(spec: ModelSpec) -> None:
         raise WrongKeyError(at, f"{scheme}:// {MESSAGE} for engine {spec.engine}")
     elif not spec.artifact.startswith("file:///") or len(spec.artifact) == len("file:///"):
         raise WrongKeyError(at, "expected an absolute path such as file:///models/a.gguf")
+
+
+def _check_adapters(spec: ModelSpec) -> None:
+    told, seen = ENGINES[spec.engine].adapters, set[str]()
+    if not spec.adapters:
+        return
+    if told is None:
+        raise WrongKeyError(("spec", "adapters"), f"engine {spec.engine} takes none: name a Model that has it built in")
+    if len(spec.adapters) > ADAPTERS_MAX:
+        raise WrongKeyError(("spec", "adapters"), f"expected at most {ADAPTERS_MAX}")
+    for position, adapter in enumerate(spec.adapters):
+        at: Path = ("spec", "adapters", position)
+        if not _ADAPTER.fullmatch(adapter.name):
+            wanted = "1 to 63 letters, digits or ._- that begin and end with a letter or digit"
+            raise WrongKeyError((*at, "name"), f"expected {wanted}")
+        if adapter.name in seen:
+            raise WrongKeyError((*at, "name"), f"`{adapter.name}` occurs twice")
+        seen.add(adapter.name)
+        scheme = adapter.artifact.partition("://")[0]
+        if scheme in SCHEMES:
+            raise WrongKeyError((*at, "artifact"), f"{scheme}:// {MESSAGE} for adapters")
+        if not _ADAPTER_PATH.fullmatch(adapter.artifact):
+            wanted = "an absolute path such as file:///models/support.gguf, without any of , : = and quotes"
+            raise WrongKeyError((*at, "artifact"), f"expected {wanted}")
+    for position, arg in enumerate(spec.args):
+        if arg.partition("=")[0].replace("_", "-") in told.excludes:
+            raise WrongKeyError(("spec", "args", position), "not together with spec.adapters: it would mix them up")
 
 
 def _check_command(spec: ModelSpec) -> None:

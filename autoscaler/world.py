@@ -210,6 +210,8 @@ class World(Fact, frozen=True):
     gateways: dict[GatewayId, Gateway] = {}
     histories: dict[ModelName, History] = {}
     attained: dict[tuple[ModelName, TenantName], Attained] = {}
+    obstacles: dict[ModelName, str] = {}
+    """Models whose start would surely fail, and why: nothing is displaced for them."""
 
     by_model: dict[ModelName, tuple[ReplicaId, ...]] = {}
     by_slice: dict[SliceId, tuple[ReplicaId, ...]] = {}
@@ -245,6 +247,14 @@ class SlicesSeen(Fact, frozen=True):
     """The whole inventory of one driver, as it is now."""
 
     slices: tuple[Slice, ...]
+
+
+class StartSeen(Fact, frozen=True):
+    """What stands in the way of a start of a Model, as a driver sees it without starting anything."""
+
+    model: ModelName
+    obstacle: str = ""
+    """Why a start would surely fail, and what to do, in a sentence; empty: nothing is known to stand in its way."""
 
 
 class ReplicaSeen(Fact, frozen=True):

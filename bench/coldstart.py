@@ -1,8 +1,9 @@
 """Cold start: first byte through Pilotlight at zero against the same engine started by hand and called directly.
 
 Owns one table: per extra start time of the engine, both sides in every round, in alternating order, and llama-swap as a
-third where it is installed. Both clocks begin when the Call is wanted and end at the first body byte. Both sides have
-the same engine command, environment and cores; the by-hand side asks for readiness every 2 ms. A round begins when
+third where it is installed. Both clocks begin when the Call is wanted and end at the first body byte; the by-hand side
+has its port and command ready by then, and asks for readiness every 2 ms. Both sides have the same engine command (but
+for the port), environment and cores; the command is compared in every round. A round begins when
 nothing of the earlier one is left. The overhead is the median of the rounds' differences: a neighbour that slows some
 starts by half moves the two medians apart, and hardly that.
 """
@@ -129,10 +130,10 @@ async def _first_byte_s(client: Client, subject: Model, planned_s: float) -> flo
 
 def _by_hand(subject: Model, log: Path) -> Side:
     async def side() -> float:
-        began_s = time.monotonic()
         port = kit.free_port()
         launch = kit.launch_of(subject, port)
         client = Client(f"http://{kit.HOST}:{port}")
+        began_s = time.monotonic()
         with kit.by_hand(launch, log):
             await kit.engine_ready(launch, port)
             return await _first_byte_s(client, subject, began_s)

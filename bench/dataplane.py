@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import resource
 
-from bench import calls, chunks, kit, latency, leaving, overload, parts, stalls, waiting
+from bench import attacks, calls, chunks, kit, latency, leaving, overload, parts, stalls, waiting
 
 KEYS = (
     "rps", "ratio_nginx", "ratio_haproxy", "ratio_vllm_router", "ratio_sglang_router", "ratio_aiohttp", "ratio_litellm",
     "us_per_call", "cpu_ratio_nginx", "us_per_chunk", "chunk_cpu_ratio_nginx", "blast_chunks_per_s",
     "blast_ratio_nginx", "kib_per_waiting", "added_ms_p50", "added_ms_p99", "stall_cpu_ms_max", "small_added_ms_p99",
     "close_ms_p99", "refusal_ms_p99", "rss_growth_mib", "overload_goodput",
+    "attacked_p99_ratio", "attacked_added_ms_p99",
 )  # fmt: skip
 """Of the last line; a part that was not asked for leaves null."""
 
@@ -29,6 +30,7 @@ PARTS: dict[str, parts.Part] = {
     "stalls": stalls.measure,
     "leaving": leaving.measure,
     "overload": overload.measure,
+    "attacks": attacks.measure,
 }
 """In the order in which they run."""
 

@@ -1,7 +1,8 @@
-"""The engine of the data plane benchmarks, in one of four manners, and how a Model of it is declared.
+"""The engine of the data plane benchmarks, in one of five manners, and how a Model of it is declared.
 
 `python -m bench.engine PORT FOLDER MANNER [MS]`. `paced`: one chunk every MS milliseconds per stream. `blast`: chunks
-as fast as they are taken, 256 in one piece. `silent`: reads the request and says nothing. `late`: a document after MS
+as fast as they are taken, 256 in one piece. `flood`: the same, and what nobody takes stays on the other side, as of an
+engine that is a machine of its own. `silent`: reads the request and says nothing. `late`: a document after MS
 milliseconds. Owns the bytes of all of them, and notes by request id when a request came and when its connection ended.
 A stream has as many chunks as its request's `max_tokens`; asked for usage, it tells it in a last chunk, as vLLM does.
 Paced streams do not beat together: they are spread evenly over MS beats of one millisecond each.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
 import sys
 import time
 from itertools import count
@@ -24,6 +26,8 @@ from pilotlight import process
 MARK = b"@"
 """Once in every chunk that counts, and nowhere else: counting it counts them, however the bytes are cut."""
 BLOCK_CHUNKS = 256
+FLOOD_SEND_BYTES = 32 << 10
+"""Of what a flood has not sent yet."""
 BEAT_S = 0.001
 HEAD_BYTES, ASK_BYTES = 4 << 10, 512
 """Where the id of a request is looked for, and at its other end what it asks for: prompts may be large."""
@@ -177,9 +181,12 @@ class Connection(upstream.Connection):
 
 async def serve(port: int, place: Path, manner: str, every_ms: int) -> None:
     """Until killed."""
-    engine = Engine(place, manner, every_ms)
+    engine = Engine(place, "blast" if manner == "flood" else manner, every_ms)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(engine), kit.HOST, port, backlog=4096)
+    if manner == "flood":
+        for sock in server.sockets:  # its connections inherit it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, FLOOD_SEND_BYTES)
     (place / PORT).write_text(str(port))
     async with server:
         if manner == "paced":

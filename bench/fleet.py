@@ -31,7 +31,7 @@ async def fleet(
     place.mkdir(parents=True)
     (place / "documents.yaml").write_text(text(documents))
     contract, operations = place / "contract.sock", kit.free_port()
-    python = [*kit.on_core(core), sys.executable, "-m"]
+    python = [*kit.on_core(core), sys.executable, "-Pm"]
     scaler = [*python, "pilotlight", "autoscaler", "--driver", "local", "--documents", str(place / "documents.yaml")]
     scaler += ["--contract-socket", str(contract), "--ops", f"{kit.HOST}:{operations}", "--state", str(place / "state")]
     async with contextlib.AsyncExitStack() as stack:

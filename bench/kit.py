@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import math
 import os
 import signal
@@ -30,8 +31,6 @@ from bench.documents import ROOT, Document, text
 from pilotlight.gathering import completed, launcher
 
 HOST = "127.0.0.1"
-COMPILED = ROOT / "build" / "compiled"
-"""Made by `make compiled`."""
 PORTS = Ports()
 PROXY_CORE, LOAD_CORE = 0, 1
 """Where throughput is measured: the proxy has a core of its own, engine and load share the other."""
@@ -107,9 +106,10 @@ class Serving:
         await self._session.close()
 
 
-def with_compiled() -> dict[str, str] | None:
-    """The environment in which the compiled gateway is found first; None, ours, where it was not built."""
-    return {**os.environ, "PYTHONPATH": str(COMPILED)} if (COMPILED / "ready").exists() else None
+def compiled() -> bool:
+    """Whether the gateway that we and all that we start find first is the compiled one (PYTHONPATH: the Makefile)."""
+    spec = importlib.util.find_spec("gateway.dispatch")
+    return spec is not None and (spec.origin or "").endswith(".so")
 
 
 @contextlib.asynccontextmanager
@@ -123,7 +123,7 @@ async def serving(
     command = [*on_core(core), sys.executable, "-Pm", "pilotlight", "serve", "-c", str(place / "documents.yaml")]
     command += ["--listen", f"{HOST}:{listen}", "--ops", f"{HOST}:{ops}", "--state", str(place / "state")]
     command += ["--gateways", str(gateways), "--grace", "1"]
-    with running(command, place / "serve.log", with_compiled()) as process:
+    with running(command, place / "serve.log") as process:
         one = Serving([f"http://{HOST}:{listen}"], f"http://{HOST}:{ops}", process, place / "serve.log")
         try:
             await one.ready()

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench.kit import BenchError, Figures, say, with_compiled
+from bench.kit import BenchError, Figures, compiled, say
 from pilotlight import process
 
 
@@ -40,10 +40,14 @@ def main(name: str, about: str | None, keys: Sequence[str], parts: Mapping[str, 
         parser.error(f"no part is named {', '.join(unknown)}; there are {', '.join(parts)}")
     chosen = {part: one for part, one in parts.items() if not asked.part or part in asked.part}
     failed: list[str] = []
-    quick = asked.quick or os.environ.get("QUICK", "") not in {"", "0"}
-    process.run(run(keys, chosen, failed, quick=quick))
+    process.run(run(keys, chosen, failed, quick=asked.quick or quick()))
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
+
+
+def quick() -> bool:
+    """Whether the environment asks for fewer rounds: `QUICK=1`, not `QUICK=0`."""
+    return os.environ.get("QUICK", "") not in {"", "0"}
 
 
 async def run(keys: Sequence[str], parts: Mapping[str, Part], failed: list[str], *, quick: bool) -> None:
@@ -73,5 +77,5 @@ def machine() -> str:
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, {platform.platform()}\n"
         f"Python {platform.python_version()} of {sys.base_prefix}, {platform.python_compiler()}; "
         f"a million empty turns in {turns_ms:.0f} ms\n"
-        f"gateway {'compiled' if with_compiled() else 'as source: `make compiled` makes the one that users get'}"
+        f"gateway {'compiled' if compiled() else 'as source: make bench-... measures the one that users get'}"
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import statistics
 import sys
 import time
@@ -20,6 +19,7 @@ from autoscaler.model import Model, ModelSpec
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState
 from autoscaler.world import DeviceId, Gateway, History, NodeId, Replica, Slice, SliceId, World
+from bench.parts import quick
 
 GI = 1 << 30
 NOW_S = 10_000.0
@@ -110,8 +110,7 @@ def measure(name: str, world: World, rounds: int) -> float:
 
 def main() -> None:
     """Runs all three."""
-    quick = bool(os.environ.get("QUICK")) or "--quick" in sys.argv
-    rounds = 20 if quick else 100
+    rounds = 20 if quick() or "--quick" in sys.argv else 100
     gc.freeze()
     print(f"{'case':<34} {'replicas':>8} {'actions':>7} {'unmet':>6} {'min ms':>8} {'median':>8} {'max':>8}")
     figures = {

@@ -96,7 +96,8 @@ class Answer:
         if self._gate is not None:
             out = self.frame(self._gate.rest())
         elif self.early:
-            out = self.frame(sse.told_error(self._kept, self._dialect))
+            kept = self._kept if len(self._kept) <= ERROR_BODY_BYTES_MAX else b""
+            out = self.frame(sse.told_error(kept, self._dialect))
         if self.early:
             out += self.frame(self._note)
         return out + LAST_CHUNK if self.chunked else out
@@ -113,8 +114,7 @@ class Answer:
     def _keep(self, data: bytes) -> bytes:
         """An answer that is no event stream, after an early head: it becomes one event, at the end."""
         content = self._walker.strip(data)
-        if len(self._kept) <= ERROR_BODY_BYTES_MAX:
-            self._kept += content
+        self._kept += content[: ERROR_BODY_BYTES_MAX + 1 - len(self._kept)]
         return b""
 
 

@@ -1,7 +1,8 @@
 """A request's body: bytes where it is small, Pieces where it is not. Pure.
 
 Promises: a large body is never joined, only cut where an edit changes it; memory stays near the bytes received however
-small the pieces are; a body that was edited shares its pieces with the one that came. Pieces may be sent again and
+small the pieces are; a body that was edited shares its pieces with the one that came, and one that is still coming may
+go on (Growing). Pieces may be sent again and
 again: nothing takes them apart. What is over LARGE_BYTES lies in blocks of its own (mmap(2)): the allocator never sees
 it, and a block that is dropped is the kernel's again at once, whatever else was allocated meanwhile.
 """
@@ -104,7 +105,48 @@ class Pieces:
         self.size += sum(map(len, parts))
 
 
-Body = bytes | Pieces
+class Growing:
+    """A body of a known length that goes on while it comes, with one change. Places are those after the change."""
+
+    __slots__ = ("_edit", "length", "pieces", "ready")
+
+    def __init__(self, pieces: Pieces, length: int, ready: int) -> None:
+        self.pieces = pieces
+        self.length = length
+        """As the client said it."""
+        self.ready = ready
+        """So many of the client's bytes may go on."""
+        self._edit = Edit(0, 0, b"")
+
+    def __len__(self) -> int:
+        edit = self._edit
+        return self.length + len(edit.text) - (edit.end - edit.start)
+
+    @property
+    def parts(self) -> list[Part]:
+        """As they came."""
+        return self.pieces.parts
+
+    def edited(self, edits: list[Edit]) -> Growing:
+        """The same, from now on with this one change."""
+        (self._edit,) = edits
+        return self
+
+    def take(self, at: int, size: int) -> list[Part]:
+        """What stands there and may go on, at most `size` bytes. What is changed has come."""
+        start, end, text = self._edit
+        grown = start + len(text) - end
+        """How far what follows the change has moved."""
+        stop, parts = min(at + size, self.ready + grown), self.parts
+        if stop <= at:
+            return []
+        found = views(parts, at, min(stop, start))
+        if at < end + grown and stop > start:
+            found.append(text[max(at - start, 0) : stop - start])
+        return found + views(parts, max(at, end + grown) - grown, stop - grown)
+
+
+Body = bytes | Pieces | Growing
 
 
 def cut(parts: list[Part], start: int, end: int) -> bytes:

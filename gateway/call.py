@@ -55,7 +55,9 @@ class Call:
         dialect: str = "openai",
     ) -> None:
         self.id = id
-        """The request id. Written once, by the edge, like all up to `deadline_s`."""
+        """The request id. Written once, by the edge, like all up to `deadline_s`; but whether a form that goes on while
+        it comes wants a stream may be known only at its end.
+        """
         self.tenant = tenant
         self.model = model
         self.priority = priority

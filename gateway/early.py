@@ -1,15 +1,16 @@
 """What a request's head alone decides, before its body is read: nobody's memory goes into what is refused anyway.
 
-Owns the order of these refusals, which is that of a whole request. What is whole at once does not come here: it is
-judged with its body (`gateway.exchange.admit`).
+Owns the order of these refusals, which is that of a whole request (`gateway.exchange.admit`), but for one thing: what
+is wrong with the bytes of a body is not seen when its head was refused before they came.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from autoscaler.contract import TenantEntry
 from gateway import errors, rewrite
-from gateway.admission import asked
+from gateway.admission import Asked, asked
 from gateway.dialects import Kind, Operation
 from gateway.head import Head
 from gateway.pressure import Pressure
@@ -22,21 +23,33 @@ DROP_BYTES_MAX = 64 << 10
 path that takes no body takes so much of one, too."""
 
 
-def judge(front: Front, head: Head, operation: Operation | None, length: int | None) -> None:
-    """Raises CallError where no body of so many bytes (None: who knows) could make it a Call."""
+def judge(front: Front, head: Head, operation: Operation | None, size: int) -> None:
+    """Raises CallError where no body of so many bytes, or more, could make it a Call."""
     if operation is None:
         raise errors.path_not_found()
-    if front.closing:
-        raise errors.shutting_down()
-    if front.dispatch.pressure is Pressure.NO_CALLS:
-        raise errors.out_of_memory()  # bodies are what memory goes into
+    if operation.kind is Kind.NOT_ALLOWED:
+        raise errors.method_not_allowed(operation.allow)
     if operation.kind is not Kind.INFER:
-        if length is None or length > DROP_BYTES_MAX:
-            raise errors.too_large(DROP_BYTES_MAX)
+        check_short(operation, size)
         return
     tenant, wish = front.tenant(head), asked(head)
     if wish.error is not None:
         raise wish.error.with_traceback(None)
+    check_model(front, tenant, operation, wish)
+    if front.closing:
+        raise errors.shutting_down()
+    if front.dispatch.pressure is Pressure.NO_CALLS:
+        raise errors.out_of_memory()  # bodies are what memory goes into
+
+
+def check_short(operation: Operation, size: int) -> None:
+    """Raises 413 for more of a body than a path reads that takes none."""
+    if operation.kind is not Kind.INFER and size > DROP_BYTES_MAX:
+        raise errors.too_large(DROP_BYTES_MAX)
+
+
+def check_model(front: Front, tenant: TenantEntry, operation: Operation, wish: Asked) -> None:
+    """Where path or header name the Model. Raises CallError."""
     rewrite.check_media(operation, wish.content_type)
     name = operation.model or wish.model
     if name and operation.dialect not in front.directory.resolve(tenant, name).dialects:

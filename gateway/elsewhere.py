@@ -1,4 +1,5 @@
-"""Members of a body that would send a Call, or a part of it, somewhere else than to its Model's Replica. Pure.
+"""Members of a body that would send a Call, or a part of it, somewhere else than to its Model's Replica, or have it
+served from what an engine keeps for others. Pure.
 
 Owns their names. Where a Call goes is the gateway's own decision, and what an engine talks to is its operator's; so
 a body that names such a place is refused as a whole, and not silently stripped: whoever sent it meant something by it.
@@ -9,23 +10,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.errors import invalid_request
+from gateway.errors import CallError, invalid_request
 
 PLACES = frozenset(
     {
         # Where a proxy shall send the call (LiteLLM; CVE-2024-6587).
         "api_base", "base_url",
-        # Which files an engine shall load as an adapter (SGLang).
-        "lora_path",
-        # Whom an engine shall fetch a prefill from (SGLang; vLLM: remote_host and remote_port in it).
-        "bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params",
+        # Which files an engine shall load as adapters (SGLang; vLLM-Omni), or which it shall apply (llama.cpp).
+        "lora_path", "lora",
+        # Whom an engine shall fetch a prefill, or what was read of an image, from (SGLang; vLLM: remote_host in them).
+        "bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params", "ec_transfer_params",
+        # Which of an engine's ranks shall serve it, or did its prefill: each has a cache of its own (SGLang).
+        "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank",
+        # Which of an engine's slots, with the prompt that it still holds: busy, the call waits (llama.cpp, now and once).
+        "id_slot", "slot_id",
+        # Whose cached prefixes it may use: appended to cache_salt, or an open session to go on with (SGLang).
+        "extra_key", "session_params",
+        # Under which name the engine keeps it: one that is in use breaks the call that has it (SGLang).
+        "rid",
     }
 )  # fmt: skip
+
+_ADAPTER, _CACHE = "an adapter is called as model:adapter", "whose cache a call may use is decided here"
+_FIXES = {
+    "lora": _ADAPTER, "lora_path": _ADAPTER, "cache_salt": _CACHE, "extra_key": _CACHE, "session_params": _CACHE,
+    "rid": "header x-request-id names a call",
+}  # fmt: skip
 
 
 def check(names: Iterable[str]) -> None:
     """Raises CallError 400 when one of these names is a place. The message names it: it is ours, from `PLACES`."""
-    if PLACES.isdisjoint(names):
-        return
-    name = min(PLACES.intersection(names))
-    raise invalid_request(f"{name} is not taken: where a call goes is decided here; leave it out", param=name)
+    if not PLACES.isdisjoint(names):
+        raise _refusal(min(PLACES.intersection(names)))
+
+
+def check_part(name: str) -> None:
+    """The same for a part of a form. A `cache_salt` is refused there: of a form nothing is taken out."""
+    if name in PLACES or name == "cache_salt":
+        raise _refusal(name)
+
+
+def _refusal(name: str) -> CallError:
+    fix = _FIXES.get(name, "where a call goes is decided here")
+    return invalid_request(f"{name} is not taken: {fix}; leave it out", param=name)

@@ -27,7 +27,7 @@ class Ends(asyncio.Protocol):
     """One client connection without its requests. `exchange` is its running Call."""
 
     __slots__ = ("_clock", "_front", "_left_bytes", "_lingers", "_reading", "_since_s", "_transport", "exchange",
-                 "unsent")  # fmt: skip
+                 "paused", "unsent")  # fmt: skip
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -41,6 +41,8 @@ class Ends(asyncio.Protocol):
         self._left_bytes = 0
         """What waited for the client at the last look."""
         self.exchange: Exchange | None = None
+        self.paused = False
+        """The client does not read what it is told."""
         self.unsent: Callable[[], int] | None = None
         """Over TLS (`gateway.handshake`): bytes that have not gone out yet."""
 
@@ -51,6 +53,10 @@ class Ends(asyncio.Protocol):
     def _said_all(self) -> bool:
         """Over TLS a close waits for the client's goodbye, which nobody owes us (RFC 8446, 6.1): not for long."""
         return self._lingers and self.unsent is not None and not self.unsent()
+
+    def backlog(self) -> int:
+        """Bytes that wait for a client which does not keep up."""
+        return self._transport.get_write_buffer_size() if self.paused and self._transport is not None else 0
 
     def _takes(self, now_s: float) -> bool:
         """Whether the client has taken anything since the last look; then its clock begins anew."""

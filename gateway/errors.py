@@ -15,7 +15,9 @@ MAX_RETRY_AFTER_S = 120.0
 
 
 class CallError(Exception):
-    """One clear error for one Call. `retry_after_s` is set on every 429 and 503; `close` ends the connection."""
+    """One clear error for one Call. `retry_after_s` is set on every 429 and 503, `allow` (methods) on every 405.
+    `close` ends the connection.
+    """
 
     def __init__(
         self,
@@ -27,6 +29,7 @@ class CallError(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
         should_retry: bool | None = None,
+        allow: bytes = b"",
         close: bool = False,
     ) -> None:
         super().__init__(message)
@@ -37,6 +40,7 @@ class CallError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.should_retry = should_retry
+        self.allow = allow
         self.close = close
 
     def __repr__(self) -> str:
@@ -57,6 +61,7 @@ _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     408: "timeout_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
@@ -105,6 +110,22 @@ def model_not_found() -> CallError:
 def path_not_found() -> CallError:
     """404 for every path that is not an inference path."""
     return CallError(404, "not_found", "no such path on the inference port")
+
+
+def method_not_allowed(allow: bytes) -> CallError:
+    """405: the path is one, but not with this method (RFC 9110, 15.5.6). `allow`: those that it takes."""
+    message = f"this path does not take this method; it takes {allow.decode()}"
+    return CallError(405, "method_not_allowed", message, allow=allow)
+
+
+def too_many_chunks() -> CallError:
+    """400: a body in thousands of tiny chunks."""
+    return invalid_request("the body comes in too many small chunks; send larger ones", close=True)
+
+
+def too_far_ahead() -> CallError:
+    """400: bytes of later requests come before the answer, too many of them; nothing after it can be read."""
+    return invalid_request("too much was sent ahead of the answer", close=True)
 
 
 def other_dialect() -> CallError:
@@ -197,8 +218,12 @@ def event(error: CallError, dialect: str = "openai") -> bytes:
 
 
 def headers(error: CallError) -> list[tuple[bytes, bytes]]:
-    """What belongs to it beside the status: Retry-After (whole seconds, rounded up), retry-after-ms, x-should-retry."""
+    """What belongs to it beside the status: Retry-After (whole seconds, rounded up), retry-after-ms, x-should-retry;
+    Allow.
+    """
     out: list[tuple[bytes, bytes]] = []
+    if error.allow:
+        out.append((b"allow", error.allow))
     if error.retry_after_s is not None:
         seconds = min(max(error.retry_after_s, 0.0), MAX_RETRY_AFTER_S)
         out.append((b"retry-after", b"%d" % max(1, math.ceil(seconds))))

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from autoscaler.contract import ModelEntry
-from gateway import errors, render, rewrite, sse, usage
+from gateway import early, errors, render, rewrite, sse, usage
 from gateway.admission import asked, upstream_head
 from gateway.answer import Answer
-from gateway.body import Body
+from gateway.body import Body, Growing
 from gateway.call import Call, Outcome
 from gateway.dialects import Operation
 from gateway.errors import CallError
@@ -52,21 +52,21 @@ def admit(front: Front, client: Connection, request: Request, operation: Operati
     tenant, wish = front.tenant(head), asked(head)
     if wish.error is not None:
         raise wish.error.with_traceback(None)  # it is remembered, and would remember every place where it was raised
+    if operation.model or wish.model:
+        early.check_model(front, tenant, operation, wish)
     peek = rewrite.read(operation, request.body, wish.content_type, wish.model)
     entry = front.directory.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
         raise errors.other_dialect()
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
-    body = rewrite.edit(operation, peek, entry.served_name, salt)
-    wait_s = min(entry.queue.wait_seconds_max, wish.wait_s)
+    body = rewrite.edit(operation, peek, entry.served_name, salt, entry.lora)
+    deadline_s = now_s + min(entry.queue.wait_seconds_max, wish.wait_s)
     priority, stream = min(tenant.priority_max, wish.priority), peek.stream
     call = Exchange(
-        client.request_id, tenant.name, entry.name, now_s, now_s + wait_s, priority, len(body), stream,
-        operation.dialect,
-    )  # fmt: skip
+        client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), stream, operation.dialect
+    )
     call.connect(front, client, head, operation, entry, body)
-    if stream:
-        call.drop_usage = operation.usage and not peek.wants_usage
+    call.drop_usage = stream and operation.usage and not peek.wants_usage
     return call
 
 
@@ -98,7 +98,7 @@ class Exchange(Call):
         self._stage = PARKED
         self._framed = head.minor == 1
         """What we frame ourselves goes out in chunks; else (HTTP/1.0) bare, and the end is the close."""
-        self._close = not head.keep_alive or front.closing
+        self._close = not head.keep_alive or front.closing or isinstance(body, Growing)
         self._early = False
         """The head went out while the Call was parked."""
         self._told_s = self.arrived_s
@@ -204,6 +204,26 @@ class Exchange(Call):
         self._let_go()
         self._end(Outcome.ABANDONED, "client_closed")
 
+    def more(self) -> None:
+        """More of a body that grows may go on."""
+        if self.engine is not None:
+            self.engine.send_more()
+
+    def whole(self, request: Request, growing: Growing) -> bool:
+        """A body that grew is whole; False: it is needed no longer. Raises CallError where it is not one after all."""
+        if self._stage not in (PARKED, SENT):
+            return False
+        wish = asked(request.head)
+        peek = rewrite.read(self._operation, request.body, wish.content_type, wish.model)
+        self.stream = peek.stream
+        self._close = not request.head.keep_alive or self._front.closing
+        self._body = rewrite.edit(self._operation, peek, self._entry.served_name)
+        growing.ready = growing.length
+        if self.engine is not None:
+            self.engine.single |= self.stream and self._entry.closes_after_stream
+        self.more()
+        return True
+
     def pause(self) -> None:
         """The client does not keep up: neither shall the engine."""
         if self.engine is not None:
@@ -234,12 +254,12 @@ class Exchange(Call):
             elif now_s - self._alive_s > (clocks.stall_seconds_max if self.stream else clocks.response_seconds_max):
                 self._break(errors.upstream_timeout())
 
-    def cut(self) -> None:
-        """The gateway stops and the grace is over."""
+    def fail(self, error: CallError) -> None:
+        """It ends here: the gateway stops and the grace is over, or the rest of its body cannot be had."""
         if self._stage == RELAYING:
-            self._break(errors.shutting_down())
+            self._break(error)
         elif self._stage != ENDED:
-            self._refuse(errors.shutting_down())
+            self._refuse(error)
 
     def _sweep_parked(self, now_s: float) -> None:
         settings = self._front.directory.settings

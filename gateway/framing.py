@@ -10,9 +10,13 @@ from __future__ import annotations
 import re
 
 from gateway.body import Pieces
-from gateway.errors import header_too_large, too_large
+from gateway.errors import header_too_large, too_large, too_many_chunks
 from gateway.head import FIELD, malformed
 
+CHUNKS_MAX, CHUNK_BYTES_MEAN = 4096, 64
+"""A body may come in so many chunks, however small, and in one more for each so many bytes; above it 400. Each costs as
+much as some hundred bytes do, and nobody who means well sends thousands that are smaller.
+"""
 TRAILER_BYTES_MAX = 8 << 10
 """All trailers of one body with the closing empty line; above it 431."""
 
@@ -50,11 +54,12 @@ class LengthReader:
 class ChunkReader:
     """Reads one chunked body of at most `bytes_max` decoded bytes."""
 
-    __slots__ = ("_bytes_max", "_data_ended", "_last", "_missing", "_rest", "pieces")
+    __slots__ = ("_bytes_max", "_chunks", "_data_ended", "_last", "_missing", "_rest", "pieces")
 
     def __init__(self, bytes_max: int) -> None:
         self.pieces = Pieces()
         self._bytes_max = bytes_max
+        self._chunks = 0
         self._missing = 0
         """Bytes of the current chunk still to come."""
         self._data_ended = False
@@ -92,6 +97,9 @@ class ChunkReader:
         size = int(match[1], 16)
         if self.pieces.size + size > self._bytes_max:
             raise too_large(self._bytes_max)
+        self._chunks += 1
+        if self._chunks > CHUNKS_MAX + self.pieces.size // CHUNK_BYTES_MEAN:
+            raise too_many_chunks()
         self._missing = size
         self._last = size == 0
         return match.end() if size else match.end() - 2  # trailers begin with the line end before them

@@ -266,6 +266,7 @@ class Front:
             self._weigh()
             for connection in tuple(self._connections):
                 connection.sweep(now_s)
+            self.room.looked()
         if now_s - self._swept_pools_s >= POOLS_SWEEP_S:
             self._swept_pools_s = now_s
             self.upstreams.sweep()
@@ -273,7 +274,7 @@ class Front:
 
     def _weigh(self) -> None:
         """Looks at our own memory."""
-        bodies = self.room.held_bytes + self.dispatch.parked.bytes
+        bodies = self.room.held_bytes + self.dispatch.parked.bytes + sum(one.backlog() for one in self._connections)
         counted = 2 * (bodies + len(self._exchanges) * CALL_BYTES + len(self._connections) * CONNECTION_BYTES)
         self.dispatch.pressure = self._scale.weigh(self.clock(), counted, self.dispatch.pressure)
 
@@ -290,7 +291,7 @@ class Front:
                     await self._quiet.wait()
         except TimeoutError:
             for exchange in tuple(self._exchanges):
-                exchange.cut()
+                exchange.fail(errors.shutting_down())
         self.upstreams.close()
         self.telemetry.flush()
 

@@ -1,4 +1,5 @@
-"""Answers that need no engine: health, preflights, the list of Models. And what CORS adds to any answer.
+"""Answers that need no engine: health, preflights, the list of Models, refused methods. And what CORS adds to any
+answer.
 
 Owns their bodies (interfaces, section 3). A Model that the caller may not call is in no list, and is not found.
 """
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from autoscaler.contract import ModelEntry
-from gateway import render
+from gateway import errors, render
 from gateway.dialects import Kind, Operation
 from gateway.head import Head
 
@@ -24,22 +25,33 @@ _EXPOSED = b"x-request-id, server-timing, retry-after, x-pilotlight-cold"
 def answer(front: Front, head: Head, operation: Operation, request_id: bytes, cors_fields: bytes) -> bytes:
     """The whole answer. Raises CallError."""
     close = not head.keep_alive or front.closing
+    if operation.kind is Kind.NOT_ALLOWED:
+        raise errors.method_not_allowed(operation.allow)
     if operation.kind is Kind.PREFLIGHT:
         return render.no_content(request_id, close=close, more=cors_fields and cors_fields + render.PREFLIGHT)
     if operation.kind is Kind.HEALTH:
         body: bytes = b'{"status":"ok"}'
     elif operation.kind is Kind.LIST_MODELS:
         entries = front.directory.visible(front.tenant(head))
-        body = msgspec.json.encode({"object": "list", "data": [_model(front, entry) for entry in entries]})
+        rows = [_model(front, entry, name) for entry in entries for name in _names(entry)]
+        body = msgspec.json.encode({"object": "list", "data": rows})
     else:
-        body = msgspec.json.encode(_model(front, front.directory.resolve(front.tenant(head), operation.model or "")))
+        name = operation.model or ""
+        entry = front.directory.resolve(front.tenant(head), name)
+        adapter = "" if name == entry.name or name in entry.aliases else name[name.rindex(":") :]
+        body = msgspec.json.encode(_model(front, entry, entry.name + adapter))
     return render.document(200, body, request_id, close=close, more=cors_fields)
 
 
-def _model(front: Front, entry: ModelEntry) -> dict[str, object]:
-    """A Model as OpenAI lists it, and what we know beside."""
+def _names(entry: ModelEntry) -> list[str]:
+    """Of a Model and its adapters, which are listed like it."""
+    return [entry.name, *(f"{entry.name}:{adapter.name}" for adapter in entry.adapters)]
+
+
+def _model(front: Front, entry: ModelEntry, name: str) -> dict[str, object]:
+    """A Model, or an adapter of it, as OpenAI lists it, and what we know beside."""
     return {
-        "id": entry.name,
+        "id": name,
         "object": "model",
         "created": entry.created_unix_s,
         "owned_by": "pilotlight",

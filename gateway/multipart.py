@@ -12,7 +12,7 @@ import re
 from typing import NamedTuple
 
 from gateway import elsewhere
-from gateway.body import Body, Edit, Part, Pieces, cut
+from gateway.body import Body, Edit, Growing, Part, Pieces, cut
 from gateway.errors import CallError, invalid_request
 from gateway.head import FIELD, TOKEN
 from gateway.scan import Scan
@@ -62,10 +62,18 @@ def scan_multipart(pieces: Pieces, content_type: bytes) -> None:
         return  # read_multipart will say so
 
 
+def names_model(pieces: Pieces) -> bool:
+    """Whether the part `model` is among what was read."""
+    scan = pieces.scan
+    return isinstance(scan, FormScan) and scan.error is None and any(name == b"model" for name, _, _ in scan.found)
+
+
 def read_multipart(
     body: Body, content_type: bytes, *, path_model: str | None = None, header_model: str | None = None
 ) -> Form:
-    """Finds the parts `model` and `stream`. Raises 400 saying what to fix."""
+    """Finds the parts `model` and `stream`, of a body that grows among those that have come. Raises 400 saying what to
+    fix.
+    """
     boundary = _boundary(content_type)
     spans: dict[bytes, tuple[int, int]] = {}
     for name, start, end in _parts(body, boundary) if isinstance(body, bytes) else _scanned(body, boundary):
@@ -74,7 +82,7 @@ def read_multipart(
                 raise invalid_request(f"the form has more than one part {name.decode()}", param=name.decode())
             spans[name] = (start, end)
         else:
-            elsewhere.check((name.decode(),))
+            elsewhere.check_part(name.decode())
     form_model = _value(body, spans[b"model"], "model") if b"model" in spans else None
     model = path_model or form_model or header_model
     if not model:
@@ -227,7 +235,10 @@ def _part_name(body: bytes, at: int, end: int) -> bytes:
     return bytes(names[0])
 
 
-def _scanned(body: Pieces, boundary: bytes) -> list[tuple[bytes, int, int]]:
+def _scanned(body: Pieces | Growing, boundary: bytes) -> list[tuple[bytes, int, int]]:
+    if isinstance(body, Growing):
+        scan = body.pieces.scan
+        return scan.found if isinstance(scan, FormScan) else []
     found = body.scan = body.scan if isinstance(body.scan, FormScan) else FormScan(body.parts, boundary)
     found.check(len(body))
     return found.found

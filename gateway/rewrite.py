@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway import elsewhere
-from gateway.body import Body, Pieces
+from gateway.body import Body, Growing, Pieces
 from gateway.dialects.operation import Operation
 from gateway.errors import CallError, invalid_request, unsupported_media_type
 from gateway.multipart import Form, edit_multipart, read_multipart, scan_multipart
@@ -33,7 +33,13 @@ class Peek:
     __slots__ = ("body", "body_model", "members", "model", "stream", "wants_usage")
 
     def __init__(  # noqa: PLR0917  one per Call: keywords would cost as much again
-        self, body: Body, model: str, stream: bool, wants_usage: bool, body_model: str | None, members: dict[str, Raw]
+        self,
+        body: bytes | Pieces,
+        model: str,
+        stream: bool,
+        wants_usage: bool,
+        body_model: str | None,
+        members: dict[str, Raw],
     ) -> None:
         self.body = body
         self.model = model
@@ -73,23 +79,31 @@ def check_media(operation: Operation, content_type: bytes) -> None:
 def read(operation: Operation, body: Body, content_type: bytes, header_model: str | None = None) -> Peek | Form:
     """The body of a Call, by its media type. Raises 415 for what the path does not take, 400 for what is unreadable."""
     if content_type == b"application/json" or _JSON_TYPE.fullmatch(content_type):
-        return read_json(body, path_model=operation.model, header_model=header_model)
-    if operation.multipart and content_type[:19].lower() == b"multipart/form-data":
+        if not isinstance(body, Growing):
+            return read_json(body, path_model=operation.model, header_model=header_model)
+    elif operation.multipart and content_type[:19].lower() == b"multipart/form-data":
         return read_multipart(body, content_type, path_model=operation.model, header_model=header_model)
     raise unsupported_media_type()
 
 
-def edit(operation: Operation, peek: Peek | Form, served_name: str, cache_salt: str | None = None) -> Body:
+def edit(
+    operation: Operation, peek: Peek | Form, served_name: str, cache_salt: str | None = None, lora: str = ""
+) -> Body:
     """The body as the engine gets it: its own name for the model, usage asked for where streams can tell it, and whose
-    prefix cache it may use, where the engine asks and the path takes that.
+    prefix cache it may use, where the engine asks and the path takes that. `lora` says which adapters apply: raises 400
+    where the path takes none of that.
     """
+    if lora and not operation.salted:
+        raise invalid_request(
+            "this model has adapters, and its engine cannot tell them apart on this path", param="model"
+        )
     if isinstance(peek, Form):
         return edit_multipart(peek, model=served_name)
     salt = cache_salt if operation.salted else None
-    return edit_json(peek, model=served_name, include_usage=operation.usage, cache_salt=salt)
+    return edit_json(peek, model=served_name, include_usage=operation.usage, cache_salt=salt, lora=lora)
 
 
-def read_json(body: Body, *, path_model: str | None = None, header_model: str | None = None) -> Peek:
+def read_json(body: bytes | Pieces, *, path_model: str | None = None, header_model: str | None = None) -> Peek:
     """Reads `model`, `stream` and `stream_options.include_usage`. The path's model overrules the body's (Azure's
     clients send both); the header's must equal it. Raises 400 saying what to fix.
     """
@@ -108,17 +122,20 @@ def read_json(body: Body, *, path_model: str | None = None, header_model: str | 
     return Peek(body, model, stream, usage, body_model, members)
 
 
-def edit_json(peek: Peek, *, model: str | None, include_usage: bool, cache_salt: str | None = None) -> Body:
-    """The body with `model` set, usage asked for if it streams, and our `cache_salt`, or none, for the client's.
+def edit_json(
+    peek: Peek, *, model: str | None, include_usage: bool, cache_salt: str | None = None, lora: str = ""
+) -> Body:
+    """The body with `model` set, usage asked for if it streams, our `cache_salt`, or none, for the client's, and `lora`
+    where it is not empty (a client's own was refused).
 
     The same object when nothing changes; else the members are joined anew, their values byte for byte.
     """
     renamed = model is not None and model != peek.body_model
     asking = include_usage and peek.stream and not peek.wants_usage
-    if not (renamed or asking or cache_salt or "cache_salt" in peek.members):
+    if not (renamed or asking or cache_salt or lora or "cache_salt" in peek.members):
         return peek.body
     if not isinstance(peek.body, bytes):
-        return _spliced(peek, peek.body, model if renamed else None, cache_salt, asking=asking)
+        return _spliced(peek, peek.body, model if renamed else None, cache_salt, lora, asking=asking)
     edited: dict[str, Raw | bytes] = {**peek.members}
     if renamed:
         edited["model"] = msgspec.json.encode(model)
@@ -127,6 +144,8 @@ def edit_json(peek: Peek, *, model: str | None, include_usage: bool, cache_salt:
     edited.pop("cache_salt", None)
     if cache_salt:
         edited["cache_salt"] = msgspec.json.encode(cache_salt)
+    if lora:
+        edited["lora"] = lora.encode()
     return _join(edited)
 
 
@@ -138,11 +157,13 @@ def _scanned(body: Pieces) -> dict[str, Raw]:
     return {name: Raw(value) for name, value in found.values.items()}
 
 
-def _spliced(peek: Peek, body: Pieces, model: str | None, cache_salt: str | None, *, asking: bool) -> Body:
+def _spliced(peek: Peek, body: Pieces, model: str | None, cache_salt: str | None, lora: str, *, asking: bool) -> Body:
     """A large body with the same edits: cut where they are, everything else as it came."""
     edits: dict[str, bytes | None] = {"cache_salt": None} if "cache_salt" in peek.members else {}
     if cache_salt:
         edits["cache_salt"] = msgspec.json.encode(cache_salt)
+    if lora:
+        edits["lora"] = lora.encode()
     if model is not None:
         edits["model"] = msgspec.json.encode(model)
     if asking:

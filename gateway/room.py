@@ -1,7 +1,8 @@
 """How many bytes of bodies one gateway may hold, and who may bring more. Pure.
 
-Owns that one number. Promises: what was let in is never more than `size`; a body with a length is let in whole or not
-at all, so that none waits for another half read; large ones wait in order, and leave a quarter to small ones. It must
+Owns that one number. Promises: what was let in is never more than `size`; a large body with a length is let in whole or
+not at all, so that none waits for another half read; large ones wait in order, and leave a quarter to small ones; a
+small one takes what has come of it, so that nobody fills the room with promises. It must
 not know connections: who waits is told that it may go on.
 """
 
@@ -33,7 +34,7 @@ class Waiter(Protocol):
 class Room:
     """The bytes that bodies take, from the first that is read to the last that is given back."""
 
-    __slots__ = ("_waiting", "held_bytes", "large_bytes", "size_bytes", "staked_bytes", "stakes_bytes")
+    __slots__ = ("_refused", "_waiting", "held_bytes", "large_bytes", "size_bytes", "staked_bytes", "stakes_bytes")
 
     def __init__(self, memory_bytes: int | None) -> None:
         self.size_bytes = DEFAULT_BYTES if memory_bytes is None else int(memory_bytes * SHARE)
@@ -44,22 +45,30 @@ class Room:
         """Of them what those hold who wait; apart from large bodies, else they could wait for each other."""
         self._waiting: dict[Waiter, tuple[Pieces, int]] = {}
         """In order; bounded by what they hold: what was read with their heads."""
+        self._refused = False
+        """Since the last look."""
 
     @property
     def wanted(self) -> bool:
-        """Somebody waits."""
-        return bool(self._waiting)
+        """Somebody waits, or was refused since the last look."""
+        return self._refused or bool(self._waiting)
+
+    def looked(self) -> None:
+        """Everybody has been asked to make room."""
+        self._refused = False
 
     def admit(self, pieces: Pieces, length: int | None, tls: int = 0) -> bool:
-        """Takes room for a body of that length, or for what has come of one that does not say it, and for what lies in
-        TLS's own buffers. False: there is none for it now.
+        """Takes room for a large body of that length, or for what has come of a small one or of one that does not say
+        it, and for what lies in TLS's own buffers. False: there is none for it now.
         """
-        if length is None:
+        if length is None or length <= LARGE_BYTES:
             missing = pieces.size + tls - pieces.reserved
-            return missing <= 0 or self._take(pieces, max(missing, STEP_BYTES if pieces.size > LARGE_BYTES else 0))
-        if length > LARGE_BYTES and self._waiting:
+            step = STEP_BYTES if pieces.size > LARGE_BYTES else 0
+            if missing <= 0 or self._take(pieces, max(missing, step)):
+                return True
+            self._refused = True
             return False
-        return self._take(pieces, length + tls - pieces.reserved, self.large_bytes if length > LARGE_BYTES else None)
+        return not self._waiting and self._take(pieces, length + tls - pieces.reserved, self.large_bytes)
 
     def wait(self, waiter: Waiter, pieces: Pieces, length: int, tls: int = 0) -> bool:
         """The body waits with what has come of it; False: there is not even room for that."""

@@ -2,34 +2,43 @@
 
 Owns what we add to an event stream (comments, error events come from `errors`) and the one event that we take out: the
 usage chunk that we asked for and the client did not. Promises: only whole events go on (but for huge ones), so what
-the client has got ends between two events, and an error can be told there. Almost all pieces from engines are whole
-chunks of whole events; they go on as they came, for the price of two look-ups.
+the client has got ends between two events, and an error can be told there; which ones, hangs neither on how the bytes
+are cut nor on where chunks end. Almost all pieces from engines are whole chunks of whole events; they go on as they
+came, for the price of two look-ups.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import msgspec
 
 from gateway import errors
 from gateway.shapes import Chunk, ErrorDocument
-from gateway.walker import BodyWalker, ResponseHead, is_one_chunk, whole_chunks
+from gateway.walker import SIZE_BEGUN, BodyWalker
 
 EVENT_BYTES_MAX = 64 << 10
-"""An unfinished event longer than this goes on unfinished: it is content, not usage."""
+"""An event longer than this, without its last line ends, goes on unfinished: it is content, not usage."""
+PART_BYTES_MAX = 8 << 10
+"""The begin of a chunk that is kept until the rest of it has come; a longer one is taken apart."""
 
+SIZES_MAX = 4096
+"""Chunk sizes remembered as read."""
+RUNS_MAX = 4096
+"""Runs of chunks of one size that are looked at in one go; what comes after them is taken apart, in steps."""
+
+_DIGITS = re.compile(rb"[0-9A-Fa-f]{1,8}")
+_SIZE_BYTES_MAX = 10
 _LINE_END = rb"(?:\n|\r\n?+)"
-_EVENT_END = re.compile(_LINE_END + _LINE_END)
-"""A line ends with LF, CR or both, and an empty line ends an event (WHATWG HTML, 9.2.6)."""
+_EVENT_END = re.compile(rb"(" + _LINE_END + _LINE_END + rb")[\r\n]*+")
+"""A line ends with LF, CR or both, and an empty line ends an event (WHATWG HTML, 9.2.6). More of them are of none."""
 _EMPTY_LIST = re.compile(rb"\[[ \t]*+[]\r\n]")
 """A list that is empty, or might be further lines down."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """May stand before a stream's first event."""
 _CHUNK_END, _CHUNK_END_CR = _CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 """How a chunk that ends with an event ends, with the CRLF of the chunk."""
-_CHUNKED = ResponseHead(200, True, None, True, b"text/event-stream", b"")
-
 
 _decode = msgspec.json.Decoder(Chunk).decode
 _decode_error = msgspec.json.Decoder(ErrorDocument).decode
@@ -61,30 +70,74 @@ def told_error(body: bytes, dialect: str) -> bytes:
     return (b"event: error\n" if dialect == "anthropic" else b"") + b"data: " + document + b"\n\n"
 
 
+def is_one_chunk(data: bytes) -> bool:
+    """Whether data, which begins between two chunks, is exactly one, of at least four bytes."""
+    end = data.find(b"\r\n", 0, _SIZE_BYTES_MAX)
+    if end < 1:
+        return False
+    size = known_size(data[:end])
+    return size >= 4 and end + size + 4 == len(data) and data.endswith(b"\r\n")
+
+
+@lru_cache(SIZES_MAX)
+def known_size(digits: bytes) -> int:
+    """A chunk's size, 0 for what is none: an engine's chunks of one length have the same digits."""
+    return int(digits, 16) if _DIGITS.fullmatch(digits) else 0
+
+
+def whole_chunks(data: bytes, stop: int) -> tuple[int, bool]:
+    """(up to where data is whole chunks that each end with an event, whether what follows is but the begin of a chunk).
+
+    Data begins between two chunks, and none that is counted ends after `stop`. An engine that has much to say says it in
+    chunks of one size: a run of such costs one comparison each.
+    """
+    at = 0
+    for _ in range(RUNS_MAX):
+        line_end = data.find(b"\r\n", at, at + _SIZE_BYTES_MAX)
+        if line_end <= at:
+            return at, SIZE_BEGUN.fullmatch(data, at) is not None
+        size = known_size(data[at:line_end])
+        if size < 2:
+            break  # the last one, or none, or one in which no event can end by itself
+        step, seam = line_end - at + size + 4, _CHUNK_END + data[at : line_end + 2]
+        while at + step <= stop and data.startswith(seam, at + step - len(_CHUNK_END)):
+            at += step
+        end = at + step
+        if end > stop:
+            return at, end > len(data)
+        if not data.endswith(_CHUNK_ENDS, end - size - 2, end):
+            break
+        at = end
+    return at, False
+
+
 class EventGate:
     """Lets whole events through, one body long. `drop_usage`: the usage chunk was our wish, not the client's."""
 
-    __slots__ = ("_drop_usage", "_held", "_inner", "_part", "_walker", "whole")
+    __slots__ = ("_apart", "_drop_usage", "_half", "_held", "_part", "_walker", "whole")
 
     def __init__(self, walker: BodyWalker, *, drop_usage: bool) -> None:
         self._walker = walker
         self._drop_usage = drop_usage
         self._held = b""
         """The beginning of an event."""
+        self._half = False
+        """An event that was taken out ended with CR: an LF that comes next is the other half of its line end."""
         self._part = b""
         """The beginning of a chunk, which the walker has not seen."""
         self.whole = True
         """What went on ends between two events; false only inside an event above EVENT_BYTES_MAX."""
-        self._inner: BodyWalker | None = None
-        """Set while pieces are taken apart, between two boundaries of the chunked body."""
+        self._apart = False
+        """Pieces are being taken apart: what came so far does not end between two chunks and two events."""
 
     def pass_chunks(self, data: bytes) -> bytes:
         """What arrived of a chunked body -> what may go on, in chunks.
 
-        Nearly all of it goes on as it came: whole chunks of which the last one ends an event.
+        Nearly all of it goes on as it came: whole chunks that each end with an event. (No event is cut in two by the
+        end of such a chunk, so what makes one the usage chunk is seen where it stands.)
         """
         walker = self._walker
-        if self._inner is not None or not walker.between:
+        if self._apart or not walker.between:
             return self._take_apart(data)
         if (  # `find`, for `in` makes an error and drops it where a number might have been meant
             not self._part
@@ -100,57 +153,56 @@ class EventGate:
         usage_at = data.find(b'"usage"') if self._drop_usage else -1
         if usage_at >= 0 and _EMPTY_LIST.search(data) is None:
             usage_at = -1  # some engines say it in every chunk
-        end, content_bytes = whole_chunks(data, len(data) if usage_at < 0 else usage_at)
-        if end and (content_bytes < 4 or not data.endswith(_CHUNK_ENDS, 0, end)):  # with fewer it might be framing
-            return self._take_apart(data)
+        end, begun = whole_chunks(data, len(data) if usage_at < 0 else usage_at)
         if end == len(data):
             walker.skip(data)
             return data
-        piece = data[:end]
+        piece, rest = data[:end], data[end:]
         if piece:
             walker.skip(piece)
-        rest = data[end:]
-        if usage_at < 0 and len(rest) <= EVENT_BYTES_MAX and not rest.startswith(b"0"):
+        if begun and len(rest) <= PART_BYTES_MAX and _EVENT_END.search(rest) is None:
             self._part = rest
             return piece
         return piece + self._take_apart(rest)
 
     def _take_apart(self, data: bytes) -> bytes:
         """The same where events and chunks do not end together, or one event has to go."""
-        piece = self._walker.walk(data)
-        if not piece:
-            return piece
-        if self._inner is None:
-            self._inner = BodyWalker(_CHUNKED)
-        content = self.pass_content(self._inner.strip(piece))
-        if self.whole and not self._held and self._inner.at_boundary:
-            self._inner = None
+        content = self.pass_content(self._walker.strip(data))
+        self._apart = self._half or not self.whole or len(self._held) > 0 or not self._walker.at_boundary
         return chunk(content)
 
     def pass_content(self, content: bytes) -> bytes:
         """The same for content without framing."""
+        if self._half and content:
+            self._half = False
+            content = content.removeprefix(b"\n")
         seen = len(self._held)
-        begin = 1 if not seen and self.whole and content.startswith(b"\n") else 0  # of a CRLF whose CR ended an event
         content = self._held + content
+        begin = 0 if seen or not self.whole else len(content) - len(content.lstrip(b"\r\n"))
         out = [content[:begin]]
         for match in _EVENT_END.finditer(content, max(begin, seen - 1)):
-            event = content[begin : match.end()]
-            begin = match.end()
+            end = match.end(1)
+            if self._drop_usage and self.whole and is_usage(content[begin:end]):
+                begin = match.end()
+                out.append(content[end:begin])
+                self._half = begin == end == len(content) and content.endswith(b"\r")
+            else:
+                out.append(content[begin : match.end()])
+                begin = match.end()
             self.whole = True
-            if not (self._drop_usage and is_usage(event)):
-                out.append(event)
-        self._held = content[begin:]
-        if len(self._held) > EVENT_BYTES_MAX:
-            stop = len(self._held.rstrip(b"\r\n"))  # a line end stays: the next one may make it the event's end
-            out.append(self._held[:stop])
-            self._held = self._held[stop:]
-            self.whole = False
+        self._held = held = content[begin:]
+        if len(held) > EVENT_BYTES_MAX or not self.whole:
+            stop = len(held.rstrip(b"\r\n"))  # a line end stays: the next one may make it the event's end
+            if stop > EVENT_BYTES_MAX or not self.whole:
+                out.append(held[:stop])
+                self._held = held[stop:]
+                self.whole = False
         return b"".join(out)
 
     def rest(self) -> bytes:
         """What is held when the engine has ended the body properly: an event without its empty line."""
         held, self._held = self._held, b""
-        return held
+        return b"" if self._drop_usage and self.whole and is_usage(held) else held
 
 
 def is_usage(event: bytes) -> bool:
@@ -158,7 +210,7 @@ def is_usage(event: bytes) -> bool:
 
     Whatever else the event says (a comment, an id, its name), and in however many lines.
     """
-    if event.find(b'"usage"') < 0:
+    if event.find(b'"usage"') < 0 or len(event.rstrip(b"\r\n")) > EVENT_BYTES_MAX:
         return False
     lines = event.removeprefix(_BYTE_ORDER_MARK).splitlines()  # of bytes: at the line ends of events, and no others
     try:

@@ -12,6 +12,8 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from hashlib import sha256
 
+import msgspec
+
 from autoscaler.contract import (
     DEFAULT_TENANT,
     CatalogueDelta,
@@ -82,7 +84,10 @@ class Directory:
         return tenant
 
     def resolve(self, tenant: TenantEntry, name: str) -> ModelEntry:
-        """The Model that the Tenant means by a name or alias. Raises CallError 404, also when it may not call it."""
+        """The Model that the Tenant means by a name or alias. Raises CallError 404, also when it may not call it.
+
+        Of `model:adapter` it is the Model's entry with the adapter's `served_name` and `lora`; all else is the Model's.
+        """
         known = self._resolved.get((tenant.name, name))
         if known is not None:
             return known
@@ -114,8 +119,13 @@ class Directory:
         }
         self._names = {}
         for model in sorted(self._models.values(), key=lambda model: (model.created_unix_s, model.name)):
-            for name in (model.name, *model.aliases):
+            names = (model.name, *model.aliases)
+            for name in names:
                 self._names.setdefault(name, model)
+            for adapter in model.adapters:
+                entry = msgspec.structs.replace(model, served_name=adapter.served_name, lora=adapter.lora)
+                for name in names:
+                    self._names.setdefault(f"{name}:{adapter.name}", entry)
 
 
 @lru_cache(SALTS_MAX)

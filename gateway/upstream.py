@@ -8,11 +8,12 @@ engine aborted at once, so that the engine stops.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-from gateway.body import Body, Part, Pieces
+from gateway.body import Body, Growing, Part, Pieces
 from gateway.walker import BodyWalker, FramingError, HeadReader, ResponseHead
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ STALE_S = 0.25
 """A pooled connection that is lost so soon after a request went out was closed before: the engine took nothing."""
 TURN_BYTES = 256 << 10
 """Of a large body at most so much is sent in one turn of the loop."""
+RECEIVE_BYTES = 48 << 10
+"""What the kernel keeps of an engine's answer until we read it, and so what one read brings (it doubles the number for
+its own needs). A client that reads nothing has so much of its answer waiting here; left to itself the kernel keeps
+megabytes of each stream.
+"""
 JOIN_BYTES_MAX = 64 << 10
 """Up to here head and body go out joined, in one system call; a longer body is not copied."""
 
@@ -56,8 +62,8 @@ class EngineConnection(asyncio.Protocol):
     """One connection to one engine. `take` is what the Sink reads the body with; it may be replaced by the Sink."""
 
     __slots__ = (
-        "_full", "_head", "_pool", "_reading", "_request", "_transport", "_unsent", "_walker", "after_stream",
-        "connecting", "reused", "single", "sink", "sweeps", "take",
+        "_behind", "_cause", "_full", "_growing", "_head", "_paused", "_pool", "_reading", "_request", "_sent",
+        "_transport", "_unsent", "_walker", "after_stream", "connecting", "reused", "single", "sink", "sweeps", "take",
     )  # fmt: skip
 
     def __init__(self, pool: Pool) -> None:
@@ -68,9 +74,19 @@ class EngineConnection(asyncio.Protocol):
         self._request: tuple[bytes, Body] | None = None
         self._unsent: list[Part] = []
         """What is left to send of a large body, the next piece last."""
+        self._growing: Growing | None = None
+        """The body that is sent while it comes."""
+        self._sent = 0
+        """Bytes of it."""
         self._full = False
         """The engine does not keep up with what is sent to it."""
         self._reading = True
+        self._paused = False
+        """The client does not keep up."""
+        self._behind = False
+        """Some of what was read waits for a later turn of the loop."""
+        self._cause: Exception | None = None
+        """Why the connection was lost meanwhile."""
         self.connecting: asyncio.Task[None] | None = None
         self.sink: Sink | None = None
         self.take: Callable[[bytes], None] = _nobody
@@ -93,15 +109,24 @@ class EngineConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         """The client does not keep up."""
-        if self._reading and self._transport is not None:
-            self._reading = False
-            self._transport.pause_reading()
+        self._paused = True
+        self._read_on()
 
     def resume(self) -> None:
         """The client has caught up."""
-        if not self._reading and self._transport is not None:
-            self._reading = True
-            self._transport.resume_reading()
+        self._paused = False
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Or not: neither when the client does not keep up, nor before all that was read has had its turn."""
+        transport, reading = self._transport, not (self._paused or self._behind)
+        if transport is None or transport.is_closing() or reading is self._reading:
+            return
+        self._reading = reading
+        if reading:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
 
     def let_go(self) -> None:
         """The Sink wants no more: the engine's connection ends now."""
@@ -128,6 +153,9 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected: the request goes out in the same step."""
         self._transport = cast("asyncio.Transport", transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         self.connecting = None
         self._pool.connections += 1
         if self.sink is None:
@@ -139,21 +167,37 @@ class EngineConnection(asyncio.Protocol):
         head, body = self._request or (b"", b"")
         if not self.reused:
             self._request = None  # only a pooled connection's loss is answered by sending again
-        if isinstance(body, Pieces):
-            self._unsent = body.parts[::-1]
+        if isinstance(body, (Pieces, Growing)):
+            if isinstance(body, Pieces):
+                self._unsent = body.parts[::-1]
+            else:
+                self._growing, self._sent = body, 0
             transport.write(head)
-            self._send_more()
+            self.send_more()
         elif len(body) <= JOIN_BYTES_MAX:
             transport.write(head + body)
         else:
             transport.writelines((head, body))
         sink.engine_sent()
 
-    def _send_more(self) -> None:
+    def send_more(self) -> None:
         """Some of a large body: the rest goes in later turns of the loop, so that others get theirs."""
-        transport, unsent = self._transport, self._unsent
-        if transport is None or not unsent or self._full or transport.is_closing():
+        transport = self._transport
+        if transport is None or self._full or transport.is_closing():
             return
+        parts = self._next() if self._growing is None else self._next_grown(self._growing)
+        if parts:
+            transport.writelines(parts)
+            if not self._full:
+                asyncio.get_running_loop().call_soon(self.send_more)
+
+    def _next_grown(self, body: Growing) -> list[Part]:
+        parts = body.take(self._sent, TURN_BYTES)
+        self._sent += sum(map(len, parts))
+        return parts
+
+    def _next(self) -> list[Part]:
+        unsent = self._unsent
         size, parts = 0, list[Part]()
         while unsent and size < TURN_BYTES:
             part = unsent.pop()
@@ -163,9 +207,7 @@ class EngineConnection(asyncio.Protocol):
                 part = view[:TURN_BYTES]
             parts.append(part)
             size += len(part)
-        transport.writelines(parts)
-        if unsent and not self._full:
-            asyncio.get_running_loop().call_soon(self._send_more)
+        return parts
 
     def pause_writing(self) -> None:
         """The engine does not keep up."""
@@ -174,7 +216,7 @@ class EngineConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The engine has caught up."""
         self._full = False
-        self._send_more()
+        self.send_more()
 
     def data_received(self, data: bytes) -> None:
         """The hot path: bytes go to whoever takes them."""
@@ -188,8 +230,28 @@ class EngineConnection(asyncio.Protocol):
         except FramingError:
             self._lost("odd")
             return
-        if walker is not None and walker.ended and self.sink is not None:
-            self._finish(self.sink, walker)
+        if walker is not None and (walker.ended or walker.unread) and self.sink is not None:
+            self._walked(self.sink, walker)
+
+    def _walked(self, sink: Sink, walker: BodyWalker) -> None:
+        """The response is whole, or the rest of what was read goes on in later turns, so that others get theirs."""
+        if walker.ended:
+            self._finish(sink, walker)
+        elif not self._behind:
+            self._behind = True
+            self._read_on()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """The next of these turns. A connection that is lost between them is lost after the last."""
+        self._behind = False
+        if self._walker is not None and self.sink is not None:
+            self.data_received(b"")
+        if self._behind:
+            return
+        self._read_on()
+        if self._transport is None and self.sink is not None:
+            self._gone(self.sink, self._cause)
 
     def _read_head(self, data: bytes) -> None:
         sink, transport = self.sink, self._transport
@@ -235,7 +297,9 @@ class EngineConnection(asyncio.Protocol):
         self._head.reset()
         transport = self._transport
         if transport is not None:
-            if not keep or self.single or transport.is_closing() or transport.get_write_buffer_size() or self._unsent:
+            unsent = bool(self._unsent) or (self._growing is not None and self._sent < len(self._growing))
+            self._growing = None
+            if not keep or self.single or transport.is_closing() or transport.get_write_buffer_size() or unsent:
                 transport.abort()
             else:
                 self.resume()
@@ -253,13 +317,20 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The engine closed, or we did."""
         self._transport = None
-        self._unsent = []
+        self._unsent, self._growing = [], None
         self._pool.connections -= 1
         self._pool.leaving.discard(self)
-        sink, walker = self.sink, self._walker
-        if sink is None:
+        if self.sink is None:
             self._pool.lost_idle(self)
-        elif walker is not None and walker.until_close and exc is None:
+        elif self._behind:
+            self._cause = exc
+        else:
+            self._gone(self.sink, exc)
+
+    def _gone(self, sink: Sink, exc: Exception | None) -> None:
+        """The response ends where the connection did."""
+        walker = self._walker
+        if walker is not None and walker.until_close and exc is None:
             walker.ended = True
             self._finish(sink, walker)
         elif (

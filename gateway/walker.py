@@ -25,10 +25,11 @@ TRAILER_BYTES_MAX = 4 << 10
 """The last chunk's line, trailers and the empty line; they are read and dropped."""
 TAIL_PIECES, TAIL_PIECE_BYTES = 4, 2 << 10
 """What is remembered of a body's end: of each of the last pieces, its last bytes."""
-SIZES_MAX = 4096
-"""Chunk sizes remembered as read."""
 CRUMB_BYTES = 64
 """A piece smaller than this is remembered with the one before it, else a few of them would be all that is."""
+
+STEP_BYTES = 16 << 10
+"""Of a body whose bytes cost work (chunks, events) so much is walked in one step: it may be cut into single bytes."""
 
 LAST_CHUNK = b"0\r\n\r\n"
 
@@ -37,9 +38,7 @@ _NO_HEAD = re.compile(rb"[^\r]\n|\r[^\n]|[^\t\r\n\x20-\x7e\x80-\xff]")
 """What is in no head: half of a line end, control characters."""
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 """Chunk extensions are odd: no engine sends any, and a client might read them otherwise than we do."""
-_DIGITS = re.compile(rb"[0-9A-Fa-f]{1,8}")
-_SIZE_BYTES_MAX = 10
-_SIZE_BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,8}\r?)?")
+SIZE_BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,8}\r?)?")
 _TRAILERS = re.compile(rb"(?:" + FIELD + rb")*+")
 _LENGTH_DIGITS_MAX = 15
 
@@ -200,50 +199,14 @@ def tail(body: bytes) -> bytes:
     return body[:TAIL_PIECE_BYTES] + body[-TAIL_PIECE_BYTES:]
 
 
-def is_one_chunk(data: bytes) -> bool:
-    """Whether data, which begins between two chunks, is exactly one, of at least four bytes."""
-    end = data.find(b"\r\n", 0, _SIZE_BYTES_MAX)
-    if end < 1:
-        return False
-    size = known_size(data[:end])
-    return size >= 4 and end + size + 4 == len(data) and data.endswith(b"\r\n")
-
-
-@lru_cache(SIZES_MAX)
-def known_size(digits: bytes) -> int:
-    """A chunk's size, 0 for what is none: an engine's chunks of one length have the same digits."""
-    return int(digits, 16) if _DIGITS.fullmatch(digits) else 0
-
-
-def whole_chunks(data: bytes, stop: int) -> tuple[int, int]:
-    """(up to where data is whole chunks with content, bytes of content in the last of them); none ends after `stop`.
-
-    Data begins between two chunks. An engine that has much to say says it in chunks of one size: a run of such costs
-    one comparison each.
-    """
-    at = content_bytes = 0
-    while (match := _SIZE.match(data, at)) is not None and (size := int(match[1], 16)):
-        line = match[0]
-        step, seam = len(line) + size, b"\r\n" + line
-        while at + step + 2 <= stop and data.startswith(seam, at + step):
-            at += step + 2
-            content_bytes = size
-        end = at + step + 2
-        if end > stop:
-            return at, content_bytes
-        if data[end - 2 : end] != b"\r\n":
-            raise FramingError("a chunk longer than its size")
-        at, content_bytes = end, size
-    if match is None and _SIZE_BEGUN.fullmatch(data, at) is None:
-        raise FramingError("malformed chunk size")
-    return at, content_bytes
-
-
 class BodyWalker:
-    """Walks one body. After `ended` more bytes only set `excess`: the response is whole, the connection odd."""
+    """Walks one body. After `ended` more bytes only set `excess`: the response is whole, the connection odd.
+
+    What is much work is done in steps of STEP_BYTES: while there is `unread`, another one is due, in a later turn.
+    """
 
     __slots__ = (
-        "_chunked", "_held", "_last", "_left", "between", "ended", "excess", "first", "recent",
+        "_chunked", "_held", "_last", "_left", "_stepped", "between", "ended", "excess", "first", "recent", "unread",
     )  # fmt: skip
 
     def __init__(self, head: ResponseHead) -> None:
@@ -255,6 +218,9 @@ class BodyWalker:
         self._held = b""
         """An unfinished line of the framing: not given back before it is known what it is."""
         self._last = False
+        self._stepped = head.chunked or head.event_stream
+        self.unread = b""
+        """What came and waits for a further step (`walk` or `strip`, of nothing or of more): at most one read."""
         self.between = head.chunked
         """Exactly between two chunks: nothing of the next one is known."""
         self.ended = head.length == 0
@@ -281,6 +247,7 @@ class BodyWalker:
 
     def walk(self, data: bytes) -> bytes:
         """Takes what arrived; gives back what may go on now, framing included, the end marker not."""
+        data = self._step(data)
         if not data:
             return data
         self.skip(data)
@@ -290,6 +257,7 @@ class BodyWalker:
 
     def strip(self, data: bytes) -> bytes:
         """As `walk`, but gives back the content alone."""
+        data = self._step(data)
         if not data:
             return data
         self.skip(data)
@@ -298,6 +266,16 @@ class BodyWalker:
         content: list[bytes] = []
         self._chunks(data, content)
         return b"".join(content)
+
+    def _step(self, data: bytes) -> bytes:
+        """What is walked now."""
+        if self.unread:
+            data = self.unread + data
+        if self._stepped and len(data) > STEP_BYTES:
+            self.unread = data[STEP_BYTES:]
+            return data[:STEP_BYTES]
+        self.unread = b""
+        return data
 
     def skip(self, data: bytes) -> None:
         """Remembers bytes that went by: whole chunks (it is still between two), or what is about to be walked."""
@@ -324,10 +302,8 @@ class BodyWalker:
             return data
         self._left = 0
         self.ended = True
-        if size > left:
-            self.excess = True
-            return data[:left]
-        return data
+        self.excess = size > left or len(self.unread) > 0
+        return data[:left]
 
     def _chunks(self, data: bytes, content: list[bytes] | None) -> bytes:
         """Advances over data; gives back what may go on, and appends the chunks' contents to `content`."""
@@ -335,7 +311,7 @@ class BodyWalker:
             data = self._held + data
             self._held = b""
         stop = self._advance(data, content)
-        self.between = self._left == 0 and not self._held and not self._last
+        self.between = self._left == 0 and not self._held and not self._last and not self.unread
         return data if stop == len(data) else data[:stop]
 
     def _advance(self, data: bytes, content: list[bytes] | None) -> int:
@@ -372,7 +348,7 @@ class BodyWalker:
         return 0
 
     def _hold_size(self, line: bytes) -> None:
-        if _SIZE_BEGUN.fullmatch(line) is None:
+        if SIZE_BEGUN.fullmatch(line) is None:
             raise FramingError("malformed chunk size")
         self._held = line
 
@@ -390,4 +366,4 @@ class BodyWalker:
         if _TRAILERS.fullmatch(data, at, end) is None:
             raise FramingError("malformed trailers")
         self.ended = True
-        self.excess = end + 4 < len(data)
+        self.excess = end + 4 < len(data) or len(self.unread) > 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from gateway.body import LARGE_BYTES, Pieces
-from gateway.errors import CallError, invalid_request, too_large
+from gateway.errors import CallError, too_far_ahead, too_large
 from gateway.framing import ChunkReader, LengthReader
 from gateway.head import (
     CHUNKED,
@@ -83,20 +83,27 @@ class RequestReader:
         """Of the body that is being read; None where only its last chunk will tell."""
         return self._body.length if isinstance(self._body, LengthReader) else None
 
+    def told(self) -> Head | None:
+        """What is known of the request that is not whole, or was refused: its head, or only its first line; None where
+        not even that is here.
+        """
+        return self.pending or read_line(bytes(self._head), 0)
+
     def feed(self, data: bytes) -> Request | None:
         """Takes what arrived; a complete Request or None. Raises CallError when it is not HTTP as we accept it."""
         if self._failure is not None:
             raise self._failure
+        at = min(self._dropping, len(data))
         try:
             if self.waiting_for == "head":
                 return self._read_more_head(data) if self._head else self._read_head(data, 0)
             if self._body is not None and self.pending is not None:
                 return self._read_body(self._body, self.pending, data)
             if self._dropping:
-                return self._drop_more(data)
+                return self._drop_more(data, at)
             self._keep_ahead(data)
         except CallError as error:
-            self._fail(error, bytes(self._head) or data)
+            self._fail(error, bytes(self._head) or data, 0 if self._head else at)
             raise
         return None
 
@@ -127,8 +134,7 @@ class RequestReader:
         self.pending = self._body = None
         return True
 
-    def _drop_more(self, data: bytes) -> Request | None:
-        dropped = min(self._dropping, len(data))
+    def _drop_more(self, data: bytes, dropped: int) -> Request | None:
         self._dropping -= dropped
         if self._dropping:
             return None
@@ -204,6 +210,6 @@ class RequestReader:
 
     def _keep_ahead(self, data: bytes) -> None:
         if self.ahead + len(data) > AHEAD_BYTES_MAX:
-            raise invalid_request("too much was sent ahead of the answer", close=True)
+            raise too_far_ahead()
         self._ahead = self._ahead[self._at :] + data
         self._at = 0

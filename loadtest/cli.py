@@ -22,7 +22,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest import arrivals, report
+from loadtest import arrivals, coldreport, report
 from loadtest.client import Client, LoadError, target_of
 from loadtest.coldstart import INTERRUPTED, ColdStarts
 from loadtest.coldstart import coldstart as measure
@@ -70,6 +70,10 @@ _timeout = click.option(
     "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True,
     help="Seconds after which the client gives a call up.",
 )  # fmt: skip
+_report = click.option(
+    "--report", "page", type=click.Path(dir_okay=False, writable=True, path_type=Path), callback=_page,
+    help="An HTML page.",
+)  # fmt: skip
 _output = click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 
 
@@ -86,9 +90,18 @@ _output = click.option("--output", type=click.Choice(["text", "json"]), default=
 @click.option("--ops", metavar="URL", callback=_url, help="The operations port: waits until nothing is left at all.")
 @_key
 @_timeout
+@_report
 @_output
 def coldstart(
-    *, url: str, model: str, rounds: int, ops: str | None, key_env: str | None, timeout_s: float, output: str
+    *,
+    url: str,
+    model: str,
+    rounds: int,
+    ops: str | None,
+    key_env: str | None,
+    timeout_s: float,
+    page: Path | None,
+    output: str,
 ) -> None:
     """Wait until MODEL is at zero, wake it with one call, and tell the phases; many times over."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -104,8 +117,11 @@ def coldstart(
         raise click.ClickException(str(error)) from error
     if output == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(starts), indent=2) + b"\n")
+        sys.stdout.buffer.flush()
     else:
         _tell_starts(starts, rounds)
+    if page is not None:
+        _write(page, coldreport.as_html(url, rounds, starts))
     verdict = starts.verdict
     if starts.ended == INTERRUPTED:
         sys.exit(1 if verdict.failed or not verdict.holds else EXIT_STATUS)
@@ -129,10 +145,7 @@ def coldstart(
 @click.option("--reuse/--no-reuse", default=False, show_default=True, help="Use connections again.")
 @_key
 @_timeout
-@click.option(
-    "--report", "page", type=click.Path(dir_okay=False, writable=True, path_type=Path), callback=_page,
-    help="An HTML page.",
-)  # fmt: skip
+@_report
 @_output
 def run(
     *,

@@ -24,6 +24,10 @@ ANSWER_S_MAX = 10.0
 ZERO_S_MAX = 1800.0
 """How long a round waits for zero."""
 SAY_EVERY_S = 2.0
+IDLE_S, IDLE_S_MAX = 60.0, 900.0
+"""Bounds of `idleSeconds: auto`, the server's default, which doubles with each round (docs/configuration.md)."""
+SHORTEN = "quicker: fewer --rounds, or a short window in the model's document, such as `idleSeconds: 2`"
+KEPT = "its document says when it stops: a short `idleSeconds`, and no `replicas.min`"
 INTERRUPTED = "interrupted"
 FAILED = "the model failed to start, and nothing is started before its back-off is over; `pilotlight explain` says why"
 
@@ -55,6 +59,7 @@ class ColdStarts(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Pilotlight(msgspec.Struct, frozen=True):
     state: str | None = None
+    expected_wait_seconds: float | None = None
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -62,6 +67,9 @@ class _Entry(msgspec.Struct, frozen=True):
 
     pilotlight: _Pilotlight = _Pilotlight()
     replicas: dict[str, int] | None = None
+    last_start_seconds: float | None = None
+    idle_seconds: float | None = None
+    idle_auto: bool = False
 
 
 async def coldstart(
@@ -75,7 +83,8 @@ async def coldstart(
     say: Callable[[str], None] = lambda _: None,
     stop: Stop | None = None,
 ) -> ColdStarts:
-    """Measure `rounds` cold starts of a Model behind `url`. `say` gets progress lines; `stop` ends it before its time.
+    """Measure `rounds` cold starts of a Model behind `url`. `say` gets progress lines, the first of which says how long
+    it will take; `stop` ends it before its time.
 
     LoadError: it cannot be done, and no round was made.
     """
@@ -93,7 +102,8 @@ async def coldstart(
         while len(made) < rounds and not ended:
             try:
                 async with stop.within(None):
-                    waited_s = await _wait_for_zero(session, entry, say, ops=ops is not None)
+                    first = 0 if made else rounds
+                    waited_s = await _wait_for_zero(session, entry, say, ops=ops is not None, rounds=first)
                 result = await Client(url, headers=headers, stop=stop).send(shot)
             except TimeoutError:
                 ended = INTERRUPTED
@@ -129,22 +139,56 @@ def spreads(rounds: Sequence[Round]) -> dict[str, Spread]:
     return {name: one for name, one in found.items() if one is not None}
 
 
-async def _wait_for_zero(session: aiohttp.ClientSession, entry: str, say: Callable[[str], None], *, ops: bool) -> float:
-    """Seconds waited until the Model is at zero. LoadError: it will not be."""
+async def _wait_for_zero(
+    session: aiohttp.ClientSession, entry: str, say: Callable[[str], None], *, ops: bool, rounds: int
+) -> float:
+    """Seconds waited until the Model is at zero. LoadError: it will not be. Says first how long `rounds` will take."""
     began_s = said_s = time.monotonic()
     while True:
-        at_zero, state = _state(entry, await _read(session, entry), ops=ops)
+        found = await _read(session, entry)
+        at_zero, state = _state(entry, found, ops=ops)
         now_s = time.monotonic()
+        if found.pilotlight.state == "failed" and not ops:
+            raise LoadError(FAILED)
+        if rounds:
+            for line in _outlook(rounds, found, at_zero=at_zero):
+                say(line)
+            rounds = 0
         if at_zero:
             return now_s - began_s
-        if state == "failed" and not ops:
-            raise LoadError(FAILED)
         if now_s - began_s > ZERO_S_MAX:
-            raise LoadError(f"the model is still {state} after {ZERO_S_MAX:.0f} s: shorten its idleSeconds, or stop it")
+            raise LoadError(f"not at zero after {ZERO_S_MAX:.0f} s, {state}: {KEPT}")
         if now_s - said_s >= SAY_EVERY_S:
             said_s = now_s
-            say(f"waiting for zero for {now_s - began_s:.0f} s, the model is {state}")
+            say(f"waiting for zero for {now_s - began_s:.0f} s, {state}")
         await asyncio.sleep(POLL_S)
+
+
+def _outlook(rounds: int, found: _Entry, *, at_zero: bool) -> tuple[str, ...]:
+    """About how long so many rounds take, and how to make it less."""
+    start_s = found.last_start_seconds or found.pilotlight.expected_wait_seconds
+    known, auto = found.idle_seconds is not None, found.idle_seconds is None or found.idle_auto
+    idle_s = IDLE_S if found.idle_seconds is None else found.idle_seconds
+    waits = rounds - at_zero
+    windows_s = [min(idle_s * 2.0 ** min(i, 16), max(idle_s, IDLE_S_MAX)) if auto else idle_s for i in range(waits)]
+    total = f"about {_about(sum(windows_s) + rounds * (start_s or 0.0))}"
+    total += "" if start_s else " and the starts"
+    a_start = "one start" + (f" ({start_s:.1f} s)" if start_s else "")
+    if not waits:
+        return (f"1 round, {total}: {a_start}" if start_s else "1 round: one start",)
+    window = f"{idle_s:g} s without a call"
+    window += ", longer each time with `idleSeconds: auto`" if auto else ""
+    window += "" if known else ", as by default: --ops tells the model's own"
+    many = "1 round" if rounds == 1 else f"{rounds} rounds"
+    return (f"{many}, {total}: each waits for zero ({window}), then for {a_start}", SHORTEN)
+
+
+def _about(duration_s: float) -> str:
+    """`40 s`, `20 min`, `3 h 25 min`."""
+    minutes = round(duration_s / 60)
+    if duration_s < 100:
+        return f"{duration_s:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 async def _read(session: aiohttp.ClientSession, entry: str) -> _Entry:
@@ -164,15 +208,15 @@ async def _read(session: aiohttp.ClientSession, entry: str) -> _Entry:
 
 
 def _state(entry: str, found: _Entry, *, ops: bool) -> tuple[bool, str]:
-    """Whether the Model is at zero, and its state in words; the operations port tells every Replica in every state."""
+    """Whether the Model is at zero, and what it is in words; the operations port tells every Replica in every state."""
     if ops:
         if found.replicas is None:
             raise LoadError(f"{entry} does not tell the model's replicas; is --ops the operations port?")
         left = {state: count for state, count in found.replicas.items() if count}
-        return not left, ", ".join(f"{count} {state}" for state, count in left.items()) or "at zero"
+        return not left, f"its Replicas: {', '.join(f'{count} {state}' for state, count in left.items()) or 'none'}"
     if found.pilotlight.state is None:
         raise LoadError(f"{entry} does not tell the model's state; is this Pilotlight?")
-    return found.pilotlight.state == "zero", found.pilotlight.state
+    return found.pilotlight.state == "zero", f"the model is {found.pilotlight.state}"
 
 
 def _round(waited_s: float, result: Result) -> Round:

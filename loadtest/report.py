@@ -1,16 +1,16 @@
 """The report of a run: as JSON, and as one self-contained HTML page with plots.
 
-Owns what is reported and how it looks. Pure: it gives text, others write files. It must not contain what was said
+Owns what is reported and in which plots. Pure: it gives text, others write files. It must not contain what was said
 (prompts, answers, keys), nor load anything from anywhere.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from loadtest.page import errors, outcomes, page, spreads
 from loadtest.plots import Series, plot
 from loadtest.result import Ending, Result
 from loadtest.verdict import Spread, Verdict, judge, spread
@@ -106,32 +106,20 @@ def as_json(report: Report) -> bytes:
 def as_html(report: Report) -> str:
     """The report as one page."""
     verdict = report.verdict
-    figures = [
-        ("calls", f"{verdict.admitted}"),
-        ("completed", f"{verdict.completed}"),
-        ("failed", f"{verdict.failed}"),
-        ("abandoned", f"{verdict.abandoned}"),
-        ("lost", f"{verdict.lost}"),
-        ("completed per s", f"{report.completed_per_s:.1f}"),
-    ]
-    tiles = "".join(f"<div><b>{value}</b>{name}</div>" for name, value in figures)
-    sections = [
-        ("Time to first byte, by arrival", _by_arrival(report)),
-        ("How many were answered within", _shares(report)),
-        ("Calls in flight", _in_flight(report)),
-        ("Times", _times(report)),
-        ("Errors", _counts("code", verdict.codes) + _counts("lost because", verdict.broken)),
-    ]
-    body = "".join(f"<section><h2>{html.escape(title)}</h2>{inner}</section>" for title, inner in sections)
-    state = "holds" if verdict.holds else "fails"
-    said = f"<p>{html.escape(note(report))}</p>" if report.interrupted else ""
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1"><title>Load test</title>'
-        f"<style>{STYLE}</style><main><h1>Load test</h1><p>{html.escape(report.plan)}<br>"
-        f"<code>{html.escape(report.target)}</code></p>"
-        f'<p class="verdict {state}">{html.escape(verdict.line())}</p>{said}'
-        f'<div class="tiles">{tiles}</div>{body}</main></html>'
+    return page(
+        "Load test",
+        report.plan,
+        report.target,
+        verdict,
+        said=note(report) if report.interrupted else "",
+        figures=[*outcomes(verdict, "calls"), ("completed per s", f"{report.completed_per_s:.1f}")],
+        sections=[
+            ("Time to first byte, by arrival", _by_arrival(report)),
+            ("How many were answered within", _shares(report)),
+            ("Calls in flight", _in_flight(report)),
+            ("Times", _times(report)),
+            ("Errors", errors(verdict)),
+        ],
     )
 
 
@@ -171,50 +159,11 @@ def _in_flight(report: Report) -> str:
 
 
 def _times(report: Report) -> str:
-    rows = [
-        ("first byte", report.first_byte_s),
-        ("last byte", report.last_byte_s),
-        ("client's lateness", report.lateness_s),
-    ]
+    rows = {
+        "first byte": report.first_byte_s,
+        "last byte": report.last_byte_s,
+        "client's lateness": report.lateness_s,
+    }
     if len(report.by_model) > 1:
-        rows += [(f"first byte of {model}", found) for model, found in report.by_model.items()]
-    head = "<tr><th>milliseconds<th>min<th>median<th>p95<th>p99<th>max</tr>"
-    lines = "".join(
-        f"<tr><td>{html.escape(name)}"
-        + "".join(f"<td>{1000 * value:.1f}" for value in (s.min, s.median, s.p95, s.p99, s.max))
-        + "</tr>"
-        for name, s in rows
-        if s is not None
-    )
-    return f"<table>{head}{lines}</table>"
-
-
-def _counts(name: str, counts: dict[str, int]) -> str:
-    if not counts:
-        return f'<p class="empty">none ({html.escape(name)})</p>'
-    rows = "".join(f"<tr><td>{html.escape(key)}<td>{count}</tr>" for key, count in sorted(counts.items()))
-    return f"<table><tr><th>{html.escape(name)}<th>calls</tr>{rows}</table>"
-
-
-STYLE = """
-:root{--ink:#1c2430;--soft:#5b6776;--page:#f6f7f9;--card:#fff;--line:#dfe4ea;
---series-0:#2563a8;--series-1:#c77700;--series-2:#7a869a;--series-3:#c2333a;--series-4:#2a8f6a}
-@media(prefers-color-scheme:dark){:root{--ink:#e6eaf0;--soft:#9aa6b5;--page:#12161c;--card:#1b212a;--line:#303947;
---series-0:#6aa7ea;--series-1:#f0a63c;--series-2:#9aa6b5;--series-3:#f0696f;--series-4:#55c79b}}
-*{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:800px;margin:0 auto;padding:32px 16px 64px}h1{font-size:24px;margin:0}h2{font-size:15px;margin:0 0 8px}
-p{color:var(--soft);margin:4px 0 12px}.verdict{color:#fff;padding:10px 14px;border-radius:8px;font-weight:600}
-.holds{background:#23764f}.fails{background:#b3282f}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(100px,1fr));gap:8px}
-.tiles div,section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px 14px}
-.tiles div{color:var(--soft);font-size:13px}.tiles b{display:block;color:var(--ink);font-size:22px}
-section{margin-top:12px;overflow-x:auto}svg{width:100%;height:auto;display:block}
-svg text{fill:var(--soft);font-size:12px;font-variant-numeric:tabular-nums}.grid{stroke:var(--line)}
-polyline{fill:none;stroke-width:2;stroke-linejoin:round}.dots{fill:none;stroke-width:4;stroke-linecap:round;opacity:.6}
-.legend{display:flex;flex-wrap:wrap;gap:4px 16px;list-style:none;margin:4px 0 0;padding:0}
-.legend li{color:var(--soft);font-size:13px}
-.legend i{display:inline-block;width:10px;height:10px;border-radius:5px;margin-right:6px}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{text-align:right;padding:4px 8px;border-bottom:1px solid var(--line)}th{color:var(--soft);font-weight:500}
-th:first-child,td:first-child{text-align:left}tr:last-child td{border:0}.empty{margin:0}
-"""
+        rows |= {f"first byte of {model}": found for model, found in report.by_model.items()}
+    return spreads({name: found for name, found in rows.items() if found is not None}, 1000)

@@ -23,6 +23,8 @@ HEAD = 32
 ALIGNMENT = 32
 WEIGHT = 4.0
 """Of a link of the chain; the norm multiplies it by the root of the width, so sampling does not matter."""
+ADAPTER_WEIGHT = 3 * WEIGHT
+"""Of a link of an adapter's chain, which is added to the model's own."""
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}<|say|>"
 
 UINT32, FLOAT32, BOOL, STRING, ARRAY, INT32 = 4, 6, 7, 8, 9, 5
@@ -69,6 +71,34 @@ def make(path: Path | str, sentence: str, *, context_tokens: int = 4096) -> None
         "tokenizer.chat_template": TEMPLATE,
     }
     Path(path).write_bytes(_file(metadata, _tensors(len(tokens), width, chain)))
+
+
+def make_adapter(path: Path | str, sentence: str, adapted: str) -> None:
+    """Writes a LoRA adapter with which the model of `sentence` says `adapted`: the same first word, then some others.
+
+    Each link of its chain is one rank: `lora_a` picks the token before, `lora_b` the one after it. Raises ValueError
+    when a word occurs twice or is none of the sentence's.
+    """
+    words, told = sentence.split(" "), adapted.split(" ")
+    if len(set(told)) != len(told) or not {*told} <= {*words} or told[0] != words[0]:
+        raise ValueError("an adapter's sentence begins with the model's first word and takes each of its words once")
+    end, say, first = 256, 257, 258
+    vocabulary = first + len(words)
+    width = -(-vocabulary // HEAD) * HEAD
+    links = list(pairwise([say, *(first + words.index(word) for word in told), end]))
+    metadata: dict[str, Value] = {
+        "general.architecture": "llama",
+        "general.type": "adapter",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": float(len(links)),
+    }
+    befores = ((rank, before, 1.0) for rank, (before, _) in enumerate(links))
+    afters = ((after, rank, ADAPTER_WEIGHT) for rank, (_, after) in enumerate(links))
+    tensors = {
+        "output.weight.lora_a": ((width, len(links)), _sparse(width, len(links), befores)),
+        "output.weight.lora_b": ((len(links), vocabulary), _sparse(len(links), vocabulary, afters)),
+    }
+    Path(path).write_bytes(_file(metadata, tensors))
 
 
 def _byte_letters() -> list[str]:

@@ -14,6 +14,7 @@ import click
 import msgspec
 from aiohttp import web
 
+from autoscaler.actions import FailStart
 from autoscaler.contract import GatewayId, ModelName
 from autoscaler.documents import Documents
 from autoscaler.drivers.devices import Devices
@@ -21,6 +22,7 @@ from autoscaler.drivers.histories import HistoryFile
 from autoscaler.drivers.local import LocalDriver
 from autoscaler.drivers.processes import become_subreaper
 from autoscaler.drivers.records import StateDirectory, StateError
+from autoscaler.engines.installed import available
 from autoscaler.log import Log
 from autoscaler.loop import Listener, Loop, Step
 from autoscaler.metrics import Metrics
@@ -30,10 +32,12 @@ from autoscaler.serve import ContractServer
 from autoscaler.world import DocumentsSeen, GatewaySeen, HistorySeen, World
 from pilotlight import __version__, access, hosts, process, webserver
 from pilotlight.access import Access
+from pilotlight.cpubound import CpuBound
 from pilotlight.gathering import NONE_KNOWN, launcher, read_documents
 from pilotlight.listen import Address, check_operations
 from pilotlight.misfits import Misfits
 from pilotlight.narrator import Narrator
+from pilotlight.preflight import Preflight
 from pilotlight.quiet import say
 from pilotlight.renewal import Files
 
@@ -83,11 +87,15 @@ async def serve(options: AutoscalerOptions) -> None:
     state = StateDirectory.open(options.state) if by_hand else StateDirectory.attach(options.state)
     become_subreaper()
     histories = HistoryFile(state, clock, time.time)
-    driver = LocalDriver(state, launcher(), Devices(documents.settings.devices), clock)
+    devices = Devices(documents.settings.devices)
+    driver = LocalDriver(state, launcher(lambda: devices.measured), devices, clock)
     loop = Loop(World(epoch=state.next_epoch(), leading_since_s=clock()), driver, clock)
     log = Log()
     metrics = Metrics(lambda: loop.world)
-    loop.listeners += [metrics.on_step, Misfits().on_step, telling(log, Narrator())]
+    preflight = Preflight(loop, driver.obstacle, lambda: read_again(options, loop))
+    cpu_bound = CpuBound(lambda: devices.measured, available())
+    loop.listeners += [metrics.on_step, Misfits().on_step, preflight.on_step, cpu_bound.on_step]
+    loop.listeners.append(telling(log, Narrator()))
     loop.observe([seen(documents)])
     remembered, broken = histories.load()
     if broken:
@@ -115,6 +123,8 @@ async def serve(options: AutoscalerOptions) -> None:
             tasks.create_task(save_often(histories, loop)),
             tasks.create_task(reload(again, options, loop)),
             tasks.create_task(files.follow()),
+            tasks.create_task(preflight.run()),
+            tasks.create_task(cpu_bound.run()),
         ]
         await stop.wait()
         if not options.keep_engines:
@@ -152,7 +162,8 @@ def telling(log: Log, narrator: Narrator) -> Listener:
         log.extend(step.transitions)
         narrator.on_step(step)
         nowhere = [unmet for unmet in step.plan.unmet if unmet.model not in step.after.by_model]
-        narrator.refused(log.refuse(nowhere, step.acted_s))
+        impossible = [action for action in step.actions if isinstance(action, FailStart)]
+        narrator.refused(log.refuse([*nowhere, *impossible], step.acted_s))
 
     return on_step
 
@@ -163,14 +174,19 @@ def seen(documents: Documents) -> DocumentsSeen:
 
 
 async def reload(again: asyncio.Event, options: AutoscalerOptions, loop: Loop) -> None:
-    """Takes the documents anew each time it is told to. Wrong ones are said, and the last good ones stay."""
+    """Takes the documents anew each time it is told to."""
     while True:
         await again.wait()
         again.clear()
-        try:
-            loop.observe([seen(await asyncio.to_thread(read, options, loop.world.models))])
-        except click.UsageError as error:
-            say(f"{error.message}; the last good documents stay in force")
+        await read_again(options, loop)
+
+
+async def read_again(options: AutoscalerOptions, loop: Loop) -> None:
+    """Takes the documents anew. Wrong ones are said, and the last good ones stay."""
+    try:
+        loop.observe([seen(await asyncio.to_thread(read, options, loop.world.models))])
+    except click.UsageError as error:
+        say(f"{error.message}; the last good documents stay in force")
 
 
 async def save_often(histories: HistoryFile, loop: Loop) -> None:

@@ -6,7 +6,6 @@ reading a GGUF header is `artifacts.gguf`.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import time
@@ -23,10 +22,12 @@ from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.engines.installed import available
 from autoscaler.model import Model, ModelSpec
 from autoscaler.rules import NAME_CHARS_MAX
+from pilotlight.modelfile import check_file, header
 from pilotlight.quiet import say
 
 DEFAULT_CONTEXT_TOKENS = 4096
 """What a GGUF given on the command line gets, or less where the model has less."""
+DOCUMENT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 KEYS_FILE = "keys.yaml"
 NONE_KNOWN: Mapping[ModelName, Model] = {}
 RENAME = "no Model can be named after this file: give it a name with letters or digits, or write a document for it"
@@ -34,7 +35,8 @@ RENAME = "no Model can be named after this file: give it a name with letters or 
 
 def gather(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Documents:
     """All documents, checked. Raises click.UsageError (exit 2) with one line that names what is wrong."""
-    documents = with_stored_keys(load_files(configs), state / KEYS_FILE)
+    texts = _texts(configs)
+    documents = with_stored_keys(_check(texts), state / KEYS_FILE)
     models = list(documents.models)
     taken = {model.name: "in the documents" for model in models}
     for path in paths:
@@ -44,10 +46,10 @@ def gather(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Docum
                 raise click.UsageError(f"{file}: a Model named {model.name} is already {taken[model.name]}: rename one")
             taken[model.name] = f"made of {file}"
             models.append(model)
-    gathered = msgspec.structs.replace(documents, models=tuple(models))
+            texts.append((str(file), to_yaml(Documents(models=(model,)))))
     if paths:
-        _check([("given files", to_yaml(gathered))])  # a file's name may also be an alias of another Model
-    return gathered
+        _check(texts)  # a file's name may also be an alias of another Model
+    return msgspec.structs.replace(documents, models=tuple(models))
 
 
 def model_name(file: Path) -> str:
@@ -96,28 +98,19 @@ def read_documents(path: Path, known: Mapping[ModelName, Model] = NONE_KNOWN) ->
 
 
 def completed(model: Model) -> Model:
-    """The Model with its memory from the GGUF header where the document states none; unreadable = the whole device."""
+    """The Model with its memory from the GGUF header, and its adapters' files, where the document states none;
+    unreadable = the whole device.
+    """
     path = local_path(model)
     if model.memory_bytes or path is None or path.suffix != ".gguf" or model.spec.gpu.count == 0:
         return model
     try:
         info = header(path)
+        adapters_bytes = sum(file.stat().st_size for file in adapter_paths(model))
     except (gguf.GgufError, OSError):
         return model  # its start fails with the reason, and only this Model's
-    needed = info.memory_bytes(model.spec.context_tokens, model.slots)
+    needed = info.memory_bytes(model.spec.context_tokens, model.slots) + adapters_bytes
     return msgspec.structs.replace(model, memory_bytes=needed)
-
-
-def header(path: Path) -> gguf.GgufInfo:
-    """What the file says of itself; read again only when it changed, since a large vocabulary takes tens of ms."""
-    stat = path.stat()
-    return _header(path, stat.st_mtime_ns, stat.st_size)
-
-
-@functools.lru_cache(maxsize=1024)
-def _header(path: Path, mtime_ns: int, size_bytes: int) -> gguf.GgufInfo:
-    del mtime_ns, size_bytes  # they are the key
-    return gguf.read(path)
 
 
 def local_path(model: Model) -> Path | None:
@@ -126,21 +119,42 @@ def local_path(model: Model) -> Path | None:
     return Path(artifact.removeprefix("file://")) if artifact is not None and artifact.startswith("file://") else None
 
 
-def launcher() -> Callable[[Model, str, int], engines.Launch]:
-    """How engines are started on this machine; raises engines.EngineError or GgufError at a start that cannot work."""
+def adapter_paths(model: Model) -> list[Path]:
+    """The files or folders of its adapters."""
+    return [Path(adapter.artifact.removeprefix("file://")) for adapter in model.spec.adapters]
+
+
+def launcher(gpus: Callable[[], bool] = lambda: False) -> Callable[[Model, str, int], engines.Launch]:
+    """How engines are started on this machine; raises engines.EngineError at a start that cannot work. `gpus`: whether
+    its Devices are GPUs.
+    """
     found = available()
 
     def launch(model: Model, host: str, port: int) -> engines.Launch:
+        nonlocal found
         path = local_path(model)
-        if path is not None and path.suffix == ".gguf":
-            header(path)  # a missing or broken file is said in our words, before an engine says it in its own
-        return engines.launch(model, None if path is None else str(path), host, port, found)
+        if path is not None:
+            check_file(model, path)
+        missing = next((path for path in adapter_paths(model) if not path.exists()), None)
+        if missing is not None and model.spec.engine != "command":
+            raise engines.EngineError(f"Model {model.name}: {missing}: there is no such adapter")
+        weights = None if path is None else str(path)
+        try:
+            return engines.launch(model, weights, host, port, found, gpus=gpus())
+        except engines.EngineError:
+            found = available()  # it may have been installed since
+            return engines.launch(model, weights, host, port, found, gpus=gpus())
 
     return launch
 
 
 def load_files(paths: Sequence[Path]) -> Documents:
     """What the files say. Raises click.UsageError with one line."""
+    return _check(_texts(paths))
+
+
+def _texts(paths: Sequence[Path]) -> list[tuple[str, str]]:
+    """(file, its text) of each."""
     texts = []
     for path in paths:
         try:
@@ -148,7 +162,7 @@ def load_files(paths: Sequence[Path]) -> Documents:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
             raise click.UsageError(f"{path}: {reason}") from None
-    return _check(texts)
+    return texts
 
 
 def _check(texts: Sequence[tuple[str, str]]) -> Documents:
@@ -183,7 +197,8 @@ def _model_of(file: Path, order: int) -> Model:
     try:
         info = gguf.read(file)
     except (gguf.GgufError, OSError) as error:
-        raise click.UsageError(str(error)) from None
+        hint = f"; documents are given with `-c {file}`" if file.suffix in DOCUMENT_SUFFIXES else ""
+        raise click.UsageError(f"{error}{hint}") from None
     tokens = min(info.context_tokens, DEFAULT_CONTEXT_TOKENS)
     spec = ModelSpec(engine="llama.cpp", artifact=f"file://{file.resolve()}", context_tokens=tokens)
     slots = engines.default_slots("llama.cpp")

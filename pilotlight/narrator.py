@@ -1,4 +1,4 @@
-"""Says every transition in one line for the person at the terminal, and whose Calls are refused for want of a device.
+"""Says every transition in one line for the person at the terminal, and whose Calls are refused without a start.
 
 Owns one descriptor, on which it never waits: the loop tells it of every step, and a terminal that was stopped or a pipe
 that nobody reads must not stop deciding. Lines that could not be shown are counted and told of later.
@@ -34,9 +34,9 @@ class Narrator:
                 self._tell(move.model, move.after.value, move.reason)
 
     def refused(self, rows: Iterable[Refused]) -> None:
-        """Prints whose Calls are refused because it fits on no device."""
+        """Prints whose Calls are refused without a start."""
         for row in rows:
-            self._tell(row.model, "refused", f"fits on no device: {row.reason}")
+            self._tell(row.model, "refused", row.reason)
 
     def _tell(self, model: str, state: str, reason: str) -> None:
         self._width = max(self._width, len(model))

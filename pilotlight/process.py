@@ -17,7 +17,7 @@ import sys
 from collections.abc import Coroutine
 
 from pilotlight.listen import Address, listeners
-from pilotlight.quiet import QuietStderr
+from pilotlight.quiet import QuietStderr, say
 
 PR_SET_PDEATHSIG = 1
 
@@ -71,6 +71,7 @@ def stop_event() -> asyncio.Event:
 
     def stop() -> None:
         if event.is_set():
+            say("ended at once, by a second signal")
             os._exit(1)
         event.set()
 

@@ -71,6 +71,8 @@ def table(rows: Sequence[Row]) -> Table:
 def cell(row: Row, column: str) -> str:
     """One cell as text, of a row of /api/v1/status (`autoscaler.explain.Row`)."""
     value = row.get("since_s" if column == "since" else column)
+    if column == "model" and row.get("adapters"):
+        return f"{row['model']} (+{', '.join(row['adapters'])})"
     if column == "replicas" and isinstance(value, Mapping):
         return ", ".join(f"{count} {state}" for state, count in value.items()) or "0"
     if column == "devices" and isinstance(value, list):

@@ -9,6 +9,7 @@ which reaps them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -19,7 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from autoscaler.drivers.processes import become_subreaper
+from autoscaler.words import counted
 from pilotlight.quiet import say
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -31,6 +35,8 @@ STOP_MARGIN_S = 5.0
 """What a gateway may take to end beyond the grace for its Calls; after that it hangs."""
 WIND_DOWN_S_MAX = 60.0
 """What the autoscaler may take to stop engines and prove that they are gone."""
+PIDS_SAID_MAX = 10
+"""Of engines that are left behind."""
 POLL_S = 0.02
 """How often a start is looked at until everything is ready."""
 
@@ -162,10 +168,7 @@ class Supervisor:
                 if child.process is not None:
                     child.process.send_signal(signal.SIGTERM)
             if not self._ended(group, s_max):
-                for child in (*self._gateways, self._autoscaler):
-                    if child.process is not None:
-                        child.process.kill()
-                return 1
+                return self._end_now()
             for child in group:
                 if child.process is not None and child.process.poll() is None:
                     say(f"{child.role.name} did not end within {s_max:g} s and is killed")
@@ -177,6 +180,21 @@ class Supervisor:
             status = status or 1
         say("stopped")
         return status
+
+    def _end_now(self) -> int:
+        """Nothing of ours is waited for any more; which engines that leaves is said. The exit status."""
+        processes = [child.process for child in (*self._gateways, self._autoscaler) if child.process is not None]
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+        engines = engines_left()
+        left = f"; {counted(len(engines), 'engine')} still there (pid {', '.join(map(str, engines[:PIDS_SAID_MAX]))}"
+        left += ", ...)" if len(engines) > PIDS_SAID_MAX else ")"
+        say(
+            f"ended at once, running calls were cut{left + ': the next start adopts what runs then' if engines else ''}"
+        )
+        return 1
 
     def _ended(self, group: Sequence[Child], s_max: float) -> bool:
         """Waits for all of the group, or `s_max`; False when a second signal came."""
@@ -207,6 +225,16 @@ def reap_adopted(ours: set[int]) -> None:
         if info is None or info.si_pid in ours:
             return  # one of ours hides others until its own turn, which is now
         os.waitpid(info.si_pid, 0)
+
+
+def engines_left() -> list[int]:
+    """Main processes of engines whose autoscaler is dead: our children now, each the leader of a session."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if child.status() != psutil.STATUS_ZOMBIE and os.getsid(child.pid) == child.pid:
+                found.append(child.pid)
+    return sorted(found)
 
 
 def has_terminal() -> bool:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 
 import psutil
 import pytest
 
-from bench import engine, upstream, wrk
+from bench import attacks, engine, upstream, wrk
+from bench.attackers import Crowd, Habit, attack, dribble, sip
 from bench.calls import RATIOS
 from bench.closedloop import Caller, Tally
 from bench.dataplane import KEYS, PARTS
 from bench.documents import body
 from bench.kit import BenchError, Figures
 from bench.openloop import Line, Sender
-from bench.parts import run
+from bench.parts import quick, run
 from bench.peers import PEERS
 from bench.streams import Stream
 
@@ -137,10 +139,66 @@ async def test_the_last_line_has_every_key_and_a_failed_part_is_null_and_named(
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"a": 1.2346, "b": None}
 
 
+def test_quick_0_is_not_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, asked in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv("QUICK", text)
+        assert quick() is asked
+    monkeypatch.delenv("QUICK")
+    assert not quick()
+
+
 def test_every_peer_has_its_ratio() -> None:
     assert {peer.name for peer in PEERS} == RATIOS.keys()
     assert set(RATIOS.values()) <= set(KEYS)
     assert len(PARTS) == len({id(part) for part in PARTS.values()})
+
+
+async def stepped(crowd: Crowd, now_s: float, turns: int = 20) -> None:
+    """The crowd and whoever it attacks have some turns at a moment."""
+    for _ in range(turns):
+        crowd.step(now_s, 0)
+        await asyncio.sleep(0.001)
+
+
+async def test_attackers_come_at_their_pace_act_each_second_and_come_again_when_they_are_cut() -> None:
+    got = list[bytearray]()
+    writers = list[asyncio.StreamWriter]()
+
+    async def attacked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        mine = bytearray()
+        got.append(mine)
+        writers.append(writer)
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(100):
+                mine += data
+
+    async with await asyncio.start_server(attacked, "127.0.0.1", 0) as server:
+        crowd = Crowd(server.sockets[0].getsockname()[:2], [Habit(2, b"a", dribble), Habit(1, b"b", sip)], per_s=2)
+        await stepped(crowd, 0.0)
+        assert got == []
+        await stepped(crowd, 1.0)
+        assert (sorted(bytes(said[:1]) for said in got), crowd.there) == ([b"a", b"b"], False)
+        assert len({writer.get_extra_info("peername")[0] for writer in writers}) == 2
+        await stepped(crowd, 1.5)
+        assert (crowd.there, crowd.held, crowd.most) == (True, 3, 3)
+        before = sum(map(len, got))
+        for second in range(1, 4):
+            await stepped(crowd, 1.5 + second)
+        assert sum(map(len, got)) - before == 2 * 3, "who sips says nothing more"
+        writers[0].transport.abort()
+        await stepped(crowd, 4.5)
+        assert (crowd.cut, crowd.held, len(got)) == (1, 3, 4)
+        crowd.leave()
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+
+
+def test_every_attack_of_the_table_has_its_crowd_and_fits_below_the_limit_of_files() -> None:
+    for name in attacks.ATTACKS:
+        habits, per_s = attack(name, "http://127.0.0.1:1", 10_000)
+        assert sum(habit.clients for habit in habits) <= 8000
+        assert per_s > 0
 
 
 def test_the_load_without_wrk_counts_whole_answers_and_asks_again() -> None:

@@ -137,21 +137,41 @@ def test_nothing_else_can_be_posted_to(path: str) -> None:
 @pytest.mark.parametrize(
     "path",
     ["/v1/models/", "/v1/models//", "/v1/models/.", "/v1/models/../x", "/v1/models/a/../b", "/v1/models/a/",
-     "/v1/models/a b", "/v1/models/" + "a" * 257, "/v1/chat/completions", "/health/", "/tokenize"],
+     "/v1/models/a b", "/v1/models/" + "a" * 257, "/health/", "/tokenize/"],
 )  # fmt: skip
 def test_nothing_else_can_be_got(path: str) -> None:
     assert lookup(b"GET", path.encode()) is None
 
 
-@pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE", "TRACE", "CONNECT", "PATCH", "post", "get", "PRI", ""])
-def test_other_methods_find_nothing(method: str) -> None:
-    for path in (b"/v1/chat/completions", b"/v1/models", b"/health"):
-        assert lookup(method.encode(), path) is None
+GOT = ["/health", "/v1/models", "/openai/v1/models", "/v1/models/m", "/openai/v1/models/lab%2Fm"]
+POSTED = {"/v1/chat/completions": "openai", "/openai/v1/images/edits": "openai",
+          "/openai/deployments/m/chat/completions": "openai", **OTHERS}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "TRACE", "CONNECT", "PATCH", "post", "get", "PRI", ""])
+def test_other_methods_find_which_the_path_takes_and_its_dialect(method: str) -> None:
+    for path in GOT:
+        assert found(method, path) == Operation(Kind.NOT_ALLOWED, allow=b"GET, OPTIONS")
+    for path, dialect in POSTED.items():
+        assert found(method, path)[:3] == (Kind.NOT_ALLOWED, b"", dialect)
+        assert found(method, path).allow == b"POST, OPTIONS"
 
 
 def test_methods_are_not_interchangeable() -> None:
-    assert lookup(b"POST", b"/v1/models") is None
-    assert lookup(b"POST", b"/health") is None
+    for path in GOT:
+        assert found("POST", path) == found("PUT", path)
+    for path in POSTED:
+        assert found("GET", path) == found("PUT", path)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE", "CONNECT", "post", ""])
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v1", "/health/", "/v1/models/../m", "/openai/deployments/m"])
+def test_no_method_makes_a_path(method: str, path: str) -> None:
+    assert lookup(method.encode(), path.encode()) is None
+
+
+def test_head_finds_nothing() -> None:
+    assert [path for path in (*GOT, *POSTED) if lookup(b"HEAD", path.encode()) is not None] == []
 
 
 @settings(derandomize=True, deadline=None, max_examples=500)

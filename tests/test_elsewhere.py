@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway import elsewhere
+from gateway.body import LARGE_BYTES, Body, Pieces
 from gateway.errors import CallError
 from gateway.multipart import read_multipart
 from gateway.rewrite import read_json
@@ -29,6 +30,28 @@ def test_a_place_is_refused_by_its_name_and_its_value_is_not_told(name: str) -> 
             read()
         assert refused(caught.value, name)
         assert "canary" not in caught.value.message
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_cache_salt_is_refused_as_a_part_of_a_form(*, large: bool) -> None:
+    """Of JSON it is taken out; of a form nothing is."""
+    file = FORM % (b"file", b"x" * (LARGE_BYTES if large else 1))
+    forms = FORM % (b"model", b"m") + file + FORM % (b"cache_salt", b"theirs") + b"--b--"
+    body: Body = forms
+    if large:
+        body = Pieces()
+        body.add(forms)
+    with pytest.raises(CallError) as caught:
+        read_multipart(body, b"multipart/form-data; boundary=b")
+    assert refused(caught.value, "cache_salt")
+    assert read_json(b'{"model":"m","cache_salt":"theirs"}').model == "m"
+
+
+@pytest.mark.parametrize(("name", "fix"), [("lora", "model:adapter"), ("rid", "x-request-id"), ("extra_key", "cache")])
+def test_the_message_says_what_to_do(name: str, fix: str) -> None:
+    with pytest.raises(CallError) as caught:
+        elsewhere.check([name])
+    assert fix in caught.value.message
 
 
 def test_deeper_it_is_content() -> None:

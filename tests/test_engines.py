@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.engines import ENGINES, EngineError, Launch, artifact_path, default_slots, launch
+from autoscaler.engines.installed import computes_on_cpu_only
 from autoscaler.engines.launching import LAUNCHER
 from autoscaler.engines.xllamacpp_server import parse
 from autoscaler.model import EngineName, EngineTls, Gpu, Model, ModelSpec
@@ -28,6 +32,46 @@ def test_llama_cpp_prefers_the_wheel() -> None:
     assert got == Launch(
         argv=(*ours.split(), "--context-tokens", "512", "--threads=1"), env={}, readiness_path="/health"
     )
+
+
+@pytest.mark.parametrize(
+    ("count", "gpus", "available", "program"),
+    [
+        (1, True, ("xllamacpp", "llama-server"), "/bin/llama-server"),
+        (2, True, ("xllamacpp", "llama-server"), "/bin/llama-server"),
+        (1, True, ("xllamacpp",), "/bin/xllamacpp"),
+        (1, False, ("xllamacpp", "llama-server"), "/bin/xllamacpp"),
+        (0, True, ("xllamacpp", "llama-server"), "/bin/xllamacpp"),
+    ],
+)
+def test_on_gpus_llama_server_goes_before_the_wheel(
+    count: int, available: tuple[str, ...], program: str, *, gpus: bool
+) -> None:
+    """The wheel as `pip` installs it has no CUDA. A Model that wants no GPU starts fastest with it."""
+    paths = {name: f"/bin/{name}" for name in available}
+    got = launch(model("llama.cpp", gpu=Gpu(count=count)), None, "127.0.0.1", 9000, paths, gpus=gpus)
+    assert got.argv[0] == program
+
+
+@pytest.mark.parametrize(
+    ("devices", "cpu_only"),
+    [
+        ("echo GGML_BACKEND_DEVICE_TYPE_CPU", True),
+        ("echo GGML_BACKEND_DEVICE_TYPE_CPU GGML_BACKEND_DEVICE_TYPE_GPU", False),
+        ("echo libcuda.so.1: cannot open shared object file >&2; exit 1", False),
+    ],
+)
+def test_the_wheel_is_asked_whether_it_finds_a_gpu(tmp_path: Path, devices: str, cpu_only: bool) -> None:
+    """One that cannot even be loaded is no news: its starts fail with the reason."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{devices}\n")
+    python.chmod(0o755)
+    assert computes_on_cpu_only(str(python)) is cpu_only
+
+
+def test_the_wheel_that_is_locked_here_computes_on_the_cpu() -> None:
+    assert computes_on_cpu_only(sys.executable)
+    assert not computes_on_cpu_only("/nonexistent/python")
 
 
 def test_llama_cpp_takes_llama_server_from_the_path() -> None:

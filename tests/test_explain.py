@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler.actions import Unmet
+from autoscaler.actions import Plan, Unmet
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.explain import Explanation, explain_model, last, model_state, status
 from autoscaler.fold import fold
@@ -29,7 +29,7 @@ def test_it_says_who_holds_the_slice_and_until_when() -> None:
     held = "4Gi free of 24Gi, held by a (busy, residency ends in 2 s)"
     assert told.state == "waiting"
     assert told.sentences == (
-        "1 of at most 1 wanted: 2 waiting, tenant acme, since 3 s.",
+        "1 Replica is needed: 2 waiting, tenant acme, for 3 s.",
         f"Not placed: needs 20Gi on one device; the largest has {held}.",
         f"gpu0: {held}.",
     )
@@ -42,7 +42,7 @@ def test_it_says_why_a_replica_runs_and_how_long_starts_take() -> None:
     told = tell(world([B], [device()], [runs], histories=known))
     assert told.state == "ready"
     assert told.sentences == (
-        "1 of at most 1 wanted: last used 12 s ago, idle window 60 s, since 12 s.",
+        "1 Replica is needed: last used 12 s ago, idle window 60 s.",
         "r is ready since 100 s on gpu0: wake b: 3 waiting, tenant acme.",
         "Its last start took 5 s, the median is 5 s.",
     )
@@ -75,7 +75,7 @@ def test_it_says_what_a_drain_waits_for() -> None:
     going = replica(B, "r", state=S.DRAINING, drain=drain, since_s=T0 - 1)
     told = tell(world([B], [device()], [going]))
     assert told.sentences[:2] == (
-        "None wanted: nobody calls it.",
+        "No Replica is needed now: nobody calls it.",
         "r is draining since 1 s on gpu0: idle for 60 s; gateway g1 has not acknowledged.",
     )
 
@@ -88,6 +88,42 @@ def test_it_says_how_the_last_start_failed_and_when_the_next_try_is() -> None:
         "Its last start failed: exit status 1. 2 failed in a row. Calls are refused and nothing is started for 90 s."
     )
     assert sentence in told.sentences
+
+
+GONE = "there is no /m/b.gguf; put the model there, or correct spec.artifact"
+
+
+def test_a_model_that_cannot_start_says_so_before_and_after_its_calls() -> None:
+    idle = world([B], [device()], obstacles={"b": GONE})
+    told, (row,) = tell(idle), status(idle, Plan(), T0)
+    assert (told.state, row.state, row.why) == ("zero", "zero", f"cannot start: {GONE}")
+    assert told.sentences == (
+        "No Replica is needed now: nobody calls it.",
+        f"It cannot start: {GONE}. Its Calls are refused with model_start_failed.",
+    )
+    failed = {"b": History(failure=GONE, refused_until_s=T0 + 50, retry_at_s=T0 + 50)}
+    called = world([B], [device()], obstacles={"b": GONE}, histories=failed)
+    told, (row,) = tell(called), status(called, Plan(), T0)
+    assert (told.state, row.state, row.why) == ("failed", "failed", f"cannot start: {GONE}")
+    assert told.sentences[1:] == (
+        f"It cannot start: {GONE}. Its Calls are refused with model_start_failed.",
+        "Calls are refused and nothing is started for 50 s.",
+    )
+
+
+def test_a_model_that_runs_and_could_not_start_again_says_so_and_why_it_runs() -> None:
+    made = world(
+        [B], [device()], [replica(B, "r")], obstacles={"b": GONE}, histories={"b": History(last_activity_s=T0)}
+    )
+    assert f"One more cannot start: {GONE}." in tell(made).sentences
+    (row,) = status(made, Plan(), T0)
+    assert (row.state, row.why) == ("ready", "last used 0 s ago, idle window 60 s")
+
+
+def test_how_many_are_needed_is_told_with_how_many_there_may_be() -> None:
+    many = model("b", 1, slots=1, high=4)
+    waiting = world([many], [device()], gateways=[gateway(levels=[level("b", 3, wait_s=60)])])
+    assert tell(waiting).sentences[0].startswith("3 Replicas are needed (of at most 4): 3 waiting, tenant acme: 3 x 1 ")
 
 
 def test_it_names_gateways_that_keep_it_from_scaling_down() -> None:
@@ -115,6 +151,48 @@ def test_the_last_moves_are_told_newest_first() -> None:
         "b: r pending -> starting, 9 s ago: why",
     )
     assert tell(made, log=log).sentences[-1] == "Last: r starting -> ready, 2 s ago: why."
+
+
+def moves(*rows: tuple[float, S, S, str]) -> Log:
+    """A log of Model b: seconds ago, from, to, why."""
+    log = Log()
+    log.extend(
+        Transition(
+            at_s=T0 - ago_s, replica=ReplicaId("r"), model=B.name, slices=(), before=before, after=after,
+            verb="", reason=why,
+        )
+        for ago_s, before, after, why in rows
+    )  # fmt: skip
+    return log
+
+
+def test_a_model_that_stopped_says_why_and_when_until_it_serves_again() -> None:
+    ends = (
+        (46.0, S.READY, S.DRAINING, "make room for ada"),
+        (45.5, S.DRAINING, S.STOPPING, "no Call is on it"),
+        (45.0, S.SCRUBBING, S.GONE, "nothing of it is left"),
+    )
+    made = world([B], [device()])
+    why, last_move = (
+        "It stopped 46 s ago: make room for ada.",
+        "Last: r scrubbing -> gone, 45 s ago: nothing of it is left.",
+    )
+    assert tell(made, log=moves(*ends)).sentences[-2:] == (why, last_move)
+    starts = world([B], [device()], [replica(B, "r2", state=S.STARTING)])
+    assert why in tell(starts, log=moves(*ends)).sentences
+    again = world([B], [device()], [replica(B, "r2")])
+    assert not [line for line in tell(again, log=moves(*ends)).sentences if line.startswith("It stopped")]
+    idle = moves((90.0, S.READY, S.DRAINING, "make room for ada"), (5.0, S.READY, S.DRAINING, "idle for 2 s"), ends[2])
+    assert "It stopped 5 s ago: idle for 2 s." in tell(made, log=idle).sentences, "the newest"
+
+
+def test_a_model_that_broke_says_how_and_when() -> None:
+    broke = (8.0, S.READY, S.FAILED, "was killed by SIGKILL")
+    told = tell(world([B], [device()]), log=moves(broke, (7.0, S.SCRUBBING, S.GONE, "nothing of it is left")))
+    assert told.sentences[-2] == "It broke 8 s ago: was killed by SIGKILL."
+    draining = replica(B, "r", state=S.FAILED, failure="was killed by SIGKILL", since_s=T0 - 8)
+    told = tell(world([B], [device()], [draining]), log=moves(broke))
+    assert not [line for line in told.sentences if line.startswith("It broke")], "its last move says it already"
 
 
 def test_status_says_why_a_model_that_failed_is_not_tried_and_until_when() -> None:

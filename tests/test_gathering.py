@@ -151,7 +151,14 @@ def test_of_a_folder_only_the_file_without_a_name_is_left_out(folder: Path, capf
 def test_a_file_that_is_named_like_an_alias_is_refused(folder: Path) -> None:
     spec = "{engine: command, command: ['x', '{port}'], aliases: [ada]}"
     other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: x}}\nspec: {spec}\n")
-    assert "`ada` is already" in wrong(folder, folder / "models" / "ada.gguf", configs=(other,))
+    ada = folder / "models" / "ada.gguf"
+    said = wrong(folder, ada.parent, configs=(other,))
+    assert said == f"{ada}: Model ada: metadata.name: `ada` is already an alias of Model x in {other}"
+
+
+def test_documents_given_without_c_are_told_so(folder: Path) -> None:
+    two = written(folder / "two.yaml", ACME)
+    assert wrong(folder, two) == f"{two}: not a GGUF file; documents are given with `-c {two}`"
 
 
 def test_an_empty_folder_is_refused(folder: Path) -> None:
@@ -173,6 +180,22 @@ def test_memory_is_the_whole_device_where_the_file_cannot_be_read_yet(folder: Pa
     assert model.memory_bytes == 0
     with pytest.raises((EngineError, OSError, ValueError), match=r"later\.gguf"):
         launcher()(model, "127.0.0.1", 1)
+
+
+def test_adapters_count_into_the_memory_and_a_missing_one_is_said_before_the_start(folder: Path) -> None:
+    tinygguf.make_adapter(folder / "a.gguf", "one two three", "one three")
+    files = (folder / "models" / "ada.gguf", folder / "a.gguf", folder / "gone.gguf")
+
+    def memory_bytes(*adapters: Path) -> int:
+        rows = ", ".join(f"{{name: a{n}, artifact: 'file://{path}'}}" for n, path in enumerate(adapters))
+        spec = f"{{engine: llama.cpp, artifact: 'file://{files[0]}', adapters: [{rows}]}}"
+        path = written(folder / "d.yaml", HEAD + f"kind: Model\nmetadata: {{name: ada}}\nspec: {spec}\n")
+        return read_documents(path).models[0].memory_bytes
+
+    assert memory_bytes(files[1]) == memory_bytes() + files[1].stat().st_size
+    assert memory_bytes(*files[1:]) == 0
+    with pytest.raises(EngineError, match=r"^Model ada: .*/gone\.gguf: there is no such adapter$"):
+        launcher()(read_documents(folder / "d.yaml").models[0], "127.0.0.1", 1)
 
 
 # --- stored keys ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoscaler.actions import Unmet
+from autoscaler.actions import FailStart, Unmet
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.log import REFUSED_EVERY_S, Log
 from autoscaler.states import ReplicaState as S
@@ -54,10 +54,18 @@ def test_who_is_refused_for_want_of_a_device_is_a_row_once_a_minute() -> None:
     (first,) = log.refuse(unmet(), 1.0)
     assert log.refuse(unmet(), 2.0) == (), "a client that tries again is no news"
     assert [r.model for r in log.refuse(unmet("other"), 3.0)] == ["other"]
-    assert [r.reason for r in log.refuse(unmet(reason="needs 40Gi"), 4.0)] == ["needs 40Gi"], "another reason is"
+    assert [r.reason for r in log.refuse(unmet(reason="needs 40Gi"), 4.0)] == ["fits on no device: needs 40Gi"]
     (again,) = log.refuse(unmet(reason="needs 40Gi"), 4.0 + REFUSED_EVERY_S)
     assert log.latest(1) == (again,)
     assert log.of_model(ModelName("m"))[1] == first
+
+
+def test_who_is_refused_for_a_start_that_could_not_work_is_a_row_once_a_minute() -> None:
+    log = Log()
+    impossible = [FailStart(model=ModelName("m"), reason="there is no /x.gguf")]
+    assert [r.reason for r in log.refuse(impossible, 1.0)] == ["cannot start: there is no /x.gguf"]
+    assert log.refuse(impossible, 2.0) == ()
+    assert len(log.refuse(impossible, 1.0 + REFUSED_EVERY_S)) == 1
 
 
 def test_who_merely_waits_for_room_is_not_refused() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from autoscaler.actions import Plan
 from autoscaler.loop import Step
 from autoscaler.world import World
-from pilotlight.misfits import SAID_MAX, Misfits
+from pilotlight.misfits import Misfits
+from pilotlight.news import SAID_MAX
 from tests.kit.worlds import device, model, world
 
 

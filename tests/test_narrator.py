@@ -63,9 +63,9 @@ def test_each_move_is_a_line_and_passing_states_are_left_out(pipe: tuple[int, in
     os.close(pipe[0])
 
 
-def test_calls_that_no_device_can_serve_are_a_line(pipe: tuple[int, int]) -> None:
-    Narrator(pipe[1]).refused([Refused(at_s=1.0, model=ModelName("huge"), reason="needs 30Gi on one device")])
-    assert lines(pipe[0]) == ["huge  refused    fits on no device: needs 30Gi on one device"]
+def test_calls_that_are_refused_without_a_start_are_a_line(pipe: tuple[int, int]) -> None:
+    Narrator(pipe[1]).refused([Refused(at_s=1.0, model=ModelName("huge"), reason="fits on no device: needs 30Gi")])
+    assert lines(pipe[0]) == ["huge  refused    fits on no device: needs 30Gi"]
     os.close(pipe[0])
 
 

@@ -91,13 +91,13 @@ async def test_the_answers_are_those_of_the_world(aiohttp_client: AiohttpClient)
     devices = await get("devices")
     assert isinstance(devices, list)
     assert [{key: row[key] for key in expected} for row in devices] == [expected]
-    assert await get("plan") == {"actions": [], "unmet": [], "next_s": None}
+    assert await get("plan") == {"actions": [], "unmet": [], "next_s": None, "tries": []}
     told = await get("explain/last")
     assert isinstance(told, dict)
     assert [sentence.partition(",")[0] for sentence in told["sentences"]] == ["a: r1 starting -> ready"]
     why = await get("explain/model/org/b")
     assert isinstance(why, dict)
-    assert why["sentences"][0].startswith("1 of at most 1 wanted: 3 waiting")
+    assert why["sentences"][0].startswith("1 Replica is needed: 3 waiting")
 
 
 def test_a_plan_says_of_what_kind_each_action_is() -> None:

@@ -67,7 +67,8 @@ async def test_a_body_is_not_even_read_when_memory_is_very_short() -> None:
         one.routes(engine.address)
         one.front.dispatch.pressure = Pressure.NO_CALLS
         client = await one.client()
-        client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nContent-Length: 60000000\r\n\r\n{")
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nContent-Type: application/json\r\n"
+        client.send(head + b"Content-Length: 60000000\r\n\r\n{")
         status, fields, body = await client.answer()
         assert (status, fields["connection"]) == (503, "close")
         assert b'"overloaded"' in body

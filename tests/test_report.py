@@ -6,9 +6,12 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
+from loadtest import coldreport
+from loadtest.coldstart import INTERRUPTED, ColdStarts, Round, spreads
 from loadtest.plots import Series, plot, ticks
 from loadtest.report import Report, as_html, as_json, make, note
-from loadtest.result import Result
+from loadtest.result import Ending, Result
+from loadtest.verdict import judge
 
 RESULTS = [
     Result(
@@ -63,6 +66,41 @@ def test_a_run_in_which_nothing_came_back_has_a_report_too() -> None:
     page = as_html(make("http://127.0.0.1:1", "a plan", 1, []))
     assert "DOES NOT HOLD" in page
     assert "nothing to plot" in page
+
+
+def cold_starts(*rounds: Round, ended: str = "") -> ColdStarts:
+    results = [RESULTS[0] if one.ending is Ending.COMPLETED else REFUSED for one in rounds]
+    return ColdStarts(
+        model="<script>", rounds=rounds, warm=1, spreads_ms=spreads(rounds), verdict=judge(len(rounds), results),
+        ended=ended,
+    )  # fmt: skip
+
+
+COLD = Round(
+    waited_s=2.0, ending=Ending.COMPLETED, cold=True, first_byte_ms=321.0, total_ms=400.0,
+    phases_ms={"queue": 310.0, "load": 300.0},
+)  # fmt: skip
+
+
+def test_the_page_of_cold_starts_tells_phases_and_rounds_and_needs_nothing_else() -> None:
+    warm = Round(waited_s=1.5, ending=Ending.COMPLETED, first_byte_ms=20.0, total_ms=80.0)
+    failed = Round(waited_s=2.5, ending=Ending.FAILED, code="model_start_failed", cold=True)
+    page = coldreport.as_html("http://127.0.0.1:1", 5, cold_starts(COLD, warm, failed, ended=INTERRUPTED))
+    assert "<script>" not in page
+    assert "5 cold starts of &lt;script&gt;" in page
+    assert not any(word in page for word in ("src=", "href=", "@import", "url("))
+    assert "verdict holds: 3 calls, 2 completed, 1 failed" in page
+    assert "ended after 3 of 5 rounds: interrupted" in page
+    assert "<tr><td>load<td>300.0<td>300.0<td>300.0<td>300.0<td>300.0</tr>" in page
+    assert "<tr><td>1<td>2.0<td>completed<td>yes<td>321.0<td>400.0</tr>" in page
+    assert "<tr><td>3<td>2.5<td>failed (model_start_failed)<td>yes<td>-<td>-</tr>" in page
+    assert all(f"</i>{name}</li>" in page for name in ("marked cold", "not marked cold", "queue", "load"))
+
+
+def test_cold_starts_of_which_none_completed_have_a_page_too() -> None:
+    page = coldreport.as_html("http://127.0.0.1:1", 1, cold_starts(Round(waited_s=0.1, ending=Ending.FAILED, code="x")))
+    assert "nothing to plot" in page
+    assert "<b>-</b>ms, median first byte" in page
 
 
 def test_ticks_are_round_and_reach_the_highest_value() -> None:

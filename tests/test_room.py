@@ -53,8 +53,16 @@ def test_small_bodies_have_room_where_large_ones_fill_theirs() -> None:
     room = Room(8 * MIB)
     assert Body(3 * MIB).ask(room)
     small = [Body(LARGE_BYTES) for _ in range(5)]
+    assert all(room.admit(body.pieces, body.length) for body in small)
+    assert room.held_bytes == 3 * MIB, "what has not come takes no room"
+    for body in small:
+        body.pieces.add(bytes(LARGE_BYTES))
+    assert not room.wanted
     assert [room.admit(body.pieces, body.length) for body in small] == [True] * 4 + [False]
     assert room.held_bytes == 4 * MIB == room.size_bytes
+    assert room.wanted, "slow ones shall make room"
+    room.looked()
+    assert not room.wanted
 
 
 def test_a_body_that_does_not_say_its_length_takes_room_as_it_comes() -> None:
@@ -89,7 +97,9 @@ def test_those_who_wait_never_wait_for_each_other() -> None:
     while room.wait(body := Body(20 * MIB), body.pieces, body.length, 512 << 10):
         waiting.append(body)
     assert len(waiting) == room.stakes_bytes // (512 << 10)
-    assert room.admit(Pieces(), LARGE_BYTES), "small ones still have room"
+    small = Body(LARGE_BYTES)
+    small.pieces.add(bytes(LARGE_BYTES))
+    assert small.ask(room), "small ones still have room"
     done = first
     for body in waiting:
         room.release(done.pieces)

@@ -61,6 +61,7 @@ def test_every_column_is_filled_from_a_row_of_the_api() -> None:
     assert [show.cell(row, column) for column in show.COLUMNS] == [
         "ada", "ready", "2 ready, 1 draining", "3", "4", "gpu0, gpu1", "2 min", "last used 2 s ago, idle window 60 s",
     ]  # fmt: skip
+    assert show.cell(row | {"adapters": ["x", "y"]}, "model") == "ada (+x, y)"
     empty = json.loads(msgspec.json.encode(ROWS[1]))
     assert [show.cell(empty, column) for column in show.COLUMNS] == [
         "bob",

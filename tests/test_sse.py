@@ -1,6 +1,7 @@
-"""Event streams in every form that SSE allows: where an event ends, and which one is the usage chunk.
+"""Event streams in every form that SSE allows: where an event ends, and which one is the usage chunk; that neither hangs
+on how the bytes are cut nor on where chunks end.
 
-The cuts of pieces and chunks, and the fast ways through the gate, are in test_walker.py.
+The fast ways through the gate are in test_walker.py.
 """
 
 from __future__ import annotations
@@ -103,6 +104,86 @@ def test_chunks_that_all_say_usage_go_on_untouched() -> None:
 
 
 @pytest.mark.parametrize("end", EVENT_ENDS)
+@pytest.mark.parametrize("name", ["alone", "two lines", "a list of two lines"])
+def test_the_usage_chunk_is_known_wherever_a_chunk_ends_in_it(name: str, end: bytes) -> None:
+    """Both chunks in one read, each in its own, and cut at every byte."""
+    line_end = end[:2] if end.startswith(b"\r\n") else end[:1]
+    event = USAGE[name].replace(b"\n", line_end) + end
+    for at in range(1, len(event)):
+        told = chunk(TOKEN) + chunk(event[:at]) + chunk(event[at:]) + chunk(TOKEN) + LAST_CHUNK
+        for size in (len(told), len(chunk(TOKEN) + chunk(event[:at])), 1):
+            one = gate()
+            out = b"".join([one.pass_chunks(told[begin : begin + size]) for begin in range(0, len(told), size)])
+            assert content(out) + one.rest() == TOKEN * 2
+
+
+def test_the_other_half_of_a_line_end_goes_with_the_event_that_is_taken_out() -> None:
+    for pieces in ((b"\r\n\r", b"\n"), (b"\r\n", b"\r", b"\n"), (b"\n\r", b"", b"\n"), (b"\r\r", b"\n")):
+        one = gate()
+        assert [one.pass_chunks(chunk(piece)) for piece in (USAGE["alone"], *pieces)] == [b""] * (len(pieces) + 1)
+        assert one.pass_chunks(chunk(TOKEN)) == chunk(TOKEN)
+
+
+def test_line_ends_between_events_are_of_none() -> None:
+    """They go on, whether they come with an event or alone, and whatever becomes of the event."""
+    usage = USAGE["alone"] + b"\n\n"
+    for stream, expected in (
+        (TOKEN + b"\n" + usage + TOKEN, TOKEN + b"\n" + TOKEN),
+        (usage + b"\r\n" + TOKEN, b"\r\n" + TOKEN),
+        (b"\n\n\n" + usage, b"\n\n\n"),
+    ):
+        assert gate().pass_content(stream) == expected
+        one = gate()
+        assert b"".join([one.pass_content(byte) for byte in one_by_one(stream)]) == expected
+        assert content(gate().pass_chunks(chunk(stream))) == expected
+
+
+def test_a_usage_chunk_without_its_empty_line_is_taken_out_at_the_end() -> None:
+    """SSE has it dropped by the client, but not every client does so."""
+    for end in (b"", b"\n", b"\r\n", b"\r"):
+        one = gate()
+        assert content(one.pass_chunks(chunk(TOKEN) + chunk(USAGE["alone"] + end) + LAST_CHUNK)) == TOKEN
+        assert one.rest() == b""
+    one = gate(drop_usage=False)
+    one.pass_chunks(chunk(USAGE["alone"]))
+    assert one.rest() == USAGE["alone"]
+
+
+@pytest.mark.parametrize("end", EVENT_ENDS)
+@pytest.mark.parametrize("missing", [0, 1])
+def test_an_event_is_too_long_for_usage_however_it_is_cut(end: bytes, missing: int) -> None:
+    """Of the greatest length, and one more."""
+    event = USAGE["alone"] + b" " * (EVENT_BYTES_MAX + missing - len(USAGE["alone"])) + end
+    stream = TOKEN + event + TOKEN
+    for sizes in ([len(stream)], [EVENT_BYTES_MAX + len(TOKEN) + 2, 1, 1, 1], [1000], [60_000, 1]):
+        one, out, at, number = gate(), b"", 0, 0
+        while at < len(stream):
+            size = sizes[number % len(sizes)]
+            out += one.pass_content(stream[at : at + size])
+            at, number = at + size, number + 1
+        assert out == (stream if missing else TOKEN * 2)
+
+
+def test_the_rest_of_an_event_that_was_too_long_is_no_usage() -> None:
+    long = b"data: " + b"x" * EVENT_BYTES_MAX
+    one = gate()
+    out = one.pass_content(long) + one.pass_content(b"\n" + USAGE["alone"]) + one.pass_content(b"\n\n" + TOKEN)
+    assert out == long + b"\n" + USAGE["alone"] + b"\n\n" + TOKEN
+
+
+def test_what_went_on_of_an_event_that_is_too_long_does_not_hang_on_the_cut() -> None:
+    """Nothing up to the bound; above it all but its last line ends."""
+    long = b"data: " + b"x" * EVENT_BYTES_MAX
+    for sizes in ([len(long)], [EVENT_BYTES_MAX, 6], [EVENT_BYTES_MAX + 1, 5], [40_000, 30_000], [4097] * 17):
+        one, out, at = gate(), b"", 0
+        for size in sizes:
+            out += one.pass_content(long[at : at + size])
+            at += size
+        assert (out, one.whole) == (long, False)
+        assert one.pass_content(b"\n") == b""
+
+
+@pytest.mark.parametrize("end", EVENT_ENDS)
 def test_an_event_goes_on_as_soon_as_it_has_ended(end: bytes) -> None:
     one = gate()
     for number in range(3):
@@ -156,20 +237,33 @@ def test_an_event_without_end_that_ends_after_all_is_no_part_of_the_next(end: by
         ),
         max_size=6,
     ),
-    st.lists(st.integers(1, 40), min_size=1, max_size=9),
+    st.lists(st.integers(1, 90), min_size=1, max_size=9),
+    st.lists(st.integers(1, 300), min_size=1, max_size=9),
     st.booleans(),
 )
 def test_however_it_ends_its_lines_and_is_cut_a_client_sees_the_same(
-    blocks: list[tuple[list[bytes], bytes]], sizes: list[int], drop_usage: bool
+    blocks: list[tuple[list[bytes], bytes]], chunks: list[int], reads: list[int], drop_usage: bool
 ) -> None:
+    """Chunks and reads of any size; at each moment the client has what single bytes would have brought by then."""
     stream = b"".join(b"".join(line + end for line in lines) + end for lines, end in blocks)
-    one, out, at = gate(drop_usage=drop_usage), b"", 0
-    while at < len(stream):
-        size = sizes[at % len(sizes)]
-        out += content(one.pass_chunks(chunk(stream[at : at + size])))
-        at += size
+    told = b"".join(map(chunk, cut(stream, chunks)))
+    one, single, out, expected = gate(drop_usage=drop_usage), gate(drop_usage=drop_usage), b"", b""
+    for read in cut(told, reads):
+        out += content(one.pass_chunks(read))
+        expected += b"".join([content(single.pass_chunks(byte)) for byte in one_by_one(read)])
+        assert out == expected
     out += one.rest()
     if drop_usage:
         assert dispatched(out) == [data for data in dispatched(stream) if data != USAGE_JSON]
     else:
         assert out == stream
+
+
+def cut(data: bytes, sizes: list[int]) -> list[bytes]:
+    """Pieces of these sizes, again and again."""
+    pieces, at = list[bytes](), 0
+    while at < len(data):
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(data[at : at + size])
+        at += size
+    return pieces

@@ -44,6 +44,12 @@ class Driver(Protocol):
     async def run(self, observe: Observe) -> None:
         """Observes until cancelled. First everything that exists (adopted), then Synced, then changes."""
 
+    def obstacle(self, model: Model) -> str:
+        """Why a start of the Model would surely fail now, and what to do; empty where a look tells of nothing.
+
+        Cheap: it is asked before anything is displaced. Starts nothing; may be called in any thread.
+        """
+
     def start(self, replica: Replica, model: Model) -> None:
         """Starts the Replica's engine. A start that fails is observed as EXITED with a reason, then CLEAN."""
 

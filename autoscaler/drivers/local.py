@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -83,6 +84,18 @@ class LocalDriver:
                 if engine.child is not None:
                     engine.child.returncode = 0  # it lives on without us: nothing to warn of when it is collected
 
+    def obstacle(self, model: Model) -> str:
+        """Why its launch cannot be made, or that its program is not there."""
+        try:
+            launch = self._launch(model, HOST, 0)
+            program = launch.argv[0]
+        except Exception as error:  # noqa: BLE001 - as in `start`
+            return _said(error).removeprefix(f"Model {model.name}: ")
+        if shutil.which(program, path=launch.env.get("PATH")) is not None:
+            return ""
+        where = "" if os.sep in program else " on the PATH"
+        return f"there is no program {program}{where}; install it, or correct spec.command"
+
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def start(self, replica: Replica, model: Model) -> None:
@@ -102,9 +115,8 @@ class LocalDriver:
             engine = self._spawn(record, launch)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start of one Model
             self._forget(replica.id)
-            reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
             failed = Engine(mark=self._mark(replica.id), record=record, child=None, born_s=self._clock())
-            self._see(failed, Seen.EXITED, reason=reason or type(error).__name__)
+            self._see(failed, Seen.EXITED, reason=_said(error))
             self._see(failed, Seen.CLEAN, proof=EXITED)
             return
         self._take(engine)
@@ -305,6 +317,12 @@ class LocalDriver:
     def _see(self, engine: Engine, seen: Seen, *, reason: str = "", proof: str = "", grew: bool = False) -> None:
         engine.seen, engine.reason = seen, reason
         self._observe((engine.as_seen(proof=proof, grew=grew),))
+
+
+def _said(error: Exception) -> str:
+    """Why a launch failed, for people."""
+    said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    return said or type(error).__name__
 
 
 def _not_running(_: object) -> None:

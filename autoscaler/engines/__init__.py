@@ -8,6 +8,8 @@ from autoscaler.engines.base import Engine as Engine
 from autoscaler.engines.base import EngineError as EngineError
 from autoscaler.engines.launching import Launch as Launch
 from autoscaler.engines.launching import artifact_path as artifact_path
+from autoscaler.engines.launching import chosen as chosen
 from autoscaler.engines.launching import launch as launch
 from autoscaler.engines.table import ENGINES as ENGINES
+from autoscaler.engines.table import LLAMA_CPP as LLAMA_CPP
 from autoscaler.engines.table import default_slots as default_slots

@@ -30,6 +30,30 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
     found: str
     argv: tuple[Word, ...]
+    for_gpus: str = ""
+    """Not empty: as commonly installed it computes on the CPU. On GPUs others go before it, and this says what to
+    install instead.
+    """
+
+
+class Adapters(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine is told of a Model's adapters, and how a Call then chooses one.
+
+    `each`, `joint` and `served_name` are filled with {name}, {adapter} and, but for the last, {adapter_path}.
+    """
+
+    words: tuple[str, ...] = ()
+    """Before them on the command line."""
+    each: str = ""
+    """One adapter; empty: the Model's own `command` loads them."""
+    joint: str = ""
+    """What joins all of them in one word; empty: each is a word."""
+    served_name: str = "{name}:{adapter}"
+    """What a Call's `model` becomes."""
+    by_lora: bool = False
+    """Chosen by the body's `lora` (llama.cpp): a list of {id: position, scale}, on the paths that take it."""
+    excludes: tuple[str, ...] = ()
+    """Flags that a Model with adapters must not give, since they would mix adapters up."""
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +72,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Calls at once when the Model does not say."""
     takes_cache_salt: bool = False
     """Its prefix cache is kept apart by the body's `cache_salt`."""
+    adapters: Adapters | None = None
+    """None: it takes none."""
+    colon_in_name: bool = True
+    """It may serve a model whose name has a `:` in it."""
     closes_after_stream: bool = False
     """It closes a connection after a streamed answer, whatever its header says."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from autoscaler.engines import xllamacpp_server
-from autoscaler.engines.base import EngineError, Program, fill
+from autoscaler.engines.base import Adapters, Engine, EngineError, Program, fill
 from autoscaler.engines.table import ENGINES
 from autoscaler.model import Model
 
@@ -25,22 +25,24 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     readiness_path: str
 
 
-def launch(model: Model, model_path: str | None, host: str, port: int, available: Mapping[str, str]) -> Launch:
+def launch(
+    model: Model, model_path: str | None, host: str, port: int, available: Mapping[str, str], *, gpus: bool = False
+) -> Launch:
     """How to start one Replica listening on (host, port).
 
     `model_path`: where the weights lie on this node; None: where the artifact says. `available`: name -> path of the
     programs of this node (`llama-server`, `vllm`, `ollama`; for `xllamacpp` and `sglang` a Python that can import it).
-    Raises EngineError, one line that names the Model and the fix.
+    `gpus`: its Devices are GPUs. Raises EngineError, one line that names the Model and the fix.
     """
     engine = ENGINES[model.spec.engine]
     values = _values(model, model_path, host, port)
     try:
         if engine.programs:
-            program = next((p for p in engine.programs if p.found in available), None)
+            program = chosen(engine, available, gpus=gpus and model.spec.gpu.count > 0)
             if program is None:
                 raise EngineError(f"{engine.name} is not installed here: {engine.install}")  # noqa: TRY301  one boundary
             values["program"] = available[program.found]
-            argv = (*fill(program.argv, values), *model.spec.args)
+            argv = (*fill(program.argv, values), *_adapters(model, engine.adapters), *model.spec.args)
             _check(program, argv)
             if program.found == "xllamacpp" and model.spec.tls is not None:
                 raise EngineError("spec.tls: the llama extra's server speaks no TLS: use llama-server")  # noqa: TRY301  one boundary
@@ -54,12 +56,29 @@ def launch(model: Model, model_path: str | None, host: str, port: int, available
     )
 
 
+def chosen(engine: Engine, available: Mapping[str, str], *, gpus: bool) -> Program | None:
+    """The program that starts it: the first that is there, and on GPUs the first of those that are for them."""
+    found = [program for program in engine.programs if program.found in available]
+    return min(found, key=lambda program: gpus and bool(program.for_gpus), default=None)
+
+
 def artifact_path(artifact: str | None) -> str | None:
     """What an engine is told to load: the path of `file:///path` as it is written, `org/name` of `hf://org/name@rev`."""
     if artifact is None:
         return None
     scheme, _, rest = artifact.partition("://")
     return rest if scheme == "file" else rest.partition("@")[0]
+
+
+def _adapters(model: Model, told: Adapters | None) -> tuple[str, ...]:
+    """The words that tell the engine of the Model's adapters, in their order."""
+    if told is None or not model.spec.adapters:
+        return ()
+    values = (
+        {"name": model.name, "adapter": a.name, "adapter_path": artifact_path(a.artifact)} for a in model.spec.adapters
+    )
+    rows = [word for row in values for word in fill((told.each,), row)]
+    return (*told.words, told.joint.join(rows)) if told.joint else (*told.words, *rows)
 
 
 def _values(model: Model, model_path: str | None, host: str, port: int) -> dict[str, str | None]:

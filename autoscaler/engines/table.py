@@ -7,7 +7,7 @@ without tuning; a Model's `slots` says better.
 
 from __future__ import annotations
 
-from autoscaler.engines.base import Engine, Program
+from autoscaler.engines.base import Adapters, Engine, Program
 
 LLAMA_CPP = Engine(
     name="llama.cpp",
@@ -20,6 +20,8 @@ LLAMA_CPP = Engine(
                 ("--context-tokens", "{context_tokens}"),
                 ("--gpu-layers", "{cpu_only}"),
             ),
+            for_gpus="put a llama-server that was built with CUDA on the PATH, or `pip install --force-reinstall "
+            "xllamacpp --index-url https://xorbitsai.github.io/xllamacpp/whl/cu128`",  # its README; cu132 for CUDA 13
         ),
         Program(
             found="llama-server",
@@ -35,6 +37,16 @@ LLAMA_CPP = Engine(
     readiness_path="/health",  # 503 while it loads, 200 after
     artifacts="file",
     slots=4,
+    adapters=Adapters(
+        # At scale 0, so that only a body's `lora` applies one: --lora-init-without-apply leaves them at 1
+        # (ggml-org/llama.cpp#28674). Prompts kept in host memory are kept without their adapter: what was computed
+        # with one would answer for another (#26207, #30129).
+        words=("--cache-ram", "0", "--lora-scaled"),
+        each="{adapter_path}:0",
+        joint=",",
+        by_lora=True,
+        excludes=("--cache-ram", "-cram", "--lora", "--lora-scaled"),
+    ),
     closes_after_stream=True,  # although it answers Keep-Alive: timeout=5, max=100
 )
 
@@ -58,6 +70,7 @@ VLLM = Engine(
     artifacts="file-or-hf",
     slots=64,
     dialects=EVERY_DIALECT,  # rerank, score and tokenize, too
+    adapters=Adapters(words=("--enable-lora", "--lora-modules"), each="{name}:{adapter}={adapter_path}"),
     takes_cache_salt=True,
 )
 
@@ -78,6 +91,8 @@ SGLANG = Engine(
     install="pip install sglang",
     artifacts="file-or-hf",
     slots=64,
+    adapters=Adapters(words=("--enable-lora", "--lora-paths"), each="{adapter}={adapter_path}"),
+    colon_in_name=False,  # it takes what follows one for an adapter
     takes_cache_salt=True,
 )
 
@@ -97,8 +112,15 @@ OLLAMA = Engine(
     slots=4,
 )
 
-COMMAND = Engine(name="command", artifacts="optional-file", slots=4, dialects=EVERY_DIALECT)
-"""Whatever the Model's `command` starts. Its dialects are not known, so none is ruled out."""
+COMMAND = Engine(
+    name="command",
+    artifacts="optional-file",
+    slots=4,
+    dialects=EVERY_DIALECT,
+    adapters=Adapters(served_name="{adapter}"),
+)
+"""Whatever the Model's `command` starts. Its dialects are not known, so none is ruled out; it loads its adapters
+itself, and knows them by their own names."""
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (LLAMA_CPP, VLLM, SGLANG, OLLAMA, COMMAND)}
 

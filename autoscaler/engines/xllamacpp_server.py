@@ -16,7 +16,10 @@ import signal
 import sys
 from types import ModuleType
 
-TEXTS = ("--model", "--host", "--alias")
+TEXTS = (
+    *("--model", "--host", "--alias"),
+    "--lora-scaled",  # PATH:SCALE of each adapter, with commas between
+)
 NUMBERS = (
     "--port",
     "--slots",
@@ -49,10 +52,19 @@ def parse(argv: list[str]) -> dict[str, str]:
         if flag in NUMBERS and not (value.isascii() and value.isdigit() and len(value) <= 9):
             raise ValueError(f"{flag} needs a whole number")
         options[flag] = value
+    for path, scale in scaled(options.get("--lora-scaled", "")):
+        if not path or not (scale.isascii() and scale.isdigit()):
+            raise ValueError("--lora-scaled needs PATH:SCALE of each adapter, with commas between")
     missing = [flag for flag in NEEDED if flag not in options]
     if missing:
         raise ValueError(f"{missing[0]} is missing")
     return options
+
+
+def scaled(adapters: str) -> list[tuple[str, str]]:
+    """Path and scale of each."""
+    parts = (adapter.rpartition(":") for adapter in adapters.split(",")) if adapters else ()
+    return [(path, scale) for path, _, scale in parts]
 
 
 def serve(options: dict[str, str]) -> None:
@@ -77,6 +89,10 @@ def serve(options: dict[str, str]) -> None:
     p.cpuparams.n_threads = p.cpuparams_batch.n_threads = number.get("--threads", p.cpuparams.n_threads)
     p.n_batch = number.get("--batch-size", p.n_batch)
     p.n_ubatch = number.get("--ubatch-size", p.n_ubatch)
+    if "--lora-scaled" in options:
+        from xllamacpp import CommonAdapterLoraInfo
+
+        p.lora_adapters = [CommonAdapterLoraInfo(path, float(s)) for path, s in scaled(options["--lora-scaled"])]
     p.cache_ram_mib = number.get("--cache-ram", 0)
     p.embedding = "--embeddings" in options
     p.warmup = "--warmup" in options  # else the first Call warms it up: the same work, but nobody waits for it twice

@@ -1,8 +1,9 @@
 """Which paths of the inference port exist and what they mean. Pure tables; `lookup` is their one door.
 
-Promises: a path that is not in a table does not exist. Paths are compared byte for byte as they came, so `//`, `%2f`,
-`..` and unknown methods find nothing, and nothing else of an engine can be reached. Only a model's name in a path may
-be percent-encoded, as official clients send it; it is decoded once and then is a name or nothing.
+Promises: a path that is not in a table does not exist. Paths are compared byte for byte as they came, so `//`, `%2f`
+and `..` find nothing, and nothing else of an engine can be reached. A method that a path does not take finds no more
+than which it takes. Only a model's name in a path may be percent-encoded, as official clients send it; it is decoded
+once and then is a name or nothing.
 """
 
 from __future__ import annotations
@@ -24,15 +25,32 @@ _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
 def lookup(method: bytes, path: bytes) -> Operation | None:
-    """The Operation of a method (case-sensitive) and a literal path without its query; None is 404."""
+    """The Operation of a method (case-sensitive) and a literal path without its query; None is 404.
+
+    HEAD finds nothing anywhere: its answer has no body that could say more.
+    """
     if method == b"POST":
-        return _POST.get(path) or _deployed(path)
+        return _posted(path) or _not_allowed(_got(path), b"GET, OPTIONS")
     if method == b"GET":
-        return _GET.get(path) or _model(path)
+        return _got(path) or _not_allowed(_posted(path), b"POST, OPTIONS")
     if method == b"OPTIONS":
-        known = path in _POST or path in _GET or _deployed(path) is not None or _model(path) is not None
-        return _PREFLIGHT if known else None
-    return None
+        return None if _posted(path) is None and _got(path) is None else _PREFLIGHT
+    if method == b"HEAD":
+        return None
+    return _not_allowed(_posted(path), b"POST, OPTIONS") or _not_allowed(_got(path), b"GET, OPTIONS")
+
+
+def _posted(path: bytes) -> Operation | None:
+    return _POST.get(path) or _deployed(path)
+
+
+def _got(path: bytes) -> Operation | None:
+    return _GET.get(path) or _model(path)
+
+
+def _not_allowed(known: Operation | None, allow: bytes) -> Operation | None:
+    """Of a path that is known with another method: the refusal takes its dialect."""
+    return None if known is None else Operation(Kind.NOT_ALLOWED, dialect=known.dialect, allow=allow)
 
 
 def _deployed(path: bytes) -> Operation | None:

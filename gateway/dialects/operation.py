@@ -21,6 +21,8 @@ class Kind(Enum):
     """A constant 200."""
     PREFLIGHT = "preflight"
     """OPTIONS on a path that exists."""
+    NOT_ALLOWED = "not_allowed"
+    """A path that exists, with a method that it does not take: 405 (RFC 9110, 15.5.6)."""
 
 
 class Operation(NamedTuple):
@@ -35,6 +37,8 @@ class Operation(NamedTuple):
     usage: bool = False
     """Its streams take `stream_options.include_usage`."""
     salted: bool = False
-    """Engines that keep prefix caches apart take `cache_salt` here."""
+    """Engines that keep prefix caches apart take `cache_salt` here, and those that want `lora` take it."""
     model: str | None = None
     """The model's name where the path holds it (Azure's deployments, GET /v1/models/NAME), percent-decoded."""
+    allow: bytes = b""
+    """Of NOT_ALLOWED: the methods that the path takes, as the `Allow` header says them (RFC 9110, 10.2.1)."""

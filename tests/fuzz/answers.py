@@ -1,7 +1,7 @@
 """The response side under fuzz: an engine's bytes on their way to a client, played as the exchange plays them.
 
-The client is h11. It must never read an end that did not come, and a whole answer must hold what h11 reads of the
-engine's own bytes, less the usage events that we asked for.
+The client is h11. It must never read an end that did not come, a whole answer must hold what h11 reads of the engine's
+own bytes, less the usage events that we asked for, and however the bytes are cut, the client gets the same content.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tests.kit.engine import DONE, END, OK, STREAM, STREAM_HEAD, USAGE_EVENT, ch
 
 BREAK = errors.event(errors.upstream_error())
 NOTE = b": note\n\n"
-_EVENTS = re.compile(rb"(?s)(.*?(?:\r\n\r\n|\n\n|\r\r))")
+_LINE = re.compile(rb"([^\r\n]*)(\r\n|\r|\n|\Z)")
+_EVENT_END = re.compile(rb"(\r\n|\n|\r(?!\n))(\r\n|\n|\r)\Z")
 _CLOSING = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 _PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -41,11 +42,13 @@ SEEDS = tuple(
         b'HTTP/1.1 400 Bad\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"error":"a"}',
         b"HTTP/1.1 204 None\r\n\r\n",
         STREAM_HEAD + chunk(b"data: " + b"[" * 1500 + b"]\n\n") + END,
+        STREAM_HEAD + chunk(b'data: {"choices":[],"us') + chunk(b'age":{"a":1}}\r\n\r') + chunk(b"\n") + DONE + END,
+        STREAM_HEAD + chunk(b'data: {"usage":{},"choices":[') + chunk(b"]}\n") + chunk(b"\n\n") + delta("a") + END,
     )
 )
 WORDS = (
     b"\r\n", b"\n\n", b"\r\r", b"\r\n\r\n", b"0\r\n\r\n", b"1\r\n", b"a\r\n", DONE, USAGE_EVENT, delta("x"),
-    b"data: ", b"[]",
+    b"data: ", b"[]", chunk(b"\n"), chunk(b"\r"), chunk(b"\r\n\r"), chunk(b'data: {"choices":[],"us'), chunk(b'age":{}}\n\n'),
     b'{"choices":[],"usage":{}}', b"Transfer-Encoding: chunked\r\n", b"Content-Length: 5\r\n", b"Connection: close\r\n",
     b"text/event-stream", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.0 ", b"\xff", b"\0",
 )  # fmt: skip
@@ -67,6 +70,8 @@ class Played(NamedTuple):
     end: str
     """`none` (nothing was answered yet), `whole`, `told` (broken off with an error event) or `broken`."""
     head: ResponseHead | None
+    odd: bool = False
+    """Its bytes are no HTTP. When that is seen hangs on the cut: the sooner, the less has gone on."""
 
 
 def answers(data: bytes) -> None:
@@ -75,12 +80,24 @@ def answers(data: bytes) -> None:
         return
     flags, raw = data[0], data[1:]
     wishes = Wishes(framed=bool(flags & 1), drop_usage=bool(flags & 2), early=bool(flags & 4))
-    whole, pieces = play([raw], wishes), play(cut(raw, flags // 8 + 1), wishes)
-    for played in (whole, pieces):
-        judge(raw, wishes, played)
-    assert (pieces.end == "whole") == (whole.end == "whole"), "the cut matters"
+    whole = play([raw], wishes)
+    judge(raw, wishes, whole)
+    for size in (flags // 8 + 1, flags + 60):
+        pieces = play(cut(raw, size), wishes)
+        judge(raw, wishes, pieces)
+        same(whole, pieces)
     is_usage(raw)
     usage.tokens(raw)
+
+
+def same(whole: Played, pieces: Played) -> None:
+    """The cut does not matter, but for how much of what is no HTTP goes on."""
+    assert (pieces.end == "whole", pieces.odd) == (whole.end == "whole", whole.odd), "the cut matters for the end"
+    if whole.odd and "none" in (whole.end, pieces.end):
+        return
+    contents = [(client(played.out) or (b"", False))[0].removesuffix(BREAK) for played in (whole, pieces)]
+    assert contents[0] == contents[1] or (whole.odd and contents[1].startswith(contents[0])), "the cut matters"
+    assert whole.odd or whole.end == pieces.end, "the cut matters for what is told"
 
 
 def play(pieces: list[bytes], wishes: Wishes) -> Played:
@@ -89,6 +106,7 @@ def play(pieces: list[bytes], wishes: Wishes) -> Played:
     head: ResponseHead | None = None
     answer: Answer | None = None
     walker: BodyWalker | None = None
+    odd = False
     try:
         for piece in pieces:
             if head is None or walker is None:
@@ -104,6 +122,8 @@ def play(pieces: list[bytes], wishes: Wishes) -> Played:
                 out = start(head, answer, wishes)
             if answer is not None and piece:
                 out += answer.take(piece)
+            while answer is not None and walker.unread and not walker.ended:
+                out += answer.take(b"")
             if walker.ended:
                 break
         if head is None or walker is None:
@@ -116,12 +136,12 @@ def play(pieces: list[bytes], wishes: Wishes) -> Played:
             if not answer.cut_off:
                 return Played(out + answer.ending(), "whole", head)
     except FramingError:
-        pass
+        odd = True
     if answer is None:
-        return Played(b"", "none", head)
+        return Played(b"", "none", head, odd)
     if answer.whole:
-        return Played(out + answer.frame(BREAK), "told", head)
-    return Played(out, "broken", head)
+        return Played(out + answer.frame(BREAK), "told", head, odd)
+    return Played(out, "broken", head, odd)
 
 
 def made(head: ResponseHead, walker: BodyWalker, wishes: Wishes) -> Answer:
@@ -153,7 +173,8 @@ def judge(raw: bytes, wishes: Wishes, played: Played) -> None:
     elif played.end == "told":
         assert content.endswith(BREAK), "the error is not an event of its own"
         before = content.removesuffix(BREAK)
-        assert not before or before.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")), "the error is told inside an event"
+        between = not before.strip(b"\r\n") or _EVENT_END.search(before) is not None
+        assert between, "the error is told inside an event"
         assert not (wishes.framed and ended), "an end that did not come"
     else:
         assert not (framed and ended), "an end that did not come"
@@ -169,16 +190,26 @@ def compare(raw: bytes, wishes: Wishes, content: bytes, *, stream: bool) -> None
         return
     said = read[0]
     if stream and wishes.drop_usage:
-        said = b"".join(part for part in _EVENTS.split(said) if not added(part))
+        said = without_usage(said)
     assert content == said, "something else than the engine said"
 
 
-def added(part: bytes) -> bool:
+def without_usage(said: bytes) -> bytes:
+    """A stream less the events that `include_usage` adds, line by line."""
+    out = event = b""
+    for line in _LINE.finditer(said):
+        event += line[0]
+        if not line[1]:
+            out += b"" if added(event) else event
+            event = b""
+    return out + event
+
+
+def added(event: bytes) -> bool:
     """Whether an event is the chunk that `include_usage` adds, by the standard library."""
-    if not part.startswith(b"data:") or not part.endswith((b"\n", b"\r")):
-        return False
+    lines = [line[1] for line in _LINE.finditer(event.removeprefix(b"\xef\xbb\xbf"))]
     try:
-        read = json.loads(part[5:].decode())
+        read = json.loads(b"\n".join(line[5:] for line in lines if line.startswith(b"data:")).decode())
     except (ValueError, RecursionError):
         return False
     return isinstance(read, dict) and read.get("choices") == [] and isinstance(read.get("usage"), dict)

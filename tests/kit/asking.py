@@ -94,13 +94,14 @@ def origins(*names: str, python_parsers: bool = False) -> Iterator[dict[str, int
         try:
             ports: dict[str, int] = json.loads(process.stdout.readline())
             for port in ports.values():
-                _listens(port, process)
+                listens(port, process)
             yield ports
         finally:
             process.kill()
 
 
-def _listens(port: int, process: subprocess.Popen[bytes], path: str = "/") -> None:
+def listens(port: int, process: subprocess.Popen[bytes], path: str = "/") -> None:
+    """Until a GET on the path answers 200."""
     deadline_s = time.monotonic() + 10
     while time.monotonic() < deadline_s and process.poll() is None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SILENT_S)
@@ -160,7 +161,7 @@ def proxy(name: str, folder: Path, origin: int) -> Iterator[int]:
     command = [program(name) or name, *(argument.format(folder=folder, config=path) for argument in arguments)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            _listens(port, process)
+            listens(port, process)
             yield port
         finally:
             process.kill()
@@ -176,7 +177,7 @@ def llama(folder: Path) -> Iterator[int]:
     start = launch(Model(name=ModelName("ada"), spec=spec, slots=2), None, "127.0.0.1", port, installed)
     with subprocess.Popen(start.argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            _listens(port, process, start.readiness_path)
+            listens(port, process, start.readiness_path)
             yield port
         finally:
             process.kill()

@@ -89,7 +89,7 @@ def heads() -> Iterator[Fault]:
         "method": f"{KEY} {CHAT} HTTP/1.1", "version": f"GET /health HTTP/{KEY}", "target": f"GET {KEY} HTTP/1.1",
         "absolute target": f"GET http://{KEY}/ HTTP/1.1", "HTTP/0.9": f"GET /{KEY}", "nothing else": KEY,
     }.items():  # fmt: skip
-        code = 404 if name == "method" else 400
+        code = 405 if name == "method" else 400
         yield Fault(f"key as {name}", f"{start}\r\nHost: x\r\nConnection: close\r\n\r\n".encode(), code)
 
 
@@ -136,7 +136,7 @@ def bodies() -> Iterator[Fault]:
     for path in (CHAT, MESSAGES, "/v1/embeddings"):
         yield Fault("prompt as a model", post(path, named), 404, "model_not_found")
     yield Fault("prompt as a model in the head", post(CHAT, b"{}", f"X-Model: {PROMPT}"), 404, "model_not_found")
-    yield Fault("prompt as another model", post(CHAT, chat("talks"), f"X-Model: {PROMPT}"), 400, "invalid_request")
+    yield Fault("prompt as another model", post(CHAT, chat("talks"), f"X-Model: {PROMPT}"), 404, "model_not_found")
     path = f"/v1/models/{quote(prompt(), safe='')}"
     yield Fault("prompt as a model's path", request(path, b"", GOOD, "Connection: close", method="GET"), 404)
     yield Fault("prompt as a priority", post(CHAT, chat("talks"), f"X-Priority: {PROMPT}"), 400, "invalid_request")

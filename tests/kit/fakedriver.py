@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autoscaler.contract import ReplicaId
+from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.base import Observe
 from autoscaler.model import Model
 from autoscaler.world import Replica, ReplicaSeen, Seen, Slice, SlicesSeen, Synced
@@ -78,6 +78,8 @@ class FakeMachine:
         self.started: list[ReplicaId] = []
         """Every process that was ever started."""
         self.slices = slices
+        self.obstacles: dict[ModelName, str] = {}
+        """Why a start of a Model would surely fail."""
         self.observe: Observe | None = None
         """The driver that watches now, if there is one."""
         self.on_change: Callable[[FakeEngine, str], None] = lambda engine, what: None
@@ -197,6 +199,10 @@ class FakeDriver:
         finally:
             if machine.observe is observe:
                 machine.observe = None
+
+    def obstacle(self, model: Model) -> str:
+        """As the machine is told."""
+        return self._machine.obstacles.get(model.name, "")
 
     def start(self, replica: Replica, model: Model) -> None:
         """As the machine does."""

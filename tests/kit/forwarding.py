@@ -15,7 +15,7 @@ SERVED = "served-m"
 
 def in_one(body: Body) -> bytes:
     """A body in one, large or small."""
-    return body if isinstance(body, bytes) else body.join()
+    return body if isinstance(body, bytes) else b"".join(body.parts)
 
 
 def forwarded(request: Request) -> tuple[bytes, bytes] | None:

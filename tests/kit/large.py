@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 
 from tests.kit.rig import Client
 
@@ -54,3 +55,74 @@ HOSTILE = {
     "white space": b'{"model":"alias-m"' + b" " * 4 * MIB + b"}",
 }
 """Most are a nuisance; all but `names` are taken."""
+
+
+class Reading:
+    """An engine that answers each request once it is whole, and meanwhile tells how much of it has come."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._news = asyncio.Event()
+        self.address = ""
+        self.came = b""
+        """Of the request that comes now, or of the last one."""
+        self.whole = list[bytes]()
+        self.connections = 0
+        self.lost = 0
+        """Requests that broke off."""
+
+    async def __aenter__(self) -> Reading:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.address = address(self._server)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.came = b""
+        try:
+            while piece := await reader.read(MIB):
+                self.came += piece
+                head, _, body = self.came.partition(b"\r\n\r\n")
+                if len(body) == int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or -1):
+                    self.whole.append(self.came)
+                    self.came = b""
+                    writer.write(self._answer)
+                self._news.set()
+        except ConnectionError:
+            self.lost += 1
+        self.lost += bool(self.came)
+        self._news.set()
+        writer.close()
+
+    async def until(self, told: Callable[[], object]) -> None:
+        """Waits until it is so."""
+        async with asyncio.timeout(10):
+            while not told():
+                self._news.clear()
+                await self._news.wait()
+
+
+class Dying:
+    """An engine that reads so much of its first request and is gone; then it no longer listens."""
+
+    def __init__(self, read_bytes: int) -> None:
+        self._read_bytes = read_bytes
+        self.address = ""
+        self.asked = False
+
+    async def __aenter__(self) -> Dying:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.address = address(self._server)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(self._read_bytes)
+        self.asked = True
+        self._server.close()
+        writer.transport.abort()

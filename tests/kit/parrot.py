@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,10 +39,19 @@ from tests.kit.engine import (
 
 Told = Callable[[bytes], Script]
 
+FLOOD_BYTES, FLOOD_EVENTS = 64 << 10, 500
+"""More than all buffers between an engine and a client that does not read."""
+_turns = count()
+
 
 def _comment(said: bytes) -> bytes:
     """One whole event that says it."""
     return chunk(b": " + said.replace(b"\n", b" ") + b"\n\n")
+
+
+def _busy(said: bytes) -> Script:
+    """Not now."""
+    return (document(said, "503 Service Unavailable"),)
 
 
 def _line(said: bytes) -> str:
@@ -56,7 +66,7 @@ MANNERS: dict[str, Told] = {
     "page": lambda said: (document(b"<h1>" + said, "500 Internal Server Error", kind="text/html"),),
     "refusal": lambda said: (document(said, "400 Bad Request"),),
     "redirect": lambda said: (document(said, "302 Found", f"Location: http://127.0.0.1:9/?{_line(said)}"),),
-    "busy": lambda said: (document(said, "503 Service Unavailable"),),
+    "busy": _busy,
     "garbage": lambda said: (said + b"\r\n\r\n" + said, CLOSE),
     "headers": lambda said: (document(b"{}", f"200 {_line(said)}", f"X-Said: {_line(said)}"),),
     "bad-header": lambda said: (document(b"{}", "200 OK", f"X Said: {_line(said)}"),),
@@ -67,6 +77,8 @@ MANNERS: dict[str, Told] = {
     "bad-chunk": lambda said: (STREAM_HEAD + delta("a"), said + b"\r\n", HOLD),
     "half": lambda said: (STREAM_HEAD + delta("a") + chunk(b"data: " + said), RESET),
     "short": lambda said: (document(said + b" " * 100)[:-100], CLOSE),
+    "floods": lambda said: (STREAM_HEAD, *[_comment(said * (FLOOD_BYTES // len(said)))] * FLOOD_EVENTS, HOLD),
+    "moody": lambda said: _busy(said) if next(_turns) % 2 else (document(said),),
     "silent": lambda said: (HOLD,),
     "stalls": lambda said: (STREAM_HEAD + delta("a"), HOLD),
     "dies": lambda said: (DIE,),

@@ -80,6 +80,10 @@ class Rig:
         rows = self.front.report().totals
         return sum(r.finished for r in rows), sum(r.tokens_in for r in rows), sum(r.tokens_out for r in rows)
 
+    def at_ease(self) -> None:
+        """Whatever this process holds, it is no pressure."""
+        self.front._scale.limit_bytes = None
+
     async def settled(self) -> None:
         """Until no Call is here any more."""
         async with asyncio.timeout(2):

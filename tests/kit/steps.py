@@ -19,10 +19,15 @@ class IdleDriver:
     def __init__(self) -> None:
         self.started: list[Replica] = []
         self.stopped: list[Replica] = []
+        self.obstacles: dict[str, str] = {}
+        """Why a start of a Model would surely fail."""
         self.on_start: Callable[[Replica], None] = lambda replica: None
 
     async def run(self, observe: Observe) -> None:
         await asyncio.get_running_loop().create_future()
+
+    def obstacle(self, model: Model) -> str:
+        return self.obstacles.get(model.name, "")
 
     def start(self, replica: Replica, model: Model) -> None:
         self.started.append(replica)

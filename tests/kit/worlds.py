@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from autoscaler.actions import Acted, Action, FailReplica, Plan, StartReplica, StopReplica
+from autoscaler.actions import Acted, Action, FailReplica, FailStart, Plan, StartReplica, StopReplica
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.fold import fold
 from autoscaler.indices import rebuild
@@ -131,7 +131,14 @@ def folded(before: World, actions: Iterable[Action], now_s: float = T0) -> World
 
 def kinds(made: Plan) -> list[str]:
     """`start a`, `drain r1` ...: the Actions of a Plan as short words."""
-    return [f"{verb(a)} {a.replica.model if isinstance(a, StartReplica) else a.replica}" for a in made.actions]
+    return [f"{verb(a)} {_of(a)}" for a in made.actions]
+
+
+def _of(action: Action) -> str:
+    """The Model of a start, else the Replica."""
+    if isinstance(action, FailStart):
+        return action.model
+    return action.replica.model if isinstance(action, StartReplica) else action.replica
 
 
 def verb(action: Action) -> str:

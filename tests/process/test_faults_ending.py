@@ -79,8 +79,30 @@ async def test_a_second_signal_ends_at_once_and_the_next_start_cleans_up(tmp_pat
         assert await one.stop(signal.SIGINT) == 1
         assert time.monotonic() - began_s < 10.0, "neither the call nor the grace is waited for"
         assert (await calling)[0].ending is Ending.LOST
+        (engine,) = one.engines()
+        left = f"1 engine still there (pid {engine}): the next start adopts what runs then"
+        assert one.said().splitlines()[-1] == f"pilotlight: ended at once, running calls were cut; {left}"
         await one.start()
         await one.zero("ada")
+        assert one.marked() == []
+
+
+async def test_a_second_signal_while_engines_stop_leaves_none_untold(tmp_path: Path) -> None:
+    """The gateways have ended by then, and the autoscaler waits for an engine that takes its time."""
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "ignores-sigterm")
+    async with serving(tmp_path, ada) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        (engine,) = one.engines()
+        assert one.process is not None
+        one.process.send_signal(signal.SIGINT)
+        await until("engines are told to stop", lambda: "stopping" in one.states("ada"))
+        assert await one.stop(signal.SIGINT) == 1
+        assert (
+            one.said().splitlines()[-1].startswith("pilotlight: ended at once, running calls were cut; 1 engine still")
+        )
+        assert one.engines() == [engine], "as the documents say: the next start has it"
+        await one.start()
+        assert await one.stop() == 0
         assert one.marked() == []
 
 

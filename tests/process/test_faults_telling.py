@@ -1,29 +1,19 @@
 """Case 44: a key and a prompt go through every fault, and are told nowhere: not in a log, metric, page, file or error.
 
 One real `serve`, as talkative as Python can make it, is led through the faults; then everything that anybody could
-read is searched for both words in every spelling. Two places hold the prompt rightly and are left out: what an engine
-itself answered, which is the client's own business, and STATE/logs, where each engine's own output lies as the engine
-wrote it. That these two do hold it shows that the search finds what is there.
+read is searched for both words in every spelling (`tests.kit.hearing`). The cases whose clients are many are in
+test_faults_telling_crowds.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
 import signal
-import subprocess
-import sys
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.kit import parrot
 from tests.kit.betrayals import (
     BODY_BYTES_MAX,
     CHAT,
@@ -32,139 +22,36 @@ from tests.kit.betrayals import (
     MESSAGES,
     PROMPT,
     REQUESTS,
-    WRONG,
     Fault,
     chat,
     misbehaving,
     post,
 )
-from tests.kit.canary import connected, told
-from tests.kit.rig import Client
-from tests.kit.serving import API, Document, Serving, fake, model, serving, settings
+from tests.kit.canary import connected
+from tests.kit.hearing import CLOCKS, Heard, repeating, talk, tenant
+from tests.kit.serving import Document, fake, serving, settings
 from tests.kit.waiting import until
-
-AT_ONCE = 16
-TALKATIVE = """import logging
-logging.basicConfig(level=logging.NOTSET)
-logging.getLogger("talkative").debug("talks")
-"""
-"""Of the Python that all processes of `serve` run in."""
-CLOCKS: Document = {"firstByteSecondsMax": 1, "responseSecondsMax": 1, "stallSecondsMax": 1}
 
 
 def documents(folder: Path) -> list[Document]:
     """Models for every kind of fault, and a Tenant with the good key."""
-
-    def engine(name: str, **spec: object) -> Document:
-        command = parrot.command(folder / f"{name}.jsonl")
-        return model(name, engine="command", command=command, gpu={"memory": "10Mi"}, slots=4 * AT_ONCE, **spec)
-
     small: Document = {"gpu": {"memory": "10Mi"}}
-    hashed = hashlib.sha256(KEY.encode()).hexdigest()
-    tenant: Document = {"apiVersion": API, "kind": "Tenant", "metadata": {"name": "acme"},
-                        "spec": {"keys": [{"name": "only", "sha256": hashed}]}}  # fmt: skip
     limits = {"bodyBytesMax": BODY_BYTES_MAX, "headerSecondsMax": 1, "bodySecondsMax": 1}
     # One for each Model, since a device has one start at a time.
     devices = [{"name": f"gpu{number}", "memory": "10Mi"} for number in range(6)]
     return [
-        engine("talks", **CLOCKS), engine("mortal"), engine("patient"),
+        repeating(folder, "talks", **CLOCKS), repeating(folder, "mortal"), repeating(folder, "patient"),
         fake(folder, "slow", "--start-delay", "60", **small),
         fake(folder, "full", "--start-delay", "60", **small, queue={"callsMax": 0}),
         fake(folder, "broken", "--fail", "dies-on-start", **small, start={"retries": 0}),
-        tenant, settings(devices=devices, limits=limits, stream={"keepaliveSeconds": 0.2}),
+        tenant(), settings(devices=devices, limits=limits, stream={"keepaliveSeconds": 0.2}),
     ]  # fmt: skip
 
 
 @pytest.fixture
 def talkative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every Python that is started from here on logs all it has, with asyncio in its debug mode."""
-    folder = tmp_path / "talkative"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(TALKATIVE)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
-    monkeypatch.setenv("PYTHONDEVMODE", "1")
-
-
-class Heard:
-    """A `serve`, and what clients and operators heard of it."""
-
-    def __init__(self, one: Serving) -> None:
-        self.one = one
-        self.ours: dict[str, bytes] = {}
-        """What we said ourselves, by fault or page."""
-        self.engines = b""
-        """What engines said."""
-        self._gate = asyncio.Semaphore(AT_ONCE)
-
-    async def answer(self, data: bytes) -> bytes:
-        """All that comes for one request on a connection of its own."""
-        client = await connected(self.one.url)
-        try:
-            client.send(data)
-            async with asyncio.timeout(20):
-                return await client.reader.read()
-        finally:
-            client.leave()
-
-    async def suffer(self, fault: Fault) -> None:
-        """One fault, which must happen as it is meant to."""
-        async with self._gate:
-            got = await self.answer(fault.data)
-        assert got.startswith(b"HTTP/1.1 %d " % fault.status if fault.status else b"HTTP/1.1 "), (fault.name, got)
-        assert fault.code.encode() in got, (fault.name, got)
-        if fault.engine:
-            self.engines += got
-        else:
-            self.ours[fault.name + " " + str(len(self.ours))] = got
-
-    async def running(self, name: str, *, stream: bool, manner: str = "silent") -> Client:
-        """A client whose Call is on an engine of this Model that says nothing."""
-        before = len(parrot.seen(self.one.folder / f"{name}.jsonl"))
-        client = await connected(self.one.url)
-        client.send(post(CHAT, chat(name, manner, stream=stream)))
-        await until("it is there", lambda: len(parrot.seen(self.one.folder / f"{name}.jsonl")) > before)
-        return client
-
-    async def look(self) -> None:
-        """Everything that an operator can read: pages, metrics, the read API, the command line, the process list."""
-        paths = ["/", "/healthz", "/readyz", "/metrics", "/api/v1/openapi.json", "/api/v1/plan", "/api/v1/tenants",
-                 "/api/v1/status", "/api/v1/models", "/api/v1/devices", "/api/v1/explain/last"]  # fmt: skip
-        names = [
-            str(row["model"]) for row in json.loads(await asyncio.to_thread(fetch, self.one.ops, "/api/v1/status"))
-        ]
-        paths += [f"/api/v1/{kind}/{name}" for kind in ("models", "explain/model") for name in names]
-        for path in paths:
-            self.ours[f"operations {path}"] = await asyncio.to_thread(fetch, self.one.ops, path)
-        for words in (["status"], ["status", "--output", "json"], ["explain", "last"],
-                      *(["explain", "model", name] for name in names)):  # fmt: skip
-            command = [sys.executable, "-m", "pilotlight", *words, "--ops", self.one.ops]
-            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, timeout=30)
-            assert done.stdout
-            self.ours[f"command {words}"] = done.stdout + done.stderr
-        assert self.one.process is not None
-        for child in psutil.Process(self.one.process.pid).children(recursive=True):
-            self.ours[f"process {child.pid}"] = " ".join(child.cmdline()).encode()
-
-    def hits(self) -> Iterator[str]:
-        """Where either word was found."""
-        sources = dict(self.ours) | {"output": self.one.said().encode()}
-        logs = self.one.state / "logs"
-        for path in sorted(self.one.state.rglob("*")):
-            if path.is_file() and logs not in path.parents:
-                sources[str(path.relative_to(self.one.state))] = path.read_bytes()
-        for name, text in sources.items():
-            for found in told(text, KEY, WRONG, PROMPT):
-                yield f"{name}: {found!r}"
-
-
-def fetch(ops: str, path: str, *, accept: str = "application/openmetrics-text") -> bytes:
-    """A page of the operations port, whatever its status."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(ops + path, headers={"accept": accept}), timeout=10) as page:
-            return bytes(page.read())
-    except urllib.error.HTTPError as error:
-        return error.read()
+    talk(tmp_path, monkeypatch)
 
 
 async def test_case_44_no_key_or_prompt_is_told_anywhere(tmp_path: Path, talkative: None) -> None:
@@ -181,18 +68,7 @@ async def test_case_44_no_key_or_prompt_is_told_anywhere(tmp_path: Path, talkati
         await processes_die(heard)
         await heard.look()
         await ends(heard)
-        assert list(heard.hits()) == []
-        assert said_more_than_usual(one) >= 4
-        logs = b"".join(path.read_bytes() for path in (one.state / "logs").glob("*.log"))
-        for rightly in (heard.engines, logs):
-            assert told(rightly, PROMPT), "a search that finds nothing where it is proves nothing"
-        kept = b"".join(path.read_bytes() for path in tmp_path.glob("*.jsonl"))
-        assert not told(logs + kept, KEY, WRONG), "an engine never sees a key"
-
-
-def said_more_than_usual(one: Serving) -> int:
-    """How many processes said what only a talkative one says."""
-    return one.said().count("DEBUG:talkative:talks")
+        heard.nothing_told(talkers=4)
 
 
 async def refused_in_time(heard: Heard) -> None:

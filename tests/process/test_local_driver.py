@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,6 +201,25 @@ def test_a_launch_that_raises_and_a_missing_program_are_failed_starts(rig: Local
             assert not rig.state.records()[0]
 
     rig.run(scenario())
+
+
+def test_what_surely_fails_is_known_without_a_start(rig: LocalRig, tmp_path: Path) -> None:
+    """A program may be given by its path, or be found on the PATH that the engine itself will get."""
+    driver, program = rig.driver(), tmp_path / "engine"
+    fix = "install it, or correct spec.command"
+
+    def obstacle(*argv: str, **env: str) -> str:
+        _, model = replica("r1", argv)
+        return driver.obstacle(msgspec.structs.replace(model, spec=msgspec.structs.replace(model.spec, env=env)))
+
+    assert obstacle(sys.executable, "x.py") == ""
+    assert obstacle("/nowhere/engine") == f"there is no program /nowhere/engine; {fix}"
+    assert obstacle("engine") == f"there is no program engine on the PATH; {fix}"
+    program.write_text("#!/bin/sh\n")
+    assert obstacle(str(program)) == f"there is no program {program}; {fix}", "it cannot be executed"
+    program.chmod(0o755)
+    assert obstacle(str(program)) == obstacle("engine", PATH=str(tmp_path)) == ""
+    assert obstacle() == "tuple index out of range", "whatever a launch raises"
 
 
 def test_output_is_bounded_and_the_engine_never_blocks_on_it(rig: LocalRig, monkeypatch: pytest.MonkeyPatch) -> None:

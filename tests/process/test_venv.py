@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,18 @@ def test_without_any_pip_it_says_what_to_install_and_is_not_ready(clone: Path) -
     assert made.returncode == 1
     assert made.stderr.strip().endswith("has pip: install python3-venv")
     assert not (clone / ".venv" / "ready").exists()
+
+
+@pytest.mark.skipif(find_spec("ensurepip") is None, reason="this Python has no ensurepip, so there is no pip to ask")
+def test_what_the_lock_has_for_other_machines_is_left_out(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheels of atheris are for one kind of machine: its line in the lock has hashes, and says for which."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    lock = clone / "requirements" / "dev.lock"
+    lock.write_text("none==1.0 ; platform_machine == 'pdp11' \\\n    --hash=sha256:" + "0" * 64 + "\n")
+    made = make(clone, Path(sys.executable))
+    assert made.returncode == 0, made.stderr
+    lock.write_text("none==1.0 \\\n    --hash=sha256:" + "0" * 64 + "\n")
+    assert make(clone, Path(sys.executable)).returncode != 0
 
 
 def test_an_install_that_fails_leaves_it_not_ready(clone: Path) -> None:

@@ -1,13 +1,15 @@
 """One whole run from one seed: a town drawn from it, a stormy phase, a calm one, and what must hold after each.
 
 First safety (anything may be lost, late, doubled, killed), then liveness (all is healed: everybody is answered, and
-when nobody asks any more nothing is left), as TigerBeetle's VOPR does. Replay one: `python -m tests.sim SEED`.
+when nobody asks any more nothing is left), as TigerBeetle's VOPR does. Replay one: `python -m tests.sim SEED`, with
+`--trace` to read all that happened.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, TenantName
@@ -39,15 +41,16 @@ class Result(NamedTuple):
 
     broken: list[str]
     trace: str
+    """SHA-256 of the notes, each with its line end."""
     calls: int
     completed: int
     full: int
     starts: int
 
 
-def play(seed: int) -> Result:
-    """The whole run of a seed."""
-    return run_virtual(_play(seed))
+def play(seed: int, on_note: Callable[[str], None] = lambda _line: None) -> Result:
+    """The whole run of a seed. `on_note` gets every note: the virtual second, and what happened."""
+    return run_virtual(_play(seed, on_note))
 
 
 def draw(seed: int, rng: random.Random) -> tuple[Town, bool]:
@@ -87,9 +90,10 @@ def draw(seed: int, rng: random.Random) -> tuple[Town, bool]:
     return town, calm
 
 
-async def _play(seed: int) -> Result:
+async def _play(seed: int, on_note: Callable[[str], None]) -> Result:
     rng = random.Random(seed)
     town, calm = draw(seed, rng)
+    town.on_note = on_note
     await asyncio.sleep(0.5)
     watcher = checks.Watcher(town, strict=calm)
     jobs = [town.task(clients(town, rng))]

@@ -7,15 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from autoscaler import drain, indices, shelves
+from autoscaler import demand, drain, indices, shares, shelves
 from autoscaler.contract import RoutesDelta
 from autoscaler.model import Model
-from autoscaler.world import Replica, World
+from autoscaler.packing import Incumbent, Room
+from autoscaler.states import ReplicaState
+from autoscaler.world import Replica, Slice, World
 from gateway.queue import Queue
 from tests.sim.gateway import SimGateway
 from tests.sim.scenario import play
 
-SEEDS = range(1, 101)
+SEEDS = range(1, 31)
 """As far as is looked; each is found long before."""
 DEAF_S = 30.0
 
@@ -61,6 +63,29 @@ def bytes_without_bound(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Queue, "full", lambda queue, _call, limits: queue.waiting >= limits.calls_max)
 
 
+def only_the_newest_grant_counts(patch: pytest.MonkeyPatch) -> None:
+    """Holds are raised before those who had them have acknowledged, and while their Calls still run."""
+    patch.setattr(shares, "claim", shares.newest)
+
+
+def free_before_it_is_clean(patch: pytest.MonkeyPatch) -> None:
+    incumbent = shelves._incumbent
+
+    def gone(look: shelves._Look, replica: Replica, slice_: Slice) -> Incumbent:
+        found = incumbent(look, replica, slice_)
+        return found._replace(room=Room(0, 0)) if replica.state is ReplicaState.SCRUBBING else found
+
+    patch.setattr(shelves, "_incumbent", gone)
+
+
+def never_idle(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(demand, "idle_window_s", lambda _model, _history: 1e9)
+
+
+def idle_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(demand, "idle_window_s", lambda _model, _history: 0.0)
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -69,7 +94,11 @@ def bytes_without_bound(patch: pytest.MonkeyPatch) -> None:
         (stops_without_acknowledgement, "I2:"),
         (demand_that_never_expires, "demand expires:"),
         (unknown_that_is_zero, "unknown is not zero:"),
+        (only_the_newest_grant_counts, "hold rule:"),
+        (free_before_it_is_clean, "I5:"),
         (no_residency, "I6:"),
+        (idle_at_once, "I6:"),
+        (never_idle, "I8:"),
         (bytes_without_bound, "I12:"),
     ],
 )

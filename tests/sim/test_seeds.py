@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from hashlib import sha256
 
 import pytest
 
+from tests.sim.__main__ import main
 from tests.sim.scenario import play
 
 SEEDS = int(os.environ.get("SEEDS", "500"))
@@ -31,6 +33,18 @@ def test_seeds(first: int) -> None:
 def test_small_queues_are_filled() -> None:
     """I12 is looked at where a queue is full: some seed fills one."""
     assert any(play(seed).full for seed in range(1, 11))
+
+
+def test_a_trace_can_be_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m tests.sim 3 --trace` prints every note that its hash is of."""
+    monkeypatch.setattr("sys.argv", ["tests.sim", "3", "--trace"])
+    assert main() == 0
+    *notes, last = capsys.readouterr().out.splitlines(keepends=True)
+    trace = sha256("".join(notes).encode()).hexdigest()
+    assert trace == play(3).trace
+    assert last.startswith("seed 3: ")
+    assert f", trace {trace[:12]}, " in last
+    assert any(" granted " in note for note in notes)
 
 
 @pytest.mark.parametrize("seed", [3, 8, 14])

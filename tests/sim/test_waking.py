@@ -10,9 +10,11 @@ from itertools import pairwise
 
 import pytest
 
+from autoscaler.contract import ModelName
 from autoscaler.drivers.histories import EVERY_S
 from autoscaler.model import Start
 from autoscaler.states import ReplicaState as S
+from autoscaler.world import StartSeen
 from gateway.call import Outcome
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.machine import Manners
@@ -116,6 +118,26 @@ def test_case_02_a_start_that_never_gets_ready_ends_with_its_limit() -> None:
         assert hasty.ended[0].at_s - hasty.call.arrived_s == pytest.approx(20.0, abs=EXACT_S)
 
     play(act, model(start=Start(seconds_max=60.0)), manners=Manners(start_s=(9e9, 9e9)))
+
+
+def test_case_02_a_start_that_surely_fails_is_not_tried_and_displaces_nobody() -> None:
+    """There is one device; `b` has it and is idle. Once nothing is in the way any more, `a` gets it within a minute."""
+
+    async def act(stage: Stage) -> None:
+        town = stage.town
+        assert await stage.answered([town.call("b")]) == {"completed": 1}
+        town.machine.obstacles = {ModelName("a"): "there is no file"}
+        calls = [town.call("a", wait_s=300) for _ in range(20)]
+        assert await stage.answered(calls, within_s=0.1) == {"model_start_failed": 20}
+        assert (stage.starts("a"), stage.starts("b"), stage.replicas("b")) == (0, 1, 1)
+        town.machine.obstacles = {}
+        assert town.autoscaler is not None
+        town.autoscaler.loop.observe([StartSeen(model=ModelName("a"))])
+        assert await stage.answered([town.call("a")], within_s=0.1) == {"model_start_failed": 1}, "not before its pause"
+        await asyncio.sleep(61.0)
+        assert await stage.answered([town.call("a")], within_s=20) == {"completed": 1}
+
+    play(act, model("a"), model("b", idle_s=300.0, residency_s=0.0))
 
 
 def test_case_02_other_models_are_unaffected() -> None:
@@ -236,8 +258,10 @@ def test_case_04_a_start_that_waits_for_another_start_is_dropped() -> None:
     play(act, model("a", memory_gib=4), model("b", memory_gib=4), manners=SLOW)
 
 
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("gateways", [1, 2])
-def test_case_08_a_short_call_beside_five_hundred_long_ones(gateways: int) -> None:
+def test_case_08_a_short_call_beside_five_hundred_long_ones(gateways: int, slots: int, seed: int) -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         long = [town.call("a", "acme", gateway=0) for _ in range(500)]
@@ -246,14 +270,17 @@ def test_case_08_a_short_call_beside_five_hundred_long_ones(gateways: int) -> No
         short = town.call("a", "lab", gateway=gateways - 1)
         arrived_s = town.now()
         await stage.until(lambda: bool(short.granted_to))
-        ended = sorted(j.ended[0].at_s for j in long if j.ended and j.ended[0].at_s > arrived_s + 0.05)
-        assert len(ended) <= 1, "granted at the first release later than 50 ms after its arrival"
+        (granted_s,) = short.granted_s
+        released = [j.ended[0].at_s for j in long if j.ended and arrived_s + 0.05 < j.ended[0].at_s <= granted_s]
+        late_s = granted_s - min(released, default=granted_s)
+        assert late_s <= within_s, "granted at the first release later than 50 ms after its arrival"
         order = [j.first_byte_s for j in long if j.first_byte_s is not None]
         assert len(order) >= 4
         first = [int(j.call.id.split("-")[1]) for j in long if j.granted_to]
         assert first == sorted(first)[: len(first)] == list(range(len(first))), "the others keep their order"
 
-    play(act, model(slots=4), gateways=gateways, manners=Manners(serve_s=(0.5, 1.5)))
+    within_s = 0.0 if gateways == 1 else 0.02  # a Slot that goes to the other gateway travels
+    play(act, model(slots=slots), seed=seed, gateways=gateways, manners=Manners(serve_s=(0.5, 1.5)))
 
 
 def test_case_09_two_models_alternate_on_one_slice() -> None:

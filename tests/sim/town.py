@@ -113,6 +113,7 @@ class Town:
         self.open: dict[str, Journey] = {}
         """Those without an outcome."""
         self.trace = hashlib.sha256()
+        self.on_note: Callable[[str], None] = lambda line: None
         self.on_arrive: Callable[[Journey], None] = lambda journey: None
         self.on_grant: Callable[[str], None] = lambda replica: None
         self.on_end: Callable[[Journey], None] = lambda journey: None
@@ -145,7 +146,9 @@ class Town:
     def note(self, *events: str) -> None:
         """Adds to the trace, by which two runs are compared (I13)."""
         for event in events:
-            self.trace.update(f"{self.now():.6f} {event}\n".encode())
+            line = f"{self.now():.6f} {event}"
+            self.trace.update(f"{line}\n".encode())
+            self.on_note(line)
 
     # --- faults ---
 

@@ -25,6 +25,7 @@ def begin(client: Client, length: int, *lines: str, path: str = "chat/completion
 
 WRONG = [
     (404, ("x-request-id: a",), "nowhere", "json"),
+    (405, (), "models", "json"),
     (415, (), "chat/completions", "xml"),
     (404, ("x-model: nobody",), "chat/completions", "json"),
     (400, ("x-priority: high",), "chat/completions", "json"),
@@ -95,11 +96,6 @@ TIGHT = Limits(memory_bytes=16 * MIB)
 """6 MiB for large bodies. No step is taken: a test's process is far above it."""
 
 
-def at_ease(one: Rig) -> None:
-    """Whatever this process holds, it is no pressure."""
-    one.front._scale.limit_bytes = None
-
-
 async def empty(one: Rig) -> None:
     async with asyncio.timeout(5):
         while one.front.room.held_bytes:
@@ -109,7 +105,7 @@ async def empty(one: Rig) -> None:
 async def test_large_bodies_wait_for_room_and_all_are_served() -> None:
     sent = body(4 * MIB)
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
-        at_ease(one)
+        one.at_ease()
         clients = [await one.client() for _ in range(5)]
         for client in clients:
             post(client, sent)
@@ -126,7 +122,7 @@ async def test_large_bodies_wait_for_room_and_all_are_served() -> None:
 async def test_who_waits_for_room_in_vain_is_told_so_and_small_calls_pass() -> None:
     limits = Limits(memory_bytes=16 * MIB, body_seconds_max=0.6)
     async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, limits=limits) as one:
-        at_ease(one)
+        one.at_ease()
         first, second, third = await one.client(), await one.client(), await one.client()
         post(first, body(4 * MIB))
         await engine.asked.wait()
@@ -143,7 +139,7 @@ async def test_who_waits_for_room_in_vain_is_told_so_and_small_calls_pass() -> N
 
 async def test_a_body_that_is_let_in_is_asked_for_then() -> None:
     async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
-        at_ease(one)
+        one.at_ease()
         first, second = await one.client(), await one.client()
         post(first, body(4 * MIB))
         await engine.asked.wait()
@@ -160,7 +156,7 @@ async def test_a_body_that_is_let_in_is_asked_for_then() -> None:
 
 async def test_a_body_above_all_room_is_413_and_one_in_chunks_503() -> None:
     async with rig(limits=TIGHT) as one:
-        at_ease(one)
+        one.at_ease()
         client = await one.client()
         begin(client, 7 * MIB)
         assert (await client.answer())[0] == 413
@@ -180,7 +176,7 @@ async def test_a_body_above_all_room_is_413_and_one_in_chunks_503() -> None:
 
 async def test_a_slow_body_gives_way_to_those_that_wait() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
-        at_ease(one)
+        one.at_ease()
         slow, second = await one.client(), await one.client()
         begin(slow, 5 * MIB)
         await asyncio.sleep(0.05)
@@ -196,7 +192,7 @@ async def test_a_slow_body_gives_way_to_those_that_wait() -> None:
 
 async def test_who_leaves_while_its_body_is_read_or_waits_leaves_nothing() -> None:
     async with rig(limits=TIGHT) as one:
-        at_ease(one)
+        one.at_ease()
         for _ in range(3):
             clients = [await one.client() for _ in range(4)]
             for client in clients:

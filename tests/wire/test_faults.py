@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -268,6 +269,34 @@ async def test_case_36_slow_requests_and_idle_connections_are_cut(sent: bytes, s
         client.send(sent)
         rest = await client.rest()
         assert (status in rest) if status else rest == b""
+
+
+@pytest.mark.parametrize(
+    ("sent", "anthropic"),
+    [
+        (b"POST /v1/messages HTTP/1.1\r\n", True),
+        (b"POST /v1/messages/count_tokens HTTP/1.1\r\nhost: x\r\nx-api-key: a", True),
+        (b"PUT /v1/messages?beta=true HTTP/1.0\r\nhost", True),
+        (b"POST /v1/messages HTTP/1.1\r", False),
+        (b"POST /v1/mess", False),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost:", False),
+        (b"POST /v1/messages/more HTTP/1.1\r\nhost: x\r\n", False),
+    ],
+)
+async def test_a_slow_head_is_answered_in_the_dialect_of_its_path_once_its_first_line_is_here(
+    sent: bytes, anthropic: bool
+) -> None:
+    """Also after a request that was whole, and however the head came."""
+    async with rig(limits=Limits(header_seconds_max=0.2)) as one:
+        client = await one.client()
+        client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" + sent[:9])
+        assert (await client.answer())[0] == 200
+        client.send(sent[9:])
+        status, fields, told = await client.answer()
+        error = json.loads(told)
+        assert (status, fields["connection"], error["error"]["code"]) == (408, "close", "request_timeout")
+        assert error.get("type") == ("error" if anthropic else None)
+        assert await client.rest() == b""
 
 
 async def test_case_35_a_client_that_reads_nothing_stops_the_engine_and_is_cut() -> None:

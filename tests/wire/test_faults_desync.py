@@ -16,6 +16,7 @@ import pytest
 from gateway.errors import CallError
 from gateway.head import Request
 from gateway.limits import Limits
+from gateway.wire import AHEAD_BYTES_MAX
 from tests.kit.canary import request
 from tests.kit.engine import OK, ScriptedEngine
 from tests.kit.forwarding import ENGINE, forwarded
@@ -45,7 +46,7 @@ class Heard(NamedTuple):
     closed: bool
 
 
-async def hear(client: Client, seen: list[Seen]) -> Heard:
+async def hear(client: Client, seen: list[Seen], data: bytes) -> Heard:
     """An answer to every request and refusal that there should be; and whether the connection has ended then."""
     heard = Heard([], [], closed=False)
     for item in seen:
@@ -54,6 +55,10 @@ async def hear(client: Client, seen: list[Seen]) -> Heard:
         if isinstance(item, Request) and item.head.method == b"HEAD":  # its answer is the connection's last
             heard.statuses.append((await client.head())[0])
             break
+        if isinstance(item, CallError) and b"HEAD " in data:  # perhaps it is one, and then the answer has no body
+            heard.statuses.append((await client.head())[0])
+            heard.bodies.extend(body for body in [await client.rest()] if body)
+            return heard._replace(closed=True)
         status, _, body = await client.answer()
         heard.statuses.append(status)
         heard.bodies.append(body)
@@ -66,7 +71,7 @@ async def played(one: Rig, engine: ScriptedEngine, data: bytes) -> list[bytes]:
     before = len(engine.requests)
     client = await one.client()
     client.send(data if seen[-1:] == [UNFINISHED] else data + SENTINEL)
-    heard = await hear(client, seen)
+    heard = await hear(client, seen, data)
     client.leave()
     await one.settled()
     assert heard.closed or seen[-1:] == [UNFINISHED], data
@@ -95,6 +100,8 @@ async def test_case_39_no_input_of_the_corpus_becomes_a_call_that_nobody_made(wh
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=LIMITS) as one:
         for path in sorted(CORPUS.glob("*.http")):
             data = path.read_bytes()
+            if not whole and len(data) > AHEAD_BYTES_MAX:
+                continue  # so much behind a Call refuses the Call (test_unread)
             sent = await played(one, engine, data if whole else call + data)
             assert len(sent) == (not whole), path.name
 

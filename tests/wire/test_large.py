@@ -8,7 +8,7 @@ import json
 from gateway.body import LARGE_BYTES
 from gateway.limits import Limits
 from tests.kit.engine import HOLD, OK, RESET, STREAM, WITHOUT_USAGE, ScriptedEngine, document
-from tests.kit.large import MIB, address, body, post, post_in_chunks
+from tests.kit.large import MIB, Dying, address, body, post, post_in_chunks
 from tests.kit.rig import MODEL, rig
 
 
@@ -87,29 +87,6 @@ async def test_an_unchanged_body_goes_on_as_it_came() -> None:
         post(client, sent.replace(b"served-m", MODEL.encode()))
         assert (await client.answer())[0] == 200
         assert got(engine) == sent
-
-
-class Dying:
-    """An engine that reads so much of its first request and is gone; then it no longer listens."""
-
-    def __init__(self, read_bytes: int) -> None:
-        self._read_bytes = read_bytes
-        self.address = ""
-        self.asked = False
-
-    async def __aenter__(self) -> Dying:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.address = address(self._server)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(self._read_bytes)
-        self.asked = True
-        self._server.close()
-        writer.transport.abort()
 
 
 async def test_a_call_that_moves_sends_the_same_body_again() -> None:

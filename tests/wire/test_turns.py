@@ -1,4 +1,6 @@
-"""Whatever is in a large body, it is read and sent in many short turns of the loop: nobody else waits for it."""
+"""Whatever is in a large body, or in an answer, it is read and sent in many short turns of the loop: nobody else waits
+for it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import TypeVar
 
 import pytest
 
-from tests.kit.engine import OK, ScriptedEngine
+from gateway.upstream import EngineConnection
+from gateway.walker import STEP_BYTES
+from tests.kit.engine import END, OK, STREAM_HEAD, USAGE_EVENT, WITHOUT_USAGE, ScriptedEngine, chunk
 from tests.kit.large import HOSTILE, post
 from tests.kit.rig import Client, rig
 
@@ -57,6 +61,63 @@ class Timed(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._timed(self._inner.resume_writing)
+
+
+class Counted(asyncio.Protocol):
+    """An engine's connection, and what was read from it."""
+
+    def __init__(self, inner: asyncio.Protocol, reads: list[int]) -> None:
+        self._inner, self._reads = inner, reads
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._reads.append(len(data))
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._inner.connection_lost(exc)
+
+
+CRUMBS = b"".join([chunk(WITHOUT_USAGE[at : at + 1]) for at in range(len(WITHOUT_USAGE))])
+USAGE = USAGE_EVENT.split(b"\r\n")[1]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_an_answer_in_single_bytes_takes_a_turn_for_each_step(
+    *, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a MiB of the smallest chunks that there are, the usage chunk in the middle of them."""
+    crumbs = CRUMBS * 200
+    loop, reads, turns = asyncio.get_running_loop(), list[int](), list[str]()
+    soon, connect = loop.call_soon, loop.create_connection
+
+    def call_soon(call: Callable[..., object], *arguments: object, context: Context | None = None) -> asyncio.Handle:
+        if isinstance(getattr(call, "__self__", None), EngineConnection):
+            turns.append(call.__name__)
+        return soon(call, *arguments, context=context)
+
+    async def create_connection(
+        factory: Callable[[], asyncio.Protocol], *arguments: str | int, **more: None
+    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        return await connect(lambda: Counted(factory(), reads), *arguments, **more)
+
+    usage = b"".join([chunk(USAGE[at : at + 1]) for at in range(len(USAGE))])
+    async with ScriptedEngine((STREAM_HEAD + crumbs + usage + crumbs + END,)) as engine, rig(engine.address) as one:
+        client = await one.client()
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "call_soon", call_soon)
+            patched.setattr(loop, "create_connection", create_connection)
+            client.call(stream=True, **({"stream_options": {"include_usage": True}} if asked else {}))
+            got = (await client.answer())[2]
+    assert got == WITHOUT_USAGE * 200 + (USAGE if asked else b"") + WITHOUT_USAGE * 200
+    assert sum(reads) == len(STREAM_HEAD + crumbs + usage + crumbs + END)
+    steps = sum(max(0, size - len(STREAM_HEAD) - 1) // STEP_BYTES for size in reads)
+    assert steps <= len(turns) <= steps + len(reads), "some bytes of a read may wait for the next"
 
 
 async def test_a_connection_that_is_cut_while_its_body_is_read_has_no_further_turn() -> None:

@@ -94,6 +94,22 @@ def test_expect_is_seen_while_the_body_is_missing() -> None:
     assert reader.pending is None
 
 
+def test_of_a_head_that_is_not_whole_its_first_line_is_told() -> None:
+    reader, data = RequestReader(100), POST + b"Content-Length: 1\r\n\r\n"
+    line = POST.index(b"\r\n") + 2
+    for at in range(len(data)):
+        head = reader.told()
+        assert (head is not None) == (at >= line)
+        if head is not None:
+            assert (head.method, head.path, head.headers) == (b"POST", b"/v1/chat/completions", {})
+        assert reader.feed(data[at : at + 1]) is None
+    head = reader.told()
+    assert head is not None
+    assert head.headers == {b"host": b"gw"}
+    assert reader.feed(b"x") is not None
+    assert reader.told() is None
+
+
 def test_expect_is_ignored_on_http_1_0() -> None:
     data = b"POST /v1/embeddings HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nhi"
     assert one(data).head.expects_continue is False

@@ -1,0 +1,121 @@
+"""What a well-behaved client notices of the fault cases 35 to 37 at one gateway: the p99 of 200 Calls a second.
+
+Owns one table. In each round the client sends once in peace and once beside each attack (`bench.attackers`): streams
+that are hardly read, heads and bodies that trickle, idle connections, thousands of connects at once. As many Calls go
+straight to the engine, in turns: what they lose is the load's and the machine's, not the gateway's. All clocks and
+limits of the gateway are the defaults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from bench import attackers, engine, kit, openloop
+from bench.documents import body, key, settings, tenant
+from bench.kit import KIB, Figures, quantile, say, spread
+from bench.openloop import Sender
+from bench.streams import request
+
+PER_S = 200
+LINES = 8
+PEACE = "peace"
+ATTACKS = {
+    "readers": "35: 500 streams read at 1 B/s, 100 not at all",
+    "slow": "36: 2,000 heads and 2,000 bodies, a byte a second",
+    "idle": "36: 20,000 idle connections, or what fits",
+    "connects": "37: 5,000 connects at once, every 5 s",
+}
+SETTLE_S = 2.0
+"""After the last one has come, and after all have left."""
+COME_S_MAX = 60.0
+OURS, DIRECT = "ours", "direct"
+
+
+async def measure(place: Path, *, quick: bool) -> Figures:
+    """attacked_p99_ratio, attacked_added_ms_p99: the median of the rounds, of the worst attack each."""
+    rounds, span_s = (2, 5) if quick else (5, 10)
+    kit.title(f"attacks: {PER_S} Calls a second beside hostile clients, {rounds} rounds of {span_s} s each")
+    flood = place / attackers.FLOOD
+    flood.mkdir()
+    models = [
+        engine.document(place, module="bench.nginx", slots=128),
+        engine.document(flood, "flood", name=attackers.FLOOD, slots=2 * (attackers.READERS + attackers.SILENT)),
+    ]
+    runs: dict[str, dict[str, list[float]]] = {name: {OURS: [], DIRECT: []} for name in (PEACE, *ATTACKS)}
+    says: dict[str, dict[str, int]] = {}
+    async with kit.serving(place / "serve", [settings(), tenant("a"), *models], core=kit.PROXY_CORE) as one:
+        for name in ("t", attackers.FLOOD):
+            await one.model_ready(name, key("a"))
+        urls = {OURS: one.url, DIRECT: f"http://{engine.address(place)}"}
+        for _ in range(rounds):
+            for name, p99_ms in runs.items():
+                async with _attack(name, one.url, place / "attackers.log") as said:
+                    for side, found in (await _p99_ms(urls, span_s)).items():
+                        p99_ms[side].append(found)
+                says[name] = said
+    return _told(runs, says)
+
+
+@contextlib.asynccontextmanager
+async def _attack(name: str, url: str, log: Path) -> AsyncIterator[dict[str, int]]:
+    """All attackers are there; what they said of themselves once they have left. Nobody in peace."""
+    said: dict[str, int] = {}
+    if name == PEACE:
+        yield said
+        return
+    command = [*kit.on_core(kit.LOAD_CORE), sys.executable, "-m", "bench.attackers", url, name]
+    with kit.running(command, log) as process:
+        deadline_s = time.monotonic() + COME_S_MAX
+        while attackers.THERE not in log.read_text():
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                raise kit.BenchError(f"the attackers ({name}) have not come: {log.read_text()[-400:]!r}")
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(SETTLE_S)
+        yield said
+        if process.poll() is not None:
+            raise kit.BenchError(f"the attackers ({name}) have ended: {log.read_text()[-400:]!r}")
+    said |= json.loads(log.read_text().splitlines()[-1])
+    await asyncio.sleep(SETTLE_S)
+
+
+async def _p99_ms(urls: dict[str, str], span_s: float) -> dict[str, float]:
+    """Of each side, in milliseconds. BenchError where a Call is not answered with 200: nobody may be turned away."""
+    ask = body("t", stream=False, bytes_min=KIB)
+    senders = {side: Sender(url, request(url, ask)) for side, url in urls.items()}
+    for sender in senders.values():
+        await sender.open(LINES)
+    apart_s = 1 / PER_S / len(senders)
+    turns = [sender.run(PER_S, span_s, apart_s * turn) for turn, sender in enumerate(senders.values())]
+    for answers in await asyncio.gather(*turns):
+        openloop.all_good(answers)
+    return {side: quantile(openloop.took_ms(sender.answers), 0.99) for side, sender in senders.items()}
+
+
+def _told(runs: dict[str, dict[str, list[float]]], says: dict[str, dict[str, int]]) -> Figures:
+    """Prints the table; the figures."""
+    say(f"{'attack':<52} {'held':>6} {'cut':>6} {'p99 ms':<22} {'of peace':<20} {'added ms':<22} direct, of peace")
+    ratios, added = list[float](), list[float]()
+    for name, p99_ms in runs.items():
+        of_peace = {
+            side: [mine / calm for mine, calm in zip(values, runs[PEACE][side], strict=True)]
+            for side, values in p99_ms.items()
+        }
+        more_ms = [mine - calm for mine, calm in zip(p99_ms[OURS], runs[PEACE][OURS], strict=True)]
+        if name != PEACE:
+            ratios.append(statistics.median(of_peace[OURS]))
+            added.append(statistics.median(more_ms))
+        said = says[name]
+        say(
+            f"{ATTACKS.get(name, name):<52} {said.get('held', 0):>6,} {said.get('cut', 0):>6,}"
+            f" {spread(p99_ms[OURS], 2):<22} {spread(of_peace[OURS], 2):<20} {spread(more_ms, 2):<22}"
+            f" {spread(of_peace[DIRECT], 2)}"
+        )
+    say(f"worst: {max(ratios):.2f} x the p99 in peace (at most 1.05), {max(added):.2f} ms more")
+    return {"attacked_p99_ratio": max(ratios), "attacked_added_ms_p99": max(added)}

@@ -1,0 +1,60 @@
+"""The file behind a Model on this machine: what its header says, and why no engine could serve it.
+
+Owns the one cache of headers, and the words for a file that is missing, may not be read or is broken: in ours and with
+what to do, before an engine says it in its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+from pathlib import Path
+
+from artifacts import gguf
+from autoscaler.engines import ENGINES, EngineError
+from autoscaler.model import Model
+
+
+def header(path: Path) -> gguf.GgufInfo:
+    """What the file says of itself; read again only when it changed, since a large vocabulary takes tens of ms.
+
+    A split model has changed when any of its parts has, or is gone. Raises GgufError and OSError.
+    """
+    whole = gguf.stem(path) == path.stem
+    parts = [path] if whole else sorted(path.parent.glob(f"{glob.escape(gguf.stem(path))}-*.gguf"))
+    stats = [part.stat() for part in parts]
+    return _header(path, tuple((stat.st_mtime_ns, stat.st_size) for stat in stats))
+
+
+@functools.lru_cache(maxsize=1024)
+def _header(path: Path, parts: tuple[tuple[int, int], ...]) -> gguf.GgufInfo:
+    del parts  # the key
+    return gguf.read(path)
+
+
+def check_file(model: Model, path: Path) -> None:
+    """Raises EngineError, one line that names the file and the fix, where the Model's engine could not serve it.
+
+    A command may make of `spec.artifact` what it likes, and Ollama makes its own store: of theirs only a file that is
+    called `.gguf` is looked at.
+    """
+    engine = ENGINES[model.spec.engine]
+    must_be_gguf = path.suffix == ".gguf" or engine.name == "llama.cpp"
+    if engine.artifacts == "optional-file" and not must_be_gguf:
+        return
+    try:
+        path.stat()
+        readable = os.access(path, os.R_OK)
+        if must_be_gguf and readable:
+            header(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise EngineError(f"there is no {path}; put the model there, or correct spec.artifact") from None
+    except PermissionError:
+        readable = False
+    except OSError as error:
+        raise EngineError(f"{path}: {error.strerror}; correct spec.artifact, or the disk that it is on") from None
+    except gguf.GgufError as error:
+        raise EngineError(f"{error}; put a whole GGUF file there, or correct spec.artifact") from None
+    if not readable:
+        raise EngineError(f"{path} may not be read; let the user that runs pilotlight read it")

@@ -1,0 +1,62 @@
+"""A connection of a gateway without a socket: bytes are handed in, what is said is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from gateway.front import Front
+
+_STATUS = re.compile(rb"HTTP/1\.1 ([2-5]\d\d) ")
+
+
+class Wire(asyncio.Transport):
+    """What a connection writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = b""
+        self.ended = False
+        """Closed, or nothing more is said on it."""
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return ("192.0.2.1", 1) if name == "peername" else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.said += data
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def is_closing(self) -> bool:
+        return self.ended
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def close(self) -> None:
+        self.ended = True
+
+    def abort(self) -> None:
+        self.ended = True
+
+
+def heard(front: Front, pieces: list[bytes]) -> tuple[list[int], bool]:
+    """The statuses that a client hears which sends these bytes, and whether the connection ended."""
+    wire, connection = Wire(), front.connection()
+    connection.connection_made(wire)
+    for piece in pieces:
+        if not wire.ended:
+            connection.data_received(piece)
+    statuses = [int(status) for status in _STATUS.findall(wire.said)]
+    connection.connection_lost(None)
+    return statuses, wire.ended

@@ -1,0 +1,94 @@
+"""On a machine with a GPU, as a false NVML tells of one, a llama.cpp wheel without CUDA is told of, or passed over."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from autoscaler.engines import LLAMA_CPP
+from loadtest import tinygguf
+from loadtest.result import Ending
+from pilotlight.cpubound import NO_GPU
+from tests.kit.serving import Document, model, serving, settings
+from tests.kit.waiting import until
+
+NVML = '''
+"""One GPU on which nobody holds memory."""
+from types import SimpleNamespace
+
+
+class NVMLError(Exception):
+    pass
+
+
+def nvmlInit():
+    pass
+
+
+def nvmlDeviceGetCount():
+    return 1
+
+
+def nvmlDeviceGetHandleByIndex(index):
+    return index
+
+
+def nvmlDeviceGetHandleByUUID(uuid):
+    return uuid
+
+
+def nvmlDeviceGetUUID(handle):
+    return "GPU-false"
+
+
+def nvmlDeviceGetName(handle):
+    return "False GPU"
+
+
+def nvmlDeviceGetMemoryInfo(handle):
+    return SimpleNamespace(total=1 << 30)
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    return []
+
+
+nvmlDeviceGetGraphicsRunningProcesses = nvmlDeviceGetComputeRunningProcesses
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the false NVML is found, and nothing else of the PATH but what every machine has."""
+    (tmp_path / "pynvml.py").write_text(NVML)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    tinygguf.make(tmp_path / "ada.gguf", "Held for nothing.")
+    return tmp_path
+
+
+def documents(folder: Path) -> tuple[Document, Document]:
+    ada = model("ada", engine="llama.cpp", artifact=f"file://{folder}/ada.gguf", gpu={}, contextTokens=64)
+    return ada, {**settings(), "devices": []}
+
+
+async def test_a_model_that_holds_a_gpu_for_nothing_is_told_and_served(folder: Path) -> None:
+    async with serving(folder, *documents(folder)) as one:
+        line = f"Model ada holds a GPU and computes on the CPU: {NO_GPU}; {LLAMA_CPP.programs[0].for_gpus}"
+        await until("it is said at the start", lambda: f"pilotlight: {line}" in one.said().splitlines())
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        assert [record.slices for record in one.records()] == [("GPU-false",)]
+        assert one.said().count(NO_GPU) == 1
+
+
+async def test_llama_server_goes_before_the_wheel(folder: Path) -> None:
+    """A false one: it writes down how it was called, and fails."""
+    (folder / "llama-server").write_text(f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $@" >> {folder}/called\nexit 1\n')
+    (folder / "llama-server").chmod(0o755)
+    async with serving(folder, *documents(folder)) as one:
+        assert (await one.call("ada")).code == "model_start_failed"
+        first = (folder / "called").read_text().splitlines()[0]
+        assert first.startswith(f"GPU-false --model {folder}/ada.gguf --host 127.0.0.1 --port ")
+        assert NO_GPU not in one.said()

@@ -1,0 +1,104 @@
+"""A Model that surely cannot start, on real processes: told at the start, and nobody else makes room for it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtest import tinygguf
+from loadtest.result import Ending
+from tests.kit.serving import Document, Serving, fake, model, serving, settings
+from tests.kit.waiting import until
+
+MEMORY = {"memory": "80Mi"}
+"""Of the one device of 100Mi: two such Models never fit together."""
+
+
+def pilotlight(one: Serving, *words: str) -> str:
+    """What a command that asks the operations port prints."""
+    command = [sys.executable, "-m", "pilotlight", *words, "--ops", one.ops]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+def impossible(folder: Path, how: str) -> tuple[Document, str]:
+    """(a Model that cannot start, why)."""
+    file = folder / "bad.gguf"
+    if how == "no-program":
+        why = "there is no program /nowhere/engine; install it, or correct spec.command"
+        return model("bad", engine="command", command=["/nowhere/engine", "{port}"], gpu=MEMORY), why
+    why = f"there is no {file}; put the model there, or correct spec.artifact"
+    if how == "no-gguf":
+        file.write_bytes(b"<html>Please log in to download this model</html>")
+        why = f"{file}: not a GGUF file; put a whole GGUF file there, or correct spec.artifact"
+    return model("bad", engine="llama.cpp", artifact=f"file://{file}", gpu=MEMORY), why
+
+
+@pytest.mark.parametrize("how", ["no-file", "no-gguf", "no-program"])
+async def test_it_is_told_at_the_start_and_displaces_nobody(tmp_path: Path, how: str) -> None:
+    good = fake(tmp_path, "good", "--tokens-per-s", "0", gpu=MEMORY, residencySeconds=0)
+    bad, why = impossible(tmp_path, how)
+    async with serving(tmp_path, bad, good) as one:
+        line = f"pilotlight: Model bad cannot start: {why}; its calls get 503 model_start_failed"
+        await until("it is said at the start", lambda: line in one.said().splitlines())
+        assert f"It cannot start: {why}. Its Calls are" in pilotlight(one, "explain", "model", "bad"), "before any Call"
+        assert f"cannot start: {why}" in pilotlight(one, "status", "bad")
+        assert (await one.call("good")).ending is Ending.COMPLETED
+        engines = one.engines()
+        for _ in range(2):
+            refused = await one.call("bad")
+            assert (refused.status, refused.code, refused.clear) == (503, "model_start_failed", True)
+            assert 0 < int(refused.headers["retry-after"]) <= 62, "the pause does not grow"
+        assert (await one.call("good")).ending is Ending.COMPLETED
+        assert (one.engines(), one.states("good"), one.starts("bad")) == (engines, ["starting", "ready"], 0)
+        assert f"it cannot start: {why}" in pilotlight(one, "explain", "last")
+        assert one.states("bad") == ["refused"], "once a minute, however often it is called"
+        assert one.said().count("cannot start: ") == 2, "once at the start, once for its Calls"
+
+
+async def test_a_file_that_goes_just_before_a_call_displaces_nobody(tmp_path: Path) -> None:
+    """Nobody can have looked since: it is looked at again before anything makes room."""
+    good = fake(tmp_path, "good", "--tokens-per-s", "0", gpu=MEMORY, residencySeconds=0)
+    bad, why = impossible(tmp_path, "no-file")
+    tinygguf.make(tmp_path / "bad.gguf", "I was there.")
+    async with serving(tmp_path, bad, good) as one:
+        assert (await one.call("good")).ending is Ending.COMPLETED
+        (tmp_path / "bad.gguf").unlink()
+        assert (await one.call("bad")).code == "model_start_failed"
+        assert one.states("good") == ["starting", "ready"]
+        await until("it is said", lambda: f"Model bad cannot start: {why}" in one.said())
+
+
+async def test_a_file_that_comes_is_seen_by_itself_and_served_with_its_own_memory(tmp_path: Path) -> None:
+    """Nothing of it is known before: the memory that it needs is in its header. Beside it another Model stays."""
+    good = fake(tmp_path, "good", "--tokens-per-s", "0", gpu={"memory": "1Mi"})
+    late = model("late", engine="llama.cpp", artifact=f"file://{tmp_path}/late.gguf", gpu={}, contextTokens=64)
+    async with serving(tmp_path, late, good, settings("1Gi")) as one:
+        assert (await one.call("good")).ending is Ending.COMPLETED
+        await until("it is said at the start", lambda: "Model late cannot start" in one.said())
+        tinygguf.make(tmp_path / "late.gguf", "Better late than never.")
+        await until("it is seen", lambda: "nothing is in the way any more of a start of late" in one.said(), 15)
+        answer = await one.call("late", stream=False)
+        assert answer.text.strip() == "Better late than never."
+        assert one.states("good") == ["starting", "ready"]
+        assert one.starts("late") == 1
+        row = one.get("/api/v1/models/late")
+        assert isinstance(row, dict)
+        assert 0 < row["memory_bytes"] < 1 << 30
+
+
+async def test_a_changed_document_whose_model_is_missing_leaves_the_old_one_serving(tmp_path: Path) -> None:
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", gpu=MEMORY)
+    async with serving(tmp_path, ada) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        engines = one.engines()
+        one.config.write_text(one.config.read_text().replace(sys.executable, "/nowhere/python"))
+        assert one.process is not None
+        one.process.send_signal(signal.SIGHUP)
+        await until("it is said", lambda: "Model ada cannot start: there is no program /nowhere/python" in one.said())
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        assert one.engines() == engines
+        assert "One more cannot start: there is no program" in pilotlight(one, "explain", "model", "ada")

@@ -1,0 +1,208 @@
+"""Adapters through a real `serve`: `model:adapter` says another sentence than its model, to those who may call it.
+
+The engine is the real llama.cpp server with real LoRA adapters; a parrot shows what an engine of one's own is sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from autoscaler.contract import ModelName
+from autoscaler.engines import launch
+from autoscaler.engines.installed import available
+from autoscaler.model import Adapter, Model, ModelSpec
+from loadtest import tinygguf
+from tests.kit.asking import listens
+from tests.kit.crowd import Crowd, chat, counted
+from tests.kit.parrot import command, seen
+from tests.kit.serving import API, Document, Serving, free_port, model, serving
+
+pytestmark = pytest.mark.xdist_group("real engine")
+
+SENTENCE = "Hello, I am Ada, asleep until you called."
+ADAPTED = {"polite": "Hello, you called. I am Ada,", "curt": "Hello, until called."}
+SAID = {"ada": SENTENCE, **{f"ada:{name}": sentence for name, sentence in ADAPTED.items()}}
+KEYS = {"acme": "pl-acme-key", "lab": "pl-lab-key"}
+ASK: Any = {"role": "user", "content": "Who is there?"}
+"""A message; the client has a type of its own for it."""
+
+
+def files(folder: Path) -> list[dict[str, str]]:
+    """Writes the model and its adapters; the adapters as a document lists them."""
+    folder.mkdir(exist_ok=True)
+    tinygguf.make(folder / "ada.gguf", SENTENCE)
+    for name, sentence in ADAPTED.items():
+        tinygguf.make_adapter(folder / f"{name}.gguf", SENTENCE, sentence)
+    return [{"name": name, "artifact": f"file://{folder}/{name}.gguf"} for name in ADAPTED]
+
+
+def ada(folder: Path, **spec: object) -> Document:
+    """The Model with both adapters."""
+    adapters = files(folder)
+    weights = {"artifact": f"file://{folder}/ada.gguf", "args": ["--threads=1"], "adapters": adapters}
+    return model("ada", engine="llama.cpp", **weights, **spec)
+
+
+def tenant(name: str, **spec: object) -> Document:
+    """A Tenant with its key."""
+    keys = [{"name": "only", "sha256": hashlib.sha256(KEYS[name].encode()).hexdigest()}]
+    return {"apiVersion": API, "kind": "Tenant", "metadata": {"name": name}, "spec": {"keys": keys, **spec}}
+
+
+@asynccontextmanager
+async def client(one: Serving, key: str = "none-needed") -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client."""
+    async with openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key=key, max_retries=0) as api:
+        yield api
+
+
+async def said(api: openai.AsyncOpenAI, name: str, **extra: object) -> str | None:
+    """What a Model, or an adapter of it, says."""
+    answer = await api.chat.completions.create(model=name, messages=[ASK], extra_body=extra)
+    return answer.choices[0].message.content
+
+
+async def test_each_adapter_says_its_own_sentence_and_the_model_still_says_its_own(tmp_path: Path) -> None:
+    """By the Model's name and by an alias, whole and streamed, small and large, one after the other in one slot."""
+    async with serving(tmp_path, ada(tmp_path, aliases=["gpt"], slots=1)) as one, client(one) as api:
+        for name, sentence in [*SAID.items(), *SAID.items()]:
+            assert await said(api, name) == sentence
+            assert await said(api, name.replace("ada", "gpt")) == sentence
+            stream = await api.chat.completions.create(model=name, messages=[ASK], stream=True)
+            assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == sentence
+        assert await said(api, "ada:curt", x_note="x" * 300_000) == ADAPTED["curt"]
+        answer = await api.responses.create(model="ada:polite", input="Who is there?")
+        assert answer.output_text == ADAPTED["polite"]
+        assert one.starts("ada") == 1
+        assert counted(one, "pilotlight_calls_total", 'model="ada"') == counted(one, "pilotlight_calls_total")
+        for path in ("embeddings", "images/generations"):
+            with pytest.raises(openai.BadRequestError, match="adapters"):
+                await api.post(f"/{path}", body={"model": "ada:curt", "input": "x"}, cast_to=object)
+
+
+async def test_case_45_nobody_reaches_an_adapter_of_a_model_that_it_may_not_call(tmp_path: Path) -> None:
+    """To B what A has does not exist: not by name, not in the list, not by an engine's own way to choose it."""
+    bob = model("bob", engine="command", command=command(tmp_path / "seen.jsonl"))
+    documents = (ada(tmp_path), bob, tenant("acme", models=["ada"]), tenant("lab", models=["bob"]))
+    async with serving(tmp_path, *documents, options=("--gateways", "2")) as one, Crowd(one) as crowd:
+        async with client(one, KEYS["acme"]) as acme, client(one, KEYS["lab"]) as lab:
+            assert [entry.id for entry in (await acme.models.list()).data] == ["ada", "ada:polite", "ada:curt"]
+            assert (await acme.models.retrieve("ada:curt")).id == "ada:curt"
+            assert [entry.id for entry in (await lab.models.list()).data] == ["bob"]
+            with pytest.raises(openai.NotFoundError):
+                await lab.models.retrieve("ada:curt")
+            assert await said(acme, "ada:curt") == ADAPTED["curt"]
+        answers = []
+        for name in ("ada:curt", "ada:none", "nobody:curt", "bob:curt"):
+            head, _, body = (await crowd.ask(chat(name, key=KEYS["lab"], close=True))).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 404 ")
+            answers.append(body)
+        assert len({*answers}) == 1, "the same for what it may not call and for what there is not"
+        assert b"curt" not in answers[0]
+        for key, name in (("acme", "ada"), ("lab", "bob")):
+            chosen = chat(name, key=KEYS[key], close=True, lora=[{"id": 1, "scale": 1.0}])
+            assert (await crowd.ask(chosen)).startswith(b"HTTP/1.1 400 ")
+        for path in (b"/v1/load_lora_adapter", b"/lora-adapters"):
+            request = chat("ada", key=KEYS["acme"], close=True).replace(b"/v1/chat/completions", path)
+            assert (await crowd.ask(request)).startswith(b"HTTP/1.1 404 ")
+    assert not seen(tmp_path / "seen.jsonl")
+
+
+async def test_an_engine_of_ones_own_is_asked_for_the_adapter_by_its_name(tmp_path: Path) -> None:
+    own = {"engine": "command", "command": command(tmp_path / "seen.jsonl"), "aliases": ["gpt"]}
+    eve = model("eve", adapters=[{"name": "support", "artifact": "file:///not/looked/at"}], **own)
+    async with serving(tmp_path, eve) as one, Crowd(one) as crowd:
+        for name in ("eve", "eve:support", "gpt:support"):
+            assert (await crowd.ask(chat(name, close=True))).startswith(b"HTTP/1.1 200 ")
+        rows = one.get("/api/v1/status")
+        assert isinstance(rows, list)
+        assert rows[0]["adapters"] == ["support"]
+        found = one.get("/api/v1/models/gpt:support")
+        assert isinstance(found, dict)
+        assert (found["name"], found["adapters"]) == ("eve", ["support"])
+        shown = [sys.executable, "-m", "pilotlight", "status", "eve:support", "--ops", one.ops]
+        table = subprocess.run(shown, capture_output=True, text=True, check=True, timeout=20).stdout
+        assert "eve (+support)" in table
+    sent = [json.loads(call.body) for call in seen(tmp_path / "seen.jsonl")]
+    assert [body["model"] for body in sent] == ["eve", "support", "support"]
+    assert not any("lora" in body for body in sent)
+
+
+async def test_an_adapter_that_is_missing_fails_the_start_with_its_path(tmp_path: Path) -> None:
+    document = ada(tmp_path)
+    (tmp_path / "curt.gguf").unlink()
+    async with serving(tmp_path, document) as one, client(one) as api:
+        with pytest.raises(openai.InternalServerError) as failed:
+            await said(api, "ada")
+        assert failed.value.code == "model_start_failed"
+        assert f"Model ada cannot start: {tmp_path}/curt.gguf: there is no such adapter" in one.said()
+
+
+# --- the engine alone: why every Call says which adapter applies ------------------------------------------------------
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[openai.OpenAI]:
+    """One slot of the real server, without a gateway."""
+    adapters = tuple(Adapter(**adapter) for adapter in files(tmp_path))
+    spec = ModelSpec(
+        engine="llama.cpp", artifact=f"file://{tmp_path}/ada.gguf", args=("--threads=1",), adapters=adapters
+    )
+    port, installed = free_port(), {"xllamacpp": available()["xllamacpp"]}
+    start = launch(Model(name=ModelName("ada"), spec=spec, slots=1), None, "127.0.0.1", port, installed)
+    with subprocess.Popen(start.argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            listens(port, process, start.readiness_path)
+            with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0) as api:
+                yield api
+        finally:
+            process.kill()
+
+
+def prompted(engine: openai.OpenAI, content: str, lora: object) -> tuple[str | None, int]:
+    """What it says, and how many tokens of the prompt it took from what it had computed before."""
+    extra = {} if lora is None else {"lora": lora}
+    messages: Any = [{"role": "user", "content": content}]
+    answer = engine.chat.completions.create(model="ada", messages=messages, extra_body=extra)
+    timings = (answer.model_extra or {})["timings"]
+    return answer.choices[0].message.content, timings["cache_n"]
+
+
+def choice(position: int, scale: int) -> object:
+    return [{"id": position, "scale": scale}]
+
+
+def test_a_prompt_computed_with_one_adapter_is_not_taken_for_another(engine: openai.OpenAI) -> None:
+    """As `model_entry` has gateways say it, and with the host's memory for prompts off. Word by word, since a prompt of
+    another adapter's is computed anew, and one of the same adapter's is not.
+    """
+    first, second = "one " * 40, "two " * 40
+    for lora, sentence in (
+        (choice(0, 0), SENTENCE),
+        (choice(0, 1), ADAPTED["polite"]),
+        (choice(1, 1), ADAPTED["curt"]),
+        (choice(0, 0), SENTENCE),
+    ):
+        assert prompted(engine, first, lora) == (sentence, 0)
+        text, cached = prompted(engine, first, lora)
+        assert text == sentence
+        assert cached > 100
+    assert prompted(engine, second, choice(0, 1)) == (ADAPTED["polite"], 0)
+    assert prompted(engine, first, choice(0, 1)) == (ADAPTED["polite"], 0), "nothing kept it for the Model's own"
+
+
+def test_a_call_that_says_nothing_may_be_answered_from_another_adapters_prompt(engine: openai.OpenAI) -> None:
+    """Why every Call has to say it. Should this fail, the engine has learnt it, and `ModelEntry.lora` may go."""
+    content = "one " * 40
+    assert prompted(engine, content, choice(0, 1))[1] == 0
+    assert prompted(engine, content, None)[1] > 100

@@ -1,0 +1,302 @@
+"""Adapters, pure: from the document to the engine's command line, the catalogue, the names and the body."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from autoscaler.catalogue import model_entry
+from autoscaler.contract import (
+    AdapterEntry,
+    CatalogueDelta,
+    FrontSettings,
+    ModelEntry,
+    ModelName,
+    TenantEntry,
+    TenantName,
+)
+from autoscaler.documents import API_VERSION, DocumentError, Documents, load, to_yaml
+from autoscaler.engines import launch
+from autoscaler.engines.launching import LAUNCHER
+from autoscaler.engines.xllamacpp_server import parse
+from autoscaler.model import Adapter, EngineName, Model, ModelSpec
+from autoscaler.rules import ADAPTERS_MAX
+from gateway.body import Pieces
+from gateway.dialects import Operation, lookup
+from gateway.errors import CallError, model_not_found
+from gateway.rewrite import edit, read
+from gateway.tenants import Directory
+from tests.kit.forwarding import in_one
+
+TWO = (Adapter(name="support", artifact="file:///w/s"), Adapter(name="sql.v2", artifact="file:///w/q"))
+NEEDED = ["--model", "/m", "--host", "h", "--port", "1", "--slots", "2"]
+
+
+def document(adapters: str, *, name: str = "llama", engine: str = "vllm", rest: str = "") -> str:
+    head = f"apiVersion: {API_VERSION}\nkind: Model\nmetadata: {{name: '{name}'}}\n"
+    return f"{head}spec: {{engine: {engine}, artifact: 'file:///m', {rest}adapters: {adapters}}}\n"
+
+
+def loaded(text: str) -> Documents:
+    return load([("a.yaml", text)])
+
+
+def wrong(*texts: str) -> str:
+    with pytest.raises(DocumentError) as caught:
+        load([(f"{number}.yaml", text) for number, text in enumerate(texts)])
+    return str(caught.value)
+
+
+def model(engine: EngineName, *, aliases: tuple[str, ...] = (), args: tuple[str, ...] = ()) -> Model:
+    spec = ModelSpec(
+        engine=engine, artifact="file:///m", aliases=aliases, adapters=TWO, args=args, command=("run", "{port}")
+    )
+    return Model(name=ModelName("llama"), spec=spec, slots=8)
+
+
+def words(engine: EngineName, program: str, *args: str) -> list[str]:
+    """The command line behind what every Model has."""
+    started = launch(model(engine, args=args), None, "127.0.0.1", 9000, {program: f"/bin/{program}"} if program else {})
+    return list(started.argv)
+
+
+# --- the document ----------------------------------------------------------------------------------------------------
+
+
+def test_a_document_with_adapters_loads_and_is_written_again() -> None:
+    text = document("[{name: support, artifact: 'file:///w/s'}, {name: sql.v2, artifact: 'file:///w/q'}]")
+    documents = loaded(text)
+    assert documents.models[0].spec.adapters == TWO
+    assert loaded(to_yaml(documents)) == documents
+
+
+def test_what_is_loaded_is_part_of_what_a_restart_is_needed_for() -> None:
+    texts = ("[{name: a, artifact: 'file:///a'}]", "[{name: a, artifact: 'file:///b'}]", "[]")
+    assert len({loaded(document(text)).models[0].spec_hash() for text in texts}) == 3
+
+
+@pytest.mark.parametrize(
+    ("adapters", "line"),
+    [
+        ("[{name: 'a:b', artifact: 'file:///a'}]", "spec.adapters[0].name: expected 1 to 63 letters, digits or ._-"),
+        ("[{name: 'a/b', artifact: 'file:///a'}]", "spec.adapters[0].name: expected 1 to 63 letters"),
+        ("[{name: '', artifact: 'file:///a'}]", "spec.adapters[0].name: expected 1 to 63 letters"),
+        ("[{name: -a, artifact: 'file:///a'}]", "spec.adapters[0].name: expected 1 to 63 letters"),
+        (f"[{{name: {'a' * 64}, artifact: 'file:///a'}}]", "spec.adapters[0].name: expected 1 to 63 letters"),
+        (
+            "[{name: a, artifact: 'file:///a'}, {name: a, artifact: 'file:///b'}]",
+            "spec.adapters[1].name: `a` occurs twice",
+        ),
+        ("[{name: a}]", "spec.adapters[0].artifact: missing"),
+        ("[{name: a, artifact: 'file:///a', rank: 8}]", "spec.adapters[0].rank: unknown key"),
+        (
+            "[{name: a, artifact: 'oci://r/a@sha256:0'}]",
+            "artifact: oci:// is not in force yet in this version for adap",
+        ),
+        ("[{name: a, artifact: 'hf://org/a'}]", "spec.adapters[0].artifact: hf:// is not in force yet"),
+        ("[{name: a, artifact: 'pvc://a/b'}]", "spec.adapters[0].artifact: pvc:// is not in force yet"),
+        ("[{name: a, artifact: 's3://a/b'}]", "spec.adapters[0].artifact: s3:// is not in force yet"),
+        ("[{name: a, artifact: /a}]", "spec.adapters[0].artifact: expected an absolute path such as file:///models/"),
+        ("[{name: a, artifact: 'file:///a,b'}]", "without any of , : = and quotes"),
+        ("[{name: a, artifact: 'file:///a=b'}]", "without any of , : = and quotes"),
+        ("[{name: a, artifact: 'file:///a:1'}]", "without any of , : = and quotes"),
+        ("x", "spec.adapters: expected a list"),
+    ],
+)
+def test_a_wrong_adapter_is_refused_by_its_key(adapters: str, line: str) -> None:
+    assert line in wrong(document(adapters))
+
+
+def test_their_number_is_bounded() -> None:
+    rows = ", ".join(f"{{name: a{n}, artifact: 'file:///a'}}" for n in range(ADAPTERS_MAX + 1))
+    assert f"at most {ADAPTERS_MAX}" in wrong(document(f"[{rows}]"))
+
+
+def test_a_name_that_an_adapter_has_is_taken() -> None:
+    """Names of Models may have colons, too."""
+    adapted = document("[{name: b, artifact: 'file:///b'}]", name="m", rest="aliases: [n], ")
+    for taken in ("m:b", "n:b"):
+        said = f"metadata.name: `{taken}` is already an adapter of Model m in 0.yaml"
+        assert said in wrong(adapted, document("[]", name=taken))
+        assert f"spec.adapters: `{taken}` is already the name of a Model" in wrong(document("[]", name=taken), adapted)
+
+
+def test_an_engine_that_takes_none_says_so() -> None:
+    assert "spec.adapters: engine ollama takes none" in wrong(
+        document("[{name: a, artifact: 'file:///a'}]", engine="ollama")
+    )
+
+
+@pytest.mark.parametrize("arg", ["--cache-ram=100", "--cache_ram", "--lora", "--lora-scaled=/x:1"])
+def test_flags_of_llama_cpp_that_would_mix_adapters_up_are_refused(arg: str) -> None:
+    one = "[{name: a, artifact: 'file:///a'}]"
+    said = wrong(document(one, engine="llama.cpp", rest=f"args: ['{arg}', '100'], "))
+    assert "spec.args[0]: not together with spec.adapters" in said
+    assert loaded(document("[]", engine="llama.cpp", rest=f"args: ['{arg}', '100'], ")).models
+
+
+def test_sglang_serves_no_name_with_a_colon() -> None:
+    """It would take what follows for an adapter, and does not start."""
+    assert "metadata.name: engine sglang serves no name with a `:`" in wrong(
+        document("[]", name="qwen:7b", engine="sglang")
+    )
+    assert loaded(document("[]", name="qwen", engine="sglang", rest="aliases: ['qwen:7b'], ")).models
+    assert loaded(document("[]", name="qwen:7b")).models
+
+
+# --- engines ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_engine_is_told_in_its_own_flags_and_args_come_last() -> None:
+    assert words("vllm", "vllm", "--max-lora-rank=64")[-5:] == [
+        *("--enable-lora", "--lora-modules", "llama:support=/w/s", "llama:sql.v2=/w/q", "--max-lora-rank=64"),
+    ]
+    assert words("sglang", "sglang")[-4:] == ["--enable-lora", "--lora-paths", "support=/w/s", "sql.v2=/w/q"]
+    for program in ("llama-server", "xllamacpp"):
+        argv = words("llama.cpp", program, "--threads=1")
+        assert argv[-5:] == ["--cache-ram", "0", "--lora-scaled", "/w/s:0,/w/q:0", "--threads=1"]
+    assert words("command", "") == ["run", "9000"], "whose own words load them"
+
+
+def test_without_adapters_nothing_is_added() -> None:
+    plain = Model(name=ModelName("m"), spec=ModelSpec(engine="vllm", artifact="file:///m"))
+    assert "--enable-lora" not in launch(plain, None, "h", 1, {"vllm": "/bin/vllm"}).argv
+
+
+def test_our_launcher_checks_what_it_is_told() -> None:
+    assert parse([*NEEDED, "--lora-scaled", "/a b:0,/c:1"])["--lora-scaled"] == "/a b:0,/c:1"
+    assert "--lora-scaled" not in parse(NEEDED)
+    assert LAUNCHER in words("llama.cpp", "xllamacpp")
+    for value in ("/a", ":0", "/a:", "/a:x", "/a:0,"):
+        with pytest.raises(ValueError, match="--lora-scaled needs PATH:SCALE"):
+            parse([*NEEDED, "--lora-scaled", value])
+
+
+# --- the catalogue ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "names"),
+    [
+        ("vllm", ("llama:support", "llama:sql.v2")),
+        ("sglang", ("llama:support", "llama:sql.v2")),
+        ("command", ("support", "sql.v2")),
+    ],
+)
+def test_gateways_learn_what_an_engine_calls_them(engine: EngineName, names: tuple[str, ...]) -> None:
+    entry = model_entry(model(engine))
+    assert entry.adapters == (
+        AdapterEntry(name="support", served_name=names[0]),
+        AdapterEntry(name="sql.v2", served_name=names[1]),
+    )
+    assert not entry.lora
+
+
+def test_for_llama_cpp_every_call_says_which_adapter_applies() -> None:
+    """A Call that says nothing may be answered from what was computed with the adapter of the last one."""
+    entry = model_entry(model("llama.cpp"))
+    assert json.loads(entry.lora) == [{"id": 0, "scale": 0}]
+    assert [json.loads(adapter.lora) for adapter in entry.adapters] == [
+        [{"id": 0, "scale": 1}],
+        [{"id": 1, "scale": 1}],
+    ]
+    plain = Model(name=ModelName("m"), spec=ModelSpec(engine="llama.cpp", artifact="file:///m"))
+    assert not model_entry(plain).lora
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def directory(*entries: ModelEntry) -> Directory:
+    made = Directory()
+    settings = FrontSettings(keys_needed=True)
+    made.apply(CatalogueDelta(epoch=1, version=1, full=True, models=entries, settings=settings))
+    return made
+
+
+def tenant(*models: str) -> TenantEntry:
+    return TenantEntry(name=TenantName("acme"), models=models or None)
+
+
+@pytest.mark.parametrize("base", ["llama", "gpt"])
+def test_an_adapter_is_the_model_with_another_served_name(base: str) -> None:
+    entry = model_entry(model("llama.cpp", aliases=("gpt",)))
+    found = directory(entry).resolve(tenant(), f"{base}:sql.v2")
+    assert (found.name, found.served_name, found.lora) == ("llama", "llama:sql.v2", entry.adapters[1].lora)
+    assert (found.queue, found.clocks, found.slots) == (entry.queue, entry.clocks, entry.slots)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama:", "llama:none", "llama:SUPPORT", "support", ":support", "llama:support:support", "other:support"]
+)
+def test_an_unknown_adapter_is_an_unknown_model(name: str) -> None:
+    with pytest.raises(CallError) as caught:
+        directory(model_entry(model("vllm"))).resolve(tenant(), name)
+    assert caught.value == model_not_found()
+
+
+def test_whoever_may_call_the_model_may_call_its_adapters_and_nobody_else() -> None:
+    entry = model_entry(model("vllm"))
+    assert directory(entry).resolve(tenant("lla*"), "llama:support").served_name == "llama:support"
+    for glob in ("qwen", "llama:support", "*:support"):
+        with pytest.raises(CallError) as caught:
+            directory(entry).resolve(tenant(glob), "llama:support")
+        assert caught.value == model_not_found(), "the same as for one that does not exist"
+
+
+# --- the body --------------------------------------------------------------------------------------------------------
+
+
+def operation(path: str) -> Operation:
+    found = lookup(b"POST", path.encode())
+    assert found is not None
+    return found
+
+
+def sent(path: str, body: bytes, lora: str, *, large: bool = False) -> dict[str, object]:
+    """What an engine gets."""
+    given: bytes | Pieces = body
+    if large:
+        given = Pieces()
+        given.add(body)
+    of = operation(path)
+    out = edit(of, read(of, given, b"application/json"), "llama:support", None, lora)
+    members: dict[str, object] = json.loads(in_one(out))
+    return members
+
+
+LORA = '[{"id":1,"scale":1}]'
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_the_choice_is_put_into_bodies_small_and_large(path: str, *, large: bool) -> None:
+    got = sent(path, b'{"model":"gpt:support","input":"x"}', LORA, large=large)
+    assert got == {"model": "llama:support", "input": "x", "lora": [{"id": 1, "scale": 1}]}
+    assert "lora" not in sent(path, b'{"model":"gpt:support","input":"x"}', "", large=large)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/messages", "/v1/audio/speech", "/v1/images/generations"])
+def test_a_path_that_cannot_say_the_choice_is_refused(path: str) -> None:
+    with pytest.raises(CallError) as caught:
+        sent(path, b'{"model":"llama"}', LORA)
+    assert (caught.value.status, caught.value.param) == (400, "model")
+    assert "adapters" in caught.value.message
+
+
+def test_a_form_cannot_say_the_choice_either() -> None:
+    of = operation("/v1/audio/transcriptions")
+    form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nllama\r\n--b--'
+    peek = read(of, form, b"multipart/form-data; boundary=b")
+    with pytest.raises(CallError):
+        edit(of, peek, "llama:support", None, LORA)
+    assert edit(of, peek, "llama:support") == form.replace(b"\r\nllama\r\n", b"\r\nllama:support\r\n")
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_client_does_not_choose_by_itself(*, large: bool) -> None:
+    with pytest.raises(CallError) as caught:
+        sent("/v1/chat/completions", b'{"model":"llama","lora":[{"id":0,"scale":1}]}', LORA, large=large)
+    assert (caught.value.status, caught.value.param) == (400, "lora")
+    assert "model:adapter" in caught.value.message

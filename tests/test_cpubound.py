@@ -1,0 +1,88 @@
+"""What `serve` says of Models that hold a GPU and compute on the CPU, and how rarely it asks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from autoscaler.contract import ModelName
+from autoscaler.engines import LLAMA_CPP
+from autoscaler.model import Gpu, Model, ModelSpec
+from autoscaler.world import DocumentsSeen, Synced, World
+from pilotlight.cpubound import NAMED_MAX, NO_GPU, CpuBound
+from tests.kit.steps import SteppedLoop
+from tests.kit.waiting import until
+
+WHEEL = {"xllamacpp": "/bin/python"}
+FIX = LLAMA_CPP.programs[0].for_gpus
+
+
+def llama(name: str, count: int = 1) -> Model:
+    spec = ModelSpec(engine="llama.cpp", artifact="file:///w", gpu=Gpu(count=count))
+    return Model(name=ModelName(name), spec=spec)
+
+
+class House:
+    """A stepped loop whose leader has just begun, and what was asked and said."""
+
+    def __init__(self, available: dict[str, str], *, gpus: bool = True, cpu_only: bool = True) -> None:
+        self.stepped = SteppedLoop(World(epoch=1))
+        self.asked: list[str] = []
+        self.said: list[str] = []
+
+        def ask(python: str) -> bool:
+            self.asked.append(python)
+            return cpu_only
+
+        self.cpu_bound = CpuBound(lambda: gpus, available, ask, self.said.append)
+        self.stepped.loop.listeners.append(self.cpu_bound.on_step)
+
+    def begin(self, *models: Model) -> None:
+        """Documents, then Devices."""
+        self.stepped.step(DocumentsSeen(models=models))
+        self.stepped.step(Synced())
+
+
+async def test_a_model_on_a_gpu_is_told_once_with_the_fix() -> None:
+    house = House(WHEEL)
+    running = asyncio.create_task(house.cpu_bound.run())
+    command = Model(name=ModelName("other"), spec=ModelSpec(engine="command", command=("x", "{port}")))
+    house.begin(llama("ada"), llama("small", 0), command)
+    await until("it is said", lambda: bool(house.said))
+    assert house.said == [f"Model ada holds a GPU and computes on the CPU: {NO_GPU}; {FIX}"]
+    house.stepped.step(DocumentsSeen(models=(llama("ada"), llama("bob"), llama("eve"))))
+    await until("the new ones are said", lambda: len(house.said) == 2)
+    assert house.said[1].startswith("Models bob, eve hold GPUs and compute on the CPU: ")
+    assert house.asked == ["/bin/python"], "of a process, once"
+    running.cancel()
+
+
+async def test_a_folder_of_models_is_one_line() -> None:
+    house = House(WHEEL)
+    running = asyncio.create_task(house.cpu_bound.run())
+    house.begin(*(llama(f"m{number:03}") for number in range(NAMED_MAX + 90)))
+    await until("it is said", lambda: bool(house.said))
+    (line,) = house.said
+    assert line.startswith("Models m000, m001, ")
+    assert "m009 and 90 more hold GPUs" in line
+    running.cancel()
+
+
+async def test_nothing_is_asked_where_no_model_would_hold_a_gpu_and_use_the_wheel() -> None:
+    houses = [House(WHEEL, gpus=False), House({}), House({**WHEEL, "llama-server": "/bin/llama-server"})]
+    for house in houses:
+        house.begin(llama("ada"))
+        await asyncio.wait_for(house.cpu_bound.run(), 5)
+    no_gpu = House(WHEEL)
+    running = asyncio.create_task(no_gpu.cpu_bound.run())
+    no_gpu.begin(llama("small", 0))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    running.cancel()
+    assert [(house.asked, house.said) for house in (*houses, no_gpu)] == [([], [])] * 4
+
+
+async def test_a_wheel_that_finds_a_gpu_is_asked_once_and_nothing_is_said() -> None:
+    house = House(WHEEL, cpu_only=False)
+    house.begin(llama("ada"))
+    await asyncio.wait_for(house.cpu_bound.run(), 5)
+    assert (house.asked, house.said) == (["/bin/python"], [])

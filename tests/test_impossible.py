@@ -1,0 +1,170 @@
+"""A Model that surely cannot start: nothing is displaced for it, whoever waits is told, and it is looked at again."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from autoscaler.actions import Acted, FailStart
+from autoscaler.contract import GatewayId, ModelName
+from autoscaler.fold import fold
+from autoscaler.histories import EPISODE_AFTER_S
+from autoscaler.indices import rebuild
+from autoscaler.plan import plan
+from autoscaler.publish import model_route
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import DocumentsSeen, Gateway, History, StartSeen, Tick, World
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import T0, Scene, device, drain, folded, gateway, kinds, level, model, replica, world
+
+A, B = model("a", 20), model("b", 20)
+WHY = "there is no /m/b.gguf; put the model there, or correct spec.artifact"
+BLOCKED = {B.name: WHY}
+
+
+def waiting(*names: str) -> list[Gateway]:
+    return [gateway(levels=[level(name, 2, wait_s=5) for name in names])]
+
+
+def held() -> World:
+    """`a` has the one device and is idle, `b` is called."""
+    return world([A, B], [device()], [replica(A, "r")], waiting("b"), {"a": History(last_activity_s=T0 - 5)})
+
+
+def called_at(now_s: float) -> dict[GatewayId, Gateway]:
+    """Its Calls are told at `now_s`."""
+    return {GatewayId("g1"): gateway(levels=[level("b", 2)], seen_s=now_s)}
+
+
+def obstacles(made: World) -> dict[ModelName, str]:
+    return dict(made.obstacles)
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_an_obstacle_the_healthy_one_makes_room() -> None:
+    made = plan(held(), T0)
+    assert (kinds(made), made.tries) == (["drain r"], ("b",))
+
+
+def test_with_an_obstacle_its_calls_fail_and_the_healthy_one_stays() -> None:
+    made = plan(replace(held(), obstacles=BLOCKED), T0)
+    assert made.actions == (FailStart(model=B.name, reason=WHY),)
+    assert made.tries == ()
+
+
+def test_the_failure_is_told_to_clients_and_planned_once() -> None:
+    begun = replace(held(), obstacles=BLOCKED)
+    after = folded(begun, plan(begun, T0).actions)
+    assert after.version > begun.version
+    route = model_route(after, B.name, T0, GatewayId("g1"))
+    assert route is not None
+    assert route.refusal is not None
+    assert (route.refusal.code, route.refusal.retry_after_s) == ("model_start_failed", EPISODE_AFTER_S)
+    again = plan(after, T0)
+    assert again.actions == ()
+    assert again.unmet[0].reason == f"{WHY}; next try in 60 s"
+
+
+def test_the_pause_does_not_grow() -> None:
+    made = replace(held(), obstacles=BLOCKED)
+    for round in range(4):
+        now_s = T0 + round * EPISODE_AFTER_S
+        made, _ = fold(rebuild(replace(made, gateways=called_at(now_s)), now_s), (Tick(),), now_s)
+        assert FailStart(model=B.name, reason=WHY) in plan(made, now_s).actions
+        made = folded(made, plan(made, now_s).actions, now_s)
+        assert made.histories[B.name].refused_until_s == now_s + EPISODE_AFTER_S
+
+
+def test_a_victim_that_drains_for_it_comes_back_when_it_is_called() -> None:
+    going = replica(A, "r", state=S.DRAINING, drain=drain(victim_of="b"))
+    made = world([A, B], [device()], [going], waiting("a", "b"))
+    assert kinds(plan(made, T0)) == []
+    assert kinds(plan(replace(made, obstacles=BLOCKED), T0)) == ["failstart b", "revive r"]
+
+
+def test_one_more_of_what_serves_is_not_tried_and_what_serves_goes_on() -> None:
+    b = model("b", 10, slots=1, high=2)
+    made = world([b], [device()], [replica(b, "r")], [gateway(levels=[level("b", 9, 1, wait_s=60)])])
+    assert kinds(plan(made, T0)) == ["start b"]
+    blocked = plan(replace(made, obstacles=BLOCKED), T0)
+    assert blocked.actions == ()
+    assert blocked.unmet[0].reason == f"one more cannot start: {WHY}"
+
+
+def test_the_old_one_serves_on_while_a_changed_spec_cannot_start() -> None:
+    """Without a free Slice it would drain for its successor."""
+    changed = model("b", 20, args=("--new",))
+    made = world([changed], [device()], [replica(B, "r")], [gateway(levels=[level("b", 0, 1)])])
+    replaced = plan(made, T0)
+    assert (kinds(replaced), replaced.tries) == (["drain r"], ("b",))
+    kept = plan(replace(made, obstacles=BLOCKED), T0)
+    assert kept.actions == ()
+    assert kept.unmet[0].reason == f"its changed spec cannot start, the old one serves: {WHY}"
+
+
+def test_a_model_that_must_run_is_looked_at_every_minute() -> None:
+    kept = model("b", 20, low=1)
+    made = world([kept], [device()], obstacles=BLOCKED)
+    assert plan(made, T0).actions == (FailStart(model=B.name, reason=WHY),)
+    scene = Scene(made, lambda _now_s, _scene: ())
+    scene.run(30)
+    assert scene.verbs("start") == []
+
+
+# --- the fold ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_seen_of_starts_is_kept_by_model_and_forgotten_with_it() -> None:
+    begun = world([A, B], [device()], handed_over=True)
+    seen, _ = fold(begun, (StartSeen(model=B.name, obstacle=WHY), StartSeen(model=A.name)), T0)
+    assert obstacles(seen) == BLOCKED
+    assert fold(seen, (StartSeen(model=B.name, obstacle=WHY),), T0)[0] is seen
+    assert fold(begun, (StartSeen(model=ModelName("gone"), obstacle=WHY),), T0)[0] is begun
+    assert obstacles(fold(seen, (StartSeen(model=B.name),), T0)[0]) == {}
+    assert obstacles(fold(seen, (DocumentsSeen(models=(A,)),), T0)[0]) == {}
+
+
+def test_a_failure_of_starts_before_counts_no_more() -> None:
+    tried = History(tries=2, first_try_s=T0 - 1, episodes=3, failure="exit status 1", retry_at_s=T0)
+    begun = world([B], [device()], gateways=waiting("b"), histories={"b": tried})
+    after, _ = fold(begun, (Acted(action=FailStart(model=B.name, reason=WHY)),), T0)
+    known = after.histories[B.name]
+    assert (known.tries, known.episodes, known.failure) == (0, 3, WHY)
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_driver_is_asked_before_anybody_makes_room_and_only_then() -> None:
+    stepped = SteppedLoop(held())
+    stepped.driver.obstacles = {"b": WHY, "a": "never asked"}
+    after = stepped.step()
+    assert after.replicas[replica(A, "r").id].state is S.READY
+    assert obstacles(after) == BLOCKED
+    assert after.histories[B.name].refused_until_s == T0 + EPISODE_AFTER_S
+    assert (stepped.driver.started, stepped.driver.stopped) == ([], [])
+
+
+def test_many_that_cannot_start_are_all_found_in_one_step() -> None:
+    many = [model(f"m{number}", 20) for number in range(9)]
+    busy = [gateway(levels=[level(m.name, 1, wait_s=5) for m in many])]
+    idle = {"a": History(last_activity_s=T0 - 5)}
+    stepped = SteppedLoop(world([A, *many], [device()], [replica(A, "r")], busy, idle))
+    stepped.driver.obstacles = {m.name: WHY for m in many}
+    after = stepped.step()
+    assert len(after.obstacles) == 9
+    assert after.replicas[replica(A, "r").id].state is S.READY
+
+
+def test_it_starts_once_nothing_is_in_the_way_any_more_and_its_pause_is_over() -> None:
+    stepped = SteppedLoop(held())
+    stepped.driver.obstacles = {"b": WHY}
+    stepped.step()
+    stepped.driver.obstacles = {}
+    stepped.now_s += 5.0
+    after = stepped.step(StartSeen(model=B.name))
+    assert (obstacles(after), after.replicas[replica(A, "r").id].state) == ({}, S.READY)
+    stepped.now_s = T0 + EPISODE_AFTER_S
+    stepped.loop.world = rebuild(replace(after, gateways=called_at(stepped.now_s)), stepped.now_s)
+    assert stepped.step(Tick()).replicas[replica(A, "r").id].state is S.DRAINING

@@ -1,0 +1,292 @@
+"""Cold starts measured from outside: what is waited for, what is told meanwhile, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from click.testing import CliRunner, Result
+
+import loadtest.coldstart
+from loadtest.cli import load
+from loadtest.client import LoadError
+from loadtest.coldstart import FAILED, INTERRUPTED, KEPT, SHORTEN, coldstart
+from loadtest.result import Ending
+from loadtest.stopping import Stop
+from tests.kit.waiting import until
+
+Serve = Callable[[web.Application], Awaitable[TestServer]]
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(load, arguments)
+
+
+class ColdServer:
+    """An inference port and an operations port of a Model that needs some looks until it is at zero again."""
+
+    def __init__(self, *, looks: int = 2, timing: str = "queue;dur=1, load;dur=20, ready;dur=2") -> None:
+        self.looks, self.timing, self.left, self.calls = looks, timing, looks, 0
+        self.app = web.Application()
+        self.app.router.add_get("/v1/models/ada", self.entry)
+        self.app.router.add_get("/v1/models/other", self.other)
+        self.app.router.add_get("/api/v1/models/ada", self.status)
+        self.app.router.add_post("/v1/chat/completions", self.call)
+
+    async def entry(self, _: web.Request) -> web.Response:
+        self.left -= 1
+        return web.json_response({"id": "ada", "pilotlight": {"state": "ready" if self.left > 0 else "zero"}})
+
+    async def other(self, _: web.Request) -> web.Response:
+        return web.json_response({"id": "other", "object": "model"})
+
+    async def status(self, _: web.Request) -> web.Response:
+        self.left -= 1
+        return web.json_response({"name": "ada", "replicas": {"scrubbing": 1} if self.left > 0 else {}})
+
+    async def call(self, _: web.Request) -> web.Response:
+        self.left, self.calls = self.looks, self.calls + 1
+        text = 'data: {"choices":[{"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+        return web.Response(text=text, headers={"Server-Timing": self.timing, "Content-Type": "text/event-stream"})
+
+
+@pytest.mark.parametrize("with_ops", [False, True])
+async def test_each_round_waits_for_zero_and_keeps_the_phases(aiohttp_server: Serve, with_ops: bool) -> None:
+    server = ColdServer()
+    url = str((await aiohttp_server(server.app)).make_url("/")).rstrip("/")
+    said: list[str] = []
+    starts = await coldstart(url, "ada", 3, url if with_ops else None, say=said.append)
+    assert (server.calls, starts.warm, starts.verdict.completed, starts.verdict.holds) == (3, 0, 3, True)
+    assert list(starts.spreads_ms) == ["queue", "load", "ready", "first byte", "total"]
+    assert starts.spreads_ms["load"].median == 20.0
+    assert all(one.waited_s >= 0.1 for one in starts.rounds)
+    assert said[0].startswith("3 rounds, about 7 min and the starts: each waits for zero (60 s without a call, longer")
+    assert said[1] == SHORTEN
+    assert [line.split(":")[0] for line in said[2:]] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
+    assert all(re.search(r": waited 0\.[1-9] s for zero, first byte after ", line) for line in said[2:])
+
+
+@pytest.mark.parametrize(
+    ("rounds", "entry", "says"),
+    [
+        (
+            20,
+            {"idle_seconds": 60.0, "idle_auto": True, "last_start_seconds": 21.4},
+            "20 rounds, about 4 h 7 min: each waits for zero (60 s without a call, longer each time with `idle",
+        ),
+        (
+            5,
+            {"idle_seconds": 2.0, "last_start_seconds": 0.5},
+            "5 rounds, about 10 s: each waits for zero (2 s without a call), then for one start (0.5 s)",
+        ),
+        (2, {"idle_seconds": 1800.0}, "2 rounds, about 30 min and the starts: each waits for zero (1800 s without a "),
+        (1, {"idle_seconds": 60.0, "last_start_seconds": 21.4}, "1 round, about 21 s: one start (21.4 s)"),
+        (1, {}, "1 round: one start"),
+    ],
+)
+async def test_it_says_first_about_how_long_it_will_take(
+    aiohttp_server: Serve, rounds: int, entry: dict[str, object], says: str
+) -> None:
+    """The Model is at zero, so the first round begins at once."""
+    app, said, stop = web.Application(), list[str](), Stop()
+
+    async def told(_: web.Request) -> web.Response:
+        return web.json_response({"name": "ada", "replicas": {}, **entry})
+
+    def say(line: str) -> None:
+        said.append(line)
+        stop.tell()
+
+    app.router.add_get("/api/v1/models/ada", told)
+    url = str((await aiohttp_server(app)).make_url("/"))
+    await coldstart(url, "ada", rounds, url, say=say, stop=stop)
+    assert said[0].startswith(says)
+    assert said[1:2] == ([SHORTEN] if rounds > 1 else said[1:2])
+
+
+async def test_the_operations_port_is_believed_and_gets_no_key(aiohttp_server: Serve) -> None:
+    keys: list[str | None] = []
+
+    async def entry(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("Authorization"))
+        return web.json_response({"name": "ada", "replicas": {"ready": 0, "scrubbing": 0}})
+
+    app = web.Application()
+    app.router.add_get("/api/v1/models/ada", entry)
+    ops = str((await aiohttp_server(app)).make_url("/"))
+    server = ColdServer(looks=10_000)
+    url = str((await aiohttp_server(server.app)).make_url("/"))
+    starts = await coldstart(url, "ada", 2, ops, key="pl-secret")
+    assert (server.calls, starts.verdict.holds, keys) == (2, True, [None, None])
+    assert server.left == server.looks, "the inference port is not asked"
+
+
+async def test_an_operations_url_that_is_another_port_is_one_error(aiohttp_server: Serve) -> None:
+    async def entry(_: web.Request) -> web.Response:
+        return web.json_response({"id": "ada", "pilotlight": {"state": "zero"}})
+
+    app = web.Application()
+    app.router.add_get("/api/v1/models/ada", entry)
+    url = str((await aiohttp_server(app)).make_url("/"))
+    with pytest.raises(LoadError, match=r"is --ops the operations port\?"):
+        await coldstart(url, "ada", 1, url)
+
+
+@pytest.mark.parametrize(("with_ops", "state"), [(True, "its Replicas: 1 scrubbing"), (False, "the model is ready")])
+async def test_a_model_that_stays_is_told_with_what_can_be_done(
+    aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch, *, with_ops: bool, state: str
+) -> None:
+    monkeypatch.setattr(loadtest.coldstart, "SAY_EVERY_S", 0.05)
+    monkeypatch.setattr(loadtest.coldstart, "ZERO_S_MAX", 0.15)
+    url = str((await aiohttp_server(ColdServer(looks=100).app)).make_url("/"))
+    said: list[str] = []
+    with pytest.raises(LoadError) as caught:
+        await coldstart(url, "ada", 1, url if with_ops else None, say=said.append)
+    assert str(caught.value) == f"not at zero after 0 s, {state}: {KEPT}"
+    assert f"waiting for zero for 0 s, {state}" in said
+
+
+async def test_a_start_that_was_not_cold_is_told(aiohttp_server: Serve) -> None:
+    url = str((await aiohttp_server(ColdServer(timing="upstream;dur=2").app)).make_url("/"))
+    starts = await coldstart(url, "ada", 1)
+    assert (starts.warm, starts.rounds[0].cold, starts.rounds[0].ending) == (1, False, Ending.COMPLETED)
+
+
+async def test_rounds_that_were_made_are_told_when_it_is_stopped(aiohttp_server: Serve) -> None:
+    url = str((await aiohttp_server(ColdServer(looks=3).app)).make_url("/"))
+    stop = Stop()
+
+    def say(line: str) -> None:
+        if line.startswith("round 2 of 20"):
+            asyncio.get_running_loop().call_later(0.05, stop.tell)  # while it waits for zero
+
+    starts = await coldstart(url, "ada", 20, say=say, stop=stop)
+    assert (len(starts.rounds), starts.ended, starts.verdict.admitted, starts.verdict.holds) == (
+        2,
+        INTERRUPTED,
+        2,
+        True,
+    )
+    assert starts.spreads_ms["load"].count == 2
+
+
+async def test_a_round_that_is_under_way_is_given_up_when_it_is_stopped(aiohttp_server: Serve) -> None:
+    server, stop = ColdServer(), Stop()
+
+    async def hang(_: web.Request) -> web.Response:
+        asyncio.get_running_loop().call_later(0.05, stop.tell)
+        await asyncio.sleep(20)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/v1/models/ada", server.entry)
+    app.router.add_post("/v1/chat/completions", hang)
+    url = str((await aiohttp_server(app)).make_url("/"))
+    starts = await coldstart(url, "ada", 20, stop=stop)
+    assert [one.ending for one in starts.rounds] == [Ending.ABANDONED]
+    assert (starts.ended, starts.verdict.holds) == (INTERRUPTED, True)
+
+
+@pytest.mark.parametrize("rounds_before", [0, 1])
+async def test_the_coldstart_command_ends_with_its_verdict_at_ctrl_c(aiohttp_server: Serve, rounds_before: int) -> None:
+    server = ColdServer(looks=2 if rounds_before else 10_000)
+    url = str((await aiohttp_server(server.app)).make_url("/"))
+    words = ("-m", "pilotlight", "load", "coldstart", "--url", url, "--model", "ada", "--rounds", "9")
+    run = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE, stderr=PIPE)
+    await until("it looks", lambda: server.calls >= rounds_before and server.left < server.looks)
+    server.left = 10_000
+    run.send_signal(signal.SIGINT)
+    said = (await run.communicate())[0].decode().splitlines()
+    assert run.returncode == 130
+    assert re.fullmatch(rf"ended after [{rounds_before}-9] of 9 rounds: interrupted", said[-2])
+    assert said[-1].startswith("verdict holds: ")
+
+
+async def failed(_: web.Request) -> web.Response:
+    return web.json_response({"id": "ada", "pilotlight": {"state": "failed"}, "replicas": {}})
+
+
+async def refuse(_: web.Request) -> web.Response:
+    error = {"message": "The model failed to start.", "code": "model_start_failed", "type": "x"}
+    return web.json_response({"error": error}, status=503)
+
+
+async def test_a_model_that_failed_is_one_clear_error_at_once(aiohttp_server: Serve) -> None:
+    app = web.Application()
+    app.router.add_get("/v1/models/ada", failed)
+    url = str((await aiohttp_server(app)).make_url("/"))
+    done = await asyncio.to_thread(invoke, "coldstart", "--url", url, "--model", "ada")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "the model failed to start" in done.stderr
+    assert "pilotlight explain" in done.stderr
+
+
+async def test_a_model_that_fails_in_a_round_ends_the_measurement_there(aiohttp_server: Serve) -> None:
+    app = web.Application()
+    app.router.add_get("/api/v1/models/ada", failed)
+    app.router.add_post("/v1/chat/completions", refuse)
+    url = str((await aiohttp_server(app)).make_url("/"))
+    done = await asyncio.to_thread(invoke, "coldstart", "--url", url, "--model", "ada", "--rounds", "5", "--ops", url)
+    assert done.exit_code == 1
+    *_, ended, codes, verdict = done.stdout.splitlines()
+    assert ended.startswith("ended after 1 of 5 rounds: the model failed to start")
+    assert codes == "  1 x model_start_failed"
+    assert verdict.startswith("verdict holds: 1 call, 0 completed, 1 failed")
+
+
+async def test_what_goes_wrong_after_some_rounds_does_not_lose_them(aiohttp_server: Serve) -> None:
+    server = ColdServer()
+
+    async def entry(request: web.Request) -> web.Response:
+        return await (server.entry(request) if server.calls < 2 else failed(request))
+
+    app = web.Application()
+    app.router.add_get("/v1/models/ada", entry)
+    app.router.add_post("/v1/chat/completions", server.call)
+    starts = await coldstart(str((await aiohttp_server(app)).make_url("/")), "ada", 5)
+    assert (len(starts.rounds), starts.ended, starts.verdict.completed) == (2, FAILED, 2)
+
+
+@pytest.mark.parametrize(("model", "says"), [("absent", "no such model"), ("other", "does not tell the model's state")])
+async def test_a_server_that_cannot_tell_zero_is_one_error(aiohttp_server: Serve, model: str, says: str) -> None:
+    url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
+    with pytest.raises(LoadError, match=says):
+        await coldstart(url, model, 1)
+
+
+async def test_the_coldstart_command_prints_phases_writes_its_page_and_exits_0(
+    aiohttp_server: Serve, tmp_path: Path
+) -> None:
+    url, page = str((await aiohttp_server(ColdServer().app)).make_url("/")), tmp_path / "out.html"
+    words = ("coldstart", "--url", url, "--model", "ada", "--rounds", "2", "--report", str(page))
+    done = await asyncio.to_thread(invoke, *words)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] in page.read_text()
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["queue", "load", "ready", "first", "total", "verdict"]
+    assert lines[1].split()[1:5] == ["min", "20.0", "median", "20.0"]
+    assert re.search(r"round 2 of 2: waited 0\.\d s for zero, first byte after", done.stderr)
+
+
+async def test_how_long_it_will_take_is_never_in_the_json(aiohttp_server: Serve) -> None:
+    url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
+    words = ("coldstart", "--url", url, "--model", "ada", "--rounds", "2", "--output", "json")
+    done = await asyncio.to_thread(invoke, *words)
+    assert len(json.loads(done.stdout)["rounds"]) == 2
+    assert done.stderr.startswith("2 rounds, about 3 min and the starts: each waits for zero (")
+
+
+def test_a_server_that_is_not_there_exits_1_in_one_line() -> None:
+    done = invoke("coldstart", "--url", "http://127.0.0.1:9", "--model", "ada")
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert "is the server up" in done.stderr

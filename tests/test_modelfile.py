@@ -1,0 +1,105 @@
+"""Files that no engine could serve: said in one line that names the file and the fix, before anything is started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from artifacts import gguf
+from autoscaler.contract import ModelName
+from autoscaler.engines import EngineError
+from autoscaler.model import EngineName, Model, ModelSpec
+from loadtest import tinygguf
+from pilotlight import gathering
+from pilotlight.modelfile import check_file, header
+
+CORRECT = "or correct spec.artifact"
+
+
+def model(engine: EngineName, path: Path) -> Model:
+    return Model(name=ModelName("m"), spec=ModelSpec(engine=engine, artifact=f"file://{path}", command=("x", "{port}")))
+
+
+def wrong(engine: EngineName, path: Path) -> str:
+    """Why it could not be served; empty: nothing is found."""
+    try:
+        check_file(model(engine, path), path)
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
+def test_a_good_file_is_good_for_everybody(tmp_path: Path) -> None:
+    good, weights = tmp_path / "good.gguf", tmp_path / "weights"
+    tinygguf.make(good, "Good.")
+    weights.mkdir()
+    assert wrong("llama.cpp", good) == wrong("vllm", good) == wrong("command", good) == ""
+    assert wrong("vllm", weights) == ""
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "vllm", "sglang", "command"])
+def test_a_file_that_is_not_there_is_named_with_what_to_do(tmp_path: Path, engine: EngineName) -> None:
+    for path in (tmp_path / "m.gguf", tmp_path / "no" / "folder" / "m.gguf"):
+        assert wrong(engine, path) == f"there is no {path}; put the model there, {CORRECT}"
+
+
+def test_llama_cpp_needs_a_gguf_however_it_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"hello there")
+    assert wrong("llama.cpp", path) == f"{path}: not a GGUF file; put a whole GGUF file there, {CORRECT}"
+    assert wrong("vllm", path) == ""
+    assert wrong("llama.cpp", tmp_path).startswith(f"{tmp_path}: Is a directory")
+
+
+@pytest.mark.parametrize("engine", ["command", "ollama"])
+def test_what_a_command_makes_of_its_artifact_is_its_own_affair(tmp_path: Path, engine: EngineName) -> None:
+    assert wrong(engine, tmp_path / "made-by-the-engine") == ""
+
+
+def test_a_file_that_may_not_be_read_is_told_although_it_was_read_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever runs the tests may be root, who may read everything."""
+    path = tmp_path / "m.gguf"
+    tinygguf.make(path, "Good.")
+    assert wrong("llama.cpp", path) == ""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert wrong("llama.cpp", path) == f"{path} may not be read; let the user that runs pilotlight read it"
+
+
+def test_a_header_is_read_once_and_again_when_the_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, reads, read = tmp_path / "m.gguf", list[Path](), gguf.read
+    tinygguf.make(path, "Good.")
+
+    def counted(file: Path) -> gguf.GgufInfo:
+        reads.append(file)
+        return read(file)
+
+    monkeypatch.setattr(gguf, "read", counted)
+    assert header(path) is header(path)
+    os.utime(path, (1, 1))
+    header(path)
+    assert len(reads) == 2
+
+
+def test_a_part_of_a_split_model_that_goes_is_noticed(tmp_path: Path) -> None:
+    first, second = (tmp_path / f"[x] m-0000{part}-of-00002.gguf" for part in (1, 2))
+    tinygguf.make(first, "Good.")
+    shutil.copy(first, second)
+    assert wrong("llama.cpp", first) == ""
+    second.unlink()
+    assert wrong("llama.cpp", first).startswith(f"{first}: part 2 of 2 is missing: {second.name}; put a whole GGUF")
+
+
+def test_an_engine_that_is_installed_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, found = tmp_path / "m.gguf", dict[str, str]()
+    tinygguf.make(path, "Good.")
+    monkeypatch.setattr(gathering, "available", lambda: dict(found))
+    launch = gathering.launcher()
+    with pytest.raises(EngineError, match="is not installed here"):
+        launch(model("llama.cpp", path), "127.0.0.1", 1)
+    found["llama-server"] = "/opt/llama-server"
+    assert launch(model("llama.cpp", path), "127.0.0.1", 1).argv[0] == "/opt/llama-server"

@@ -1,0 +1,137 @@
+"""What `serve` says of Models that cannot start, when it looks, and what it reads before they start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.model import Model
+from autoscaler.world import DocumentsSeen, Synced, World
+from pilotlight import preflight
+from pilotlight.news import SAID_MAX
+from pilotlight.preflight import Preflight
+from tests.kit.steps import SteppedLoop
+from tests.kit.waiting import until
+from tests.kit.worlds import device, model, world
+
+A, B = model("a", 10), model("b", 10)
+WHY = "there is no /m/b.gguf; put the model there, or correct spec.artifact"
+UNKNOWN = model("b", 0)
+"""Its file could not be read yet, so nothing is known of its memory."""
+
+
+class House:
+    """A stepped loop with its Preflight. `said` are its lines; `worlds` all Worlds that the loop went through."""
+
+    def __init__(self) -> None:
+        self.stepped = SteppedLoop(world([], [device()]))
+        self.obstacles: dict[str, str] = {}
+        self.looked: list[str] = []
+        self.said: list[str] = []
+        self.worlds: list[World] = []
+        self.preflight = Preflight(self.stepped.loop, self.obstacle, self.read_again, self.said.append)
+        self.stepped.loop.listeners += [self.preflight.on_step, lambda step: self.worlds.append(step.after)]
+
+    def obstacle(self, of: Model) -> str:
+        self.looked.append(of.name)
+        return self.obstacles.get(of.name, "")
+
+    async def read_again(self) -> None:
+        self.stepped.step(DocumentsSeen(models=(A, model("b", 7))))
+
+    async def until(self, what: str, look: Callable[[World], bool]) -> None:
+        """Steps until the World is so."""
+        await until(what, lambda: look(self.stepped.step()))
+
+    def play(self, scenario: Callable[[], object]) -> None:
+        """Runs a scenario beside the Preflight."""
+
+        async def both() -> None:
+            looking = asyncio.create_task(self.preflight.run())
+            made = scenario()
+            assert asyncio.iscoroutine(made)
+            await made
+            looking.cancel()
+
+        asyncio.run(both())
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> House:
+    monkeypatch.setattr(preflight, "LOOK_EVERY_S", 0.01)
+    return House()
+
+
+def test_it_says_what_is_in_the_way_once_and_when_it_no_longer_is(house: House) -> None:
+    house.obstacles = {"b": WHY}
+
+    async def scenario() -> None:
+        house.stepped.step(DocumentsSeen(models=(A, B)))
+        await house.until("the obstacle is told", lambda made: made.obstacles == {"b": WHY})
+        assert house.said == [f"Model b cannot start: {WHY}; its calls get 503 model_start_failed"]
+        looks = len(house.looked)
+        await house.until("it looks again", lambda _: len(house.looked) >= looks + 6)
+        house.obstacles = {}
+        await house.until("it is gone", lambda made: not made.obstacles)
+        assert house.said[1:] == ["nothing is in the way any more of a start of b"]
+
+    house.play(scenario)
+
+
+def test_documents_that_change_are_looked_at_at_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "LOOK_EVERY_S", 3600.0)
+
+    async def scenario() -> None:
+        house.stepped.step(DocumentsSeen(models=(A,)))
+        await house.until("a is looked at", lambda _: house.looked[-1:] == ["a"])
+        house.stepped.step(DocumentsSeen(models=(A, B)))
+        await house.until("b is looked at", lambda _: house.looked[-1:] == ["b"])
+
+    house.play(scenario)
+
+
+def test_it_looks_when_the_driver_knows_its_devices(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which program an engine is depends on them."""
+    monkeypatch.setattr(preflight, "LOOK_EVERY_S", 3600.0)
+    house.stepped.loop.world = replace(house.stepped.loop.world, synced=False)
+
+    async def scenario() -> None:
+        house.stepped.step(DocumentsSeen(models=(A,)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert house.looked == []
+        house.stepped.step(Synced())
+        await house.until("a is looked at", lambda _: house.looked == ["a"])
+
+    house.play(scenario)
+
+
+def test_a_file_that_comes_is_read_before_its_model_may_start(house: House) -> None:
+    """Else it would start with the whole device, and start again once its memory is known."""
+    house.obstacles = {"b": WHY}
+
+    async def scenario() -> None:
+        house.stepped.step(DocumentsSeen(models=(A, UNKNOWN)))
+        await house.until("the obstacle is told", lambda made: bool(made.obstacles))
+        house.obstacles = {}
+        await house.until("it is gone", lambda made: not made.obstacles)
+
+    house.play(scenario)
+    known = [made for made in house.worlds if made.models.get(B.name) and made.models[B.name].memory_bytes]
+    assert known[0].obstacles == {"b": WHY}, "the memory first"
+
+
+def test_a_hundred_of_them_are_not_a_hundred_lines(house: House) -> None:
+    many = tuple(model(f"m{number:03}", 1) for number in range(100))
+    house.obstacles = {one.name: WHY for one in many}
+
+    async def scenario() -> None:
+        house.stepped.step(DocumentsSeen(models=many))
+        await house.until("all are told", lambda made: len(made.obstacles) == 100)
+        assert len(house.said) == SAID_MAX + 1
+        assert house.said[-1] == f"{100 - SAID_MAX} more models cannot start: `pilotlight status` tells each"
+
+    house.play(scenario)

@@ -1,0 +1,191 @@
+"""One engine's connection over a transport that is played: what was read in one go is handed on in many turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from gateway.address import parse
+from gateway.pool import Pool
+from gateway.sse import chunk
+from gateway.upstream import EngineConnection, Loss
+from gateway.walker import LAST_CHUNK, STEP_BYTES, BodyWalker, ResponseHead
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+CLOSING = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+TEXT = bytes(range(97, 123)) * 400
+CRUMBS = b"".join([chunk(TEXT[at : at + 1]) for at in range(len(TEXT))])
+"""More than three steps."""
+TURNS = len(CRUMBS) // STEP_BYTES
+
+
+class Played(asyncio.Transport):
+    """Remembers whether it is read from, and that it was aborted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = True
+        self.aborted = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Heard:
+    """A Sink that takes the content, and counts in how many pieces."""
+
+    def __init__(self) -> None:
+        self.engine: EngineConnection | None = None
+        self.sent_s = 0.0
+        self.pieces: list[bytes] = []
+        self.end = ""
+        self._walker: BodyWalker | None = None
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(self.pieces)
+
+    def engine_sent(self) -> None:
+        pass
+
+    def engine_head(self, head: ResponseHead, walker: BodyWalker) -> Callable[[bytes], None] | None:
+        del head
+        self._walker = walker
+        return self._take
+
+    def engine_end(self) -> None:
+        self.end = "whole"
+
+    def engine_whole(self, head: ResponseHead, body: bytes) -> None:
+        raise AssertionError
+
+    def engine_lost(self, loss: Loss) -> None:
+        self.end = loss
+
+    def _take(self, data: bytes) -> None:
+        assert self._walker is not None
+        self.pieces.append(self._walker.strip(data))
+
+
+class Line:
+    """A connection, its transport and its Sink, with a request sent."""
+
+    def __init__(self) -> None:
+        self.pool = Pool(parse("127.0.0.1:1"), lambda: pytest.fail("no TLS here"))
+        self.connection = EngineConnection(self.pool)
+        self.transport = Played()
+        self.sink = Heard()
+        self.connection.start(self.sink, (b"request", b""), single=False)
+        self.connection.connection_made(self.transport)
+
+    async def turns(self) -> int:
+        """Lets the loop turn until nothing more comes; how many turns brought something."""
+        brought = 0
+        for _ in range(2 * TURNS):
+            before = len(self.sink.pieces)
+            await asyncio.sleep(0)
+            brought += len(self.sink.pieces) > before
+        return brought
+
+
+async def test_a_read_of_many_chunks_takes_many_turns_and_nothing_is_read_meanwhile() -> None:
+    line = Line()
+    line.connection.data_received(HEAD + CRUMBS + LAST_CHUNK)
+    assert (len(line.sink.pieces), line.transport.reading) == (1, False)
+    assert len(line.sink.content) <= STEP_BYTES // 6 + 1
+    assert await line.turns() == TURNS
+    assert (line.sink.content, line.sink.end) == (TEXT, "whole")
+    assert line.transport.reading
+    assert line.connection.sink is None
+
+
+async def test_what_comes_all_the_same_comes_after_it() -> None:
+    line = Line()
+    line.connection.data_received(HEAD + CRUMBS)
+    line.connection.data_received(chunk(b"!") + LAST_CHUNK)
+    await line.turns()
+    assert (line.sink.content, line.sink.end, line.transport.reading) == (TEXT + b"!", "whole", True)
+
+
+async def test_a_client_that_does_not_keep_up_is_not_read_for_after_the_last_turn() -> None:
+    line = Line()
+    line.connection.data_received(HEAD + CRUMBS)
+    line.connection.pause()
+    await line.turns()
+    assert (line.sink.content, line.transport.reading) == (TEXT, False)
+    line.connection.resume()
+    assert line.transport.reading
+
+
+async def test_a_client_that_catches_up_between_two_turns_does_not_have_more_read() -> None:
+    line = Line()
+    line.connection.data_received(HEAD + CRUMBS)
+    line.connection.pause()
+    line.connection.resume()
+    assert not line.transport.reading
+    await line.turns()
+    assert line.transport.reading
+
+
+@pytest.mark.parametrize(("rest", "end"), [(LAST_CHUNK, "whole"), (b"", "reset")])
+async def test_a_connection_that_is_lost_between_two_turns_is_lost_after_the_last(rest: bytes, end: str) -> None:
+    line = Line()
+    line.connection.data_received(HEAD + CRUMBS + rest)
+    line.connection.connection_lost(ConnectionResetError())
+    assert line.sink.end == ""
+    await line.turns()
+    assert (line.sink.content, line.sink.end) == (TEXT, end)
+    assert line.pool.connections == 0
+
+
+@pytest.mark.parametrize(("error", "end"), [(None, "whole"), (ConnectionResetError(), "reset")])
+async def test_a_body_that_ends_with_the_connection_ends_after_the_last_turn(error: Exception | None, end: str) -> None:
+    line, text = Line(), TEXT * 6
+    line.connection.data_received(CLOSING + text)
+    line.connection.connection_lost(error)
+    assert await line.turns() == len(text) // STEP_BYTES
+    assert (line.sink.content, line.sink.end) == (text, end)
+
+
+async def test_who_lets_go_between_two_turns_hears_no_more() -> None:
+    line = Line()
+    line.connection.data_received(HEAD + CRUMBS + LAST_CHUNK)
+    heard = line.sink.content
+    line.connection.let_go()
+    assert await line.turns() == 0
+    assert (line.sink.content, line.sink.end, line.transport.aborted) == (heard, "", True)
+    line.connection.connection_lost(None)
+    assert line.pool.connections == 0
+
+
+async def test_what_is_odd_in_a_later_turn_is_odd() -> None:
+    line = Line()
+    line.connection.data_received(HEAD + CRUMBS + b"odd")
+    await line.turns()
+    assert (line.sink.end, line.transport.aborted) == ("odd", True)
+    assert TEXT.startswith(line.sink.content)
+
+
+async def test_more_than_an_answer_is_seen_however_late() -> None:
+    line = Line()
+    line.connection.data_received(HEAD + LAST_CHUNK + CRUMBS)
+    assert (line.sink.end, line.transport.aborted) == ("whole", True), "such a connection is not used again"

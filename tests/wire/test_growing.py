@@ -1,0 +1,214 @@
+"""Forms that go on to an engine while they come: on real sockets, with engines that tell what has come to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.body import Edit, Growing, Pieces
+from gateway.limits import Limits
+from tests.kit.engine import OK, STREAM, document
+from tests.kit.large import MIB, Dying, Reading, address
+from tests.kit.rig import Client, Rig, rig
+
+PART = b'--b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
+NAMED = PART % (b"model", b"", b"alias-m")
+SOUND = PART % (b"file", b'; filename="a.wav"\r\nContent-Type: audio/wav', b"\0\r\n-\r\n--\xff" * (MIB // 4))
+END = b"--b--\r\n"
+FORM = NAMED + SOUND + END
+
+
+def begin(client: Client, length: int, first: bytes, *lines: str) -> None:
+    """Sends a head and some of its body."""
+    head = ["POST /v1/audio/transcriptions HTTP/1.1", "host: x", "content-type: multipart/form-data; boundary=b"]
+    client.send("\r\n".join([*head, f"content-length: {length}", *lines, "", ""]).encode() + first)
+
+
+@asynccontextmanager
+async def begun(
+    engine: Reading, form: bytes = FORM, part: int = MIB, *lines: str, limits: Limits | None = None
+) -> AsyncIterator[tuple[Rig, Client]]:
+    """A gateway, and a client that has sent so much of a form, of which some is with the engine."""
+    async with engine, rig(engine.address, limits=limits or Limits()) as one:
+        client = await one.client()
+        begin(client, len(form), form[:part], *lines)
+        await engine.until(lambda: len(engine.came) > part // 2)
+        assert one.in_use() == 1
+        yield one, client
+
+
+async def nothing_left(one: Rig) -> None:
+    """No Call, no room taken."""
+    await one.settled()
+    async with asyncio.timeout(5):
+        while one.front.room.held_bytes:
+            await asyncio.sleep(0.001)
+    assert one.in_use() == 0
+
+
+def test_what_grows_is_the_edited_body_wherever_it_is_cut() -> None:
+    pieces, text = Pieces(), bytes(range(60))
+    for edit in (Edit(10, 17, b"other name"), Edit(10, 10, b"more"), Edit(10, 17, b""), Edit(0, 0, b"")):
+        wanted = text[: edit.start] + edit.text + text[edit.end :]
+        for size in (1, 3, 60):
+            pieces = Pieces()
+            growing, out = Growing(pieces, len(text), edit.end).edited([edit]), b""
+            assert len(growing) == len(wanted)
+            for at in range(0, len(text), 5):
+                pieces.add(text[at : at + 5])
+                growing.ready = max(edit.end, at + 5)
+                if pieces.size < growing.ready:
+                    continue  # not before all that is changed has come
+                while found := growing.take(len(out), size):
+                    assert 0 < sum(map(len, found)) <= size
+                    out += b"".join(found)
+                assert out == wanted[: growing.ready + len(wanted) - len(text)]
+            assert out == wanted
+
+
+@pytest.mark.parametrize("steps", [1, 7, 400])
+async def test_a_form_goes_on_while_it_comes_and_the_connections_live_on(steps: int) -> None:
+    engine = Reading(OK)
+    async with begun(engine) as (one, client), asyncio.timeout(20):
+        size = (len(FORM) - MIB) // steps
+        for at in range(MIB, len(FORM), size):
+            client.send(FORM[at : at + size])
+            await asyncio.sleep(0)
+        assert (await client.answer())[0] == 200
+        begin(client, len(FORM), FORM)
+        status, fields, _ = await client.answer()
+        assert (status, fields.get("connection")) == (200, None)
+        await nothing_left(one)
+        assert one.totals()[0] == 2
+    assert engine.connections == 1
+    for sent in engine.whole:
+        head, _, body = sent.partition(b"\r\n\r\n")
+        assert body == FORM.replace(b"alias-m", b"served-m")
+        assert b"content-length: %d\r\n" % len(body) in head
+    assert len(engine.whole) == 2
+
+
+@pytest.mark.parametrize(
+    ("end", "word"),
+    [
+        (b"--b-\r\n", "well-formed"),
+        (b"--b\r\n", "well-formed"),
+        (NAMED + END, "more than one part model"),
+        (PART % (b"api_base", b"", b"http://10.0.0.1") + END, "api_base"),
+        (PART % (b"stream", b"", b"perhaps") + END, "stream"),
+    ],
+)
+async def test_what_turns_out_to_be_wrong_is_never_whole_for_an_engine(end: bytes, word: str) -> None:
+    engine, form = Reading(OK), NAMED + SOUND + end
+    async with begun(engine, form) as (one, client):
+        client.send(form[MIB:])
+        status, fields, told = await client.answer()
+        assert (status, fields["connection"]) == (400, "close")
+        assert word in told.decode()
+        await engine.until(lambda: engine.lost)
+        await nothing_left(one)
+    assert not engine.whole
+
+
+async def test_a_client_that_leaves_takes_its_call_with_it() -> None:
+    engine = Reading(OK)
+    async with begun(engine) as (one, client):
+        client.leave()
+        await engine.until(lambda: engine.lost)
+        await nothing_left(one)
+    assert not engine.whole
+
+
+async def test_a_body_that_stops_coming_ends_its_call_by_its_clock() -> None:
+    engine = Reading(OK)
+    async with begun(engine, limits=Limits(body_seconds_max=0.3)) as (one, client):
+        status, fields, _ = await client.answer()
+        assert (status, fields["connection"]) == (408, "close")
+        await engine.until(lambda: engine.lost)
+        await nothing_left(one)
+
+
+@pytest.mark.parametrize("read_bytes", [100, MIB // 2])
+async def test_a_call_moves_while_its_body_comes(read_bytes: int) -> None:
+    async with Dying(read_bytes) as first, Reading(OK) as second, rig(first.address, second.address) as one:
+        client = await one.client()
+        begin(client, len(FORM), FORM[:MIB])
+        await second.until(lambda: len(second.came) > MIB // 2)
+        client.send(FORM[MIB:])
+        assert (await client.answer())[0] == 200
+        assert second.whole[0].endswith(FORM.replace(b"alias-m", b"served-m"))
+        await nothing_left(one)
+
+
+async def test_an_answer_before_the_body_is_whole_is_the_last_one() -> None:
+    refused = document(b'{"error":{"message":"too long"}}', "400 Bad Request")
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(refused)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with rig(address(server)) as one:
+        client = await one.client()
+        begin(client, len(FORM), FORM[:MIB])
+        status, fields, told = await client.answer()
+        assert (status, fields["connection"], told) == (400, "close", b'{"error":{"message":"too long"}}')
+        client.send(FORM[MIB:])
+        assert await client.rest() == b""
+        await nothing_left(one)
+    server.close()
+
+
+async def test_a_model_that_is_not_known_is_told_before_the_body_has_come() -> None:
+    async with rig() as one:
+        client = await one.client()
+        begin(client, len(FORM), FORM.replace(b"alias-m", b"other-m")[:MIB])
+        assert (await client.answer())[0] == 404
+        await nothing_left(one)
+
+
+async def test_a_form_that_names_its_model_last_waits_until_it_is_whole() -> None:
+    form = SOUND + NAMED + END
+    async with Reading(OK) as engine, rig(engine.address) as one:
+        client = await one.client()
+        begin(client, len(form), form[:-20])
+        async with asyncio.timeout(5):
+            while one.front.room.held_bytes < len(form):
+                await asyncio.sleep(0.001)
+        assert not engine.connections
+        client.send(form[-20:])
+        assert (await client.answer())[0] == 200
+        assert engine.whole[0].endswith(form.replace(b"alias-m", b"served-m"))
+
+
+async def test_that_it_streams_may_be_said_last() -> None:
+    form = NAMED + SOUND + PART % (b"stream", b"", b"true") + END
+    async with begun(Reading(STREAM), form) as (one, client):
+        client.send(form[MIB:])
+        status, fields, told = await client.answer()
+        assert (status, fields["content-type"]) == (200, "text/event-stream")
+        assert told.endswith(b"data: [DONE]\n\n")
+        await nothing_left(one)
+
+
+async def test_a_cold_model_is_asked_for_while_the_body_still_comes() -> None:
+    async with Reading(OK) as engine, rig(state="cold") as one:
+        client = await one.client()
+        begin(client, len(FORM), FORM[:MIB])
+        async with asyncio.timeout(5):
+            while not one.front.busy():
+                await asyncio.sleep(0.001)
+        client.send(FORM[MIB:])
+        async with asyncio.timeout(5):
+            (connection,) = one.front._connections
+            while connection._growing is not None:
+                await asyncio.sleep(0.001)
+        one.routes(engine.address)
+        assert (await client.answer())[0] == 200
+        assert engine.whole[0].endswith(FORM.replace(b"alias-m", b"served-m"))
+        await nothing_left(one)
