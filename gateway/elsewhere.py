@@ -22,7 +22,7 @@ PLACES = frozenset(
         "bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params", "ec_transfer_params",
         # Which of an engine's ranks shall serve it, or did its prefill: each has a cache of its own (SGLang).
         "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank",
-        # Which of an engine's slots, with the prompt that it still holds: busy, the call waits (llama.cpp, now and once).
+        # Which of an engine's slots, with the prompt that it still holds, however busy (llama.cpp, now and once).
         "id_slot", "slot_id",
         # Whose cached prefixes it may use: appended to cache_salt, or an open session to go on with (SGLang).
         "extra_key", "session_params",

@@ -2,7 +2,7 @@
 
 Owns what we add to an event stream (comments, error events come from `errors`) and the one event that we take out: the
 usage chunk that we asked for and the client did not. Promises: only whole events go on (but for huge ones), so what
-the client has got ends between two events, and an error can be told there; which ones, hangs neither on how the bytes
+the client has got ends between two events, and an error can be told there; which events, hangs neither on how the bytes
 are cut nor on where chunks end. Almost all pieces from engines are whole chunks of whole events; they go on as they
 came, for the price of two look-ups.
 """
@@ -88,8 +88,8 @@ def known_size(digits: bytes) -> int:
 def whole_chunks(data: bytes, stop: int) -> tuple[int, bool]:
     """(up to where data is whole chunks that each end with an event, whether what follows is but the begin of a chunk).
 
-    Data begins between two chunks, and none that is counted ends after `stop`. An engine that has much to say says it in
-    chunks of one size: a run of such costs one comparison each.
+    Data begins between two chunks, and none that is counted ends after `stop`. An engine that has much to say says it
+    in chunks of one size: a run of such costs one comparison each.
     """
     at = 0
     for _ in range(RUNS_MAX):

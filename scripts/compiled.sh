@@ -45,4 +45,4 @@ cp -r tests pyproject.toml "$place"
 cd "$place"
 PYTHONPATH=$place exec "$python" -m pytest -n 2 --dist loadgroup tests/wire tests/fuzz tests/process/test_official_clients.py \
   tests/test_{admission,answer,cli,compiled,dialects,dispatch,dispatch_holds,dispatch_machine,multipart,pressure,queue,report}.py \
-  tests/test_{reporting,rewrite,room,routes,scan,sse,sync,telemetry,tenants,walker}.py
+  tests/test_{reporting,rewrite,room,routes,scan,sse,sync,telemetry,tenants,upstream,walker}.py

@@ -101,6 +101,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "gateway.walker.INTERIM_MAX",
         "gateway.walker.TRAILER_BYTES_MAX",
     ),
+    "of an engine's chunks or events, walked in one turn of the loop": (
+        "gateway.walker.STEP_BYTES",
+        "gateway.sse.RUNS_MAX",
+    ),
+    "begin of a chunk that is kept until its rest has come": ("gateway.sse.PART_BYTES_MAX",),
     "one unfinished event of a stream": ("gateway.sse.EVENT_BYTES_MAX",),
     "an engine's error told as an event": ("gateway.answer.ERROR_BODY_BYTES_MAX",),
     "first byte, stall, response of an engine": (
@@ -142,8 +147,8 @@ ROWS: dict[str, tuple[str, ...]] = {
 NOT_TOLD = {
     "gateway.tenants.SALTS_MAX": "salts remembered: 1 MiB",
     "gateway.address.PORT_MAX": "of TCP: grammar",
-    "gateway.walker.SIZES_MAX": "chunk sizes remembered as read: a few KiB",
-    "gateway.walker._SIZE_BYTES_MAX": "8 digits and their CRLF: grammar",
+    "gateway.sse.SIZES_MAX": "chunk sizes remembered as read: a few KiB",
+    "gateway.sse._SIZE_BYTES_MAX": "8 digits and their CRLF: grammar",
     "gateway.limits.Limits.memory_bytes": "0 means the cgroup's: the row says so in words",
     "gateway.telemetry.WRITES_PER_FLUSH_MAX": "the pace of writing: what is left waits as an event line",
     "gateway.pool.LEARN_SWEEPS_MAX": "when an engine is taken to close after streams: no bound",

@@ -1,5 +1,5 @@
-"""Event streams in every form that SSE allows: where an event ends, and which one is the usage chunk; that neither hangs
-on how the bytes are cut nor on where chunks end.
+"""Event streams in every form that SSE allows: where an event ends, and which one is the usage chunk; and that neither
+hangs on how the bytes are cut or on where chunks end.
 
 The fast ways through the gate are in test_walker.py.
 """

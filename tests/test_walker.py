@@ -260,10 +260,11 @@ def test_one_event_has_to_go_from_the_middle_of_many() -> None:
         (b"", (0, True)), (b"3\r\na\n\n\r\n", (8, True)), (b"3\r\na\n\n\r\n3\r\nb\n\n\r\n", (16, True)),
         (b"3\r\na\n\n\r\n3\r\nb\n\n\r", (8, True)), (b"3\r\na\n\n\r\n4\r\nbc\n\n\r\n3\r\nd\n\n\r\n", (25, True)),
         (b"3\r\na\n\n\r\n0\r\n\r\n", (8, False)), (b"0\r\n\r\n", (0, False)), (b"a", (0, True)), (b"3\r", (0, True)),
-        (b"3\r\na\n\n\r\n03\r\nb\n\n\r\n", (17, True)), (b"5\r\na\r\n\r\n\r\n", (10, True)), (b"2\r\n\n\n\r\n", (7, True)),
+        (b"3\r\na\n\n\r\n03\r\nb\n\n\r\n", (17, True)), (b"5\r\na\r\n\r\n\r\n", (10, True)),
+        (b"2\r\n\n\n\r\n", (7, True)),
         # Chunks that end with no event, though the bytes might look so.
-        (b"1\r\n\n\r\n1\r\n\n\r\n", (0, False)), (b"2\r\na\n\r\n3\r\nb\n\n\r\n", (0, False)), (b"2\r\n\r\n\r\n", (0, False)),
-        (b"3\r\na\n\n\r\n2\r\nb\n\r\n3\r\nc\n\n\r\n", (8, False)),
+        (b"1\r\n\n\r\n1\r\n\n\r\n", (0, False)), (b"2\r\na\n\r\n3\r\nb\n\n\r\n", (0, False)),
+        (b"2\r\n\r\n\r\n", (0, False)), (b"3\r\na\n\n\r\n2\r\nb\n\r\n3\r\nc\n\n\r\n", (8, False)),
         # Odd ones: whoever walks them says so.
         (b"2\r\na\n\n\r\n", (0, False)), (b"3\r\na\n\n\r\n3\r\nbc\n\n\r\n", (8, False)), (b"x\r\n", (0, False)),
         (b"3;x\r\na\n\n\r\n", (0, False)), (b"+3\r\na\n\n\r\n", (0, False)), (b"x", (0, False)), (b"\r\n", (0, False)),

@@ -48,7 +48,8 @@ SEEDS = tuple(
 )
 WORDS = (
     b"\r\n", b"\n\n", b"\r\r", b"\r\n\r\n", b"0\r\n\r\n", b"1\r\n", b"a\r\n", DONE, USAGE_EVENT, delta("x"),
-    b"data: ", b"[]", chunk(b"\n"), chunk(b"\r"), chunk(b"\r\n\r"), chunk(b'data: {"choices":[],"us'), chunk(b'age":{}}\n\n'),
+    b"data: ", b"[]", chunk(b"\n"), chunk(b"\r"), chunk(b"\r\n\r"),
+    chunk(b'data: {"choices":[],"us'), chunk(b'age":{}}\n\n'),
     b'{"choices":[],"usage":{}}', b"Transfer-Encoding: chunked\r\n", b"Content-Length: 5\r\n", b"Connection: close\r\n",
     b"text/event-stream", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.0 ", b"\xff", b"\0",
 )  # fmt: skip

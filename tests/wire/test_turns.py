@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import TypeVar
 
@@ -94,7 +94,8 @@ async def test_an_answer_in_single_bytes_takes_a_turn_for_each_step(
     """Half a MiB of the smallest chunks that there are, the usage chunk in the middle of them."""
     crumbs = CRUMBS * 200
     loop, reads, turns = asyncio.get_running_loop(), list[int](), list[str]()
-    soon, connect = loop.call_soon, loop.create_connection
+    soon = loop.call_soon
+    connect: Callable[..., Awaitable[tuple[asyncio.Transport, Counted]]] = loop.create_connection
 
     def call_soon(call: Callable[..., object], *arguments: object, context: Context | None = None) -> asyncio.Handle:
         if isinstance(getattr(call, "__self__", None), EngineConnection):
@@ -102,8 +103,8 @@ async def test_an_answer_in_single_bytes_takes_a_turn_for_each_step(
         return soon(call, *arguments, context=context)
 
     async def create_connection(
-        factory: Callable[[], asyncio.Protocol], *arguments: str | int, **more: None
-    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        factory: Callable[[], asyncio.Protocol], *arguments: object, **more: object
+    ) -> tuple[asyncio.Transport, Counted]:
         return await connect(lambda: Counted(factory(), reads), *arguments, **more)
 
     usage = b"".join([chunk(USAGE[at : at + 1]) for at in range(len(USAGE))])
@@ -112,7 +113,7 @@ async def test_an_answer_in_single_bytes_takes_a_turn_for_each_step(
         with monkeypatch.context() as patched:
             patched.setattr(loop, "call_soon", call_soon)
             patched.setattr(loop, "create_connection", create_connection)
-            client.call(stream=True, **({"stream_options": {"include_usage": True}} if asked else {}))
+            client.call(stream=True, stream_options={"include_usage": asked})
             got = (await client.answer())[2]
     assert got == WITHOUT_USAGE * 200 + (USAGE if asked else b"") + WITHOUT_USAGE * 200
     assert sum(reads) == len(STREAM_HEAD + crumbs + usage + crumbs + END)
