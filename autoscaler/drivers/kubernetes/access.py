@@ -1,0 +1,60 @@
+"""Where the API server is and how one is let in: kubeconfig, or the service account of the pod that we run in.
+
+Owns the reading of credentials, by the official client (`kubernetes.aio`): certificates, tokens that are renewed, exec
+plug-ins. Promises: a token is asked for anew for each request, so that one that was renewed on disk is used at once.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from kubernetes.aio import client, config
+from kubernetes.aio.config import ConfigException
+
+
+class AccessError(Exception):
+    """No credentials, or such as cannot be read; the message says where they were looked for."""
+
+
+class Access:
+    """A server's address, whom to trust for it, and who we are there."""
+
+    def __init__(self, configuration: client.Configuration) -> None:
+        self._configuration = configuration
+        self.server: str = configuration.host.rstrip("/")
+
+    def tls(self) -> ssl.SSLContext | bool:
+        """How the server is verified, and our certificate, if we have one."""
+        of = self._configuration
+        if not self.server.startswith("https:"):
+            return False
+        context = ssl.create_default_context(cafile=of.ssl_ca_cert)
+        if of.cert_file:
+            context.load_cert_chain(of.cert_file, keyfile=of.key_file)
+        if not of.verify_ssl:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    async def headers(self) -> dict[str, str]:
+        """Who we are, for the next request."""
+        token = await self._configuration.get_api_key_with_prefix("BearerToken")
+        return {"Authorization": token} if token else {}
+
+
+async def access(kubeconfig: Path | None = None) -> Access:
+    """From a file, else from the pod's service account, else from where kubectl looks. Raises AccessError."""
+    configuration = client.Configuration()
+    try:
+        if kubeconfig is not None:
+            await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
+        else:
+            try:
+                config.load_incluster_config(client_configuration=configuration)
+            except ConfigException:
+                await config.load_kube_config(client_configuration=configuration)
+    except (ConfigException, OSError) as error:
+        where = kubeconfig or "the pod's service account, $KUBECONFIG or ~/.kube/config"
+        raise AccessError(f"no way to a Kubernetes API server from {where}: {error}") from error
+    return Access(configuration)

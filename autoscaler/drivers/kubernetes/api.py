@@ -1,0 +1,230 @@
+"""A Kubernetes API server, as plain dicts: requests, pages, watches.
+
+Owns one HTTP session. Promises: every request ends within REQUEST_S_MAX; 429 and Retry-After are obeyed, at most
+TRIES_MAX times; a refusal says what the server said. A watch is a stream of (type, object) that ends without an error
+whenever the server likes (it cuts slow watchers silently): who wants more goes on from the last version. It must not
+keep anything: caches are `watching`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from autoscaler.drivers.kubernetes.access import Access
+
+Object = dict[str, Any]
+"""As the API has it."""
+
+REQUEST_S_MAX = 30.0
+"""An API server that hangs does not say so (its GET has no end)."""
+SILENT_S_MAX = 90.0
+"""A watch that says nothing for longer is dead: bookmarks come about every minute."""
+TRIES_MAX = 5
+"""Of a request that the server was too busy for (429, 503 with Retry-After)."""
+RETRY_AFTER_S_MAX = 10.0
+PAGE = 500
+"""Objects of one answer: reading 5,000 pods at once holds the loop for a second."""
+BUFFER_BYTES = 1 << 20
+
+JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
+STRATEGIC, JSON_PATCH = "application/strategic-merge-patch+json", "application/json-patch+json"
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class ApiError(Exception):
+    """The server said no. `reason` is the API's word (NotFound, Conflict, Expired, ...)."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class Unreachable(Exception):
+    """No answer: nobody knows whether the request was carried out."""
+
+
+class Api:
+    """One API server. Use as `async with`."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._session: aiohttp.ClientSession | None = None
+        self.requests = 0
+        """Sent so far, watches included."""
+
+    async def __aenter__(self) -> Api:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self._access.tls(), limit=0),
+            read_bufsize=BUFFER_BYTES,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def get(self, path: str, *, within_s: float = REQUEST_S_MAX, **query: str) -> Object:
+        """One object, or one list whole. Raises ApiError, Unreachable (like all below)."""
+        return await self._ask("GET", path, query=query, within_s=within_s)
+
+    async def create(self, path: str, body: Object) -> Object:
+        """POST to a collection."""
+        return await self._ask("POST", path, body)
+
+    async def replace(self, path: str, body: Object) -> Object:
+        """PUT; a `resourceVersion` in it makes it conditional (409)."""
+        return await self._ask("PUT", path, body)
+
+    async def patch(self, path: str, body: Object | list[Object], kind: str = MERGE, **query: str) -> Object:
+        """PATCH of one of the kinds above."""
+        return await self._ask("PATCH", path, body, kind, query)
+
+    async def apply(self, path: str, body: Object, owner: str, *, force: bool = True) -> Object:
+        """Server-side apply: fields in `body` are the owner's from now on, also such as are 0 (KEP-555)."""
+        query = {"fieldManager": owner, "force": str(force).lower()}
+        return await self._ask("PATCH", path, body, APPLY, query)
+
+    async def delete(
+        self, path: str, *, uid: str | None = None, version: str | None = None, grace_s: int | None = None
+    ) -> Object:
+        """DELETE of this very object, if `uid` and `version` say which; 409 where it is another."""
+        wanted = {"uid": uid, "resourceVersion": version}
+        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if conditions := {key: value for key, value in wanted.items() if value is not None}:
+            body["preconditions"] = conditions
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
+        return await self._ask("DELETE", path, body)
+
+    async def pages(self, path: str, **query: str) -> AsyncIterator[Object]:
+        """A list in parts of PAGE; each is an object with `items` and `metadata`."""
+        query["limit"] = str(PAGE)
+        while True:
+            page = await self.get(path, **query)
+            yield page
+            going_on = page["metadata"].get("continue")
+            if not going_on:
+                return
+            query["continue"] = going_on
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Object | list[Object] | None = None,
+        kind: str = JSON,
+        query: Mapping[str, str] | None = None,
+        within_s: float = REQUEST_S_MAX,
+    ) -> Object:
+        """One request, again while the server asks for patience."""
+        for tries_left in range(TRIES_MAX - 1, -1, -1):
+            try:
+                return await self._ask_once(method, path, body, kind, query or {}, within_s)
+            except ApiError as error:
+                if error.retry_after_s is None or not tries_left:
+                    raise
+                await asyncio.sleep(min(error.retry_after_s, RETRY_AFTER_S_MAX))
+        raise AssertionError("not reached")
+
+    async def _ask_once(  # noqa: PLR0917  once, above
+        self,
+        method: str,
+        path: str,
+        body: Object | list[Object] | None,
+        kind: str,
+        query: Mapping[str, str],
+        within_s: float,
+    ) -> Object:
+        headers = await self._access.headers()
+        data = None
+        if body is not None:
+            data, headers["Content-Type"] = msgspec.json.encode(body), kind
+        self.requests += 1
+        try:
+            async with self._open().request(
+                method,
+                self._access.server + path,
+                data=data,
+                params=query,
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=within_s),
+            ) as answer:
+                said = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"{method} {path}: {type(error).__name__}") from error
+        if answer.status >= 400:
+            raise _refusal(answer, said)
+        return _decode(said) if said else {}
+
+    # --- watches -----------------------------------------------------------------------------------------------------
+
+    async def watch(
+        self, path: str, version: str | None, *, initial: bool = False, **query: str
+    ) -> AsyncIterator[tuple[str, Object]]:
+        """What happens from a version on: (ADDED, MODIFIED, DELETED or BOOKMARK; object). With `initial` first all that
+        is there, to a bookmark that says it is the end (KEP-3157). An ERROR of the server is raised.
+        """
+        query |= {"watch": "1", "allowWatchBookmarks": "true"}
+        if version is not None:
+            query["resourceVersion"] = version
+        if initial:
+            query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        headers = await self._access.headers()
+        self.requests += 1
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_S_MAX, sock_read=SILENT_S_MAX)
+        try:
+            async with self._open().get(
+                self._access.server + path, params=query, headers=headers, timeout=timeout
+            ) as answer:
+                if answer.status >= 400:
+                    raise _refusal(answer, await answer.read())
+                async for event in _lines(answer.content):
+                    if event["type"] == "ERROR":
+                        raise _status(event["object"])
+                    yield event["type"], event["object"]
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"watch {path}: {type(error).__name__}") from error
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("use Api as `async with`")
+        return self._session
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[Object]:
+    """The events of a watch, one in each line, however long."""
+    rest = b""
+    async for piece in content.iter_any():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield _decode(line)
+
+
+def _refusal(answer: aiohttp.ClientResponse, said: bytes) -> ApiError:
+    after = answer.headers.get("Retry-After", "")
+    retry_after_s = float(after) if after.isdigit() else None
+    try:
+        return _status(_decode(said), retry_after_s)
+    except msgspec.DecodeError:  # a proxy before the server, or the server too early
+        return ApiError(answer.status, answer.reason or "", said[:200].decode(errors="replace"), retry_after_s)
+
+
+def _status(status: Object, retry_after_s: float | None = None) -> ApiError:
+    """The API's kind Status."""
+    return ApiError(
+        int(status.get("code", 500)), status.get("reason", "Unknown"), status.get("message", ""), retry_after_s
+    )

@@ -1,0 +1,98 @@
+"""A real control plane for each run, a fresh namespace and node for each test; pods are local processes.
+
+Which one: PILOTLIGHT_TESTPLANE names a folder with its programs (`testplane`, or etcd, kube-apiserver,
+kube-controller-manager and kube-scheduler); else they are built once into the project's cache (`building`).
+PILOTLIGHT_TEST_KUBECONFIG names a cluster that is there: nothing is started, and tests whose pods must be local
+processes are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers.kubernetes.access import access
+from autoscaler.drivers.kubernetes.api import Api, ApiError
+from tests.cluster import network
+from tests.cluster.building import build
+from tests.cluster.kubelet.node import Node
+from tests.cluster.plane import Plane
+
+GIVEN = os.environ.get("PILOTLIGHT_TEST_KUBECONFIG")
+_numbers = itertools.cycle(range(1, 120))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What cannot run here says why."""
+    alone = network.entered()
+    for item in items:
+        if "tests/cluster" not in str(item.path):
+            continue
+        if GIVEN and "node" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.skip(reason="its pods must be local processes; the cluster was given"))
+        elif not GIVEN and not alone:
+            item.add_marker(pytest.mark.skip(reason="needs a network of its own: make test-cluster"))
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """One for all tests of the run."""
+    named = os.environ.get("PILOTLIGHT_TESTPLANE")
+    one = Plane(tmp_path_factory.mktemp("plane"), Path(named) if named else build())
+    one.start()
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def kubeconfig(request: pytest.FixtureRequest) -> Path:
+    """The way to the API server."""
+    return Path(GIVEN) if GIVEN else request.getfixturevalue("plane").kubeconfig
+
+
+@pytest.fixture
+async def api(kubeconfig: Path) -> AsyncIterator[Api]:
+    """As an administrator."""
+    async with Api(await access(kubeconfig)) as one:
+        yield one
+
+
+async def make_namespace(api: Api, name: str) -> None:
+    """With its default ServiceAccount: before that is there, no pod is admitted."""
+    await api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await api.get(f"/api/v1/namespaces/{name}/serviceaccounts/default")
+                return
+            except ApiError:
+                await asyncio.sleep(0.02)
+
+
+def next_number() -> int:
+    """Of a node; its pods' addresses follow from it."""
+    return next(_numbers)
+
+
+@pytest.fixture
+async def namespace(api: Api) -> AsyncIterator[str]:
+    """A fresh one."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    await make_namespace(api, name)
+    yield name
+    await api.delete(f"/api/v1/namespaces/{name}")  # not waited for: it takes 5 to 11 s
+
+
+@pytest.fixture
+async def node(api: Api, tmp_path: Path) -> AsyncIterator[Node]:
+    """A node of the test's own with two GPUs; pods choose it by the label `test`."""
+    name = f"node-{uuid.uuid4().hex[:8]}"
+    gpus, labels = {"nvidia.com/gpu": "2"}, {"test": name}
+    async with Node(api, name, next_number(), gpus, labels, tmp_path, probe_period_s=0.05).running() as one:
+        yield one

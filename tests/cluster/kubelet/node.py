@@ -1,0 +1,160 @@
+"""A kubelet for tests: it registers one Node and runs the pods that are bound to it as local processes.
+
+Owns the node's Lease, its addresses and its pods. Scheduler, ReplicaSets, EndpointSlices and garbage collection are the
+real ones. There is no container: the command must exist on this machine, and a GPU is only a number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from autoscaler.drivers.kubernetes.api import MERGE, STRATEGIC, Api, ApiError, Object, Unreachable
+from autoscaler.drivers.kubernetes.watching import Change, Watched
+from tests.cluster.kubelet.container import BackOff, Container, now
+from tests.cluster.kubelet.pod import Pod
+
+HEARTBEAT_S, LEASE_S = 1.0, 40
+LATE_S = 5.0
+"""An address is given out again so late, as a network plug-in does: a router with an old list must not meet the next."""
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+
+
+class Node:
+    """One node. `number` makes its addresses: 10.244.NUMBER.x. `amounts`: what it has beside CPU and memory."""
+
+    def __init__(
+        self,
+        api: Api,
+        name: str,
+        number: int,
+        amounts: Mapping[str, str],
+        labels: Mapping[str, str],
+        logs: Path,
+        *,
+        probe_period_s: float | None = None,
+        back_off: BackOff = BackOff(0.2, 5.0),
+        taints: tuple[Object, ...] = (),
+    ) -> None:
+        self.api = api
+        self.name = name
+        self.ip = f"10.244.{number}.1"
+        self.logs = logs
+        self.probe_period_s = probe_period_s
+        self.back_off = back_off
+        self._number = number
+        self._amounts = dict(amounts)
+        self._labels = dict(labels)
+        self._taints = list(taints)
+        self._pods: dict[str, Pod] = {}
+        self._taken: set[str] = set()
+        self._works: list[asyncio.Task[None]] = []
+        self.session: aiohttp.ClientSession
+        self.on_container: Callable[[str, Container], None] = lambda _pod, _container: None
+        """Hears of each that is made, with its pod's name."""
+        self.silent = False
+        """Cut off: its processes go on, and it neither reports nor listens."""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Node]:
+        """Registered, and ready for pods; at the end its processes are gone, and so is its object."""
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as self.session:
+            await self._register()
+            pods = Watched(
+                self.api, "/api/v1/pods", lambda found: found, self._changed, fieldSelector=f"spec.nodeName={self.name}"
+            )
+            self._works = [asyncio.create_task(pods.run()), asyncio.create_task(self._beat())]
+            try:
+                await self._untainted()
+                yield self
+            finally:
+                self.fall_silent()
+                await asyncio.gather(*self._works, return_exceptions=True)
+                await asyncio.gather(*(pod.kill() for pod in self._pods.values()))
+                with contextlib.suppress(ApiError, Unreachable):
+                    await self.api.delete(f"/api/v1/nodes/{self.name}")
+
+    def fall_silent(self) -> None:
+        """As a node whose network is gone."""
+        self.silent = True
+        for work in self._works:
+            work.cancel()
+
+    async def has(self, amounts: Mapping[str, str]) -> None:
+        """What a device plug-in says when a GPU comes or goes."""
+        self._amounts = dict(amounts)
+        await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
+
+    # --- its object --------------------------------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        labels = {"kubernetes.io/hostname": self.name, "kubernetes.io/os": "linux", **self._labels}
+        node = {
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name, "labels": labels},
+            "spec": {"taints": self._taints},
+        }  # fmt: skip
+        await self.api.create("/api/v1/nodes", node)
+        await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
+        await self.api.create(LEASES, {**self._lease(), "metadata": {"name": self.name}})
+
+    async def _untainted(self) -> None:
+        """A new node may not be used until the controllers have seen it ready."""
+        async with asyncio.timeout(20):
+            while True:
+                taints = (await self.api.get(f"/api/v1/nodes/{self.name}"))["spec"].get("taints", [])
+                if not any(taint["key"].startswith("node.kubernetes.io/") for taint in taints):
+                    return
+                await asyncio.sleep(0.02)
+
+    def _status(self) -> Object:
+        amounts = {"cpu": "32", "memory": "256Gi", "pods": "110", "ephemeral-storage": "1Ti", **self._amounts}
+        told = (
+            "machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion",
+            "kubeletVersion", "kubeProxyVersion", "operatingSystem", "architecture",
+        )  # fmt: skip
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+        return {"status": {
+            "capacity": amounts, "allocatable": amounts, "nodeInfo": dict.fromkeys(told, "process"),
+            "addresses": [{"type": "InternalIP", "address": self.ip}],
+            "conditions": [{**ready, "lastHeartbeatTime": now(), "lastTransitionTime": now()}],
+        }}  # fmt: skip
+
+    def _lease(self) -> Object:
+        spec = {"holderIdentity": self.name, "leaseDurationSeconds": LEASE_S, "renewTime": now(micro=True)}
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec}
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            with contextlib.suppress(ApiError, Unreachable):
+                await self.api.patch(f"{LEASES}/{self.name}", {"spec": self._lease()["spec"]}, MERGE)
+
+    # --- its pods ----------------------------------------------------------------------------------------------------
+
+    def _changed(self, changes: list[Change[Object]]) -> None:
+        for _, old, new in changes:
+            if new is None:
+                gone = self._pods.get((old or {})["metadata"]["uid"])
+                if gone is not None:
+                    gone.vanished()
+                continue
+            pod = self._pods.get(new["metadata"]["uid"])
+            if pod is None:
+                pod = Pod(self, new, self._address())
+                self._pods[pod.uid] = pod
+            pod.seen(new)
+
+    def _address(self) -> str:
+        ip = next(ip for n in range(2, 255) if (ip := f"10.244.{self._number}.{n}") not in self._taken)
+        self._taken.add(ip)
+        return ip
+
+    def forget(self, pod: Pod) -> None:
+        """It is gone."""
+        self._pods.pop(pod.uid, None)
+        asyncio.get_running_loop().call_later(LATE_S, self._taken.discard, pod.ip)

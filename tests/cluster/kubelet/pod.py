@@ -1,0 +1,201 @@
+"""One pod of the process kubelet: its address, its containers, and the status that it writes.
+
+Annotations order trouble: `kubelet.test/pull-seconds: "3"` (the image takes so long), `kubelet.test/image-error: "1"`
+(ImagePullBackOff for as long as it stands there).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import re
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoscaler.drivers.kubernetes.api import STRATEGIC, ApiError, Object, Unreachable
+from tests.cluster.kubelet.container import Container, now
+from tests.cluster.kubelet.probing import Prober
+
+if TYPE_CHECKING:
+    from tests.cluster.kubelet.node import Node
+
+PULL_SECONDS, IMAGE_ERROR = "kubelet.test/pull-seconds", "kubelet.test/image-error"
+LOOK_S, RETRY_S = 0.05, 0.5
+_KEYED = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
+
+
+class Pod:
+    """Runs from its making until it is gone."""
+
+    def __init__(self, node: Node, found: Object, ip: str) -> None:
+        self._node = node
+        self.object = found
+        self.ip = ip
+        self.uid: str = found["metadata"]["uid"]
+        self.namespace: str = found["metadata"]["namespace"]
+        self.name: str = found["metadata"]["name"]
+        self.path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
+        self._spec: dict[str, Any] = found["spec"]
+        self._began = now()
+        self._dirty = asyncio.Event()
+        self._since: dict[str, tuple[str, str]] = {}
+        self.containers = [self._container(spec) for spec in self._spec["containers"]]
+        self._task = asyncio.create_task(self._live())
+        self._end: asyncio.Task[None] | None = None
+
+    def _container(self, spec: dict[str, Any]) -> Container:
+        ports = {port["name"]: port["containerPort"] for port in spec.get("ports", []) if "name" in port}
+        log = Path(self._node.logs) / f"{self.namespace}_{self.name}_{spec['name']}.log"
+        prober = Prober(self.ip, ports, self._node.session, self._node.probe_period_s)
+        one = Container(spec, log, prober, self._environment, self._dirty.set)
+        self._node.on_container(self.name, one)
+        return one
+
+    # --- what it runs with -------------------------------------------------------------------------------------------
+
+    async def _environment(self, spec: dict[str, Any]) -> dict[str, str]:
+        env = {"PATH": os.environ["PATH"], "POD_IP": self.ip, "HOSTNAME": self.name}
+        for item in spec.get("env", []):
+            source = item.get("valueFrom")
+            env[item["name"]] = item.get("value", "") if source is None else await self._value(source)
+        return env
+
+    async def _value(self, source: dict[str, Any]) -> str:
+        if "fieldRef" in source:
+            return self._field(source["fieldRef"]["fieldPath"])
+        secret = "secretKeyRef" in source
+        wanted = source["secretKeyRef" if secret else "configMapKeyRef"]
+        kind = "secrets" if secret else "configmaps"
+        data = (await self._node.api.get(f"/api/v1/namespaces/{self.namespace}/{kind}/{wanted['name']}"))["data"]
+        value: str = data[wanted["key"]]
+        return base64.b64decode(value).decode() if secret else value
+
+    def _field(self, path: str) -> str:
+        metadata = self.object["metadata"]
+        if (keyed := _KEYED.fullmatch(path)) is not None:
+            return str(metadata.get(keyed[1], {}).get(keyed[2], ""))
+        return {
+            "metadata.name": self.name, "metadata.namespace": self.namespace, "metadata.uid": self.uid,
+            "status.podIP": self.ip, "status.hostIP": self._node.ip, "spec.nodeName": self._node.name,
+        }[path]  # fmt: skip
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._report())
+            self._dirty.set()
+            await asyncio.sleep(float(self._annotations().get(PULL_SECONDS, 0)))
+            while IMAGE_ERROR in self._annotations():
+                for one in self.containers:
+                    one.waits("ImagePullBackOff", f'Back-off pulling image "{one.spec["image"]}"')
+                await asyncio.sleep(LOOK_S)
+            policy = self._spec.get("restartPolicy", "Always")
+            for one in self.containers:
+                group.create_task(one.run(policy, self._node.back_off))
+
+    def _annotations(self) -> dict[str, str]:
+        return self.object["metadata"].get("annotations") or {}
+
+    def seen(self, found: Object) -> None:
+        """It changed; perhaps it is to end."""
+        self.object = found
+        if "deletionTimestamp" not in found["metadata"]:
+            return
+        grace_s = found["metadata"].get("deletionGracePeriodSeconds", 30)
+        if self._end is None:
+            self._end = asyncio.create_task(self._terminate())
+        for one in self.containers:
+            one.end_within(grace_s)
+
+    def vanished(self) -> None:
+        """Its object is gone. Where nobody waited for that (it was deleted by force), its processes must go now."""
+        if self._end is None:
+            self._end = asyncio.create_task(self._abandon())
+        else:
+            self._node.forget(self)
+
+    async def _terminate(self) -> None:
+        """As a kubelet does: the processes, the last status, then the object."""
+        await asyncio.gather(*(one.end() for one in self.containers))
+        await self._stop()
+        with contextlib.suppress(ApiError, Unreachable):
+            await self._node.api.patch(f"{self.path}/status", self._status(), STRATEGIC)
+            await self._node.api.delete(self.path, uid=self.uid, grace_s=0)
+
+    async def _abandon(self) -> None:
+        for one in self.containers:
+            one.ending = True
+            one.signal(signal.SIGKILL)
+        await self._stop()
+        self._node.forget(self)
+
+    async def kill(self) -> None:
+        """The node ends: nothing of it stays, and nobody is told."""
+        if self._end is not None:
+            self._end.cancel()
+        for one in self.containers:
+            one.end_within(0.5)
+        await asyncio.gather(*(one.end() for one in self.containers))
+        await self._stop()
+
+    async def _stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- its status --------------------------------------------------------------------------------------------------
+
+    async def _report(self) -> None:
+        """Writes the newest; what changes meanwhile is written next."""
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            if self._node.silent:
+                return
+            try:
+                await self._node.api.patch(f"{self.path}/status", self._status(), STRATEGIC)
+            except ApiError as error:
+                if error.status in (404, 409, 422):  # gone, or a namesake with another uid
+                    return
+                await self._again()
+            except Unreachable:
+                await self._again()
+
+    async def _again(self) -> None:
+        await asyncio.sleep(RETRY_S)
+        self._dirty.set()
+
+    def _status(self) -> Object:
+        """A strategic merge patch: it keeps the scheduler's condition, and the uid guards against a namesake."""
+        states = [one.state for one in self.containers]
+        if all("terminated" in state for state in states):
+            phase = "Succeeded" if all(state["terminated"]["exitCode"] == 0 for state in states) else "Failed"
+        else:
+            phase = "Pending" if all(one.process is None for one in self.containers) else "Running"
+        ready = phase == "Running" and all(one.ready for one in self.containers)
+        held = {one["type"]: one["status"] for one in self.object.get("status", {}).get("conditions", [])}
+        gates = all(held.get(gate["conditionType"]) == "True" for gate in self._spec.get("readinessGates", []))
+        wanted = {
+            "PodReadyToStartContainers": True, "Initialized": True, "ContainersReady": ready, "Ready": ready and gates,
+        }  # fmt: skip
+        return {
+            "metadata": {"uid": self.uid},
+            "status": {
+                "phase": phase, "conditions": [self._condition(kind, held) for kind, held in wanted.items()],
+                "podIP": self.ip, "podIPs": [{"ip": self.ip}], "hostIP": self._node.ip,
+                "hostIPs": [{"ip": self._node.ip}], "startTime": self._began,
+                "containerStatuses": [one.status() for one in self.containers],
+            },
+        }  # fmt: skip
+
+    def _condition(self, kind: str, holds: bool) -> Object:
+        if self._since.get(kind, ("",))[0] != str(holds):
+            self._since[kind] = (str(holds), now())
+        generation = self.object["metadata"].get("generation", 1)
+        return {
+            "type": kind, "status": str(holds), "lastTransitionTime": self._since[kind][1],
+            "observedGeneration": generation,
+        }  # fmt: skip

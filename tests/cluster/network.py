@@ -1,0 +1,64 @@
+"""A network of our own for this process and its children: loopback, and on it the addresses of pods, 10.244.0.0/16.
+
+Why: EndpointSlices refuse loopback addresses, so pods need others; fixed ports never collide; nothing can reach the
+outside. On `lo` a whole prefix is local (RTN_LOCAL), so any process may bind any of its addresses. Linux only; as root,
+or where user namespaces are allowed. To be entered before any thread exists.
+
+    python -m tests.cluster.network COMMAND ARGUMENTS...
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+from pathlib import Path
+
+POD_NETWORK, POD_MASK = "10.244.0.1", "255.255.0.0"
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8914, 0x8916, 0x891C
+_UP_AND_RUNNING = 0x1 | 0x40
+
+
+def entered() -> bool:
+    """Whether this process is in such a network: the addresses of pods are its own."""
+    with socket.socket() as trial:
+        try:
+            trial.bind((POD_NETWORK, 0))
+        except OSError:
+            return False
+        return True
+
+
+def enter() -> None:
+    """From now on this process is in a network of its own. Raises OSError where that is forbidden."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    uid, gid = os.getuid(), os.getgid()
+    flags = _CLONE_NEWNET if uid == 0 else _CLONE_NEWNET | _CLONE_NEWUSER
+    if libc.unshare(flags):
+        raise OSError(ctypes.get_errno(), "no network of our own: unshare(2) is refused")
+    if flags & _CLONE_NEWUSER:  # our files stay ours
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+            Path(f"/proc/self/{name}").write_text(text)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFFLAGS, _interface("lo", struct.pack("h", _UP_AND_RUNNING)))
+        fcntl.ioctl(control, _SIOCSIFADDR, _interface("lo:1", _address(POD_NETWORK)))
+        fcntl.ioctl(control, _SIOCSIFNETMASK, _interface("lo:1", _address(POD_MASK)))
+
+
+def _interface(name: str, value: bytes) -> bytes:
+    """struct ifreq."""
+    return name.encode().ljust(16, b"\0") + value.ljust(24, b"\0")
+
+
+def _address(ip: str) -> bytes:
+    """struct sockaddr_in."""
+    return struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(ip))
+
+
+if __name__ == "__main__":
+    enter()
+    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606  the command that was asked for

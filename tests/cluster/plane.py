@@ -1,0 +1,172 @@
+"""A real Kubernetes control plane as four child processes on loopback: etcd, API server, controllers, scheduler.
+
+Owns them and their folder; all ports are chosen, so that several planes run side by side. They die with the process
+that started them. There is no kubelet here (`tests.cluster.node`), no Service network and no container.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+HOST = "127.0.0.1"
+TOKEN = "admin-of-a-test"
+ROLES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+READY_S_MAX = 60.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class PlaneError(Exception):
+    """A part of it does not run; the message has its last words."""
+
+
+class Plane:
+    """One control plane. `programs`: a folder with `testplane`, or with the four separately."""
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self.folder = folder
+        self._programs = programs
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._etcd, self._peer, self._api, *self._others = free_ports(5)
+        self.server = f"https://{HOST}:{self._api}"
+        self.kubeconfig = folder / "kubeconfig"
+        self.authority = folder / "certs" / "apiserver.crt"
+        """The API server signs its own certificate."""
+
+    def start(self) -> None:
+        """Returns when the API server is ready and the controllers run. Raises PlaneError."""
+        self._write_files()
+        self.start_part("etcd")
+        self.start_part("kube-apiserver")
+        self.until_ready()
+        self.start_part("kube-controller-manager")
+        self.start_part("kube-scheduler")
+
+    def start_part(self, role: str) -> None:
+        """Starts one of ROLES (again)."""
+        together = self._programs / "testplane"
+        command = [together, role] if together.exists() else [self._programs / role]
+        with (self.folder / f"{role}.log").open("ab") as log:
+            self._processes[role] = subprocess.Popen(
+                [*command, *self._flags(role)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True, preexec_fn=_die_with_parent,  # noqa: PLW1509  no threads before it
+            )  # fmt: skip
+
+    def signal_part(self, role: str, number: int) -> None:
+        """SIGSTOP, SIGCONT, ..."""
+        self._processes[role].send_signal(number)
+
+    def kill_part(self, role: str) -> None:
+        """SIGKILL, and gone."""
+        process = self._processes.pop(role)
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        """Its state is of no use any more; SIGTERM would wait for open watches."""
+        for role in reversed(ROLES):
+            if role in self._processes:
+                self.kill_part(role)
+
+    def until_ready(self) -> None:
+        """Waits for the API server."""
+        end_s = time.monotonic() + READY_S_MAX
+        while not self._answers("/readyz"):
+            for role, process in self._processes.items():
+                if process.poll() is not None or time.monotonic() > end_s:
+                    words = (self.folder / f"{role}.log").read_text(errors="replace")[-2000:]
+                    raise PlaneError(f"{role} does not run (exit status {process.returncode}): {words}")
+            time.sleep(0.05)
+
+    def _answers(self, path: str) -> bool:
+        if not self.authority.exists():
+            return False
+        context = ssl.create_default_context(cafile=str(self.authority))
+        asked = urllib.request.Request(self.server + path, headers={"Authorization": f"Bearer {TOKEN}"})
+        try:
+            with urllib.request.urlopen(asked, timeout=2, context=context) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    # --- files and flags ---------------------------------------------------------------------------------------------
+
+    def _write_files(self) -> None:
+        for name in ("etcd", "certs"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        key = self.folder / "sa.key"
+        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
+        (self.folder / "tokens.csv").write_text(f'{TOKEN},admin,admin-uid,"system:masters"\n')
+        cluster = {"server": self.server, "certificate-authority": str(self.authority)}
+        self.kubeconfig.write_text(json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": "admin", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
+        }))  # fmt: skip
+        (self.folder / "scheduler.yaml").write_text(json.dumps({
+            "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": {"kubeconfig": str(self.kubeconfig), "qps": 1000, "burst": 2000},
+        }))  # fmt: skip
+
+    def _flags(self, role: str) -> list[str]:
+        here, etcd, peer = self.folder, f"http://{HOST}:{self._etcd}", f"http://{HOST}:{self._peer}"
+        managers, scheduler = self._others
+        match role:
+            case "etcd":
+                return [
+                    f"--data-dir={here}/etcd", f"--listen-client-urls={etcd}", f"--advertise-client-urls={etcd}",
+                    f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
+                    f"--initial-cluster=default={peer}", "--unsafe-no-fsync", "--log-level=warn",
+                ]  # fmt: skip
+            case "kube-apiserver":
+                return [
+                    f"--etcd-servers={etcd}", f"--bind-address={HOST}", f"--advertise-address={HOST}",
+                    f"--secure-port={self._api}", f"--cert-dir={here}/certs",
+                    "--service-account-issuer=https://kubernetes.default.svc",
+                    f"--service-account-signing-key-file={here}/sa.key",
+                    f"--service-account-key-file={here}/sa.key", "--service-cluster-ip-range=10.96.0.0/16",
+                    f"--token-auth-file={here}/tokens.csv", "--authorization-mode=RBAC", "--allow-privileged=true",
+                    "--endpoint-reconciler-type=none", "--runtime-config=api/all=true",
+                    "--default-not-ready-toleration-seconds=2", "--default-unreachable-toleration-seconds=2",
+                ]  # fmt: skip
+            case "kube-controller-manager":
+                return [
+                    f"--kubeconfig={self.kubeconfig}", f"--service-account-private-key-file={here}/sa.key",
+                    f"--root-ca-file={self.authority}", "--leader-elect=false", f"--secure-port={managers}",
+                    f"--bind-address={HOST}", "--controllers=*", "--kube-api-qps=1000", "--kube-api-burst=2000",
+                    "--node-monitor-period=1s", "--node-monitor-grace-period=5s",
+                ]  # fmt: skip
+        return [f"--config={here}/scheduler.yaml", f"--secure-port={scheduler}", f"--bind-address={HOST}"]
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that are free now, below those that outgoing connections take: else one of them might take it in between."""
+    held: list[socket.socket] = []
+    while len(held) < number:
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((HOST, random.randrange(20_000, 32_000)))
+        except OSError:
+            one.close()
+        else:
+            held.append(one)
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

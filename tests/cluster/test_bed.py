@@ -1,0 +1,124 @@
+"""The test bed itself: pods run, answer, wait for GPUs, crash, and leave nothing behind, as on a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from autoscaler.drivers.kubernetes.api import APPLY, Api, Object
+from tests.cluster.kubelet.node import Node
+from tests.cluster.kubelet.pod import IMAGE_ERROR
+
+ENGINE = str(Path(__file__).parent / "engine.py")
+WAIT_S_MAX = 30.0
+
+
+def deployment(node: Node, *words: str, gpus: str = "1") -> Object:
+    """Of the smallest engine, at zero."""
+    labels = {"app": "m"}
+    container = {
+        "name": "engine", "image": "engine", "command": [sys.executable, "-S", "-E", ENGINE, "8000", *words],
+        "resources": {"limits": {"nvidia.com/gpu": gpus}},
+        "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}},
+    }  # fmt: skip
+    pod = {"nodeSelector": {"test": node.name}, "terminationGracePeriodSeconds": 1, "containers": [container]}
+    return {
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "m"},
+        "spec": {
+            "replicas": 0, "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }  # fmt: skip
+
+
+class Stage:
+    """One namespace with a Deployment `m`."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self.api = api
+        self.pods = f"/api/v1/namespaces/{namespace}/pods"
+        self.deployments = f"/apis/apps/v1/namespaces/{namespace}/deployments"
+
+    async def scale(self, replicas: int) -> Object:
+        """As the product will: by server-side apply, which keeps the field ours at 0, too."""
+        scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": "m"}}
+        return await self.api.patch(
+            f"{self.deployments}/m/scale", {**scale, "spec": {"replicas": replicas}}, APPLY, fieldManager="t",
+            force="true",
+        )  # fmt: skip
+
+    async def until(self, holds: Callable[[list[Object]], object]) -> list[Object]:
+        """The pods, once that holds of them."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not holds(found := (await self.api.get(self.pods))["items"]):
+                await asyncio.sleep(0.02)
+        return found
+
+
+def ready(pods: list[Object]) -> list[Object]:
+    """Those that are."""
+    return [
+        pod for pod in pods for one in pod["status"].get("conditions", []) if (one["type"], one["status"]) == ("Ready", "True")
+    ]  # fmt: skip
+
+
+@pytest.fixture
+async def stage(api: Api, namespace: str) -> Stage:
+    """A fresh one."""
+    return Stage(api, namespace)
+
+
+async def test_engines_answer_on_their_own_addresses_and_zero_leaves_none(stage: Stage, node: Node) -> None:
+    await stage.api.create(stage.deployments, deployment(node))
+    await stage.scale(2)
+    pods = await stage.until(lambda pods: len(ready(pods)) == 2)
+    addresses = {pod["status"]["podIP"] for pod in pods}
+    assert len(addresses) == 2
+    async with aiohttp.ClientSession() as session:
+        for address in addresses:
+            async with session.get(f"http://{address}:8000/health") as answer:
+                assert answer.status == 200
+        scaled = await stage.scale(0)
+        assert "replicas" not in scaled["spec"], "0 is left out"
+        await stage.until(lambda pods: not pods)
+        for address in addresses:
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await session.get(f"http://{address}:8000/health")
+
+
+async def test_a_third_engine_waits_for_a_gpu(stage: Stage, node: Node) -> None:
+    await stage.api.create(stage.deployments, deployment(node))
+    await stage.scale(3)
+    pods = await stage.until(lambda pods: len(ready(pods)) == 2 and len(pods) == 3)
+    (waiting,) = [pod for pod in pods if "nodeName" not in pod["spec"]]
+    (said,) = [one for one in waiting["status"]["conditions"] if one["type"] == "PodScheduled"]
+    assert "Insufficient nvidia.com/gpu" in said["message"]
+    await node.has({"nvidia.com/gpu": "3"})
+    await stage.until(lambda pods: len(ready(pods)) == 3)
+
+
+async def test_trouble_looks_as_a_kubelet_shows_it(stage: Stage, node: Node) -> None:
+    broken = deployment(node)
+    broken["spec"]["template"]["spec"]["containers"][0]["command"] = [sys.executable, "-S", "-E", "-c", "raise SystemExit(3)"]
+    await stage.api.create(stage.deployments, broken)
+    await stage.scale(1)
+    (pod,) = await stage.until(
+        lambda pods: pods and pods[0]["status"].get("containerStatuses", [{}])[0].get("restartCount", 0) > 1
+    )
+    told = pod["status"]["containerStatuses"][0]
+    assert told["lastState"]["terminated"]["exitCode"] == 3
+    template = broken["spec"]["template"]
+    template["metadata"]["annotations"] = {IMAGE_ERROR: "1"}
+    await stage.api.patch(f"{stage.deployments}/m", {"spec": {"template": template}})
+    await stage.until(
+        lambda pods: any(
+            one["state"].get("waiting", {}).get("reason") == "ImagePullBackOff"
+            for pod in pods
+            for one in pod["status"].get("containerStatuses", [])
+        )
+    )
