@@ -11,7 +11,6 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from autoscaler.drivers.records import StateDirectory
 from bench import kit
 from bench.documents import Document, text
 
@@ -35,7 +34,6 @@ async def fleet(
     scaler = [*python, "pilotlight", "autoscaler", "--driver", "local", "--documents", str(place / "documents.yaml")]
     scaler += ["--contract-socket", str(contract), "--ops", f"{kit.HOST}:{operations}", "--state", str(place / "state")]
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(contextlib.closing(StateDirectory.open(place / "state")))
         process = stack.enter_context(kit.running(scaler, place / "autoscaler.log"))
         await kit.answers(f"http://{kit.HOST}:{operations}/readyz", process, place / "autoscaler.log")
         urls = []

@@ -138,7 +138,14 @@ class EventGate:
         """
         walker = self._walker
         if self._apart or not walker.between:
-            return self._take_apart(data)
+            left = walker.left_of_chunk
+            if not 0 < left < len(data):
+                return self._take_apart(data)
+            piece = self._take_apart(data[:left])
+            data = data[left:]
+            if self._apart or not walker.between:
+                return piece + self._take_apart(data)
+            return piece + self.pass_chunks(data)  # on as before: it does not come here again
         if (  # `find`, for `in` makes an error and drops it where a number might have been meant
             not self._part
             and (data.endswith(_CHUNK_END) or data.endswith(_CHUNK_END_CR))  # noqa: PIE810  the first is nearly always it

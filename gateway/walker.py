@@ -234,6 +234,11 @@ class BodyWalker:
         return self._chunked and self._left == 0
 
     @property
+    def left_of_chunk(self) -> int:
+        """Bytes that are still to come of the chunk that was begun, with its line end; 0 between two, or in a size."""
+        return self._left if self._chunked and not self.unread else 0
+
+    @property
     def until_close(self) -> bool:
         """Whether the end of the connection is the end of the body."""
         return not self._chunked and self._left < 0

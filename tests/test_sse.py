@@ -267,3 +267,14 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
         pieces.append(data[at : at + size])
         at += size
     return pieces
+
+
+def test_after_a_cut_at_an_odd_place_chunks_go_on_as_they_came() -> None:
+    """A cut between an event's end and its chunk's: only that chunk is framed anew."""
+    one = chunk(TOKEN)
+    for at in (len(one) - 2, len(one) - 1):
+        each = gate()
+        first = each.pass_chunks(one + one[:at])
+        second = each.pass_chunks(one[at:] + one * 5 + one[:7])
+        third = each.pass_chunks(one[7:] + one * 3)
+        assert (first, second, third) == (one * 2, one * 5, one * 4)

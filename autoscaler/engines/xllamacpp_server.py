@@ -94,13 +94,14 @@ def serve(options: dict[str, str]) -> None:
 
         p.lora_adapters = [CommonAdapterLoraInfo(path, float(s)) for path, s in scaled(options["--lora-scaled"])]
     p.cache_ram_mib = number.get("--cache-ram", 0)
+    p.cache_idle_slots = p.cache_ram_mib > 0  # else it warns of itself at every start
     p.embedding = "--embeddings" in options
     p.warmup = "--warmup" in options  # else the first Call warms it up: the same work, but nobody waits for it twice
     p.endpoint_metrics = p.endpoint_slots = p.offline = True
     p.ui, p.cors_origins = False, ""  # browsers have no business here
     p.verbosity = 2  # warnings and errors; the level below writes several lines per Call
     server = Server(p)  # returns when the model is loaded and the port answers 200
-    print(f"listening on {server.listening_address}", flush=True)  # noqa: T201  its output is its log
+    os.write(1, f"listening on {server.listening_address}\n".encode())  # in one: the library writes beside us
     until_signal()
     os._exit(0)  # at once: the library would wait for streams that run
 

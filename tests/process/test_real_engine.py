@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,8 +124,11 @@ def test_it_closes_the_connection_after_a_stream_although_it_says_keep_alive(por
 def test_it_ends_with_status_0_on_sigterm(folder: Path) -> None:
     with started(folder) as (process, port, _):
         assert process.stdout is not None
+        timer = threading.Timer(START_S, process.kill)  # a line that does not come shall not hold up the tests
+        timer.start()
         listening = f"listening on http://127.0.0.1:{port}\n"
         assert any(line == listening for line in iter(process.stdout.readline, ""))
+        timer.cancel()
         assert post(port, "/v1/chat/completions", ASK)[0] == 200
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=5)
