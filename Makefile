@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test check fast fuzz lock schema clean wheel compiled test-compiled bench-cold bench-dataplane bench-plan
+.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel compiled test-compiled bench-cold bench-dataplane bench-plan
 
 PY := .venv/bin/python
 # What users get: the compiled gateway, found before the one beside it by us and by all that we start.
@@ -21,8 +21,13 @@ check: venv  ## style, types, walls
 	@.venv/bin/lint-imports
 
 test: check  ## every check that this machine can run; what cannot run is listed with its reason
-	@SEEDS=$(SEEDS) $(PY) -m pytest -n 2 --dist loadgroup tests
+	@SEEDS=$(SEEDS) $(PY) -m pytest -n 2 --dist loadgroup --ignore tests/cluster tests
+	@$(MAKE) --no-print-directory test-cluster
 	@bash scripts/compiled.sh test
+
+test-cluster: venv  ## on a real Kubernetes control plane in a network of its own; built once, about five minutes
+	@$(PY) -m tests.cluster.building >/dev/null
+	@$(PY) -m tests.cluster.network $(PY) -m pytest -p no:xdist tests/cluster
 
 wheel: venv  ## dist/: the wheel for this Python and machine, with the gateway compiled
 	@bash scripts/compiled.sh wheel dist
@@ -40,7 +45,7 @@ fast: venv  ## the pure tests only
 	@$(PY) -m pytest -n 2 tests --ignore tests/process --ignore tests/sim
 
 lock:  ## resolves requirements/dev.lock anew, for every Python and machine (markers stay); needs uv on the PATH
-	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra llama --group dev pyproject.toml -o requirements/dev.lock
+	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra llama --extra kubernetes --group dev pyproject.toml -o requirements/dev.lock
 
 bench-cold: compiled  ## cold starts, bursts, fairness; QUICK=1 for about five minutes
 	@$(WITH_COMPILED) $(PY) -Pm bench.cold

@@ -86,6 +86,8 @@ class ModelSpec(Part, frozen=True):
     artifact: str | None = None
     aliases: tuple[str, ...] = ()
     adapters: tuple[Adapter, ...] = ()
+    image: str = ""
+    """Of its pods; only the Kubernetes driver asks for it."""
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}

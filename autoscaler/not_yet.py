@@ -16,7 +16,7 @@ ENGINES = frozenset({"triton", "tei", "transformers", "external"})
 SCHEMES = frozenset({"oci", "hf", "pvc", "s3"})
 
 _MODEL = (
-    *("fallbacks", "image", "url", "upstreamModel", "keyFrom", "resources", "replicas.schedule", "sleep"),
+    *("fallbacks", "url", "upstreamModel", "keyFrom", "resources", "replicas.schedule", "sleep"),
     *("rollout", "owner", "allowUnsafe", "pod", "pullSecret", "env.*.valueFrom"),
 )
 _TENANT = (

@@ -17,6 +17,7 @@ from aiohttp import web
 from autoscaler.actions import FailStart
 from autoscaler.contract import GatewayId, ModelName
 from autoscaler.documents import Documents
+from autoscaler.drivers.base import Driver
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.histories import HistoryFile
 from autoscaler.drivers.local import LocalDriver
@@ -30,7 +31,7 @@ from autoscaler.model import Model
 from autoscaler.ops import OperationsServer
 from autoscaler.serve import ContractServer
 from autoscaler.world import DocumentsSeen, GatewaySeen, HistorySeen, World
-from pilotlight import __version__, access, hosts, process, webserver
+from pilotlight import __version__, access, cluster, hosts, process, webserver
 from pilotlight.access import Access
 from pilotlight.cpubound import CpuBound
 from pilotlight.gathering import NONE_KNOWN, launcher, read_documents
@@ -65,6 +66,9 @@ class AutoscalerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of the gateways beside us: STATE/run/GATEWAY.sock. They are known from the start, heard or not."""
     parent: int | None = None
     keep_engines: bool = False
+    namespace: str | None = None
+    """Of the pods; None: Replicas are processes of this machine."""
+    kubeconfig: Path | None = None
 
 
 def run(options: AutoscalerOptions) -> None:
@@ -87,8 +91,12 @@ async def serve(options: AutoscalerOptions) -> None:
     state = StateDirectory.open(options.state) if by_hand else StateDirectory.attach(options.state)
     become_subreaper()
     histories = HistoryFile(state, clock, time.time)
-    devices = Devices(documents.settings.devices)
-    driver = LocalDriver(state, launcher(lambda: devices.measured), devices, clock)
+    devices = Devices(() if options.namespace else documents.settings.devices)
+    driver: Driver
+    if options.namespace is None:
+        driver = LocalDriver(state, launcher(lambda: devices.measured), devices, clock)
+    else:
+        driver = cluster.driver(options.namespace, options.kubeconfig, clock)
     loop = Loop(World(epoch=state.next_epoch(), leading_since_s=clock()), driver, clock)
     log = Log()
     metrics = Metrics(lambda: loop.world)
@@ -127,7 +135,7 @@ async def serve(options: AutoscalerOptions) -> None:
             tasks.create_task(cpu_bound.run()),
         ]
         await stop.wait()
-        if not options.keep_engines:
+        if not options.keep_engines and options.namespace is None:  # pods are not ours to take along
             await loop.wind_down(ENGINE_GRACE_S)
         for task in running:
             task.cancel()

@@ -285,7 +285,9 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 @cli.command(
     epilog="Example: pilotlight autoscaler --driver local --documents docs.yaml --contract-socket run/autoscaler.sock"
 )
-@click.option("--driver", type=click.Choice(["local"]), required=True, help="What runs Replicas.")
+@click.option("--driver", type=click.Choice(["local", "kubernetes"]), required=True, help="What runs Replicas.")
+@click.option("--namespace", default="default", show_default=True, help="Where pods are made (kubernetes).")
+@click.option("--kubeconfig", type=FILE, help="The way to the API server; default: the pod's own, or kubectl's.")
 @click.option("--documents", type=click.Path(path_type=Path), required=True, help="Documents (YAML).")
 @click.option("--contract-socket", type=FILE, help="Where gateways of this machine report.")
 @click.option("--contract-listen", type=AddressType(), help="Where gateways of other machines report.")
@@ -297,7 +299,7 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 @click.option("--ops-fd", type=int, hidden=True)
 @parent_option
 def autoscaler(  # noqa: PLR0917  click passes by keyword
-    driver: str, documents: Path, contract_socket: Path | None, contract_listen: Address | None,
+    driver: str, namespace: str, kubeconfig: Path | None, documents: Path, contract_socket: Path | None, contract_listen: Address | None,
     contract_cert_file: Path | None, contract_key_file: Path | None, contract_ca_file: Path | None,
     token_file: Path | None, ops: Address, state: Path,
     gateway_sockets: tuple[Path, ...], keep_engines: bool, ops_fd: int | None, parent: int | None,
@@ -307,9 +309,10 @@ def autoscaler(  # noqa: PLR0917  click passes by keyword
     from pilotlight.access import Access
     from pilotlight.certificates import Identity
 
-    del driver  # the only one there is yet
     autoscaler_process.run(
         autoscaler_process.AutoscalerOptions(
+            namespace=namespace if driver == "kubernetes" else None,
+            kubeconfig=kubeconfig,
             state=state,
             documents=documents,
             contract_socket=contract_socket,

@@ -29,11 +29,17 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotlight"
 
 
+class BuildError(Exception):
+    """It cannot be built here; the message says what is missing."""
+
+
 def key() -> str:
     """Of what is built: other sources, another Go or another platform are another folder."""
     digest = hashlib.sha256()
     for name in ("go.mod", "go.sum", "main.go"):
         digest.update((SOURCES / name).read_bytes())
+    if shutil.which("go") is None:
+        raise BuildError("the cluster tests need Go 1.26, or PILOTLIGHT_TESTPLANE=FOLDER with the programs")
     said = subprocess.run(["go", "env", "GOVERSION", "GOOS", "GOARCH"], check=True, capture_output=True)
     digest.update(said.stdout)
     return digest.hexdigest()[:16]
@@ -66,4 +72,7 @@ def _go_build(package: str, program: Path, compiled: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{build()}\n")
+    try:
+        sys.stdout.write(f"{build()}\n")
+    except BuildError as error:
+        sys.exit(str(error))

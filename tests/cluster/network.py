@@ -60,5 +60,8 @@ def _address(ip: str) -> bytes:
 
 
 if __name__ == "__main__":
-    enter()
+    try:
+        enter()
+    except OSError as error:  # the tests that need it are left out, and say so
+        sys.stderr.write(f"{error}\n")
     os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606  the command that was asked for
