@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Final
 
 import msgspec
 
@@ -18,18 +19,20 @@ from gateway import errors
 from gateway.shapes import Chunk, ErrorDocument
 from gateway.walker import SIZE_BEGUN, BodyWalker
 
-EVENT_BYTES_MAX = 64 << 10
+EVENT_BYTES_MAX: Final = 64 << 10
 """An event longer than this, without its last line ends, goes on unfinished: it is content, not usage."""
-PART_BYTES_MAX = 8 << 10
+PART_BYTES_MAX: Final = 8 << 10
 """The begin of a chunk that is kept until the rest of it has come; a longer one is taken apart."""
 
+_LINES: Final[dict[int, bytes]] = {}
+"""Bytes of a whole chunk, up to PART_BYTES_MAX -> its first line."""
 SIZES_MAX = 4096
 """Chunk sizes remembered as read."""
 RUNS_MAX = 4096
 """Runs of chunks of one size that are looked at in one go; what comes after them is taken apart, in steps."""
 
 _DIGITS = re.compile(rb"[0-9A-Fa-f]{1,8}")
-_SIZE_BYTES_MAX = 10
+_SIZE_BYTES_MAX: Final = 10
 _LINE_END = rb"(?:\n|\r\n?+)"
 _EVENT_END = re.compile(rb"(" + _LINE_END + _LINE_END + rb")[\r\n]*+")
 """A line ends with LF, CR or both, and an empty line ends an event (WHATWG HTML, 9.2.6). More of them are of none."""
@@ -37,7 +40,9 @@ _EMPTY_LIST = re.compile(rb"\[[ \t]*+[]\r\n]")
 """A list that is empty, or might be further lines down."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """May stand before a stream's first event."""
-_CHUNK_END, _CHUNK_END_CR = _CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
+_CHUNK_END: Final = b"\n\n\r\n"
+_CHUNK_END_CR: Final = b"\r\n\r\n\r\n"
+_CHUNK_ENDS: Final = (_CHUNK_END, _CHUNK_END_CR)
 """How a chunk that ends with an event ends, with the CRLF of the chunk."""
 
 _decode = msgspec.json.Decoder(Chunk).decode
@@ -71,12 +76,23 @@ def told_error(body: bytes, dialect: str) -> bytes:
 
 
 def is_one_chunk(data: bytes) -> bool:
-    """Whether data, which begins between two chunks, is exactly one, of at least four bytes."""
-    end = data.find(b"\r\n", 0, _SIZE_BYTES_MAX)
-    if end < 1:
-        return False
-    size = known_size(data[:end])
-    return size >= 4 and end + size + 4 == len(data) and data.endswith(b"\r\n")
+    """Whether data, which begins between two chunks and ends with a line end, is exactly one of at least four bytes."""
+    size = len(data)
+    line = _LINES.get(size)
+    if line is None:
+        line = _line_of(size)
+        if size <= PART_BYTES_MAX:
+            _LINES[size] = line
+    return size > 8 and data.startswith(line)
+
+
+def _line_of(size: int) -> bytes:
+    """The size line of the chunk that has so many bytes with its framing, as nearly all engines write it."""
+    digits = 1
+    while size - digits - 4 >= 1 << 4 * digits:
+        digits += 1
+    line = b"%x\r\n" % max(0, size - digits - 4)
+    return line if len(line) == digits + 2 else b"\n"  # no chunk is so long: nothing begins with that
 
 
 @lru_cache(SIZES_MAX)

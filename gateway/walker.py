@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.head import FIELD, connection_names
 
@@ -23,12 +23,13 @@ KNOWN_MAX, KNOWN_BYTES_MAX = 256, 1 << 10
 """So many heads of up to so many bytes are remembered as read."""
 TRAILER_BYTES_MAX = 4 << 10
 """The last chunk's line, trailers and the empty line; they are read and dropped."""
-TAIL_PIECES, TAIL_PIECE_BYTES = 4, 2 << 10
+TAIL_PIECES: Final = 4
+TAIL_PIECE_BYTES: Final = 2 << 10
 """What is remembered of a body's end: of each of the last pieces, its last bytes."""
-CRUMB_BYTES = 64
+CRUMB_BYTES: Final = 64
 """A piece smaller than this is remembered with the one before it, else a few of them would be all that is."""
 
-STEP_BYTES = 16 << 10
+STEP_BYTES: Final = 16 << 10
 """Of a body whose bytes cost work (chunks, events) so much is walked in one step: it may be cut into single bytes."""
 
 LAST_CHUNK = b"0\r\n\r\n"

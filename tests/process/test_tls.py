@@ -18,7 +18,7 @@ import pytest
 
 from autoscaler.drivers.records import StateDirectory
 from tests.kit import secure_engine
-from tests.kit.certificates import OURS, THEIRS, leaf, sides, write, write_authority
+from tests.kit.certificates import OURS, THEIRS, Pair, leaf, sides, write, write_authority
 from tests.kit.serving import Serving, fake, free_port, model, serving, settings
 from tests.kit.waiting import until
 
@@ -123,25 +123,47 @@ async def test_an_engine_with_tls_is_verified(tmp_path: Path, trusted: str) -> N
             assert one.said().count("event=engine_distrusted") == 1
 
 
-async def test_a_gateway_reports_to_an_autoscaler_over_tcp_with_tls_and_a_token(tmp_path: Path) -> None:
-    """The two parts by hand, as on two machines."""
+def let_in(port: int, ca: Path, pair: Pair | None) -> bool:
+    """Whether the contract answers a caller that shows this certificate, or none."""
+    context = ssl.create_default_context(cafile=str(ca))
+    if pair is not None:
+        context.load_cert_chain(pair.cert, pair.key)
+    try:  # TLS 1.3 tells a client that is not let in so with its first answer
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as one,
+        ):
+            one.sendall(b"GET /v1/routes HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            return one.recv(12) not in (b"", b"HTTP/1.1 401")
+    except ssl.SSLError:
+        return False
+
+
+@pytest.mark.parametrize("by", ["token", "certificate"])
+async def test_a_gateway_reports_to_an_autoscaler_over_tcp_with_tls(tmp_path: Path, by: str) -> None:
+    """The two parts by hand, as on two machines; who they are a token says, or a certificate of each."""
     pair, ca = write(tmp_path, "scaler", leaf(OURS)), write_authority(tmp_path, OURS)
+    mine, strange = write(tmp_path, "gateway", leaf(OURS)), write(tmp_path, "stranger", leaf(THEIRS))
     token = tmp_path / "token"
     token.write_text("0123456789abcdef" * 2)
     token.chmod(0o600)
+    asked, shown_by_us = (
+        (["--token-file", token], ["--token-file", token])
+        if by == "token"
+        else (["--contract-ca-file", ca], ["--contract-cert-file", mine.cert, "--contract-key-file", mine.key])
+    )
     async with serving(tmp_path / "s", fake(tmp_path, "ada"), start=False) as one:
         contract, (_, listen) = free_port(), address(one)
         StateDirectory.open(one.state).close()
         pilotlight = [sys.executable, "-m", "pilotlight"]
-        files = ["--token-file", token]
         scaler = [
             *pilotlight, "autoscaler", "--driver", "local", "--documents", one.config, "--state", one.state,
-            "--contract-listen", f"127.0.0.1:{contract}", "--ops", one.ops.removeprefix("http://"), *files,
+            "--contract-listen", f"127.0.0.1:{contract}", "--ops", one.ops.removeprefix("http://"), *asked,
             "--contract-cert-file", pair.cert, "--contract-key-file", pair.key,
         ]  # fmt: skip
         gateway = [
             *pilotlight, "gateway", "--autoscaler", f"https://127.0.0.1:{contract}", "--listen", f"127.0.0.1:{listen}",
-            "--ops", f"127.0.0.1:{free_port()}", *files, "--contract-ca-file", ca,
+            "--ops", f"127.0.0.1:{free_port()}", *shown_by_us, "--contract-ca-file", ca,
         ]  # fmt: skip
         with one.output.open("ab") as output:
             parts = [
@@ -151,6 +173,8 @@ async def test_a_gateway_reports_to_an_autoscaler_over_tcp_with_tls_and_a_token(
         try:
             await until("the gateway listens", lambda: listens(one), 20)
             assert (await one.call("ada")).status == 200
+            told = [await asyncio.to_thread(let_in, contract, ca, shown) for shown in (None, strange, mine)]
+            assert told == [False, False, by == "certificate"]
         finally:
             for part in reversed(parts):
                 part.terminate()
