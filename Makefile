@@ -26,7 +26,7 @@ test: check  ## every check that this machine can run; what cannot run is listed
 	@bash scripts/compiled.sh test
 
 test-cluster: venv  ## on a real Kubernetes control plane in a network of its own; built once, about five minutes
-	@$(PY) -m tests.cluster.building >/dev/null
+	@$(PY) -m tests.cluster.building >/dev/null || true  # the tests then say why they are left out
 	@$(PY) -m tests.cluster.network $(PY) -m pytest -p no:xdist tests/cluster
 
 wheel: venv  ## dist/: the wheel for this Python and machine, with the gateway compiled

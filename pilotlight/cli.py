@@ -299,7 +299,8 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 @click.option("--ops-fd", type=int, hidden=True)
 @parent_option
 def autoscaler(  # noqa: PLR0917  click passes by keyword
-    driver: str, namespace: str, kubeconfig: Path | None, documents: Path, contract_socket: Path | None, contract_listen: Address | None,
+    driver: str, namespace: str, kubeconfig: Path | None, documents: Path,
+    contract_socket: Path | None, contract_listen: Address | None,
     contract_cert_file: Path | None, contract_key_file: Path | None, contract_ca_file: Path | None,
     token_file: Path | None, ops: Address, state: Path,
     gateway_sockets: tuple[Path, ...], keep_engines: bool, ops_fd: int | None, parent: int | None,

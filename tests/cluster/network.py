@@ -50,12 +50,12 @@ def enter() -> None:
 
 
 def _interface(name: str, value: bytes) -> bytes:
-    """struct ifreq."""
+    """As `struct ifreq`."""
     return name.encode().ljust(16, b"\0") + value.ljust(24, b"\0")
 
 
 def _address(ip: str) -> bytes:
-    """struct sockaddr_in."""
+    """As `struct sockaddr_in`."""
     return struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(ip))
 
 

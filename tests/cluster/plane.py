@@ -151,7 +151,7 @@ class Plane:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that are free now, below those that outgoing connections take: else one of them might take it in between."""
+    """Ports that are free now, below those that outgoing connections take: one of them might take it in between."""
     held: list[socket.socket] = []
     while len(held) < number:
         one = socket.socket()

@@ -13,7 +13,7 @@ import pytest
 
 from autoscaler.drivers.kubernetes import api as client
 from autoscaler.drivers.kubernetes.access import AccessError, access
-from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object, Unreachable
+from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from tests.cluster.plane import Plane
 
@@ -140,9 +140,7 @@ async def test_what_is_there_and_every_change_is_told_once(api: Api, notes: str,
     assert said == [("before", None, "0"), ("a", None, "1"), ("a", "1", "2"), ("before", "0", None)]
 
 
-async def test_a_watch_that_the_server_ends_goes_on(
-    api: Api, notes: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_watch_that_the_server_ends_goes_on(api: Api, notes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autoscaler.drivers.kubernetes.watching.WATCH_S", (1.0, 1.2))
     async with watching(api, notes) as one:
         asked = api.requests
@@ -163,7 +161,7 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
     async with watching(api, notes) as one:
         await one.until(goes="1", stays="1")
         plane.kill_part("kube-apiserver")
-        with pytest.raises(Unreachable):
+        with pytest.raises(UnreachableError):
             await api.get(notes)
         plane.start_part("kube-apiserver")
         await asyncio.to_thread(plane.until_ready)
@@ -180,7 +178,7 @@ async def test_a_server_that_hangs_is_not_waited_for_without_end(
         plane.signal_part("kube-apiserver", signal.SIGSTOP)
         try:
             async with asyncio.timeout(10):
-                with pytest.raises(Unreachable, match="TimeoutError"):
+                with pytest.raises(UnreachableError, match="TimeoutError"):
                     await api.get(notes, within_s=0.5)
         finally:
             plane.signal_part("kube-apiserver", signal.SIGCONT)

@@ -55,16 +55,19 @@ class Stage:
     async def until(self, holds: Callable[[list[Object]], object]) -> list[Object]:
         """The pods, once that holds of them."""
         async with asyncio.timeout(WAIT_S_MAX):
-            while not holds(found := (await self.api.get(self.pods))["items"]):
+            while True:
+                found: list[Object] = (await self.api.get(self.pods))["items"]
+                if holds(found):
+                    return found
                 await asyncio.sleep(0.02)
-        return found
 
 
 def ready(pods: list[Object]) -> list[Object]:
     """Those that are."""
+    yes = ("Ready", "True")
     return [
-        pod for pod in pods for one in pod["status"].get("conditions", []) if (one["type"], one["status"]) == ("Ready", "True")
-    ]  # fmt: skip
+        pod for pod in pods if any((one["type"], one["status"]) == yes for one in pod["status"].get("conditions", []))
+    ]
 
 
 @pytest.fixture
@@ -104,7 +107,13 @@ async def test_a_third_engine_waits_for_a_gpu(stage: Stage, node: Node) -> None:
 
 async def test_trouble_looks_as_a_kubelet_shows_it(stage: Stage, node: Node) -> None:
     broken = deployment(node)
-    broken["spec"]["template"]["spec"]["containers"][0]["command"] = [sys.executable, "-S", "-E", "-c", "raise SystemExit(3)"]
+    broken["spec"]["template"]["spec"]["containers"][0]["command"] = [
+        sys.executable,
+        "-S",
+        "-E",
+        "-c",
+        "raise SystemExit(3)",
+    ]
     await stage.api.create(stage.deployments, broken)
     await stage.scale(1)
     (pod,) = await stage.until(

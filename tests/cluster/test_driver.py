@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import uuid
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 
 import pytest
@@ -76,7 +76,7 @@ class ClusterRig:
 
 class TestKubernetesDriver(DriverContract):
     @pytest.fixture
-    def rig(self, kubeconfig: Path, tmp_path: Path) -> Iterator[ClusterRig]:
+    def rig(self, kubeconfig: Path, tmp_path: Path) -> ClusterRig:
         return ClusterRig(kubeconfig, tmp_path)
 
 

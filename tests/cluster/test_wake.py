@@ -1,4 +1,4 @@
-"""From zero and back on a real control plane: a Call makes a pod, the engine in it answers, and then nothing is left."""
+"""From zero and back on a real control plane: a Call makes a pod, its engine answers, and then nothing is left."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
     return House(tmp_path, kubeconfig, namespace)
 
 
-async def test_a_call_at_zero_makes_a_pod_and_zero_comes_back(house: House, api: Api, namespace: str, node: Node) -> None:
+async def test_a_call_at_zero_makes_a_pod_and_zero_comes_back(
+    house: House, api: Api, namespace: str, node: Node
+) -> None:
     house.write(model("ada", idleSeconds=1, residencySeconds=0))
     pods = f"/api/v1/namespaces/{namespace}/pods"
     async with house.running() as one, asyncio.timeout(60):
@@ -115,7 +117,9 @@ async def test_a_call_at_zero_makes_a_pod_and_zero_comes_back(house: House, api:
             await asyncio.sleep(0.05)
 
 
-async def test_pods_outlive_their_autoscaler_and_are_adopted(house: House, api: Api, namespace: str, node: Node) -> None:
+async def test_pods_outlive_their_autoscaler_and_are_adopted(
+    house: House, api: Api, namespace: str, node: Node
+) -> None:
     house.write(model("ada", idleSeconds=600))
     pods = f"/api/v1/namespaces/{namespace}/pods"
     async with asyncio.timeout(90):

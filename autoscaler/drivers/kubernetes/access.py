@@ -7,10 +7,14 @@ plug-ins. Promises: a token is asked for anew for each request, so that one that
 from __future__ import annotations
 
 import ssl
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from kubernetes.aio import client, config
 from kubernetes.aio.config import ConfigException
+
+_load_kube_config: Callable[..., Awaitable[None]] = config.load_kube_config
+_load_incluster_config: Callable[..., None] = config.load_incluster_config
 
 
 class AccessError(Exception):
@@ -48,12 +52,12 @@ async def access(kubeconfig: Path | None = None) -> Access:
     configuration = client.Configuration()
     try:
         if kubeconfig is not None:
-            await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
+            await _load_kube_config(str(kubeconfig), client_configuration=configuration)
         else:
             try:
-                config.load_incluster_config(client_configuration=configuration)
+                _load_incluster_config(client_configuration=configuration)
             except ConfigException:
-                await config.load_kube_config(client_configuration=configuration)
+                await _load_kube_config(client_configuration=configuration)
     except (ConfigException, OSError) as error:
         where = kubeconfig or "the pod's service account, $KUBECONFIG or ~/.kube/config"
         raise AccessError(f"no way to a Kubernetes API server from {where}: {error}") from error

@@ -49,7 +49,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class Unreachable(Exception):
+class UnreachableError(Exception):
     """No answer: nobody knows whether the request was carried out."""
 
 
@@ -78,7 +78,7 @@ class Api:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     async def get(self, path: str, *, within_s: float = REQUEST_S_MAX, **query: str) -> Object:
-        """One object, or one list whole. Raises ApiError, Unreachable (like all below)."""
+        """One object, or one list whole. Raises ApiError, UnreachableError (like all below)."""
         return await self._ask("GET", path, query=query, within_s=within_s)
 
     async def create(self, path: str, body: Object) -> Object:
@@ -110,18 +110,18 @@ class Api:
             body["gracePeriodSeconds"] = grace_s
         return await self._ask("DELETE", path, body)
 
-    async def pages(self, path: str, **query: str) -> AsyncIterator[Object]:
+    async def pages(self, path: str, query: Mapping[str, str] | None = None) -> AsyncIterator[Object]:
         """A list in parts of PAGE; each is an object with `items` and `metadata`."""
-        query["limit"] = str(PAGE)
+        asked = {**(query or {}), "limit": str(PAGE)}
         while True:
-            page = await self.get(path, **query)
+            page = await self._ask("GET", path, query=asked)
             yield page
             going_on = page["metadata"].get("continue")
             if not going_on:
                 return
-            query["continue"] = going_on
+            asked["continue"] = going_on
 
-    async def _ask(
+    async def _ask(  # noqa: PLR0917  here only
         self,
         method: str,
         path: str,
@@ -165,7 +165,7 @@ class Api:
             ) as answer:
                 said = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"{method} {path}: {type(error).__name__}") from error
+            raise UnreachableError(f"{method} {path}: {type(error).__name__}") from error
         if answer.status >= 400:
             raise _refusal(answer, said)
         return _decode(said) if said else {}
@@ -173,22 +173,22 @@ class Api:
     # --- watches -----------------------------------------------------------------------------------------------------
 
     async def watch(
-        self, path: str, version: str | None, *, initial: bool = False, **query: str
+        self, path: str, version: str | None, query: Mapping[str, str], *, initial: bool = False
     ) -> AsyncIterator[tuple[str, Object]]:
         """What happens from a version on: (ADDED, MODIFIED, DELETED or BOOKMARK; object). With `initial` first all that
         is there, to a bookmark that says it is the end (KEP-3157). An ERROR of the server is raised.
         """
-        query |= {"watch": "1", "allowWatchBookmarks": "true"}
+        asked = {**query, "watch": "1", "allowWatchBookmarks": "true"}
         if version is not None:
-            query["resourceVersion"] = version
+            asked["resourceVersion"] = version
         if initial:
-            query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+            asked |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         headers = await self._access.headers()
         self.requests += 1
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_S_MAX, sock_read=SILENT_S_MAX)
         try:
             async with self._open().get(
-                self._access.server + path, params=query, headers=headers, timeout=timeout
+                self._access.server + path, params=asked, headers=headers, timeout=timeout
             ) as answer:
                 if answer.status >= 400:
                     raise _refusal(answer, await answer.read())
@@ -197,7 +197,7 @@ class Api:
                         raise _status(event["object"])
                     yield event["type"], event["object"]
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"watch {path}: {type(error).__name__}") from error
+            raise UnreachableError(f"watch {path}: {type(error).__name__}") from error
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -20,9 +20,9 @@ from autoscaler.drivers import probes
 from autoscaler.drivers.base import Launcher, Observe
 from autoscaler.drivers.kubernetes import nodes, pods
 from autoscaler.drivers.kubernetes.access import Access
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Unreachable
+from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
 from autoscaler.drivers.kubernetes.pods import PodSeen
-from autoscaler.drivers.kubernetes.watching import Change, Watched
+from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.model import Model
 from autoscaler.world import Replica, ReplicaSeen, Seen, SlicesSeen, Synced
 
@@ -146,11 +146,12 @@ class KubernetesDriver:
         for left in range(RETRIES - 1, -1, -1):
             try:
                 await ask()
-                return
-            except Unreachable:
+            except UnreachableError:
                 if not left:
                     raise
                 await asyncio.sleep(RETRY_S)
+            else:
+                return
 
     def _fail(self, replica: Replica, reason: str) -> None:
         self._observe((_seen_of(replica, Seen.EXITED, reason=reason), _seen_of(replica, Seen.CLEAN, proof=ASSUMED)))
@@ -271,8 +272,8 @@ def _seen_of(replica: Replica, seen: Seen, *, reason: str = "", proof: str = "")
     )  # fmt: skip
 
 
-def _key(path: str, name: str) -> tuple[str, str]:
-    return path.split("/")[4], name
+def _key(path: str, name: str) -> Key:
+    return Key(path.split("/")[4], name)
 
 
 def _not_running(_: object) -> None:

@@ -13,7 +13,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, Unreachable
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 
 T = TypeVar("T")
 
@@ -78,9 +78,9 @@ class Watched(Generic[T]):
                 if error.status == GONE:
                     self._version = None
                     continue
-            except Unreachable as error:
+            except UnreachableError as error:
                 self.trouble = str(error)
-            await asyncio.sleep(wait_s * random.uniform(0.5, 1))
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1))  # noqa: S311  not all at once, no secret
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
     async def _begin(self) -> None:
@@ -99,7 +99,7 @@ class Watched(Generic[T]):
         self.synced.set()
 
     async def _stream(self, missing: set[Key]) -> str:
-        watch = self._api.watch(self._path, None, initial=True, timeoutSeconds="60", **self._query)
+        watch = self._api.watch(self._path, None, {**self._query, "timeoutSeconds": "60"}, initial=True)
         async for event, found in watch:
             if event == "BOOKMARK":
                 version = str(found["metadata"]["resourceVersion"])
@@ -108,19 +108,19 @@ class Watched(Generic[T]):
                     return version
                 continue
             self._see(event, found, missing)
-        raise Unreachable(f"watch {self._path}: it ended before it had told everything")
+        raise UnreachableError(f"watch {self._path}: it ended before it had told everything")
 
     async def _list(self, missing: set[Key]) -> str:
         version = ""
-        async for page in self._api.pages(self._path, **self._query):
+        async for page in self._api.pages(self._path, self._query):
             version = str(page["metadata"]["resourceVersion"])
             for found in page["items"]:
                 self._see("MODIFIED", found, missing)
         return version
 
     async def _follow(self, version: str | None) -> None:
-        limit_s = str(int(random.uniform(*WATCH_S)))
-        async for event, found in self._api.watch(self._path, version, timeoutSeconds=limit_s, **self._query):
+        limit_s = str(int(random.uniform(*WATCH_S)))  # noqa: S311  as above
+        async for event, found in self._api.watch(self._path, version, {**self._query, "timeoutSeconds": limit_s}):
             if event != "BOOKMARK":
                 self._see(event, found, None)
             self._version = str(found["metadata"]["resourceVersion"])

@@ -14,21 +14,22 @@ from pathlib import Path
 
 import aiohttp
 
-from autoscaler.drivers.kubernetes.api import MERGE, STRATEGIC, Api, ApiError, Object, Unreachable
+from autoscaler.drivers.kubernetes.api import MERGE, STRATEGIC, Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.watching import Change, Watched
 from tests.cluster.kubelet.container import BackOff, Container, now
 from tests.cluster.kubelet.pod import Pod
 
 HEARTBEAT_S, LEASE_S = 1.0, 40
+QUICK = BackOff(0.2, 5.0)
 LATE_S = 5.0
-"""An address is given out again so late, as a network plug-in does: a router with an old list must not meet the next."""
+"""An address is given out again so late, as network plug-ins do: a router with an old list must not meet the next."""
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
 
 class Node:
     """One node. `number` makes its addresses: 10.244.NUMBER.x. `amounts`: what it has beside CPU and memory."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  a test names them in this order
         self,
         api: Api,
         name: str,
@@ -38,7 +39,7 @@ class Node:
         logs: Path,
         *,
         probe_period_s: float | None = None,
-        back_off: BackOff = BackOff(0.2, 5.0),
+        back_off: BackOff = QUICK,
         taints: tuple[Object, ...] = (),
     ) -> None:
         self.api = api
@@ -76,7 +77,7 @@ class Node:
                 self.fall_silent()
                 await asyncio.gather(*self._works, return_exceptions=True)
                 await asyncio.gather(*(pod.kill() for pod in self._pods.values()))
-                with contextlib.suppress(ApiError, Unreachable):
+                with contextlib.suppress(ApiError, UnreachableError):
                     await self.api.delete(f"/api/v1/nodes/{self.name}")
 
     def fall_silent(self) -> None:
@@ -131,7 +132,7 @@ class Node:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            with contextlib.suppress(ApiError, Unreachable):
+            with contextlib.suppress(ApiError, UnreachableError):
                 await self.api.patch(f"{LEASES}/{self.name}", {"spec": self._lease()["spec"]}, MERGE)
 
     # --- its pods ----------------------------------------------------------------------------------------------------

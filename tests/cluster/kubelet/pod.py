@@ -15,7 +15,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.drivers.kubernetes.api import STRATEGIC, ApiError, Object, Unreachable
+from autoscaler.drivers.kubernetes.api import STRATEGIC, ApiError, Object, UnreachableError
 from tests.cluster.kubelet.container import Container, now
 from tests.cluster.kubelet.probing import Prober
 
@@ -122,7 +122,7 @@ class Pod:
         """As a kubelet does: the processes, the last status, then the object."""
         await asyncio.gather(*(one.end() for one in self.containers))
         await self._stop()
-        with contextlib.suppress(ApiError, Unreachable):
+        with contextlib.suppress(ApiError, UnreachableError):
             await self._node.api.patch(f"{self.path}/status", self._status(), STRATEGIC)
             await self._node.api.delete(self.path, uid=self.uid, grace_s=0)
 
@@ -161,7 +161,7 @@ class Pod:
                 if error.status in (404, 409, 422):  # gone, or a namesake with another uid
                     return
                 await self._again()
-            except Unreachable:
+            except UnreachableError:
                 await self._again()
 
     async def _again(self) -> None:
