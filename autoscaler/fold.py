@@ -128,6 +128,10 @@ def _start_seen(draft: Draft, seen: StartSeen) -> None:
         return
     after = {name: obstacle for name, obstacle in before.items() if name != seen.model}
     draft.change(obstacles=after | {seen.model: seen.obstacle} if seen.obstacle else after)
+    history = draft.histories.now.get(seen.model)
+    if not seen.obstacle and history is not None and history.failure == before[seen.model]:
+        draft.put_history(seen.model, histories.forgiven(history))  # what it was refused for is no more
+        draft.news = True
 
 
 def _half_open(draft: Draft) -> None:
