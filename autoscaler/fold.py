@@ -107,9 +107,8 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
             draft.histories.drop(name)
         elif model is not None and old is not None and _restarts(old, model):
             draft.put_history(name, histories.forgiven(history))
-    for key in tuple(draft.attained.now):
-        if key[0] in before.models and key[0] not in models:
-            draft.attained.drop(key)
+    for name in before.models.keys() - models.keys():
+        draft.attained.drop(name)
 
 
 def _restarts(before: Model, after: Model) -> bool:
