@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, TenantName
 from autoscaler.indices import NO_LOAD, load_of, with_id
 from autoscaler.states import ReplicaState
-from autoscaler.world import Attained, Gateway, Grant, History, Load, Replica, SliceId, Transition, World
+from autoscaler.world import Gateway, Grant, History, Load, Replica, SliceId, Transition, World
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -61,7 +61,7 @@ class Draft:
         self.replicas: CopiedMap[ReplicaId, Replica] = CopiedMap(world.replicas)
         self.gateways: CopiedMap[GatewayId, Gateway] = CopiedMap(world.gateways)
         self.histories: CopiedMap[ModelName, History] = CopiedMap(world.histories)
-        self.attained: CopiedMap[tuple[ModelName, TenantName], Attained] = CopiedMap(world.attained)
+        self.attained: CopiedMap[ModelName, dict[TenantName, float]] = CopiedMap(world.attained)
         self.by_model: CopiedMap[ModelName, tuple[ReplicaId, ...]] = CopiedMap(world.by_model)
         self.by_slice: CopiedMap[SliceId, tuple[ReplicaId, ...]] = CopiedMap(world.by_slice)
         self.loads: CopiedMap[ModelName, Load] = CopiedMap(world.loads)
@@ -83,6 +83,12 @@ class Draft:
         """Replaces what is remembered of a Model."""
         if self.histories.now.get(model) != history:
             self.histories.put(model, history)
+
+    def attain(self, model: ModelName, tenant: TenantName, attained: float) -> None:
+        """Replaces what a Tenant attained of a Model."""
+        if self.attained.now.get(model) is self.before.attained.get(model):
+            self.attained.put(model, dict(self.attained.now.get(model, {})))
+        self.attained.now[model][tenant] = attained
 
     def replicas_of(self, model: ModelName) -> Iterable[Replica]:
         """All Replicas of a Model."""

@@ -6,14 +6,14 @@ Owns arithmetic only; it knows nothing of gateways, Models or versions. `autosca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 Key = TypeVar("Key", bound=str)
 
 
 class Claimant(NamedTuple):
-    """Somebody who wants Slots. `attained` is service got so far, in slot-seconds."""
+    """Somebody who wants Slots. `attained` is service got so far, in slot-seconds per weight."""
 
     wants: int
     weight: float = 1.0
@@ -40,9 +40,21 @@ def max_min(claimants: Mapping[Key, Claimant], slots: int) -> dict[Key, int]:
     for key, claimant in open_.items():
         shares[key] = int(level * claimant.weight)
     left -= sum(shares[key] for key in open_)
-    for key in sorted(open_, key=lambda key: (open_[key].attained / open_[key].weight, key))[:left]:
+    for key in sorted(open_, key=lambda key: (open_[key].attained, key))[:left]:
         shares[key] += 1
     return shares
+
+
+def lifted(attained: Mapping[Key, float], key: Key, active: Iterable[Key]) -> float:
+    """What one that comes back has attained: no less than the least served active one, so that nobody saves up time.
+
+    Where nobody was active it is the most that anybody attained: who used what nobody else wanted owes nothing for it
+    (the virtual time of an idle server in Start-time Fair Queuing, Goyal et al. 1996; for inference Sheng et al.,
+    Fairness in Serving Large Language Models, OSDI 2024, algorithm 2).
+    """
+    least = min((attained[other] for other in active if other in attained), default=None)
+    floor = max(attained.values(), default=0.0) if least is None else least
+    return max(floor, attained.get(key, 0.0))
 
 
 class Part(NamedTuple):

@@ -107,9 +107,8 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
             draft.histories.drop(name)
         elif model is not None and old is not None and _restarts(old, model):
             draft.put_history(name, histories.forgiven(history))
-    for key in tuple(draft.attained.now):
-        if key[0] in before.models and key[0] not in models:
-            draft.attained.drop(key)
+    for name in before.models.keys() - models.keys():
+        draft.attained.drop(name)
 
 
 def _restarts(before: Model, after: Model) -> bool:
@@ -128,6 +127,10 @@ def _start_seen(draft: Draft, seen: StartSeen) -> None:
         return
     after = {name: obstacle for name, obstacle in before.items() if name != seen.model}
     draft.change(obstacles=after | {seen.model: seen.obstacle} if seen.obstacle else after)
+    history = draft.histories.now.get(seen.model)
+    if not seen.obstacle and history is not None and history.failure == before[seen.model]:
+        draft.put_history(seen.model, histories.forgiven(history))  # what it was refused for is no more
+        draft.news = True
 
 
 def _half_open(draft: Draft) -> None:

@@ -14,15 +14,15 @@ from msgspec.structs import replace
 from autoscaler import histories
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.draft import Draft, with_grant
+from autoscaler.fairness import lifted
 from autoscaler.indices import expired, levels_of, uses_of
-from autoscaler.world import Attained, Gateway, Grant, Granted
+from autoscaler.tenant import weight_of
+from autoscaler.world import Gateway, Grant, Granted
 
 BOOTS_MAX = 8
 """Dead boots remembered per gateway: their reports may still come late."""
 GONE_KEPT_S = 60.0
 """A gateway proven dead is forgotten after this."""
-CREDIT_S = 5.0
-"""Slot-seconds that a Tenant may be behind the least served one when it comes back: idle time is not saved up."""
 
 
 def reported(draft: Draft, report: Report) -> None:
@@ -182,13 +182,10 @@ def _demand(draft: Draft, before: Gateway, after: Gateway) -> None:
 
 
 def _comes_back(draft: Draft, model: ModelName, tenant: TenantName, active: Iterable[TenantName]) -> None:
-    """Lifts what a Tenant attained to that of the least served active one, less a small credit."""
-    attained = draft.attained.now
-    floor_s = min((attained[model, other].slot_s for other in active if (model, other) in attained), default=0.0)
-    known = attained.get((model, tenant))
-    lifted = floor_s if known is None else max(known.slot_s, floor_s - CREDIT_S)
-    if known is None or lifted != known.slot_s:
-        draft.attained.put((model, tenant), Attained(slot_s=lifted))
+    attained = draft.attained.now.get(model, {})
+    more = lifted(attained, tenant, active)
+    if attained.get(tenant) != more:
+        draft.attain(model, tenant, more)
 
 
 def _totals(draft: Draft, before: Gateway, report: Report) -> None:
@@ -211,9 +208,10 @@ def _totals(draft: Draft, before: Gateway, report: Report) -> None:
         grown_us = total.busy_slot_us - (last.busy_slot_us if last is not None else 0)
         if grown_us > 0:
             load = draft.before.loads.get(total.model)
-            if key not in draft.attained.now:
+            if total.tenant not in draft.attained.now.get(total.model, ()):
                 _comes_back(draft, *key, load.tenants if load is not None else ())
-            draft.attained.put(key, Attained(slot_s=draft.attained.now[key].slot_s + grown_us / 1e6))
+            grown_s = grown_us / 1e6 / weight_of(draft.world.tenants, total.tenant)
+            draft.attain(*key, draft.attained.now[total.model][total.tenant] + grown_s)
 
 
 def _merged(

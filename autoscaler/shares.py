@@ -19,6 +19,7 @@ from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, TenantNa
 from autoscaler.fairness import Claimant, Part, max_min, split
 from autoscaler.indices import expired
 from autoscaler.states import ReplicaState
+from autoscaler.tenant import weight_of
 from autoscaler.world import Gateway, Granted, Replica, World
 
 KEEP_S = 0.100
@@ -129,11 +130,10 @@ def _on_ready(gateway: Gateway, model: ModelName, ready: Sequence[Replica]) -> l
 
 
 def _claimant(world: World, model: ModelName, tenant: TenantName, parts: Mapping[GatewayId, Part]) -> Claimant:
-    document, attained = world.tenants.get(tenant), world.attained.get((model, tenant))
     return Claimant(
         wants=sum(part.wants for part in parts.values()),
-        weight=document.spec.weight if document is not None else 1.0,
-        attained=attained.slot_s if attained is not None else 0.0,
+        weight=weight_of(world.tenants, tenant),
+        attained=world.attained.get(model, {}).get(tenant, 0.0),
     )
 
 

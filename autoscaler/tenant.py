@@ -6,6 +6,7 @@ are refused by `autoscaler.documents` until they are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -48,3 +49,9 @@ def unix_seconds(time: str) -> float:
     if moment.tzinfo is None or len(time) < len("2027-01-31T12:00:00Z"):
         raise ValueError("expected a time such as 2027-01-31T12:00:00Z")
     return moment.timestamp()
+
+
+def weight_of(tenants: Mapping[TenantName, Tenant], name: TenantName) -> float:
+    """The weight of a Tenant; 1 for one that the documents do not have."""
+    tenant = tenants.get(name)
+    return tenant.spec.weight if tenant is not None else 1.0

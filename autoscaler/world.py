@@ -138,12 +138,6 @@ class Gateway(Fact, frozen=True):
     """Derived from `report`: its Replicas by id, less what merely ages. Never expires: expired is not dead."""
 
 
-class Attained(Fact, frozen=True):
-    """Service that a Tenant got from a Model, in slot-seconds, for the shares of what does not divide."""
-
-    slot_s: float = 0.0
-
-
 class History(Fact, frozen=True):
     """What is remembered of a Model beyond its Replicas; survives a restart."""
 
@@ -209,7 +203,8 @@ class World(Fact, frozen=True):
     replicas: dict[ReplicaId, Replica] = {}
     gateways: dict[GatewayId, Gateway] = {}
     histories: dict[ModelName, History] = {}
-    attained: dict[tuple[ModelName, TenantName], Attained] = {}
+    attained: dict[ModelName, dict[TenantName, float]] = {}
+    """Service that each Tenant got from a Model, in slot-seconds per weight: the virtual time of fair queueing."""
     obstacles: dict[ModelName, str] = {}
     """Models whose start would surely fail, and why: nothing is displaced for them."""
 

@@ -108,7 +108,7 @@ class Pieces:
 class Growing:
     """A body of a known length that goes on while it comes, with one change. Places are those after the change."""
 
-    __slots__ = ("_edit", "length", "pieces", "ready")
+    __slots__ = ("_all", "_edit", "length", "pieces", "ready")
 
     def __init__(self, pieces: Pieces, length: int, ready: int) -> None:
         self.pieces = pieces
@@ -116,6 +116,8 @@ class Growing:
         """As the client said it."""
         self.ready = ready
         """So many of the client's bytes may go on."""
+        self._all: list[Part] = []
+        """Once it is whole: what becomes of the pieces then is no matter."""
         self._edit = Edit(0, 0, b"")
 
     def __len__(self) -> int:
@@ -125,7 +127,12 @@ class Growing:
     @property
     def parts(self) -> list[Part]:
         """As they came."""
-        return self.pieces.parts
+        return self._all or self.pieces.parts
+
+    def end(self) -> None:
+        """All of it is here and may go on."""
+        self.ready = self.length
+        self._all = [*self.pieces.parts]
 
     def edited(self, edits: list[Edit]) -> Growing:
         """The same, from now on with this one change."""

@@ -90,11 +90,9 @@ class Exchange(Call):
         self._entry = entry
         self._upwards = asked(head).upwards
         self._body: Body = body
-        self.drop_usage = False
-        """The usage chunk is our wish, not the client's."""
+        self.drop_usage = False  # the usage chunk is our wish, not the client's
         self.engine: EngineConnection | None = None
-        self._breath: asyncio.TimerHandle | None = None
-        """The Call is about to move."""
+        self._breath: asyncio.TimerHandle | None = None  # it is about to move
         self._stage = PARKED
         self._framed = head.minor == 1
         """What we frame ourselves goes out in chunks; else (HTTP/1.0) bare, and the end is the close."""
@@ -107,8 +105,7 @@ class Exchange(Call):
         self._walker = _NO_BODY
         self._answer = _NO_ANSWER
         """What the engine's bytes become, once committed."""
-        self._moved = False
-        """Bytes came since the last sweep."""
+        self._moved = False  # bytes came since the last sweep
         self._alive_s = 0.0
 
     # --- what dispatch says ----------------------------------------------------------------------------------------
@@ -211,16 +208,19 @@ class Exchange(Call):
 
     def whole(self, request: Request, growing: Growing) -> bool:
         """A body that grew is whole; False: it is needed no longer. Raises CallError where it is not one after all."""
-        if self._stage not in (PARKED, SENT):
+        if self._stage == ENDED:
             return False
         wish = asked(request.head)
         peek = rewrite.read(self._operation, request.body, wish.content_type, wish.model)
-        self.stream = peek.stream
-        self._close = not request.head.keep_alive or self._front.closing
-        self._body = rewrite.edit(self._operation, peek, self._entry.served_name)
-        growing.ready = growing.length
-        if self.engine is not None:
-            self.engine.single |= self.stream and self._entry.closes_after_stream
+        growing.end()
+        if self._stage == RELAYING:  # an engine that answers while it reads still wants the rest
+            self._body = request.body
+        else:
+            self.stream, self.sent_s = peek.stream, self.sent_s and self._front.clock()
+            self._close = self._early or not request.head.keep_alive or self._front.closing
+            self._body = rewrite.edit(self._operation, peek, self._entry.served_name)
+            if self.engine is not None:
+                self.engine.single |= self.stream and self._entry.closes_after_stream
         self.more()
         return True
 
@@ -243,7 +243,7 @@ class Exchange(Call):
             self._sweep_parked(now_s)
         elif stage == SENT:
             limit_s = clocks.first_byte_seconds_max if self.stream else clocks.response_seconds_max
-            if self.sent_s and now_s - self.sent_s > limit_s:
+            if self.sent_s and now_s - self.sent_s > limit_s and not isinstance(self._body, Growing):
                 self._bounce("timeout")
         elif stage == RELAYING:
             moved, self._moved = self._moved, False

@@ -20,19 +20,21 @@ from gateway.head import Head, Request
 from gateway.multipart import names_model
 from gateway.pressure import Pressure
 from gateway.room import TLS_BYTES
-from gateway.wire import RequestReader
+from gateway.wire import AHEAD_BYTES_MAX, RequestReader
 
 if TYPE_CHECKING:
     from gateway.front import Front
 
 PACE_BYTES_PER_S, PACE_GRACE_S = 1 << 20, 3.0
-"""While others wait for room: a large body that comes more slowly, after so long, is refused."""
+"""While room is wanted: a body that comes more slowly, after so long, is refused."""
+REST_S_MAX, GROWING_S_MAX = 1.0, 3.0
+"""A form goes on while it comes when its rest is expected within so long; what then has not come is not waited for."""
 
 
 class Intake(Ends):
     """One client connection, as far as it brings bodies."""
 
-    __slots__ = ("_continued", "_growing", "_held", "_intake", "_reader", "write")
+    __slots__ = ("_continued", "_growing", "_grows_since_s", "_held", "_intake", "_reader", "write")
 
     def __init__(self, front: Front) -> None:
         super().__init__(front)
@@ -43,6 +45,7 @@ class Intake(Ends):
         """The body that is being read, until a Call has it."""
         self._growing: Growing | None = None
         """The same, while it goes on as it comes: `exchange` is its Call."""
+        self._grows_since_s = 0.0
         self._held: Request | None = None
         """Whole, but its large body is not read yet."""
         self.write: Callable[[bytes], None] = nowhere
@@ -147,6 +150,10 @@ class Intake(Ends):
     def _turn(self) -> None:
         """The next turn, for a request that is held back, or for a body that arrives."""
         request = self._held
+        if self._lingers:  # all is said
+            self._held = None
+            self._resume_reading()
+            return
         if request is not None:
             if self._growing is not None or not self.paused:  # else it goes on when the client reads
                 self._held = None
@@ -154,7 +161,7 @@ class Intake(Ends):
                 self._serve(request)
             return
         head, pieces = self._reader.pending, self._reader.pieces
-        if head is None or pieces is None or self._lingers:
+        if head is None or pieces is None:
             self._resume_reading()
             return
         read = self._has_read(head, pieces)
@@ -191,8 +198,8 @@ class Intake(Ends):
             return
         if growing is None:
             operation = lookup(head.method, head.path)
-            if operation is not None and names_model(pieces):
-                self._growing = Growing(pieces, length, scan.offset)
+            if operation is not None and names_model(pieces) and self._is_soon_whole(pieces.size, length):
+                self._growing, self._grows_since_s = Growing(pieces, length, scan.offset), self._front.clock()
                 self._begin(Request(head, self._growing), operation)
             return
         exchange = self.exchange
@@ -201,6 +208,10 @@ class Intake(Ends):
         elif exchange is not None:
             growing.ready = scan.offset
             exchange.more()
+
+    def _is_soon_whole(self, size: int, length: int) -> bool:
+        """Whether the rest comes soon, at the pace so far: a Slot is not for waiting."""
+        return (self._front.clock() - self._since_s) * (length - size) <= REST_S_MAX * size
 
     def _begin(self, request: Request, operation: Operation) -> None:
         try:
@@ -215,6 +226,8 @@ class Intake(Ends):
         if exchange is None:
             return
         try:
+            if self._reader.ahead > AHEAD_BYTES_MAX:
+                raise errors.too_far_ahead()
             taken = exchange.whole(request, growing)
         except CallError as error:
             self._refuse_bytes(error)
@@ -239,8 +252,10 @@ class Intake(Ends):
         self._linger()
 
     def _lags(self, past_s: float) -> bool:
-        """While room is wanted, a body comes at some pace, or makes room."""
+        """While room is wanted, a body comes at some pace, or makes room; one that goes on at once has to come soon."""
         room, pieces = self._front.room, self._intake
+        if self._growing is not None and self._front.clock() - self._grows_since_s > GROWING_S_MAX:
+            return True
         if not room.wanted or pieces is None or room.waits(self):
             return False
         return past_s > PACE_GRACE_S and pieces.size < past_s * PACE_BYTES_PER_S

@@ -69,6 +69,10 @@ ROWS: dict[str, tuple[str, ...]] = {
         "gateway.intake.PACE_BYTES_PER_S",
         "gateway.intake.PACE_GRACE_S",
     ),
+    "form that goes on while it comes: its rest is expected within; comes within": (
+        "gateway.intake.REST_S_MAX",
+        "gateway.intake.GROWING_S_MAX",
+    ),
     "small bodies that wait in all queues of a gateway": (),
     "connections of one address": ("gateway.limits.Limits.connections_per_address_max",),
     "open files of a gateway": (),

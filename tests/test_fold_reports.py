@@ -7,11 +7,12 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.contract import ReplicaUse, TenantName, Total
+from autoscaler.contract import ReplicaUse, TenantName
 from autoscaler.draft import with_grant
 from autoscaler.drain import next_change_s
 from autoscaler.fold import fold
 from autoscaler.fold_reports import acknowledged
+from autoscaler.tenant import Tenant, TenantSpec
 from autoscaler.world import (
     GatewayGone,
     GatewaySeen,
@@ -75,20 +76,38 @@ def test_an_age_that_grew_is_kept_and_is_no_news() -> None:
 
 
 def test_service_is_the_growth_of_the_counts_of_one_boot() -> None:
-    key = (M, TenantName("acme"))
+    acme = TenantName("acme")
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(busy_slot_us=2_000_000),)))
     at, _ = after(at, reported(2, totals=(total(busy_slot_us=5_000_000),)))
-    assert at.attained[key].slot_s == 5.0
+    assert at.attained[M] == {acme: 5.0}
     at, _ = after(at, reported(1, boot="b2", totals=(total(busy_slot_us=1_000_000),)))
-    assert at.attained[key].slot_s == 6.0
+    assert at.attained[M] == {acme: 6.0}
+    heavy = Tenant(name=acme, spec=TenantSpec(weight=2.0))
+    at, _ = after(replace(at, tenants={acme: heavy}), reported(2, boot="b2", totals=(total(busy_slot_us=5_000_000),)))
+    assert at.attained[M] == {acme: 8.0}, "4 s at twice the weight"
 
 
-def test_a_tenant_that_comes_back_starts_level_with_the_least_served_active_one() -> None:
-    busy = Total(model=M, tenant=TenantName("busy"), busy_slot_us=100_000_000)
-    at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=1, tenant="busy")], totals=(busy,)))
-    levels = [level("m", running=1, tenant="busy"), level("m", waiting=1, tenant="new")]
-    at, _ = after(at, reported(2, levels=levels))
-    assert at.attained[M, TenantName("new")].slot_s == 100.0
+@pytest.mark.parametrize(("had_s", "starts_s"), [(None, 100.0), (1.0, 100.0), (99.0, 100.0), (101.0, 101.0)])
+def test_a_tenant_that_comes_back_starts_level_with_the_least_served_active_one(
+    had_s: float | None, starts_s: float
+) -> None:
+    """Whether it is new or was here before: time without Calls is not saved up, and what it had more stays."""
+    attained = {TenantName("busy"): 100.0} | ({TenantName("acme"): had_s} if had_s is not None else {})
+    at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=1, tenant="busy")]))
+    levels = [level("m", running=1, tenant="busy"), level("m", waiting=1, tenant="acme")]
+    at, _ = after(replace(at, attained={M: attained}), reported(2, levels=levels))
+    assert at.attained[M][TenantName("acme")] == starts_s
+
+
+def test_who_used_what_nobody_else_wanted_owes_nothing_for_it() -> None:
+    """Both come back to a Model that was idle, in either order: they start level."""
+    busy, acme = TenantName("busy"), TenantName("acme")
+    idle = replace(world([DOC], gateways=[]), attained={M: {busy: 100.0, acme: 1.0}})
+    for first, then in ((busy, acme), (acme, busy)):
+        at, _ = after(idle, reported(2, levels=[level("m", waiting=1, tenant=first)]))
+        both = [level("m", waiting=1, tenant=first), level("m", waiting=1, tenant=then)]
+        at, _ = after(at, reported(3, levels=both))
+        assert at.attained[M] == {busy: 100.0, acme: 100.0}
 
 
 def test_a_refused_cold_call_is_demand_for_one_start_held_for_twice_what_was_told() -> None:
@@ -107,7 +126,7 @@ def test_counts_that_fell_began_anew() -> None:
     again = total(refused_cold=1, retry_after_s=30.0, busy_slot_us=2_000_000)
     at, _ = after(at, reported(2, totals=(again,)), now_s=T0 + 100.0)
     assert at.histories[M].refused_cold_s == T0 + 100.0
-    assert at.attained[M, TenantName("acme")].slot_s == 5.0
+    assert at.attained[M][TenantName("acme")] == 5.0
 
 
 def test_idleness_counts_from_the_last_finish_anywhere() -> None:

@@ -157,14 +157,14 @@ def test_many_that_cannot_start_are_all_found_in_one_step() -> None:
     assert after.replicas[replica(A, "r").id].state is S.READY
 
 
-def test_it_starts_once_nothing_is_in_the_way_any_more_and_its_pause_is_over() -> None:
+def test_it_starts_at_once_when_nothing_is_in_the_way_any_more() -> None:
     stepped = SteppedLoop(held())
     stepped.driver.obstacles = {"b": WHY}
     stepped.step()
     stepped.driver.obstacles = {}
     stepped.now_s += 5.0
     after = stepped.step(StartSeen(model=B.name))
-    assert (obstacles(after), after.replicas[replica(A, "r").id].state) == ({}, S.READY)
-    stepped.now_s = T0 + EPISODE_AFTER_S
+    assert (obstacles(after), after.histories[B.name].refused_until_s) == ({}, 0.0)
+    stepped.now_s += 0.1
     stepped.loop.world = rebuild(replace(after, gateways=called_at(stepped.now_s)), stepped.now_s)
     assert stepped.step(Tick()).replicas[replica(A, "r").id].state is S.DRAINING

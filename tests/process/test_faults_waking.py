@@ -16,6 +16,7 @@ import pytest
 from loadtest import tinygguf
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge
+from tests.kit.fake_process import command
 from tests.kit.serving import Document, Serving, fake, model, most_at_once, serving, shot, transcript
 from tests.kit.waiting import until
 
@@ -87,11 +88,14 @@ async def test_case_02_start_cannot_succeed(tmp_path: Path, how: str) -> None:
 
 
 async def test_case_02_a_start_that_failed_is_tried_again_after_a_minute(tmp_path: Path) -> None:
-    mended = model("bad", engine="llama.cpp", artifact=f"file://{tmp_path}/bad.gguf", args=["--threads=1"])
+    """What no look beforehand can tell: its engine ends until it is mended."""
+    gate = f'test -e {tmp_path}/mended || exit 3; exec "$@"'
+    words = command("--name", "bad", "--port", "{port}", "--sentence", "At last I am here.")
+    mended = model("bad", engine="command", command=["/bin/sh", "-c", gate, "sh", *words])
     async with serving(tmp_path, mended) as one:
         assert (await one.call("bad")).code == "model_start_failed"
         failed_s = time.monotonic()
-        tinygguf.make(tmp_path / "bad.gguf", "At last I am here.")
+        (tmp_path / "mended").touch()
         assert (await one.call("bad")).code == "model_start_failed", "half-open is later"
         await until("clients may wait again", lambda: one.told("bad") != "failed", BACK_OFF_S + 10, 0.2)
         assert time.monotonic() - failed_s > BACK_OFF_S - 5

@@ -68,7 +68,7 @@ def nothing_has_grown(town: Town) -> list[str]:
         ("timers", loop.timers(), TIMERS_MAX[0] + TIMERS_MAX[1] * many),
         ("known gateways", len(world.gateways), many),
         ("histories", len(world.histories), len(town.models)),
-        ("accounts of Tenants", len(world.attained), len(town.models) * max(1, len(town.tenants))),
+        ("accounts of Tenants", sum(map(len, world.attained.values())), len(town.models) * max(1, len(town.tenants))),
     ]
     for model, history in world.histories.items():
         sizes += [(f"starts of {model}", len(history.starts_s), STARTS_MAX)]

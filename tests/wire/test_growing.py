@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.body import Edit, Growing, Pieces
+from gateway.body import LARGE_BYTES, Edit, Growing, Pieces
 from gateway.limits import Limits
-from tests.kit.engine import OK, STREAM, document
+from tests.kit.engine import OK, STREAM, STREAM_HEAD, chunk, document
 from tests.kit.large import MIB, Dying, Reading, address
 from tests.kit.rig import Client, Rig, rig
 
@@ -129,6 +129,93 @@ async def test_a_body_that_stops_coming_ends_its_call_by_its_clock() -> None:
         assert (status, fields["connection"]) == (408, "close")
         await engine.until(lambda: engine.lost)
         await nothing_left(one)
+
+
+async def test_who_stops_in_the_middle_holds_no_slot_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.intake.GROWING_S_MAX", 0.2)
+    engine = Reading(OK)
+    async with begun(engine) as (one, client):
+        assert (await client.answer())[0] == 408
+        await engine.until(lambda: engine.lost)
+        await nothing_left(one)
+
+
+async def test_a_slow_form_is_no_call_before_it_is_whole() -> None:
+    """At its pace the rest would not come soon."""
+    async with Reading(OK) as engine, rig(engine.address) as one:
+        client = await one.client()
+        begin(client, len(FORM), FORM[:100])
+        await asyncio.sleep(0.5)
+        client.send(FORM[100 : LARGE_BYTES + 1000])
+        async with asyncio.timeout(5):
+            while next(iter(one.front._connections))._reader.buffered <= LARGE_BYTES:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert not engine.connections
+        client.send(FORM[LARGE_BYTES + 1000 :])
+        assert (await client.answer())[0] == 200
+        assert engine.whole[0].endswith(FORM.replace(b"alias-m", b"served-m"))
+
+
+class Eager:
+    """An engine that begins its answer with the first bytes, and ends it when it has got all."""
+
+    def __init__(self) -> None:
+        self.got = 0
+        self.address = ""
+
+    async def __aenter__(self) -> Eager:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.address = address(self._server)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        writer.write(STREAM_HEAD + chunk(b": reading\n\n"))
+        while self.got < length:
+            self.got += len(await reader.read(MIB))
+        writer.write(STREAM[len(STREAM_HEAD) :])
+        await reader.read()
+        writer.close()
+
+
+@pytest.mark.parametrize("name", [b"alias-m", b"m"])
+async def test_an_engine_that_answers_while_it_reads_gets_the_rest(name: bytes) -> None:
+    form = FORM.replace(b"alias-m", name)
+    async with Eager() as engine, rig(engine.address) as one:
+        client = await one.client()
+        begin(client, len(form), form[:MIB])
+        assert (await client.head())[0] == 200
+        client.send(form[MIB:])
+        assert (await client.chunks()).endswith(b"data: [DONE]\n\n")
+        assert engine.got == len(form) + len(b"served-m") - len(name)
+        await nothing_left(one)
+
+
+async def test_an_answer_beside_many_small_parts_that_are_still_read_is_the_last_one() -> None:
+    """What was held for a further turn is not gone on with."""
+    refused = document(b'{"error":{"message":"no"}}', "400 Bad Request")
+    many = b"".join(PART % (b"x%d" % number, b"", b"y") for number in range(900))
+    form = NAMED + PART % (b"file", b"", b"z" * 2 * MIB) + many + END
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(refused)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with rig(address(server)) as one:
+        client = await one.client()
+        begin(client, len(form), form[:MIB])
+        client.send(form[MIB:])
+        assert (await client.answer())[0] == 400
+        await nothing_left(one)
+    server.close()
 
 
 @pytest.mark.parametrize("read_bytes", [100, MIB // 2])
