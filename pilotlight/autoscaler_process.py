@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import click
@@ -84,6 +85,12 @@ def run(options: AutoscalerOptions) -> None:
 
 async def serve(options: AutoscalerOptions) -> None:
     """The life of the process."""
+    async with AsyncExitStack() as stack:
+        await live(options, stack)
+
+
+async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
+    """Starts, runs and ends. What is opened for longer than the loop goes on `stack`."""
     clock = time.monotonic  # uvloop's own is a cached millisecond
     stop, again = process.stop_event(), process.reload_event()
     documents = read(options)  # after `again`: what is written from now on is told
@@ -96,7 +103,7 @@ async def serve(options: AutoscalerOptions) -> None:
     if options.namespace is None:
         driver = LocalDriver(state, launcher(lambda: devices.measured), devices, clock)
     else:
-        driver = cluster.driver(options.namespace, options.kubeconfig, clock)
+        driver = await stack.enter_async_context(cluster.driver(options.namespace, options.kubeconfig, clock))
     loop = Loop(World(epoch=state.next_epoch(), leading_since_s=clock()), driver, clock)
     log = Log()
     metrics = Metrics(lambda: loop.world)

@@ -5,7 +5,8 @@ Owns the one error where the extra is missing. In a pod the engine's program is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import click
@@ -18,16 +19,19 @@ IN_IMAGES = {"llama-server": "llama-server", "vllm": "vllm", "ollama": "ollama",
 """Programs as the engines' own images have them."""
 
 
-def driver(namespace: str, kubeconfig: Path | None, clock: Callable[[], float]) -> Driver:
+@asynccontextmanager
+async def driver(namespace: str, kubeconfig: Path | None, clock: Callable[[], float]) -> AsyncIterator[Driver]:
     """Raises click's usage error where the extra is not installed."""
     try:
         from autoscaler.drivers.kubernetes.access import access
+        from autoscaler.drivers.kubernetes.api import Api
         from autoscaler.drivers.kubernetes.driver import KubernetesDriver
     except ModuleNotFoundError as error:
         raise click.UsageError(
             f"--driver kubernetes needs the extra: pip install 'pilotlight[kubernetes]' ({error.name} is missing)"
         ) from None
-    return KubernetesDriver(lambda: access(kubeconfig), namespace, launch, image, clock)
+    async with Api(await access(kubeconfig)) as api:
+        yield KubernetesDriver(api, namespace, launch, image, clock)
 
 
 def launch(model: Model, host: str, port: int) -> engines.Launch:

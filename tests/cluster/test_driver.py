@@ -39,6 +39,7 @@ class ClusterRig:
 
     async def _run(self, scenario: Coroutine[object, object, None]) -> None:
         async with Api(await access(self._kubeconfig)) as api:
+            self._api = api
             await make_namespace(api, self._name)
             labels = {"nvidia.com/gpu.product": "H100", "nvidia.com/gpu.memory": "81559"}
             node = Node(api, self._name, next_number(), {"nvidia.com/gpu": "2"}, labels, self._logs)
@@ -50,9 +51,7 @@ class ClusterRig:
                     await api.delete(f"/api/v1/namespaces/{self._name}")
 
     def driver(self) -> KubernetesDriver:
-        return KubernetesDriver(
-            lambda: access(self._kubeconfig), self._name, launch, lambda _: "engine", assume_after_s=0.05
-        )
+        return KubernetesDriver(self._api, self._name, launch, lambda _: "engine", assume_after_s=0.05)
 
     def replica(self, name: str, manner: Manner) -> tuple[Replica, Model]:
         slices = (f"{self._name}/gpu{int(name[1:]) - 1}",)

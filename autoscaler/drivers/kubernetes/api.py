@@ -1,7 +1,8 @@
 """A Kubernetes API server, as plain dicts: requests, pages, watches.
 
 Owns one HTTP session. Promises: every request ends within REQUEST_S_MAX; 429 and Retry-After are obeyed, at most
-TRIES_MAX times; a refusal says what the server said. A watch is a stream of (type, object) that ends without an error
+TRIES_MAX times; no write is sent, or waited for, after this process may not write; a refusal says what the
+server said. A watch is a stream of (type, object) that ends without an error
 whenever the server likes (it cuts slow watchers silently): who wants more goes on from the last version. It must not
 keep anything: caches are `watching`'s.
 """
@@ -9,7 +10,8 @@ keep anything: caches are `watching`'s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -53,11 +55,16 @@ class UnreachableError(Exception):
     """No answer: nobody knows whether the request was carried out."""
 
 
-class Api:
-    """One API server. Use as `async with`."""
+class FencedError(Exception):
+    """The request was not sent: this process may not write any more."""
 
-    def __init__(self, access: Access) -> None:
+
+class Api:
+    """One API server. Use as `async with`. `writes_s` says for how many more seconds this process may write."""
+
+    def __init__(self, access: Access, writes_s: Callable[[], float] = lambda: math.inf) -> None:
         self._access = access
+        self._writes_s = writes_s
         self._session: aiohttp.ClientSession | None = None
         self.requests = 0
         """Sent so far, watches included."""
@@ -150,6 +157,10 @@ class Api:
         within_s: float,
     ) -> Object:
         headers = await self._access.headers()
+        if method != "GET":
+            within_s = min(within_s, self._writes_s())
+            if within_s <= 0:
+                raise FencedError(f"{method} {path}: another leads now")
         data = None
         if body is not None:
             data, headers["Content-Type"] = msgspec.json.encode(body), kind

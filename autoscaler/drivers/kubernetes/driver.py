@@ -19,7 +19,6 @@ from autoscaler.contract import ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import Launcher, Observe
 from autoscaler.drivers.kubernetes import nodes, pods
-from autoscaler.drivers.kubernetes.access import Access
 from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
@@ -38,11 +37,11 @@ _log = logging.getLogger(__name__)
 
 
 class KubernetesDriver:
-    """Runs Replicas in a namespace. `access` gives the way to the API server; `image` the one of a Model's engine."""
+    """Runs Replicas in a namespace. `api` is open while it runs; `image` gives the one of a Model's engine."""
 
     def __init__(
         self,
-        access: Callable[[], Awaitable[Access]],
+        api: Api,
         namespace: str,
         launch: Launcher,
         image: Callable[[Model], str],
@@ -50,16 +49,17 @@ class KubernetesDriver:
         *,
         assume_after_s: float = ASSUME_AFTER_S,
     ) -> None:
-        self._access = access
+        self._api = api
         self._pods_path = f"/api/v1/namespaces/{namespace}/pods"
         self._launch = launch
         self._image = image
         self._clock = clock
         self._assume_after_s = assume_after_s
         self._pace = probes.Pace(clock)
-        self._api: Api
-        self._nodes: Watched[nodes.NodeSeen]
-        self._pods: Watched[PodSeen]
+        self._nodes = Watched(api, "/api/v1/nodes", nodes.read, self._nodes_changed)
+        self._pods = Watched(
+            api, self._pods_path, pods.read, self._pods_changed, labelSelector=f"{pods.OURS}={pods.OWNER}"
+        )
         self._observe: Observe = _not_running
         self._tasks = asyncio.TaskGroup()
         self._asking: dict[ReplicaId, asyncio.Task[None]] = {}
@@ -73,19 +73,14 @@ class KubernetesDriver:
     async def run(self, observe: Observe) -> None:
         """Adopts, then observes until cancelled. One run per driver."""
         self._observe = observe
-        async with Api(await self._access()) as self._api:
-            self._nodes = Watched(self._api, "/api/v1/nodes", nodes.read, self._nodes_changed)
-            self._pods = Watched(
-                self._api, self._pods_path, pods.read, self._pods_changed, labelSelector=f"{pods.OURS}={pods.OWNER}"
-            )
-            async with self._tasks as tasks:
-                tasks.create_task(self._nodes.run())
-                await self._nodes.synced.wait()
-                self._tell_slices()
-                tasks.create_task(self._pods.run())
-                await self._pods.synced.wait()
-                await self._adopt()
-                observe((Synced(),))
+        async with self._tasks as tasks:
+            tasks.create_task(self._nodes.run())
+            await self._nodes.synced.wait()
+            self._tell_slices()
+            tasks.create_task(self._pods.run())
+            await self._pods.synced.wait()
+            await self._adopt()
+            observe((Synced(),))
 
     def obstacle(self, model: Model) -> str:
         """What makes its launch impossible."""
