@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel compiled test-compiled bench-cold bench-dataplane bench-plan
+.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster
 
 PY := .venv/bin/python
 # What users get: the compiled gateway, found before the one beside it by us and by all that we start.
@@ -55,6 +55,10 @@ bench-dataplane: compiled  ## one gateway beside nginx and other proxies; QUICK=
 
 bench-plan: venv  ## what a decision costs
 	@$(PY) -m bench.plan
+
+bench-cluster: compiled  ## on a real Kubernetes control plane; QUICK=1 for less than ten minutes
+	@$(PY) -m tests.cluster.building >/dev/null
+	@$(WITH_COMPILED) $(PY) -Pm tests.cluster.network $(PY) -Pm bench.cluster
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache

@@ -15,6 +15,7 @@ import ssl
 import subprocess
 import time
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HOST = "127.0.0.1"
@@ -30,11 +31,12 @@ class PlaneError(Exception):
 
 
 class Plane:
-    """One control plane. `programs`: a folder with `testplane`, or with the four separately."""
+    """One control plane. `programs`: a folder with `testplane`, or with the four separately. `more`: flags by role."""
 
-    def __init__(self, folder: Path, programs: Path) -> None:
+    def __init__(self, folder: Path, programs: Path, more: Mapping[str, Sequence[str]] | None = None) -> None:
         self.folder = folder
         self._programs = programs
+        self._more = dict(more or {})
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._etcd, self._peer, self._api, *self._others = free_ports(5)
         self.server = f"https://{HOST}:{self._api}"
@@ -56,8 +58,9 @@ class Plane:
         together = self._programs / "testplane"
         command = [together, role] if together.exists() else [self._programs / role]
         with (self.folder / f"{role}.log").open("ab") as log:
+            words = [*command, *self._flags(role), *self._more.get(role, ())]
             self._processes[role] = subprocess.Popen(
-                [*command, *self._flags(role)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, preexec_fn=_die_with_parent,  # noqa: PLW1509  no threads before it
             )  # fmt: skip
 

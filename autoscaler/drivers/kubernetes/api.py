@@ -60,10 +60,14 @@ class FencedError(Exception):
 
 
 class Api:
-    """One API server. Use as `async with`. `writes_s` says for how many more seconds this process may write."""
+    """One API server. Use as `async with`. `writes_s` says for how many more seconds this process may write.
 
-    def __init__(self, access: Access, writes_s: Callable[[], float] = lambda: math.inf) -> None:
+    `agent` is what the server's audit log calls it.
+    """
+
+    def __init__(self, access: Access, writes_s: Callable[[], float] = lambda: math.inf, agent: str = "") -> None:
         self._access = access
+        self._agent = {"User-Agent": agent} if agent else {}
         self._writes_s = writes_s
         self._session: aiohttp.ClientSession | None = None
         self.requests = 0
@@ -72,6 +76,7 @@ class Api:
     async def __aenter__(self) -> Api:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=self._access.tls(), limit=0),
+            headers=self._agent,
             read_bufsize=BUFFER_BYTES,
         )
         return self

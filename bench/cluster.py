@@ -1,0 +1,26 @@
+"""`make bench-cluster`: Pilotlight on a real Kubernetes control plane, beside the same engine by hand.
+
+Runs every part (or those named on the command line), each of which prints its table while it works, and prints as its
+last line one JSON object (interfaces, section 10). `QUICK=1` takes fewer rounds of the same sizes. Exits 0 when it ran
+to the end, whatever the figures.
+"""
+
+from __future__ import annotations
+
+from bench import clusterfold, clusterlead, clusterscale, clusterwake, parts
+
+KEYS = (
+    "create_ms_p99", "scale_ms_p99", "first_byte_ms_p99", "cold_s_mean", "failed", "rss_mib", "sync_s", "cpu_core",
+    "folded_per_s", "requests_per_start", "failover_s", "clean_stop_s",
+)  # fmt: skip
+PARTS: dict[str, parts.Part] = {
+    "fold": clusterfold.measure,
+    "wake": clusterwake.measure,
+    "scale": clusterscale.measure,
+    "lead": clusterlead.measure,
+}
+"""In the order in which they run."""
+
+
+if __name__ == "__main__":
+    parts.main("cluster", __doc__, KEYS, PARTS)

@@ -1,0 +1,146 @@
+"""The bed of the cluster benchmarks: a real control plane, one node whose pods are local processes, and its audit log.
+
+Owns what it starts. What happened at the API server, when, and at whose request is read from the server's own audit log
+(one line per request, microseconds), so that nothing has to be believed of those who are measured. The node is a
+process of its own, so that neither the load nor the kubelet waits for the other. To be run in a network of its own
+(`python -m tests.cluster.network`), because pods need addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from autoscaler.drivers.kubernetes.access import access
+from autoscaler.drivers.kubernetes.api import Api, ApiError
+from bench import kit
+from bench.kit import BenchError
+from tests.cluster import network
+from tests.cluster.building import BuildError, build
+from tests.cluster.conftest import make_namespace
+from tests.cluster.plane import Plane, PlaneError
+
+AGENT = "pilotlight"
+"""What our requests begin their User-Agent with."""
+_POLICY = """
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived, ResponseStarted]
+rules:
+- {level: None, users: ["system:kube-scheduler", "system:kube-controller-manager"]}
+- {level: None, userGroups: ["system:serviceaccounts:kube-system"]}
+- {level: Metadata}
+"""
+
+
+class Asked(NamedTuple):
+    """One request, as the API server noted it."""
+
+    agent: str
+    verb: str
+    what: str
+    """Resource, with its subresource: `pods`, `deployments/scale`, `leases`."""
+    name: str
+    code: int
+    received_unix_s: float
+    done_unix_s: float
+
+
+class Bed:
+    """A running one. `node` is the name of its node, and the label `test` of it."""
+
+    def __init__(self, api: Api, plane: Plane, namespace: str, node: str) -> None:
+        self.api = api
+        self.plane = plane
+        self.namespace = namespace
+        self.node = node
+        self._audit = plane.folder / "audit.log"
+
+    def asked(self, since_unix_s: float = 0.0) -> Iterator[Asked]:
+        """All requests that came since then, in the order of their ends."""
+        for line in self._audit.read_text().splitlines():
+            entry = json.loads(line)
+            received_unix_s = _unix_s(entry["requestReceivedTimestamp"])
+            if received_unix_s < since_unix_s or "objectRef" not in entry:
+                continue
+            what = entry["objectRef"]
+            yield Asked(
+                entry.get("userAgent", ""), entry["verb"], "/".join(filter(None, (what.get("resource"),
+                what.get("subresource")))), what.get("name", ""), entry.get("responseStatus", {}).get("code", 0),
+                received_unix_s, _unix_s(entry["stageTimestamp"]),
+            )  # fmt: skip
+
+    def ours(self, since_unix_s: float) -> list[Asked]:
+        """Requests of the product since then, without what holds leadership and the watches that last."""
+        return [
+            one
+            for one in self.asked(since_unix_s)
+            if one.agent.startswith(AGENT) and one.verb != "watch" and one.what != "leases"
+        ]
+
+    async def pods(self) -> list[dict[str, object]]:
+        """Those of its namespace."""
+        return list((await self.api.get(f"/api/v1/namespaces/{self.namespace}/pods"))["items"])
+
+
+@asynccontextmanager
+async def bed(place: Path, *, gpus: int = 4) -> AsyncIterator[Bed]:
+    """Up and ready. Raises BenchError where this machine cannot have one."""
+    if not network.entered():
+        raise BenchError("pods need a network of their own: run it as `make bench-cluster` does")
+    policy = place / "policy.yaml"
+    policy.write_text(_POLICY)
+    try:
+        plane = Plane(
+            place / "plane", build(),
+            {"kube-apiserver": [f"--audit-policy-file={policy}", f"--audit-log-path={place}/plane/audit.log"]},
+        )  # fmt: skip
+        (place / "plane").mkdir()
+        plane.start()
+    except (BuildError, PlaneError) as error:
+        raise BenchError(f"no control plane: {error}") from None
+    try:
+        async with Api(await access(plane.kubeconfig)) as api:
+            namespace, node = "bench", f"node-{uuid.uuid4().hex[:6]}"
+            await make_namespace(api, namespace)
+            with _node(place, plane, node, gpus):
+                await _schedulable(api, node)
+                yield Bed(api, plane, namespace, node)
+    finally:
+        plane.stop()
+
+
+@contextmanager
+def _node(place: Path, plane: Plane, name: str, gpus: int) -> Iterator[None]:
+    """The kubelet, as a process."""
+    logs = place / "pods"
+    logs.mkdir()
+    command = [sys.executable, "-Pm", "bench.clusternode", str(plane.kubeconfig), name, str(gpus), str(logs)]
+    with kit.running(command, place / "node.log", dict(os.environ)):
+        yield
+
+
+async def _schedulable(api: Api, name: str) -> None:
+    """Until the controllers let pods onto it."""
+    deadline_s = time.monotonic() + kit.START_S_MAX
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(ApiError):
+            node = await api.get(f"/api/v1/nodes/{name}")
+            if node.get("status", {}).get("allocatable") and not node["spec"].get("taints"):
+                return
+        await asyncio.sleep(0.05)
+    raise BenchError(f"no pod may run on its node after {kit.START_S_MAX:.0f} s")
+
+
+def _unix_s(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

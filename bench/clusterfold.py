@@ -1,0 +1,51 @@
+"""How many parsed objects per second the fold takes: pods of our own as the driver reads them, in batches of a watch.
+
+Owns the figure alone: JSON and watch are not in it (research: those alone give about 9,100 events a second).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.fold import fold
+from autoscaler.indices import rebuild
+from autoscaler.world import ReplicaSeen, Seen, World
+from bench import kit
+from bench.kit import Figures, say, spread
+from bench.plan import NOW_S, build
+
+BATCH = 100
+"""Objects that one turn of the event loop finds: a watch that is behind brings them in pieces of 64 KiB."""
+
+
+async def measure(place: Path, *, quick: bool) -> Figures:
+    """folded_per_s."""
+    del place
+    rounds, world = (3 if quick else 10), build(500, 1250, 0.9, 0)
+    seen = changes(world)
+    kit.title(f"fold(world, batch): {len(seen)} parsed pods in batches of {BATCH}, {rounds} rounds, per second")
+    rates = [_round(world, seen) for _ in range(rounds)]
+    say(f"{'folded':<26} {spread(rates, 0):<28} (at least 20000)")
+    return {"folded_per_s": min(rates)}
+
+
+def changes(world: World) -> list[ReplicaSeen]:
+    """Every Replica unready and ready again, in turn: each is a change that moves state."""
+    return [
+        ReplicaSeen(
+            id=ReplicaId(replica.id), model=ModelName(replica.model), spec_hash=replica.spec_hash,
+            intent=replica.intent, slices=replica.slices, memory_bytes=replica.memory_bytes, slots=replica.slots,
+            address="10.244.1.2:8000", seen=state,
+        )
+        for state in (Seen.UNREADY, Seen.READY) * 5
+        for replica in world.replicas.values()
+    ]  # fmt: skip
+
+
+def _round(world: World, seen: list[ReplicaSeen]) -> float:
+    world, begun_s = rebuild(world, NOW_S), time.perf_counter()
+    for at in range(0, len(seen), BATCH):
+        world, _ = fold(world, seen[at : at + BATCH], NOW_S)
+    return len(seen) / (time.perf_counter() - begun_s)

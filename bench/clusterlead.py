@@ -1,0 +1,68 @@
+"""How soon the next autoscaler acts: after the leader is killed, and after it is stopped.
+
+Owns both figures. Two autoscalers and one gateway; the leader is the Lease's holder. Right after the signal a Call for
+a cold Model is sent, and the time is taken until the API server has its pod: that is acting, not merely leading. The
+killed one and its Lease's duration are those of the defaults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+from bench import kit
+from bench.clusterbed import Bed, bed
+from bench.clusterhouse import LEASE, House, Scaler, house
+from bench.clusterwake import called, first, ours, zero
+from bench.documents import settings
+from bench.kit import BenchError, Figures, say, spread
+
+LEASE_S = 15.0
+LED_S_MAX = 60.0
+
+
+async def measure(place: Path, *, quick: bool) -> Figures:
+    """failover_s, clean_stop_s."""
+    rounds = 2 if quick else 5
+    kit.title(f"another leads: signal to the pod of the next cold Call, s, {rounds} rounds each, Lease {LEASE_S:.0f} s")
+    taken: dict[int, list[float]] = {signal.SIGKILL: [], signal.SIGTERM: []}
+    async with (
+        bed(place) as one,
+        house(one, place / "house", [settings(devices=[]), ours(place / "notes.jsonl")], scalers=2) as running,
+    ):
+        for _ in range(rounds):
+            for number, values in taken.items():
+                values.append(await change(one, running, signal.Signals(number)))
+    for name, number, most in (("killed", signal.SIGKILL, LEASE_S + 2), ("stopped", signal.SIGTERM, 1)):
+        say(f"{name:<12} {spread(taken[number], 2):<28} (at most {most:.0f})")
+    return {"failover_s": max(taken[signal.SIGKILL]), "clean_stop_s": max(taken[signal.SIGTERM])}
+
+
+async def change(one: Bed, running: House, number: signal.Signals) -> float:
+    """One change of leadership; the process that ended is started again afterwards."""
+    await called(running.url, "pod")
+    await zero(one)
+    leader = await held(one, running)
+    begun_unix_s = time.time()
+    leader.process.send_signal(number)
+    start = await called(running.url, "pod")
+    seconds = first(list(one.asked()), start._replace(sent_unix_s=begun_unix_s), "create", "pods") / 1e3
+    leader.stop()
+    leader.start()
+    await zero(one)
+    return seconds
+
+
+async def held(one: Bed, running: House) -> Scaler:
+    """The process that leads."""
+    deadline_s = time.monotonic() + LED_S_MAX
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{one.namespace}/leases/{LEASE}"
+    while time.monotonic() < deadline_s:
+        holder = (await one.api.get(path))["spec"].get("holderIdentity")
+        for scaler in running.scalers:
+            if scaler.name == holder:
+                return scaler
+        await asyncio.sleep(0.05)
+    raise BenchError("nobody leads")

@@ -1,0 +1,28 @@
+"""The node of the cluster benchmarks: `python -m bench.clusternode KUBECONFIG NAME GPUS LOGS`, until SIGTERM.
+
+Probes as manifests say, in whole seconds: what a start gains over that it has gained by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from autoscaler.drivers.kubernetes.access import access
+from autoscaler.drivers.kubernetes.api import Api
+from pilotlight import process
+from tests.cluster.kubelet.node import Node
+
+NUMBER = 1
+
+
+async def live(kubeconfig: Path, name: str, gpus: str, logs: Path) -> None:
+    """The life of the process."""
+    stop = process.stop_event()
+    amounts, labels = {"nvidia.com/gpu": gpus}, {"test": name, "nvidia.com/gpu.memory": "81920"}
+    async with Api(await access(kubeconfig)) as api, Node(api, name, NUMBER, amounts, labels, logs).running():
+        await stop.wait()
+
+
+if __name__ == "__main__":
+    process.run(live(Path(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])))

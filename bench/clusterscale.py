@@ -1,0 +1,132 @@
+"""An API server with 5,000 pods of others and 500 Models: what an autoscaler weighs, how soon it knows, what it costs.
+
+Owns one table. The pods are objects only (nobody runs them: their scheduler is nobody), as heavy as such pods are. The
+autoscaler is started after they are there; it is synced when its operations port says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import aiohttp
+import psutil
+import yaml
+
+from autoscaler.drivers.kubernetes.api import Api, Object
+from bench import kit
+from bench.clusterbed import bed
+from bench.clusterhouse import House, house
+from bench.documents import API, ROOT, fake, settings
+from bench.kit import MIB, BenchError, Figures, cpu_s, say, spread
+
+PODS, MODELS = 5000, 500
+AT_ONCE = 16
+STEADY_S = 20.0
+SYNCED_S_MAX = 60.0
+CRDS = ROOT / "charts" / "pilotlight" / "crds"
+
+
+async def measure(place: Path, *, quick: bool) -> Figures:
+    """rss_mib, sync_s, cpu_core."""
+    rounds = 1 if quick else 3
+    kit.title(f"{PODS:,} pods of others and {MODELS} Models on the API server, {rounds} starts of an autoscaler")
+    rss, sync, cpu = list[float](), list[float](), list[float]()
+    async with bed(place) as one:
+        await crds(one.api)
+        begun_s = time.monotonic()
+        await made(one.api, f"/api/v1/namespaces/{one.namespace}/pods", (pod(number) for number in range(PODS)))
+        models = f"/apis/{API}/namespaces/{one.namespace}/models"
+        await made(one.api, models, (model(number) for number in range(MODELS)))
+        say(f"(all made in {time.monotonic() - begun_s:.0f} s)")
+        for number in range(rounds):
+            async with house(one, place / f"house-{number}", [settings(devices=[])]) as running:
+                sync.append(await synced(running))
+                process = psutil.Process(running.scalers[0].process.pid)
+                await asyncio.sleep(5.0)  # status of what is new is written
+                before_s, at_s = cpu_s([process]), time.monotonic()
+                await asyncio.sleep(STEADY_S)
+                cpu.append((cpu_s([process]) - before_s) / (time.monotonic() - at_s))
+                rss.append(process.memory_info().rss / MIB)
+    for what, values, digits, most in (
+        ("RSS, MiB", rss, 0, 250), ("start to synced, s", sync, 2, 5), ("steady CPU, core", cpu, 3, 0.05),
+    ):  # fmt: skip
+        say(f"{what:<26} {spread(values, digits):<24} (at most {most})")
+    return {"rss_mib": max(rss), "sync_s": max(sync), "cpu_core": max(cpu)}
+
+
+async def synced(running: House) -> float:
+    """Seconds from the start of its process until it knows all there is, Models too."""
+    begun_s = psutil.Process(running.scalers[0].process.pid).create_time()
+    deadline_s = time.monotonic() + SYNCED_S_MAX
+    async with aiohttp.ClientSession() as session:
+        while time.monotonic() < deadline_s:
+            try:
+                if await knows_all(session, running.operations[0]):
+                    return time.time() - begun_s
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.02)
+    raise BenchError(f"not synced after {SYNCED_S_MAX:.0f} s; see {running.scalers[0].log}")
+
+
+async def knows_all(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether it is ready and has every Model."""
+    async with session.get(f"{url}/readyz") as answer:
+        if answer.status != 200:
+            return False
+    async with session.get(f"{url}/api/v1/models") as answer:
+        return len(await answer.json()) == MODELS
+
+
+async def crds(api: Api) -> None:
+    """Ours, served."""
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    for file in sorted(CRDS.glob("*.yaml")):
+        made = await api.create(path, yaml.safe_load(file.read_text()))
+        while not any(
+            (one["type"], one["status"]) == ("Established", "True")
+            for one in made.get("status", {}).get("conditions", [])
+        ):
+            await asyncio.sleep(0.05)
+            made = await api.get(f"{path}/{made['metadata']['name']}")
+
+
+async def made(api: Api, path: str, objects: Iterable[Object]) -> None:
+    """All of them, a few at a time."""
+    waiting = iter(objects)
+
+    async def some() -> None:
+        for one in waiting:
+            await api.create(path, one)
+
+    await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+
+
+def pod(number: int) -> Object:
+    """Somebody's."""
+    return {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": f"other-{number}", "labels": {"app": f"app-{number % 50}", "tier": "back"},
+            "annotations": {f"example.com/note-{i}": "x" * 150 for i in range(8)},
+        },
+        "spec": {
+            "schedulerName": "nobody",
+            "containers": [
+                {
+                    "name": name, "image": f"registry.example/{name}:1", "args": [f"--flag-{i}={i}" for i in range(8)],
+                    "env": [{"name": f"NAME_{i}", "value": "value"} for i in range(8)],
+                }
+                for name in ("main", "side")
+            ],
+        },
+    }  # fmt: skip
+
+
+def model(number: int) -> Object:
+    """One of ours, at zero."""
+    document = fake(f"model-{number}", image="fake-engine")
+    return {"apiVersion": API, **document}

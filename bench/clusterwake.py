@@ -1,0 +1,227 @@
+"""Cold starts on a real API server: a pod of ours, an adopted Deployment, and the same engine by hand, in turn.
+
+Owns one series of rounds. A round begins when nothing of the earlier one is left, and ends at the first body byte. By
+hand is what a person would script: create the pod, ask its address every 5 ms, then send. When the API server had the
+pod or the scale is read from its audit log, when the engine first said 200 from the engine's own notes; all clocks are
+this machine's. Probes are the smallest that manifests allow (`periodSeconds: 1`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from autoscaler.drivers.kubernetes.api import Object
+from autoscaler.drivers.probes import probe
+from bench import kit
+from bench.clusterbed import Asked, Bed, bed
+from bench.clusterhouse import house
+from bench.documents import Document, body, fake, settings
+from bench.kit import BenchError, Figures, quantile, say, spread
+from loadtest.client import Client
+from loadtest.result import Ending, Shot
+
+PORT = 8000
+POLL_S = 0.005
+SETTLE_S = 0.2
+"""Pause after the last of a round is gone."""
+HOPELESS_S = 60.0
+
+
+class Start(NamedTuple):
+    """One cold start; times are of the system's clock."""
+
+    sent_unix_s: float
+    first_byte_unix_s: float
+
+    @property
+    def took_ms(self) -> float:
+        """As the client sees it."""
+        return (self.first_byte_unix_s - self.sent_unix_s) * 1e3
+
+
+async def measure(place: Path, *, quick: bool) -> Figures:
+    """create_ms_p99, scale_ms_p99, first_byte_ms_p99, cold_s_mean, failed, requests_per_start."""
+    rounds = 15 if quick else 50
+    notes = {name: place / f"{name}.jsonl" for name in ("pod", "adopted", "hand")}
+    kit.title(f"cold start on a real API server, {rounds} rounds in turn, periodSeconds: 1")
+    async with bed(place) as one:
+        document = ours(notes["pod"])
+        await one.api.create(f"/apis/apps/v1/namespaces/{one.namespace}/deployments", deployment(notes["adopted"]))
+        async with house(one, place / "house", [settings(devices=[]), document]) as running:
+            sides: dict[str, Callable[[], Awaitable[Start]]] = {
+                "pod": lambda: called(running.url, "pod"),
+                "adopted": lambda: called(running.url, "adopted"),
+                "hand": lambda: by_hand(one, notes["hand"]),
+            }
+            starts = await series(one, sides, rounds)
+        asked = list(one.asked())
+    return told(starts, asked, notes)
+
+
+async def series(
+    one: Bed, sides: dict[str, Callable[[], Awaitable[Start]]], rounds: int
+) -> dict[str, list[Start | None]]:
+    """`rounds` of each, None for one that failed."""
+    starts: dict[str, list[Start | None]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in sorted(sides, key=lambda name: (hash((number, name)), name)):
+            await zero(one)
+            try:
+                starts[name].append(await sides[name]())
+            except BenchError as error:
+                say(f"{name}: {error}")
+                starts[name].append(None)
+    await zero(one)
+    return starts
+
+
+def told(starts: dict[str, list[Start | None]], asked: list[Asked], notes: dict[str, Path]) -> Figures:
+    """The table and the figures."""
+    say(f"{'side':<10} {'first byte ms: median [min-max]':<34} {'mean':>8} {'p99':>8} {'failed':>7}")
+    means = dict[str, float]()
+    for name, all_ in starts.items():
+        took_ms = [one.took_ms for one in all_ if one is not None]
+        if not took_ms:
+            raise BenchError(f"{name}: no start came to its end")
+        means[name] = sum(took_ms) / len(took_ms)
+        failed = len(all_) - len(took_ms)
+        say(f"{name:<10} {spread(took_ms):<34} {means[name]:8.1f} {quantile(took_ms, 0.99):8.1f} {failed:7}")
+    create_ms = [first(asked, at, "create", "pods") for at in good(starts["pod"])]
+    scale_ms = [first(asked, at, "patch", "deployments/scale") for at in good(starts["adopted"])]
+    first_ms = [ms for name in ("pod", "adopted") for ms in after_ready(good(starts[name]), notes[name])]
+    per_start = [requests(asked, at) for name in ("pod", "adopted") for at in good(starts[name])]
+    for what, values, most in (
+        ("Call -> pod at the server", create_ms, 50),
+        ("Call -> scale at the server", scale_ms, 50),
+        ("engine's 200 -> first byte", first_ms, 100),
+    ):
+        say(f"{what:<28} {spread(values):<24} p99 {quantile(values, 0.99):6.1f}   (at most {most})")
+    say(f"{'requests per start':<28} {spread(per_start, 0):<24}              (at most 6)")
+    return {
+        "create_ms_p99": quantile(create_ms, 0.99),
+        "scale_ms_p99": quantile(scale_ms, 0.99),
+        "first_byte_ms_p99": quantile(first_ms, 0.99),
+        "cold_s_mean": max(means["pod"], means["adopted"]) / 1e3,
+        "failed": sum(one is None for name in ("pod", "adopted") for one in starts[name]),
+        "requests_per_start": max(per_start),
+    }
+
+
+def good(starts: list[Start | None]) -> list[Start]:
+    """Those that came to their end."""
+    return [one for one in starts if one is not None]
+
+
+def first(asked: list[Asked], start: Start, verb: str, what: str) -> float:
+    """Milliseconds from the Call to the end of the first such request."""
+    ends = [
+        one.done_unix_s
+        for one in asked
+        if (one.verb, one.what) == (verb, what) and one.received_unix_s >= start.sent_unix_s and one.code < 300
+    ]
+    return (min(ends) - start.sent_unix_s) * 1e3
+
+
+def after_ready(starts: list[Start], notes: Path) -> list[float]:
+    """Milliseconds from the engine's first 200 to the client's first byte."""
+    ready = [json.loads(line)["ready_time"] for line in notes.read_text().splitlines()]
+    return [(one.first_byte_unix_s - max(at for at in ready if at < one.first_byte_unix_s)) * 1e3 for one in starts]
+
+
+def requests(asked: list[Asked], start: Start) -> float:
+    """What the product asked of the API server from the Call to its first byte, without Lease and lasting watches."""
+    return sum(
+        one.agent.startswith("pilotlight") and one.verb != "watch" and one.what != "leases"
+        for one in asked
+        if start.sent_unix_s <= one.received_unix_s <= start.first_byte_unix_s
+    )
+
+
+# --- the sides ------------------------------------------------------------------------------------------------------
+
+
+async def called(url: str, model: str) -> Start:
+    """A Call through the gateway, on a connection that is open."""
+    client = Client(url)
+    await client.open(1)
+    await asyncio.sleep(SETTLE_S)
+    return await sent(client, model)
+
+
+async def sent(client: Client, model: str) -> Start:
+    """One Call; BenchError if it fails."""
+    sent_unix_s = time.time()
+    result = await client.send(Shot(model=model, body=body(model), timeout_s=HOPELESS_S))
+    if result.ending is not Ending.COMPLETED or result.first_byte_s is None:
+        raise BenchError(f"a Call did not complete: {result.status} {result.code}")
+    return Start(sent_unix_s, sent_unix_s + result.first_byte_s)
+
+
+async def by_hand(one: Bed, notes: Path) -> Start:
+    """The pod is created, asked, and called."""
+    await asyncio.sleep(SETTLE_S)
+    pods, begun_unix_s = f"/api/v1/namespaces/{one.namespace}/pods", time.time()
+    template = deployment(notes)["spec"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "hand"}, "spec": template["spec"]}
+    await one.api.create(pods, pod)
+    ip = ""
+    while not ip or not await probe(ip, PORT, "/health"):
+        if time.time() - begun_unix_s > HOPELESS_S:
+            raise BenchError("by hand: it is not ready")
+        await asyncio.sleep(POLL_S)
+        ip = ip or (await one.api.get(f"{pods}/hand"))["status"].get("podIP", "")
+    ended = await sent(Client(f"http://{ip}:{PORT}"), "adopted")
+    await one.api.delete(f"{pods}/hand", grace_s=1)
+    return Start(begun_unix_s, ended.first_byte_unix_s)
+
+
+async def zero(one: Bed) -> None:
+    """Until there is no pod."""
+    deadline_s = time.monotonic() + HOPELESS_S
+    while await one.pods():
+        if time.monotonic() > deadline_s:
+            raise BenchError("what ran does not go away")
+        await asyncio.sleep(0.02)
+
+
+# --- what is started ------------------------------------------------------------------------------------------------
+
+
+def ours(notes: Path) -> Document:
+    """A Model whose Replicas are pods of ours."""
+    document = fake(
+        "pod", "--host", "{host}", "--tokens-per-s", "0", "--transcript", str(notes), idleSeconds=0.05,
+        residencySeconds=0, image="fake-engine",
+    )  # fmt: skip
+    spec = document["spec"]
+    assert isinstance(spec, dict)
+    return {**document, "spec": {**spec, "gpu": {"memory": "1Gi"}}}
+
+
+def deployment(notes: Path) -> Object:
+    """Of the same engine, with the annotations that make it ours to scale."""
+    spec = fake("adopted", "--host", "$(POD_IP)", "--tokens-per-s", "0", "--transcript", str(notes))["spec"]
+    assert isinstance(spec, dict)
+    command = [word.replace("{port}", str(PORT)) for word in spec["command"]]
+    container: Object = {
+        "name": "engine", "image": "fake-engine", "command": command, "ports": [{"containerPort": PORT}],
+        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}, "periodSeconds": 1},
+    }  # fmt: skip
+    notes_ = {"pilotlight.dev/models": "adopted", "pilotlight.dev/idle-seconds": "0.05", "pilotlight.dev/slots": "4"}
+    labels = {"app": "adopted"}
+    return {
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "adopted", "annotations": notes_},
+        "spec": {
+            "replicas": 0, "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"containers": [container], "terminationGracePeriodSeconds": 1},
+            },
+        },
+    }  # fmt: skip
