@@ -17,14 +17,11 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from bench import attackers, engine, kit, openloop
+from bench import attackers, engine, kit
 from bench.documents import body, key, settings, tenant
 from bench.kit import KIB, Figures, quantile, say, spread
-from bench.openloop import Sender
-from bench.streams import request
+from bench.latency import PER_S, beside
 
-PER_S = 200
-LINES = 8
 PEACE = "peace"
 ATTACKS = {
     "readers": "35: 500 streams read at 1 B/s, 100 not at all",
@@ -87,15 +84,8 @@ async def _attack(name: str, url: str, log: Path) -> AsyncIterator[dict[str, int
 
 async def _p99_ms(urls: dict[str, str], span_s: float) -> dict[str, float]:
     """Of each side, in milliseconds. BenchError where a Call is not answered with 200: nobody may be turned away."""
-    ask = body("t", stream=False, bytes_min=KIB)
-    senders = {side: Sender(url, request(url, ask)) for side, url in urls.items()}
-    for sender in senders.values():
-        await sender.open(LINES)
-    apart_s = 1 / PER_S / len(senders)
-    turns = [sender.run(PER_S, span_s, apart_s * turn) for turn, sender in enumerate(senders.values())]
-    for answers in await asyncio.gather(*turns):
-        openloop.all_good(answers)
-    return {side: quantile(openloop.took_ms(sender.answers), 0.99) for side, sender in senders.items()}
+    took_ms = await beside(urls, body("t", stream=False, bytes_min=KIB), span_s)
+    return {side: quantile(values, 0.99) for side, values in took_ms.items()}
 
 
 def _told(runs: dict[str, dict[str, list[float]]], says: dict[str, dict[str, int]]) -> Figures:

@@ -35,12 +35,13 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     async with peers.sides(place, model, ("nginx", "HAProxy"), shot) as found:
         urls = {DIRECT: f"http://{engine.address(place)}"} | {side.name: side.url for side in found}
         for _ in range(rounds):
-            for name, took_ms in (await _round(urls, ask, span_s)).items():
+            for name, took_ms in (await beside(urls, ask, span_s)).items():
                 runs.setdefault(name, []).append(took_ms)
     return _told(runs)
 
 
-async def _round(urls: dict[str, str], ask: bytes, span_s: int) -> dict[str, list[float]]:
+async def beside(urls: dict[str, str], ask: bytes, span_s: float) -> dict[str, list[float]]:
+    """Milliseconds of each Call, by side; all sides at once, their Calls in turn. BenchError where one is not a 200."""
     senders = {name: Sender(url, request(url, ask)) for name, url in urls.items()}
     for sender in senders.values():
         await sender.open(LINES)

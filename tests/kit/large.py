@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from typing import Self
 
 from tests.kit.rig import Client
 
@@ -57,21 +58,14 @@ HOSTILE = {
 """Most are a nuisance; all but `names` are taken."""
 
 
-class Reading:
-    """An engine that answers each request once it is whole, and meanwhile tells how much of it has come."""
+class Played:
+    """An engine that a test plays: a subclass says what it does with each connection."""
 
-    def __init__(self, answer: bytes) -> None:
-        self._answer = answer
-        self._news = asyncio.Event()
+    def __init__(self) -> None:
         self.address = ""
-        self.came = b""
-        """Of the request that comes now, or of the last one."""
-        self.whole = list[bytes]()
         self.connections = 0
-        self.lost = 0
-        """Requests that broke off."""
 
-    async def __aenter__(self) -> Reading:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         self.address = address(self._server)
         return self
@@ -81,6 +75,43 @@ class Reading:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        await self.connected(reader, writer)
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        raise NotImplementedError
+
+
+class Refusing(Played):
+    """Answers each head at once, reads on, and closes when its peer does."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request of a connection: what comes after it is only read."""
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(self._answer)
+        await reader.read()
+        writer.close()
+
+
+class Reading(Played):
+    """An engine that answers each request once it is whole, and meanwhile tells how much of it has come."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__()
+        self._answer = answer
+        self._news = asyncio.Event()
+        self.came = b""
+        """Of the request that comes now, or of the last one."""
+        self.whole = list[bytes]()
+        self.lost = 0
+        """Requests that broke off."""
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Requests until its peer leaves."""
         self.came = b""
         try:
             while piece := await reader.read(MIB):
@@ -105,23 +136,16 @@ class Reading:
                 await self._news.wait()
 
 
-class Dying:
+class Dying(Played):
     """An engine that reads so much of its first request and is gone; then it no longer listens."""
 
     def __init__(self, read_bytes: int) -> None:
+        super().__init__()
         self._read_bytes = read_bytes
-        self.address = ""
         self.asked = False
 
-    async def __aenter__(self) -> Dying:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.address = address(self._server)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The first of them."""
         await reader.readexactly(self._read_bytes)
         self.asked = True
         self._server.close()

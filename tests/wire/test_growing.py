@@ -11,7 +11,7 @@ import pytest
 from gateway.body import LARGE_BYTES, Edit, Growing, Pieces
 from gateway.limits import Limits
 from tests.kit.engine import OK, STREAM, STREAM_HEAD, chunk, document
-from tests.kit.large import MIB, Dying, Reading, address
+from tests.kit.large import MIB, Dying, Played, Reading, Refusing
 from tests.kit.rig import Client, Rig, rig
 
 PART = b'--b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
@@ -157,22 +157,14 @@ async def test_a_slow_form_is_no_call_before_it_is_whole() -> None:
         assert engine.whole[0].endswith(FORM.replace(b"alias-m", b"served-m"))
 
 
-class Eager:
+class Eager(Played):
     """An engine that begins its answer with the first bytes, and ends it when it has got all."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.got = 0
-        self.address = ""
 
-    async def __aenter__(self) -> Eager:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.address = address(self._server)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
         writer.write(STREAM_HEAD + chunk(b": reading\n\n"))
@@ -201,21 +193,12 @@ async def test_an_answer_beside_many_small_parts_that_are_still_read_is_the_last
     refused = document(b'{"error":{"message":"no"}}', "400 Bad Request")
     many = b"".join(PART % (b"x%d" % number, b"", b"y") for number in range(900))
     form = NAMED + PART % (b"file", b"", b"z" * 2 * MIB) + many + END
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(refused)
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    async with rig(address(server)) as one:
+    async with Refusing(refused) as engine, rig(engine.address) as one:
         client = await one.client()
         begin(client, len(form), form[:MIB])
         client.send(form[MIB:])
         assert (await client.answer())[0] == 400
         await nothing_left(one)
-    server.close()
 
 
 @pytest.mark.parametrize("read_bytes", [100, MIB // 2])
@@ -232,15 +215,7 @@ async def test_a_call_moves_while_its_body_comes(read_bytes: int) -> None:
 
 async def test_an_answer_before_the_body_is_whole_is_the_last_one() -> None:
     refused = document(b'{"error":{"message":"too long"}}', "400 Bad Request")
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(refused)
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    async with rig(address(server)) as one:
+    async with Refusing(refused) as engine, rig(engine.address) as one:
         client = await one.client()
         begin(client, len(FORM), FORM[:MIB])
         status, fields, told = await client.answer()
@@ -248,7 +223,6 @@ async def test_an_answer_before_the_body_is_whole_is_the_last_one() -> None:
         client.send(FORM[MIB:])
         assert await client.rest() == b""
         await nothing_left(one)
-    server.close()
 
 
 async def test_a_model_that_is_not_known_is_told_before_the_body_has_come() -> None:

@@ -8,7 +8,7 @@ import json
 from gateway.body import LARGE_BYTES
 from gateway.limits import Limits
 from tests.kit.engine import HOLD, OK, RESET, STREAM, WITHOUT_USAGE, ScriptedEngine, document
-from tests.kit.large import MIB, Dying, address, body, post, post_in_chunks
+from tests.kit.large import MIB, Dying, Refusing, address, body, post, post_in_chunks
 from tests.kit.rig import MODEL, rig
 
 
@@ -161,24 +161,12 @@ async def test_an_engine_that_does_not_read_is_let_go_of_when_the_client_leaves(
 
 async def test_an_engine_may_answer_before_it_has_read_all() -> None:
     refused = document(b'{"error":{"message":"too long"}}', "400 Bad Request")
-    connections = 0
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(refused)
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    async with rig(address(server)) as one:
+    async with Refusing(refused) as engine, rig(engine.address) as one:
         client = await one.client()
         for _ in range(2):
             post(client, body(32 * MIB))
             assert (await client.answer())[::2] == (400, b'{"error":{"message":"too long"}}')
-        assert connections == 2, "what was cut off is not used again"
-    server.close()
+        assert engine.connections == 2, "what was cut off is not used again"
 
 
 async def test_over_the_limit_is_413_and_nothing_is_kept() -> None:
