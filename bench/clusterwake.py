@@ -68,8 +68,10 @@ async def series(
 ) -> dict[str, list[Start | None]]:
     """`rounds` of each, None for one that failed."""
     starts: dict[str, list[Start | None]] = {name: [] for name in sides}
+    names = list(sides)
     for number in range(rounds):
-        for name in sorted(sides, key=lambda name: (hash((number, name)), name)):
+        first_at = number % len(names)
+        for name in names[first_at:] + names[:first_at]:
             await zero(one)
             try:
                 starts[name].append(await sides[name]())
