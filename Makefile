@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster
+.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster
 
 PY := .venv/bin/python
 # What users get: the compiled gateway, found before the one beside it by us and by all that we start.
@@ -37,6 +37,9 @@ compiled: venv  ## build/compiled: that wheel laid open, for benches and tests
 
 test-compiled: venv  ## the gateway's tests against it
 	@bash scripts/compiled.sh test
+
+image: venv  ## dist/pilotlight-image.tar: the OCI image, without a docker engine; needs mmdebstrap
+	@$(PY) scripts/image.py
 
 fuzz: venv  ## the wire, bodies and messages, for FUZZ_S seconds; what breaks them is kept in tests/fuzz/found
 	@FUZZ_S=$(FUZZ_S) nice -n 19 $(PY) -m tests.fuzz

@@ -11,12 +11,17 @@ from collections import Counter
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from autoscaler.actions import Plan
-from autoscaler.contract import ModelName, ReplicaId, TenantName
+from autoscaler.contract import DeviceReport, ModelName, PodDevices, ReplicaId, TenantName
 from autoscaler.demand import NO_HISTORY, NO_LOAD, idle_window_s
 from autoscaler.explain import Explanation, Row
 from autoscaler.model import Model
+from autoscaler.nodes import fresh, measured
+from autoscaler.operators import closed, cordons_on
+from autoscaler.ordered import Place
+from autoscaler.orders import Told, Wish
 from autoscaler.states import ReplicaState
 from autoscaler.world import DeviceId, Fact, NodeId, Slice, SliceId, World
 
@@ -76,6 +81,28 @@ class DeviceView(Fact, frozen=True):
     shared: bool
     healthy: bool
     replicas: tuple[HeldView, ...]
+    closed: str = ""
+    """Why nothing new is put there; empty: it is open."""
+    drains: bool = False
+    """What is there moves away."""
+    used_bytes: int | None = None
+    """Of its Device's memory, as its node's agent measured it lately; None: no agent says so."""
+
+
+class NodeView(Fact, frozen=True):
+    """One node, and what its agent said last."""
+
+    name: NodeId
+    cordoned: bool
+    drains: bool
+    age_seconds: float | None = None
+    """Of the report; None: there was none."""
+    fresh: bool = False
+    """The report is recent enough to count."""
+    copies: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    devices: tuple[DeviceReport, ...] = ()
+    pods: tuple[PodDevices, ...] = ()
 
 
 class TenantView(Fact, frozen=True):
@@ -127,12 +154,37 @@ def models(world: World) -> tuple[ModelView, ...]:
     return tuple(model_view(world, world.models[name]) for name in sorted(world.models))
 
 
-def devices(world: World) -> tuple[DeviceView, ...]:
+def devices(world: World, now_s: float) -> tuple[DeviceView, ...]:
     """All Slices, in order of ids."""
-    return tuple(_device(world, world.slices[id]) for id in sorted(world.slices))
+    return tuple(_device(world, world.slices[id], now_s) for id in sorted(world.slices))
 
 
-def _device(world: World, one: Slice) -> DeviceView:
+def nodes(world: World, now_s: float) -> tuple[NodeView, ...]:
+    """All nodes that have a Slice, an order or an agent, in order of names."""
+    ordered = {cordon.node for cordon in world.cordons.values()}
+    names = {one.node for one in world.slices.values()} | ordered | world.nodes.keys()
+    return tuple(_node(world, NodeId(name), now_s) for name in sorted(names))
+
+
+def _node(world: World, name: NodeId, now_s: float) -> NodeView:
+    cordon, known = world.cordons.get(Place("node", name)), world.nodes.get(name)
+    view = NodeView(name=name, cordoned=cordon is not None, drains=cordon is not None and cordon.drain)
+    if known is None:
+        return view
+    said = known.report
+    return replace(
+        view,
+        age_seconds=now_s - known.seen_s,
+        fresh=fresh(known, now_s),
+        copies=said.copies,
+        images=said.images,
+        devices=said.devices,
+        pods=said.pods,
+    )
+
+
+def _device(world: World, one: Slice, now_s: float) -> DeviceView:
+    report = measured(world, one, now_s)
     held = (world.replicas[id] for id in world.by_slice.get(one.id, ()))
     return DeviceView(
         id=one.id,
@@ -145,6 +197,9 @@ def _device(world: World, one: Slice) -> DeviceView:
         shared=one.shared,
         healthy=one.healthy,
         replicas=tuple(HeldView(id=r.id, model=r.model, state=r.state, memory_bytes=r.memory_bytes) for r in held),
+        closed=closed(world, one),
+        drains=any(cordon.drain for cordon in cordons_on(world, one)),
+        used_bytes=None if report is None else report.used_bytes,
     )
 
 
@@ -170,15 +225,47 @@ READS = (
     Read("/api/v1/models/{name}", "One Model", ModelView, named=True),
     Read("/api/v1/tenants", "All Tenants", tuple[TenantView, ...]),
     Read("/api/v1/devices", "All Devices, and who holds them", tuple[DeviceView, ...]),
+    Read("/api/v1/nodes", "All nodes, and what their agents say", tuple[NodeView, ...]),
     Read("/api/v1/plan", "The latest Plan", Plan),
     Read("/api/v1/explain/model/{name}", "Why a Model runs, waits or is stopped", Explanation, named=True),
     Read("/api/v1/explain/last", "The latest decisions, newest first", Sentences),
 )
 
 
+class Act(NamedTuple):
+    """One order: where it is posted, and what it does."""
+
+    path: str
+    summary: str
+
+
+ACTS = (
+    Act("/api/v1/models/{name}/wake", "Start a Model now and keep it for an idle window"),
+    Act("/api/v1/models/{name}/stop", "Drain all that runs of a Model; Calls wake it again"),
+    Act("/api/v1/devices/{name}/cordon", "Put nothing new on a Device"),
+    Act("/api/v1/devices/{name}/uncordon", "Open a Device again"),
+    Act("/api/v1/devices/{name}/drain", "Put nothing new on a Device, and move what is there"),
+    Act("/api/v1/nodes/{name}/cordon", "Put nothing new on a node"),
+    Act("/api/v1/nodes/{name}/uncordon", "Open a node again"),
+    Act("/api/v1/nodes/{name}/drain", "Put nothing new on a node, and move what is there"),
+)
+REFUSALS = {
+    "400": "The body is not what it should be",
+    "401": "An order needs a key of role operator",
+    "403": "The key has another role, or a page of another origin asks",
+    "404": "There is none of this name",
+    "409": "It cannot be done as things are",
+    "413": "The body is too large",
+    "415": "The body is not application/json",
+    "500": "The order could not be kept, and is not in force",
+    "503": "This autoscaler does not lead, or has just begun",
+}
+
+
 def openapi(version: str) -> bytes:
-    """The description of READS as JSON (https://spec.openapis.org/oas/v3.1.0). `version` is Pilotlight's."""
-    schemas, components = msgspec.json.schema_components([*(read.kind for read in READS), Problem], ref_template=REF)
+    """The description of READS and ACTS as JSON (https://spec.openapis.org/oas/v3.1.0). `version` is Pilotlight's."""
+    kinds = [*(read.kind for read in READS), Told, Wish, Problem]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
     paths: dict[str, object] = {}
     for read, schema in zip(READS, schemas, strict=False):
         answers = {"200": _answer("The answer", schema)}
@@ -186,19 +273,36 @@ def openapi(version: str) -> bytes:
             answers["404"] = _answer("There is none of this name", schemas[-1])
         operation: dict[str, object] = {"summary": read.summary, "operationId": _id(read.path), "responses": answers}
         if read.named:
-            operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+            operation["parameters"] = [NAMED]
         paths[read.path] = {"get": operation}
+    for act in ACTS:
+        paths[act.path] = {"post": _act(act, *schemas[-3:])}
     document = {
         "openapi": OPENAPI,
         "info": {
             "title": "Pilotlight operations",
             "version": version,
-            "description": "Reads what decisions were taken on. Times are seconds; sizes are bytes.",
+            "description": "What decisions rest on, and an operator's orders. Times are seconds; sizes are bytes.",
         },
         "paths": paths,
         "components": {"schemas": components},
     }
     return msgspec.json.encode(document)
+
+
+NAMED: dict[str, object] = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _act(act: Act, told: object, wish: object, problem: object) -> dict[str, object]:
+    answers = {"200": _answer("What will happen", told)}
+    answers |= {status: _answer(why, problem) for status, why in REFUSALS.items()}
+    return {
+        "summary": act.summary,
+        "operationId": _id(act.path),
+        "parameters": [NAMED],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": wish}}},
+        "responses": answers,
+    }
 
 
 def _answer(description: str, schema: object) -> dict[str, object]:

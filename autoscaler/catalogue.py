@@ -17,12 +17,13 @@ from autoscaler.tenant import Tenant, unix_seconds
 
 
 def model_entry(model: Model) -> ModelEntry:
-    """One Model. Engines are told to serve it under its own name, so that is the served name."""
+    """One Model. Engines are told what to serve it as, and bodies say the same."""
     spec, engine = model.spec, ENGINES[model.spec.engine]
     return ModelEntry(
         name=model.name,
-        served_name=model.name,
+        served_name=model.served(),
         aliases=spec.aliases,
+        serves_aliases=model.adopted is not None,
         adapters=_adapters(model, engine.adapters),
         lora=_lora(0, 0) if spec.adapters and engine.adapters is not None and engine.adapters.by_lora else "",
         tenants=spec.tenants,
@@ -53,7 +54,7 @@ def _adapters(model: Model, told: Adapters | None) -> tuple[AdapterEntry, ...]:
     return tuple(
         AdapterEntry(
             name=adapter.name,
-            served_name="".join(fill((told.served_name,), {"name": model.name, "adapter": adapter.name})),
+            served_name="".join(fill((told.served_name,), {"name": model.served(), "adapter": adapter.name})),
             lora=_lora(position, 1) if told.by_lora else "",
         )
         for position, adapter in enumerate(model.spec.adapters)

@@ -2,8 +2,8 @@
 
 Owns the order in which Replicas go, revival before starting, respect for retry times and for what is known to stand in
 the way of a start (nothing is asked of the packer then), and the rollout of a changed spec
-(one new Replica at a time: on a free Slice first, else an old one drains for it; a new spec that fails halts). It looks
-at one Model only; `autoscaler.plan` puts the Models together and asks the packer.
+(`rollout.surge` new Replicas at a time: on free Slices first, else one old one drains; a new spec that fails halts). It
+looks at one Model only; `autoscaler.plan` puts the Models together and asks the packer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from autoscaler.actions import DrainReplica, FailStart, ReviveReplica, StopRepli
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import BEGINNING, NO_HISTORY, Wanted, live, residency_s, unserved_since_s
 from autoscaler.model import Model
+from autoscaler.operators import moving, moving_reason, must_go
 from autoscaler.packing import Force, Want
 from autoscaler.shelves import want_of
 from autoscaler.states import ReplicaState as S
@@ -84,9 +85,11 @@ def compare(case: Case) -> Compared:
     """What the Model needs."""
     supply = live(case.world, case.model.name)
     missing = case.answer.count - len(supply)
-    hash = case.model.spec_hash()
-    if not missing and all(replica.spec_hash == hash for replica in supply):
+    if not missing and not any(_outdated(case, replica) for replica in supply):
         return NOTHING
+    forced = [action for replica in supply if (action := _forced_out(case, replica)) is not None]
+    if forced and missing >= 0:
+        return Compared(retires=tuple(forced))  # the next look starts others for them
     if missing < 0:
         return _surplus(case, supply, -missing)
     revives = _revive(case)[:missing]
@@ -95,19 +98,32 @@ def compare(case: Case) -> Compared:
     return more._replace(revives=revives)
 
 
+def _outdated(case: Case, replica: Replica) -> bool:
+    """Whether another shall take its place: its spec has changed, or an operator drains where it is."""
+    return replica.spec_hash != case.model.spec_hash() or moving(case.world, replica) is not None
+
+
+def _forced_out(case: Case, replica: Replica) -> DrainReplica | StopReplica | None:
+    """It goes at once, whether or not another is there in its place."""
+    cordon = moving(case.world, replica)
+    return retire(replica, moving_reason(cordon)) if cordon is not None and cordon.force else None
+
+
 def _revive(case: Case) -> tuple[ReviveReplica, ...]:
     """Draining Replicas that may come back, best first: not those whose Slice another Model still waits for."""
     hash = case.model.spec_hash()
-    back: list[tuple[bool, float, ReplicaId]] = []
+    back: list[tuple[int, bool, float, ReplicaId]] = []
     for id in case.world.by_model.get(case.model.name, ()):
         replica = case.world.replicas[id]
         drain = replica.drain
         if replica.state != S.DRAINING or drain is None or replica.spec_hash != hash:
             continue
+        if must_go(case.world, replica):
+            continue
         if drain.victim_of is None or drain.victim_of not in case.pressing:
-            back.append((drain.came_from != S.READY, -(replica.ready_s or 0.0), id))
+            back.append((replica.rank, drain.came_from != S.READY, -(replica.ready_s or 0.0), id))
     reason = f"wanted again: {case.answer.reason}"
-    return tuple(ReviveReplica(replica=id, reason=reason) for _, _, id in sorted(back))
+    return tuple(ReviveReplica(replica=id, reason=reason) for *_, id in sorted(back))
 
 
 def _ask(case: Case, have: int, missing: int) -> Compared:
@@ -142,7 +158,7 @@ def start_after_s(history: History) -> float:
 def _surplus(case: Case, supply: Sequence[Replica], many: int) -> Compared:
     """The ones that go: of an old spec, then starting, then with the least Calls, then the youngest."""
     answer, spec = case.answer, case.model.spec
-    many -= _surging(case, supply)
+    many -= _surging(case, supply) if answer.count else 0
     resident_s = residency_s(case.model, case.history) if 0 < answer.count < spec.replicas.max else 0.0
     reason = answer.reason if answer.count == 0 else f"{answer.count} suffice: {answer.reason}"
     retires: list[DrainReplica | StopReplica] = []
@@ -153,41 +169,52 @@ def _surplus(case: Case, supply: Sequence[Replica], many: int) -> Compared:
         end_s = resident_s + (replica.since_s if replica.ready_s is None else replica.ready_s)
         if replica.state not in BEGINNING and case.now_s < end_s:
             next_s = end_s if next_s is None else min(next_s, end_s)
+            if replica.rank:
+                break  # no other can go before it
             continue
-        action = retire(replica, reason)
+        cordon = moving(case.world, replica) if answer.count else None
+        action = retire(replica, reason if cordon is None else moving_reason(cordon))
         retires += [action] if action is not None else []
     return Compared(retires=tuple(retires), next_s=next_s)
 
 
-def _surging(case: Case, supply: Sequence[Replica]) -> bool:
-    """A new Replica of a rollout is starting beside the old ones: one more than wanted is right."""
-    hash = case.model.spec_hash()
-    begins = any(replica.spec_hash == hash and replica.state in BEGINNING for replica in supply)
-    return begins and any(replica.spec_hash != hash for replica in supply)
+def _surging(case: Case, supply: Sequence[Replica]) -> int:
+    """New Replicas of a rollout that start beside the old ones: so many more than wanted are right."""
+    begin = sum(replica.state in BEGINNING and not _outdated(case, replica) for replica in supply)
+    old = sum(_outdated(case, replica) for replica in supply)
+    return min(begin, old, max(1, case.model.spec.rollout.surge))
 
 
-def _going_order(case: Case, replica: Replica) -> tuple[bool, bool, int, float, str]:
-    new, ready = replica.spec_hash == case.model.spec_hash(), replica.state not in BEGINNING
-    return (new, ready, case.calls.get(replica.id, 0), -replica.created_s, replica.id)
+def _going_order(case: Case, replica: Replica) -> tuple[bool, int, bool, int, float, str]:
+    new, ready = not _outdated(case, replica), replica.state not in BEGINNING
+    return (new, -replica.rank, ready, case.calls.get(replica.id, 0), -replica.created_s, replica.id)
 
 
 def _roll(case: Case, supply: Sequence[Replica]) -> Compared:
     """One step of a rollout; nothing when all Replicas have the present spec, or while a step is under way."""
-    hash, history = case.model.spec_hash(), case.history
-    old = [replica for replica in supply if replica.spec_hash != hash]
+    history, surge = case.history, case.model.spec.rollout.surge
+    old = [replica for replica in supply if _outdated(case, replica)]
     under_way = len(case.world.by_model.get(case.model.name, ())) > len(supply)
-    if not old or under_way or any(r.state in BEGINNING and r.spec_hash == hash for r in supply):
+    begin = sum(r.state in BEGINNING and r not in old for r in supply)
+    if not old or under_way or begin >= max(1, surge):
         return NOTHING
-    due_s = start_after_s(history)
+    first, due_s = min(old, key=lambda replica: _going_order(case, replica)), start_after_s(history)
+    cordon = moving(case.world, first)
+    who = "its changed spec" if cordon is None else "the one that is to take its place"
     if case.now_s < due_s:
         wait = seconds(due_s - case.now_s)
-        reason = f"its changed spec fails to start, the old one serves; next try in {wait}: {history.failure}"
+        reason = f"{who} fails to start, the old one serves; next try in {wait}: {history.failure}"
         return Compared(unmet=(Unmet(model=case.model.name, reason=reason),), next_s=due_s)
     if case.obstacle:
-        reason = f"its changed spec cannot start, the old one serves: {case.obstacle}"
+        reason = f"{who} cannot start, the old one serves: {case.obstacle}"
         return Compared(unmet=(Unmet(model=case.model.name, reason=reason),))
-    first = min(old, key=lambda replica: _going_order(case, replica))
-    drain = retire(first, "its spec has changed and no Slice is free beside it")
-    gives_way = drain if isinstance(drain, DrainReplica) and not history.episodes else None
-    surge = want_of(case.model, 0, inf, Force.NONE, f"roll out the changed spec of {case.model.name}")
-    return Compared(wants=(surge,), rollout=gives_way)
+    why = "its spec has changed" if cordon is None else moving_reason(cordon)
+    if not surge and cordon is None:
+        action = None if history.episodes else retire(first, f"{why}, and rollout.surge is 0")
+        return Compared(retires=() if action is None else (action,))
+    drain = retire(first, f"{why} and no Slice is free beside it")
+    gives_way = drain if isinstance(drain, DrainReplica) and not history.episodes and not begin else None
+    told = f"roll out the changed spec of {case.model.name}" if cordon is None else f"move {case.model.name}: {why}"
+    many = min(max(1, surge), len(old)) - begin
+    wants = tuple(want_of(case.model, ordinal, inf, Force.NONE, told) for ordinal in range(many))
+    return Compared(wants=wants, rollout=gives_way)

@@ -30,6 +30,10 @@ HEARTBEAT_S = 1.0
 """A gateway with nothing to say still says so this often (never slower than 3 s)."""
 REPORT_EXPIRY_S = 10.0
 """A report that is older counts for nothing: its demand is gone. The gateway is silent, not dead."""
+NODE_PERIOD_S = 3.0
+"""An agent says what its node has at least so often."""
+NODE_EXPIRY_S = 10.0
+"""A node's report that is older says nothing about now."""
 LEADER_SILENT_S = 5.0
 """A gateway that heard nothing for so long falls back to the stated bound of interfaces section 6."""
 
@@ -74,6 +78,8 @@ class ModelEntry(Message, frozen=True):
     served_name: str
     """The engine's own name for it: the body's `model` is rewritten to this."""
     aliases: tuple[str, ...] = ()
+    serves_aliases: bool = False
+    """Its engine knows each alias by that very name; else it is asked for `served_name` whatever the client said."""
     adapters: tuple[AdapterEntry, ...] = ()
     lora: str = ""
     """For Calls without an adapter: the body's `lora` is set to this, which is JSON; paths where a Call cannot say it
@@ -247,6 +253,45 @@ class Report(Message, frozen=True):
     levels: tuple[Level, ...] = ()
     totals: tuple[Total, ...] = ()
     replicas: tuple[ReplicaUse, ...] = ()
+
+
+class DeviceReport(Message, frozen=True):
+    """One Device as its node's agent measures it."""
+
+    id: str
+    """The driver's own: NVML's UUID."""
+    product: str = ""
+    memory_bytes: int = 0
+    used_bytes: int = 0
+    """Of the memory, by whomever."""
+    healthy: bool = True
+
+
+class PodDevices(Message, frozen=True):
+    """A pod and the Devices that its processes hold memory of."""
+
+    pod_uid: str
+    devices: tuple[str, ...]
+
+
+class NodeReport(Message, frozen=True):
+    """What the agent of one node sees, whole: what it leaves out is not there. It counts for NODE_EXPIRY_S."""
+
+    node: str
+    boot: str
+    """Differs at every start of the agent."""
+    sequence: int
+    copies: tuple[str, ...] = ()
+    """Artifacts that are complete on the node."""
+    images: tuple[str, ...] = ()
+    devices: tuple[DeviceReport, ...] = ()
+    pods: tuple[PodDevices, ...] = ()
+
+
+class NodeAnswer(Message, frozen=True):
+    """The autoscaler's answer to a node's report."""
+
+    epoch: int
 
 
 class ReportAnswer(Message, frozen=True):

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.drain import complete, silent
 from autoscaler.model import IDLE_AUTO_S, Model
+from autoscaler.operators import STOPPED, WOKEN
 from autoscaler.states import ReplicaState as S
 from autoscaler.words import seconds, tenants
 from autoscaler.world import Fact, History, Load, Replica, World
@@ -129,7 +130,9 @@ def wanted(world: World, model: Model, now_s: float) -> Wanted:
     """How many Replicas of `model` are wanted at `now_s`."""
     name = model.name
     if model.spec.paused:
-        return Wanted(model=name, count=0, reason="paused")
+        return Wanted(model=name, count=0, reason="paused" if model.adopted is None else model.adopted.message)
+    if name in world.stops:
+        return Wanted(model=name, count=0, reason=STOPPED)
     load, history = world.loads.get(name, NO_LOAD), world.histories.get(name, NO_HISTORY)
     case = _Case(world, model, load, history, live(world, name), now_s)
     if load.waiting or (load.running and case.supply):
@@ -138,6 +141,8 @@ def wanted(world: World, model: Model, now_s: float) -> Wanted:
         answer = _idle(case)
     else:
         answer = _refused(case) or Wanted(model=name, count=0, reason="nobody calls it")
+    if model.adopted is not None and model.adopted.toggled:
+        return replace(answer, count=max(1, len(case.supply)) if answer.count or model.spec.replicas.min else 0)
     low, high = model.spec.replicas.min, max(model.spec.replicas.min, model.spec.replicas.max)
     if answer.count < low:
         return replace(answer, count=low, reason=f"replicas.min is {low}")
@@ -226,7 +231,8 @@ def _idle(case: _Case) -> Wanted:
         return Wanted(model=name, count=0, reason=f"idle for {seconds(now_s - last_s)}", since_s=last_s)
     reason = f"{told} {seconds(now_s - last_s)} ago, idle window {seconds(window_s)}"
     if held_s > last_s + window_s:
-        reason = f"kept ready for those who left, for {seconds(held_s - now_s)}"
+        whom = "because an operator woke it" if history.woken_s is not None else "for those who left"
+        reason = f"kept ready {whom}, for {seconds(held_s - now_s)}"
     next_s = zero_s if next_s is None else min(next_s, zero_s)
     return Wanted(model=name, count=count, reason=reason, since_s=last_s, next_s=next_s)
 
@@ -236,7 +242,8 @@ def _refused(case: _Case) -> Wanted | None:
     end_s = refused_until_s(case.history)
     if case.now_s >= end_s:
         return None
-    reason, refused_s = "a Call was refused because it is cold", case.history.refused_cold_s
+    refused_s = case.history.refused_cold_s
+    reason = WOKEN if refused_s == case.history.woken_s else "a Call was refused because it is cold"
     return Wanted(model=case.model.name, count=1, reason=reason, since_s=refused_s, next_s=end_s, urgent=True)
 
 

@@ -1,8 +1,9 @@
 """Documents: YAML text of Models, Tenants and Settings -> typed values, or one line that says what is wrong.
 
 Owns the form of a document (apiVersion, kind, metadata, spec; Settings without the last two), the rules between
-documents, and the way back to YAML. Pure: who reads files gives their names and texts. Every error names the file, the
-document, the key path and what was expected there. Nothing is half loaded: the first error raises.
+documents of files, and the way back to YAML. Pure: who reads files gives their names and texts. Every error names the
+file, the document, the key path and what was expected there. Nothing is half loaded: the first error raises. An object
+of a cluster is read by the same rules with `one`; who has a name there is `autoscaler.names`' to say.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from autoscaler.contract import ModelName, TenantName
 from autoscaler.engines.table import default_slots
 from autoscaler.environment import RESERVED, override
 from autoscaler.expected import WrongKeyError, decode, dotted, nearest
-from autoscaler.model import Model, ModelSpec, Part
+from autoscaler.model import Model, ModelSpec
 from autoscaler.not_yet import MESSAGE, not_yet
+from autoscaler.part import Part
 from autoscaler.quantity import AUTO, Bytes, BytesOrAuto, format_bytes
-from autoscaler.rules import check_model, check_name, check_served, check_settings, check_tenant
+from autoscaler.rules import check_model, check_name, check_own_names, check_served, check_settings, check_tenant
 from autoscaler.settings import Settings
 from autoscaler.strict_yaml import YamlError, read
 from autoscaler.tenant import Tenant, TenantSpec
@@ -105,6 +107,54 @@ def load(
     return Documents(models=tuple(loading.models), tenants=tuple(loading.tenants), settings=settings)
 
 
+def one(value: object) -> Model | Tenant:
+    """One document by itself, as a plain value. Raises WrongKeyError, whose path begins at the document."""
+    document, kind = _kind(value)
+    if kind == "Model":
+        return _model(document)
+    if kind == "Tenant":
+        return _tenant(document)
+    raise WrongKeyError(("kind",), "expected one of Model, Tenant")
+
+
+def _kind(value: object) -> tuple[dict[str, object], str]:
+    """The document and its kind, where both are known and all its keys are in force."""
+    if not isinstance(value, dict):
+        raise WrongKeyError((), "expected a document with apiVersion and kind")
+    kind = value.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise WrongKeyError(("kind",), f"expected one of {', '.join(KINDS)}{nearest(str(kind), KINDS)}")
+    if value.get("apiVersion") != API_VERSION:
+        raise WrongKeyError(("apiVersion",), f"expected {API_VERSION}")
+    if path := not_yet(kind, value):
+        raise WrongKeyError(path, MESSAGE)
+    return value, kind
+
+
+def _model(value: dict[str, object]) -> Model:
+    document = decode(value, ModelDocument)
+    spec, name = document.spec, document.metadata.name
+    check_name(name, ("metadata", "name"))
+    check_name(document.metadata.namespace, ("metadata", "namespace"))
+    check_model(spec)
+    check_served(name, spec)
+    check_own_names(name, spec)
+    return Model(
+        name=ModelName(name),
+        spec=spec,
+        namespace=document.metadata.namespace,
+        memory_bytes=int(spec.gpu.memory_bytes or 0),
+        slots=spec.slots or default_slots(spec.engine),
+    )
+
+
+def _tenant(value: dict[str, object]) -> Tenant:
+    document = decode(value, TenantDocument)
+    check_name(document.metadata.name, ("metadata", "name"))
+    check_tenant(document.spec)
+    return Tenant(name=TenantName(document.metadata.name), spec=document.spec)
+
+
 class _Loading:
     """What was loaded so far, and where each name came from."""
 
@@ -117,55 +167,31 @@ class _Loading:
 
     def add(self, source: str, value: object) -> None:
         """One document. Raises WrongKeyError."""
-        if not isinstance(value, dict):
-            raise WrongKeyError((), "expected a document with apiVersion and kind")
+        document, kind = _kind(value)
         adders: dict[str, Callable[[str, dict[str, object]], None]] = {
-            "Model": self._model, "Tenant": self._tenant, "Settings": self._settings,
+            "Model": self._add_model, "Tenant": self._add_tenant, "Settings": self._add_settings,
         }  # fmt: skip
-        kind = value.get("kind")
-        if not isinstance(kind, str) or kind not in adders:
-            raise WrongKeyError(("kind",), f"expected one of {', '.join(KINDS)}{nearest(str(kind), KINDS)}")
-        if value.get("apiVersion") != API_VERSION:
-            raise WrongKeyError(("apiVersion",), f"expected {API_VERSION}")
-        if path := not_yet(kind, value):
-            raise WrongKeyError(path, MESSAGE)
-        adders[kind](source, value)
+        adders[kind](source, document)
 
-    def _model(self, source: str, value: dict[str, object]) -> None:
-        document = decode(value, ModelDocument)
-        spec, name = document.spec, document.metadata.name
-        check_name(name, ("metadata", "name"))
-        check_name(document.metadata.namespace, ("metadata", "namespace"))
-        check_model(spec)
-        check_served(name, spec)
+    def _add_model(self, source: str, value: dict[str, object]) -> None:
+        model = msgspec.structs.replace(_model(value), order=len(self.models))
+        name = model.name
         self._claim("model name", name, f"the name of a Model in {source}", ("metadata", "name"))
-        for position, alias in enumerate(spec.aliases):
+        for position, alias in enumerate(model.spec.aliases):
             self._claim("model name", alias, f"an alias of Model {name} in {source}", ("spec", "aliases", position))
-        model = Model(
-            name=ModelName(name),
-            spec=spec,
-            namespace=document.metadata.namespace,
-            memory_bytes=int(spec.gpu.memory_bytes or 0),
-            slots=spec.slots or default_slots(spec.engine),
-            order=len(self.models),
-        )
         for adapted in model.adapter_names():
-            check_name(adapted, ("spec", "adapters"))
             self._claim("model name", adapted, f"an adapter of Model {name} in {source}", ("spec", "adapters"))
         self.models.append(model)
 
-    def _tenant(self, source: str, value: dict[str, object]) -> None:
-        document = decode(value, TenantDocument)
-        name = document.metadata.name
-        check_name(name, ("metadata", "name"))
-        check_tenant(document.spec)
-        self._claim("tenant", name, f"the name of a Tenant in {source}", ("metadata", "name"))
-        for position, key in enumerate(document.spec.keys):
+    def _add_tenant(self, source: str, value: dict[str, object]) -> None:
+        tenant = _tenant(value)
+        self._claim("tenant", tenant.name, f"the name of a Tenant in {source}", ("metadata", "name"))
+        for position, key in enumerate(tenant.spec.keys):
             at = ("spec", "keys", position, "sha256")
-            self._claim("key", key.sha256, f"a key of Tenant {name} in {source}", at)
-        self.tenants.append(Tenant(name=TenantName(name), spec=document.spec))
+            self._claim("key", key.sha256, f"a key of Tenant {tenant.name} in {source}", at)
+        self.tenants.append(tenant)
 
-    def _settings(self, source: str, value: dict[str, object]) -> None:
+    def _add_settings(self, source: str, value: dict[str, object]) -> None:
         self._claim("kind", "Settings", f"given in {source}, and there is only one", ("kind",))
         document = decode(value, SettingsDocument)
         check_settings(document)
@@ -227,4 +253,4 @@ def written(value: object) -> object:
         return AUTO if isinstance(value, BytesOrAuto) and not value else format_bytes(value)
     if isinstance(value, tuple):
         return [written(item) for item in value]
-    return dict(value) if isinstance(value, dict) else value
+    return {key: written(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -2,7 +2,8 @@
 
 Owns that one check (RFC 6750), in constant time, before a body is read; a stream is checked when it is opened. Who is
 sent away learns nothing; on this side it is said, at most once a minute. Unix sockets need no door: their file modes
-are one. Which tokens are in force is the caller's to say, anew for each request.
+are one. Which tokens are in force is the caller's to say, anew for each request: as a list of shared secrets, or by
+looking at what is shown (`admits`), which may ask somebody.
 """
 
 from __future__ import annotations
@@ -19,16 +20,24 @@ from aiohttp.typedefs import Middleware
 SAY_EVERY_S = 60.0
 REFUSED = b'{"error":"not allowed"}'
 
+Admits = Callable[[str], Awaitable[bool]]
+"""Whether a token that is no shared secret is in force."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("pilotlight.autoscaler.door")
 
 
 class Door:
-    """An aiohttp middleware (`check`). `tokens` gives those in force."""
+    """An aiohttp middleware (`check`). `tokens`: the shared secrets in force; `admits` looks at any other token."""
 
-    def __init__(self, tokens: Callable[[], Sequence[str]], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        tokens: Callable[[], Sequence[str]],
+        clock: Callable[[], float] = time.monotonic,
+        admits: Admits | None = None,
+    ) -> None:
         self._tokens = tokens
+        self._admits = admits
         self._clock = clock
         self._refused = 0
         self._said_s: float | None = None
@@ -39,7 +48,8 @@ class Door:
 
         @web.middleware
         async def check(request: web.Request, handler: Answer) -> web.StreamResponse:
-            if self.admits(request.headers.get("authorization", "")):
+            authorization = request.headers.get("authorization", "")
+            if self.admits(authorization) or (self._admits is not None and await self._admits(_shown(authorization))):
                 return await handler(request)
             self.refused()
             return web.Response(status=401, body=REFUSED, content_type="application/json")
@@ -47,9 +57,8 @@ class Door:
         return check
 
     def admits(self, authorization: str) -> bool:
-        """Whether the header shows a token that is in force; takes as long for a wrong one as for a right one."""
-        scheme, _, shown = authorization.partition(" ")
-        digest = _digest(shown if scheme.lower() == "bearer" else "")
+        """Whether the header shows a shared secret in force; takes as long for a wrong one as for a right one."""
+        digest = _digest(_shown(authorization))
         return sum(hmac.compare_digest(digest, _digest(token)) for token in self._tokens()) > 0
 
     def refused(self) -> None:
@@ -59,6 +68,12 @@ class Door:
         if self._said_s is None or now_s - self._said_s >= SAY_EVERY_S:
             log.warning("event=contract_refused reason='no token that is in force' times=%d", self._refused)
             self._said_s, self._refused = now_s, 0
+
+
+def _shown(authorization: str) -> str:
+    """The token that is shown, if any."""
+    scheme, _, shown = authorization.partition(" ")
+    return shown if scheme.lower() == "bearer" else ""
 
 
 def _digest(token: str) -> bytes:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, TenantName
 from autoscaler.indices import NO_LOAD, load_of, with_id
+from autoscaler.ordered import Node
 from autoscaler.states import ReplicaState
 from autoscaler.world import Gateway, Grant, History, Load, Replica, SliceId, Transition, World
 
@@ -62,6 +63,7 @@ class Draft:
         self.gateways: CopiedMap[GatewayId, Gateway] = CopiedMap(world.gateways)
         self.histories: CopiedMap[ModelName, History] = CopiedMap(world.histories)
         self.attained: CopiedMap[ModelName, dict[TenantName, float]] = CopiedMap(world.attained)
+        self.nodes: CopiedMap[str, Node] = CopiedMap(world.nodes)
         self.by_model: CopiedMap[ModelName, tuple[ReplicaId, ...]] = CopiedMap(world.by_model)
         self.by_slice: CopiedMap[SliceId, tuple[ReplicaId, ...]] = CopiedMap(world.by_slice)
         self.loads: CopiedMap[ModelName, Load] = CopiedMap(world.loads)
@@ -163,16 +165,18 @@ class Draft:
         """The World after the batch."""
         before, gateways = self.before, self.gateways.now
         undivided = frozenset(self.undivided if self.settled else before.undivided | self.undivided)
-        listed = before.handed_over or (self.world.synced and bool(gateways))
+        handed_over = self.world.handed_over
+        listed = handed_over or (self.world.synced and bool(gateways))
         after = replace(
             self.world,
             version=self.version if self.news else before.version,
-            handed_over=before.handed_over or (listed and all(g.in_epoch or g.gone for g in gateways.values())),
+            handed_over=handed_over or (listed and all(g.in_epoch or g.gone for g in gateways.values())),
             undivided=before.undivided if undivided == before.undivided else undivided,
             replicas=self.replicas.now,
             gateways=gateways,
             histories=self.histories.now,
             attained=self.attained.now,
+            nodes=self.nodes.now,
             by_model=self.by_model.now,
             by_slice=self.by_slice.now,
             loads=self.loads.now,

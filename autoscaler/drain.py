@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
 from autoscaler.model import ModelSpec
+from autoscaler.operators import limit_s
 from autoscaler.words import seconds
 from autoscaler.world import Gateway, Replica, World
 
@@ -69,6 +70,7 @@ def verdict(world: World, replica: Replica, now_s: float) -> Verdict:
     drain = replica.drain
     since_s = replica.since_s if drain is None else drain.since_s
     end_s = since_s + (DRAIN_SECONDS_MAX if model is None else model.spec.drain_seconds_max)
+    end_s = min(end_s, limit_s(world, replica))
     lead_s = world.leading_since_s + LEADER_WAIT_S
     if now_s < lead_s and (not world.gateways or any(not g.in_epoch for g in known(world))):
         return Verdict(False, "this leader is new and not every gateway has reported to it", lead_s)

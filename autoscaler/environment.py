@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from autoscaler.expected import WrongKeyError, decode, nearest
-from autoscaler.model import Part
+from autoscaler.part import Part
 from autoscaler.settings import Settings
 from autoscaler.strict_yaml import YamlError, read
 

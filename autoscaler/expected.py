@@ -15,7 +15,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import inspect
 
-from autoscaler.model import Part
+from autoscaler.part import Part
 from autoscaler.quantity import Bytes, BytesOrAuto, parse_bytes, parse_bytes_or_auto
 
 BYTES_MAX = (1 << 63) - 1
@@ -55,7 +55,9 @@ def dotted(path: Path) -> str:
 
 
 def _size(kind: type, value: object) -> object:
-    """The hook of msgspec for types that it does not know: sizes."""
+    """The hook of msgspec for types that it does not know: sizes, and what is Kubernetes' to judge."""
+    if kind is object:
+        return value
     if kind not in (Bytes, BytesOrAuto) or not isinstance(value, str | int):
         raise ValueError(f"expected {SIZE}")
     size = parse_bytes_or_auto(value) if kind is BytesOrAuto else parse_bytes(value)
@@ -68,7 +70,8 @@ def _walk(value: object, kind: Any, at: Path) -> None:
     """Raises WrongKeyError at the first value that its type does not allow."""
     if value is not None and get_origin(kind) in (Union, types.UnionType):
         kinds = [k for k in get_args(kind) if k is not type(None)]
-        kind = kinds[0] if len(kinds) == 1 else kind
+        fits = [k for k in kinds if (isinstance(k, type) and issubclass(k, Part)) is isinstance(value, dict)]
+        kind = kinds[0] if len(kinds) == 1 else fits[0] if len(fits) == 1 else kind
     if isinstance(kind, type) and issubclass(kind, Part):
         _walk_part(_mapping(value, at), kind, at)
     elif get_origin(kind) is tuple:

@@ -18,6 +18,7 @@ from autoscaler.fitting import Fitting
 from autoscaler.log import Log, Refused
 from autoscaler.log import Row as LogRow
 from autoscaler.model import Model
+from autoscaler.operators import closed
 from autoscaler.packing import Force
 from autoscaler.rulings import why_not
 from autoscaler.shelves import shelves, want_of
@@ -100,6 +101,7 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     never = _never(world, document, Fitting(world))
     sentences = [_wanted(document, answer, now_s), *_soonest(world, model, now_s)]
     sentences += [f"It fits on no device: {never}. Its Calls are refused with no_capacity."] if never else []
+    sentences += [f"{document.adopted.message}."] if document.adopted is not None else []
     sentences += _obstacle(world, model)
     for id in world.by_model.get(model, ()):
         sentences += [_replica(world, world.replicas[id], now_s), *_quiet(world, id, now_s)]
@@ -169,9 +171,10 @@ def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
         return f"{history.failure}; the next try is due in {seconds(history.refused_until_s - now_s)}"
     if unmet:
         return unmet
-    draining = [world.replicas[id].drain for id in world.by_model.get(model.name, ())]
-    reasons = [drain.reason for drain in draining if drain is not None]
-    return reasons[0] if reasons else demand.wanted(world, model, now_s).reason
+    replicas = [world.replicas[id] for id in world.by_model.get(model.name, ())]
+    waits = [replica.waits for replica in replicas if replica.waits and replica.state in demand.BEGINNING]
+    reasons = [replica.drain.reason for replica in replicas if replica.drain is not None]
+    return (waits or reasons or [demand.wanted(world, model, now_s).reason])[0]
 
 
 def _wanted(model: Model, answer: Wanted, now_s: float) -> str:
@@ -225,15 +228,24 @@ def _quiet(world: World, id: ReplicaId, now_s: float) -> list[str]:
 def _replica(world: World, replica: Replica, now_s: float) -> str:
     """What one Replica does, since when, where and why."""
     where = ", ".join(replica.slices) or "no device"
+    where += "".join(f" ({why})" for why in _closed(world, replica)[:1])
     head = f"{replica.id} is {replica.state} since {seconds(now_s - replica.since_s)} on {where}"
     drain = replica.drain
     if replica.state is S.DRAINING and drain is not None:
         return f"{head}: {drain.reason}; {verdict(world, replica, now_s).reason}."
     if replica.state is S.FAILED:
         return f"{head}: {replica.failure or 'it broke'}."
+    if replica.waits and replica.state in demand.BEGINNING:
+        return f"{head}: {replica.reason}; its engine is not started yet: {replica.waits}."
     if replica.state in demand.BEGINNING and _locked_by(world, replica):
         return f"{head}: {replica.reason}; nothing else starts on this device meanwhile."
     return f"{head}: {replica.reason}." if replica.reason else f"{head}."
+
+
+def _closed(world: World, replica: Replica) -> list[str]:
+    """What an operator has cordoned of where it is."""
+    slices = (world.slices[id] for id in replica.slices if id in world.slices)
+    return [why for slice_ in slices if (why := closed(world, slice_))]
 
 
 def _locked_by(world: World, replica: Replica) -> bool:

@@ -1,26 +1,29 @@
 """The next World: `fold(world, batch, now_s)` puts what happened into the snapshot that decisions are taken on.
 
 Owns the order of things within one batch and the observations that are simple. Replicas move in `fold_replicas`,
-gateways report in `fold_reports`, what is learnt of Models is in `histories`, every write goes through `draft`. Maps
-are copied once per batch, and only those that change. Observations never raise; our own intents raise
-IllegalIntentError where the table of states does not allow them. The version rises by one with each batch after which
-gateways have something to learn.
+gateways report in `fold_reports`, leadership changes in `fold_leadership`, what is learnt of Models is in `histories`,
+every write goes through `draft`. Maps are copied once per batch, and only those that change. Observations never raise;
+our own intents raise IllegalIntentError where the table of states does not allow them. The version rises by one with
+each batch after which gateways have something to learn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoscaler import fold_replicas, fold_reports, histories
+from autoscaler import fold_leadership, fold_orders, fold_replicas, fold_reports, histories
 from autoscaler.actions import Acted
 from autoscaler.draft import Draft
 from autoscaler.model import Model
+from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, NodeSeen
 from autoscaler.world import (
     DocumentsSeen,
+    FollowingSeen,
     GatewayGone,
     GatewaySeen,
     Granted,
     HistorySeen,
+    LeadingSeen,
     ReplicaSeen,
     Reported,
     SlicesSeen,
@@ -37,10 +40,16 @@ Observation = (
     | StartSeen
     | ReplicaSeen
     | Synced
+    | LeadingSeen
+    | FollowingSeen
     | Reported
     | GatewaySeen
     | GatewayGone
     | HistorySeen
+    | CordonsSeen
+    | ModelWoken
+    | ModelStopped
+    | NodeSeen
     | Granted
     | Tick
     | Acted
@@ -81,12 +90,17 @@ def _one(draft: Draft, observation: Observation) -> None:
         case GatewayGone():
             fold_reports.gateway_gone(draft, observation.gateway, observation.boot)
         case HistorySeen():
-            if observation.model not in draft.histories.now:
-                draft.put_history(observation.model, observation.history)
+            _history(draft, observation)
+        case CordonsSeen() | ModelWoken() | ModelStopped() | NodeSeen():
+            fold_orders.folded(draft, observation)
         case Synced():
             if not draft.world.synced:
                 draft.change(synced=True)
                 draft.news = True
+        case LeadingSeen():
+            fold_leadership.leads(draft, observation.epoch)
+        case FollowingSeen():
+            fold_leadership.follows(draft)
         case Tick():
             _half_open(draft)
 
@@ -133,6 +147,15 @@ def _start_seen(draft: Draft, seen: StartSeen) -> None:
         draft.news = True
 
 
+def _history(draft: Draft, seen: HistorySeen) -> None:
+    """For a Model that nothing is known of. Who follows takes it at any time: it is what the leader remembers."""
+    known = draft.histories.now.get(seen.model)
+    if known is None:
+        draft.put_history(seen.model, seen.history)
+    elif not draft.world.leads:
+        draft.put_history(seen.model, histories.told(known, seen.history))
+
+
 def _half_open(draft: Draft) -> None:
     """Back-offs that are over end: what time alone does, so that gateways learn of it."""
     for model, history in tuple(draft.histories.now.items()):
@@ -144,6 +167,7 @@ def _half_open(draft: Draft) -> None:
 def _pass_time(draft: Draft) -> None:
     """Reports expire, and the demand that is there now is remembered."""
     fold_reports.expire(draft)
+    fold_orders.carried_out(draft)
     for model, load in draft.sum_loads().items():
         spec = draft.world.models.get(model)
         if spec is not None:

@@ -15,6 +15,7 @@ from autoscaler.contract import ReplicaId
 from autoscaler.demand import residency_s
 from autoscaler.draft import Draft
 from autoscaler.model import Model
+from autoscaler.operators import must_go
 from autoscaler.states import IllegalIntentError, follow
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Drain, Replica, ReplicaSeen, Seen
@@ -108,6 +109,8 @@ def _stop(draft: Draft, action: StopReplica) -> None:
     load = draft.world.loads.get(before.model)
     if not drained_idle or model is None or model.spec.paused or (load is not None and load.waiting):
         return
+    if must_go(draft.world, before):
+        return
     if all(other.state in DOWN for other in draft.replicas_of(before.model)):
         draft.put_history(before.model, histories.stopped_idle(draft.history(before.model), draft.now_s))
 
@@ -125,6 +128,8 @@ def seen(draft: Draft, seen: ReplicaSeen) -> None:
         _live(draft, before, state, seen.reason)
     elif seen.seen is Seen.EXITED:
         _exited(draft, before, seen.reason)
+    elif seen.seen is Seen.LEAVING:
+        _leaving(draft, before, seen.reason)
     else:
         _exited(draft, before, seen.reason or "it vanished")
         _clean(draft, draft.replicas.now[seen.id], seen)
@@ -133,7 +138,7 @@ def seen(draft: Draft, seen: ReplicaSeen) -> None:
 def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
     """An engine that runs without our having started it: a leader before us did."""
     ready = seen.seen in {Seen.READY, Seen.UNREADY}
-    started_s = draft.now_s if seen.started_s is None and seen.seen in LIVE else seen.started_s
+    started_s = _started_s(draft, seen)
     after = Replica(
         id=seen.id,
         model=seen.model,
@@ -143,7 +148,7 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
         memory_bytes=seen.memory_bytes,
         compute_percent=seen.compute_percent,
         slots=seen.slots,
-        state=LIVE.get(seen.seen, S.FAILED),
+        state=S.STOPPING if seen.seen is Seen.LEAVING else LIVE.get(seen.seen, S.FAILED),
         since_s=draft.now_s,
         created_s=draft.now_s if started_s is None else started_s,
         started_s=started_s,
@@ -151,7 +156,9 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
         grown_s=draft.now_s if seen.grew else None,
         address=seen.address,
         reason="found running",
-        failure="" if seen.seen in LIVE else seen.reason or "it ended",
+        waits=seen.waits,
+        rank=seen.rank,
+        failure=seen.reason or "it ended" if seen.seen is Seen.EXITED else "",
     )
     draft.put_replica(after)
     draft.record(None, after, "seen", after.failure or after.reason)
@@ -159,23 +166,31 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
 
 def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
     """What does not depend on the state: where it is, since when, and whether it grew. The driver sees what is true."""
-    started_s = seen.started_s
-    if started_s is None and seen.seen in LIVE:
-        started_s = draft.now_s
+    started_s = _started_s(draft, seen)
     changes: dict[str, object] = {}
     if before.started_s is None and started_s is not None:
         changes["started_s"] = started_s
+    if seen.waits != before.waits:
+        changes["waits"] = seen.waits
     if seen.grew:
         changes["grown_s"] = draft.now_s
     if seen.address and seen.address != before.address:
         changes["address"] = seen.address
     if seen.slices and seen.slices != before.slices:
         changes["slices"] = seen.slices
+    if seen.rank != before.rank:
+        changes["rank"] = seen.rank
     if not changes:
         return before
     after = replace(before, **changes)
     draft.put_replica(after)
     return after
+
+
+def _started_s(draft: Draft, seen: ReplicaSeen) -> float | None:
+    """When its first process started: now, where it has one and the driver does not know since when."""
+    started = seen.seen in LIVE and not seen.waits
+    return draft.now_s if seen.started_s is None and started else seen.started_s
 
 
 def _live(draft: Draft, before: Replica, state: S, reason: str) -> None:
@@ -199,6 +214,12 @@ def _ready(draft: Draft, replica: Replica) -> Replica:
     took_s = None if replica.started_s is None else draft.now_s - replica.started_s
     draft.put_history(replica.model, histories.started(draft.history(replica.model), took_s))
     return replace(replica, ready_s=draft.now_s)
+
+
+def _leaving(draft: Draft, before: Replica, reason: str) -> None:
+    """Somebody else stops it: as if its stop were ordered. That is no failure of it."""
+    if before.state in UNDECIDED or before.state is S.DRAINING:
+        _move(draft, before, replace(before, state=S.STOPPING), "seen", reason or "somebody else stops it")
 
 
 def _exited(draft: Draft, before: Replica, reason: str) -> None:

@@ -78,8 +78,10 @@ def cannot_start(history: History, now_s: float, reason: str) -> History:
 
 
 def limit_s(world: World, replica: Replica) -> float | None:
-    """When its start takes too long; None: it is not starting. A retry has what is left of its episode."""
-    if replica.state not in (S.STARTING, S.WAKING):
+    """When its start takes too long; None: it is not starting, or waits for something else than itself (room, an
+    image). A retry has what is left of its episode.
+    """
+    if replica.state not in (S.STARTING, S.WAKING) or replica.waits:
         return None
     model, history = world.models.get(replica.model), world.histories.get(replica.model)
     if model is None:
@@ -89,6 +91,22 @@ def limit_s(world: World, replica: Replica) -> float | None:
     if history is not None and not episode_over(history, began_s, seconds_max):
         began_s = min(began_s, history.first_try_s or began_s)
     return began_s + seconds_max
+
+
+def told(history: History, leaders: History) -> History:
+    """What the leader wrote down goes before what a follower saw, who does not know why things happened."""
+    active = [at_s for at_s in (history.last_activity_s, leaders.last_activity_s) if at_s is not None]
+    return replace(
+        history,
+        starts_s=leaders.starts_s,
+        tries=leaders.tries,
+        first_try_s=leaders.first_try_s,
+        retry_at_s=leaders.retry_at_s,
+        episodes=leaders.episodes,
+        refused_until_s=leaders.refused_until_s,
+        failure=leaders.failure,
+        last_activity_s=max(active, default=None),
+    )
 
 
 def half_open(history: History, now_s: float) -> History:

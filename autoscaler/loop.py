@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -54,14 +55,24 @@ Listener = Callable[[Step], None]
 
 
 class Loop:
-    """Runs one driver towards what the plan says. `clock` gives monotonic seconds."""
+    """Runs one driver towards what the plan says. `clock` gives monotonic seconds.
 
-    def __init__(self, world: World, driver: Driver, clock: Callable[[], float]) -> None:
+    `writes_s` says for how many more seconds this process may act: one that was paused while it led finds 0.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        driver: Driver,
+        clock: Callable[[], float],
+        writes_s: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         self.world = world
         self.plan = Plan()
         self.listeners: list[Listener] = []
         self._driver = driver
         self._clock = clock
+        self._writes_s = writes_s
         self._inbox = Inbox()
         self._wake = asyncio.Event()
         self._received_s = 0.0
@@ -121,7 +132,9 @@ class Loop:
         transitions = self._fold(batch, started_s)
         actions: list[Action] = []
         asked: set[ModelName] = set()
-        for _ in range(ROUNDS_MAX):
+        leads = self._writes_s() > 0.0
+        self.plan = Plan()
+        for _ in range(ROUNDS_MAX if leads else 0):
             transitions += self._plan(started_s, asked)
             if not self.plan.actions:
                 break
@@ -130,7 +143,7 @@ class Loop:
                 self._perform(action)
             actions += self.plan.actions
         acted_s = self._clock()
-        granted = shares.divide(self.world, started_s)
+        granted = shares.divide(self.world, started_s) if leads else None
         if granted is not None:
             transitions += self._fold((granted,), started_s)
         done = Step(before, self.world, self.plan, tuple(actions), transitions, received_s, started_s, acted_s, merged)

@@ -105,4 +105,4 @@ class _WorldCollector:
             memory.add_metric((slice_.node, slice_.device, "used"), used)
             memory.add_metric((slice_.node, slice_.device, "free"), max(0, slice_.memory_bytes - used))
         yield memory
-        yield GaugeMetricFamily("pilotlight_leader", "Whether this process leads", value=1)
+        yield GaugeMetricFamily("pilotlight_leader", "Whether this process leads", value=float(world.leads))

@@ -16,6 +16,8 @@ import msgspec
 from msgspec import Meta, field
 
 from autoscaler.contract import ModelName, TenantName
+from autoscaler.part import Part
+from autoscaler.podspec import EnvSource, Pod, Resources
 from autoscaler.quantity import Bytes
 
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
@@ -27,10 +29,6 @@ IDLE_AUTO_S = (60.0, 900.0)
 """Bounds of `idleSeconds: auto` = 10 x median start, clamped."""
 RESIDENCY_AUTO_S = (1.0, 30.0)
 """Bounds of `residencySeconds: auto` = 3 x last start, clamped."""
-
-
-class Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Base of all parts of documents: immutable, strict, camelCase outside."""
 
 
 class Gpu(Part, frozen=True):
@@ -66,6 +64,14 @@ class Queue(Part, frozen=True):
     wait_seconds_max: Seconds = 540.0
 
 
+class Rollout(Part, frozen=True):
+    """How a changed spec replaces the old one. `surge`: new Replicas that may start beside the old ones at once, where
+    Slices are free; 0: an old one always drains first.
+    """
+
+    surge: Annotated[int, Meta(ge=0, le=100)] = 1
+
+
 class EngineTls(Part, frozen=True):
     """The engine speaks TLS. Its certificate must be for `server_name`; absent: for the address that it listens on."""
 
@@ -87,15 +93,16 @@ class ModelSpec(Part, frozen=True):
     aliases: tuple[str, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     image: str = ""
-    """Of its pods; only the Kubernetes driver asks for it."""
+    """Of its pods; only the Kubernetes driver asks for it, as for `resources`, `pull_secret` and `pod`."""
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
-    env: dict[str, str] = {}
+    env: dict[str, str | EnvSource] = {}
     readiness_path: str | None = None
     tls: EngineTls | None = None
     """None: the engine speaks plain HTTP."""
     context_tokens: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
     gpu: Gpu = Gpu()
+    resources: Resources = Resources()
     replicas: ReplicaRange = ReplicaRange()
     slots: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     """Calls at once on one Replica; absent = the engine's default."""
@@ -108,9 +115,30 @@ class ModelSpec(Part, frozen=True):
     stall_seconds_max: Seconds = 60.0
     drain_seconds_max: Seconds = 600.0
     priority: Priority = 0
+    pull_secret: str | None = None
+    """Of its image."""
+    rollout: Rollout = Rollout()
     tenants: tuple[TenantName, ...] | None = None
     paused: bool = False
     unlisted: bool = False
+    pod: Pod = Pod()
+
+
+class Adopted(msgspec.Struct, frozen=True, kw_only=True):
+    """The Deployment or StatefulSet whose pods are a Model's Replicas, where they are not ours; and who scales it."""
+
+    kind: Literal["Deployment", "StatefulSet"]
+    namespace: str
+    name: str
+    toggled: bool = False
+    """Another autoscaler scales it: only zero or not zero is decided here."""
+    reason: str = "Adopted"
+    """Of the condition `Adopted`, in one word; and in a sentence:"""
+    message: str = ""
+
+
+ADOPTED_HASH = "adopted"
+"""Stands for the spec of every Replica that was adopted: its pods' template is its owner's."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -119,13 +147,23 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     name: ModelName
     spec: ModelSpec
     namespace: str = "default"
+    uid: str = ""
+    """Of its custom resource; empty: it has none."""
     memory_bytes: int = 0
     """Memory one Replica needs of a device: the spec's, else the artifact's; 0 means the whole device."""
     slots: int = 1
     """Calls at once on one Replica: the spec's, else the engine's default."""
+    served_name: str = ""
+    """What its engine serves it as, where that is not its name: an older Model has that name (`autoscaler.names`)."""
     created_unix_s: int = 0
     order: int = 0
     """Position among all documents, as they were read."""
+    adopted: Adopted | None = None
+    """None: its Replicas are started by the driver itself."""
+
+    def served(self) -> str:
+        """What its engine serves it as."""
+        return self.served_name or self.name
 
     def names(self) -> Iterator[str]:
         """What clients may call it by: its name and aliases."""
@@ -145,9 +183,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _hash(self) -> str:
         """Made once per document: every plan asks for the hash of every Model that runs."""
+        if self.adopted is not None:
+            return ADOPTED_HASH
         s = self.spec
         parts = (
-            self.name,
+            self.served(),
             s.engine,
             s.artifact,
             s.command,
@@ -160,8 +200,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             s.readiness_path,
             *(() if s.tls is None else (s.tls,)),
             *((s.adapters,) if s.adapters else ()),
+            *_unusual(s),
         )
-        return hashlib.sha256(msgspec.json.encode(parts, enc_hook=int)).hexdigest()[:8]
+        return hashlib.sha256(msgspec.json.encode(parts, enc_hook=int, order="deterministic")).hexdigest()[:8]
 
     def idle_s(self, median_start_s: float | None) -> float:
         """Seconds without a Call after which it may go to zero; `auto` starts at 60 until starts are known."""
@@ -176,3 +217,15 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return float(self.spec.residency_seconds)
         low, high = RESIDENCY_AUTO_S
         return min(max(3.0 * (last_start_s or 0.0), low), high)
+
+
+def _unusual(spec: ModelSpec) -> Iterator[tuple[str, object]]:
+    """What only pods have, where it is told: hashes of Models that say nothing of it are as they were."""
+    if spec.image:
+        yield "image", spec.image
+    if spec.pull_secret is not None:
+        yield "pullSecret", spec.pull_secret
+    if spec.resources != Resources():
+        yield "resources", spec.resources
+    if spec.pod != Pod():
+        yield "pod", spec.pod

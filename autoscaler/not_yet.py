@@ -15,14 +15,11 @@ MESSAGE = "is not in force yet in this version"
 ENGINES = frozenset({"triton", "tei", "transformers", "external"})
 SCHEMES = frozenset({"oci", "hf", "pvc", "s3"})
 
-_MODEL = (
-    *("fallbacks", "url", "upstreamModel", "keyFrom", "resources", "replicas.schedule", "sleep"),
-    *("rollout", "owner", "allowUnsafe", "pod", "pullSecret", "env.*.valueFrom"),
-)
+_MODEL = (*("fallbacks", "url", "upstreamModel", "keyFrom", "replicas.schedule", "sleep", "owner", "allowUnsafe"),)
 _TENANT = (
     *("parent", "namespaces", "keysFrom", "jwt", "guarantee", "limit", "lending", "reclaimSeconds", "rate", "budget"),
 )
-_SETTINGS = (*("nodes", "capacity", "prices", "adoption", "leaseSeconds", "weights", "pod", "history"),)
+_SETTINGS = (*("nodes", "capacity", "prices", "weights", "history"),)
 KEYS: dict[str, tuple[str, ...]] = {
     "Model": tuple(f"spec.{key}" for key in _MODEL),
     "Tenant": tuple(f"spec.{key}" for key in _TENANT),

@@ -1,7 +1,8 @@
-"""The operations port of the autoscaler (interfaces, section 4): health, metrics and the read API.
+"""The operations port of the autoscaler (interfaces, section 4): health, metrics, the read API and operators' orders.
 
 Owns the HTTP side only: everything it shows is read from the loop's World, its Plan and its log, which are what the
-decisions were taken on. Gateways on Unix sockets are asked for their metrics, which are merged into ours.
+decisions were taken on. Orders are `autoscaler.commands`'. Gateways on Unix sockets are asked for their metrics, which
+are merged into ours.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from autoscaler import api, explain, page
+from autoscaler.commands import Commands
 from autoscaler.log import Log
 from autoscaler.loop import Loop
 from autoscaler.merge import merge
@@ -38,12 +40,15 @@ class OperationsServer:
         metrics: Callable[[], bytes],
         gateway_sockets: Callable[[], Sequence[Path]],
         version: str = "0",
+        *,
+        commands: Commands | None = None,
     ) -> None:
         self._loop = loop
         self._log = log
         self._metrics = metrics
         self._gateway_sockets = gateway_sockets
         self._openapi = api.openapi(version)
+        self._commands = commands
 
     def application(self) -> web.Application:
         """All paths of section 4 that are due; any other is answered with what there is."""
@@ -59,10 +64,21 @@ class OperationsServer:
         get("/api/v1/models/{name:.+}", self._model)
         get("/api/v1/tenants", self._tenants)
         get("/api/v1/devices", self._devices)
+        get("/api/v1/nodes", self._nodes)
         get("/api/v1/plan", self._plan)
         get("/api/v1/explain/model/{name:.+}", self._explain)
         get("/api/v1/explain/last", self._last)
+        if self._commands is not None:
+            self._commands.add_to(app)
         app.router.add_route("*", "/{path:.*}", unknown)
+        return app
+
+    def health(self) -> web.Application:
+        """What kubelets and Prometheus ask, and nothing else."""
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics_text)
         return app
 
     @property
@@ -104,7 +120,10 @@ class OperationsServer:
         return answer(api.tenants(self._world))
 
     async def _devices(self, _: web.Request) -> web.Response:
-        return answer(api.devices(self._world))
+        return answer(api.devices(self._world, self._now_s()))
+
+    async def _nodes(self, _: web.Request) -> web.Response:
+        return answer(api.nodes(self._world, self._now_s()))
 
     async def _plan(self, _: web.Request) -> web.Response:
         return answer(self._loop.plan)
@@ -130,7 +149,7 @@ class OperationsServer:
 async def unknown(request: web.Request) -> web.Response:
     """Any other path or method."""
     if request.method not in {"GET", "HEAD"}:
-        return problem(405, "this port is only read")
+        return problem(405, f"nothing is posted there; {api.OPENAPI_PATH} lists what takes an order")
     return problem(404, f"no such path; {api.OPENAPI_PATH} lists all, / is for people")
 
 

@@ -75,8 +75,9 @@ class _Bench:
     """The Shelves while one call works on them, and what was worked out about those that did not change since."""
 
     def __init__(self, slices: Sequence[Shelf], copies: Set[Copy], outlook: Outlook, now_s: float) -> None:
-        healthy = sorted((shelf for shelf in slices if shelf.slice.healthy), key=lambda shelf: shelf.slice.id)
-        self.shelves: dict[SliceId, Shelf] = {shelf.slice.id: shelf.copy() for shelf in healthy}
+        usable = (shelf for shelf in slices if shelf.slice.healthy and not shelf.closed)
+        usable_sorted = sorted(usable, key=lambda shelf: shelf.slice.id)
+        self.shelves: dict[SliceId, Shelf] = {shelf.slice.id: shelf.copy() for shelf in usable_sorted}
         self._devices: dict[DeviceId, list[Shelf]] = {}
         self._open: dict[Key, list[tuple[int, int, SliceId]]] = {}
         """Per face: (free memory, free compute, Slice) of those where nobody starts, sorted."""

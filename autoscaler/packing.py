@@ -108,6 +108,8 @@ class Shelf:
     """Held by those who leave, and promised to nobody."""
     locked: bool
     """A Replica is starting on its Device, so that no other may start there now."""
+    closed: str = ""
+    """Why nothing new is put here, in words; empty: it is open."""
 
     def copy(self) -> Shelf:
         """Another Shelf with the same things on it."""
@@ -118,6 +120,7 @@ class Shelf:
             free=self.free,
             coming=self.coming,
             locked=self.locked,
+            closed=self.closed,
         )
 
     def reserve(self, need: Room) -> None:

@@ -44,8 +44,8 @@ NAME_MAX = 100
 
 
 def plan(world: World, now_s: float) -> Plan:
-    """The ordered Actions for this snapshot; empty while the driver has not listed what exists."""
-    if not world.synced:
+    """The ordered Actions for this snapshot; empty while the driver has not listed what exists, or another leads."""
+    if not world.synced or not world.leads:
         return Plan()
     tick = _Tick(world, now_s)
     tick.compare_models()
@@ -213,7 +213,7 @@ class _Tick:
         for missing in packing.unmet:
             name = missing.want.model
             self.unmet.setdefault(name, Unmet(model=name, reason=missing.reason, never=missing.never))
-            if name in self.rollouts:
+            if name in self.rollouts and not any(start.replica.model == name for start in self.starts):
                 self.tries.add(name)
                 self.drains.append(self.rollouts.pop(name))
         if not packing.unmet:

@@ -12,31 +12,42 @@ from autoscaler.engines.base import PLACEHOLDER, PLACEHOLDERS
 from autoscaler.engines.table import ENGINES
 from autoscaler.expected import Path, WrongKeyError, nearest
 from autoscaler.model import ModelSpec
+from autoscaler.naming import NAME, NAME_CHARS_MAX, check_name
 from autoscaler.not_yet import MESSAGE, SCHEMES
+from autoscaler.podspec import EnvSource, check_object_name, check_pod, check_resources, check_source
 from autoscaler.settings import Settings, Tls
 from autoscaler.tenant import TenantSpec, unix_seconds
 
-NAME_CHARS_MAX = 253
+__all__ = ["NAME", "NAME_CHARS_MAX", "check_name"]  # beside what is defined here
+
 ADAPTERS_MAX = 64
 """Of one Model."""
 SET_BY_DRIVER = {
     "CUDA_VISIBLE_DEVICES": "to the devices that it gives",
     "PILOTLIGHT_REPLICA": "to know the engine's processes by it",
+    "POD_IP": "to where an engine in a pod listens",
 }
-"""Variables of an engine's environment that the local driver sets over everything else, and why."""
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?")
-_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
-_ADAPTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")
+"""Variables of an engine's environment that drivers set over everything else, and why."""
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+ADAPTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")
 """What has a meaning of its own in some engine's list of adapters is left out."""
-_HUB = re.compile(r"hf://[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?(@[A-Za-z0-9._/-]+)?")
+HUB = re.compile(r"hf://[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?(@[A-Za-z0-9._/-]+)?")
 
 
-def check_name(name: str, at: Path) -> None:
-    """A name that clients may send as `model`, fit for logs and metric labels."""
-    if len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
-        wanted = f"1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
-        raise WrongKeyError(at, f"expected {wanted}")
+def check_own_names(name: str, spec: ModelSpec) -> None:
+    """The names of one Model differ: its own, its aliases, and what its adapters are called by."""
+    seen = {name: "the Model's own name"}
+    for position, alias in enumerate(spec.aliases):
+        taken = seen.setdefault(alias, f"spec.aliases[{position}]")
+        if taken != f"spec.aliases[{position}]":
+            raise WrongKeyError(("spec", "aliases", position), f"`{alias}` is already {taken}")
+    for adapter in spec.adapters:
+        for stem in (name, *spec.aliases):
+            called = f"{stem}:{adapter.name}"
+            check_name(called, ("spec", "adapters"))
+            if called in seen:
+                raise WrongKeyError(("spec", "adapters"), f"`{called}` is already {seen[called]}")
 
 
 def check_served(name: str, spec: ModelSpec) -> None:
@@ -48,6 +59,10 @@ def check_served(name: str, spec: ModelSpec) -> None:
         )
 
 
+def _is_host(name: str) -> bool:
+    return len(name) <= NAME_CHARS_MAX and HOST.fullmatch(name) is not None
+
+
 def check_model(spec: ModelSpec) -> None:
     """A Model's spec."""
     if spec.replicas.min > spec.replicas.max:
@@ -57,14 +72,20 @@ def check_model(spec: ModelSpec) -> None:
     if spec.readiness_path is not None and not re.fullmatch(r"/[!-~]*", spec.readiness_path):
         raise WrongKeyError(("spec", "readinessPath"), "expected a path such as /health")
     for key, value in spec.env.items():
-        if not key or "=" in key or "\0" in key + value:
+        if isinstance(value, EnvSource):
+            check_source(value, ("spec", "env", key))
+        if not key or "=" in key or "\0" in key + (value if isinstance(value, str) else ""):
             raise WrongKeyError(("spec", "env", key), "expected a variable's name without `=`, and no NUL in its value")
         if key in SET_BY_DRIVER:
             raise WrongKeyError(("spec", "env", key), f"is set by Pilotlight {SET_BY_DRIVER[key]}: leave it out")
         if "{port}" in ENGINES[spec.engine].env.get(key, ""):
             raise WrongKeyError(("spec", "env", key), "is set by Pilotlight, for it says where to listen: leave it out")
-    if spec.tls is not None and spec.tls.server_name is not None and not _HOST.fullmatch(spec.tls.server_name):
+    if spec.tls is not None and spec.tls.server_name is not None and not _is_host(spec.tls.server_name):
         raise WrongKeyError(("spec", "tls", "serverName"), "expected a host name such as engine.example")
+    check_resources(spec.resources, ("spec", "resources"))
+    check_pod(spec.pod, ("spec", "pod"))
+    if spec.pull_secret is not None:
+        check_object_name(spec.pull_secret, ("spec", "pullSecret"))
     _check_artifact(spec)
     _check_adapters(spec)
     _check_command(spec)
@@ -79,7 +100,7 @@ def _check_artifact(spec: ModelSpec) -> None:
         return
     scheme = spec.artifact.partition("://")[0]
     if scheme == "hf" and takes == "file-or-hf":
-        if not _HUB.fullmatch(spec.artifact):
+        if not HUB.fullmatch(spec.artifact):
             raise WrongKeyError(at, "expected hf://org/name@revision")
     elif scheme in SCHEMES:
         raise WrongKeyError(at, f"{scheme}:// {MESSAGE} for engine {spec.engine}")
@@ -97,7 +118,7 @@ def _check_adapters(spec: ModelSpec) -> None:
         raise WrongKeyError(("spec", "adapters"), f"expected at most {ADAPTERS_MAX}")
     for position, adapter in enumerate(spec.adapters):
         at: Path = ("spec", "adapters", position)
-        if not _ADAPTER.fullmatch(adapter.name):
+        if not ADAPTER.fullmatch(adapter.name):
             wanted = "1 to 63 letters, digits or ._- that begin and end with a letter or digit"
             raise WrongKeyError((*at, "name"), f"expected {wanted}")
         if adapter.name in seen:
@@ -106,7 +127,7 @@ def _check_adapters(spec: ModelSpec) -> None:
         scheme = adapter.artifact.partition("://")[0]
         if scheme in SCHEMES:
             raise WrongKeyError((*at, "artifact"), f"{scheme}:// {MESSAGE} for adapters")
-        if not _ADAPTER_PATH.fullmatch(adapter.artifact):
+        if not ADAPTER_PATH.fullmatch(adapter.artifact):
             wanted = "an absolute path such as file:///models/support.gguf, without any of , : = and quotes"
             raise WrongKeyError((*at, "artifact"), f"expected {wanted}")
     for position, arg in enumerate(spec.args):
@@ -155,6 +176,7 @@ def _check_tls(tls: Tls) -> None:
 def check_settings(settings: Settings) -> None:
     """The Settings."""
     _check_tls(settings.tls)
+    check_pod(settings.pod, ("pod",))
     seen: set[str] = set()
     for position, device in enumerate(settings.devices):
         check_name(device.name, ("devices", position, "name"))

@@ -64,20 +64,28 @@ def never_reason(want: Want, shelves: Sequence[Shelf]) -> str | None:
 
 
 def unmet_reason(want: Want, shelves: Sequence[Shelf], now: Sequence[Shelf], now_s: float) -> tuple[str, bool]:
-    """(why the Want is not placed, whether it can never be). `shelves` are all, `now` what is left of the healthy."""
+    """(why the Want is not placed, whether it can never be). `shelves` are all, `now` what is left of the usable."""
     never = never_reason(want, shelves)
     if never is not None:
         return never, True
-    fitting = [s for s in now if need(want, s) is not None and product_rank(want, s.slice.product) is not None]
+    fitting = [s for s in now if _fits(want, s)]
     if not fitting:
-        return f"needs {ask(want)}; no device that has it is healthy", False
+        closed = next((s.closed for s in shelves if s.closed and _fits(want, s)), "")
+        return f"needs {ask(want)}; {closed or 'no device that has it is healthy'}", False
     best = max(fitting, key=lambda shelf: (shelf.free.memory_bytes, shelf.free.compute_percent, shelf.slice.id))
     what = f"{size(best.free.memory_bytes)} free of {size(best.slice.memory_bytes)}"
     return f"needs {ask(want)}; the largest has {what}, {held(want, best, now_s)}", False
 
 
+def _fits(want: Want, shelf: Shelf) -> bool:
+    """Whether the Want could be there, were the Slice empty."""
+    return need(want, shelf) is not None and product_rank(want, shelf.slice.product) is not None
+
+
 def why_not(want: Want, shelf: Shelf, now_s: float) -> str:
     """What keeps the Want from this Slice, for people; empty: nothing does."""
+    if shelf.closed:
+        return shelf.closed
     if not shelf.slice.healthy:
         return "it is not healthy"
     if product_rank(want, shelf.slice.product) is None:

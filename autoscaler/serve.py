@@ -2,8 +2,9 @@
 
 Owns the connections of the gateways. Decides nothing: reports go into the loop's inbox, and every stream sends the
 difference between the World that its gateway has and the World that is. A gateway that is slow to read gets one larger
-delta later, never a queue of them. On a Unix socket the peer's process is watched, so that a gateway that died is known
-to be gone and not merely silent.
+delta later, never a queue of them. While another autoscaler leads, the stream of Routes stays open and says only blank
+lines: whoever reads it is told of nothing, and has the first word of this one as soon as it leads. On a Unix socket the
+peer's process is watched, so that a gateway that died is known to be gone and not merely silent.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 from aiohttp import web
 
-from autoscaler import publish
+from autoscaler import nodeintake, publish
 from autoscaler.actions import Unmet
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta, decoder
 from autoscaler.door import Door
@@ -34,6 +35,8 @@ _encode = msgspec.json.Encoder().encode
 _decode_report = decoder(Report)
 
 Delta = CatalogueDelta | RoutesDelta
+BLANK = b""
+"""A message of nothing, as a line: the connection lives."""
 
 
 class Feed:
@@ -59,9 +62,14 @@ class Feed:
         said_s = -math.inf
         told: dict[ModelName, Unmet] = {}
 
-        def delta(before: World | None, after: World) -> Delta | None:
+        def delta(before: World | None, after: World) -> bytes | None:
             nonlocal said_s, told
             now_s = clock()
+            if not after.leads:
+                if now_s - said_s < HEARTBEAT_S:
+                    return None
+                said_s = now_s
+                return BLANK
             was, told = told, {unmet.model: unmet for unmet in self._loop.plan.unmet}
             if before is None:
                 message: RoutesDelta | None = publish.routes_full(after, gateway, now_s, told, boot=boot)
@@ -70,23 +78,24 @@ class Feed:
             if message is None and now_s - said_s >= HEARTBEAT_S:  # also while the World changes all the time
                 message = publish.heartbeat(after)
             said_s = said_s if message is None else now_s
-            return message
+            return None if message is None else _encode(message)
 
         return self._messages(delta)
 
     def catalogue(self) -> AsyncGenerator[bytes]:
         """Models and Tenants, with the same heartbeat."""
 
-        def delta(before: World | None, after: World) -> Delta | None:
+        def delta(before: World | None, after: World) -> bytes | None:
             if before is None:
-                return publish.catalogue_full(after)
-            known = publish.catalogue_delta(before, after)
-            quiet = CatalogueDelta(epoch=after.epoch, version=after.version)
-            return known if known is not None or before is not after else quiet
+                return _encode(publish.catalogue_full(after))
+            known: Delta | None = publish.catalogue_delta(before, after)
+            if known is None and before is after:
+                known = CatalogueDelta(epoch=after.epoch, version=after.version)
+            return None if known is None else _encode(known)
 
         return self._messages(delta)
 
-    async def _messages(self, delta: Callable[[World | None, World], Delta | None]) -> AsyncGenerator[bytes]:
+    async def _messages(self, delta: Callable[[World | None, World], bytes | None]) -> AsyncGenerator[bytes]:
         changed = asyncio.Event()
         self._changed[changed] = None
         sent: World | None = None
@@ -96,7 +105,7 @@ class Feed:
                 world = self._loop.world
                 message, sent = delta(sent, world), world
                 if message is not None:
-                    yield _encode(message)
+                    yield message
                 try:
                     async with asyncio.timeout(HEARTBEAT_S):
                         await changed.wait()
@@ -118,6 +127,7 @@ class ContractServer:
         """POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue; behind `door`, if there is one."""
         app = web.Application(client_max_size=REPORT_BYTES_MAX, middlewares=() if door is None else (door.check,))
         app.router.add_post("/v1/report", self._report)
+        nodeintake.add_to(app, self._loop)
         app.router.add_get("/v1/routes", self._routes)
         app.router.add_get("/v1/catalogue", self._catalogue)
         return app
@@ -169,4 +179,4 @@ def take_report(loop: Loop, report: Report) -> ReportAnswer:
     known = loop.world.gateways.get(report.gateway)
     resend = known is None or known.boot != report.boot or known.report is None
     loop.observe((Reported(report=report),))
-    return ReportAnswer(epoch=loop.world.epoch, resend=resend)
+    return ReportAnswer(epoch=loop.world.epoch, leads=loop.world.leads, resend=resend)

@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from autoscaler.model import Part, Seconds
+from autoscaler.model import Seconds
+from autoscaler.part import Part
+from autoscaler.podspec import Pod
 from autoscaler.quantity import Bytes, BytesOrAuto
 
 
@@ -57,6 +59,12 @@ class Cors(Part, frozen=True):
     origins: tuple[str, ...] = ()
 
 
+class Adoption(Part, frozen=True):
+    """How Deployments and StatefulSets of others are served. `hold_seconds`: so long a person's own scale holds."""
+
+    hold_seconds: Seconds = 600.0
+
+
 class Settings(Part, frozen=True):
     """All settings, at their defaults."""
 
@@ -67,3 +75,7 @@ class Settings(Part, frozen=True):
     stream: Stream = Stream()
     devices: tuple[DeclaredDevice, ...] = ()
     limits: Limits = Limits()
+    lease_seconds: Annotated[int, Meta(ge=2, le=600)] = 15
+    adoption: Adoption = Adoption()
+    pod: Pod = Pod()
+    """What is laid over all pods, under what their Model says."""

@@ -40,7 +40,7 @@ def divide(world: World, now_s: float) -> Granted | None:
 
     An answer without holds says that all that changed was looked at. Raises wait for what must first be given back.
     """
-    if not world.undivided or not world.handed_over:
+    if not world.undivided or not world.handed_over or not world.leads:
         return None
     moved: list[tuple[GatewayId, ReplicaId, int]] = []
     for model in sorted(world.undivided):

@@ -24,6 +24,7 @@ from autoscaler.demand import (
 )
 from autoscaler.drain import complete, in_use
 from autoscaler.model import Model, Start
+from autoscaler.operators import closed
 from autoscaler.packing import Force, Incumbent, Room, Shelf, Want
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import DeviceId, Isolation, Replica, Slice, World
@@ -156,6 +157,7 @@ def _shelf(look: _Look, slice_: Slice) -> Shelf:
         free=free,
         coming=coming,
         locked=device in look.locked,
+        closed=closed(look.world, slice_),
     )
 
 

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Meta, field
 
 from autoscaler.contract import TenantName
-from autoscaler.model import Part, Priority
+from autoscaler.model import Priority
+from autoscaler.part import Part
 
 
 class Key(Part, frozen=True):

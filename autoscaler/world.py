@@ -14,6 +14,7 @@ import msgspec
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.model import Model
+from autoscaler.ordered import Cordon, Node, Place, StopOrder
 from autoscaler.settings import Settings
 from autoscaler.states import ReplicaState
 from autoscaler.tenant import Tenant
@@ -97,6 +98,10 @@ class Replica(Fact, frozen=True):
     address: str = ""
     reason: str = ""
     """Why it was started, in a sentence."""
+    waits: str = ""
+    """Why its first process has not started yet, as the driver sees it; `start.secondsMax` does not count that."""
+    rank: int = 0
+    """Of Replicas that can only go in order (a StatefulSet's) the highest goes first."""
     failure: str = ""
     drain: Drain | None = None
     proof: str = ""
@@ -146,7 +151,9 @@ class History(Fact, frozen=True):
     last_activity_s: float | None = None
     """Last arrival or finish of a Call at any gateway."""
     refused_cold_s: float | None = None
-    """When a cold Call was last refused: demand for one start."""
+    """When a cold Call was last refused, or an operator said wake: demand for one start."""
+    woken_s: float | None = None
+    """When an operator last said wake."""
     hold_until_s: float = 0.0
     """A start nobody waits for any more is kept ready until then (twice the Retry-After that was given)."""
     tries: int = 0
@@ -190,6 +197,8 @@ class World(Fact, frozen=True):
     """Of Routes: rises with every change that a gateway must learn."""
     synced: bool = False
     """The driver has listed everything that exists; nothing is decided before."""
+    leads: bool = True
+    """This process leads. One that follows folds everything, and orders and grants nothing."""
     leading_since_s: float = 0.0
     handed_over: bool = False
     """Every gateway known at the hand-over has reported in this epoch or is proven dead: holds may change."""
@@ -207,6 +216,10 @@ class World(Fact, frozen=True):
     """Service that each Tenant got from a Model, in slot-seconds per weight: the virtual time of fair queueing."""
     obstacles: dict[ModelName, str] = {}
     """Models whose start would surely fail, and why: nothing is displaced for them."""
+    cordons: dict[Place, Cordon] = {}
+    stops: dict[ModelName, StopOrder] = {}
+    nodes: dict[str, Node] = {}
+    """By name, what agents said; `autoscaler.nodes.fresh` tells what still counts."""
 
     by_model: dict[ModelName, tuple[ReplicaId, ...]] = {}
     by_slice: dict[SliceId, tuple[ReplicaId, ...]] = {}
@@ -224,6 +237,8 @@ class Seen(StrEnum):
     READY = "ready"
     UNREADY = "unready"
     """It was ready and its probes fail."""
+    LEAVING = "leaving"
+    """Somebody else ordered its end: it takes no new Calls, and nothing can keep it."""
     EXITED = "exited"
     """Its main process ended; something of it may be left."""
     CLEAN = "clean"
@@ -270,11 +285,25 @@ class ReplicaSeen(Fact, frozen=True):
     """Its memory grew since the last look."""
     reason: str = ""
     """Why it is so, where the driver knows: exit status, signal, a line of the engine's log."""
+    rank: int = 0
+    """See Replica."""
+    waits: str = ""
+    """Of one that is starting: why no process of it has started yet (no room, no image); empty where one has."""
     proof: str = ""
 
 
 class Synced(Fact, frozen=True):
     """The driver has listed everything."""
+
+
+class LeadingSeen(Fact, frozen=True):
+    """We lead from now on, in this epoch. The driver says again what there is, to a `Synced`."""
+
+    epoch: int
+
+
+class FollowingSeen(Fact, frozen=True):
+    """We lead no more; nothing that we ordered is under way."""
 
 
 class Reported(Fact, frozen=True):
@@ -300,7 +329,7 @@ class GatewayGone(Fact, frozen=True):
 
 
 class HistorySeen(Fact, frozen=True):
-    """What was remembered of a Model before this process started."""
+    """What was remembered of a Model before this process started; to who follows: what the leader remembers."""
 
     model: ModelName
     history: History

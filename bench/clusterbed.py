@@ -110,7 +110,7 @@ async def bed(place: Path, *, gpus: int = 4) -> AsyncIterator[Bed]:
     except (BuildError, PlaneError) as error:
         raise BenchError(f"no control plane: {error}") from None
     try:
-        async with Api(await access(plane.kubeconfig)) as api:
+        async with Api(await access(plane.kubeconfig), agent="bench") as api:
             namespace, node = "bench", f"node-{uuid.uuid4().hex[:6]}"
             await make_namespace(api, namespace)
             with _node(place, plane, node, gpus):

@@ -20,7 +20,8 @@ async def live(kubeconfig: Path, name: str, gpus: str, logs: Path) -> None:
     """The life of the process."""
     stop = process.stop_event()
     amounts, labels = {"nvidia.com/gpu": gpus}, {"test": name, "nvidia.com/gpu.memory": "81920"}
-    async with Api(await access(kubeconfig)) as api, Node(api, name, NUMBER, amounts, labels, logs).running():
+    way = await access(kubeconfig)
+    async with Api(way, agent="kubelet") as api, Node(api, name, NUMBER, amounts, labels, logs).running():
         await stop.wait()
 
 

@@ -42,7 +42,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
         await made(one.api, models, (model(number) for number in range(MODELS)))
         say(f"(all made in {time.monotonic() - begun_s:.0f} s)")
         for number in range(rounds):
-            async with house(one, place / f"house-{number}", [settings(devices=[])]) as running:
+            async with house(one, place / f"house-{number}", [settings(devices=[], auth="none")]) as running:
                 sync.append(await synced(running))
                 process = psutil.Process(running.scalers[0].process.pid)
                 await asyncio.sleep(5.0)  # status of what is new is written

@@ -52,7 +52,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     async with bed(place) as one:
         document = ours(notes["pod"])
         await one.api.create(f"/apis/apps/v1/namespaces/{one.namespace}/deployments", deployment(notes["adopted"]))
-        async with house(one, place / "house", [settings(devices=[]), document]) as running:
+        async with house(one, place / "house", [settings(devices=[], auth="none"), document]) as running:
             sides: dict[str, Callable[[], Awaitable[Start]]] = {
                 "pod": lambda: called(running.url, "pod"),
                 "adopted": lambda: called(running.url, "adopted"),

@@ -22,8 +22,10 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_catalogue(known: Known, delta: CatalogueDelta) -> Known:
-    """`known` after a change of the catalogue."""
+    """`known` after a change of the catalogue; as it is, where another autoscaler's was newer."""
     before = known.catalogue
+    if (delta.epoch, delta.version) < (before.epoch, before.version):
+        return known
     models = {} if delta.full else {entry.name: entry for entry in before.models}
     tenants = {} if delta.full else {entry.name: entry for entry in before.tenants}
     models.update((entry.name, entry) for entry in delta.models)
@@ -40,8 +42,10 @@ def with_catalogue(known: Known, delta: CatalogueDelta) -> Known:
 
 
 def with_routes(known: Known, delta: RoutesDelta) -> Known:
-    """`known` after a change of Routes."""
+    """`known` after a change of Routes; as it is, where another autoscaler's were newer."""
     before = known.routes
+    if (delta.epoch, delta.version) < (before.epoch, before.version):
+        return known
     routes = {} if delta.full else {route.replica: route for route in before.replicas}
     models = {} if delta.full else {model.model: model for model in before.models}
     routes.update((route.replica, msgspec.structs.replace(route, hold=0)) for route in delta.replicas)

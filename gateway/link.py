@@ -30,7 +30,8 @@ _decode_answer = decoder(ReportAnswer)
 class HttpLink:
     """`unix:PATH`, `http://host:port` or `https://host:port`; at most three connections (two streams, one report).
 
-    `token` and `tls` give what is shown and believed now; absent: no token, the system's authorities.
+    `token` and `tls` give what is shown and believed now; absent: no token, the system's authorities. `server_name`:
+    whose certificate is expected where the URL names an address.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class HttpLink:
         *,
         token: Callable[[], str] | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        server_name: str | None = None,
     ) -> None:
         self._unix = url.removeprefix("unix:") if url.startswith("unix:") else None
         self._base = "http://autoscaler" if self._unix is not None else url.rstrip("/")
         self._token = token
         self._tls = tls
+        self._server_name = server_name
         self._distrust = ""
         """Why one side did not believe the other, as it was last said."""
         self._session: aiohttp.ClientSession | None = None
@@ -59,8 +62,9 @@ class HttpLink:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REPORT_TIMEOUT_S, sock_read=STREAM_SILENT_S)
         try:
             async with self._connected().get(
-                self._base + path, timeout=timeout, raise_for_status=True, headers=self._shown(), ssl=self._believed()
-            ) as response:
+                self._base + path, timeout=timeout, raise_for_status=True, headers=self._shown(), ssl=self._believed(),
+                server_hostname=self._server_name,
+            ) as response:  # fmt: skip
                 self._distrust = ""
                 async for line in response.content:
                     yield line
@@ -74,7 +78,7 @@ class HttpLink:
         try:
             async with self._connected().post(
                 url, data=_encode(report), timeout=timeout, raise_for_status=True, headers=self._shown(),
-                ssl=self._believed(),
+                ssl=self._believed(), server_hostname=self._server_name,
             ) as answer:  # fmt: skip
                 return _decode_answer(await answer.read())
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:

@@ -1,9 +1,10 @@
 """Keeps one gateway in step with the autoscalers: follows catalogue and Routes, reports levels (interfaces, section 6).
 
 Owns the connections to the autoscalers and the pace of the reports; decides nothing. Every autoscaler gets every one;
-dispatch ignores Routes of older epochs, so whoever leads is heard. What fails is tried again with a growing, jittered
-pause; meanwhile the gateway serves from what it knows. What it knows is kept in a 0600 file, from the moment that it is
-whole; from it a gateway that restarts while no autoscaler answers serves at once.
+dispatch ignores Routes of older epochs, so whoever leads is heard; who does not lead says blank lines, which are no
+word of a leader. Autoscalers come and go: `follow` takes those that there are. What fails is tried again with a
+growing, jittered pause; meanwhile the gateway serves from what it knows. What it knows is kept in a 0600 file, from the
+moment that it is whole; from it a gateway that restarts while no autoscaler answers serves at once.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Follower(Protocol):
 
 
 class Sync:
-    """Follows all `links`; reports to all. `edge` is to be called on every ReportNow. `boot` is that of the reports."""
+    """Follows all `links`, reports to all. `edge` is to be called on every ReportNow. `boot` is that of the reports."""
 
     def __init__(
         self,
@@ -85,7 +86,9 @@ class Sync:
     ) -> None:
         self._gateway = gateway
         self._boot = boot
-        self._links = links
+        self._links = list(links)
+        self._streams: dict[Link, list[asyncio.Task[None]]] = {}
+        self._running: asyncio.TaskGroup | None = None
         self._sending: set[Link] = set()
         self._follower = follower
         self._pace = Pace()
@@ -105,18 +108,38 @@ class Sync:
 
     async def run(self) -> None:
         """Follows and reports until cancelled."""
-        links = self._links
-        routes_path = f"/v1/routes?gateway={self._gateway}&boot={self._boot}"
         try:
             async with asyncio.TaskGroup() as tasks:
-                for link in links:
-                    tasks.create_task(self._follow(link, routes_path, RoutesDelta, self._on_routes))
-                    tasks.create_task(self._follow(link, "/v1/catalogue", CatalogueDelta, self._on_catalogue))
+                self._running = tasks
+                for link in self._links:
+                    self._open(tasks, link)
                 if self._kept_at is not None:
                     tasks.create_task(self._keep(self._kept_at))
-                tasks.create_task(self._report(links))
+                tasks.create_task(self._report())
         finally:
+            self._running = None
+            self._streams.clear()
             self._sending.clear()
+
+    def join(self, link: Link) -> None:
+        """Follows one autoscaler more, and reports to it."""
+        self._links.append(link)
+        if self._running is not None:
+            self._open(self._running, link)
+        self._poke.set()
+
+    def leave(self, link: Link) -> None:
+        """That autoscaler is gone. What it said stays; the caller closes the link."""
+        self._links.remove(link)
+        for stream in self._streams.pop(link, ()):
+            stream.cancel()
+
+    def _open(self, tasks: asyncio.TaskGroup, link: Link) -> None:
+        routes_path = f"/v1/routes?gateway={self._gateway}&boot={self._boot}"
+        self._streams[link] = [
+            tasks.create_task(self._follow(link, routes_path, RoutesDelta, self._on_routes)),
+            tasks.create_task(self._follow(link, "/v1/catalogue", CatalogueDelta, self._on_catalogue)),
+        ]
 
     async def flush(self) -> None:
         """Reports once more, to whoever answers: after a drain this says that nothing runs here."""
@@ -160,8 +183,9 @@ class Sync:
         while True:
             try:
                 async for line in link.lines(path):
-                    take(decode(line))
                     retry_s = RETRY_S_MIN
+                    if not line.isspace() and line:
+                        take(decode(line))
             except (LinkError, msgspec.DecodeError) as error:
                 log.debug("event=follow_broken path=%s error=%s", path.partition("?")[0], type(error).__name__)
             await asyncio.sleep(retry_s * (0.5 + 0.5 * self._jitter()))
@@ -198,7 +222,7 @@ class Sync:
             log.warning("event=serving_from_kept models=%d", len(known.catalogue.models))
             self._follower.restored(known.catalogue, known.routes)
 
-    async def _report(self, links: Sequence[Link]) -> None:
+    async def _report(self) -> None:
         """Sends when due. A link that is still sending is skipped: levels make the next report say it all."""
         now = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as tasks:
@@ -212,7 +236,7 @@ class Sync:
                     except TimeoutError:
                         pass
                     continue
-                idle = [link for link in links if link not in self._sending]
+                idle = [link for link in self._links if link not in self._sending]
                 if idle:
                     report = self._follower.report()
                     self._pace.sent(now())

@@ -121,7 +121,9 @@ class Directory:
         for model in sorted(self._models.values(), key=lambda model: (model.created_unix_s, model.name)):
             names = (model.name, *model.aliases)
             for name in names:
-                self._names.setdefault(name, model)
+                served = model.served_name if name == model.name or not model.serves_aliases else name
+                entry = model if served == model.served_name else msgspec.structs.replace(model, served_name=served)
+                self._names.setdefault(name, entry)
             for adapter in model.adapters:
                 entry = msgspec.structs.replace(model, served_name=adapter.served_name, lora=adapter.lora)
                 for name in names:

@@ -14,9 +14,11 @@ import click
 import msgspec
 from aiohttp import web
 
-from autoscaler.door import Door
+from autoscaler.door import Admits, Door
 from autoscaler.serve import ContractServer
+from gateway.finding import Finding
 from gateway.link import HttpLink
+from gateway.sync import Sync
 from pilotlight import certificates
 from pilotlight.certificates import Identity
 from pilotlight.listen import Address
@@ -27,7 +29,7 @@ from pilotlight.webserver import Runner
 
 SHUTDOWN_S = 0.5
 """How long open connections may take to end."""
-_URL = re.compile(r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/?")
+_URL = re.compile(r"(?:dns\+)?(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})/?")
 CERTIFICATES = "--contract-cert-file and --contract-key-file"
 
 
@@ -45,19 +47,37 @@ def check_autoscalers(urls: Sequence[str]) -> None:
             continue
         found = _URL.fullmatch(url)
         if found is None:
-            raise click.UsageError(f"--autoscaler {url}: expected unix:PATH or https://HOST:PORT")
+            raise click.UsageError(
+                f"--autoscaler {url}: expected unix:PATH, https://HOST:PORT or dns+https://NAME:PORT"
+            )
         if found["scheme"] == "http" and not Address(found["host"].strip("[]"), 0).loopback:
             raise click.UsageError(f"--autoscaler {url}: the contract would cross the network in clear: use https://")
 
 
-def links(urls: Sequence[str], access: Access, files: Files) -> list[HttpLink]:
-    """The ways to all autoscalers. Raises click's usage error."""
-    check_autoscalers(urls)
-    identity, path = access.identity, access.token
-    token = None if path is None else files.read(lambda: certificates.tokens(path)[0], (path,))
-    warn(access)
-    tls = files.read(lambda: certificates.client(identity), identity.files) if identity.files else None
-    return [HttpLink(url, token=token, tls=tls) for url in urls]
+class Ways:
+    """The ways to all autoscalers: `links` to those that were named one by one, and whoever is behind a name."""
+
+    def __init__(self, urls: Sequence[str], access: Access, files: Files) -> None:
+        """Raises click's usage error."""
+        check_autoscalers(urls)
+        identity, path = access.identity, access.token
+        self._token = None if path is None else files.read(lambda: certificates.tokens(path)[0], (path,))
+        warn(access)
+        self._tls = files.read(lambda: certificates.client(identity), identity.files) if identity.files else None
+        self._names = [url for url in urls if url.startswith("dns+")]
+        self.links = [HttpLink(url, token=self._token, tls=self._tls) for url in urls if url not in self._names]
+
+    def finding(self, sync: Sync) -> list[Finding]:
+        """What keeps `sync` on everybody behind each name."""
+        found = [match for url in self._names if (match := _URL.fullmatch(url))]
+        return [self._find(match["scheme"], match["host"], int(match["port"]), sync) for match in found]
+
+    def _find(self, scheme: str, host: str, port: int, sync: Sync) -> Finding:
+        def link(address: str) -> HttpLink:
+            url = f"{scheme}://{Address(address, port).text}"
+            return HttpLink(url, token=self._token, tls=self._tls, server_name=host)
+
+        return Finding(host, port, link, sync)
 
 
 def warn(access: Access) -> None:
@@ -66,10 +86,10 @@ def warn(access: Access) -> None:
         say(line)
 
 
-def check_port(address: Address, access: Access) -> None:
-    """Raises click's usage error where anybody could report, or read along."""
+def check_port(address: Address, access: Access, *, accounts: bool = False) -> None:
+    """Raises click's usage error where anybody could report, or read along. `accounts`: some are named."""
     identity = access.identity
-    if access.token is None and identity.ca is None:
+    if access.token is None and identity.ca is None and not accounts:
         raise click.UsageError(
             f"--contract-listen {address.text}: anybody could report: give --token-file, or --contract-ca-file to let "
             "in whom it has certified"
@@ -78,11 +98,14 @@ def check_port(address: Address, access: Access) -> None:
         raise click.UsageError(f"--contract-listen {address.text}: it needs TLS here: give {CERTIFICATES}")
 
 
-async def open_port(contract: ContractServer, address: Address, access: Access, files: Files) -> Runner:
+async def open_port(
+    contract: ContractServer, address: Address, access: Access, files: Files, admits: Admits | None = None
+) -> Runner:
     """The contract on TCP; `cleanup` of what is returned ends it. Raises click's usage error."""
-    check_port(address, access)
+    check_port(address, access, accounts=admits is not None)
     identity, path = access.identity, access.token
-    door = None if path is None else Door(files.read(lambda: certificates.tokens(path), (path,)))
+    tokens = (lambda: ()) if path is None else files.read(lambda: certificates.tokens(path), (path,))
+    door = None if path is None and admits is None else Door(tokens, admits=admits)
     warn(access)
     tls = None
     if identity.cert is not None:

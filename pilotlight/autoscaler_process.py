@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -16,9 +16,12 @@ import msgspec
 from aiohttp import web
 
 from autoscaler.actions import FailStart
+from autoscaler.commands import Commands
 from autoscaler.contract import GatewayId, ModelName
 from autoscaler.documents import Documents
+from autoscaler.door import Admits
 from autoscaler.drivers.base import Driver
+from autoscaler.drivers.cordons import CordonFile
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.histories import HistoryFile
 from autoscaler.drivers.local import LocalDriver
@@ -32,8 +35,9 @@ from autoscaler.model import Model
 from autoscaler.ops import OperationsServer
 from autoscaler.serve import ContractServer
 from autoscaler.world import DocumentsSeen, GatewaySeen, HistorySeen, World
-from pilotlight import __version__, access, cluster, hosts, process, webserver
+from pilotlight import __version__, access, cluster, health, hosts, process, webserver
 from pilotlight.access import Access
+from pilotlight.cluster import Cluster, ClusterOptions
 from pilotlight.cpubound import CpuBound
 from pilotlight.gathering import NONE_KNOWN, launcher, read_documents
 from pilotlight.listen import Address, check_operations
@@ -47,6 +51,8 @@ SAVE_S = 60.0
 """Histories are written this often, and at the end."""
 SHUTDOWN_S = 0.5
 """How long open connections of the operations port and the contract may take to end."""
+Tell = Callable[[DocumentsSeen], None]
+"""Takes what files say."""
 ENGINE_GRACE_S = 5.0
 """Between SIGTERM and SIGKILL for an engine at the end: no Call is on it any more."""
 
@@ -61,15 +67,16 @@ class AutoscalerOptions(msgspec.Struct, frozen=True, kw_only=True):
     contract_listen: Address | None = None
     """Where gateways of other machines report, if they show what `access` asks for."""
     access: Access = Access()
+    health: Address | None = None
+    """Also where it says whether it lives and can serve, and its metrics."""
     ops_fd: int | None = None
     """A listening socket to take over instead of opening `ops`."""
     gateway_sockets: tuple[Path, ...] = ()
     """Of the gateways beside us: STATE/run/GATEWAY.sock. They are known from the start, heard or not."""
     parent: int | None = None
     keep_engines: bool = False
-    namespace: str | None = None
-    """Of the pods; None: Replicas are processes of this machine."""
-    kubeconfig: Path | None = None
+    cluster: ClusterOptions | None = None
+    """Replicas are pods there; None: they are processes of this machine."""
 
 
 def run(options: AutoscalerOptions) -> None:
@@ -98,27 +105,78 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     state = StateDirectory.open(options.state) if by_hand else StateDirectory.attach(options.state)
     become_subreaper()
     histories = HistoryFile(state, clock, time.time)
-    devices = Devices(() if options.namespace else documents.settings.devices)
+    devices = Devices(() if options.cluster else documents.settings.devices)
     driver: Driver
-    if options.namespace is None:
+    house: Cluster | None = None
+    if options.cluster is None:
         driver = LocalDriver(state, launcher(lambda: devices.measured), devices, clock)
+        loop = Loop(World(epoch=state.next_epoch(), leading_since_s=clock()), driver, clock)
     else:
-        driver = await stack.enter_async_context(cluster.driver(options.namespace, options.kubeconfig, clock))
-    loop = Loop(World(epoch=state.next_epoch(), leading_since_s=clock()), driver, clock)
+        house = await stack.enter_async_context(cluster.opened(options.cluster, clock))
+        driver, loop = house.driver, house.loop()
     log = Log()
     metrics = Metrics(lambda: loop.world)
-    preflight = Preflight(loop, driver.obstacle, lambda: read_again(options, loop))
+    tell: Tell = (lambda documents: loop.observe([documents])) if house is None else house.put_files
+    preflight = Preflight(loop, driver.obstacle, lambda: read_again(options, loop, tell))
     cpu_bound = CpuBound(lambda: devices.measured, available())
     loop.listeners += [metrics.on_step, Misfits().on_step, preflight.on_step, cpu_bound.on_step]
     loop.listeners.append(telling(log, Narrator()))
-    loop.observe([seen(documents)])
+    tell(seen(documents))
+    remember(histories, loop)
+    loop.observe([GatewaySeen(gateway=GatewayId(path.stem)) for path in options.gateway_sockets])
+    files = Files()
+    orders = take_orders(state, loop, clock, house)
+    operations = OperationsServer(
+        loop, log, metrics.text, lambda: options.gateway_sockets, __version__, commands=orders
+    )
+    runners = await ports(options, ContractServer(loop), operations, files, None if house is None else house.admits)
+    process.settle()
+    async with asyncio.TaskGroup() as tasks:
+        running = [
+            tasks.create_task(loop.run()),
+            tasks.create_task(save_often(histories, loop)),
+            tasks.create_task(reload(again, options, loop, tell)),
+            tasks.create_task(files.follow()),
+            tasks.create_task(preflight.run()),
+            tasks.create_task(cpu_bound.run()),
+        ]
+        if house is not None:
+            running.append(tasks.create_task(house.run()))
+        await stop.wait()
+        if not options.keep_engines and house is None:  # pods are not ours to take along
+            await loop.wind_down(ENGINE_GRACE_S)
+        for task in running:
+            task.cancel()
+    if house is not None:
+        await house.release()
+    save(histories, loop, at_once=True)
+    for runner in runners:
+        await runner.cleanup()
+
+
+def remember(histories: HistoryFile, loop: Loop) -> None:
+    """What was learnt before this process started."""
     remembered, broken = histories.load()
     if broken:
         say(broken)
     loop.observe([HistorySeen(model=model, history=history) for model, history in remembered.items()])
-    loop.observe([GatewaySeen(gateway=GatewayId(path.stem)) for path in options.gateway_sockets])
-    contract, files = ContractServer(loop), Files()
-    operations = OperationsServer(loop, log, metrics.text, lambda: options.gateway_sockets, __version__)
+
+
+def take_orders(state: StateDirectory, loop: Loop, clock: Callable[[], float], house: Cluster | None) -> Commands:
+    """Operators' orders; those that were kept are in force."""
+    if house is not None and house.cordons is not None:
+        return Commands(loop, house.cordons)
+    kept = CordonFile(state, loop.observe, clock, time.time)
+    if broken := kept.load():
+        say(broken)
+    return Commands(loop, kept)
+
+
+async def ports(
+    options: AutoscalerOptions, contract: ContractServer, operations: OperationsServer, files: Files,
+    admits: Admits | None,
+) -> list[webserver.Runner]:  # fmt: skip
+    """Opens the contract, the operations port and the health port; `cleanup` of each ends it."""
     runners = [
         webserver.Runner(app, shutdown_timeout=SHUTDOWN_S)
         for app in (contract.application(), hosts.guarded(operations.application()))
@@ -130,31 +188,16 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
         await web.UnixSite(runners[0], str(options.contract_socket)).start()
     await web.SockSite(runners[1], process.socket_of(options.ops_fd, options.ops)).start()
     if options.contract_listen is not None:
-        runners.append(await access.open_port(contract, options.contract_listen, options.access, files))
-    process.settle()
-    async with asyncio.TaskGroup() as tasks:
-        running = [
-            tasks.create_task(loop.run()),
-            tasks.create_task(save_often(histories, loop)),
-            tasks.create_task(reload(again, options, loop)),
-            tasks.create_task(files.follow()),
-            tasks.create_task(preflight.run()),
-            tasks.create_task(cpu_bound.run()),
-        ]
-        await stop.wait()
-        if not options.keep_engines and options.namespace is None:  # pods are not ours to take along
-            await loop.wind_down(ENGINE_GRACE_S)
-        for task in running:
-            task.cancel()
-    save(histories, loop, at_once=True)
-    for runner in runners:
-        await runner.cleanup()
+        runners.append(await access.open_port(contract, options.contract_listen, options.access, files, admits))
+    runners.append(await health.open_port(options.health, operations.health()))
+    return runners
 
 
 def check_contract(options: AutoscalerOptions) -> None:
     """Raises click's usage error when no gateway could report, or anybody."""
     if options.contract_listen is not None:
-        access.check_port(options.contract_listen, options.access)
+        named = options.cluster is not None and bool(options.cluster.accounts)
+        access.check_port(options.contract_listen, options.access, accounts=named)
     elif options.contract_socket is None:
         raise click.UsageError("where shall gateways report? give --contract-socket or --contract-listen")
 
@@ -188,18 +231,18 @@ def seen(documents: Documents) -> DocumentsSeen:
     return DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)
 
 
-async def reload(again: asyncio.Event, options: AutoscalerOptions, loop: Loop) -> None:
+async def reload(again: asyncio.Event, options: AutoscalerOptions, loop: Loop, tell: Tell) -> None:
     """Takes the documents anew each time it is told to."""
     while True:
         await again.wait()
         again.clear()
-        await read_again(options, loop)
+        await read_again(options, loop, tell)
 
 
-async def read_again(options: AutoscalerOptions, loop: Loop) -> None:
+async def read_again(options: AutoscalerOptions, loop: Loop, tell: Tell) -> None:
     """Takes the documents anew. Wrong ones are said, and the last good ones stay."""
     try:
-        loop.observe([seen(await asyncio.to_thread(read, options, loop.world.models))])
+        tell(seen(await asyncio.to_thread(read, options, loop.world.models)))
     except click.UsageError as error:
         say(f"{error.message}; the last good documents stay in force")
 

@@ -5,11 +5,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, with one line that
 
 from __future__ import annotations
 
+import importlib
+import keyword
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -46,6 +48,10 @@ listen_option = click.option(
 operations_option = click.option(
     "--ops", type=AddressType(), default=OPS, show_default=OPS.text,
     help="The operations port. It asks for no key: keep it on loopback.",
+)  # fmt: skip
+health_option = click.option(
+    "--health", type=AddressType(),
+    help="Also where it says whether it lives and can serve, and its metrics, without a key; others may reach it.",
 )  # fmt: skip
 grace_option = click.option(
     "--grace", type=click.FloatRange(0, 86_400), default=30.0, show_default=True, metavar="SECONDS",
@@ -86,8 +92,18 @@ output_option = click.option(
 )
 
 
+ELSEWHERE = {
+    "load": "loadtest.cli",
+    "import": "pilotlight.importing",
+    "doctor": "pilotlight.doctor",
+    "agent": "pilotlight.agent_process",
+    **dict.fromkeys(("wake", "stop", "cordon", "uncordon", "drain"), "pilotlight.operating"),
+}
+"""Commands that other modules define, each by its name, and that are imported only when they are asked for."""
+
+
 class Front(click.Group):
-    """The top-level group. `load` is imported only when it is asked for: a gateway process needs none of it."""
+    """The top-level group."""
 
     def main(
         self, args: Sequence[str] | None = None, prog_name: str | None = None, complete_var: str | None = None,
@@ -110,14 +126,14 @@ class Front(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All commands by name."""
-        return sorted([*super().list_commands(ctx), "load"])
+        return sorted([*super().list_commands(ctx), *ELSEWHERE])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command; `load` from its own room."""
-        if cmd_name == "load":
-            from loadtest.cli import load
-
-            return load
+        """The command, from where it is defined."""
+        if cmd_name in ELSEWHERE:
+            attribute = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+            command: click.Command = getattr(importlib.import_module(ELSEWHERE[cmd_name]), attribute)
+            return command
         return super().get_command(ctx, cmd_name)
 
 
@@ -212,7 +228,7 @@ def key() -> None:
 @click.option("--tenant", required=True, help="Whose key it is.")
 @click.option(
     "--role", type=click.Choice(["tenant", "viewer", "operator", "finance"]), default="tenant", show_default=True,
-    help="What it is for: a Tenant's calls; the other roles are not in force yet.",
+    help="What it is for: a Tenant's calls, or also orders (operator); the others are not in force yet.",
 )  # fmt: skip
 @click.option("--name", default="key", show_default=True, help="What to call it.")
 @click.option("--state", type=DIRECTORY, help="Store it here for `serve`, too.")
@@ -235,10 +251,12 @@ def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
 
 @cli.command(epilog="Example: pilotlight gateway --autoscaler unix:run/autoscaler.sock --listen 127.0.0.1:8080")
 @click.option(
-    "--autoscaler", "autoscalers", multiple=True, required=True, help="unix:PATH or https://HOST:PORT; repeatable."
-)
+    "--autoscaler", "autoscalers", multiple=True, required=True,
+    help="unix:PATH, https://HOST:PORT, or dns+https://NAME:PORT for every address of a name; repeatable.",
+)  # fmt: skip
 @listen_option
 @operations_option
+@health_option
 @tls_options
 @access_options
 @click.option("--state", type=DIRECTORY, help="Keeps what it knows here.")
@@ -250,8 +268,8 @@ def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
 @click.option("--ops-socket", type=click.Path(path_type=Path), hidden=True)
 @parent_option
 def gateway(  # noqa: PLR0917  click passes by keyword
-    autoscalers: tuple[str, ...], listen: Address, ops: Address, state: Path | None, name: str, grace: float,
-    limits: str, events: Path | None,
+    autoscalers: tuple[str, ...], listen: Address, ops: Address, health: Address | None, state: Path | None,
+    name: str, grace: float, limits: str, events: Path | None,
     tls_cert_file: Path | None, tls_key_file: Path | None, tls_ca_file: Path | None, token_file: Path | None,
     contract_cert_file: Path | None, contract_key_file: Path | None, contract_ca_file: Path | None,
     listen_fd: int | None, ops_socket: Path | None, parent: int | None,
@@ -267,6 +285,7 @@ def gateway(  # noqa: PLR0917  click passes by keyword
             autoscalers=autoscalers,
             listen=listen,
             ops=ops,
+            health=health,
             state=state,
             grace_s=grace,
             limits=gateway_process.limits_of(limits),
@@ -287,33 +306,60 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 )
 @click.option("--driver", type=click.Choice(["local", "kubernetes"]), required=True, help="What runs Replicas.")
 @click.option("--namespace", default="default", show_default=True, help="Where pods are made (kubernetes).")
+@click.option(
+    "--scope", type=click.Choice(["cluster", "namespace"]), default="cluster", show_default=True,
+    help="How far its rights reach: with namespace it reads no nodes and no Tenants (kubernetes).",
+)  # fmt: skip
+@click.option("--home", default="", help="Where the lease and the gateways are (kubernetes); default: --namespace.")
 @click.option("--kubeconfig", type=FILE, help="The way to the API server; default: the pod's own, or kubectl's.")
+@click.option("--lease", default="pilotlight", show_default=True, help="By which one autoscaler leads (kubernetes).")
+@click.option("--identity", default="", help="Its name in the lease; default: $POD_NAME, or the host's.")
+@click.option(
+    "--gateway-pods", default="app.kubernetes.io/component=gateway", show_default=True, metavar="SELECTOR",
+    help="Which pods are gateways, each named (--id) as its pod (kubernetes).",
+)  # fmt: skip
+@click.option(
+    "--account", "accounts", multiple=True, metavar="[NAMESPACE:]NAME",
+    help="A service account whose tokens, for the audience pilotlight, may report (kubernetes); repeatable.",
+)  # fmt: skip
+@click.option(
+    "--adoption/--no-adoption", default=True, show_default=True,
+    help="Serves annotated Deployments and StatefulSets, too (kubernetes; docs/adoption.md).",
+)  # fmt: skip
+@click.option("--watch-kubeai", is_flag=True, help="Serves KubeAI's Models, too (kubernetes; docs/import.md).")
 @click.option("--documents", type=click.Path(path_type=Path), required=True, help="Documents (YAML).")
 @click.option("--contract-socket", type=FILE, help="Where gateways of this machine report.")
 @click.option("--contract-listen", type=AddressType(), help="Where gateways of other machines report.")
 @access_options
 @operations_option
+@health_option
 @state_option
 @click.option("--gateway-socket", "gateway_sockets", multiple=True, type=click.Path(path_type=Path), hidden=True)
 @keep_engines_option
 @click.option("--ops-fd", type=int, hidden=True)
 @parent_option
 def autoscaler(  # noqa: PLR0917  click passes by keyword
-    driver: str, namespace: str, kubeconfig: Path | None, documents: Path,
+    driver: str, namespace: str, scope: Literal["cluster", "namespace"], home: str,
+    kubeconfig: Path | None, lease: str, identity: str, gateway_pods: str,
+    accounts: tuple[str, ...], adoption: bool, watch_kubeai: bool, documents: Path,
     contract_socket: Path | None, contract_listen: Address | None,
     contract_cert_file: Path | None, contract_key_file: Path | None, contract_ca_file: Path | None,
-    token_file: Path | None, ops: Address, state: Path,
+    token_file: Path | None, ops: Address, health: Address | None, state: Path,
     gateway_sockets: tuple[Path, ...], keep_engines: bool, ops_fd: int | None, parent: int | None,
 ) -> None:  # fmt: skip
     """One autoscaler process."""
     from pilotlight import autoscaler_process
     from pilotlight.access import Access
     from pilotlight.certificates import Identity
+    from pilotlight.cluster import ClusterOptions
 
+    cluster = ClusterOptions(
+        namespace=namespace, home=home, scope=scope, kubeconfig=kubeconfig, lease=lease, identity=identity,
+        gateway_pods=gateway_pods, accounts=accounts, adoption=adoption, watch_kubeai=watch_kubeai,
+    )  # fmt: skip
     autoscaler_process.run(
         autoscaler_process.AutoscalerOptions(
-            namespace=namespace if driver == "kubernetes" else None,
-            kubeconfig=kubeconfig,
+            cluster=cluster if driver == "kubernetes" else None,
             state=state,
             documents=documents,
             contract_socket=contract_socket,
@@ -322,6 +368,7 @@ def autoscaler(  # noqa: PLR0917  click passes by keyword
                 identity=Identity(cert=contract_cert_file, key=contract_key_file, ca=contract_ca_file), token=token_file
             ),
             ops=ops,
+            health=health,
             ops_fd=ops_fd,
             gateway_sockets=gateway_sockets,
             keep_engines=keep_engines,

@@ -1,37 +1,205 @@
-"""Composes the driver of a cluster: who lets us in, and how an engine is started in a pod.
+"""Composes what an autoscaler has of a cluster: its driver, its leadership, the gateways' pods, and who may report.
 
-Owns the one error where the extra is missing. In a pod the engine's program is its image's, found on the PATH there.
+Owns the connections to the API server: one whose writes end with our leadership (all that acts), one for the Lease
+alone, so that nothing can hold up its renewal, and one for questions. In a pod the engine's program is its image's,
+found on the PATH there. Owns the one error where the extra is missing, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from os import environ
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
+import msgspec
+from msgspec.structs import replace
 
 from autoscaler import engines
-from autoscaler.drivers.base import Driver
+from autoscaler.door import Admits
+from autoscaler.drivers.base import SharedDriver
+from autoscaler.fold import Observation
+from autoscaler.loop import Loop, Step
 from autoscaler.model import Model
+from autoscaler.world import DocumentsSeen, FollowingSeen, LeadingSeen, World
+
+if TYPE_CHECKING:
+    from autoscaler.drivers.kubernetes.api import Api
+    from autoscaler.drivers.kubernetes.cordons import Cordons
+    from autoscaler.drivers.kubernetes.lease import Elector
 
 IN_IMAGES = {"llama-server": "llama-server", "vllm": "vllm", "ollama": "ollama", "sglang": "python3"}
 """Programs as the engines' own images have them."""
 
 
-@asynccontextmanager
-async def driver(namespace: str, kubeconfig: Path | None, clock: Callable[[], float]) -> AsyncIterator[Driver]:
-    """Raises click's usage error where the extra is not installed."""
-    try:
-        from autoscaler.drivers.kubernetes.access import access
-        from autoscaler.drivers.kubernetes.api import Api
+class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an autoscaler is told of its cluster."""
+
+    namespace: str
+    """Of the pods."""
+    home: str = ""
+    """Of the Lease, and of the gateways; absent: the same."""
+    scope: Literal["cluster", "namespace"] = "cluster"
+    """How far our rights reach: with `namespace` nodes and Tenant resources may not be read."""
+    kubeconfig: Path | None = None
+    lease: str = "pilotlight"
+    identity: str = ""
+    """Ours in the Lease; absent: the pod's name, or the host's. Each process adds something of its own."""
+    gateway_pods: str = "app.kubernetes.io/component=gateway"
+    """Which pods are gateways, each named as its pod; empty: who they are is only known from their reports."""
+    adoption: bool = True
+    """Annotated Deployments and StatefulSets are ours to serve, too."""
+    watch_kubeai: bool = False
+    """Models of KubeAI are ours to serve, too."""
+    accounts: tuple[str, ...] = ()
+    """Service accounts that may report: NAME, or NAMESPACE:NAME."""
+
+    @property
+    def own_namespace(self) -> str:
+        """Where we are ourselves."""
+        return self.home or self.namespace
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The accounts as the API server names them."""
+        full = (one if ":" in one else f"{self.own_namespace}:{one}" for one in self.accounts)
+        return tuple(f"system:serviceaccount:{one}" for one in full)
+
+
+class Cluster:
+    """One autoscaler's part of a cluster. Its `loop` is made before `run`."""
+
+    _loop: Loop
+
+    def __init__(
+        self, options: ClusterOptions, apis: tuple[Api, Api], elector: Elector, name: str, clock: Callable[[], float]
+    ) -> None:
+        """`apis`: for what acts, whose writes end with our leadership, and for questions. `name` is ours in Events."""
+        from autoscaler.drivers.kubernetes.composite import CompositeDriver
+        from autoscaler.drivers.kubernetes.cordons import Cordons
         from autoscaler.drivers.kubernetes.driver import KubernetesDriver
+        from autoscaler.drivers.kubernetes.tokens import Tokens
+        from pilotlight.resources import Resources
+
+        acting, asking = apis
+        self._options = options
+        self._asking = asking
+        self._elector = elector
+        self._clock = clock
+        self._listed = asyncio.Event()
+        own = KubernetesDriver(
+            acting, options.namespace, launch, image, clock, defaults=lambda: self._loop.world.settings.pod,
+            inventory=options.scope == "cluster",
+        )  # fmt: skip
+        self._resources = Resources(options, acting, asking, name, clock)
+        self.driver: SharedDriver = CompositeDriver(own, self._resources.adopted)
+        self.cordons: Cordons | None = None
+        """On Node objects, where they may be read."""
+        if options.scope == "cluster":
+            self.cordons = Cordons(acting, asking, self._observe, clock)
+        self.admits: Admits | None = Tokens(asking, options.users).admits if options.users else None
+        """Who may report, beside those who know the shared secret."""
+
+    def loop(self) -> Loop:
+        """The loop of our driver, which leads once we are elected."""
+        self._loop = Loop(World(epoch=0, leads=False), self.driver, self._clock, self._elector.writes_s)
+        self._resources.join(self._loop)
+        self._loop.listeners.append(self._on_step)
+        return self._loop
+
+    def put_files(self, seen: DocumentsSeen) -> None:
+        """What files say, at first and again: a part of all documents.
+
+        Here `auth: auto` needs keys, Tenants or not: to delete the last one must not open the port to everybody.
+        """
+        auth = "keys" if seen.settings.auth == "auto" else seen.settings.auth
+        self._resources.put_files(replace(seen, settings=replace(seen.settings, auth=auth)))
+
+    def _observe(self, seen: Sequence[Observation]) -> None:
+        self._loop.observe(seen)
+
+    def _on_step(self, step: Step) -> None:
+        if step.after.synced:
+            self._listed.set()
+
+    # --- drivers.kubernetes.lease.Process -----------------------------------------------------------------------------
+
+    def lease_seconds(self) -> int:
+        """As the Settings say now."""
+        return self._loop.world.settings.lease_seconds
+
+    def floor(self) -> int:
+        """The highest epoch that any gateway has heard of."""
+        gateways = self._loop.world.gateways.values()
+        return max((one.report.epoch for one in gateways if one.report is not None), default=0)
+
+    def lead(self, epoch: int) -> None:
+        """The World begins anew, from what there is now."""
+        self._loop.observe((LeadingSeen(epoch=epoch),))
+        self.driver.lead()
+
+    async def follow(self) -> None:
+        """All that was ordered ends."""
+        await self.driver.follow()
+        self._loop.observe((FollowingSeen(),))
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Watches the gateways' pods, and stands for election as soon as all that exists is known; until cancelled.
+
+        `release` is to follow.
+        """
+        from autoscaler.drivers.kubernetes.gateways import GatewayPods
+
+        async with asyncio.TaskGroup() as tasks:
+            if self._options.gateway_pods:
+                home, selector = self._options.own_namespace, self._options.gateway_pods
+                pods = GatewayPods(self._asking, home, self._loop.observe, selector)
+                tasks.create_task(pods.run())
+            if self.cordons is not None:
+                tasks.create_task(self.cordons.run())
+            tasks.create_task(self._resources.run())
+            await self._listed.wait()
+            await self._resources.told.wait()  # what runs would look like strangers
+            tasks.create_task(self._elector.run(self))
+
+    async def release(self) -> None:
+        """Nothing of ours acts any more: another may lead at once."""
+        await self._resources.flush()
+        await self._elector.release()
+
+
+@asynccontextmanager
+async def opened(options: ClusterOptions, clock: Callable[[], float]) -> AsyncIterator[Cluster]:
+    """Raises click's usage error where the extra is not installed, or there is no way to an API server."""
+    try:
+        from autoscaler.drivers.kubernetes.access import AccessError, access
+        from autoscaler.drivers.kubernetes.api import Api
+        from autoscaler.drivers.kubernetes.lease import Elector
     except ModuleNotFoundError as error:
         raise click.UsageError(
             f"--driver kubernetes needs the extra: pip install 'pilotlight[kubernetes]' ({error.name} is missing)"
         ) from None
-    async with Api(await access(kubeconfig)) as api:
-        yield KubernetesDriver(api, namespace, launch, image, clock)
+    try:
+        way = await access(options.kubeconfig)
+    except AccessError as error:
+        raise click.UsageError(str(error)) from None
+    async with Api(way) as leasing, Api(way) as asking:
+        name = identity(options.identity)
+        elector = Elector(leasing, options.own_namespace, options.lease, name, clock)
+        async with Api(way, elector.writes_s) as acting:
+            yield Cluster(options, (acting, asking), elector, name, clock)
+
+
+def identity(given: str) -> str:
+    """Nobody else's, not even of the process that ran here before: it may still be writing."""
+    return f"{given or environ.get('POD_NAME') or socket.gethostname()}_{secrets.token_hex(4)}"
 
 
 def launch(model: Model, host: str, port: int) -> engines.Launch:

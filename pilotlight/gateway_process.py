@@ -25,7 +25,7 @@ from gateway.handshake import Handshakes
 from gateway.limits import Limits
 from gateway.ops import application
 from gateway.sync import Sync
-from pilotlight import access, certificates, hosts, process, webserver
+from pilotlight import access, certificates, health, hosts, process, webserver
 from pilotlight.access import Access
 from pilotlight.certificates import Identity
 from pilotlight.eventfile import EventFile
@@ -46,6 +46,8 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     autoscalers: tuple[str, ...]
     listen: Address
     ops: Address
+    health: Address | None = None
+    """Also where it says whether it lives and can serve, and its metrics."""
     listen_fd: int | None = None
     """A listening socket to take over instead of opening `listen`."""
     ops_socket: Path | None = None
@@ -98,16 +100,18 @@ async def serve(options: GatewayOptions) -> None:
     )
     kept_at = options.state / f"{options.id}.kept.json" if options.state is not None else None
     handshakes = newcomers(front, options, files)
-    links = access.links(options.autoscalers, options.access, files)
-    sync = Sync(GatewayId(options.id), links, front, kept_at, boot=boot)
+    ways = access.Ways(options.autoscalers, options.access, files)
+    sync = Sync(GatewayId(options.id), ways.links, front, kept_at, boot=boot)
     front.on_report = sync.edge
     runner = webserver.Runner(hosts.guarded(application(front)), shutdown_timeout=0.5)
     await runner.setup()
     await operations_site(runner, options).start()
+    shown = await health.open_port(options.health, application(front))
     process.settle()
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(sync.run())
         background = [following, tasks.create_task(front.run()), tasks.create_task(files.follow())]
+        background += [tasks.create_task(finding.run()) for finding in ways.finding(sync)]
         if events is not None:
             background.append(tasks.create_task(events.keep_small()))
         await informed(front, stop)
@@ -122,8 +126,9 @@ async def serve(options: GatewayOptions) -> None:
         await sync.flush()
         for task in background:
             task.cancel()
-    for link in links:
+    for link in ways.links:
         await link.close()
+    await shown.cleanup()
     await runner.cleanup()
 
 

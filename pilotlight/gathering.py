@@ -83,11 +83,11 @@ def with_stored_keys(documents: Documents, path: Path) -> Documents:
 
 
 def read_documents(path: Path, known: Mapping[ModelName, Model] = NONE_KNOWN) -> Documents:
-    """Documents as the supervisor wrote them, with every Model's memory filled in from its artifact.
+    """Documents of a file (the supervisor writes one), or of a folder, with every Model's memory from its artifact.
 
     A Model that was `known` before keeps the time at which it was made.
     """
-    documents = load_files([path])
+    documents = load_files(sorted(path.glob("*.yaml")) if path.is_dir() else [path])
     now_unix_s = int(time.time())
     models = []
     for model in documents.models:
@@ -102,8 +102,10 @@ def completed(model: Model) -> Model:
     unreadable = the whole device.
     """
     path = local_path(model)
-    if model.memory_bytes or path is None or path.suffix != ".gguf" or model.spec.gpu.count == 0:
+    if model.memory_bytes or path is None or model.spec.gpu.count == 0:
         return model
+    if path.suffix != ".gguf" and model.spec.engine != "llama.cpp":
+        return model  # nobody says that it is one
     try:
         info = header(path)
         adapters_bytes = sum(file.stat().st_size for file in adapter_paths(model))
@@ -138,6 +140,9 @@ def launcher(gpus: Callable[[], bool] = lambda: False) -> Callable[[Model, str, 
         missing = next((path for path in adapter_paths(model) if not path.exists()), None)
         if missing is not None and model.spec.engine != "command":
             raise engines.EngineError(f"Model {model.name}: {missing}: there is no such adapter")
+        sourced = next((name for name, value in model.spec.env.items() if not isinstance(value, str)), None)
+        if sourced is not None:
+            raise engines.EngineError(f"Model {model.name}: spec.env.{sourced}.valueFrom: only pods have one")
         weights = None if path is None else str(path)
         try:
             return engines.launch(model, weights, host, port, found, gpus=gpus())

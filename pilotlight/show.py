@@ -34,11 +34,16 @@ _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 """No proxy of the environment stands between a machine and its own port."""
 
 
-def fetch(ops: str, path: str) -> Any:
-    """GET of the operations port. One clear error (exit 1) when nobody answers there, or it says no."""
+def fetch(ops: str, path: str, *, order: Mapping[str, object] | None = None, key: str | None = None) -> Any:
+    """GET of the operations port, or POST of an order. One clear error (exit 1) when nobody answers, or it says no."""
     ops = ops if ops.startswith(("http://", "https://")) else f"http://{ops}"
+    body = None if order is None else json.dumps(order).encode()
+    headers = {"content-type": "application/json"} if key is None else {
+        "content-type": "application/json", "authorization": f"Bearer {key}"
+    }  # fmt: skip
     try:
-        with _open(ops.rstrip("/") + quote(path), timeout=TIMEOUT_S) as response:
+        request = urllib.request.Request(ops.rstrip("/") + quote(path), data=body, headers=headers)  # noqa: S310  above
+        with _open(request, timeout=TIMEOUT_S) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
         raise click.ClickException(said(error)) from None

@@ -15,7 +15,7 @@ import pytest
 
 from autoscaler import door
 from autoscaler.contract import GatewayId, Report, RoutesDelta
-from autoscaler.door import Door
+from autoscaler.door import Admits, Door
 from autoscaler.serve import ContractServer
 from gateway.link import HttpLink
 from gateway.sync import LinkError
@@ -55,12 +55,12 @@ def mutual(folder: Path, name: str = OURS, believed: str = OURS) -> Identity:
 
 
 @contextlib.asynccontextmanager
-async def autoscaler(given: Access) -> AsyncIterator[tuple[str, Files]]:
+async def autoscaler(given: Access, admits: Admits | None = None) -> AsyncIterator[tuple[str, Files]]:
     """The contract of a small World on a free port; (its address, its files)."""
     files, port = Files(), free_port()
     stepped = SteppedLoop(world([A], [device()], [replica(A, "r1", address="127.0.0.1:9")], gateways=[gateway("g1")]))
     stepped.step()
-    runner = await access.open_port(ContractServer(stepped.loop), Address("127.0.0.1", port), given, files)
+    runner = await access.open_port(ContractServer(stepped.loop), Address("127.0.0.1", port), given, files, admits)
     following = asyncio.create_task(files.follow())
     try:
         yield f"{'http' if given.identity.cert is None else 'https'}://127.0.0.1:{port}", files
@@ -72,7 +72,7 @@ async def autoscaler(given: Access) -> AsyncIterator[tuple[str, Files]]:
 @contextlib.asynccontextmanager
 async def link(url: str, given: Access) -> AsyncIterator[HttpLink]:
     """A gateway's way there."""
-    (one,) = access.links([url], given, Files())
+    (one,) = access.Ways([url], given, Files()).links
     try:
         yield one
     finally:
@@ -99,6 +99,28 @@ async def test_a_gateway_with_a_token_in_force_is_let_in(token: Path, tmp_path: 
     async with autoscaler(Access(token=token)) as (url, _):
         assert await let_in(url, Access(token=token)), "it shows the first of them"
         assert await let_in(url, Access(token=written(tmp_path / "mine", TOKEN))), "any of them is taken"
+
+
+async def test_a_token_that_somebody_else_vouches_for_is_let_in_beside_the_shared_secret(
+    token: Path, tmp_path: Path
+) -> None:
+    asked = list[str]()
+
+    async def admits(shown: str) -> bool:
+        asked.append(shown)
+        return shown == OTHER
+
+    vouched, wrong = written(tmp_path / "vouched", OTHER), written(tmp_path / "wrong", "0" * 32)
+    async with autoscaler(Access(token=token), admits) as (url, _):
+        assert await let_in(url, Access(token=token))
+        assert not asked, "the shared secret is enough"
+        assert await let_in(url, Access(token=vouched))
+        assert not await let_in(url, Access(token=wrong))
+        assert not await let_in(url, Access())
+    async with autoscaler(Access(), admits) as (url, _):
+        assert await let_in(url, Access(token=vouched))
+        assert not await let_in(url, Access())
+    assert set(asked) == {OTHER, "0" * 32, ""}
 
 
 async def test_a_wrong_token_or_none_is_refused_without_a_detail_and_told_once_on_each_side(

@@ -149,6 +149,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 """Each row's first cell, and the bounds that it tells; none where it is a rule or the machine's own number."""
 
 NOT_TOLD = {
+    "gateway.finding.ADDRESSES_MAX": "autoscalers behind one name that are followed: the installation has few",
     "gateway.tenants.SALTS_MAX": "salts remembered: 1 MiB",
     "gateway.address.PORT_MAX": "of TCP: grammar",
     "gateway.sse.SIZES_MAX": "chunk sizes remembered as read: a few KiB",

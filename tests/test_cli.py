@@ -65,7 +65,8 @@ def test_every_help_shows_an_example_that_parses(words: tuple[str, ...]) -> None
 
 def test_the_commands_are_those_that_are_promised() -> None:
     assert {" ".join(words) for words in commands()} >= {
-        "serve", "gateway", "autoscaler", "status", "explain model", "explain last", "key new",
+        "serve", "gateway", "autoscaler", "agent", "status", "explain model", "explain last", "key new", "doctor",
+        "wake", "stop", "cordon", "uncordon", "drain",
         "load run", "load coldstart",
     }  # fmt: skip
 

@@ -18,7 +18,7 @@ MODULES: list[str] = BUILD["hooks"]["custom"]["compiled"]
 GATEWAY = Path(gateway.dispatch.__file__).parent
 STRUCTS = {"effects", "kept", "limits", "shapes"}
 """Modules of msgspec Structs."""
-AWAITING = {"handshake", "link", "memory", "ops", "sync"}
+AWAITING = {"finding", "handshake", "link", "memory", "ops", "sync"}
 """Modules that wait for the autoscaler, people, files and handshakes: nothing there is per Call."""
 
 

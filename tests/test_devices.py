@@ -44,7 +44,7 @@ async def test_gpus_become_one_shared_slice_each_and_engines_see_only_theirs() -
     assert inventory.environment([B]) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
     assert inventory.environment([A, B]) == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
     assert inventory.environment([]) == {"CUDA_VISIBLE_DEVICES": ""}
-    assert {MARK, *inventory.environment([])} == set(SET_BY_DRIVER), "what a document may not set"
+    assert {MARK, "POD_IP", *inventory.environment([])} == set(SET_BY_DRIVER), "what a document may not set"
 
 
 async def test_without_nvml_there_is_the_hosts_memory() -> None:

@@ -93,7 +93,25 @@ def test_the_example_loads() -> None:
         ("aliases: x", "spec.aliases: expected a list"),
         ("aliases: [1]", "spec.aliases[0]: expected text (put it in quotes)"),
         ("env: {PORT: 80}", "spec.env.PORT: expected text (put it in quotes)"),
-        ("env: {A: {valueFrom: {}}}", "spec.env.A.valueFrom: is not in force yet in this version"),
+        (
+            "env: {A: {valueFrom: {}}}",
+            "spec.env.A.valueFrom: expected one of secretKeyRef, configMapKeyRef and fieldRef",
+        ),
+        (
+            "env: {A: {valueFrom: {secretKeyRef: {name: a}}}}",
+            "spec.env.A.valueFrom.secretKeyRef.key: missing; expected text",
+        ),
+        (
+            "resources: {limits: {nvidia.com/gpu: 1}}",
+            "spec.resources.limits.nvidia.com/gpu: is the plan's: say it with spec.gpu.count",
+        ),
+        ("resources: {requests: {cpu: few}}", "spec.resources.requests.cpu: expected a quantity such as 500m or 16Gi"),
+        (
+            "pullSecret: Reg_Cred",
+            "spec.pullSecret: expected the name of an object: lower-case letters, digits, - and .",
+        ),
+        ("rollout: {surge: -1}", "spec.rollout.surge: expected a whole number, at least 0 and at most 100"),
+        ("pod: {restartPolicy: Always}", "spec.pod.restartPolicy: unknown key"),
         (
             "env: {CUDA_VISIBLE_DEVICES: '0'}",
             f"spec.env.CUDA_VISIBLE_DEVICES: {OURS} to the devices that it gives: leave it out",
@@ -179,7 +197,7 @@ def test_names_and_aliases_are_taken_once_in_all_files() -> None:
     assert wrong(a, model()) == "b.yaml: Model a: metadata.name: `a` is already the name of a Model in a.yaml"
     assert wrong(a, model(name="x")) == "b.yaml: Model x: metadata.name: `x` is already an alias of Model a in a.yaml"
     assert "Model b: spec.aliases[0]: `a` is already the name" in wrong(a, model("aliases: [a]", name="b"))
-    assert "spec.aliases[1]: `y` is already an alias of Model b" in wrong(model("aliases: [y, y]", name="b"))
+    assert "spec.aliases[1]: `y` is already spec.aliases[0]" in wrong(model("aliases: [y, y]", name="b"))
     assert "Settings: kind: `Settings` is already given in a.yaml" in wrong(config(), config())
     assert "Tenant acme: metadata.name: `acme` is already the name" in wrong(tenant(), tenant())
 

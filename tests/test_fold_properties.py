@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from autoscaler import shares
 from autoscaler.actions import Acted, Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
-from autoscaler.contract import ReplicaId
+from autoscaler.contract import NodeReport, ReplicaId
 from autoscaler.fold import Observation, fold
 from autoscaler.indices import rebuild
+from autoscaler.ordered import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeSeen, Place
 from autoscaler.states import IllegalIntentError
 from autoscaler.world import (
     DocumentsSeen,
@@ -66,6 +67,11 @@ others = st.sampled_from(
         GatewayGone(gateway=G1),
         DocumentsSeen(models=(DOC,)),
         DocumentsSeen(models=(DOC, model("n"))),
+        CordonsSeen(cordons=(Cordon(place=Place("device", "d"), node="n", since_s=T0, drain=True),)),
+        CordonsSeen(cordons=()),
+        ModelWoken(model=DOC.name),
+        ModelStopped(model=DOC.name),
+        NodeSeen(report=NodeReport(node="n", boot="b", sequence=1)),
     ]
 )
 intents = st.one_of(

@@ -60,6 +60,13 @@ def test_a_full_message_forgets_what_was_before() -> None:
     assert ([one.replica for one in known.routes.replicas], known.routes.epoch) == (["r2"], 2)
 
 
+def test_what_an_older_leader_says_is_not_kept() -> None:
+    known = with_catalogue(Known(), catalogue(9, full=True, models=(entry("a"),)))
+    known = with_routes(known, RoutesDelta(epoch=2, version=1, full=True, replicas=(route("r2"),)))
+    late = with_catalogue(known, catalogue(8, full=True, models=(entry("b"),)))
+    assert with_routes(late, RoutesDelta(epoch=1, version=99, full=True, replicas=(route("r1"),))) == known
+
+
 def test_routes_are_kept_without_any_hold() -> None:
     told = RoutesDelta(
         epoch=1, version=1, replicas=(route("r1", 3), route("r2", 1)), models=(ModelRoute(model=ModelName("a")),)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.actions import DrainReplica, FailStart, ReviveReplica, StartReplica, StopReplica
-from autoscaler.model import Gpu, Start
+from autoscaler.model import Gpu, Rollout, Start
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Gateway, History, World
@@ -209,6 +209,46 @@ def test_a_changed_spec_drains_then_starts_where_it_does_not_fit_one_at_a_time()
     made = plan(begin, T0)
     assert kinds(made) == ["drain old0"]
     assert kinds(plan(folded(begin, made.actions), T0)) == []
+
+
+def rolling(surge: int, devices: int) -> World:
+    """Three busy Replicas of an old spec, each on a Device of its own, and so many Devices."""
+    a = model("a", 20, slots=1, high=3, rollout=Rollout(surge=surge))
+    old = [replica(a, f"old{i}", [f"gpu{i}"], spec_hash="before") for i in range(3)]
+    calls = [gateway(levels=[level("a", 0, 3)], uses=[use(f"old{i}", 1) for i in range(3)])]
+    names = [device(*(() if i == 0 else (f"gpu{i}",))) for i in range(devices)]
+    return world([a], names, old, calls, {"a": History(last_activity_s=T0)})
+
+
+def seen_ready(world: World) -> World:
+    """What starts has become ready."""
+    replicas = {
+        r.id: replace(r, state=S.READY, ready_s=T0) if r.state is S.STARTING else r for r in world.replicas.values()
+    }
+    return replace(world, replicas=replicas)
+
+
+@pytest.mark.parametrize(
+    ("surge", "devices", "first"),
+    [
+        (0, 6, ["drain old0"]),
+        (1, 6, ["start a"]),
+        (2, 6, ["start a", "start a"]),
+        (5, 6, ["start a", "start a", "start a"]),
+        (2, 4, ["start a"]),
+        (2, 3, ["drain old0"]),
+    ],
+)
+def test_as_many_new_ones_start_beside_the_old_as_may_and_fit(surge: int, devices: int, first: list[str]) -> None:
+    begin = rolling(surge, devices)
+    made = plan(begin, T0)
+    assert kinds(made) == first
+    during = folded(begin, made.actions)
+    if surge:
+        assert kinds(plan(during, T0)) == [], "a step is under way"
+        new = first.count("start a")
+        drains = kinds(plan(seen_ready(during), T0))
+        assert drains == [f"drain old{i}" for i in range(new)], "one old one goes for each new one"
 
 
 def test_a_changed_spec_that_fails_halts_and_the_old_serves() -> None:

@@ -140,6 +140,17 @@ async def test_a_stream_that_broke_is_opened_again_and_the_leader_hears_the_leve
         await until("a report after it", lambda: len(played.reports) > known, 0.5)
 
 
+async def test_blank_lines_of_an_autoscaler_that_does_not_lead_are_no_word_of_a_leader() -> None:
+    leads, follows = PlayedLink(), PlayedLink()
+    follows.says["/v1/routes"] = [b"\n", b"\n", b"\n"]
+    async with following(leads, follows) as (front, _):
+        await until("all was said", lambda: len(leads.opened) + len(follows.opened) == 4)
+        await until("both report", lambda: leads.reports and follows.reports)
+    assert front.route_deltas == [ROUTES]
+    assert len(front.catalogues) == 2
+    assert len(follows.opened) == 2, "its streams stay open"
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -29,15 +29,19 @@ IMPURE = frozenset(
     {
         *("gateway/" + room for room in ("edge", "local", "exchange", "upstream", "pool", "front", "telemetry")),
         *("gateway/" + room for room in ("sync", "link", "ops", "early", "ends", "intake", "scale")),
+        "gateway/finding",
         "gateway/handshake",
         "gateway/kept",
         "gateway/memory",
         *("autoscaler/" + name for name in ("door", "loop", "serve", "ops", "metrics", "processwatch")),
+        *("autoscaler/commands", "autoscaler/nodeintake"),
+        "artifacts/agent",
         "artifacts/gguf",
         "autoscaler/engines/installed",
         "autoscaler/merge",
         "autoscaler/page",
         "autoscaler/schema/__main__",
+        "autoscaler/crds/__main__",
     }
 )
 """Modules that may do I/O (architecture, section 3), beside the folders below."""
@@ -75,6 +79,7 @@ PURE = frozenset(
 """From outside, what pure modules may import: nothing of it does I/O unasked, knows a clock, or draws."""
 EXCEPTIONS = {
     ("gateway/body", "mmap"): "anonymous memory, never a file",
+    ("autoscaler/foreign/llama_swap_commands", "shlex"): "takes a text into words; reads nothing when it has one",
     ("autoscaler/tenant", "datetime"): "reads a time that is written; never the clock",
     ("autoscaler/engines/launching", "autoscaler.engines.xllamacpp_server"): "its path, and its `parse`, which is pure",
 }
@@ -87,7 +92,7 @@ SYNONYMS = {
     r"\bworkers?\b": "Replica or process",
     r"\bbackends?\b": "engine or Replica",
     r"\binstances?\b": "Replica, or an object's own name",
-    r"\bmanager\b": "the noun that is owned",
+    r"(?<![\"-])\bmanager\b": "the noun that is owned",
     r"\bhelpers?\b": "the noun that is owned",
     r"(?<!importlib\.)\butils?\b": "the noun that is owned",
     r"\bhandler\b(?!: Answer|\(request\))": "the noun that is owned",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from autoscaler.model import Model
+from autoscaler.ordered import Cordon, Place
 from autoscaler.world import Replica, ReplicaSeen, SlicesSeen, Synced
 
 Observation = ReplicaSeen | SlicesSeen | Synced
@@ -55,3 +56,27 @@ class Driver(Protocol):
 
     def stop(self, replica: Replica, grace_s: float) -> None:
         """Stops it; observed as CLEAN, with a proof, when nothing of it is left."""
+
+
+class SharedDriver(Driver, Protocol):
+    """A driver of what several processes see. One of them leads; the others are told all the same and order nothing."""
+
+    def lead(self) -> None:
+        """We lead from now on: all that exists is said again, to a Synced."""
+
+    async def follow(self) -> None:
+        """We lead no more: returns when nothing that was ordered is under way."""
+
+
+class CordonError(Exception):
+    """An order about a Place could not be kept, and is not in force. `str()` says why, for people."""
+
+
+class Cordons(Protocol):
+    """Where operators' orders about Places are kept, so that they outlive this process. What is kept is observed."""
+
+    async def put(self, cordon: Cordon) -> None:
+        """Keeps it in the place of one about the same Place. Raises CordonError."""
+
+    async def lift(self, place: Place) -> None:
+        """Forgets the one about a Place; none is fine. Raises CordonError."""

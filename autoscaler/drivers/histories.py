@@ -20,6 +20,7 @@ EVERY_S = 60.0
 MOMENTS = (
     "last_activity_s",
     "refused_cold_s",
+    "woken_s",
     "first_try_s",
     "served_until_s",
     "stopped_idle_s",

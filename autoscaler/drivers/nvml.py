@@ -18,6 +18,8 @@ class Gpu(NamedTuple):
     product: str
     memory_bytes: int
     healthy: bool = True
+    used_bytes: int = 0
+    """Of its memory, by whomever."""
 
 
 class NvmlError(Exception):
@@ -53,10 +55,12 @@ class PyNvml:
         for index in range(count):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 self._seen[index] = Gpu(
                     uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
                     product=_text(pynvml.nvmlDeviceGetName(handle)),
-                    memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    memory_bytes=int(memory.total),
+                    used_bytes=int(memory.used),
                 )
             except pynvml.NVMLError as error:
                 if index not in self._seen:

@@ -18,7 +18,9 @@ LAUNCHER = xllamacpp_server.__file__
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver starts. `env` is added to the environment that the driver gives; `readiness_path` answers 200."""
+    """What a driver starts. `env` is added to the environment that the driver gives, without what a kubelet must fill
+    in (`valueFrom`); `readiness_path` answers 200.
+    """
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -51,9 +53,8 @@ def launch(
         env = {key: text for key, word in engine.env.items() for text in fill((word,), values)}
     except EngineError as error:
         raise EngineError(f"Model {model.name}: {error}") from None
-    return Launch(
-        argv=argv, env=env | model.spec.env, readiness_path=model.spec.readiness_path or engine.readiness_path
-    )
+    told = {name: value for name, value in model.spec.env.items() if isinstance(value, str)}
+    return Launch(argv=argv, env=env | told, readiness_path=model.spec.readiness_path or engine.readiness_path)
 
 
 def chosen(engine: Engine, available: Mapping[str, str], *, gpus: bool) -> Program | None:
@@ -75,7 +76,8 @@ def _adapters(model: Model, told: Adapters | None) -> tuple[str, ...]:
     if told is None or not model.spec.adapters:
         return ()
     values = (
-        {"name": model.name, "adapter": a.name, "adapter_path": artifact_path(a.artifact)} for a in model.spec.adapters
+        {"name": model.served(), "adapter": a.name, "adapter_path": artifact_path(a.artifact)}
+        for a in model.spec.adapters
     )
     rows = [word for row in values for word in fill((told.each,), row)]
     return (*told.words, told.joint.join(rows)) if told.joint else (*told.words, *rows)
@@ -89,7 +91,7 @@ def _values(model: Model, model_path: str | None, host: str, port: int) -> dict[
         "host": host,
         "port": str(port),
         "model_path": model_path or artifact_path(spec.artifact),
-        "name": model.name,
+        "name": model.served(),
         "memory_bytes": str(model.memory_bytes) if model.memory_bytes else None,
         "slots": str(model.slots),
         "context_tokens": str(context) if context else None,

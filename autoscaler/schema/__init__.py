@@ -11,7 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from autoscaler.documents import ModelDocument, SettingsDocument, TenantDocument, written
-from autoscaler.model import Part
+from autoscaler.part import Part
 from autoscaler.quantity import AUTO, BytesOrAuto
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -41,6 +41,8 @@ def _schema(info: inspect.Type) -> dict[str, object]:
             return _schema(info.type)
         case inspect.StructType():
             return _part(info)
+        case inspect.CustomType() if info.cls is object:
+            return {}  # as Kubernetes has it
         case inspect.CustomType():
             return {"anyOf": [{"enum": [AUTO]}, dict(SIZE)]} if info.cls is BytesOrAuto else dict(SIZE)
         case inspect.UnionType():

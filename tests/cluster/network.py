@@ -9,6 +9,7 @@ or where user namespaces are allowed. To be entered before any thread exists.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -47,6 +48,18 @@ def enter() -> None:
         fcntl.ioctl(control, _SIOCSIFFLAGS, _interface("lo", struct.pack("h", _UP_AND_RUNNING)))
         fcntl.ioctl(control, _SIOCSIFADDR, _interface("lo:1", _address(POD_NETWORK)))
         fcntl.ioctl(control, _SIOCSIFNETMASK, _interface("lo:1", _address(POD_MASK)))
+        fcntl.ioctl(control, _SIOCSIFADDR, _interface("lo:2", _address(nameserver())))
+    with contextlib.suppress(OSError):  # the name service of a test; root may bind its port in any case
+        Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
+
+
+def nameserver() -> str:
+    """The first name server that this machine asks, which here is ours to play (`tests.cluster.names`)."""
+    for line in Path("/etc/resolv.conf").read_text().splitlines():
+        word, _, address = line.strip().partition(" ")
+        if word == "nameserver" and ":" not in address:
+            return address.strip()
+    return "127.0.0.1"
 
 
 def _interface(name: str, value: bytes) -> bytes:

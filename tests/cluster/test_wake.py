@@ -47,7 +47,8 @@ class House:
 
     def write(self, *documents: dict[str, object]) -> None:
         """The documents."""
-        (self._folder / "documents.yaml").write_text(yaml.safe_dump_all(documents))
+        settings = {"apiVersion": "pilotlight.dev/v1alpha1", "kind": "Settings", "auth": "none"}
+        (self._folder / "documents.yaml").write_text(yaml.safe_dump_all([settings, *documents]))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[House]:
@@ -55,7 +56,7 @@ class House:
         folder, socket = self._folder, str(self._folder / "contract.sock")
         async with AsyncExitStack() as stack:
             scaler = ("autoscaler", *self._words, "--documents", str(folder / "documents.yaml"))
-            await stack.enter_async_context(
+            self.autoscaler = await stack.enter_async_context(
                 process(
                     folder / "autoscaler.log", *scaler, "--contract-socket", socket,
                     "--ops", f"127.0.0.1:{self._ops}", "--state", str(folder / "state"),

@@ -64,6 +64,10 @@ class FakeEngine:
         """It has got SIGTERM."""
         return self.kill_s is not None
 
+    def seen_now(self) -> ReplicaSeen:
+        """As a driver sees it."""
+        return seen_of(self.replica, self.seen, address=self.address, started_s=self.started_s, reason=self.reason)
+
 
 class FakeMachine:
     """Where engines live. `loop` gives time and timers; `fate` is asked at every start."""
@@ -80,8 +84,8 @@ class FakeMachine:
         self.slices = slices
         self.obstacles: dict[ModelName, str] = {}
         """Why a start of a Model would surely fail."""
-        self.observe: Observe | None = None
-        """The driver that watches now, if there is one."""
+        self.watching: list[Observe] = []
+        """The drivers that watch now: of several processes each has one."""
         self.on_change: Callable[[FakeEngine, str], None] = lambda engine, what: None
         """Told of each `start`, `ready`, `stop` (ordered), `kill` (any other end) and `clean`, before a driver is."""
         self._loop = loop
@@ -134,11 +138,7 @@ class FakeMachine:
 
     def tell(self, engine: FakeEngine) -> None:
         """The driver that watches sees the engine as it is now."""
-        self._say(
-            seen_of(
-                engine.replica, engine.seen, address=engine.address, started_s=engine.started_s, reason=engine.reason
-            )
-        )
+        self._say(engine.seen_now())
 
     def changed(self, engine: FakeEngine, what: str) -> None:
         """Something happened to the engine; for more than to tell of it, override this."""
@@ -164,7 +164,7 @@ class FakeMachine:
     def _clean(self, engine: FakeEngine) -> None:
         del self.engines[engine.replica.id]
         self.changed(engine, "clean")
-        if self.observe is None:
+        if not self.watching:
             self._unsaid.append(engine.replica)
         self._say(seen_of(engine.replica, Seen.CLEAN, proof="exited"))
 
@@ -174,8 +174,8 @@ class FakeMachine:
         return unsaid
 
     def _say(self, seen: ReplicaSeen) -> None:
-        if self.observe is not None:
-            self.observe((seen,))
+        for observe in tuple(self.watching):
+            observe((seen,))
 
 
 class FakeDriver:
@@ -183,22 +183,29 @@ class FakeDriver:
 
     def __init__(self, machine: FakeMachine) -> None:
         self._machine = machine
+        self._observe: Observe = lambda _: None
 
     async def run(self, observe: Observe) -> None:
         """Tells all that exists, then every change, until cancelled. What ended unwatched is clean."""
-        machine = self._machine
-        observe((SlicesSeen(slices=machine.slices),))
-        machine.observe = observe
+        self._observe = observe
+        self._machine.watching.append(observe)
         try:
-            for engine in tuple(machine.engines.values()):
-                machine.tell(engine)
-            for replica in machine.forgotten():
-                observe((seen_of(replica, Seen.CLEAN, proof="exited"),))
-            observe((Synced(),))
+            self.lead()
             await asyncio.get_running_loop().create_future()
         finally:
-            if machine.observe is observe:
-                machine.observe = None
+            self._machine.watching.remove(observe)
+
+    def lead(self) -> None:
+        """Tells all that exists (again)."""
+        self._observe((SlicesSeen(slices=self._machine.slices),))
+        for engine in tuple(self._machine.engines.values()):
+            self._observe((engine.seen_now(),))
+        for replica in self._machine.forgotten():
+            self._observe((seen_of(replica, Seen.CLEAN, proof="exited"),))
+        self._observe((Synced(),))
+
+    async def follow(self) -> None:
+        """Orders are carried out at once: none is under way."""
 
     def obstacle(self, model: Model) -> str:
         """As the machine is told."""

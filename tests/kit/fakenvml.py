@@ -11,7 +11,7 @@ class FakeNvml:
     """Two GPUs; a test sets who holds memory, what is lost, and whether it answers at all."""
 
     def __init__(self) -> None:
-        self.found = (Gpu("GPU-a", "NVIDIA H200", 140 << 30), Gpu("GPU-b", "NVIDIA H200", 140 << 30))
+        self.found: tuple[Gpu, ...] = (Gpu("GPU-a", "NVIDIA H200", 140 << 30), Gpu("GPU-b", "NVIDIA H200", 140 << 30))
         self.holders: dict[str, dict[int, int]] = {}
         self.failure = ""
         self.answers = threading.Event()

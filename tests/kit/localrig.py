@@ -58,7 +58,7 @@ class ArgvLaunch(NamedTuple):
 def launch(model: Model, host: str, port: int) -> ArgvLaunch:
     """Starts the Model's command with {host} and {port} filled in."""
     argv = tuple(word.replace("{host}", host).replace("{port}", str(port)) for word in model.spec.command)
-    return ArgvLaunch(argv, model.spec.env)
+    return ArgvLaunch(argv, {name: value for name, value in model.spec.env.items() if isinstance(value, str)})
 
 
 def python(source: str, *arguments: str) -> tuple[str, ...]:

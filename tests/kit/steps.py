@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 from autoscaler.drivers.base import Observe
@@ -40,8 +41,10 @@ class IdleDriver:
 class NotingLoop(Loop):
     """Notes all that it is given to observe."""
 
-    def __init__(self, world: World, driver: IdleDriver, clock: Callable[[], float]) -> None:
-        super().__init__(world, driver, clock)
+    def __init__(
+        self, world: World, driver: IdleDriver, clock: Callable[[], float], writes_s: Callable[[], float]
+    ) -> None:
+        super().__init__(world, driver, clock, writes_s)
         self.observed: list[Observation] = []
 
     def observe(self, batch: Sequence[Observation]) -> None:
@@ -54,8 +57,10 @@ class SteppedLoop:
 
     def __init__(self, world: World, now_s: float = T0) -> None:
         self.now_s = now_s
+        self.writes_s = math.inf
+        """For how long it may act."""
         self.driver = IdleDriver()
-        self.loop = NotingLoop(world, self.driver, lambda: self.now_s)
+        self.loop = NotingLoop(world, self.driver, lambda: self.now_s, lambda: self.writes_s)
 
     def step(self, *batch: Observation) -> World:
         """One decision over what is there and `batch`."""

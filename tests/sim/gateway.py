@@ -82,6 +82,8 @@ class SimLink:
                 return
             self._town.told.take(report, self._town.now())
             answer = take_report(control.loop, msgspec.json.decode(sent, type=Report))
+            if self._town.standby is not None:
+                take_report(self._town.standby.loop, msgspec.json.decode(sent, type=Report))
             if not answered.done():
                 answered.set_result(answer)
 

@@ -23,7 +23,7 @@ from autoscaler.loop import Loop, Step
 from autoscaler.model import Model
 from autoscaler.serve import Feed
 from autoscaler.tenant import Tenant
-from autoscaler.world import DocumentsSeen, GatewaySeen, History, HistorySeen, Slice, World
+from autoscaler.world import DocumentsSeen, GatewaySeen, History, HistorySeen, LeadingSeen, Slice, World
 from gateway.call import Call, Outcome
 from gateway.effects import Grant
 from gateway.errors import CallError
@@ -59,11 +59,12 @@ class Journey:
 
 
 class Autoscaler:
-    """One autoscaler process: the real loop and feed over a driver of the machine."""
+    """One autoscaler process: the real loop and feed over a driver of the machine. `epoch` 0: it follows."""
 
     def __init__(self, town: Town, epoch: int) -> None:
         clock = asyncio.get_running_loop().time
-        self.loop = Loop(World(epoch=epoch, leading_since_s=clock()), FakeDriver(town.machine), clock)
+        self.driver = FakeDriver(town.machine)
+        self.loop = Loop(World(epoch=epoch, leads=epoch > 0, leading_since_s=clock()), self.driver, clock)
         self.feed = Feed(self.loop)
         self.loop.listeners.append(lambda step: town.note(*(f"{t.replica} {t.after}" for t in step.transitions)))
         self.loop.listeners.append(town.stepped)
@@ -121,6 +122,9 @@ class Town:
         self.crashes: list[BaseException] = []
         """What no fault of ours explains: an exception in any task."""
         self.autoscaler: Autoscaler | None = None
+        """The one that leads."""
+        self.standby: Autoscaler | None = None
+        """One that follows: every report reaches it, too."""
         self.told = Told(self.now())
         self._epoch = 0
         self.gateways: list[SimGateway] = []
@@ -157,6 +161,19 @@ class Town:
         self._epoch += 1
         self.told = Told(self.now())
         self.autoscaler = Autoscaler(self, self._epoch)
+
+    def stand_by(self) -> None:
+        """Another process comes, which follows."""
+        self.standby = Autoscaler(self, 0)
+
+    def take_over(self) -> None:
+        """The leader is killed, and the one that follows leads."""
+        assert self.standby is not None
+        self.crash_autoscaler()
+        self._epoch += 1
+        self.autoscaler, self.standby = self.standby, None
+        self.autoscaler.loop.observe([LeadingSeen(epoch=self._epoch)])
+        self.autoscaler.driver.lead()
 
     def crash_autoscaler(self) -> None:
         """SIGKILL: engines and gateways live on, and what was learnt since the file was written is lost."""
@@ -240,7 +257,7 @@ class Town:
 
     async def close(self) -> None:
         """Ends all tasks."""
-        tasks = [g.task for g in self.gateways] + ([self.autoscaler.task] if self.autoscaler else [])
+        tasks = [g.task for g in self.gateways] + [a.task for a in (self.autoscaler, self.standby) if a is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,8 +1,8 @@
 """A Kubernetes API server, as plain dicts: requests, pages, watches.
 
 Owns one HTTP session. Promises: every request ends within REQUEST_S_MAX; 429 and Retry-After are obeyed, at most
-TRIES_MAX times; no write is sent, or waited for, after this process may not write; a refusal says what the
-server said. A watch is a stream of (type, object) that ends without an error
+TRIES_MAX times and never all at once; requests keep to a budget; no write is sent, or waited for, after this process
+may not write; a refusal says what the server said. A watch is a stream of (type, object) that ends without an error
 whenever the server likes (it cuts slow watchers silently): who wants more goes on from the last version. It must not
 keep anything: caches are `watching`'s.
 """
@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import msgspec
 
 from autoscaler.drivers.kubernetes.access import Access
+from autoscaler.drivers.kubernetes.budget import Budget
 
 Object = dict[str, Any]
 """As the API has it."""
@@ -30,8 +33,14 @@ SILENT_S_MAX = 90.0
 TRIES_MAX = 5
 """Of a request that the server was too busy for (429, 503 with Retry-After)."""
 RETRY_AFTER_S_MAX = 10.0
+LATER = 1.25
+"""Up to so many times what Retry-After says: who was refused together does not come back together."""
 PAGE = 500
 """Objects of one answer: reading 5,000 pods at once holds the loop for a second."""
+WRITER = "pilotlight"
+"""Who wrote a field, as the API server notes it: the first word of the User-Agent, where a request does not say."""
+BATCH = 50
+"""Events of a watch between two turns of the loop: a buffer holds hundreds."""
 BUFFER_BYTES = 1 << 20
 
 JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
@@ -62,18 +71,19 @@ class FencedError(Exception):
 class Api:
     """One API server. Use as `async with`. `writes_s` says for how many more seconds this process may write.
 
-    `agent` is what the server's audit log calls it.
+    `agent` is what the server's audit log calls it, and who it says wrote a field.
     """
 
-    def __init__(self, access: Access, writes_s: Callable[[], float] = lambda: math.inf, agent: str = "") -> None:
+    def __init__(self, access: Access, writes_s: Callable[[], float] = lambda: math.inf, agent: str = WRITER) -> None:
         self._access = access
         self._agent = {"User-Agent": agent} if agent else {}
         self._writes_s = writes_s
         self._session: aiohttp.ClientSession | None = None
+        self._budget = Budget(time.monotonic)
         self.requests = 0
         """Sent so far, watches included."""
 
-    async def __aenter__(self) -> Api:
+    async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=self._access.tls(), limit=0),
             headers=self._agent,
@@ -149,7 +159,8 @@ class Api:
             except ApiError as error:
                 if error.retry_after_s is None or not tries_left:
                     raise
-                await asyncio.sleep(min(error.retry_after_s, RETRY_AFTER_S_MAX))
+                jitter = random.uniform(1, LATER)  # noqa: S311  no secret
+                await asyncio.sleep(min(error.retry_after_s, RETRY_AFTER_S_MAX) * jitter)
         raise AssertionError("not reached")
 
     async def _ask_once(  # noqa: PLR0917  once, above
@@ -162,6 +173,7 @@ class Api:
         within_s: float,
     ) -> Object:
         headers = await self._access.headers()
+        await self._budget.turn(method)
         if method != "GET":
             within_s = min(within_s, self._writes_s())
             if within_s <= 0:
@@ -189,10 +201,17 @@ class Api:
     # --- watches -----------------------------------------------------------------------------------------------------
 
     async def watch(
-        self, path: str, version: str | None, query: Mapping[str, str], *, initial: bool = False
+        self,
+        path: str,
+        version: str | None,
+        query: Mapping[str, str],
+        *,
+        initial: bool = False,
+        silent_s: float = SILENT_S_MAX,
     ) -> AsyncIterator[tuple[str, Object]]:
         """What happens from a version on: (ADDED, MODIFIED, DELETED or BOOKMARK; object). With `initial` first all that
-        is there, to a bookmark that says it is the end (KEP-3157). An ERROR of the server is raised.
+        is there, to a bookmark that says it is the end (KEP-3157). An ERROR of the server is raised, and so is silence
+        of `silent_s`.
         """
         asked = {**query, "watch": "1", "allowWatchBookmarks": "true"}
         if version is not None:
@@ -200,8 +219,9 @@ class Api:
         if initial:
             asked |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         headers = await self._access.headers()
+        await self._budget.turn("GET")
         self.requests += 1
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_S_MAX, sock_read=SILENT_S_MAX)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_S_MAX, sock_read=silent_s)
         try:
             async with self._open().get(
                 self._access.server + path, params=asked, headers=headers, timeout=timeout
@@ -222,11 +242,14 @@ class Api:
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[Object]:
-    """The events of a watch, one in each line, however long."""
-    rest = b""
+    """The events of a watch, one in each line, however long. Others have their turn after each BATCH."""
+    rest, count = b"", 0
     async for piece in content.iter_any():
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
+            count += 1
+            if not count % BATCH:
+                await asyncio.sleep(0)
             yield _decode(line)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from autoscaler.drivers.kubernetes.api import Object
-from autoscaler.drivers.kubernetes.pods import GPU
+from autoscaler.podspec import GPU
 from autoscaler.world import DeviceId, Isolation, NodeId, Slice, SliceId
 
 PRODUCT, MEMORY_MIB = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
@@ -26,22 +26,23 @@ class NodeSeen(NamedTuple):
     memory_bytes: int
     usable: bool
     """Ready, and open to new pods."""
+    lost: bool
+    """Its kubelet is silent: what it runs may live, and nobody knows."""
 
 
-def read(node: Object) -> NodeSeen | None:
-    """None where it has no GPU."""
-    status, labels = node.get("status", {}), node["metadata"].get("labels", {})
-    gpus = int(status.get("allocatable", {}).get(GPU, 0))
-    if not gpus:
-        return None
-    ready = any((one["type"], one["status"]) == ("Ready", "True") for one in status.get("conditions", []))
+def read(node: Object) -> NodeSeen:
+    """Also of a node without GPUs, where the scheduler may have put a Replica."""
+    status, labels = node.get("status", {}), node["metadata"].get("labels") or {}
+    gpus = str(status.get("allocatable", {}).get(GPU, 0))
+    ready = next((one["status"] for one in status.get("conditions") or [] if one["type"] == "Ready"), "")
     memory = labels.get(MEMORY_MIB, "")
     return NodeSeen(
         node["metadata"]["name"],
-        gpus,
+        int(gpus) if gpus.isdecimal() else 0,
         labels.get(PRODUCT, ""),
         int(memory) << 20 if memory.isdecimal() else UNKNOWN_BYTES,
-        ready and not node["spec"].get("unschedulable", False),
+        ready == "True" and not node["spec"].get("unschedulable", False),
+        ready == "Unknown",
     )
 
 

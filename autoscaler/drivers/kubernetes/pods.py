@@ -2,36 +2,60 @@
 
 Owns the names of our labels and annotations. Promises: everything that a new leader needs to adopt a Replica stands in
 its pod; a pod's name is its Replica's id, which ends in the intent, so that a second create of the same decision finds
-the first. A pod never starts its container again: another try is another Replica, and the plan's decision.
+the first. A pod never starts its container again: another try is another Replica, and the plan's decision. It passes
+the pod security standard `restricted`. It has no owner reference: a Model that is deleted must drain, and the garbage
+collector, which does not wait, would end its pods with Calls on them; the plan ends them instead.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.base import Launch
 from autoscaler.drivers.kubernetes.api import Object
+from autoscaler.drivers.kubernetes.overlay import lay
 from autoscaler.model import Model
+from autoscaler.podspec import GPU, MANAGED_BY, OURS, EnvSource, Pod
 from autoscaler.world import Replica, SliceId
 
-GROUP = "pilotlight.dev/"
-OURS = "app.kubernetes.io/managed-by"
 OWNER = "pilotlight"
+SELECTOR = f"{MANAGED_BY}={OWNER},{OURS}intent"
+"""Of all pods of Replicas."""
+DRAIN = OURS + "drain"
+"""The mark of a leader that is about to delete it: its epoch."""
+ENGINE = "engine"
 PORT = 8000
 """Of every engine: pods have addresses of their own."""
 HOST = "$(POD_IP)"
 """What an engine listens on; Kubernetes puts the address in."""
-GPU = "nvidia.com/gpu"
+HOME = "/tmp"  # noqa: S108  the container's own: what a user who is not root may write to in any image
+USER = 1000
+"""Whom an engine runs as, unless `pod.securityContext` says otherwise: pod security `restricted` forbids root, which
+most images of engines would be."""
 
-_WAITING_BAD = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError",
-                "CreateContainerError", "RunContainerError")  # fmt: skip
+IMAGE_S_MAX = 60.0
+"""An image that could not be pulled for so long, or a Secret that is not there, is a start that failed. A registry's
+hiccup is shorter; to be told of a name that is wrong, Calls should not wait longer."""
+_PATIENCE_S = {
+    "ImagePullBackOff": IMAGE_S_MAX, "ErrImagePull": IMAGE_S_MAX, "ImageInspectError": IMAGE_S_MAX,
+    "RegistryUnavailable": IMAGE_S_MAX, "CreateContainerConfigError": IMAGE_S_MAX,
+    "CreateContainerError": IMAGE_S_MAX, "RunContainerError": IMAGE_S_MAX,
+    "InvalidImageName": 0.0, "ErrImageNeverPull": 0.0,
+}  # fmt: skip
+"""Why a container does not start that was not started yet -> how long that may last."""
+
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 class PodSeen(NamedTuple):
     """What is kept of a pod of ours."""
 
+    namespace: str
     name: str
     uid: str
     replica: ReplicaId
@@ -43,6 +67,8 @@ class PodSeen(NamedTuple):
     compute_percent: int
     slots: int
     readiness_path: str
+    tls_name: str | None
+    """Whom its certificate is for; None: it speaks plain HTTP."""
     node: str
     ip: str
     started_unix_s: float | None
@@ -50,43 +76,105 @@ class PodSeen(NamedTuple):
     ended: str
     """How its container ended; empty while it runs, or waits."""
     waits: str
-    """Why it does not run yet: no place, no image."""
+    """Why its container has not started yet: no room, no image. Empty once it has."""
+    patience_s: float | None
+    """How long that may last; None: for ever, for it is no fault of the Model's."""
     leaving: bool
     """Its deletion was asked for."""
+    drain: str
+    """The mark of a leader that is about to delete it."""
+    disrupted: str
+    """Why somebody else ends it: preempted, drained, evicted."""
 
 
-def manifest(replica: Replica, model: Model, launch: Launch, image: str) -> Object:
-    """The pod of a Replica, on the node that the plan chose."""
-    node = node_of(replica.slices)
+def manifest(replica: Replica, model: Model, launch: Launch, image: str, defaults: Pod | None = None) -> Object:
+    """The pod of a Replica, on the node that the plan chose, if it chose one. `defaults`: of the Settings."""
+    spec = model.spec
+    gpus = sum("/gpu" in one for one in replica.slices) if replica.slices else spec.gpu.count
+    pod: Object = {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": name_of(replica.id), "annotations": _notes(replica, model, launch),
+            "labels": {
+                MANAGED_BY: OWNER, OURS + "model": label_of(replica.model), OURS + "intent": replica.intent,
+            },
+        },
+        "spec": {
+            "restartPolicy": "Never", "containers": [_engine(model, launch, image, gpus)], "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": max(1, int(spec.drain_seconds_max)),
+            "securityContext": {
+                "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+        },
+    }  # fmt: skip
+    if gpus:
+        pod["spec"]["tolerations"] = [{"key": GPU, "operator": "Exists"}]
+    if spec.pull_secret is not None:
+        pod["spec"]["imagePullSecrets"] = [{"name": spec.pull_secret}]
+    for over in (defaults or Pod(), Pod(resources=spec.resources), spec.pod):
+        pod = lay(pod, over)
+    if replica.slices:
+        pod["spec"]["affinity"] = {**pod["spec"].get("affinity", {}), **_on(node_of(replica.slices))}
+    return pod
+
+
+def _notes(replica: Replica, model: Model, launch: Launch) -> dict[str, str]:
     notes = {
-        "model": replica.model, "spec-hash": replica.spec_hash, "intent": replica.intent,
+        "replica": replica.id, "model": replica.model, "spec-hash": replica.spec_hash, "intent": replica.intent,
         "slices": ",".join(replica.slices), "memory-bytes": str(replica.memory_bytes),
         "compute-percent": str(replica.compute_percent), "slots": str(replica.slots),
         "readiness-path": launch.readiness_path,
     }  # fmt: skip
+    if model.spec.tls is not None:
+        notes["tls-name"] = model.spec.tls.server_name or ""
+    return {OURS + name: value for name, value in notes.items()}
+
+
+def _engine(model: Model, launch: Launch, image: str, gpus: int) -> Object:
+    """Its container. It requests little CPU and has no limit of it: an engine that is throttled is slow to start."""
+    scheme = "HTTP" if model.spec.tls is None else "HTTPS"
+    sources = {name: one for name, one in model.spec.env.items() if isinstance(one, EnvSource)}
     env: list[Object] = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    if "HOME" not in launch.env and "HOME" not in sources:
+        env.append({"name": "HOME", "value": HOME})
     env += [{"name": name, "value": value} for name, value in launch.env.items()]
-    container: Object = {
-        "name": "engine", "image": image, "command": list(launch.argv), "env": env,
-        "ports": [{"name": "http", "containerPort": PORT}],
-        "readinessProbe": {"httpGet": {"path": launch.readiness_path, "port": "http"}, "periodSeconds": 1},
-        "resources": {"requests": {"cpu": "100m"}},
-    }  # fmt: skip
-    if gpus := sum("/gpu" in one for one in replica.slices):
-        container["resources"]["limits"] = {GPU: str(gpus)}
+    env += [{"name": name, "valueFrom": _source(one)} for name, one in sources.items()]
+    resources: Object = {"requests": {"cpu": "100m"}}
+    if gpus:
+        resources["limits"] = {GPU: str(gpus)}
     return {
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {
-            "name": replica.id, "labels": {OURS: OWNER},
-            "annotations": {GROUP + name: value for name, value in notes.items()},
+        "name": ENGINE, "image": image, "command": list(launch.argv), "env": env, "resources": resources,
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "readinessProbe": {
+            "httpGet": {"path": launch.readiness_path, "port": "http", "scheme": scheme}, "periodSeconds": 1,
         },
-        "spec": {
-            "restartPolicy": "Never", "containers": [container], "affinity": _on(node),
-            "tolerations": [{"key": GPU, "operator": "Exists"}], "enableServiceLinks": False,
-            "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": max(1, int(model.spec.drain_seconds_max)),
-        },
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }  # fmt: skip
+
+
+def _source(source: EnvSource) -> Object:
+    of = source.value_from
+    if of.field_ref is not None:
+        return {"fieldRef": {"fieldPath": of.field_ref.field_path}}
+    kind, key = ("secretKeyRef", of.secret_key_ref) if of.secret_key_ref else ("configMapKeyRef", of.config_map_key_ref)
+    if key is None:
+        raise ValueError("a variable comes from somewhere")  # autoscaler.podspec has seen to that
+    return {kind: {"name": key.name, "key": key.key, "optional": key.optional}}
+
+
+def name_of(replica: ReplicaId) -> str:
+    """Its pod's name: the Replica's id, as far as Kubernetes can write it. The id's end keeps two apart."""
+    return replica if _SUBDOMAIN.fullmatch(replica) else re.sub(r"[^a-z0-9]+", "-", replica.lower()).strip("-")
+
+
+def label_of(model: ModelName) -> str:
+    """A Model's name as a label's value: one that is none is shortened and ends in its hash."""
+    if _LABEL.fullmatch(model):
+        return model
+    short = re.sub(r"[^A-Za-z0-9._-]+", "-", model)[:48].strip("._-")
+    return f"{short}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
 
 
 def node_of(slices: tuple[SliceId, ...]) -> str:
@@ -101,24 +189,29 @@ def _on(node: str) -> Object:
 
 
 def read(pod: Object) -> PodSeen | None:
-    """What its pod says of a Replica; None of a pod that is not ours."""
+    """What its pod says of a Replica; None of a pod that is not ours, or that somebody has spoilt."""
     metadata, status = pod["metadata"], pod.get("status", {})
-    notes: dict[str, str] = metadata.get("annotations", {})
-    if GROUP + "intent" not in notes:
-        return None
+    notes: dict[str, str] = metadata.get("annotations") or {}
 
     def note(name: str) -> str:
-        return notes.get(GROUP + name, "")
+        return notes.get(OURS + name, "")
 
-    (container,) = status.get("containerStatuses", [{}])[:1] or [{}]
-    state: dict[str, Any] = container.get("state", {})
+    numbers = [note(name) for name in ("memory-bytes", "compute-percent", "slots")]
+    if not note("intent") or not all(number.isdecimal() for number in numbers):
+        return None
+    memory_bytes, compute_percent, slots = map(int, numbers)
+    statuses: list[Object] = status.get("containerStatuses") or []
+    state: dict[str, Any] = next((one.get("state", {}) for one in statuses if one["name"] == ENGINE), {})
     started = state.get("running", {}).get("startedAt")
+    ended = _ended(status, state)
+    waits, patience_s = ("", None) if ended or started is not None else _waits(pod, state)
     return PodSeen(
-        metadata["name"], metadata["uid"], ReplicaId(metadata["name"]), ModelName(note("model")), note("spec-hash"),
-        note("intent"), tuple(map(SliceId, note("slices").split(","))), int(note("memory-bytes")),
-        int(note("compute-percent")), int(note("slots")), note("readiness-path"), pod["spec"].get("nodeName", ""),
-        status.get("podIP", ""), None if started is None else datetime.fromisoformat(started).timestamp(),
-        _ended(status, state), _waits(status, state), "deletionTimestamp" in metadata,
+        metadata["namespace"], metadata["name"], metadata["uid"], ReplicaId(note("replica") or metadata["name"]),
+        ModelName(note("model")), note("spec-hash"), note("intent"),
+        tuple(SliceId(one) for one in note("slices").split(",") if one), memory_bytes, compute_percent, slots,
+        note("readiness-path"), notes.get(OURS + "tls-name"), pod["spec"].get("nodeName", ""), status.get("podIP", ""),
+        None if started is None else datetime.fromisoformat(started).timestamp(),
+        ended, waits, patience_s, "deletionTimestamp" in metadata, note("drain"), _disrupted(status),
     )  # fmt: skip
 
 
@@ -130,11 +223,13 @@ def same(found: PodSeen, replica: Replica) -> bool:
 
 def _ended(status: dict[str, Any], state: dict[str, Any]) -> str:
     over = state.get("terminated")
+    if status.get("reason") and status.get("phase") == "Failed":  # Evicted, OutOfcpu, NodeAffinity, ...
+        return _sentence(status)
     if over is None:
-        return _evicted(status) if status.get("phase") in ("Failed", "Succeeded") else ""
+        return "was ended by its node" if status.get("phase") in ("Failed", "Succeeded") else ""
     code: int = over["exitCode"]
     if over.get("reason") == "OOMKilled":
-        return "was killed for memory (OOMKilled)"
+        return "was killed for memory (OOMKilled): it needs more than resources.limits.memory, or than its node has"
     if code == 137:
         return "was killed by SIGKILL"
     reason = over.get("reason", "")
@@ -142,16 +237,27 @@ def _ended(status: dict[str, Any], state: dict[str, Any]) -> str:
     return f"ended with status {code}" + (f": {said}" if said else "")
 
 
-def _evicted(status: dict[str, Any]) -> str:
-    """The pod is over and its container says nothing: the node or the API server ended it."""
-    return ": ".join(filter(None, (status.get("reason", "was ended by the node"), status.get("message", ""))))
+def _sentence(said: dict[str, Any]) -> str:
+    """A reason and its message."""
+    return ": ".join(filter(None, (said.get("reason", ""), said.get("message", ""))))
 
 
-def _waits(status: dict[str, Any], state: dict[str, Any]) -> str:
-    waiting = state.get("waiting", {})
-    if waiting.get("reason") in _WAITING_BAD:
-        return ": ".join(filter(None, (waiting["reason"], waiting.get("message", ""))))
-    for condition in status.get("conditions", []):
-        if condition["type"] == "PodScheduled" and condition["status"] != "True":
-            return ": ".join(filter(None, (condition.get("reason", ""), condition.get("message", ""))))
-    return ""
+def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next((one for one in status.get("conditions") or [] if one["type"] == kind), {})
+
+
+def _waits(pod: Object, state: dict[str, Any]) -> tuple[str, float | None]:
+    """Why it has not started yet, and how long that may last."""
+    waiting, status = state.get("waiting", {}), pod.get("status", {})
+    if waiting.get("reason") in _PATIENCE_S:
+        return _sentence(waiting), _PATIENCE_S[waiting["reason"]]
+    if not pod["spec"].get("nodeName"):
+        scheduled = _condition(status, "PodScheduled")
+        return _sentence(scheduled) or "it is not scheduled yet", None
+    return f"node {pod['spec']['nodeName']} gets its image and volumes ready", None
+
+
+def _disrupted(status: dict[str, Any]) -> str:
+    """Preemption, an eviction, a taint (KEP-3329)."""
+    said = _condition(status, "DisruptionTarget")
+    return _sentence(said) if said.get("status") == "True" else ""

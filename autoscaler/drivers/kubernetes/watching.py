@@ -1,8 +1,9 @@
 """Follows one collection of an API server: what is there, then every change, for as long as it runs.
 
-Owns the resuming: a watch that ends (they all do) goes on from the last version; one that is too old (410), or that has
-been silent for SILENT_S_MAX, begins anew with everything. Promises: what is told is a level, so that nothing is missed
-over any break: who vanished meanwhile is told as gone. Objects are read at this boundary into what their user needs;
+Owns the resuming: a watch that ends (they all do) goes on from the last version; one that is too old (410), that has
+been silent for SILENT_S_MAX, or that does not show what we know to have happened (`expect`, `suspect`), begins anew
+with everything. Promises: what is told is a level, so that nothing is missed over any break: who vanished meanwhile is
+told as gone, and what comes late or twice is not told. Objects are read at this boundary into what their user needs;
 nothing else of them is kept.
 """
 
@@ -19,8 +20,18 @@ T = TypeVar("T")
 
 WATCH_S = (290.0, 350.0)
 """The server ends a watch after so long, at random, so that not all come back at once."""
-RETRY_S, RETRY_S_MAX = 0.2, 15.0
+RETRY_S, RETRY_S_MAX = 0.2, 10.0
+LASTED_S = 1.0
+"""A watch that ends sooner, and told nothing, is trouble: the next is not opened at once."""
+SUSPECT_S = 5.0
+"""What we know to have happened must be heard of within that time; else the watch is not believed any more."""
+LIST_SILENT_S_MAX = 10.0
+"""Of a list that is streamed. With SUSPECT_S: everything is read anew within 20 s of a suspicion."""
+NEVER = 1 << 63
+"""A version that no watch gets to."""
 GONE = 410
+GONE_MAX = 10_000
+"""Deleted objects whose versions are remembered, so that what comes late brings none back."""
 INITIAL_END = "k8s.io/initial-events-end"
 STREAMING_LISTS_REFUSED = frozenset((400, 422))
 """From a server that does not know them (before 1.32, or switched off)."""
@@ -41,6 +52,10 @@ class Change(NamedTuple, Generic[T]):
     new: T | None
 
 
+class SuspicionError(Exception):
+    """The watch runs and does not show what has happened."""
+
+
 class Watched(Generic[T]):
     """One collection. `read` makes of an object what is kept of it, None for what does not matter."""
 
@@ -54,8 +69,16 @@ class Watched(Generic[T]):
         self._changed = changed
         self._query = query
         self._version: str | None = None
+        self._versions: dict[Key, int] = {}
+        """Of each object, also of those that are gone: what is older comes late."""
         self._streams = True
         """The server streams lists."""
+        self._heard = False
+        """The watch that runs told something."""
+        self._expected = 0
+        self._due_s: float | None = None
+        """When it is no longer believed, unless it gets as far as `_expected`."""
+        self._patience: asyncio.Timeout | None = None
         self.items: dict[Key, T] = {}
         self.synced = asyncio.Event()
         """All that is there has been told once."""
@@ -64,28 +87,60 @@ class Watched(Generic[T]):
 
     async def run(self) -> None:
         """Until cancelled."""
-        wait_s = RETRY_S
+        loop, wait_s = asyncio.get_running_loop(), RETRY_S
         while True:
+            began_s, asked_s, self._heard = loop.time(), 0.0, False
             try:
                 if self._version is None:
                     await self._begin()
                 self.trouble = ""
-                wait_s = RETRY_S
-                await self._follow(self._version)
-                continue  # the end of a stream is nothing special
+                await self._follow()
             except ApiError as error:
-                self.trouble = str(error)
+                self.trouble, asked_s = str(error), error.retry_after_s or 0.0
                 if error.status == GONE:
                     self._version = None
-                    continue
-            except UnreachableError as error:
+            except (UnreachableError, SuspicionError) as error:
                 self.trouble = str(error)
-            await asyncio.sleep(wait_s * random.uniform(0.5, 1))  # noqa: S311  not all at once, no secret
+                if isinstance(error, SuspicionError):
+                    self._version = None
+            if self._heard or loop.time() - began_s >= LASTED_S:
+                wait_s = RETRY_S
+                if not self.trouble:
+                    continue  # the end of a stream is nothing special
+            await asyncio.sleep(max(asked_s, wait_s) * random.uniform(0.5, 1) + asked_s / 2)  # noqa: S311  no secret
             wait_s = min(2 * wait_s, RETRY_S_MAX)
+
+    def expect(self, version: str) -> None:
+        """The collection has got to this version (of a write of ours): it must be heard of soon."""
+        number = _number(version)
+        if number > max(self._expected, _number(self._version or "")):
+            self._expected = number
+            self._doubt()
+
+    def suspect(self) -> None:
+        """Something contradicts what the watch says: everything is read anew soon, whatever is heard until then."""
+        self._expected = NEVER
+        self._doubt()
+
+    async def refresh(self) -> None:
+        """Returns when all that happened before this call has been told, however far behind the watch is.
+
+        Raises ApiError, UnreachableError.
+        """
+        missing = set(self.items)
+        await self._list(missing)
+        self._tell([(key, None) for key in missing])
+
+    def _doubt(self) -> None:
+        if self._due_s is None:
+            self._due_s = asyncio.get_running_loop().time() + SUSPECT_S
+            if self._patience is not None:
+                self._patience.reschedule(self._due_s)
 
     async def _begin(self) -> None:
         """Everything that is there. What was known and is not there any more is told as gone."""
         missing = set(self.items)
+        self._versions = {}  # a list is the truth, also after the server's own past was restored
         if self._streams:
             try:
                 self._version = await self._stream(missing)
@@ -96,10 +151,12 @@ class Watched(Generic[T]):
         if not self._streams:
             self._version = await self._list(missing)
         self._tell([(key, None) for key in missing])
+        self._expected, self._due_s = 0, None
         self.synced.set()
 
     async def _stream(self, missing: set[Key]) -> str:
-        watch = self._api.watch(self._path, None, {**self._query, "timeoutSeconds": "60"}, initial=True)
+        asked = {**self._query, "timeoutSeconds": "60"}
+        watch = self._api.watch(self._path, None, asked, initial=True, silent_s=LIST_SILENT_S_MAX)
         async for event, found in watch:
             if event == "BOOKMARK":
                 version = str(found["metadata"]["resourceVersion"])
@@ -118,18 +175,41 @@ class Watched(Generic[T]):
                 self._see("MODIFIED", found, missing)
         return version
 
-    async def _follow(self, version: str | None) -> None:
-        limit_s = str(int(random.uniform(*WATCH_S)))  # noqa: S311  as above
-        async for event, found in self._api.watch(self._path, version, {**self._query, "timeoutSeconds": limit_s}):
-            if event != "BOOKMARK":
-                self._see(event, found, None)
-            self._version = str(found["metadata"]["resourceVersion"])
+    async def _follow(self) -> None:
+        """Until the stream ends. Raises SuspicionError."""
+        limit_s = str(int(random.uniform(*WATCH_S)))  # noqa: S311  no secret
+        try:
+            async with asyncio.timeout_at(self._due_s) as self._patience:
+                query = {**self._query, "timeoutSeconds": limit_s}
+                async for event, found in self._api.watch(self._path, self._version, query):
+                    self._heard = True
+                    if event != "BOOKMARK":
+                        self._see(event, found, None)
+                    self._reach(str(found["metadata"]["resourceVersion"]))
+        except TimeoutError:
+            raise SuspicionError(f"watch {self._path}: it does not show what has happened") from None
+        finally:
+            self._patience = None
+
+    def _reach(self, version: str) -> None:
+        """The watch has told everything up to this version."""
+        if self._version is None or _number(version) >= _number(self._version):
+            self._version = version
+        if self._due_s is not None and _number(version) >= self._expected:
+            self._due_s = None
+            if self._patience is not None and not self._patience.expired():
+                self._patience.reschedule(None)
 
     def _see(self, event: str, found: Object, missing: set[Key] | None) -> None:
         metadata = found["metadata"]
-        key = Key(metadata.get("namespace", ""), metadata["name"])
+        key, version = Key(metadata.get("namespace", ""), metadata["name"]), _number(metadata["resourceVersion"])
         if missing is not None:
             missing.discard(key)
+        if version and version < self._versions.get(key, 0):
+            return
+        if key not in self._versions and len(self._versions) >= len(self.items) + GONE_MAX:
+            self._versions = {known: at for known, at in self._versions.items() if known in self.items}
+        self._versions[key] = version
         self._tell([(key, None if event == "DELETED" else self._read(found))])
 
     def _tell(self, seen: list[tuple[Key, T | None]]) -> None:
@@ -144,6 +224,11 @@ class Watched(Generic[T]):
                 changes.append(Change(key, old, new))
         if changes:
             self._changed(changes)
+
+
+def _number(version: str) -> int:
+    """Versions of one collection rise (KEP-5504); 0: this server's are no numbers, so nothing is told by them."""
+    return int(version) if version.isdecimal() else 0
 
 
 async def _close(watch: AsyncIterator[object]) -> None:

@@ -46,12 +46,16 @@ class Container:
         prober: Prober,
         environment: Callable[[Spec], Awaitable[dict[str, str]]],
         changed: Callable[[], None],
+        *,
+        here: Callable[[str], str] = str,
     ) -> None:
         self.spec = spec
         self._log = log
         self._prober = prober
         self._environment = environment
         self._changed = changed
+        self._here = here
+        """A word that names a path in the container, as it is meant on this machine."""
         self.state: Spec = {"waiting": {"reason": "ContainerCreating"}}
         self._last_state: Spec = {}
         self.started = self.ready = self.ending = False
@@ -96,6 +100,7 @@ class Container:
         """(exit code, the state `terminated`)."""
         env = await self._environment(self.spec)
         words = [_expanded(word, env) for word in (*self.spec.get("command", []), *self.spec.get("args", []))]
+        words, env = [self._here(word) for word in words], {name: self._here(env[name]) for name in env}
         began = now()
         with self._log.open("ab") as log:
             try:
@@ -161,18 +166,24 @@ class Container:
         self.ending = True
         if self.process is None or self.process.returncode is not None:
             return
-        self.signal(signal.SIGTERM)
         over = asyncio.create_task(self.process.wait())
-        while not over.done() and (left_s := self._end_s - time.monotonic()) > 0:
-            self._sooner.clear()
-            sooner = asyncio.create_task(self._sooner.wait())
-            await asyncio.wait((over, sooner), timeout=min(left_s, 3600), return_when=asyncio.FIRST_COMPLETED)
-            sooner.cancel()
+        before_s = self.spec.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        await self._over_within(over, time.monotonic() + before_s)
+        self.signal(signal.SIGTERM)
+        await self._over_within(over, math.inf)
         self.signal(signal.SIGKILL)
         await over
         if "terminated" not in self.state:
             self.state = _terminated(0, "Completed", now())
         self.ready = False
+
+    async def _over_within(self, over: asyncio.Task[int], until_s: float) -> None:
+        """Waits for the process until then, or until its time is over."""
+        while not over.done() and (left_s := min(self._end_s, until_s) - time.monotonic()) > 0:
+            self._sooner.clear()
+            sooner = asyncio.create_task(self._sooner.wait())
+            await asyncio.wait((over, sooner), timeout=min(left_s, 3600), return_when=asyncio.FIRST_COMPLETED)
+            sooner.cancel()
 
 
 def _terminated(code: int, reason: str, began: str) -> Spec:

@@ -1,7 +1,8 @@
 """One pod of the process kubelet: its address, its containers, and the status that it writes.
 
 Annotations order trouble: `kubelet.test/pull-seconds: "3"` (the image takes so long), `kubelet.test/image-error: "1"`
-(ImagePullBackOff for as long as it stands there).
+(ImagePullBackOff for as long as it stands there, or another reason if it is one), `kubelet.test/out-of-memory: "1"`
+(who is killed was killed for memory).
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.drivers.kubernetes.api import STRATEGIC, ApiError, Object, UnreachableError
 from tests.cluster.kubelet.container import Container, now
 from tests.cluster.kubelet.probing import Prober
+from tests.cluster.kubelet.volumes import Volumes
 
 if TYPE_CHECKING:
     from tests.cluster.kubelet.node import Node
 
 PULL_SECONDS, IMAGE_ERROR = "kubelet.test/pull-seconds", "kubelet.test/image-error"
+OUT_OF_MEMORY = "kubelet.test/out-of-memory"
 LOOK_S, RETRY_S = 0.05, 0.5
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 
@@ -41,6 +44,7 @@ class Pod:
         self._spec: dict[str, Any] = found["spec"]
         self._began = now()
         self._dirty = asyncio.Event()
+        self._volumes = Volumes(node.api, found, Path(node.logs) / self.uid, self._field)
         self._since: dict[str, tuple[str, str]] = {}
         self.containers = [self._container(spec) for spec in self._spec["containers"]]
         self._task = asyncio.create_task(self._live())
@@ -50,7 +54,7 @@ class Pod:
         ports = {port["name"]: port["containerPort"] for port in spec.get("ports", []) if "name" in port}
         log = Path(self._node.logs) / f"{self.namespace}_{self.name}_{spec['name']}.log"
         prober = Prober(self.ip, ports, self._node.session, self._node.probe_period_s)
-        one = Container(spec, log, prober, self._environment, self._dirty.set)
+        one = Container(spec, log, prober, self._environment, self._dirty.set, here=self._volumes.of(spec))
         self._node.on_container(self.name, one)
         return one
 
@@ -58,6 +62,8 @@ class Pod:
 
     async def _environment(self, spec: dict[str, Any]) -> dict[str, str]:
         env = {"PATH": os.environ["PATH"], "POD_IP": self.ip, "HOSTNAME": self.name}
+        if (kubeconfig := self._volumes.kubeconfig(spec)) is not None:
+            env["KUBECONFIG"] = kubeconfig
         for item in spec.get("env", []):
             source = item.get("valueFrom")
             env[item["name"]] = item.get("value", "") if source is None else await self._value(source)
@@ -90,12 +96,27 @@ class Pod:
             self._dirty.set()
             await asyncio.sleep(float(self._annotations().get(PULL_SECONDS, 0)))
             while IMAGE_ERROR in self._annotations():
+                ordered = self._annotations()[IMAGE_ERROR]
                 for one in self.containers:
-                    one.waits("ImagePullBackOff", f'Back-off pulling image "{one.spec["image"]}"')
+                    reason = "ImagePullBackOff" if ordered == "1" else ordered
+                    one.waits(reason, f'Back-off pulling image "{one.spec["image"]}"')
                 await asyncio.sleep(LOOK_S)
+            await self._mounted()
             policy = self._spec.get("restartPolicy", "Always")
             for one in self.containers:
                 group.create_task(one.run(policy, self._node.back_off))
+
+    async def _mounted(self) -> None:
+        """What its volumes are made of may still come."""
+        while True:
+            try:
+                await self._volumes.make()
+            except ApiError as error:
+                for one in self.containers:
+                    one.waits("ContainerCreating", f"FailedMount: {error}")
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
 
     def _annotations(self) -> dict[str, str]:
         return self.object["metadata"].get("annotations") or {}
@@ -171,6 +192,10 @@ class Pod:
     def _status(self) -> Object:
         """A strategic merge patch: it keeps the scheduler's condition, and the uid guards against a namesake."""
         states = [one.state for one in self.containers]
+        if OUT_OF_MEMORY in self._annotations():
+            for state in states:
+                if state.get("terminated", {}).get("exitCode") == 137:
+                    state["terminated"]["reason"] = "OOMKilled"
         if all("terminated" in state for state in states):
             phase = "Succeeded" if all(state["terminated"]["exitCode"] == 0 for state in states) else "Failed"
         else:

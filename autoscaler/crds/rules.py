@@ -1,0 +1,191 @@
+"""The rules of `autoscaler.rules` that one object can show, in CEL: refused when it is written, not when it is read.
+
+Owns their text. Each says the same sentence as its rule in Python, and a test on a real API server compares them. What
+CEL does not see, or at a cost that the API server refuses, stays there: variables that Pilotlight sets (`env` has
+values of two types), unknown placeholders, adapters' names beside aliases, much of what may be laid over a pod. https://kubernetes.io/docs/reference/using-api/cel
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from re import Pattern
+
+import msgspec
+
+from autoscaler.engines.table import ENGINES
+from autoscaler.not_yet import MESSAGE, SCHEMES
+from autoscaler.podspec import GPU, MANAGED_BY, OURS
+from autoscaler.rules import ADAPTER, ADAPTER_PATH, HOST, HUB, NAME, NAME_CHARS_MAX
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One rule in CEL over `self`. The message is a sentence, or with `says` an expression that makes one."""
+
+    rule: str
+    message: str
+    at: str = ""
+    """The key that is to be changed, below `self`: `.replicas.min`."""
+    says: bool = False
+    reason: str = "FieldValueInvalid"
+
+    def written(self) -> dict[str, str]:
+        """As a schema has it."""
+        message = {"messageExpression" if self.says else "message": self.message}
+        return {"rule": self.rule, **message, "reason": self.reason} | ({"fieldPath": self.at} if self.at else {})
+
+
+def not_yet(key: str) -> Rule:
+    """Refuses a key of `self`."""
+    return Rule(f"!has(self.{key})", MESSAGE, f".{key}", reason="FieldValueForbidden")
+
+
+def _whole(pattern: Pattern[str]) -> str:
+    """A CEL literal of a pattern that the whole text must match; RE2 takes it as Python does."""
+    return f"r'^(?:{pattern.pattern})$'"
+
+
+def _list(words: Collection[str]) -> str:
+    return "[" + ", ".join(f"'{word}'" for word in sorted(words)) + "]"
+
+
+_NEEDS = _list({name for name, engine in ENGINES.items() if engine.artifacts != "optional-file"})
+_FROM_HUB = _list({name for name, engine in ENGINES.items() if engine.artifacts == "file-or-hf"})
+_ADAPTED = _list({name for name, engine in ENGINES.items() if engine.adapters is not None})
+_SCHEME = f"r'^({'|'.join(sorted(SCHEMES))})://'"
+_NAME_WANTED = f"expected 1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
+_HUB_SAID = f"(self.engine in {_FROM_HUB} && self.artifact.startsWith('hf://'))"
+_PLAN = "is the plan's: leave it out"
+
+
+def _excludes() -> tuple[Rule, ...]:
+    """Arguments that an engine must not get together with adapters. (Equality and prefixes cost little.)"""
+    found = {name: engine.adapters.excludes for name, engine in ENGINES.items() if engine.adapters is not None}
+    return tuple(
+        Rule(
+            f"self.engine != '{name}' || size(self.adapters) == 0 || !self.args.exists(arg, "
+            f"{_list(_spelt(flags))}.exists(flag, arg == flag || arg.startsWith(flag + '=')))",
+            "not together with spec.adapters: it would mix them up",
+            ".args",
+        )
+        for name, flags in found.items()
+        if flags
+    )
+
+
+def _spelt(flags: Collection[str]) -> set[str]:
+    """With `_` for `-`, too."""
+    inner = {flag.lstrip("-"): flag for flag in flags}
+    return {*flags, *(flag.replace(word, word.replace("-", "_")) for word, flag in inner.items())}
+
+
+_ARTIFACT = (
+    Rule(
+        f"has(self.artifact) || !(self.engine in {_NEEDS})",
+        "'missing; engine ' + self.engine + ' needs one such as file:///path' + "
+        f"(self.engine in {_FROM_HUB} ? ' or hf://org/name@revision' : '')",
+        ".artifact",
+        says=True,
+    ),
+    Rule(
+        f"!has(self.artifact) || !{_HUB_SAID} || self.artifact.matches({_whole(HUB)})",
+        "expected hf://org/name@revision",
+        ".artifact",
+    ),
+    Rule(
+        f"!has(self.artifact) || {_HUB_SAID} || !self.artifact.matches({_SCHEME})",
+        f"self.artifact.split('://')[0] + ':// {MESSAGE} for engine ' + self.engine",
+        ".artifact",
+        says=True,
+        reason="FieldValueForbidden",
+    ),
+    Rule(
+        f"!has(self.artifact) || self.artifact.matches({_SCHEME}) || "
+        "(self.artifact.startsWith('file:///') && self.artifact.size() > 8)",
+        "expected an absolute path such as file:///models/a.gguf",
+        ".artifact",
+    ),
+)
+_COMMAND = (
+    Rule(
+        "self.engine == 'command' || size(self.command) == 0",
+        "'only engine `command` takes one; engine ' + self.engine + ' takes `args`'",
+        ".command",
+        says=True,
+    ),
+    Rule(
+        "self.engine != 'command' || self.command.exists(word, word.contains('{port}'))",
+        "expected a list of words of which one contains {port}: where it must listen",
+        ".command",
+    ),
+    *(
+        Rule(
+            f"self.engine != 'command' || has(self.{key}) || "
+            f"!self.command.exists(word, word.contains('{{{placeholder}}}'))",
+            f"{{{placeholder}}} needs spec.{key}",
+            ".command",
+        )
+        for placeholder, key in (("model_path", "artifact"), ("context_tokens", "contextTokens"))
+    ),
+)
+_SPEC = (
+    Rule(
+        "self.replicas.min <= self.replicas.max",
+        "expected at most replicas.max",
+        ".replicas.min",
+    ),
+    *_ARTIFACT,
+    Rule(
+        f"size(self.adapters) == 0 || self.engine in {_ADAPTED}",
+        "'engine ' + self.engine + ' takes none: name a Model that has it built in'",
+        ".adapters",
+        says=True,
+    ),
+    *_excludes(),
+    *_COMMAND,
+)
+_AMOUNTS = (Rule(f"!({json.dumps(GPU)} in self)", "is the plan's: say it with spec.gpu.count"),)
+_NOTES = (Rule(f"self.all(name, !name.startsWith({json.dumps(OURS)}) && name != {json.dumps(MANAGED_BY)})", _PLAN),)
+
+RULES: Mapping[tuple[str, str], tuple[Rule, ...]] = {
+    ("ModelDocument", ""): (
+        Rule(
+            "!(self.metadata.name in self.spec.aliases)",
+            "'`' + self.metadata.name + '` is already the Model\\'s own name'",
+            ".spec.aliases",
+            says=True,
+        ),
+    ),
+    ("ModelSpec", ""): _SPEC,
+    ("ModelSpec", "aliases[]"): (Rule(f"self.matches({_whole(NAME)})", _NAME_WANTED),),
+    ("ModelSpec", "readinessPath"): (Rule("self.matches(r'^/[!-~]*$')", "expected a path such as /health"),),
+    ("EngineTls", "serverName"): (
+        Rule(
+            f"self.size() <= {NAME_CHARS_MAX} && self.matches({_whole(HOST)})",
+            "expected a host name such as engine.example",
+        ),
+    ),
+    ("Adapter", "name"): (
+        Rule(
+            f"self.matches({_whole(ADAPTER)})",
+            "expected 1 to 63 letters, digits or ._- that begin and end with a letter or digit",
+        ),
+    ),
+    ("Adapter", "artifact"): (
+        Rule(
+            f"!self.matches({_SCHEME})",
+            f"self.split('://')[0] + ':// {MESSAGE} for adapters'",
+            says=True,
+            reason="FieldValueForbidden",
+        ),
+        Rule(
+            f"self.matches({_SCHEME}) || self.matches({_whole(ADAPTER_PATH)})",
+            "expected an absolute path such as file:///models/support.gguf, without any of , : = and quotes",
+        ),
+    ),
+    ("Resources", "requests"): _AMOUNTS,
+    ("Resources", "limits"): _AMOUNTS,
+    ("Pod", "labels"): _NOTES,
+    ("Pod", "annotations"): _NOTES,
+}
+"""(type, key) -> its rules; without a key those of the object itself, with `[]` those of each item."""

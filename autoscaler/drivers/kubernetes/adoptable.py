@@ -1,0 +1,294 @@
+"""What there is to adopt: Deployments and StatefulSets, their pods, and who else scales them, as little as is needed of
+each. Pure.
+
+Owns the reading of these objects. Of a workload: its annotations that mean something here, its scale, and whose that
+is. Of a pod: where it answers, which comes from its own template (a rollout may change it), and what became of its
+container. A pod that another kind of owner controls is none of the workload's, whatever its labels say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+from autoscaler.drivers.kubernetes.api import Object
+
+Kind = Literal["Deployment", "StatefulSet"]
+OURS, LINGO = "pilotlight.dev/", "lingo.substratus.ai/"
+OWNER = "pilotlight"
+"""Whose fields ours are (KEP-555)."""
+REPLICA, INTENT = OURS + "replica", OURS + "intent"
+"""On a pod: which Replica it is, and by which decision."""
+COST, GOES_FIRST = "controller.kubernetes.io/pod-deletion-cost", "-1000"
+CONTROLLERS: dict[Kind, str] = {"Deployment": "ReplicaSet", "StatefulSet": "StatefulSet"}
+"""What makes the pods of each."""
+PORT = 8080
+"""Where neither an annotation nor the container says."""
+CRASHES = "CrashLoopBackOff"
+
+
+class TargetKey(NamedTuple):
+    """Which workload."""
+
+    kind: Kind
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+class TargetSeen(NamedTuple):
+    """What is kept of a Deployment or StatefulSet that is annotated."""
+
+    key: TargetKey
+    uid: str
+    version: int
+    """Its resourceVersion: they rise."""
+    created_unix_s: int
+    notes: tuple[tuple[str, str], ...]
+    """Its annotations of both domains, in order."""
+    selector: str
+    container: str
+    """The one that serves."""
+    replicas: int
+    ours: bool
+    """Its scale is as we wrote it."""
+    scaled_by: str
+    """Whose field its scale is, where it is not ours; empty: nobody's (a merge patch to 0 leaves it so)."""
+    scaled_unix_s: float | None
+    since_adopted: bool
+    """By its scale subresource, as `kubectl scale` does, and after it was annotated; else it came to us so."""
+    trouble: str
+    """Why no pod can be made, as its controller says."""
+
+
+class ScalerSeen(NamedTuple):
+    """Another autoscaler and what it scales."""
+
+    target: TargetKey
+    title: str
+
+
+class PodSeen(NamedTuple):
+    """What is kept of a pod of a workload."""
+
+    name: str
+    uid: str
+    rank: int
+    """Its ordinal in a StatefulSet."""
+    replica: str
+    intent: str
+    goes_first: bool
+    created: str
+    ip: str
+    port: int
+    probe_port: int
+    path: str | None
+    """GET on it says whether it is ready; None: that it listens says so."""
+    kubelet_decides: bool
+    """Its readiness is something that only a kubelet can ask."""
+    ready: bool
+    started_unix_s: float | None
+    ended: str
+    """How its container ended; empty while it runs, waits, or is started again for the first time."""
+    over: bool
+    """The pod has ended for good, and only its object is left."""
+    waits: str
+    """Why no container runs; empty where one does."""
+    leaving: bool
+
+
+# --- workloads --------------------------------------------------------------------------------------------------------
+
+
+def read_target(kind: Kind, found: Object) -> TargetSeen | None:
+    """None where it is not annotated, or is being deleted."""
+    metadata, spec = found["metadata"], found["spec"]
+    annotations: dict[str, str] = metadata.get("annotations") or {}
+    notes = tuple(sorted((key, value) for key, value in annotations.items() if key.startswith((OURS, LINGO))))
+    if not any(key in (OURS + "models", LINGO + "models") for key, _ in notes) or "deletionTimestamp" in metadata:
+        return None
+    managed = metadata.get("managedFields") or []
+    ours, owner = _scaled_by(managed)
+    failure = [c for c in found.get("status", {}).get("conditions") or [] if _is(c, "ReplicaFailure")]
+    return TargetSeen(
+        key=TargetKey(kind, metadata["namespace"], metadata["name"]),
+        uid=metadata["uid"],
+        version=int(metadata["resourceVersion"]),
+        created_unix_s=int(_unix_s(metadata["creationTimestamp"])),
+        notes=notes,
+        selector=_selector(spec["selector"]),
+        container=_serving(spec["template"]["spec"]["containers"])["name"],
+        replicas=spec.get("replicas", 0),
+        ours=ours,
+        scaled_by=owner["manager"] if owner is not None else "",
+        scaled_unix_s=_unix_s(owner["time"]) if owner is not None and "time" in owner else None,
+        since_adopted=owner is not None
+        and owner.get("subresource") == "scale"
+        and str(owner.get("time", "")) > _annotated(managed),
+        trouble=failure[0].get("message", "") if failure else "",
+    )
+
+
+def _scaled_by(managed: list[dict[str, Any]]) -> tuple[bool, dict[str, Any] | None]:
+    """(whether spec.replicas is ours, else the newest entry of managedFields that has it)."""
+    owners = [one for one in managed if "f:replicas" in one.get("fieldsV1", {}).get("f:spec", {})]
+    if any((one["manager"], one.get("subresource")) == (OWNER, "scale") for one in owners):
+        return True, None
+    return False, max(owners, key=lambda one: str(one.get("time", "")), default=None)
+
+
+def _annotated(managed: list[dict[str, Any]]) -> str:
+    """When somebody last wrote what we serve it as; empty where nobody tells."""
+    writers = [
+        str(one.get("time", ""))
+        for one in managed
+        for key in one.get("fieldsV1", {}).get("f:metadata", {}).get("f:annotations", {})
+        if key in ("f:" + OURS + "models", "f:" + LINGO + "models")
+    ]
+    return max(writers, default="")
+
+
+def _selector(selector: dict[str, Any]) -> str:
+    """As a query has it."""
+    words = [f"{key}={value}" for key, value in sorted((selector.get("matchLabels") or {}).items())]
+    for one in selector.get("matchExpressions") or []:
+        key, values = one["key"], ",".join(one.get("values") or [])
+        words.append({
+            "In": f"{key} in ({values})", "NotIn": f"{key} notin ({values})", "Exists": key, "DoesNotExist": f"!{key}",
+        }[one["operator"]])  # fmt: skip
+    return ",".join(words)
+
+
+def read_scaler(kind: str, found: Object) -> ScalerSeen | None:
+    """A HorizontalPodAutoscaler or ScaledObject; None where it scales something else than we would."""
+    target = found["spec"].get("scaleTargetRef") or {}
+    scaled: str = target.get("kind", "Deployment")
+    metadata = found["metadata"]
+    for known in CONTROLLERS:
+        if scaled == known:
+            key = TargetKey(known, metadata["namespace"], target.get("name", ""))
+            return ScalerSeen(key, f"{kind} {metadata['name']}")
+    return None
+
+
+# --- pods -------------------------------------------------------------------------------------------------------------
+
+
+def pod_reader(key: TargetKey, container: str, port: int | None) -> Callable[[Object], PodSeen | None]:
+    """Reads the pods of one workload. `port`: the annotation's."""
+
+    def read(found: Object) -> PodSeen | None:
+        return read_pod(found, key, container, port)
+
+    return read
+
+
+def read_pod(found: Object, key: TargetKey, container: str, port: int | None = None) -> PodSeen | None:
+    """None of one that something else controls."""
+    metadata, status = found["metadata"], found.get("status", {})
+    owners = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
+    if not owners or owners[0]["kind"] != CONTROLLERS[key.kind]:
+        return None
+    containers = found["spec"]["containers"]
+    serving = next((one for one in containers if one["name"] == container), _serving(containers))
+    listens = port or _port(serving)
+    probe_port, path, kubelet_decides = _readiness(serving, listens)
+    states = {one["name"]: one for one in status.get("containerStatuses") or []}
+    now = states.get(serving["name"], {})
+    running = now.get("state", {}).get("running")
+    annotations: dict[str, str] = metadata.get("annotations") or {}
+    ended, over = _ended(status, now)
+    return PodSeen(
+        name=metadata["name"], uid=metadata["uid"], rank=_rank(key.kind, metadata["name"]),
+        replica=annotations.get(REPLICA, ""), intent=annotations.get(INTENT, ""),
+        goes_first=annotations.get(COST) == GOES_FIRST, created=metadata["creationTimestamp"],
+        ip=status.get("podIP", ""), port=listens, probe_port=probe_port, path=path, kubelet_decides=kubelet_decides,
+        ready=any(_is(one, "Ready") for one in status.get("conditions") or []),
+        started_unix_s=None if running is None else _unix_s(running["startedAt"]),
+        ended=ended, over=over, waits="" if running is not None else _waits(status, now),
+        leaving="deletionTimestamp" in metadata,
+    )  # fmt: skip
+
+
+def _serving(containers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The container that has a port named http, else the first with a port, else the first."""
+    named = [one for one in containers if any(port.get("name") == "http" for port in one.get("ports") or [])]
+    return (named or [one for one in containers if one.get("ports")] or containers)[0]
+
+
+def _port(container: dict[str, Any]) -> int:
+    ports = container.get("ports") or []
+    named = [port for port in ports if port.get("name") == "http"]
+    return next((int(port["containerPort"]) for port in (named or ports)), PORT)
+
+
+def _readiness(container: dict[str, Any], port: int) -> tuple[int, str | None, bool]:
+    """(port to ask, path to GET, only a kubelet can ask)."""
+    probe = container.get("readinessProbe")
+    if probe is None:
+        return port, None, False
+    if "tcpSocket" in probe:
+        return _number(container, probe["tcpSocket"]["port"], port), None, False
+    get = probe.get("httpGet")
+    if get is None or get.get("scheme", "HTTP") != "HTTP":
+        return port, None, True
+    return _number(container, get["port"], port), get.get("path") or "/", False
+
+
+def _number(container: dict[str, Any], port: int | str, otherwise: int) -> int:
+    """Ports may be named."""
+    if isinstance(port, int):
+        return port
+    named = {one.get("name"): int(one["containerPort"]) for one in container.get("ports") or []}
+    return named.get(port, otherwise)
+
+
+def _rank(kind: Kind, name: str) -> int:
+    ordinal = name.rpartition("-")[2]
+    return int(ordinal) if kind == "StatefulSet" and ordinal.isdecimal() else 0
+
+
+def _ended(status: dict[str, Any], container: dict[str, Any]) -> tuple[str, bool]:
+    """(how its container ended, whether that is for good). A kubelet starts it again, at first at once."""
+    state = container.get("state", {})
+    if status.get("phase") in ("Failed", "Succeeded"):
+        said = _how(state.get("terminated")) or ": ".join(_both(status)) or "was ended by the node"
+        return said, True
+    if state.get("waiting", {}).get("reason") == CRASHES:
+        return _how(container.get("lastState", {}).get("terminated")) or CRASHES, False
+    return _how(state.get("terminated")), False
+
+
+def _how(over: dict[str, Any] | None) -> str:
+    if over is None:
+        return ""
+    if over.get("reason") == "OOMKilled":
+        return "was killed for memory (OOMKilled)"
+    if over["exitCode"] == 137:
+        return "was killed by SIGKILL"
+    said = over.get("message", "")
+    return f"ended with status {over['exitCode']}" + (f": {said}" if said else "")
+
+
+def _waits(status: dict[str, Any], container: dict[str, Any]) -> str:
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] != "True":
+            return ": ".join(_both(condition)) or "it has no node yet"
+    waiting = container.get("state", {}).get("waiting", {})
+    return ": ".join(_both(waiting)) or "its container is being made"
+
+
+def _both(said: dict[str, Any]) -> Iterator[str]:
+    """Reason and message, as far as there are any."""
+    return (said[key] for key in ("reason", "message") if said.get(key))
+
+
+def _is(condition: dict[str, Any], kind: str) -> bool:
+    return (condition["type"], condition["status"]) == (kind, "True")
+
+
+def _unix_s(written: str) -> float:
+    return datetime.fromisoformat(written).timestamp()

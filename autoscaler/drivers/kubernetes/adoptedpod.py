@@ -1,0 +1,113 @@
+"""One pod of an adopted workload: which Replica it is, what stands on it, and what is said of it. Pure.
+
+Owns the form of what is observed of such a Replica, with or without a pod, and the name of one that nobody ordered.
+What follows from it for the workload is `scaling`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.kubernetes.adoptable import PodSeen
+from autoscaler.model import ADOPTED_HASH
+from autoscaler.world import Replica, ReplicaSeen, Seen
+
+EXITED = "exited"
+"""The proof of clean: its kubelet says that nothing runs any more. It holds no Slice of ours."""
+RELEASED = "released"
+"""The same of one that is no longer ours, whatever runs."""
+
+
+class Mark(NamedTuple):
+    """What shall stand on a pod: which Replica it is, and whether it goes first."""
+
+    pod: str
+    uid: str
+    replica: ReplicaId
+    intent: str
+    goes_first: bool
+
+
+@dataclass(slots=True)
+class Pod:
+    """One that is there."""
+
+    seen: PodSeen
+    since_s: float
+    answers: bool = False
+    replica: ReplicaId | None = None
+    intent: str = ""
+    slots: int = 1
+    told: tuple[Seen, str, str] | None = None
+    """What was last said of it: the state, what it waits for, its address."""
+    going: bool = False
+    """Its stop was ordered."""
+    spent: set[str] = field(default_factory=set)
+    """Replicas that it was: a mark that names one of them says nothing any more."""
+    finds: int = 0
+    """How often it became a Replica of its own name."""
+    marked: Mark | None = None
+    """What was last written on it."""
+
+    @property
+    def stays(self) -> bool:
+        """The workload's controller counts it."""
+        return not self.seen.leaving and not self.seen.over
+
+
+def mark_of(pod: Pod, *, ours: bool) -> Mark | None:
+    """What it lacks; a Replica of the pod's own name is known by that. `ours`: we choose who goes first."""
+    goes_first = pod.going and ours
+    mark = Mark(pod.seen.name, pod.seen.uid, pod.replica or ReplicaId(""), pod.intent, goes_first)
+    stands = (pod.seen.replica, pod.seen.goes_first) == (mark.replica, goes_first)
+    needless = not pod.seen.replica and not goes_first and mark.replica == own_name(pod.seen, 0)
+    return None if stands or needless or pod.marked == mark else mark
+
+
+def state_of(pod: Pod) -> Seen:
+    """How its Replica is."""
+    seen = pod.seen
+    if seen.ended:
+        return Seen.EXITED
+    if seen.leaving:
+        return Seen.LEAVING
+    if pod.answers:
+        return Seen.READY
+    was_ready = pod.told is not None and pod.told[0] in {Seen.READY, Seen.UNREADY}
+    return Seen.UNREADY if was_ready else Seen.STARTING
+
+
+def address_of(pod: PodSeen) -> str:
+    """Where its engine takes Calls."""
+    return f"{pod.ip}:{pod.port}" if pod.ip else ""
+
+
+def own_name(pod: PodSeen, finds: int) -> ReplicaId:
+    """Of the Replica that it becomes when nobody ordered one, for the n-th time. The uid tells namesakes apart, which a
+    StatefulSet makes again and again.
+    """
+    return ReplicaId(f"{pod.name}-{pod.uid[:5]}" + (f"-{finds + 1}" if finds else ""))
+
+
+def seen_of(
+    pod: Pod, model: ModelName, zero_unix_s: float, seen: Seen, *, reason: str = "", waits: str = "", proof: str = ""
+) -> ReplicaSeen:
+    """What is observed of its Replica. `zero_unix_s`: what a calendar said when the clock of observations was 0."""
+    of = pod.seen
+    return ReplicaSeen(
+        id=pod.replica or ReplicaId(""), model=model, spec_hash=ADOPTED_HASH, intent=pod.intent, slices=(),
+        memory_bytes=0, slots=pod.slots, seen=seen, address=address_of(of), rank=of.rank,
+        started_s=None if of.started_unix_s is None else of.started_unix_s - zero_unix_s,
+        reason=reason, waits=waits, proof=proof,
+    )  # fmt: skip
+
+
+def unbound(replica: Replica, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> ReplicaSeen:
+    """What is observed of a Replica that has no pod."""
+    return ReplicaSeen(
+        id=replica.id, model=replica.model, spec_hash=replica.spec_hash, intent=replica.intent, slices=replica.slices,
+        memory_bytes=replica.memory_bytes, compute_percent=replica.compute_percent, slots=replica.slots, seen=seen,
+        reason=reason, waits=waits, proof=proof,
+    )  # fmt: skip

@@ -1,0 +1,268 @@
+"""One adopted workload at the API server: its pods are watched and probed, its scale and its pods' marks are written.
+
+Owns the I/O around `scaling.Workload`, which decides. Writes are levels, one at a time: what changes while one is under
+way goes into the next; a server that does not answer is asked again for as long as something is to be written. Engines
+are asked by us, so that no Call waits for a kubelet's next probe; where only a kubelet can ask, its answer counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from autoscaler.drivers import probes
+from autoscaler.drivers.base import Observe
+from autoscaler.drivers.kubernetes.adoptable import COST, GOES_FIRST, INTENT, OWNER, REPLICA, PodSeen, read_pod
+from autoscaler.drivers.kubernetes.adoptedpod import Mark
+from autoscaler.drivers.kubernetes.adopting import port_of
+from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.scaling import Workload
+from autoscaler.drivers.kubernetes.watching import Change, Watched
+from autoscaler.world import Replica
+
+RETRY_S = 0.5
+REFUSALS_MAX = 20
+"""In a row of a server that is in trouble itself; then whoever waits for a pod is told."""
+TRANSIENT = 500
+"""Statuses from here on, and 409, are the server's trouble and not ours."""
+PLURALS = {"Deployment": "deployments", "StatefulSet": "statefulsets"}
+
+_log = logging.getLogger(__name__)
+
+
+class Means(NamedTuple):
+    """What all workloads of a driver share."""
+
+    api: Api
+    observe: Observe
+    clock: Callable[[], float]
+    pace: probes.Pace
+
+
+class Adoptee:
+    """Runs one `Workload`."""
+
+    def __init__(self, core: Workload, means: Means) -> None:
+        self.core = core
+        self.begun = asyncio.Event()
+        """Its pods have been observed."""
+        self._means = means
+        key = core.target.key
+        self._scale_path = f"/apis/apps/v1/namespaces/{key.namespace}/{PLURALS[key.kind]}/{key.name}/scale"
+        self._pods_path = f"/api/v1/namespaces/{key.namespace}/pods"
+        self._pods = Watched(
+            means.api, self._pods_path, self._read, self._pods_changed, labelSelector=core.target.selector
+        )
+        self._uids: dict[str, PodSeen] = {}
+        self._tasks = asyncio.TaskGroup()
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._dirty = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
+        self._refusals = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            async with self._tasks as tasks:
+                tasks.create_task(self._pods.run())
+                await self._pods.synced.wait()
+                await asyncio.gather(*(self._ask_once(pod) for pod in tuple(self._uids.values())))
+                self.core.begin(self._now_s())
+                self.settle()
+                self.begun.set()
+                await self._write_levels()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is heard of its pods."""
+        return self._pods.trouble
+
+    def start(self, replica: Replica) -> None:
+        """See Driver."""
+        self.core.start(replica, self._now_s())
+        self.settle()
+
+    def stop(self, replica: Replica) -> None:
+        """See Driver."""
+        self.core.stop(replica, self._now_s())
+        self.settle()
+
+    def lead(self) -> None:
+        """See SharedDriver."""
+        self.core.lead(self._now_s())
+        self.settle()
+
+    async def follow(self) -> None:
+        """See SharedDriver."""
+        self.core.follow()
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait((self._writing,))
+
+    def settle(self) -> None:
+        """After every change of the core: tells what there is to tell, and has written what there is to write."""
+        if told := self.core.take():
+            self._means.observe(told)
+        self._dirty.set()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (due_s := self.core.due_s()) is not None and self.begun.is_set():
+            wait_s = max(0.0, due_s - self._now_s())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        self.core.look(self._now_s())
+        self.settle()
+
+    def _now_s(self) -> float:
+        return self._means.clock()
+
+    # --- pods ---------------------------------------------------------------------------------------------------------
+
+    def _read(self, found: Object) -> PodSeen | None:
+        target = self.core.target
+        return read_pod(found, target.key, target.container, port_of(target))
+
+    def _pods_changed(self, changes: list[Change[PodSeen]]) -> None:
+        for _, old, new in changes:
+            if old is not None and (new is None or new.uid != old.uid):
+                self._uids.pop(old.uid, None)
+                self.core.see_pod(old.uid, None, self._now_s())
+            if new is not None:
+                self._uids[new.uid] = new
+                self.core.see_pod(new.uid, new, self._now_s())
+                if new.kubelet_decides:
+                    self.core.answered(new.uid, new.ready and not new.leaving, self._now_s())
+            for uid in {one.uid for one in (old, new) if one is not None}:
+                self._ask_or_not(uid)
+        self.settle()
+
+    def _ask_or_not(self, uid: str) -> None:
+        """A pod is probed for as long as its engine runs."""
+        pod, asking = self._uids.get(uid), self._asking.get(uid)
+        runs = pod is not None and pod.started_unix_s is not None and bool(pod.ip) and not pod.leaving and not pod.ended
+        if runs and pod is not None and not pod.kubelet_decides:
+            if asking is None:
+                self._asking[uid] = self._tasks.create_task(self._ask(uid))
+        elif asking is not None:
+            asking.cancel()
+            del self._asking[uid]
+
+    async def _ask(self, uid: str) -> None:
+        born_s, failed, ever, ready = self._now_s(), 0, False, False
+        while True:
+            await self._means.pace.turn()
+            pod, began_s = self._uids[uid], self._now_s()
+            answered = await _probe(pod)
+            failed, ever = (0, True) if answered else (failed + 1, ever)
+            says = bool(answered) or (not ever and self._uids[uid].ready)
+            pause_s = probes.READY_EVERY_S
+            if says is not ready and (says or failed >= probes.FAILURES_MAX):
+                ready = says
+                self.core.answered(uid, ready, self._now_s())
+                self.settle()
+            elif not ready and not ever:
+                pause_s = probes.every_s(self._now_s() - born_s, listens=answered is not None)
+            await asyncio.sleep(max(0.0, began_s + pause_s - self._now_s()))
+
+    async def _ask_once(self, pod: PodSeen) -> None:
+        """Engines that were there before us are ready at once."""
+        runs = pod.started_unix_s is not None and pod.ip and not pod.kubelet_decides and not pod.leaving
+        if runs and await _probe(pod):
+            self.core.answered(pod.uid, True, self._now_s())
+
+    # --- writes -------------------------------------------------------------------------------------------------------
+
+    async def _write_levels(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            self._writing = self._tasks.create_task(self._write_or_say())
+            await asyncio.wait((self._writing,))
+
+    async def _write_or_say(self) -> None:
+        """One write; what went wrong is tried again, or told."""
+        try:
+            await self._write()
+        except UnreachableError as error:
+            _log.warning("scale not written target=%s error=%s", self.core.target.key, error)
+            await self._again()
+        except ApiError as error:
+            self._refusals += 1
+            if (error.status == 409 or error.status >= TRANSIENT) and self._refusals < REFUSALS_MAX:
+                await self._again()
+            else:
+                self._refused(f"{self.core.target.key} cannot be scaled: {error}")
+        except FencedError:
+            self._refused("this autoscaler does not lead any more")
+        else:
+            self._refusals = 0
+
+    async def _again(self) -> None:
+        await asyncio.sleep(RETRY_S)
+        self._dirty.set()
+
+    def _refused(self, reason: str) -> None:
+        self._refusals = 0
+        self.core.refused(reason, self._now_s())
+        if told := self.core.take():
+            self._means.observe(told)
+
+    async def _write(self) -> None:
+        """Marks of those that go, then the scale, then the other marks."""
+        for mark in self.core.marks(going=True):
+            await self._mark(mark)
+        level = self.core.level()
+        if level is None:
+            self.core.nothing_to_write(self._now_s())
+        else:
+            key = self.core.target.key
+            scale = {
+                "apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": key.name},
+                "spec": {"replicas": level},
+            }  # fmt: skip
+            done = await self._means.api.apply(self._scale_path, scale, OWNER)
+            self.core.wrote(level, int(done["metadata"]["resourceVersion"]), self._now_s())
+            _log.info("scaled target=%s replicas=%d", key, level)
+        if told := self.core.take():
+            self._means.observe(told)
+        if self.core.level() is not None:
+            self._dirty.set()
+        for mark in self.core.marks(going=False):
+            await self._mark(mark)
+
+    async def _mark(self, mark: Mark) -> None:
+        """A pod without its mark only costs its name at the next leader's, or that another one goes first."""
+        notes = {REPLICA: mark.replica, INTENT: mark.intent, COST: GOES_FIRST if mark.goes_first else None}
+        try:
+            patch = {"metadata": {"uid": mark.uid, "annotations": notes}}
+            await self._means.api.patch(f"{self._pods_path}/{mark.pod}", patch)
+        except (ApiError, FencedError) as error:
+            _log.info("pod not marked pod=%s error=%s", mark.pod, error)
+        self.core.marked(mark)
+
+
+async def _probe(pod: PodSeen) -> bool | None:
+    """Whether it says 200, or listens where it has nothing to say; None: nobody listens."""
+    if pod.path is not None:
+        return await probes.probe(pod.ip, pod.probe_port, pod.path)
+    try:
+        async with asyncio.timeout(probes.PROBE_SECONDS_MAX):
+            _, writer = await asyncio.open_connection(pod.ip, pod.probe_port)
+            writer.close()
+    except (OSError, TimeoutError):
+        return None
+    return True
+
+
+def zero_unix_s(clock: Callable[[], float]) -> float:
+    """What a calendar said when `clock` was 0."""
+    return time.time() - clock()

@@ -1,0 +1,151 @@
+"""Sends Events on Models, which `kubectl describe` shows, while this process leads. I/O; what is told is `happenings`'.
+
+Owns a listener of the loop, which only takes down, and a task that sends: at most PER_S requests a second for all
+Models together, with a bound for each. core/v1 Events are written, not events.k8s.io: both are shown alike, and only of
+these may the words be brought up to date when a series goes on. An Event that is refused is dropped and counted; while
+nobody answers it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+from autoscaler.actions import Action
+from autoscaler.drivers.kubernetes import happenings
+from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, UnreachableError
+from autoscaler.drivers.kubernetes.happenings import Book, Due, Regarding
+from autoscaler.model import Model
+from autoscaler.world import Transition, World
+
+PER_S = 10.0
+RETRY_S = 10.0
+NAME_MAX = 200
+"""Characters of the Model's name in the name of an Event."""
+
+_log = logging.getLogger(__name__)
+
+
+class Decided(Protocol):
+    """What is needed of a step of the loop (`autoscaler.loop.Step`)."""
+
+    @property
+    def before(self) -> World:
+        """The World before it."""
+
+    @property
+    def after(self) -> World:
+        """The World after it."""
+
+    @property
+    def actions(self) -> Sequence[Action]:
+        """What was ordered."""
+
+    @property
+    def transitions(self) -> Sequence[Transition]:
+        """The moves of Replicas."""
+
+
+class Events:
+    """`regarding` says what object a Model's Events are about, `reporter` is the name of our pod."""
+
+    def __init__(
+        self,
+        api: Api,
+        reporter: str = "pilotlight",
+        regarding: Callable[[Model], Regarding | None] = happenings.regarding,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._api = api
+        self._reporter = reporter[:128]
+        self._regarding = regarding
+        self._clock = clock
+        self._wall = wall
+        self._book = Book()
+        self._news = asyncio.Event()
+        self.trouble = ""
+        """Why the last one was not sent; empty while all is well."""
+
+    @property
+    def dropped(self) -> int:
+        """Happenings that nobody was told of."""
+        return self._book.dropped
+
+    def note(self, about: Regarding, happening: happenings.Happening) -> None:
+        """Takes down one more, of whatever object."""
+        self._book.note(about, happening, self._clock())
+        self._news.set()
+
+    def on_step(self, step: Decided) -> None:
+        """Takes down what happened. What a leader before us did is not ours to tell."""
+        if not step.after.leads or not (step.transitions or step.actions):
+            return
+        for one in happenings.happenings(step.transitions, step.actions, step.before, step.after):
+            model = step.after.models.get(one.model) or step.before.models.get(one.model)
+            about = self._regarding(model) if model is not None else None
+            if about is not None:
+                self.note(about, one)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._news.clear()
+            while (due := self._book.take(self._clock())) is not None:
+                await self._send(due)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._book.wait_s(self._clock())):
+                    await self._news.wait()
+
+    async def _send(self, due: Due) -> None:
+        try:
+            await self._go_on(due)
+        except FencedError:
+            self._book.drop(due)
+            self._book.clear()
+        except UnreachableError as error:
+            self._book.put_back(due)
+            self._troubled(str(error))
+            await asyncio.sleep(RETRY_S)
+        except ApiError as error:
+            self._book.drop(due)
+            self._troubled(str(error))
+        else:
+            self.trouble = ""
+        await asyncio.sleep(1.0 / PER_S)
+
+    async def _go_on(self, due: Due) -> None:
+        """With the series that is there, or a new one."""
+        path = f"/api/v1/namespaces/{due.regarding.namespace}/events"
+        known = self._book.series(due)
+        if known is not None:
+            times = known.times + due.times
+            try:
+                await self._api.patch(f"{path}/{known.name}", dict(happenings.more(due, times, self._unix)))
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                self._book.forget(due)  # Events live for an hour
+            else:
+                self._book.sent(due, known.name, times)
+                return
+        name = f"{due.regarding.name[:NAME_MAX].rstrip('-.')}.{secrets.token_hex(8)}"
+        await self._api.create(path, dict(happenings.manifest(due, name, self._reporter, self._unix)))
+        self._book.sent(due, name, due.times)
+
+    def _unix(self, at_s: float) -> str:
+        moment = datetime.fromtimestamp(round(self._wall() + at_s - self._clock()), UTC)
+        return moment.isoformat().replace("+00:00", "Z")
+
+    def _troubled(self, trouble: str) -> None:
+        """Said once, until it is over or another."""
+        if trouble != self.trouble:
+            _log.warning("an Event cannot be sent: %s", trouble)
+        self.trouble = trouble

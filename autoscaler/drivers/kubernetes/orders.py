@@ -1,0 +1,230 @@
+"""What the driver asks of the API server: a Replica's pod made, marked and deleted, surely and only once. I/O.
+
+Owns the patience. No answer, a server that is busy and a quota that is used up are no failed start: the order goes on,
+with growing pauses, and says what it waits for; a refusal for good is one. Promises: a second create of a decision
+finds the first; a pod is deleted by its uid, and by the version that shows our own mark, so that a leader who is no
+more deletes nothing that another has taken over; what may not be written any more (FencedError) is left to whoever
+leads then, and is no failed start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers.kubernetes import pods
+from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.pods import PodSeen
+from autoscaler.drivers.kubernetes.watching import Key, Watched
+from autoscaler.world import Replica
+
+RETRY_S, RETRY_S_MAX = 0.5, 10.0
+"""Pauses of an order that cannot be carried out yet: a quota is looked at, a server asked, so often."""
+CONFLICTS_MAX = 20
+"""Versions that a pod may run through (its kubelet writes, too) between our mark and our delete."""
+BUSY = frozenset((429, 503, 504))
+"""From a server that cannot now."""
+QUOTA = "exceeded quota"
+"""How the API server says that a ResourceQuota is used up (403)."""
+NO_ANSWER = "the API server does not answer"
+
+_log = logging.getLogger(__name__)
+
+
+class Hears(Protocol):
+    """Who is told what comes of a start."""
+
+    def start_waits(self, replica: Replica, reason: str) -> None:
+        """It is tried on; no fault of its own."""
+
+    def start_refused(self, replica: Replica, reason: str) -> None:
+        """There will be no pod."""
+
+    def is_gone(self, replica: Replica) -> None:
+        """What is to be stopped does not exist."""
+
+
+class Orders:
+    """Of one namespace. `watched` are its pods of ours. Each order is a coroutine, to be run as a task."""
+
+    def __init__(self, api: Api, path: str, watched: Watched[PodSeen], hears: Hears) -> None:
+        self._api = api
+        self._path = path
+        self._watched = watched
+        self._hears = hears
+        self._making: dict[ReplicaId, asyncio.Event] = {}
+        """Creates under way; set: it is wanted no more."""
+        self._made: dict[ReplicaId, asyncio.Event] = {}
+        """The same; set: its request is over, whatever came of it."""
+
+    def known(self, name: str) -> PodSeen | None:
+        """The pod as the watch has it."""
+        return self._watched.items.get(Key(self._path.split("/")[4], name))
+
+    # --- make ---------------------------------------------------------------------------------------------------------
+
+    async def create(self, replica: Replica, wanted: Object) -> None:
+        """Makes the pod, or finds that it was made."""
+        if replica.id in self._making:
+            return
+        unwanted = self._making[replica.id] = asyncio.Event()
+        over = self._made[replica.id] = asyncio.Event()
+        try:
+            await self._create(replica, wanted, unwanted)
+        except FencedError:
+            _log.info("not started: another leads now replica=%s", replica.id)
+        finally:
+            del self._making[replica.id], self._made[replica.id]
+            over.set()
+
+    async def _create(self, replica: Replica, wanted: Object, unwanted: asyncio.Event) -> None:
+        pauses = _Pauses()
+        while not unwanted.is_set():
+            try:
+                await self._create_once(replica, wanted)
+            except UnreachableError:
+                reason = NO_ANSWER
+            except ApiError as error:
+                reason = error.message or error.reason
+                if not _passes(error):
+                    self._hears.start_refused(replica, f"its pod was refused: {reason}")
+                    return
+            else:
+                return
+            if unwanted.is_set():
+                return
+            self._hears.start_waits(replica, reason)
+            await pauses.rest(unwanted)
+
+    async def _create_once(self, replica: Replica, wanted: Object) -> None:
+        try:
+            made = await self._api.create(self._path, wanted)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            made = await self._api.get(f"{self._path}/{wanted['metadata']['name']}")
+            found = pods.read(made)
+            if found is None or not pods.same(found, replica):
+                raise ApiError(409, error.reason, "a pod of its name exists that another made") from error
+        self._watched.expect(str(made["metadata"]["resourceVersion"]))
+
+    # --- end ----------------------------------------------------------------------------------------------------------
+
+    async def delete(self, replica: Replica, grace_s: float) -> None:
+        """Marks its pod and deletes it, with so much time."""
+        if replica.id in self._making:
+            self._making[replica.id].set()
+            await self._made[replica.id].wait()
+        epoch = str(replica.drain.epoch) if replica.drain is not None else "0"
+        await self._surely(replica.id, lambda: self._delete(replica, epoch, math.ceil(grace_s)))
+
+    async def remove(self, pod: PodSeen) -> None:
+        """Deletes the object of a pod whose engine does not run: it has told all it can."""
+        await self._surely(pod.replica, lambda: self._delete_very(pod, None, 0))
+
+    async def unmark(self, pod: PodSeen) -> None:
+        """Takes the mark of a leader before us off a pod that is not deleted: who wrote it can delete it no more."""
+        body = {"metadata": {"uid": pod.uid, "annotations": {pods.DRAIN: None}}}
+        await self._surely(pod.replica, lambda: self._mark(pod, body))
+
+    async def _delete(self, replica: Replica, epoch: str, grace_s: int) -> None:
+        name = pods.name_of(replica.id)
+        pod = self.known(name)
+        if pod is None:
+            found = await self._look(name)
+            pod = None if found is None else pods.read(found)
+            if pod is None or pod.intent != replica.intent:  # a namesake is not it
+                self._hears.is_gone(replica)
+                return
+        if pod.leaving or pod.ended:
+            await self._delete_very(pod, None, grace_s)
+            return
+        marked = await self._mark(pod, {"metadata": {"uid": pod.uid, "annotations": {pods.DRAIN: epoch}}})
+        for _ in range(CONFLICTS_MAX):
+            if marked is None or (marked["metadata"].get("annotations") or {}).get(pods.DRAIN) != epoch:
+                _log.info("not deleted: another leader has taken it over replica=%s", replica.id)
+                return
+            if await self._delete_very(pod, str(marked["metadata"]["resourceVersion"]), grace_s):
+                return
+            marked = await self._look(name)
+            if marked is None or marked["metadata"]["uid"] != pod.uid:
+                return
+        raise UnreachableError(f"DELETE {name}: it changes all the time")
+
+    async def _mark(self, pod: PodSeen, body: Object) -> Object | None:
+        """The pod with the mark; None where it is gone."""
+        try:
+            return await self._api.patch(f"{self._path}/{pod.name}", body, MERGE)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            self._watched.suspect()
+            return None
+
+    async def _delete_very(self, pod: PodSeen, version: str | None, grace_s: int) -> bool:
+        """Deletes this very pod; False where it is not any more what it was."""
+        path = f"{self._path}/{pod.name}"
+        try:
+            left = await self._api.delete(path, uid=pod.uid, version=version, grace_s=grace_s)
+        except ApiError as error:
+            if error.status == 404:
+                self._watched.suspect()
+                return True
+            if error.status != 409:
+                raise
+            if version is None:  # a namesake, which the watch has not told of
+                self._watched.suspect()
+            return False
+        self._watched.expect(str(left.get("metadata", {}).get("resourceVersion", "")))
+        return True
+
+    async def _look(self, name: str) -> Object | None:
+        try:
+            return await self._api.get(f"{self._path}/{name}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+
+    async def _surely(self, replica: ReplicaId, ask: Callable[[], Awaitable[object]]) -> None:
+        """Again until it was answered: it is idempotent, and what is not deleted would hold its devices for ever."""
+        pauses, said = _Pauses(), False
+        while True:
+            try:
+                await ask()
+            except FencedError:
+                _log.info("left to who leads now replica=%s", replica)
+            except (UnreachableError, ApiError) as error:
+                if not said and not isinstance(error, UnreachableError) and not _passes(error):
+                    _log.error("its pod cannot be changed; it is tried on replica=%s error=%s", replica, error)
+                    said = True
+                await pauses.rest()
+                continue
+            return
+
+
+class _Pauses:
+    """They grow, and no two orders keep the same."""
+
+    def __init__(self) -> None:
+        self._next_s = RETRY_S
+
+    async def rest(self, sooner: asyncio.Event | None = None) -> None:
+        pause_s = self._next_s * random.uniform(0.5, 1)  # noqa: S311  no secret
+        self._next_s = min(2 * self._next_s, RETRY_S_MAX)
+        try:
+            async with asyncio.timeout(pause_s):
+                await (sooner or asyncio.Event()).wait()
+        except TimeoutError:
+            return
+
+
+def _passes(error: ApiError) -> bool:
+    """Whether the same request may succeed later with nothing changed in it."""
+    contended = error.status == 409 and error.reason == "Conflict"  # of a ResourceQuota that others use, too
+    return error.status in BUSY or contended or (error.status == 403 and QUOTA in error.message)

@@ -1,0 +1,344 @@
+"""One adopted workload: which of its pods is which Replica, what its scale shall be, and what is seen of it. Pure.
+
+A Deployment's pods have no names that we choose, so the driver's orders are a level: as many Replicas as are wanted,
+and pods that come are given to those that wait. Promises: no pod is two Replicas; pods that nobody ordered (a person's,
+a rollout's) become Replicas only up to the scale, so that what surges is not taken for too many; what is stopped goes
+first (its deletion costs less); and what really ended is told, whichever that was: who was to go and stays, because
+another went, is told as gone and found anew. Nothing is written where the scale is not ours. Times are `now_s`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec.structs import replace
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers.kubernetes.adoptable import PodSeen, TargetSeen
+from autoscaler.drivers.kubernetes.adoptedpod import (
+    EXITED,
+    RELEASED,
+    Mark,
+    Pod,
+    address_of,
+    mark_of,
+    own_name,
+    seen_of,
+    state_of,
+    unbound,
+)
+from autoscaler.model import Model
+from autoscaler.world import Replica, ReplicaSeen, Seen
+
+UNORDERED_S = 1.0
+"""A pod without a mark may be one that the leader just ordered: it becomes a Replica of its own name only then."""
+
+
+class Mode(Enum):
+    """Whose the scale is."""
+
+    LEVEL = "ours"
+    TOGGLE = "another autoscaler's, but for zero"
+    HELD = "a person's, for a while"
+    RELEASED = "its owner's again"
+
+
+class Workload:
+    """One Deployment or StatefulSet. After each call `take` has what is to be observed."""
+
+    def __init__(self, target: TargetSeen, model: Model, mode: Mode, zero_unix_s: float = 0.0) -> None:
+        self._zero_unix_s = zero_unix_s
+        """What a calendar said when `now_s` was 0."""
+        self.target = target
+        self.model = model
+        self.mode = mode
+        self._pods: dict[str, Pod] = {}
+        self._orders: dict[ReplicaId, Replica] = {}
+        """Replicas that wait for a pod, oldest first."""
+        self._told: list[ReplicaSeen] = []
+        self._leads = False
+        """Orders are given to us: only then anything is written."""
+        self._begun = False
+        self._due = False
+        """The scale may have to be written."""
+        self._version = 0
+        """Of the workload as we last wrote it: what is older says nothing about what came of it."""
+
+    def take(self) -> tuple[ReplicaSeen, ...]:
+        """What there is to observe since the last time."""
+        told, self._told = tuple(self._told), []
+        return told
+
+    def knows(self, replica: ReplicaId) -> bool:
+        """Whether it is one of this workload's."""
+        return replica in self._orders or self._pod_of(replica) is not None
+
+    @property
+    def empty(self) -> bool:
+        """Nothing of it is known to anybody."""
+        return not self._orders and not any(pod.replica for pod in self._pods.values())
+
+    def end_all(self, reason: str) -> None:
+        """Every Replica is over, whatever runs."""
+        for pod in self._pods.values():
+            self._end(pod, reason, RELEASED)
+
+    # --- leadership ---------------------------------------------------------------------------------------------------
+
+    def lead(self, now_s: float) -> None:
+        """Nothing is ordered yet; all there is is told again."""
+        self._forget_orders()
+        self._leads = True
+        for pod in self._pods.values():
+            pod.told = pod.marked = None
+            pod.since_s = min(pod.since_s, now_s - UNORDERED_S)
+        self._look(now_s)
+
+    def follow(self) -> None:
+        """Somebody else orders from now on."""
+        self._forget_orders()
+        self._leads = False
+
+    def _forget_orders(self) -> None:
+        self._orders.clear()
+        self._due = False
+        for pod in self._pods.values():
+            pod.going = False
+
+    # --- what is seen -------------------------------------------------------------------------------------------------
+
+    def see_target(self, target: TargetSeen, model: Model, mode: Mode, now_s: float) -> None:
+        """It, what is made of it, or whose its scale is, has changed."""
+        renamed = model.name != self.model.name
+        self.target, self.mode = target, mode
+        if renamed:
+            self.end_all("its workload serves another Model now")
+        self.model = model
+        self._look(now_s)
+
+    def see_pod(self, uid: str, new: PodSeen | None, now_s: float) -> None:
+        """A pod came, changed or went (None)."""
+        known = self._pods.get(uid)
+        if new is None:
+            if known is not None:
+                self._end(known, known.seen.ended or "stopped", EXITED)
+                del self._pods[uid]
+        elif known is None:
+            self._pods[uid] = Pod(new, now_s)
+        else:
+            if new.replica not in ("", known.seen.replica, known.replica, *known.spent):
+                self._end(known, "another leader gave its pod to another Replica", RELEASED)
+            known.seen = new
+            known.answers = known.answers and bool(new.ip) and not new.ended
+        self._look(now_s)
+
+    def answered(self, uid: str, answers: bool, now_s: float) -> None:
+        """Whether a pod's engine takes Calls."""
+        pod = self._pods.get(uid)
+        if pod is not None and pod.answers is not answers:
+            pod.answers = answers
+            self._look(now_s)
+
+    def begin(self, now_s: float) -> None:
+        """All pods that were there have been seen: from now on they are Replicas."""
+        self._begun = True
+        for pod in self._pods.values():
+            pod.since_s = now_s - UNORDERED_S
+        self._look(now_s)
+
+    def look(self, now_s: float) -> None:
+        """Time has passed."""
+        self._look(now_s)
+
+    def due_s(self) -> float | None:
+        """When time alone makes a Replica of a pod; None: only observations can."""
+        if self._room() <= 0:
+            return None
+        return min((pod.since_s + UNORDERED_S for pod in self._free()), default=None)
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def start(self, replica: Replica, now_s: float) -> None:
+        """One more is wanted; of one that is there its state is told again."""
+        self._leads = True
+        pod = self._pod_of(replica.id)
+        if pod is not None:
+            pod.told = None
+        elif replica.id not in self._orders:
+            self._orders[replica.id] = replica
+            self._due = True
+        self._look(now_s)
+
+    def stop(self, replica: Replica, now_s: float) -> None:
+        """One less. Of one that is not there nothing is left."""
+        self._leads = True
+        pod = self._pod_of(replica.id)
+        if pod is None:
+            self._due = self._orders.pop(replica.id, None) is not None or self._due
+            self._told.append(unbound(replica, Seen.CLEAN, proof=EXITED))
+        elif self.mode is Mode.RELEASED:
+            self._end(pod, "its workload is no longer ours", RELEASED)
+        elif not pod.going:
+            pod.going = self._due = True
+        self._look(now_s)
+
+    # --- what is to be written ----------------------------------------------------------------------------------------
+
+    def level(self) -> int | None:
+        """The scale that is to be written now; None: none is."""
+        count = len(self._alive()) + len(self._orders)
+        if not self._leads or not self._due or (count == self.target.replicas and self._settled()):
+            return None
+        if self.mode is Mode.LEVEL:
+            return count
+        if self.mode is Mode.TOGGLE and (not count or not self.target.replicas):
+            return min(count, 1)
+        return None
+
+    def wrote(self, level: int, version: int, now_s: float) -> None:
+        """The scale is `level` as of `version`."""
+        self._version = max(self._version, version)
+        self._due = level != self.level()
+        if not self._due:
+            self._look(now_s)
+
+    def nothing_to_write(self, now_s: float) -> None:
+        """The scale is right, or not ours."""
+        self._due = False
+        self._look(now_s)
+
+    def refused(self, reason: str, now_s: float) -> None:
+        """The scale cannot be written: who waits for a pod has failed, who was to go stays."""
+        for replica in self._orders.values():
+            self._told += (unbound(replica, Seen.EXITED, reason=reason), unbound(replica, Seen.CLEAN, proof=EXITED))
+        self._orders.clear()
+        self._due = False
+        self._look(now_s)
+
+    def marks(self, *, going: bool) -> list[Mark]:
+        """What is to be written on pods: before the scale on those that go, after it on the others."""
+        replicas = [pod for pod in self._pods.values() if pod.replica and pod.stays and pod.going is going]
+        wanted = [mark_of(pod, ours=self.mode is Mode.LEVEL) for pod in replicas if self._leads]
+        return [mark for mark in wanted if mark is not None]
+
+    def marked(self, mark: Mark) -> None:
+        """It was written."""
+        pod = self._pods.get(mark.uid)
+        if pod is not None:
+            pod.marked = mark
+
+    # --- which pod is which Replica -----------------------------------------------------------------------------------
+
+    def _look(self, now_s: float) -> None:
+        """Everything that follows from what is known."""
+        if not self._begun:
+            return
+        for pod in self._pods.values():
+            self._tell(pod)
+        self._rescue()
+        self._bind(now_s)
+        for replica in self._orders.values():
+            if self.target.trouble != replica.waits:
+                self._orders[replica.id] = replace(replica, waits=self.target.trouble)
+                self._told.append(unbound(replica, Seen.STARTING, waits=self.target.trouble))
+
+    def _bind(self, now_s: float) -> None:
+        """Pods to Replicas: by their marks, then to those that wait, then by their own names while there is room."""
+        for pod in self._free():
+            mark = pod.seen.replica
+            if mark and mark not in pod.spent and self._pod_of(ReplicaId(mark)) is None:
+                order = self._orders.pop(ReplicaId(mark), None)
+                self._take(pod, ReplicaId(mark), pod.seen.intent, self.model.slots if order is None else order.slots)
+        for pod, id in zip(self._free(), tuple(self._orders), strict=False):
+            order = self._orders.pop(id)
+            self._take(pod, id, order.intent, order.slots)
+        for pod in self._free():
+            if self._room() > 0 and now_s >= pod.since_s + UNORDERED_S:
+                self._take(pod, own_name(pod.seen, pod.finds), pod.seen.uid[:8], self.model.slots)
+                pod.finds += 1
+
+    def _take(self, pod: Pod, replica: ReplicaId, intent: str, slots: int) -> None:
+        pod.replica, pod.intent, pod.slots, pod.told, pod.going = replica, intent, slots, None, False
+        self._tell(pod)
+
+    def _free(self) -> list[Pod]:
+        """Pods that are no Replica and could be: those that answer first, then the oldest."""
+        if self.mode is Mode.RELEASED:
+            return []
+        free = [pod for pod in self._pods.values() if pod.replica is None and pod.stays and not pod.seen.ended]
+        return sorted(free, key=lambda pod: (not pod.answers, pod.seen.rank, pod.seen.created, pod.seen.name))
+
+    def _alive(self) -> list[Pod]:
+        """Replicas that are to stay."""
+        return [pod for pod in self._pods.values() if pod.replica and pod.stays and not pod.going]
+
+    def _room(self) -> int:
+        """How many more pods there may be that nobody ordered."""
+        settled = self._settled() and not (self._due and self.mode is Mode.LEVEL)
+        return self.target.replicas - len(self._alive()) if settled else 0
+
+    def _settled(self) -> bool:
+        """What is known of the workload is not older than our last write."""
+        return self.target.version >= self._version
+
+    def _pod_of(self, replica: ReplicaId) -> Pod | None:
+        return next((pod for pod in self._pods.values() if pod.replica == replica), None)
+
+    # --- what is told -------------------------------------------------------------------------------------------------
+
+    def _tell(self, pod: Pod) -> None:
+        """What is new of a Replica."""
+        if pod.replica is None:
+            return
+        seen, before = state_of(pod), None if pod.told is None else pod.told[0]
+        if seen is Seen.EXITED or before is Seen.EXITED:  # its pod goes; what its kubelet starts there is not it
+            if before is not Seen.EXITED:
+                self._say(pod, seen, reason=pod.seen.ended)
+            self._crashed(pod)
+        elif seen is Seen.LEAVING:
+            if before is not Seen.LEAVING and not pod.going:
+                self._say(pod, seen, reason="its pod is being deleted")
+        else:
+            if before is None and seen is not Seen.STARTING:
+                self._say(pod, Seen.STARTING)
+            now = (seen, pod.seen.waits, address_of(pod.seen))
+            if pod.told != now:
+                self._say(pod, seen, waits=pod.seen.waits)
+
+    def _crashed(self, pod: Pod) -> None:
+        """Its engine has ended. Its pod goes, too, where only it would; else what its kubelet starts is found anew."""
+        if pod.seen.leaving or pod.going or not self._leads:
+            return
+        ranks = [other.seen.rank for other in self._pods.values() if other.stays]
+        lowers = self.mode is Mode.LEVEL or (self.mode is Mode.TOGGLE and self._alive() == [pod])
+        if pod.seen.over or not lowers or pod.seen.rank < max(ranks):
+            self._end(pod, pod.seen.ended, EXITED)
+        else:
+            pod.going = self._due = True
+
+    def _rescue(self) -> None:
+        """Who was to go and stays, because another went or nothing was written, is a Replica anew."""
+        staying = [pod for pod in self._pods.values() if pod.stays]
+        if self._due or not self._settled() or len(staying) > self.target.replicas:
+            return
+        for pod in staying:
+            if pod.going:
+                self._end(pod, "its pod stays", RELEASED)
+
+    def _end(self, pod: Pod, reason: str, proof: str) -> None:
+        """Its Replica is over; the pod may become another."""
+        if pod.replica is None:
+            return
+        before = None if pod.told is None else pod.told[0]
+        if before is not Seen.EXITED:
+            if before is not Seen.LEAVING and not pod.going:
+                self._say(pod, Seen.LEAVING, reason=reason)  # which is no failure of its engine
+            self._say(pod, Seen.EXITED, reason=reason)
+        self._say(pod, Seen.CLEAN, proof=proof)
+        pod.spent |= {pod.seen.replica, pod.replica}
+        pod.replica, pod.told, pod.going = None, None, False
+
+    def _say(self, pod: Pod, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> None:
+        said = seen_of(pod, self.model.name, self._zero_unix_s, seen, reason=reason, waits=waits, proof=proof)
+        pod.told = (seen, waits, said.address)
+        self._told.append(said)

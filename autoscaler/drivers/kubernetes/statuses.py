@@ -1,0 +1,228 @@
+"""Writes the status of every Model object, while this process leads. I/O.
+
+Owns how often: what is news (conditions, Replicas by state) at most once in NEWS_S for one Model, what merely changes
+(Calls, what is learned, messages) at most once in CHANGE_S, and PER_S writes a second of all Models together, who waits
+longest first. Promises: Models at rest cost no request; a step of the loop costs nothing, however many Models there
+are; what the API server has is read once at the beginning of each leadership, and nothing that is there already is
+written again. It is written by server-side apply of the whole status, so that no person's edit of a spec can conflict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from autoscaler.actions import Plan, Unmet
+from autoscaler.contract import ModelName
+from autoscaler.drivers.kubernetes import status
+from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.status import NO_STATUS, Clocks, Status
+from autoscaler.drivers.kubernetes.subjects import Subject
+from autoscaler.world import World
+
+API_VERSION, OWNER = "pilotlight.dev/v1alpha1", "pilotlight"
+NEWS_S, CHANGE_S = 1.0, 60.0
+"""Of one Model: so long after the last write at the earliest."""
+PER_S = 20.0
+"""Writes of all Models in a second: what the API server is asked for at most."""
+LOOK_S, LOOK_S_MAX = 0.2, 1.0
+"""Between two looks at the World: at the least, and where it did not change."""
+RETRY_S = 10.0
+"""After a refusal, or while the API server does not answer."""
+
+_log = logging.getLogger(__name__)
+
+
+class Decided(Protocol):
+    """What is needed of a step of the loop (`autoscaler.loop.Step`)."""
+
+    @property
+    def after(self) -> World:
+        """The World after it."""
+
+    @property
+    def plan(self) -> Plan:
+        """The last Plan."""
+
+
+class _Kept:
+    """One Model object: what the API server has of its status, and when it is to be written."""
+
+    __slots__ = ("due_s", "status", "subject", "weight", "wrote_s")
+
+    def __init__(self, one: Subject, known: Status) -> None:
+        self.subject = one
+        self.status = known
+        self.weight = status.weight(known)
+        self.wrote_s = -math.inf
+        self.due_s = math.inf
+
+
+class Statuses:
+    """A listener of the loop, and a task."""
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        namespaces: Sequence[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`namespaces`: those that may be read; None: all."""
+        self._api = api
+        root = f"/apis/{API_VERSION}"
+        within = [root] if namespaces is None else [f"{root}/namespaces/{one}" for one in namespaces]
+        self._collections = [f"{one}/models" for one in within]
+        self._clock = clock
+        self._wall = wall
+        self._world = self._looked = World(epoch=0)
+        self._unmet: tuple[Unmet, ...] = ()
+        self._looked_unmet: dict[ModelName, Unmet] = {}
+        self._subjects: Sequence[Subject] = ()
+        self._told: Sequence[Subject] = ()
+        """What `_subjects` is from the next step on."""
+        self._news = asyncio.Event()
+        self._epoch = -1
+        """Of the leadership that `_kept` is of."""
+        self._kept: dict[str, _Kept] = {}
+        """One for each object, by its uid."""
+        self.trouble = ""
+        """Why the last write, or the reading at the beginning, was not done; empty while all is well."""
+
+    def put(self, subjects: Iterable[Subject]) -> None:
+        """All Model objects there are. To be called when the loop was given the documents that they are: they count
+        from its next step on, so that no status claims a generation that is not decided by.
+        """
+        self._told = tuple(subjects)
+
+    def on_step(self, step: Decided) -> None:
+        """Takes the newest World; what it means for whom is looked at later."""
+        self._world, self._unmet, self._subjects = step.after, step.plan.unmet, self._told
+        self._news.set()
+
+    async def run(self) -> None:
+        """Until cancelled. While another leads nothing is kept, for what it writes is not known here."""
+        while True:
+            try:
+                if self._leads(self._world.epoch):
+                    await self._lead(self._world.epoch)
+            except FencedError:
+                await asyncio.sleep(LOOK_S_MAX)  # another leads now; the World will say so
+            except (ApiError, UnreachableError) as error:
+                self._troubled(f"statuses of Models are not kept up: {error}")
+                await asyncio.sleep(RETRY_S)
+            self._news.clear()
+            await self._news.wait()  # there is a step every second
+
+    async def flush(self, within_s: float) -> None:
+        """Writes what merely changed, as far as there is time: at the end, after `run` and before another leads."""
+        with contextlib.suppress(TimeoutError, ApiError, UnreachableError, FencedError):
+            async with asyncio.timeout(within_s):
+                for kept in sorted(self._kept.values(), key=lambda kept: kept.due_s):
+                    if math.isfinite(kept.due_s) and self._leads(self._epoch):
+                        await self._write(kept)
+
+    # --- one leadership -----------------------------------------------------------------------------------------------
+
+    def _leads(self, epoch: int) -> bool:
+        """Also what there is is known: a leader begins with no Replicas."""
+        return self._world.leads and self._world.synced and self._world.epoch == epoch
+
+    async def _lead(self, epoch: int) -> None:
+        found = await self._read()
+        self._kept, self._looked, self._looked_unmet, self._epoch = {}, World(epoch=0), {}, epoch
+        while self._leads(epoch):
+            self._news.clear()
+            self._look(found)
+            for kept in self._due():
+                if self._leads(epoch) and await self._write(kept):
+                    await asyncio.sleep(1.0 / PER_S)
+            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S_MAX - LOOK_S):
+                    await self._news.wait()
+
+    async def _read(self) -> dict[str, Status]:
+        """Every status that is there, by the uid of its object."""
+        found: dict[str, Status] = {}
+        for path in self._collections:
+            try:
+                async for page in self._api.pages(path):
+                    for one in page["items"]:
+                        with contextlib.suppress(ValueError):  # it is no status: it is written anew
+                            found[one["metadata"]["uid"]] = status.read(one.get("status", {}))
+            except ApiError as error:
+                if error.status != 404:  # the cluster does not have the kind
+                    raise
+        return found
+
+    def _look(self, found: Mapping[str, Status]) -> None:
+        """Notes who is to be written, and when."""
+        now_s = self._clock()
+        unmet = {one.model: one for one in self._unmet}
+        names = status.changed(self._looked, self._world) | status.changed_keys(self._looked_unmet, unmet)
+        self._looked, self._looked_unmet = self._world, unmet
+        before, self._kept = self._kept, {}
+        for one in self._subjects:
+            kept = before.get(one.uid)
+            if kept is None:
+                kept = _Kept(one, found.get(one.uid, NO_STATUS))
+                self._note(kept, unmet, now_s)
+            elif one != kept.subject or one.model in names:
+                kept.subject = one
+                self._note(kept, unmet, now_s)
+            self._kept[one.uid] = kept
+
+    def _note(self, kept: _Kept, unmet: Mapping[ModelName, Unmet], now_s: float) -> None:
+        case = status.case_of(self._world, unmet, kept.subject)
+        if status.weigh(case) != kept.weight:
+            kept.due_s = min(kept.due_s, max(now_s, kept.wrote_s + NEWS_S))
+        else:
+            kept.due_s = min(kept.due_s, max(now_s, kept.wrote_s + CHANGE_S))
+
+    def _due(self) -> list[_Kept]:
+        """Who is to be written now, at most as many as a look may wait for; who waits longest first."""
+        now_s = self._clock()
+        due = sorted((kept for kept in self._kept.values() if kept.due_s <= now_s), key=lambda kept: kept.due_s)
+        return due[: int(PER_S * LOOK_S_MAX)]
+
+    async def _write(self, kept: _Kept) -> bool:
+        """Whether a request was made. Raises FencedError, UnreachableError."""
+        now_s = self._clock()
+        unmet = {one.model: one for one in self._unmet}
+        case = status.case_of(self._world, unmet, kept.subject)
+        made = status.render(case, kept.status, self._clocks())
+        kept.due_s = math.inf
+        if made == kept.status:
+            return False
+        kept.wrote_s = now_s
+        one = kept.subject
+        body: Object = {
+            "apiVersion": API_VERSION, "kind": "Model", "status": status.write(made),
+            "metadata": {"name": one.name, "namespace": one.namespace, "uid": one.uid},
+        }  # fmt: skip
+        path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
+        try:
+            await self._api.apply(path, body, OWNER)
+        except ApiError as error:
+            kept.due_s = now_s + RETRY_S
+            if error.status not in (404, 409):  # deleted, or another of its name: `put` will say so
+                self._troubled(f"status of Model {one.namespace}/{one.name} cannot be written: {error}")
+            return True
+        kept.status, kept.weight, self.trouble = made, status.weight(made), ""
+        return True
+
+    def _clocks(self) -> Clocks:
+        return Clocks(self._clock(), self._wall())
+
+    def _troubled(self, trouble: str) -> None:
+        """Said once, until it is over or another."""
+        if trouble != self.trouble:
+            _log.warning("%s", trouble)
+        self.trouble = trouble

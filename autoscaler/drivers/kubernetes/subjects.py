@@ -1,0 +1,41 @@
+"""Whose status is written: the Model objects of the cluster, beside what they are called and what is wrong. Pure.
+
+Owns the meeting of two views: objects as `customs` reads them, with uid and generation, and Models as the installation
+settled their names. An object is a subject whether or not it is in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from autoscaler.contract import ModelName
+from autoscaler.drivers.kubernetes.conditions import INVALID, NAME_TAKEN, Problem
+from autoscaler.drivers.kubernetes.customs import ModelObject
+from autoscaler.drivers.kubernetes.watching import Key
+from autoscaler.installation import CUSTOMS
+from autoscaler.names import Origin, Settled
+
+
+class Subject(NamedTuple):
+    """One Model object."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    model: ModelName | None
+    """What it is called in the World; None: nothing of it is in force."""
+    problem: Problem | None = None
+
+
+def subjects(objects: Mapping[Key, ModelObject], settled: Settled) -> Iterator[Subject]:
+    """One for each object. That it is wrong goes before that its name is taken."""
+    for key, found in objects.items():
+        origin = Origin(CUSTOMS, *key)
+        problem = None
+        if found.wrong:
+            problem = Problem(INVALID, found.wrong)
+        elif origin in settled.taken:
+            problem = Problem(NAME_TAKEN, settled.taken[origin])
+        yield Subject(key.namespace, key.name, found.uid, found.generation, settled.names.get(origin), problem)

@@ -1,0 +1,90 @@
+"""How what operators order, and what agents of nodes say, gets into the World.
+
+Owns those observations and the end of a stop. Orders about Places are levels: all that there are, each time. A wake is
+a Call refused because it is cold, held for the idle window. A node's report that is older than the one that is known
+changes nothing.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from autoscaler import histories
+from autoscaler.contract import ModelName
+from autoscaler.demand import idle_window_s
+from autoscaler.draft import Draft
+from autoscaler.operators import STILL_THERE
+from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, Node, NodeSeen, StopOrder
+
+NODES_MAX = 10_000
+"""Nodes whose reports are kept; of more, those beyond are not heard."""
+BOOTS_MAX = 8
+
+Ordered = CordonsSeen | ModelWoken | ModelStopped | NodeSeen
+
+
+def folded(draft: Draft, observation: Ordered) -> None:
+    """Takes one of them."""
+    match observation:
+        case CordonsSeen():
+            cordons = {cordon.place: cordon for cordon in observation.cordons}
+            if cordons != draft.world.cordons:
+                draft.change(cordons=cordons)
+        case ModelWoken():
+            _woken(draft, observation.model)
+        case ModelStopped():
+            _stopped(draft, observation)
+        case NodeSeen():
+            _node(draft, observation)
+
+
+def _woken(draft: Draft, name: ModelName) -> None:
+    """Demand for one start now: no failure of before stands in its way, and it stays for an idle window."""
+    model = draft.world.models.get(name)
+    if model is None:
+        return
+    before = draft.history(name)
+    held = histories.refused_cold(histories.forgiven(before), draft.now_s, idle_window_s(model, before) / 2.0)
+    draft.put_history(name, replace(held, woken_s=draft.now_s))
+    draft.news = draft.news or before.refused_until_s > 0.0
+    if name in draft.world.stops:
+        draft.change(stops={other: stop for other, stop in draft.world.stops.items() if other != name})
+
+
+def _stopped(draft: Draft, order: ModelStopped) -> None:
+    """Nothing of before keeps it: neither a wake, nor Calls that were refused. What is forced stays forced."""
+    known = draft.world.stops.get(order.model)
+    force = order.force or (known is not None and known.force)
+    stop = StopOrder(since_s=draft.now_s, force=force)
+    draft.change(stops={**draft.world.stops, order.model: stop})
+    history = draft.history(order.model)
+    draft.put_history(order.model, replace(history, refused_cold_s=None, woken_s=None, hold_until_s=0.0))
+
+
+def carried_out(draft: Draft) -> None:
+    """A stop ends with the last Replica that was there: whoever calls then starts a new one."""
+    stops = draft.world.stops
+    if not stops:
+        return
+    left = {name: stop for name, stop in stops.items() if _goes_on(draft, name, stop)}
+    if len(left) < len(stops):
+        draft.change(stops=left)
+
+
+def _goes_on(draft: Draft, name: ModelName, stop: StopOrder) -> bool:
+    return any(one.state in STILL_THERE and one.created_s <= stop.since_s for one in draft.replicas_of(name))
+
+
+def _node(draft: Draft, seen: NodeSeen) -> None:
+    report, name = seen.report, seen.report.node
+    known = draft.nodes.now.get(name)
+    before: tuple[str, ...] = ()
+    if known is not None:
+        last, before = known.report, known.boots_before
+        if report.boot in before or (report.boot == last.boot and report.sequence <= last.sequence):
+            return
+        if report.boot != last.boot:
+            before = (*before, last.boot)[-BOOTS_MAX:]
+    elif len(draft.nodes.now) >= NODES_MAX:
+        return
+    draft.nodes.put(name, Node(report=report, seen_s=draft.now_s, boots_before=before))

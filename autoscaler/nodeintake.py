@@ -1,0 +1,40 @@
+"""POST /v1/node: what agents of nodes say comes in (interfaces, section 6). I/O; the fold decides what it means.
+
+Owns the bound of one report and its one error. It stands on the contract's port, behind the same door as gateways.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from autoscaler.contract import NodeAnswer, NodeReport, decoder
+from autoscaler.loop import Loop
+from autoscaler.ordered import NodeSeen
+
+NODE_BYTES_MAX = 1 << 20
+NODE_CHARS_MAX = 253
+"""Of a node's name (RFC 1123)."""
+
+_decode = decoder(NodeReport)
+_encode = msgspec.json.Encoder().encode
+
+
+def add_to(app: web.Application, loop: Loop) -> None:
+    """Puts the route on the contract's application."""
+
+    async def node(request: web.Request) -> web.Response:
+        length = request.content_length
+        if length is None or length > NODE_BYTES_MAX:
+            error = f"a node's report says its length and has at most {NODE_BYTES_MAX} bytes"
+            return web.json_response({"error": error}, status=413)
+        try:
+            report = _decode(await request.read())
+        except msgspec.DecodeError as wrong:
+            return web.json_response({"error": f"not a node's report: {wrong}"}, status=400)
+        if not report.node or len(report.node) > NODE_CHARS_MAX:
+            return web.json_response({"error": "which node? `node` is its name"}, status=400)
+        loop.observe((NodeSeen(report=report),))
+        return web.Response(body=_encode(NodeAnswer(epoch=loop.world.epoch)), content_type="application/json")
+
+    app.router.add_post("/v1/node", node)

@@ -1,0 +1,89 @@
+"""What operators ordered, as the plan sees it: closed Devices and nodes, Replicas that must go, and how long they may.
+
+Owns the meaning of the orders in a World. A cordon closes a Place to whatever is not there yet; a drain also moves what
+is there, as a rollout does: a successor is started elsewhere first where there is room. A stop ends every Replica that
+a Model has now. Forced, an order waits for nothing but FORCE_S for running Calls. Pure; orders are folded by
+`autoscaler.fold_orders`, and made of what people ask by `autoscaler.orders`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+from autoscaler.contract import ReplicaId
+from autoscaler.ordered import Cordon, Place
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Replica, Slice, World
+
+FORCE_S = 10.0
+"""Calls on a Replica that is forced to end have so long."""
+STOPPED = "stopped by an operator"
+WOKEN = "woken by an operator"
+CLOSED = "cordoned by an operator"
+STILL_THERE = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY, S.WAKING, S.DRAINING})
+"""A Replica in one of these keeps a stop from being carried out."""
+
+
+def cordons_on(world: World, slice_: Slice) -> Iterator[Cordon]:
+    """The orders about a Slice's Device and node."""
+    for place in (Place("device", slice_.device), Place("node", slice_.node)):
+        if place in world.cordons:
+            yield world.cordons[place]
+
+
+def closed(world: World, slice_: Slice) -> str:
+    """Why nothing new is put on a Slice, in words; empty: no operator minds."""
+    if not world.cordons:
+        return ""
+    return next((f"{_named(cordon.place)} is {CLOSED}" for cordon in cordons_on(world, slice_)), "")
+
+
+def moving(world: World, replica: Replica) -> Cordon | None:
+    """The order by which a Replica leaves its Slices, a forced one first; None: none does."""
+    if not world.cordons:
+        return None
+    slices = (world.slices[id] for id in replica.slices if id in world.slices)
+    drains = [cordon for slice_ in slices for cordon in cordons_on(world, slice_) if cordon.drain]
+    return max(drains, key=lambda cordon: cordon.force, default=None)
+
+
+def moving_reason(cordon: Cordon) -> str:
+    """`node n1 is drained by an operator`."""
+    return f"{_named(cordon.place)} is drained by an operator"
+
+
+def must_go(world: World, replica: Replica) -> bool:
+    """Whether an operator wants this Replica to end: it is not revived, and its end tells nothing of idleness."""
+    stop = world.stops.get(replica.model)
+    return (stop is not None and replica.created_s <= stop.since_s) or moving(world, replica) is not None
+
+
+def limit_s(world: World, replica: Replica) -> float:
+    """When a draining Replica is stopped, whatever runs on it, because an operator forces it; infinite: not so."""
+    since_s = replica.since_s if replica.drain is None else replica.drain.since_s
+    stop, cordon, limit = world.stops.get(replica.model), moving(world, replica), inf
+    if stop is not None and stop.force and replica.created_s <= stop.since_s:
+        limit = max(since_s, stop.since_s) + FORCE_S
+    if cordon is not None and cordon.force:
+        limit = min(limit, max(since_s, cordon.since_s) + FORCE_S)
+    return limit
+
+
+def on_place(world: World, place: Place) -> tuple[Replica, ...]:
+    """Replicas that hold something of a Place, in order of ids."""
+    found: dict[ReplicaId, None] = {}
+    for slice_ in world.slices.values():
+        if place in (Place("device", slice_.device), Place("node", slice_.node)):
+            found.update(dict.fromkeys(world.by_slice.get(slice_.id, ())))
+    return tuple(world.replicas[id] for id in sorted(found))
+
+
+def places(world: World) -> set[Place]:
+    """Every Device and node that can be named."""
+    devices = {Place("device", slice_.device) for slice_ in world.slices.values()}
+    return devices | {Place("node", slice_.node) for slice_ in world.slices.values()} | world.cordons.keys()
+
+
+def _named(place: Place) -> str:
+    return f"{place.kind} {place.name}"

@@ -1,0 +1,95 @@
+{{/* Names, labels and what follows from several values. */}}
+
+{{- define "pilotlight.name" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains "pilotlight" .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-pilotlight" .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* (root, component) -> what selects its pods; never changes in the life of a release. */}}
+{{- define "pilotlight.selector" -}}
+app.kubernetes.io/name: pilotlight
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{/* (root, component) -> all labels of an object. */}}
+{{- define "pilotlight.labels" -}}
+{{ include "pilotlight.selector" . }}
+app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
+helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
+{{- end -}}
+
+{{/* A name of an object of the whole cluster: two releases never share one. */}}
+{{- define "pilotlight.clusterName" -}}
+{{- printf "%s-%s" .Release.Namespace (include "pilotlight.name" .) | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "pilotlight.cluster" -}}
+{{- if eq .Values.scope "cluster" }}yes{{ end -}}
+{{- end -}}
+
+{{- define "pilotlight.agents" -}}
+{{- if and .Values.agent.enabled (include "pilotlight.cluster" .) }}yes{{ end -}}
+{{- end -}}
+
+{{- define "pilotlight.enginesNamespace" -}}
+{{- if include "pilotlight.cluster" . }}{{ .Values.engines.namespace }}{{ else }}{{ .Release.Namespace }}{{ end -}}
+{{- end -}}
+
+{{- define "pilotlight.contractAuth" -}}
+{{- if and (eq .Values.contract.auth "token") (not (include "pilotlight.cluster" .)) -}}
+{{- fail "contract.auth: token needs scope: cluster (TokenReview is a right of the whole cluster): use certificate" -}}
+{{- end -}}
+{{- .Values.contract.auth | default (ternary "token" "certificate" (eq .Values.scope "cluster")) -}}
+{{- end -}}
+
+{{- define "pilotlight.contractHost" -}}
+{{ include "pilotlight.name" . }}-autoscaler.{{ .Release.Namespace }}.svc
+{{- end -}}
+
+{{/* (root, server|client) -> the Secret with its certificates. */}}
+{{- define "pilotlight.contractSecret" -}}
+{{- $root := index . 0 -}}
+{{- if eq $root.Values.contract.certificates "secret" -}}
+{{- required (printf "contract.secret.%s: name the Secret, or set contract.certificates: generated" (index . 1)) (index $root.Values.contract.secret (index . 1)) -}}
+{{- else -}}
+{{ include "pilotlight.name" $root }}-contract-{{ index . 1 }}
+{{- end -}}
+{{- end -}}
+
+{{- define "pilotlight.settings" -}}
+{{- merge (dict "apiVersion" "pilotlight.dev/v1alpha1" "kind" "Settings") .Values.settings | toYaml -}}
+{{- end -}}
+
+{{/* A quantity of bytes (64Mi, 1G, 1000, auto) as a number. */}}
+{{- define "pilotlight.bytes" -}}
+{{- $text := toString . -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 -}}
+{{- $unit := regexReplaceAll "^[0-9]+" $text "" -}}
+{{- if eq $text "auto" -}}
+0
+{{- else if and (regexMatch "^[0-9]+" $text) (hasKey $units $unit) -}}
+{{- mul (regexFind "^[0-9]+" $text | int64) (index $units $unit) -}}
+{{- else -}}
+{{- fail (printf "settings.limits: %s: write a whole number with k, M, G, Ki, Mi or Gi" $text) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Settings' limits as a gateway takes them: names with underscores, sizes in bytes. */}}
+{{- define "pilotlight.limits" -}}
+{{- $found := dict -}}
+{{- range $key, $value := .Values.settings.limits -}}
+{{- $number := $value -}}
+{{- if or (eq $key "bodyBytesMax") (eq $key "memoryBytes") -}}
+{{- $number = include "pilotlight.bytes" (kindIs "float64" $value | ternary (printf "%.0f" (float64 (kindIs "float64" $value | ternary $value 0))) $value) | int64 -}}
+{{- end -}}
+{{- $_ := set $found (snakecase $key) $number -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end -}}

@@ -1,0 +1,147 @@
+"""Composes the agent of one node: what it looks at, how it shows who it is, and whom it tells.
+
+Owns the command and the ways to autoscalers: an address, a Unix socket, or a name that stands for all of its addresses
+(each is told). The contract's words are made here, because the agent knows no autoscaler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import click
+import msgspec
+
+from artifacts.agent import Agent, WayError
+from autoscaler.contract import NODE_PERIOD_S, NodeReport
+from pilotlight import access, certificates, process
+from pilotlight.access import Access
+from pilotlight.certificates import Identity
+from pilotlight.cli import DIRECTORY, access_options
+from pilotlight.listen import Address
+from pilotlight.nodelook import NodeLook, NodeLooks, news
+from pilotlight.renewal import Files
+
+SEND_S_MAX = 2.0
+ADDRESSES_MAX = 16
+"""Of one name; more are not told."""
+
+Token = Callable[[], str]
+Tls = Callable[[], ssl.SSLContext]
+
+
+class HttpWay:
+    """To `unix:PATH`, `https://HOST:PORT`, or everybody behind `dns+https://NAME:PORT`."""
+
+    def __init__(self, url: str, token: Token | None, tls: Tls | None) -> None:
+        self.name = url
+        self._token = token
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(self, body: bytes) -> None:
+        """As `artifacts.agent.Way`."""
+        try:
+            urls, host = await self._addresses()
+        except OSError as error:
+            raise WayError("the name cannot be looked up") from error
+        done = await asyncio.gather(*(self._post(url, host, body) for url in urls), return_exceptions=True)
+        failed = [error for error in done if isinstance(error, BaseException)]
+        if failed:
+            which = f"{len(failed)} of {len(done)}: " if len(done) > 1 else ""
+            raise WayError(which + _said(failed[0])) from failed[0]
+
+    async def _addresses(self) -> tuple[list[str], str | None]:
+        """(whom to tell, whose certificate is expected where that is not in the URL). Raises OSError."""
+        if self.name.startswith("unix:"):
+            return ["http://autoscaler"], None
+        if not self.name.startswith("dns+"):
+            return [self.name.rstrip("/")], None
+        at = urlsplit(self.name.removeprefix("dns+"))
+        host, port = str(at.hostname), int(at.port or 0)
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = sorted({str(address[0]) for *_, address in found})[:ADDRESSES_MAX]
+        return [f"{at.scheme}://{Address(one, port).text}" for one in addresses], host
+
+    async def _post(self, url: str, host: str | None, body: bytes) -> None:
+        headers = {"content-type": "application/json"}
+        if self._token is not None:
+            headers["authorization"] = f"Bearer {self._token()}"
+        async with self._connected().post(
+            f"{url}/v1/node", data=body, headers=headers, raise_for_status=True, server_hostname=host,
+            ssl=True if self._tls is None else self._tls(), timeout=aiohttp.ClientTimeout(total=SEND_S_MAX),
+        ) as answer:  # fmt: skip
+            await answer.read()
+
+    def _connected(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            path = self.name.removeprefix("unix:")
+            connector = aiohttp.UnixConnector(path) if path != self.name else aiohttp.TCPConnector()
+            self._session = aiohttp.ClientSession(connector=connector)
+        return self._session
+
+    async def close(self) -> None:
+        """Ends its connections."""
+        if self._session is not None:
+            await self._session.close()
+
+
+def _said(error: BaseException) -> str:
+    """Why it was not taken, without an address."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        hint = ": --token-file must hold one of its tokens" if error.status == 401 else ""
+        return f"it answered {error.status}{hint}"
+    return type(error).__name__
+
+
+@click.command(epilog="Example: pilotlight agent --autoscaler https://autoscaler:8443 --token-file token")
+@click.option(
+    "--node", default=lambda: os.environ.get("NODE_NAME") or socket.gethostname(),
+    show_default="$NODE_NAME, or the host's name", help="The node's name, as the cluster has it.",
+)  # fmt: skip
+@click.option(
+    "--autoscaler", "autoscalers", multiple=True, required=True,
+    help="unix:PATH, https://HOST:PORT, or dns+https://NAME:PORT for every address of a name; repeatable.",
+)  # fmt: skip
+@access_options
+@click.option("--store", type=DIRECTORY, help="Where weights of this node are kept; this version puts none there.")
+def agent(  # noqa: PLR0917  click passes by keyword
+    node: str, autoscalers: tuple[str, ...], token_file: Path | None, contract_cert_file: Path | None,
+    contract_key_file: Path | None, contract_ca_file: Path | None, store: Path | None,
+) -> None:  # fmt: skip
+    """The agent of one node: tells autoscalers of its devices, their memory and health."""
+    del store
+    access.check_autoscalers(autoscalers)
+    identity = Identity(cert=contract_cert_file, key=contract_key_file, ca=contract_ca_file)
+    process.run(serve(node, autoscalers, Access(identity=identity, token=token_file)))
+
+
+async def serve(node: str, autoscalers: tuple[str, ...], shown: Access) -> None:
+    """The life of the process. Raises click's usage error for files that cannot be used."""
+    stop, files, boot = process.stop_event(), Files(), secrets.token_hex(8)
+    identity, path = shown.identity, shown.token
+    token = None if path is None else files.read(lambda: certificates.tokens(path)[0], (path,))
+    tls = files.read(lambda: certificates.client(identity), identity.files) if identity.files else None
+    access.warn(shown)
+
+    def written(look: NodeLook, sequence: int) -> bytes:
+        report = NodeReport(node=node, boot=boot, sequence=sequence, devices=look.devices, pods=look.pods)
+        return msgspec.json.encode(report)
+
+    ways = [HttpWay(url, token, tls) for url in autoscalers]
+    one = Agent(NodeLooks().look, news, written, ways, NODE_PERIOD_S)
+    process.settle()
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(one.run()), tasks.create_task(files.follow())]
+        await stop.wait()
+        for task in running:
+            task.cancel()
+    for way in ways:
+        await way.close()

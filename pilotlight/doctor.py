@@ -1,0 +1,87 @@
+"""`pilotlight doctor`: one line for each prerequisite, with its fix; exit 1 when something cannot work.
+
+Owns how the command is typed and how findings are shown. What is looked at stands in `pilotlight.checks_here` (one
+machine) and `pilotlight.checks_cluster`. It changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import get_args
+
+import click
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from pilotlight import checks_here, show
+from pilotlight.checks import Finding, Grade, blocked
+from pilotlight.cli import FILE, listen_option, operations_option, output_option, state_option
+from pilotlight.listen import Address
+
+MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "blocker": "bold red"}
+
+
+@click.command(epilog="Example: pilotlight doctor --driver kubernetes --namespace engines")
+@click.option(
+    "--driver", type=click.Choice(["local", "kubernetes"]), default="local", show_default=True,
+    help="What would run Replicas: this machine, or a cluster.",
+)  # fmt: skip
+@click.option("--kubeconfig", type=FILE, help="The way to the API server; default: the pod's own, or kubectl's.")
+@click.option("--namespace", default="default", show_default=True, help="Where engines run (kubernetes).")
+@click.option("--home", default="", help="Where gateways and autoscalers run; default: the same.")
+@click.option("--lease", default="pilotlight", show_default=True, help="By which one autoscaler leads (kubernetes).")
+@click.option("--scope", type=click.Choice(["cluster", "namespace"]), default="cluster", show_default=True,
+              help="The chart's `scope`: which rights are needed.")  # fmt: skip
+@click.option("--account", default="", metavar="NAMESPACE:NAME", help="Whose rights to ask for; default: one's own.")
+@listen_option
+@operations_option
+@state_option
+@output_option
+def doctor(  # noqa: PLR0917  click passes by keyword
+    driver: str, kubeconfig: Path | None, namespace: str, home: str, lease: str, scope: str, account: str,
+    listen: Address, ops: Address, state: Path, output: str,
+) -> None:  # fmt: skip
+    """Check what Pilotlight needs here, and say how to fix what is missing."""
+    if account and account.count(":") != 1:
+        raise click.UsageError("--account: expected NAMESPACE:NAME of a service account")
+    if driver == "local":
+        findings = checks_here.machine(listen, ops, state)
+    else:
+        wanted = {"engines": namespace, "home": home or namespace, "lease": lease, "scope": scope, "account": account}
+        findings = asyncio.run(_cluster(kubeconfig, wanted))
+    tell(findings, output)
+    raise SystemExit(1 if blocked(findings) else 0)
+
+
+async def _cluster(kubeconfig: Path | None, wanted: dict[str, str]) -> list[Finding]:
+    try:
+        from autoscaler.drivers.kubernetes.access import AccessError, access
+        from autoscaler.drivers.kubernetes.api import Api
+        from pilotlight.checks_cluster import Scene, cluster
+    except ModuleNotFoundError as error:
+        fix = "pip install 'pilotlight[kubernetes]'"
+        return [Finding("extra", "blocker", f"{error.name} is not installed", fix)]
+    try:
+        way = await access(kubeconfig)
+    except AccessError as error:
+        return [Finding("API server", "blocker", str(error), "give --kubeconfig, or run it in a pod")]
+    async with Api(way) as api:
+        return await cluster(api, msgspec.convert(wanted, Scene))
+
+
+def tell(findings: list[Finding], output: str) -> None:
+    """All findings, for people or programs."""
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
+        return
+    console: Console = show.plain()
+    width = max(len(one.check) for one in findings)
+    for one in findings:
+        line = Text.assemble((f"{one.grade:8}", MARKS[one.grade]), f" {one.check:{width}}  {one.says}")
+        console.print(line, soft_wrap=True)
+        if one.fix and one.grade != "ok":
+            console.print(Text(f"{'':8} {'':{width}}  -> {one.fix}", style="dim"), soft_wrap=True)
+    counts = {grade: sum(one.grade == grade for one in findings) for grade in get_args(Grade)}
+    console.print(", ".join(f"{count} {grade}" for grade, count in counts.items() if count), soft_wrap=True)

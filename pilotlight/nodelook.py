@@ -1,0 +1,126 @@
+"""What a node has, as its agent looks at it: devices and their memory by NVML, and which pods use them. I/O.
+
+Owns the look. NVML blocks, so it is asked in a thread; one that hangs or fails makes its devices unhealthy, and is
+never asked a second time beside a question that it has not answered. Pods are told by the processes that hold a
+device's memory, which needs the node's own process ids (`hostPID`): without them, and before a pod's first allocation,
+nothing is told. The kubelet's own table (PodResources) speaks gRPC and is not read; images are left to the Node's
+status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from artifacts.podcgroup import pod_uid
+from autoscaler.contract import DeviceReport, PodDevices
+from autoscaler.drivers.nvml import Nvml, NvmlError, open_nvml
+
+ANSWER_S_MAX = 5.0
+"""NVML that takes longer is taken for broken."""
+NOTICED_BYTES = 64 << 20
+"""A device's use that changes by less is told with the next report only."""
+INITIAL_PIDS = "pid:[4026531836]"
+"""The node's own process ids (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h)."""
+
+
+class NodeLook(NamedTuple):
+    """What there is."""
+
+    devices: tuple[DeviceReport, ...] = ()
+    pods: tuple[PodDevices, ...] = ()
+
+
+class NodeLooks:
+    """Looks at this node. `proc` is where its processes are, if `sees_node` says that they are the node's."""
+
+    def __init__(
+        self,
+        opener: Callable[[], Nvml | None] = open_nvml,
+        proc: Path = Path("/proc"),
+        sees_node: Callable[[], bool] = lambda: sees_node(Path("/proc")),
+    ) -> None:
+        self._opener = opener
+        self._proc = proc
+        self._sees_node = sees_node
+        self._nvml: Nvml | None = None
+        self._last = NodeLook()
+        self._asked: asyncio.Future[NodeLook] | None = None
+
+    async def look(self) -> NodeLook:
+        """The node now; without a driver there are no devices, which is no error."""
+        if self._asked is None:
+            self._asked = asyncio.ensure_future(asyncio.to_thread(self._ask))
+        try:
+            self._last = await asyncio.wait_for(asyncio.shield(self._asked), ANSWER_S_MAX)
+        except TimeoutError:
+            return self._ill()
+        except NvmlError:
+            self._nvml = None  # a driver that was reloaded wants a new handle
+            self._asked = None
+            return self._ill()
+        self._asked = None
+        return self._last
+
+    def _ill(self) -> NodeLook:
+        """What was there, and cannot be trusted now."""
+        return NodeLook(tuple(_unhealthy(device) for device in self._last.devices), self._last.pods)
+
+    def _ask(self) -> NodeLook:
+        if self._nvml is None:
+            self._nvml = self._opener()
+        if self._nvml is None:
+            if self._last.devices:
+                raise NvmlError("the driver is gone")
+            return NodeLook()
+        devices = tuple(
+            DeviceReport(
+                id=gpu.uuid, product=gpu.product, memory_bytes=gpu.memory_bytes, used_bytes=gpu.used_bytes,
+                healthy=gpu.healthy,
+            )
+            for gpu in self._nvml.gpus()
+        )  # fmt: skip
+        return NodeLook(devices, self._pods(self._nvml, devices) if self._sees_node() else ())
+
+    def _pods(self, nvml: Nvml, devices: tuple[DeviceReport, ...]) -> tuple[PodDevices, ...]:
+        used: dict[str, list[str]] = {}
+        for device in devices:
+            pids = nvml.memory_by_pid(device.id) if device.healthy else ()
+            for uid in {self._pod(pid) for pid in pids} - {""}:
+                used.setdefault(uid, []).append(device.id)
+        return tuple(PodDevices(pod_uid=uid, devices=tuple(used[uid])) for uid in sorted(used))
+
+    def _pod(self, pid: int) -> str:
+        try:
+            return pod_uid((self._proc / str(pid) / "cgroup").read_text())
+        except OSError:  # it has ended since
+            return ""
+
+
+def sees_node(proc: Path) -> bool:
+    """Whether process ids here are the node's own."""
+    try:
+        return str((proc / "self/ns/pid").readlink()) == INITIAL_PIDS
+    except OSError:
+        return False
+
+
+def news(told: NodeLook, now: NodeLook) -> bool:
+    """Whether anything has changed that is worth a report of its own."""
+    if told.pods != now.pods or [_at_rest(one) for one in told.devices] != [_at_rest(one) for one in now.devices]:
+        return True
+    pairs = zip(told.devices, now.devices, strict=True)
+    return any(abs(before.used_bytes - after.used_bytes) >= NOTICED_BYTES for before, after in pairs)
+
+
+def _at_rest(device: DeviceReport) -> tuple[object, ...]:
+    return (device.id, device.product, device.memory_bytes, device.healthy)
+
+
+def _unhealthy(device: DeviceReport) -> DeviceReport:
+    return DeviceReport(
+        id=device.id, product=device.product, memory_bytes=device.memory_bytes, used_bytes=device.used_bytes,
+        healthy=False,
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""Composes what an autoscaler has in objects of the API server: the documents that it reads, and what it writes back.
+
+Owns where documents come from in a cluster (files, custom resources, adopted workloads, KubeAI's Models) and who tells
+people there what became of them: status of Models, Events on Models and on workloads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from autoscaler import documents
+from autoscaler.contract import ModelName
+from autoscaler.drivers.kubernetes import happenings, status
+from autoscaler.drivers.kubernetes.adopted import AdoptedDriver, Note
+from autoscaler.drivers.kubernetes.customs import Customs
+from autoscaler.drivers.kubernetes.events import Events
+from autoscaler.drivers.kubernetes.kubeai import KUBEAI, KubeaiModels
+from autoscaler.drivers.kubernetes.statuses import Statuses
+from autoscaler.drivers.kubernetes.subjects import subjects
+from autoscaler.foreign import kubeai
+from autoscaler.installation import CUSTOMS, FILES, Installation, Status
+from autoscaler.names import Origin
+from autoscaler.world import DocumentsSeen
+from pilotlight.quiet import say
+
+if TYPE_CHECKING:
+    from autoscaler.drivers.kubernetes.api import Api
+    from autoscaler.loop import Loop
+    from pilotlight.cluster import ClusterOptions
+
+ADOPTED = "adopted"
+FLUSH_S = 0.3
+"""How long the last status may take at the end."""
+
+
+class Resources:
+    """Of one process. `join` its loop, and put what files say, before `run`."""
+
+    _loop: Loop
+
+    def __init__(
+        self, options: ClusterOptions, acting: Api, asking: Api, reporter: str, clock: Callable[[], float]
+    ) -> None:
+        namespaces = None if options.scope == "cluster" else [options.namespace]
+        awaited = {FILES, CUSTOMS, ADOPTED} | ({KUBEAI} if options.watch_kubeai else set())
+        self._clock = clock
+        self._installation = Installation(self._tell, awaited)
+        self._customs = Customs(
+            asking, documents.one, self._installation, namespaces, tenants=namespaces is None, heard=self._heard
+        )
+        self._kubeai = None
+        if options.watch_kubeai:
+            self._kubeai = KubeaiModels(asking, kubeai.live, self._installation, namespaces)
+        self.adopted = AdoptedDriver(
+            acting, namespaces if options.adoption else (), lambda models: self._installation.put(ADOPTED, models),
+            hold_s=lambda: self._loop.world.settings.adoption.hold_seconds, note=self._note, clock=clock,
+        )  # fmt: skip
+        self._statuses = Statuses(acting, namespaces=namespaces)
+        self._events = Events(acting, reporter)
+        self.told = asyncio.Event()
+        """All documents were told once."""
+
+    def join(self, loop: Loop) -> None:
+        """Takes the loop that is to be told."""
+        self._loop = loop
+        loop.listeners += [self._statuses.on_step, self._events.on_step]
+
+    def put_files(self, seen: DocumentsSeen) -> None:
+        """What files say, at first and again."""
+        self._installation.put_files(seen)
+
+    def _tell(self, seen: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
+        learned, wrong = status.remembered(statuses, self._clock(), time.time())
+        for line in wrong:
+            say(line)
+        self._statuses.put(subjects(self._customs.models, self._installation.settled))
+        self._loop.observe([*learned, seen])
+        self.adopted.called(self._installation.settled.names)
+        self.told.set()
+
+    def _heard(self, origin: Origin, said: Status) -> None:
+        """What a Model's leader wrote down: who follows will need it."""
+        name = self._installation.settled.names.get(origin)
+        if name is not None and not self._loop.world.leads:
+            self._loop.observe(status.remembered({name: said}, self._clock(), time.time())[0])
+
+    def _note(self, note: Note) -> None:
+        """What a workload's owner is to know."""
+        if self._loop.world.leads:
+            about = happenings.Regarding("apps/v1", note.target.kind, note.target.namespace, note.target.name, note.uid)
+            kind = happenings.WARNING if note.warning else happenings.NORMAL
+            self._events.note(about, happenings.Happening(ModelName(""), note.reason, note.message, kind))
+
+    async def run(self) -> None:
+        """Reads and writes until cancelled; `flush` is to follow."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._customs.run())
+            if self._kubeai is not None:
+                tasks.create_task(self._kubeai.run())
+            tasks.create_task(self._statuses.run())
+            tasks.create_task(self._events.run())
+
+    async def flush(self) -> None:
+        """What is not written yet, before another leads."""
+        await self._statuses.flush(FLUSH_S)

@@ -1,0 +1,139 @@
+"""The image: built if it is not there yet, unpacked, and run by chroot, as nobody in particular."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from tests.kit.chart import ROOT
+from tests.test_tidy import PACKAGES
+
+ARCHIVE = ROOT / "build" / "image-of-tests.tar"
+"""Kept until a source is newer."""
+BUILD_S_MAX = 300
+pytestmark = pytest.mark.xdist_group("image")
+
+
+class Image(NamedTuple):
+    """An image laid open."""
+
+    config: dict[str, Any]
+    root: Path
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """In it, as its user, with its environment and nothing else."""
+        user = self.config["config"]["User"]
+        env = dict(one.split("=", 1) for one in self.config["config"]["Env"])
+        return subprocess.run(
+            [shutil.which("chroot") or "/usr/sbin/chroot", f"--userspec={user}", str(self.root), *words], env=env,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+    if os.getuid() != 0:
+        pytest.skip("chroot needs root")
+    if outdated():
+        if shutil.which("mmdebstrap") is None:
+            pytest.skip("mmdebstrap is not installed (Debian: apt install mmdebstrap)")
+        folder = tmp_path_factory.mktemp("wheel")
+        wheel = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), "."]
+        subprocess.run(wheel, cwd=ROOT, check=True, capture_output=True, timeout=BUILD_S_MAX)
+        made = subprocess.run(
+            [sys.executable, "scripts/image.py", str(next(folder.glob("*.whl"))), str(ARCHIVE)], cwd=ROOT, check=False,
+            capture_output=True, text=True, timeout=BUILD_S_MAX,
+        )  # fmt: skip
+        if "could not resolve" in made.stderr.lower() or "failed to fetch" in made.stderr.lower():
+            pytest.skip("Debian's archive cannot be reached from here")
+        assert made.returncode == 0, made.stderr
+    root = tmp_path_factory.mktemp("image")
+    root.chmod(0o755)  # what is `/` for others
+    yield laid_open(root)
+    shutil.rmtree(root)
+
+
+def outdated() -> bool:
+    """Whether it must be built."""
+    sources = [
+        ROOT / "scripts/image.py",
+        ROOT / "requirements/dev.lock",
+        *(p for one in PACKAGES for p in (ROOT / one).rglob("*.py")),
+    ]
+    return not ARCHIVE.exists() or max(path.stat().st_mtime for path in sources) > ARCHIVE.stat().st_mtime
+
+
+def laid_open(root: Path) -> Image:
+    """Reads the layout, looks at every digest, unpacks the layers in order."""
+    with tarfile.open(ARCHIVE) as archive:
+        blobs = {one.name: archive.extractfile(one) for one in archive}
+
+        def read(name: str) -> bytes:
+            file = blobs[name]
+            assert file is not None
+            return file.read()
+
+        def blob(of: dict[str, Any]) -> bytes:
+            kind, _, digest = of["digest"].partition(":")
+            content = read(f"blobs/{kind}/{digest}")
+            assert (hashlib.sha256(content).hexdigest(), len(content)) == (digest, of["size"])
+            return content
+
+        assert json.loads(read("oci-layout")) == {"imageLayoutVersion": "1.0.0"}
+        (top,) = json.loads(read("index.json"))["manifests"]
+        manifest = json.loads(blob(top))
+        for layer in manifest["layers"]:
+            subprocess.run(["tar", "-xzf", "-", "-C", str(root)], input=blob(layer), check=True)
+        return Image(json.loads(blob(manifest["config"])), root)
+
+
+def test_it_runs_the_program_that_the_chart_calls(image: Image) -> None:
+    assert image.config["config"]["Entrypoint"] == ["pilotlight"]
+    for words in (("--version",), ("--help",), ("gateway", "--help"), ("autoscaler", "--help"), ("doctor", "--help")):
+        done = image.run("/usr/bin/pilotlight", *words)
+        assert (done.returncode, done.stderr) == (0, ""), words
+    assert "Usage: pilotlight autoscaler" in image.run("/usr/bin/pilotlight", "autoscaler", "--help").stdout
+
+
+def test_the_tiny_engine_is_in_it(image: Image) -> None:
+    words = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())["spec"]["command"]
+    assert image.run(f"/usr/bin/{words[0]}", *words[1:3], "--help").returncode == 0
+
+
+def test_it_knows_authorities_time_zones_and_a_cluster(image: Image) -> None:
+    script = (
+        "import ssl, zoneinfo, kubernetes.aio, uvloop, yaml, psutil\n"
+        "zoneinfo.ZoneInfo('Europe/Berlin')\n"
+        "print(len(ssl.create_default_context().get_ca_certs()))"
+    )
+    done = image.run("/usr/bin/python3", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 100
+
+
+def test_nobody_is_root_and_there_is_no_shell(image: Image) -> None:
+    assert image.config["config"]["User"] == "65532:65532"
+    programs = {
+        path.name for folder in ("bin", "sbin", "usr/bin", "usr/sbin") for path in (image.root / folder).glob("*")
+    }
+    assert programs == {"pilotlight", "python3", "python3.11"}
+    others = [path for path in image.root.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o6000]
+    assert others == [], "nothing runs as somebody else"
+
+
+def test_what_is_ours_is_compiled_already(image: Image) -> None:
+    packages = image.root / "usr/local/lib/python3.11/dist-packages"
+    for name in ("gateway", "autoscaler", "pilotlight"):
+        sources = {path.stem for path in (packages / name).glob("*.py")}
+        assert sources == {path.name.split(".")[0] for path in (packages / name / "__pycache__").glob("*.pyc")}

@@ -1,0 +1,64 @@
+"""Who may talk to whom: checked as objects, since the test plane has no network plug-in that enforces them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kit.chart import EVERYTHING, SETS, Object, Values, named, of_kind
+
+
+def policy(values: Values, name: str) -> Object:
+    spec: Object = named(values, "NetworkPolicy", f"pl-pilotlight-{name}")["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    return spec
+
+
+DNS = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_a_gateway_reaches_engines_autoscalers_and_names_only(values: Values) -> None:
+    spec = policy({**values, "adoption": {"enabled": False}}, "gateway")
+    assert spec["ingress"][0] == {"ports": [{"protocol": "TCP", "port": "http"}]}, "clients from anywhere"
+    dns, engines, autoscalers = spec["egress"]
+    assert dns == DNS
+    (engine,) = engines["to"]
+    assert engine["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "pilotlight-engines"}
+    assert engine["podSelector"]["matchLabels"] == {"app.kubernetes.io/managed-by": "pilotlight"}
+    (autoscaler,) = autoscalers["to"]
+    assert autoscaler["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "autoscaler"
+    assert autoscalers["ports"] == [{"protocol": "TCP", "port": 8443}]
+
+
+def test_adopted_pods_may_be_anywhere_in_the_cluster_but_not_outside() -> None:
+    for name in ("gateway", "autoscaler"):
+        assert {"to": [{"namespaceSelector": {}}]} in policy({}, name)["egress"]
+    for values in SETS.values():
+        for one in of_kind(values, "NetworkPolicy"):
+            if not one["metadata"]["name"].endswith("-engines"):
+                assert "ipBlock" not in str(one), "a gateway reaches no address outside of the cluster"
+
+
+def test_engines_reach_nothing_but_names_unless_told() -> None:
+    assert policy({}, "engines")["egress"] == [DNS]
+    rule = {"ports": [{"port": 443}]}
+    assert policy(EVERYTHING, "engines")["egress"] == [DNS, rule]
+    (who,) = policy({}, "engines")["ingress"]
+    parts = {one["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for one in who["from"]}
+    assert parts == {"gateway", "autoscaler"}
+
+
+def test_only_gateways_and_agents_report() -> None:
+    for values, wanted in (({}, {"gateway"}), (SETS["agents"], {"gateway", "agent"})):
+        reports, _ = policy(values, "autoscaler")["ingress"]
+        parts = {one["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for one in reports["from"]}
+        assert (parts, reports["ports"]) == (wanted, [{"protocol": "TCP", "port": "contract"}])
+
+
+def test_pods_of_engines_are_restricted_by_their_namespace() -> None:
+    labels = named({}, "Namespace", "pilotlight-engines")["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    agents = named(SETS["agents"], "Namespace", "pilotlight-agents")["metadata"]["labels"]
+    assert agents["pod-security.kubernetes.io/enforce"] == "privileged"
+    for one in of_kind(SETS["agents"], "Namespace"):
+        assert one["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}

@@ -1,0 +1,260 @@
+"""What the chart renders to, in many value sets: valid objects, restricted containers, and no word too much."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import helm_python
+import jsonschema
+import pytest
+import yaml
+
+from autoscaler import documents, quantity
+from pilotlight import gateway_process
+from pilotlight.cli import cli
+from tests.kit.chart import CHART, EVERYTHING, ROOT, SETS, Object, Values, named, objects, of_kind, pod_specs, texts
+
+validate = importlib.import_module("kubernetes_validate").validate  # it has no types
+VERSIONS = ("1.30", "1.33", "1.36")
+SCHEMAS: dict[str, Object] = {
+    "monitoring.coreos.com/v1 ServiceMonitor": {
+        "required": ["selector", "endpoints"],
+        "properties": {
+            "selector": {"required": ["matchLabels"]}, "podTargetLabels": {"items": {"type": "string"}},
+            "endpoints": {
+                "items": {
+                    "additionalProperties": False, "required": ["port", "path"],
+                    "properties": {
+                        "port": {"type": "string"}, "path": {"pattern": "^/"},
+                        "interval": {"pattern": "^[0-9]+(ms|s|m)$"},
+                    },
+                }
+            },
+        },
+    },
+    "monitoring.coreos.com/v1 PrometheusRule": {
+        "required": ["groups"],
+        "properties": {"groups": {"items": {"required": ["name", "rules"], "properties": {"rules": {"items": {
+            "required": ["alert", "expr", "labels", "annotations"],
+            "properties": {"annotations": {"required": ["summary", "description"]}},
+        }}}}}},
+    },
+    "gateway.networking.k8s.io/v1 HTTPRoute": {
+        "required": ["parentRefs", "rules"], "additionalProperties": False,
+        "properties": {
+            "parentRefs": {"minItems": 1, "items": {"required": ["name"]}}, "hostnames": {"items": {"type": "string"}},
+            "rules": {"items": {
+                "additionalProperties": False,
+                "properties": {
+                    "matches": {}, "timeouts": {"properties": {"request": {"const": "0s"}}},
+                    "backendRefs": {"items": {"required": ["name", "port"]}},
+                },
+            }},
+        },
+    },
+    "cert-manager.io/v1 Certificate": {
+        "required": ["secretName", "issuerRef", "dnsNames"],
+        "properties": {
+            "dnsNames": {"minItems": 1},
+            "issuerRef": {"required": ["name", "kind"], "properties": {"kind": {"enum": ["Issuer", "ClusterIssuer"]}}},
+        },
+    },
+}  # fmt: skip
+"""What is needed of the kinds of others, by the pages of their projects."""
+each_set = pytest.mark.parametrize("values", SETS.values(), ids=SETS.keys())
+
+
+@each_set
+def test_helm_has_nothing_to_say(values: Values) -> None:
+    said = helm_python.lint(CHART, values, strict=True, kube_version="v1.36.0")
+    assert (said["messages"], said["errors"]) == ([], [])
+
+
+@each_set
+def test_every_object_is_valid(values: Values) -> None:
+    for one in objects(values):
+        kind = f"{one['apiVersion']} {one['kind']}"
+        if kind in SCHEMAS:
+            jsonschema.validate(one["spec"], SCHEMAS[kind])
+            continue
+        for version in VERSIONS:
+            validate(one, version, strict=True)
+
+
+@each_set
+def test_every_object_says_whose_it_is_and_where(values: Values) -> None:
+    seen: set[tuple[str, ...]] = set()
+    for one in objects(values):
+        metadata = one["metadata"]
+        whole = one["kind"] in {"Namespace", "ClusterRole", "ClusterRoleBinding"}
+        assert ("namespace" in metadata) is not whole, one["kind"]
+        assert metadata["labels"]["app.kubernetes.io/instance"] == "pl"
+        key = (one["apiVersion"], one["kind"], metadata.get("namespace", ""), metadata["name"])
+        assert key not in seen, "two objects of one name"
+        seen.add(key)
+
+
+@each_set
+def test_every_container_is_restricted(values: Values) -> None:
+    for component, spec in pod_specs(values):
+        agent = component == "agent"
+        pod = spec["securityContext"]
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert (pod["runAsUser"] == 0) is agent
+        assert agent or pod["runAsNonRoot"] is True
+        assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & spec.keys()
+        assert agent or not any("hostPath" in volume for volume in spec.get("volumes", ()))
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+            }, component  # fmt: skip
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+            assert "cpu" not in container["resources"].get("limits", {}), "a limit of CPU stalls streams"
+
+
+@each_set
+def test_only_autoscalers_may_ask_the_api_server(values: Values) -> None:
+    for one in of_kind(values, "ServiceAccount"):
+        assert one["automountServiceAccountToken"] is False
+    for component, spec in pod_specs(values):
+        assert spec["automountServiceAccountToken"] is (component in {"autoscaler", "doctor"})
+        for token in tokens(spec):
+            assert token == {"audience": "pilotlight", "expirationSeconds": 3600, "path": "token"}
+    bound = {
+        subject["name"] for one in of_kind(values, "RoleBinding", "ClusterRoleBinding") for subject in one["subjects"]
+    }
+    assert {name.rpartition("-")[2] for name in bound} == {"autoscaler"}
+
+
+def tokens(spec: Object) -> Iterator[Object]:
+    """Of its projected volumes."""
+    for volume in spec.get("volumes", ()):
+        for source in volume.get("projected", {}).get("sources", ()):
+            if "serviceAccountToken" in source:
+                yield source["serviceAccountToken"]
+
+
+@each_set
+def test_every_command_line_is_one_that_the_program_takes(values: Values) -> None:
+    for component, spec in pod_specs(values):
+        (container,) = spec["containers"]
+        name, *words = (word.replace("$(POD_IP)", "127.0.0.1") for word in container["args"])
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None, f"pilotlight {name} of the {component}"
+        context = command.make_context(name, list(words))
+        assert not context.args
+        mounts = tuple(mount["mountPath"] for mount in container.get("volumeMounts", ()))
+        for word in words:
+            _, _, value = word.partition("=")
+            assert not value.startswith("/") or value.startswith(mounts), f"{word}: nothing is mounted there"
+        volumes = {volume["name"] for volume in spec.get("volumes", ())}
+        assert {mount["name"] for mount in container.get("volumeMounts", ())} == volumes
+
+
+@each_set
+def test_the_settings_are_a_document_that_loads(values: Values) -> None:
+    (settings,) = (one["data"] for one in of_kind(values, "ConfigMap") if "settings.yaml" in one["data"])
+    loaded = documents.load([("settings.yaml", settings["settings.yaml"])]).settings
+    wanted = values.get("settings", {})
+    assert loaded.silent_seconds_max == wanted.get("silentSecondsMax", 50), "the chart's default"
+    assert loaded.auth == wanted.get("auth", "keys")
+
+
+@each_set
+def test_no_secret_in_plain_sight(values: Values) -> None:
+    for one in objects(values):
+        text = yaml.safe_dump(one)
+        assert "PRIVATE KEY" not in text
+        if one["kind"] != "Secret":
+            assert not re.search(r"LS0tLS1CRUdJTi|eyJhbGciOi", text), "a key or token outside of a Secret"
+    for _, spec in pod_specs(values):
+        for variable in spec["containers"][0].get("env", ()):
+            assert not re.search("(?i)secret|token|password", variable["name"])
+
+
+@each_set
+def test_selectors_find_the_pods_and_nobody_else(values: Values) -> None:
+    pods = [(one["metadata"]["namespace"], one["spec"]["template"]["metadata"]["labels"])
+            for one in of_kind(values, "Deployment", "DaemonSet")]  # fmt: skip
+    for one in of_kind(values, "Service", "PodDisruptionBudget"):
+        selector = one["spec"]["selector"].get("matchLabels", one["spec"]["selector"])
+        found = [labels for namespace, labels in pods
+                 if namespace == one["metadata"]["namespace"] and selector.items() <= labels.items()]  # fmt: skip
+        assert len(found) == (2 if one["metadata"]["name"].endswith("-metrics") else 1), one["metadata"]["name"]
+
+
+def test_a_gateway_has_time_to_finish_its_calls() -> None:
+    spec = named({}, "Deployment", "pl-pilotlight-gateway")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    sleeps = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert spec["terminationGracePeriodSeconds"] >= sleeps + 600, "after a pause in which load balancers leave it"
+    assert "--grace=600" in container["args"]
+
+
+def test_limits_reach_the_gateways_as_they_are_meant() -> None:
+    limits = {"bodyBytesMax": "32Mi", "memoryBytes": "auto", "idleSecondsMax": 30, "headerSecondsMax": 1.5}
+    for size in ("32Mi", "1Gi", "2G", "500M", "12k", "33554432", 1048576):
+        values = {"settings": {"limits": {**limits, "bodyBytesMax": size}}}
+        (container,) = named(values, "Deployment", "pl-pilotlight-gateway")["spec"]["template"]["spec"]["containers"]
+        (word,) = (word for word in container["args"] if word.startswith("--limits="))
+        taken = gateway_process.limits_of(word.removeprefix("--limits="))
+        assert taken.body_bytes_max == quantity.parse_bytes(str(size))
+        assert (taken.memory_bytes, taken.idle_seconds_max, taken.header_seconds_max) == (0, 30, 1.5)
+
+
+def test_the_way_in_is_patient_and_keeps_no_buffers() -> None:
+    annotations = named(EVERYTHING, "Ingress", "pl-pilotlight-gateway")["metadata"]["annotations"]
+    nginx = {key.partition("/")[2]: value for key, value in annotations.items() if key.startswith("nginx.")}
+    assert nginx["proxy-buffering"] == nginx["proxy-request-buffering"] == nginx["proxy-next-upstream"] == "off"
+    assert int(nginx["proxy-read-timeout"]) > 600
+    assert nginx["backend-protocol"] == "HTTPS", "the gateways have a certificate"
+    assert annotations["a"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"nope": 1}, "additional properties 'nope' not allowed"),
+        ({"gateway": {"replica": 1}}, "at '/gateway': additional properties 'replica' not allowed"),
+        ({"gateway": {"replicas": "2"}}, "at '/gateway/replicas': got string, want integer"),
+        ({"settings": {"silentSecondMax": 5}}, "at '/settings': additional properties 'silentSecondMax' not allowed"),
+        ({"settings": {"devices": []}}, "additional properties 'devices' not allowed"),
+        ({"scope": "all"}, "at '/scope': value must be one of 'cluster', 'namespace'"),
+        ({"image": {"digest": "abc"}}, "at '/image/digest'"),
+        ({"engines": {"namespace": "Big"}}, "at '/engines/namespace'"),
+        ({"scope": "namespace", "contract": {"auth": "token"}}, "contract.auth: token needs scope: cluster"),
+        ({"contract": {"certificates": "secret"}}, "contract.secret.client: name the Secret"),
+        ({"contract": {"certificates": "certManager"}}, "contract.issuer.name: name the issuer"),
+        ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs: name the Gateway"),
+        ({"settings": {"limits": {"bodyBytesMax": "1.5Gi"}}}, "settings.limits: 1.5Gi: write a whole number"),
+    ],
+)
+def test_wrong_values_are_refused_in_a_sentence(values: Values, said: str) -> None:
+    with pytest.raises(helm_python.HelmError) as refused:
+        texts(values)
+    assert said in str(refused.value)
+
+
+def test_notes_say_what_is_off() -> None:
+    notes = {name: texts(values)["NOTES.txt"] for name, values in SETS.items()}
+    assert all("helm test pl -n home" in text and "curl" in text and "coldstart" in text for text in notes.values())
+    assert "Off here" in notes["namespaced"]
+    assert "TokenReview" in notes["namespaced"]
+    assert "TokenReview" not in notes["defaults"]
+    assert "pilotlight key new" in notes["defaults"]
+    assert "Whoever reaches the gateway may call" in notes["local"]
+
+
+def test_the_examples_are_documents_that_load() -> None:
+    for path in sorted((ROOT / "examples").glob("*.yaml")):
+        if not path.name.startswith("values-"):
+            documents.load([(path.name, path.read_text())])
+
+
+def test_helm_says_what_it_needs_of_kubernetes() -> None:
+    chart: dict[str, Any] = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["kubeVersion"] == f">={VERSIONS[0]}.0-0"

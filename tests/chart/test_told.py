@@ -1,0 +1,74 @@
+"""What is told about the chart is true: values have comments, the page has them all, alerts name metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from docs import chart
+from tests.kit.chart import CHART, EVERYTHING, ROOT, SETS, named, texts
+
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+METRICS = set(re.findall(r"^\| `(pilotlight_[a-z_]+)` \|", OPERATIONS, re.MULTILINE))
+
+
+def test_every_value_says_what_it_is_for() -> None:
+    found = list(chart.values(chart.VALUES.read_text()))
+    assert [one.path for one in found if len(one.meaning) < 10] == []
+    assert len(found) == len({one.path for one in found})
+
+
+def test_the_schema_knows_the_values_and_no_others() -> None:
+    def keys(schema: dict[str, Any], at: str = "") -> Iterator[str]:
+        for name, one in schema.get("properties", {}).items():
+            yield at + name
+            if at + name != "settings":
+                yield from keys(one, f"{at}{name}.")
+
+    schema = json.loads(chart.SCHEMA.read_text())
+    known = {one.path for one in chart.values(chart.VALUES.read_text())}
+    inner = re.compile(r"settings\..*|.*\.resources\..*")
+    assert set(keys(schema)) - {"global"} == {path for path in known if not inner.fullmatch(path)}
+
+
+def test_settings_in_the_schema_are_those_of_the_document() -> None:
+    assert chart.SCHEMA.read_text() == chart.schema(chart.SCHEMA.read_text()), "run `.venv/bin/python -m docs.chart`"
+
+
+def test_the_page_has_all_values() -> None:
+    assert chart.PAGE.read_text() == chart.page(chart.PAGE.read_text()), "run `.venv/bin/python -m docs.chart`"
+
+
+def known(text: str) -> set[str]:
+    """The names of metrics in an expression, without what histograms add."""
+    return {re.sub(r"_(bucket|sum|count)$", "", one) for one in re.findall(r"pilotlight_[a-z_]+", text)}
+
+
+def test_alerts_are_about_metrics_that_exist() -> None:
+    rules = named(EVERYTHING, "PrometheusRule", "pl-pilotlight")["spec"]["groups"][0]["rules"]
+    assert len(rules) >= 5
+    for rule in rules:
+        assert known(rule["expr"]), rule["alert"]
+        assert known(rule["expr"]) <= METRICS, rule["alert"]
+
+
+def test_dashboards_are_about_metrics_that_exist() -> None:
+    data = named(EVERYTHING, "ConfigMap", "pl-pilotlight-dashboards")["data"]
+    shown = json.loads(data["pilotlight.json"])
+    said = {panel["title"]: target["expr"] for panel in shown["panels"] for target in panel["targets"]}
+    assert len(said) == len(shown["panels"]) >= 12
+    for title, expression in said.items():
+        assert known(expression), title
+        assert known(expression) <= METRICS, title
+
+
+def test_versions_are_the_products() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    (version,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "pilotlight/__init__.py").read_text(), re.MULTILINE)
+    assert about["appVersion"] == version
+    assert f"pilotlight:{version}" in texts(SETS["local"])["gateway.yaml"]
+    assert f"image: pilotlight:{version}" in (ROOT / "examples/tiny.yaml").read_text()

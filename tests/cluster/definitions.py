@@ -1,0 +1,55 @@
+"""Our CustomResourceDefinitions on the API server, once for all tests of a run, and objects of them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import yaml
+
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+
+FOLDER = Path(__file__).parent.parent.parent / "charts" / "pilotlight" / "crds"
+GROUP, VERSION = "pilotlight.dev", "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+TENANTS = f"/apis/{API_VERSION}/tenants"
+SERVED_S_MAX = 20.0
+
+
+async def install(api: Api, group: str = GROUP) -> None:
+    """As the chart does it; returns when both kinds are served."""
+    for file in sorted(FOLDER.glob("*.yaml")):
+        one = yaml.safe_load(file.read_text().replace(GROUP, group))
+        await api.apply(definition(one["spec"]["names"]["plural"], group), one, "test")
+        async with asyncio.timeout(SERVED_S_MAX):
+            while not await _served(api, f"/apis/{group}/{VERSION}/{one['spec']['names']['plural']}"):
+                await asyncio.sleep(0.02)
+
+
+def definition(plural: str, group: str = GROUP) -> str:
+    """The path of a definition."""
+    return f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.{group}"
+
+
+async def _served(api: Api, path: str) -> bool:
+    try:
+        await api.get(path, limit="1")
+    except ApiError:
+        return False
+    return True
+
+
+def models(namespace: str) -> str:
+    """The path of the Models of a namespace."""
+    return f"/apis/{API_VERSION}/namespaces/{namespace}/models"
+
+
+def model(name: str, **spec: object) -> Object:
+    """A Model that needs nothing, with what `spec` says over it."""
+    common = {"engine": "command", "command": ["engine", "--port", "{port}"]}
+    return {"apiVersion": API_VERSION, "kind": "Model", "metadata": {"name": name}, "spec": {**common, **spec}}
+
+
+def tenant(name: str, **spec: object) -> Object:
+    """A Tenant."""
+    return {"apiVersion": API_VERSION, "kind": "Tenant", "metadata": {"name": name}, "spec": spec}

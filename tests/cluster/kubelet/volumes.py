@@ -1,0 +1,137 @@
+"""A pod's volumes as folders of this machine: configMap, secret, emptyDir, projected with the pod's tokens.
+
+Owns the folders. There is no mount here: where a container's words or variables name a path below a `mountPath`, they
+are given the folder instead. Files are written once, when the pod starts. Of this machine's own folders (hostPath)
+nothing is shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+
+Spec = dict[str, Any]
+OWN_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where clients look for the token, the authority and the namespace of their pod."""
+
+
+class Volumes:
+    """Those of one pod. `field` reads a fieldPath of it."""
+
+    def __init__(self, api: Api, found: Object, folder: Path, field: Callable[[str], str]) -> None:
+        self._api = api
+        self._metadata: Spec = found["metadata"]
+        self._spec: Spec = found["spec"]
+        self._folder = folder
+        self._field = field
+        self._base = f"/api/v1/namespaces/{self._metadata['namespace']}"
+
+    async def make(self) -> None:
+        """Writes all files. Raises ApiError where a source is missing, as a kubelet waits then."""
+        makers: dict[str, Callable[[Spec], Awaitable[dict[str, bytes]]]] = {
+            "configMap": self._config_map, "secret": self._secret, "projected": self._projected, "emptyDir": _empty,
+            "hostPath": _empty,
+        }  # fmt: skip
+        for volume in self._spec.get("volumes", []):
+            for kind, make in makers.items():
+                if kind in volume:
+                    await self._write(volume["name"], await make(volume[kind]))
+
+    def of(self, container: Spec) -> Callable[[str], str]:
+        """A container's words as they are meant on this machine."""
+        places = {
+            mount["mountPath"].rstrip("/"): str(self._folder / mount["name"] / mount.get("subPath", ""))
+            for mount in container.get("volumeMounts", [])
+        }
+        if not places:
+            return str
+        longest_first = "|".join(map(re.escape, sorted(places, key=len, reverse=True)))
+        pattern = re.compile(rf"(?<![\w/.-])({longest_first})(?=/|$)")
+        return lambda word: pattern.sub(lambda match: places[match[1]], word)
+
+    def kubeconfig(self, container: Spec) -> str | None:
+        """The way to the API server as the pod's own account, for a container that has its token."""
+        for mount in container.get("volumeMounts", []):
+            if mount["mountPath"] == OWN_ACCOUNT:
+                return str(self._write_kubeconfig(self._folder / mount["name"]))
+        return None
+
+    def _write_kubeconfig(self, folder: Path) -> Path:
+        path = folder.with_suffix(".kubeconfig")
+        cluster = {"server": self._api._access.server, "certificate-authority": str(folder / "ca.crt")}
+        path.write_text(json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "pod",
+            "clusters": [{"name": "pod", "cluster": cluster}],
+            "users": [{"name": "pod", "user": {"tokenFile": str(folder / "token")}}],
+            "contexts": [{"name": "pod", "context": {"cluster": "pod", "user": "pod"}}],
+        }))  # fmt: skip
+        return path
+
+    async def _write(self, name: str, files: dict[str, bytes]) -> None:
+        folder = self._folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, content in files.items():
+            place = folder / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
+            place.chmod(0o600)
+
+    async def _config_map(self, source: Spec) -> dict[str, bytes]:
+        data = await self._data("configmaps", source, source.get("name", ""))
+        return _chosen({key: value.encode() for key, value in data.items()}, source)
+
+    async def _secret(self, source: Spec) -> dict[str, bytes]:
+        data = await self._data("secrets", source, source.get("secretName") or source["name"])
+        return _chosen({key: base64.b64decode(value) for key, value in data.items()}, source)
+
+    async def _data(self, kind: str, source: Spec, name: str) -> dict[str, str]:
+        try:
+            found = await self._api.get(f"{self._base}/{kind}/{name}")
+        except ApiError as error:
+            if error.status == 404 and source.get("optional"):
+                return {}
+            raise
+        data: dict[str, str] = found.get("data", {})
+        return data
+
+    async def _projected(self, source: Spec) -> dict[str, bytes]:
+        files: dict[str, bytes] = {}
+        for one in source["sources"]:
+            if "configMap" in one:
+                files |= await self._config_map(one["configMap"])
+            if "secret" in one:
+                files |= await self._secret(one["secret"])
+            if "serviceAccountToken" in one:
+                files |= await self._token(one["serviceAccountToken"])
+            for item in one.get("downwardAPI", {}).get("items", []):
+                files[item["path"]] = self._field(item["fieldRef"]["fieldPath"]).encode()
+        return files
+
+    async def _token(self, wanted: Spec) -> dict[str, bytes]:
+        """Bound to the pod: it dies with it."""
+        pod = {"kind": "Pod", "apiVersion": "v1", "name": self._metadata["name"], "uid": self._metadata["uid"]}
+        spec: Spec = {"expirationSeconds": wanted.get("expirationSeconds", 3600), "boundObjectRef": pod}
+        if "audience" in wanted:
+            spec["audiences"] = [wanted["audience"]]
+        path = f"{self._base}/serviceaccounts/{self._spec['serviceAccountName']}/token"
+        made = await self._api.create(
+            path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        )
+        return {wanted["path"]: str(made["status"]["token"]).encode()}
+
+
+async def _empty(_: Spec) -> dict[str, bytes]:
+    return {}
+
+
+def _chosen(files: dict[str, bytes], source: Spec) -> dict[str, bytes]:
+    """`items`: which of them, and under which names."""
+    if "items" not in source:
+        return files
+    return {item["path"]: files[item["key"]] for item in source["items"]}

@@ -1,0 +1,197 @@
+"""Several autoscalers and gateways as processes, and what a test sees of them: who leads, which pods were ever made."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from signal import SIGCONT, SIGTERM
+from typing import NamedTuple
+
+import aiohttp
+import yaml
+
+from autoscaler.drivers.kubernetes.api import Api, ApiError
+from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
+from tests.cluster.plane import free_ports
+from tests.kit.fake_process import command
+
+WAIT_S_MAX = 45.0
+LEASE_S = 2
+SETTINGS: dict[str, object] = {
+    "apiVersion": "pilotlight.dev/v1alpha1", "kind": "Settings", "leaseSeconds": LEASE_S, "auth": "none",
+}  # fmt: skip
+
+
+def model(name: str, **spec: object) -> dict[str, object]:
+    """A Model whose engine is the fake one; it stays once it runs."""
+    words = command("--host", "{host}", "--port", "{port}", "--name", name)
+    return {
+        "apiVersion": "pilotlight.dev/v1alpha1", "kind": "Model", "metadata": {"name": name},
+        "spec": {
+            "engine": "command", "image": "fake-engine", "command": words, "gpu": {"memory": "1Gi"},
+            "idleSeconds": 600, **spec,
+        },
+    }  # fmt: skip
+
+
+class Answered(NamedTuple):
+    """One Call as its client saw it."""
+
+    status: int
+    said: str
+
+
+class Estate:
+    """Autoscalers a1, a2 ... and gateways g1, g2 ... of one namespace. Each process is ended by its `stop`."""
+
+    def __init__(self, folder: Path, kubeconfig: Path, namespace: str, api: Api) -> None:
+        self.namespace = namespace
+        self.api = api
+        self._folder = folder
+        self._kubeconfig = kubeconfig
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self._ports: dict[str, tuple[int, int]] = {}
+        self._autoscalers: list[str] = []
+        self.session: aiohttp.ClientSession
+        self.pods_made = set[str]()
+        """Names of all pods of ours that ever were."""
+
+    @asynccontextmanager
+    async def open(
+        self, *documents: dict[str, object], autoscalers: int = 2, gateways: int = 1
+    ) -> AsyncIterator[Estate]:
+        """All of them, until the gateways answer; nothing of it is left at the end."""
+        (self._folder / "documents.yaml").write_text(yaml.safe_dump_all([SETTINGS, *documents]))
+        self._autoscalers = [f"a{n + 1}" for n in range(autoscalers)]
+        names = [*self._autoscalers, *(f"g{n + 1}" for n in range(gateways))]
+        numbers = free_ports(2 * len(names))
+        self._ports = {name: (numbers[2 * n], numbers[2 * n + 1]) for n, name in enumerate(names)}
+        async with AsyncExitStack() as stack:
+            self.session = await stack.enter_async_context(aiohttp.ClientSession())
+            stack.push_async_callback(self._end)
+            watching = asyncio.create_task(self._watch_pods())
+            stack.callback(watching.cancel)
+            for name in names:
+                await self.start(name)
+            for name in names[autoscalers:]:
+                await self.until(lambda name=name: self.answers(name))  # type: ignore[misc]  # bound now
+            yield self
+
+    async def start(self, name: str) -> None:
+        """One process (again)."""
+        words = self._autoscaler(name) if name in self._autoscalers else self._gateway(name)
+        with (self._folder / f"{name}.log").open("ab") as output:
+            self.processes[name] = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "pilotlight", *words, stdout=output, stderr=output, env=dict(os.environ)
+            )
+
+    def _autoscaler(self, name: str) -> list[str]:
+        return [
+            "autoscaler", "--driver", "kubernetes", "--kubeconfig", str(self._kubeconfig),
+            "--namespace", self.namespace, "--documents", str(self._folder / "documents.yaml"),
+            "--identity", name, "--contract-socket", str(self._folder / f"{name}.sock"),
+            "--ops", f"127.0.0.1:{self._ports[name][1]}", "--state", str(self._folder / f"{name}.state"),
+        ]  # fmt: skip
+
+    def _gateway(self, name: str) -> list[str]:
+        listen, ops = self._ports[name]
+        followed = [word for one in self._autoscalers for word in ("--autoscaler", f"unix:{self._folder}/{one}.sock")]
+        return [
+            "gateway", "--id", name, *followed, "--listen", f"127.0.0.1:{listen}", "--ops", f"127.0.0.1:{ops}",
+            "--state", str(self._folder),
+        ]  # fmt: skip
+
+    def signal(self, name: str, number: int) -> None:
+        """To one process."""
+        self.processes[name].send_signal(number)
+
+    async def stop(self, name: str, number: int = SIGTERM) -> None:
+        """Ends one process and waits for that."""
+        process = self.processes.pop(name)
+        if process.returncode is None:
+            process.send_signal(SIGCONT)
+            process.send_signal(number)
+        await asyncio.wait_for(process.wait(), WAIT_S_MAX)
+
+    async def _end(self) -> None:
+        for name in list(self.processes):
+            await self.stop(name)
+
+    # --- what is seen -------------------------------------------------------------------------------------------------
+
+    async def holder(self) -> str:
+        """Who holds the Lease; empty: nobody."""
+        try:
+            lease = await self.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/pilotlight")
+        except ApiError:
+            return ""
+        return str(lease["spec"].get("holderIdentity", "")).partition("_")[0]
+
+    async def leader(self, *others: str) -> str:
+        """Waits until somebody beside `others` holds the Lease, and says who."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while (found := await self.holder()) in ("", *others):
+                await asyncio.sleep(0.02)
+            return found
+
+    async def leads(self, name: str) -> bool:
+        """Whether the process itself says that it leads."""
+        url = f"http://127.0.0.1:{self._ports[name][1]}/metrics"
+        async with self.session.get(url, timeout=aiohttp.ClientTimeout(total=2)) as answer:
+            return "pilotlight_leader 1.0" in await answer.text()
+
+    async def listed(self, name: str) -> bool:
+        """Whether an autoscaler knows all that exists: from then on it stands for election."""
+        try:
+            async with self.session.get(f"http://127.0.0.1:{self._ports[name][1]}/readyz") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def answers(self, name: str) -> bool:
+        """Whether a gateway knows what there is."""
+        try:
+            async with self.session.get(f"http://127.0.0.1:{self._ports[name][0]}/v1/models") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def until(self, what: Callable[[], Awaitable[bool]]) -> None:
+        """Waits for a condition."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not await what():
+                self._all_live()
+                await asyncio.sleep(0.02)
+
+    def _all_live(self) -> None:
+        for name, process in self.processes.items():
+            said = (self._folder / f"{name}.log").read_text()[-2000:]
+            assert process.returncode is None, f"{name} ended with {process.returncode}: {said}"
+
+    async def call(self, name: str, gateway: str = "g1") -> Answered:
+        """One chat completion; status 0: nobody took it."""
+        body = {"model": name, "messages": [{"role": "user", "content": "hi"}]}
+        url = f"http://127.0.0.1:{self._ports[gateway][0]}/v1/chat/completions"
+        try:
+            async with self.session.post(url, json=body) as answer:
+                return Answered(answer.status, await answer.text())
+        except aiohttp.ClientError as error:
+            return Answered(0, type(error).__name__)
+
+    def made(self, name: str) -> int:
+        """Pods of a Model that were ever made."""
+        return sum(pod.startswith(f"{name}-") for pod in self.pods_made)
+
+    async def _watch_pods(self) -> None:
+        def note(changes: list[Change[Key]]) -> None:
+            self.pods_made.update(change.key.name for change in changes if change.new is not None)
+
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        await Watched(
+            self.api, path, lambda pod: Key("", pod["metadata"]["name"]), note,
+            labelSelector="app.kubernetes.io/managed-by=pilotlight",
+        ).run()  # fmt: skip

@@ -1,0 +1,123 @@
+"""An autoscaler of one namespace whose steps and clocks a test moves, and what the API server shows of its Models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from autoscaler.contract import ModelName
+from autoscaler.documents import one as parse
+from autoscaler.drivers.kubernetes import status, statuses
+from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.drivers.kubernetes.customs import Customs
+from autoscaler.drivers.kubernetes.events import Events
+from autoscaler.drivers.kubernetes.statuses import Statuses
+from autoscaler.drivers.kubernetes.subjects import subjects
+from autoscaler.installation import CUSTOMS, FILES, Installation
+from autoscaler.names import Origin
+from autoscaler.world import DocumentsSeen, Seen, World
+from tests.kit.folding import reported
+from tests.kit.observed import seen_of
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import T0, device, level, world
+
+WAIT_S_MAX = 20.0
+UNIX0 = 1_800_000_000.0
+
+
+class House:
+    """Documents, statuses and Events over a loop that the test steps."""
+
+    def __init__(self, api: Api, namespace: str, *, now_s: float = T0, unix_now_s: float = UNIX0) -> None:
+        self.stepped = SteppedLoop(world(slices=[device()]), now_s)
+        self._wall_at_0_s = unix_now_s - now_s
+        self.told = asyncio.Event()
+        self.installation = Installation(self._tell, (FILES, CUSTOMS))
+        self.installation.put_files(DocumentsSeen())
+        self.customs = Customs(api, parse, self.installation, [namespace], tenants=False, heard=self._hear)
+        self.statuses = Statuses(api, namespaces=[namespace], clock=self._now_s, wall=self._unix_s)
+        self.events = Events(api, "pod-0", clock=self._now_s, wall=self._unix_s)
+        self.stepped.loop.listeners += [self.statuses.on_step, self.events.on_step]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[House]:
+        """Until the end; inside, the Models of the namespace are known."""
+        tasks = [asyncio.create_task(one.run()) for one in (self.customs, self.statuses, self.events)]
+        try:
+            async with asyncio.timeout(WAIT_S_MAX):
+                await self.told.wait()
+            yield self
+            assert not any(task.done() for task in tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _tell(self, documents: DocumentsSeen, known: Mapping[ModelName, Mapping[str, object]]) -> None:
+        seen, wrong = status.remembered(known, self._now_s(), self._unix_s())
+        assert not wrong
+        self.statuses.put(subjects(self.customs.models, self.installation.settled))
+        self.stepped.step(*seen, documents)
+        self.told.set()
+
+    def _now_s(self) -> float:
+        return self.stepped.now_s
+
+    def _unix_s(self) -> float:
+        return self._wall_at_0_s + self.stepped.now_s
+
+    def _hear(self, origin: Origin, said: Mapping[str, object]) -> None:
+        name = self.installation.settled.names.get(origin)
+        if name is not None and not self.stepped.loop.world.leads:
+            self.stepped.step(*status.remembered({name: said}, self._now_s(), self._unix_s())[0])
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def call(self, sequence: int, waiting: int = 1) -> World:
+        """A gateway says how many Calls wait for `ada`."""
+        levels = [level("ada", waiting)] if waiting else []
+        return self.stepped.step(reported(sequence, levels=levels, version=self.stepped.loop.world.version))
+
+    def see(self, seen: Seen, reason: str = "") -> World:
+        """The driver sees all that was started so."""
+        replicas = self.stepped.loop.world.replicas.values()
+        assert replicas
+        return self.stepped.step(*(seen_of(one, seen, reason=reason, proof="assumed") for one in replicas))
+
+    def later(self, by_s: float) -> None:
+        """Time passes."""
+        self.stepped.now_s += by_s
+        self.stepped.step()
+
+
+async def until(api: Api, path: str, holds: Callable[[Object], object]) -> Object:
+    """The object, or the list, once that holds of it."""
+    found: Object = {}
+    try:
+        async with asyncio.timeout(WAIT_S_MAX):
+            while True:
+                found = await api.get(path)
+                if holds(found):
+                    return found
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"never so: {found}") from None
+
+
+def says(type: str, reason: str) -> Callable[[Object], bool]:
+    """Whether a condition has that reason."""
+    return lambda found: condition(found, type).get("reason") == reason
+
+
+def condition(found: Object, type: str) -> dict[str, str]:
+    """One of a Model; empty where it has none."""
+    told = found.get("status", {}).get("conditions", [])
+    return next((one for one in told if one["type"] == type), {})
+
+
+async def looks(house: House, many: int = 5) -> None:
+    """The statuses were looked at so often since: what was to be written is written."""
+    for _ in range(many):
+        house.stepped.step()
+        await asyncio.sleep(2 * statuses.LOOK_S_MAX)

@@ -1,0 +1,275 @@
+"""The chart on a real control plane: installed, changed, taken back, removed; what it installs runs with its rights.
+
+Pods are processes of this machine that have exactly the bound tokens, files and arguments that the chart gives them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shutil
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import helm_python
+import pytest
+import yaml
+
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from tests.cluster.conftest import next_number
+from tests.cluster.kubelet.node import Node
+from tests.cluster.names import addresses, names
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "pilotlight"
+NAME = "pl-pilotlight"
+WAIT_S_MAX = 60.0
+ENDED = ("Succeeded", "Failed")
+
+
+class Release(NamedTuple):
+    """One installation by helm, in a namespace of its own."""
+
+    chart: Path
+    config: helm_python.Config
+    api: Api
+    namespace: str
+    engines: str
+    logs: Path
+    node: str
+
+    def values(self, **more: Any) -> dict[str, Any]:
+        """Of this machine: the program is the clone's, and all pods share one network."""
+        loose = {"resources": {}, "extraArgs": ["--ops=$(POD_IP):8081"]}
+        return {
+            "image": {"command": [str(ROOT / ".venv/bin/pilotlight")]},
+            "listenHost": "$(POD_IP)",
+            "settings": {"auth": "none"},
+            "engines": {"namespace": self.engines},
+            "gateway": {
+                "resources": {},
+                "extraArgs": ["--ops=127.0.0.1:0"],
+                "preStopSeconds": 1,
+                "graceSeconds": 10,
+                **more.pop("gateway", {}),
+            },
+            "autoscaler": {**loose, **more.pop("autoscaler", {})},
+            **more,
+        }
+
+    async def install(self, **more: Any) -> None:
+        """Returns when all that it installs is ready."""
+        await asyncio.to_thread(
+            self.config.install,
+            self.chart,
+            "pl",
+            self.values(**more),
+            namespace=self.namespace,
+            wait="watcher",
+            timeout=60,
+        )
+
+    async def upgrade(self, **more: Any) -> None:
+        """The same."""
+        await asyncio.to_thread(
+            self.config.upgrade,
+            self.chart,
+            "pl",
+            self.values(**more),
+            namespace=self.namespace,
+            wait="watcher",
+            timeout=60,
+        )
+
+    def hook(self, template: str) -> str:
+        """What helm would make when it is asked to."""
+        with helm_python.Chart.load(self.chart) as chart:
+            rendered = chart.render(self.values(), name="pl", namespace=self.namespace)
+        return rendered[f"pilotlight/templates/{template}"]
+
+    async def get(self, kind: str, name: str) -> Object:
+        """An object of the release's namespace."""
+        group = {"deployments": "/apis/apps/v1"}.get(kind, "/api/v1")
+        return await self.api.get(f"{group}/namespaces/{self.namespace}/{kind}/{name}")
+
+
+@pytest.fixture
+def chart(tmp_path: Path) -> Path:
+    """Without the version of Kubernetes that it asks for: a plane that is built from modules does not know its own."""
+    copy = tmp_path / "chart"
+    shutil.copytree(CHART, copy)
+    text = (copy / "Chart.yaml").read_text()
+    (copy / "Chart.yaml").write_text(re.sub(r"(?m)^kubeVersion:.*$", "", text))
+    return copy
+
+
+@pytest.fixture
+async def house(api: Api, tmp_path: Path) -> AsyncIterator[Node]:
+    """A node for all of it, which probes as often as it is told."""
+    labels = {"nvidia.com/gpu.product": "Test-GPU", "nvidia.com/gpu.memory": "81920"}
+    name = f"node-{uuid.uuid4().hex[:8]}"
+    async with Node(api, name, next_number(), {"nvidia.com/gpu": "2"}, labels, tmp_path).running() as one:
+        yield one
+
+
+@pytest.fixture
+async def release(chart: Path, api: Api, namespace: str, kubeconfig: Path, house: Node) -> AsyncIterator[Release]:
+    engines = f"{namespace}-engines"
+    with helm_python.Config(kubeconfig_path=kubeconfig, namespace=namespace) as config:
+        async with names(api):
+            yield Release(chart, config, api, namespace, engines, house.logs, house.name)
+            await asyncio.to_thread(config.uninstall, "pl", ignore_not_found=True)
+    with contextlib.suppress(ApiError):  # with scope `namespace` it was not made
+        await api.delete(f"/api/v1/namespaces/{engines}")
+
+
+async def call(url: str, model: str) -> tuple[int, str]:
+    """One chat completion: (status, what was said)."""
+    body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body) as answer:
+        return answer.status, await answer.text()
+
+
+def tiny(**more: Any) -> Object:
+    """examples/tiny.yaml, with this machine's Python, and an idle window that a test can wait for."""
+    document: Object = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
+    spec = document["spec"]
+    spec["command"] = [sys.executable, *spec["command"][1:]]
+    spec |= {"idleSeconds": 1, "residencySeconds": 0, **more}
+    return document
+
+
+async def models(release: Release, *documents: Object) -> None:
+    """As documents in a Secret."""
+    await release.api.create(f"/api/v1/namespaces/{release.namespace}/secrets", {
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tenants"},
+        "stringData": {"models.yaml": yaml.safe_dump_all(documents)},
+    })  # fmt: skip
+
+
+async def applied(release: Release, namespace: str) -> None:
+    """As a custom resource, which an autoscaler says it has seen."""
+    path = f"/apis/pilotlight.dev/v1alpha1/namespaces/{namespace}/models"
+    await release.api.create(path, tiny())
+    while "conditions" not in (await release.api.get(f"{path}/tiny")).get("status", {}):
+        await asyncio.sleep(0.05)
+
+
+async def wakes_answers_and_sleeps(release: Release, engines: str) -> None:
+    """Through each gateway."""
+    pods, mine = f"/api/v1/namespaces/{engines}/pods", "app.kubernetes.io/managed-by=pilotlight"
+    while len(gateways := await addresses(release.api, f"{NAME}-gateway", release.namespace)) < 2:
+        await asyncio.sleep(0.05)
+    for gateway in gateways:
+        status, said = await call(f"http://{gateway}:8080", "tiny")
+        assert (status, "tiny" in said) == (200, True), said
+    (_,) = (await release.api.get(pods, labelSelector=mine))["items"]
+    while (await release.api.get(pods, labelSelector=mine))["items"]:
+        await asyncio.sleep(0.05)
+
+
+async def test_a_model_wakes_answers_and_sleeps_with_the_rights_of_the_chart(release: Release) -> None:
+    agents = f"{release.namespace}-agents"
+    await release.install(agent={"enabled": True, "namespace": agents})
+    async with asyncio.timeout(WAIT_S_MAX):
+        await applied(release, release.engines)
+        await wakes_answers_and_sleeps(release, release.engines)
+        await the_agent_is_heard(release)
+    await release.api.delete(f"/api/v1/namespaces/{agents}")
+
+
+async def test_a_model_wakes_answers_and_sleeps_without_a_right_outside_of_its_namespace(release: Release) -> None:
+    await release.install(scope="namespace", adoption={"enabled": False})
+    async with asyncio.timeout(WAIT_S_MAX):
+        await applied(release, release.namespace)
+        await wakes_answers_and_sleeps(release, release.namespace)
+
+
+async def the_agent_is_heard(release: Release) -> None:
+    """By every autoscaler, with the token of its own account in its own namespace."""
+    for autoscaler in await addresses(release.api, f"{NAME}-autoscaler", release.namespace):
+        async with aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(f"http://{autoscaler}:8081/api/v1/nodes") as answer:
+                    if release.node in await answer.text():
+                        break
+                await asyncio.sleep(0.05)
+
+
+async def test_a_rolling_update_of_everything_loses_no_call(release: Release) -> None:
+    await models(release, tiny(idleSeconds=600))
+    await release.install(tenantsSecret="tenants")
+    over, said = asyncio.Event(), list[tuple[int, str]]()
+
+    async def client() -> None:
+        while not over.is_set():
+            for gateway in await addresses(release.api, f"{NAME}-gateway", release.namespace):
+                said.append(await call(f"http://{gateway}:8080", "tiny"))
+
+    async with asyncio.TaskGroup() as tasks:
+        clients = [tasks.create_task(client()) for _ in range(4)]
+        changed = {"podAnnotations": {"changed": "yes"}}
+        await release.upgrade(tenantsSecret="tenants", gateway=changed, autoscaler=changed)
+        over.set()
+        await asyncio.gather(*clients)
+    assert {status for status, _ in said} == {200}, [one for one in said if one[0] != 200]
+    assert len(said) > 20
+    await one_of_those_that_are_left_leads(release)
+
+
+async def one_of_those_that_are_left_leads(release: Release) -> None:
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{release.namespace}/leases/{NAME}"
+    selector = "app.kubernetes.io/component=autoscaler"
+    async with asyncio.timeout(WAIT_S_MAX):
+        while True:
+            found = await release.api.get(f"/api/v1/namespaces/{release.namespace}/pods", labelSelector=selector)
+            there = {one["metadata"]["name"] for one in found["items"] if "deletionTimestamp" not in one["metadata"]}
+            holder = (await release.api.get(lease))["spec"].get("holderIdentity", "")
+            if holder.partition("_")[0] in there:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_helm_test_is_the_doctor(release: Release) -> None:
+    await release.install()
+    text = await asyncio.to_thread(release.hook, "tests/doctor.yaml")
+    pods = f"/api/v1/namespaces/{release.namespace}/pods"
+    await release.api.create(pods, yaml.safe_load(text))
+    async with asyncio.timeout(WAIT_S_MAX):
+        while (phase := (await release.api.get(f"{pods}/{NAME}-doctor"))["status"]["phase"]) not in ENDED:
+            await asyncio.sleep(0.05)
+    log = next(release.logs.glob("*doctor*.log")).read_text()
+    assert phase == "Succeeded", log
+    assert "warning" not in log, "the chart's rights are all that it looks for"
+
+
+async def definitions_can_be_changed(release: Release) -> None:
+    """`kubectl apply --server-side --force-conflicts`, as the page says, takes them over from helm."""
+    definition: Object = yaml.safe_load((CHART / "crds" / "models.yaml").read_text())
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition['metadata']['name']}"
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for told in ("changed", schema.get("description", "")):
+        schema["description"] = told
+        changed = await release.api.apply(path, definition, "kubectl")
+        assert changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] == told
+
+
+async def test_install_upgrade_rollback_uninstall(release: Release) -> None:
+    await release.install()
+    await definitions_can_be_changed(release)
+    secret = (await release.get("secrets", f"{NAME}-contract-server"))["data"]
+    await release.upgrade(gateway={"replicas": 3})
+    assert (await release.get("deployments", f"{NAME}-gateway"))["status"]["readyReplicas"] == 3
+    assert (await release.get("secrets", f"{NAME}-contract-server"))["data"] == secret, "upgrades keep certificates"
+    await asyncio.to_thread(release.config.rollback, "pl", version=1, wait="watcher", timeout=60)
+    assert (await release.get("deployments", f"{NAME}-gateway"))["spec"]["replicas"] == 2
+    await asyncio.to_thread(release.config.uninstall, "pl", wait="watcher", timeout=60)
+    with pytest.raises(ApiError, match="not found"):
+        await release.get("deployments", f"{NAME}-gateway")
+    kept = await release.api.get(f"/api/v1/namespaces/{release.engines}")
+    assert kept["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted", "Models stay"

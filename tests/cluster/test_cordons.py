@@ -1,0 +1,135 @@
+"""Orders about nodes, kept on the Node: what an operator says outlives us, and what kubectl says counts, too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from pytest_aiohttp import AiohttpClient
+
+from autoscaler.commands import Commands
+from autoscaler.drivers.base import CordonError
+from autoscaler.drivers.kubernetes.api import Api, ApiError
+from autoscaler.drivers.kubernetes.cordons import ANNOTATION, NODES, Cordons
+from autoscaler.log import Log
+from autoscaler.ops import OperationsServer
+from autoscaler.ordered import Cordon, CordonsSeen, Place
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import device, world
+
+
+class Seen:
+    """The orders of one node as they were observed last."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._changed = asyncio.Event()
+        self.orders: dict[Place, Cordon] = {}
+
+    def observe(self, batch: tuple[CordonsSeen, ...]) -> None:
+        self.orders = {one.place: one for one in batch[-1].cordons if one.node == self._node}
+        self._changed.set()
+
+    async def until(self, right: Callable[[dict[Place, Cordon]], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not right(self.orders):
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@pytest.fixture
+async def name(api: Api) -> AsyncIterator[str]:
+    """A node that nobody runs."""
+    made = f"cordon-{uuid.uuid4().hex[:8]}"
+    await api.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": made}})
+    yield made
+    await api.delete(f"{NODES}/{made}")
+
+
+@contextlib.asynccontextmanager
+async def watching(api: Api, seen: Seen) -> AsyncIterator[Cordons]:
+    one = Cordons(api, api, seen.observe)
+    task = asyncio.create_task(one.run())
+    yield one
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_an_order_is_kept_on_the_node_and_seen_by_another_autoscaler(api: Api, name: str) -> None:
+    node, gpu = Place("node", name), Place("device", f"{name}/gpu0")
+    first, second = Seen(name), Seen(name)
+    async with watching(api, first) as one:
+        await one.put(Cordon(place=node, node=name, since_s=1.0, drain=True, force=True))
+        await one.put(Cordon(place=gpu, node=name, since_s=1.0))
+        await first.until(lambda orders: orders.keys() == {node, gpu})
+        assert (await api.get(f"{NODES}/{name}"))["spec"]["unschedulable"] is True
+    async with watching(api, second) as other:
+        await second.until(lambda orders: orders.keys() == {node, gpu})
+        kept = second.orders[node]
+        assert (kept.drain, kept.force, second.orders[gpu].drain) == (True, True, False)
+        assert abs(kept.since_s - 1.0) < 1.0, "moments survive, though clocks differ"
+        await other.lift(node)
+        await second.until(lambda orders: orders.keys() == {gpu})
+        await other.lift(gpu)
+        await second.until(lambda orders: not orders)
+        left = await api.get(f"{NODES}/{name}")
+        assert ANNOTATION not in left["metadata"].get("annotations", {})
+        assert not left["spec"].get("unschedulable")
+
+
+async def test_what_kubectl_closes_is_closed_and_what_it_opens_is_open(api: Api, name: str) -> None:
+    node, seen = Place("node", name), Seen(name)
+    async with watching(api, seen) as one:
+        await api.patch(f"{NODES}/{name}", {"spec": {"unschedulable": True}})
+        await seen.until(lambda orders: node in orders)
+        await one.put(Cordon(place=node, node=name, since_s=1.0, drain=True))
+        await seen.until(lambda orders: orders[node].drain)
+        await api.patch(f"{NODES}/{name}", {"spec": {"unschedulable": None}})
+        await seen.until(lambda orders: not orders)
+
+
+async def test_two_orders_at_once_are_both_kept_and_garbage_is_no_order(api: Api, name: str) -> None:
+    gpus = [Place("device", f"{name}/gpu{number}") for number in range(4)]
+    seen = Seen(name)
+    await api.patch(f"{NODES}/{name}", {"metadata": {"annotations": {ANNOTATION: "{"}}})
+    async with watching(api, seen) as one:
+        await asyncio.gather(*(one.put(Cordon(place=gpu, node=name, since_s=1.0)) for gpu in gpus))
+        await seen.until(lambda orders: orders.keys() == set(gpus))
+
+
+async def test_an_order_about_a_node_that_is_gone_is_refused(api: Api, name: str) -> None:
+    gone = f"{name}-gone"
+    with pytest.raises(CordonError, match="NotFound"):
+        await Cordons(api, api, Seen(gone).observe).put(Cordon(place=Place("node", gone), node=gone, since_s=0.0))
+    with pytest.raises(ApiError):
+        await api.get(f"{NODES}/{gone}")
+
+
+async def test_an_order_over_http_closes_the_node_and_its_slices(
+    api: Api, name: str, aiohttp_client: AiohttpClient
+) -> None:
+    """As an autoscaler of a cluster is composed: commands, the orders on Nodes, and the loop that observes them."""
+    loop = SteppedLoop(world([], [device(f"{name}/gpu0", node=name)])).loop
+    kept = Cordons(api, api, loop.observe)
+    task = asyncio.create_task(kept.run())
+    server = OperationsServer(loop, Log(), lambda: b"", tuple, commands=Commands(loop, kept))
+    client = await aiohttp_client(server.application())
+    said = f"node {name} is cordoned by an operator"
+    for verb, closed, unschedulable in (("cordon", said, True), ("uncordon", "", None)):
+        answer = await client.post(f"/api/v1/nodes/{name}/{verb}", json={})
+        assert answer.status == 200, await answer.text()
+        async with asyncio.timeout(20):
+            while True:
+                loop.step()
+                (shown,) = await (await client.get("/api/v1/devices")).json()
+                if shown["closed"] == closed:
+                    break
+                await asyncio.sleep(0.01)
+        assert (await api.get(f"{NODES}/{name}"))["spec"].get("unschedulable") is unschedulable
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

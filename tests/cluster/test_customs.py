@@ -1,0 +1,219 @@
+"""Models and Tenants as custom resources on a real API server: what they say is in force, a wrong one stops nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+
+from autoscaler.contract import ModelName
+from autoscaler.documents import one
+from autoscaler.drivers.kubernetes import customs
+from autoscaler.drivers.kubernetes.api import MERGE, Api
+from autoscaler.drivers.kubernetes.customs import Customs
+from autoscaler.drivers.kubernetes.watching import Key
+from autoscaler.installation import CUSTOMS, FILES, Installation, Status
+from autoscaler.model import Model, ModelSpec
+from autoscaler.names import Origin
+from autoscaler.tenant import Tenant, TenantSpec
+from autoscaler.world import DocumentsSeen
+from tests.cluster import definitions
+from tests.cluster.conftest import make_namespace
+from tests.cluster.definitions import TENANTS, model, models, tenant
+
+WAIT_S_MAX = 20.0
+OF_FILES = Model(name=ModelName("of-files"), spec=ModelSpec(engine="vllm"))
+HASH = "cd" * 32
+
+
+class Following:
+    """Custom resources as they are told; counts what is read."""
+
+    def __init__(self, api: Api, namespaces: list[str]) -> None:
+        self.told: list[DocumentsSeen] = []
+        self.statuses: dict[str, Status] = {}
+        self.read: list[str] = []
+        self._news = asyncio.Event()
+        self.installation = Installation(self._tell, (FILES, CUSTOMS))
+        self.installation.put_files(DocumentsSeen(models=(OF_FILES,)))
+        self.customs = Customs(api, self._parse, self.installation, namespaces)
+
+    def _parse(self, document: object) -> Model | Tenant:
+        assert isinstance(document, dict)
+        said = one(document | {"apiVersion": definitions.API_VERSION})
+        self.read.append(said.name)
+        return said
+
+    def _tell(self, documents: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
+        self.told.append(documents)
+        self.statuses.update({str(name): status for name, status in statuses.items()})
+        self._news.set()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the Models in force."""
+        return [model.name for model in self.told[-1].models] if self.told else []
+
+    def model(self, name: str) -> Model:
+        """One of them."""
+        return next(model for model in self.told[-1].models if model.name == name)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Until something holds of what was told."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not (self.told and holds()):
+                self._news.clear()
+                await self._news.wait()
+
+
+@asynccontextmanager
+async def following(api: Api, *namespaces: str) -> AsyncIterator[Following]:
+    """While it runs."""
+    found = Following(api, list(namespaces))
+    run = asyncio.create_task(found.customs.run())
+    try:
+        yield found
+    finally:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+
+
+@pytest.fixture
+async def served(api: Api) -> Api:
+    """With both kinds."""
+    await definitions.install(api)
+    return api
+
+
+async def test_models_come_change_and_go(served: Api, namespace: str) -> None:
+    path = models(namespace)
+    made = await served.create(path, model("first", aliases=["one"]))
+    await served.patch(f"{path}/first/status", {"status": {"learned": {"startSeconds": [1.5]}}}, MERGE)
+    async with following(served, namespace) as found:
+        await found.until(lambda: found.names == ["of-files", "first"])
+        assert found.statuses == {"first": {"learned": {"startSeconds": [1.5]}}}
+        assert found.model("first").namespace == namespace
+        assert found.model("first").created_unix_s > 1_700_000_000
+        kept = found.customs.models[Key(namespace, "first")]
+        assert (kept.uid, kept.generation, kept.wrong) == (made["metadata"]["uid"], 1, "")
+        await served.create(path, model("second"))
+        await found.until(lambda: found.names == ["of-files", "first", "second"])
+        first = found.model("first")
+        await served.patch(f"{path}/second", {"spec": {"slots": 7}}, MERGE)
+        await found.until(lambda: found.model("second").slots == 7)
+        assert found.model("first") is first, "who did not change is not read again"
+        assert found.read == ["first", "second", "second"]
+        await served.delete(f"{path}/first")
+        await found.until(lambda: found.names == ["of-files", "second"])
+
+
+async def test_what_only_its_status_says_is_no_news(served: Api, namespace: str) -> None:
+    path = models(namespace)
+    await served.create(path, model("a"))
+    async with following(served, namespace) as found:
+        await found.until(lambda: "a" in found.names)
+        told = len(found.told)
+        await served.patch(f"{path}/a/status", {"status": {"observedGeneration": 1}}, MERGE)
+        await served.patch(f"{path}/a", {"metadata": {"labels": {"x": "y"}}}, MERGE)
+        await served.create(path, model("b"))
+        await found.until(lambda: "b" in found.names)
+        assert found.read == ["a", "b"]
+        assert len(found.told) == told + 1
+
+
+async def test_a_wrong_one_stops_nobody_and_keeps_what_it_said_before(served: Api, namespace: str) -> None:
+    path, wrong = models(namespace), {"CUDA_VISIBLE_DEVICES": "0"}
+    await served.create(path, model("never-right", env=wrong))
+    await served.create(path, model("right", slots=3))
+    async with following(served, namespace) as found:
+        await found.until(lambda: found.names == ["of-files", "right"])
+        said = found.customs.wrong[Key(namespace, "never-right")]
+        assert said.startswith("spec.env.CUDA_VISIBLE_DEVICES: is set by Pilotlight")
+        await served.patch(f"{path}/right", {"spec": {"slots": 4, "env": wrong}}, MERGE)
+        await found.until(lambda: Key(namespace, "right") in found.customs.wrong)
+        assert found.model("right").slots == 3, "what it said when it was last right"
+        kept = found.customs.models[Key(namespace, "right")]
+        assert kept.generation == 2
+        await served.patch(f"{path}/right", {"spec": {"env": None}}, MERGE)
+        await served.patch(f"{path}/never-right", {"spec": {"env": None}}, MERGE)
+        await found.until(lambda: "never-right" in found.names and found.model("right").slots == 4)
+        assert not found.customs.wrong
+
+
+async def test_a_name_goes_to_the_next_one_when_its_holder_goes(served: Api, namespace: str) -> None:
+    other = f"{namespace}-z"
+    await make_namespace(served, other)
+    await served.create(models(namespace), model("x"))
+    await served.create(models(other), model("x"))
+    async with following(served, namespace, other) as found:
+        await found.until(lambda: found.names == ["of-files", "x", f"{other}/x"])
+        late = Origin(CUSTOMS, other, "x")
+        assert found.installation.settled.taken == {
+            late: f"`x` belongs to Model {namespace}/x, so this one is called `{other}/x`"
+        }
+        await served.delete(f"{models(namespace)}/x")
+        await found.until(lambda: found.names == ["of-files", "x"])
+        assert found.model("x").namespace == other
+        assert found.installation.settled.names == {late: "x"}
+    await served.delete(f"/api/v1/namespaces/{other}")
+
+
+async def test_one_that_is_made_anew_says_what_its_own_status_is(served: Api, namespace: str) -> None:
+    path = models(namespace)
+    await served.create(path, model("a", slots=2))
+    async with following(served, namespace) as found:
+        await found.until(lambda: "a" in found.names)
+        await served.delete(f"{path}/a")
+        await served.create(path, model("a", slots=5, env={"CUDA_VISIBLE_DEVICES": "0"}))
+        await found.until(lambda: "a" not in found.names)
+        assert found.customs.models[Key(namespace, "a")].model is None, "what its namesake said is not its own"
+
+
+async def test_many_at_once_are_told_as_few(served: Api, namespace: str) -> None:
+    async with following(served, namespace) as found:
+        await found.until(lambda: found.names == ["of-files"])
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(60):
+                tasks.create_task(served.create(models(namespace), model(f"m{number:02}")))
+        await found.until(lambda: len(found.names) == 61)
+        assert len(found.read) == 60, "each is read once"
+        assert len(found.told) < 50
+
+
+async def test_tenants_are_told_and_a_wrong_one_is_there_without_keys(served: Api, namespace: str) -> None:
+    right, wrong = f"r-{uuid.uuid4().hex[:8]}", f"w-{uuid.uuid4().hex[:8]}"
+    keys = [{"sha256": HASH, "name": "ci"}]
+    await served.create(TENANTS, tenant(right, keys=keys, weight=2))
+    async with following(served, namespace) as found:
+        await found.until(lambda: right in {one.name for one in found.told[-1].tenants})
+        small = "2027-01-31t12:00:00z"  # which RFC 3339 allows, so the schema does, and Python does not
+        await served.create(TENANTS, tenant(wrong, keys=[{"sha256": "ef" * 32, "expiresAt": small}]))
+        await found.until(lambda: wrong in {one.name for one in found.told[-1].tenants})
+        tenants = {str(one.name): one for one in found.told[-1].tenants}
+        assert (tenants[right].spec.weight, len(tenants[right].spec.keys)) == (2, 1)
+        assert tenants[wrong].spec == TenantSpec(models=()), "a key that is not known opens nothing"
+        assert found.customs.wrong[Key("", wrong)].startswith("spec.keys[0].expiresAt: expected a time")
+        for name in (right, wrong):
+            await served.delete(f"{TENANTS}/{name}")
+        await found.until(lambda: not {right, wrong} & {one.name for one in found.told[-1].tenants})
+
+
+async def test_a_cluster_without_the_kinds_has_none_until_they_come(
+    served: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = f"{namespace}.example"
+    monkeypatch.setattr(customs, "API_VERSION", f"{group}/v1alpha1")
+    monkeypatch.setattr(customs, "ABSENT_S", 0.05)
+    async with following(served, namespace) as found:
+        await found.until(lambda: found.names == ["of-files"])
+        assert "404" in found.customs.trouble
+        await definitions.install(served, group)
+        late = model("late") | {"apiVersion": f"{group}/v1alpha1"}
+        await served.create(f"/apis/{group}/v1alpha1/namespaces/{namespace}/models", late)
+        await found.until(lambda: found.names == ["of-files", "late"])
+        assert not found.customs.trouble
+    for plural in ("models", "tenants"):
+        await served.delete(definitions.definition(plural, group))

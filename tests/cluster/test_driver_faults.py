@@ -1,0 +1,289 @@
+"""What goes wrong in a cluster, as the driver's World sees it: each by its name, and nothing lost or taken twice.
+
+Case 2 of the fault list on a real API server: admission, quotas, namespaces, images, memory and nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers.kubernetes import pods
+from autoscaler.drivers.kubernetes.api import Api, ApiError
+from autoscaler.drivers.kubernetes.driver import KubernetesDriver
+from autoscaler.world import Seen
+from tests.cluster.conftest import make_namespace, next_number
+from tests.cluster.kubelet.node import Node
+from tests.cluster.kubelet.pod import IMAGE_ERROR, OUT_OF_MEMORY
+from tests.cluster.scene import Scene, changed, staged, until_told
+from tests.cluster.webhook import rejecting
+from tests.contracts.driver import Manner
+from tests.kit.localrig import launch
+from tests.kit.observed import WAIT_S_MAX, running
+
+
+@pytest.fixture
+async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene]:
+    async with staged(api, namespace, tmp_path) as one:
+        yield one
+
+
+# --- waiting is not failing -------------------------------------------------------------------------------------------
+
+
+async def test_pods_pass_the_strictest_pod_security(scene: Scene) -> None:
+    enforce = {"pod-security.kubernetes.io/enforce": "restricted"}
+    await scene.api.patch(f"/api/v1/namespaces/{scene.namespace}", {"metadata": {"labels": enforce}})
+    one, model = scene.engine("r1")
+    driver = scene.driver()
+    async with running(driver) as observed:
+        driver.start(one, model)
+        await observed.until(one.id, Seen.READY)
+    rooted, of_root = scene.engine("r2", security_context={"runAsUser": 0})
+    async with running(driver := scene.driver()) as observed:
+        driver.start(rooted, of_root)
+        refused = await observed.until(rooted.id, Seen.EXITED)
+        assert 'violates PodSecurity "restricted' in refused.reason
+
+
+async def test_no_room_is_waited_for_and_told(scene: Scene) -> None:
+    driver = scene.driver()
+    async with running(driver) as observed:
+        for gpu in (0, 1):
+            one, model = scene.engine(f"r{gpu}", gpu=gpu)
+            driver.start(one, model)
+            await observed.until(one.id, Seen.READY)
+        third, model = scene.engine("r3")
+        driver.start(third, model)
+        told = await until_told(observed, third.id, lambda seen: "Insufficient" in seen.waits)
+        assert (told.seen, told.started_s) == (Seen.STARTING, None)
+        assert told.waits.startswith("Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu")
+        await scene.node.has({"nvidia.com/gpu": "3"})
+        ready = await observed.until(third.id, Seen.READY)
+        assert not ready.waits
+        assert observed.words(third.id) == ["starting", "ready"]
+
+
+async def test_a_quota_that_is_used_up_is_waited_for_and_told(scene: Scene) -> None:
+    quotas = f"/api/v1/namespaces/{scene.namespace}/resourcequotas"
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {"pods": "1"}}}
+    await scene.api.create(quotas, quota)
+    async with asyncio.timeout(WAIT_S_MAX):
+        while not (await scene.api.get(f"{quotas}/q")).get("status", {}).get("hard"):
+            await asyncio.sleep(0.02)
+    driver = scene.driver()
+    async with running(driver) as observed:
+        first, model = scene.engine("r1")
+        driver.start(first, model)
+        await observed.until(first.id, Seen.READY)
+        second, model = scene.engine("r2", gpu=1)
+        driver.start(second, model)
+        told = await until_told(observed, second.id, lambda seen: seen.waits)
+        assert "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1" in told.waits
+        assert not driver.obstacle(model)
+        await scene.api.patch(f"{quotas}/q", {"spec": {"hard": {"pods": "2"}}})
+        await observed.until(second.id, Seen.READY)
+        assert observed.words(second.id) == ["starting", "ready"]
+
+
+async def test_a_start_that_waits_can_be_stopped(scene: Scene) -> None:
+    quotas = f"/api/v1/namespaces/{scene.namespace}/resourcequotas"
+    spec = {"hard": {"pods": "0"}}
+    await scene.api.create(
+        quotas, {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": spec}
+    )
+    driver = scene.driver()
+    async with running(driver) as observed:
+        one, model = scene.engine("r1")
+        driver.start(one, model)
+        await until_told(observed, one.id, lambda seen: seen.waits)
+        driver.stop(one, 1.0)
+        await observed.until(one.id, Seen.CLEAN)
+        await scene.api.delete(f"{quotas}/q")
+        assert not (await scene.api.get(scene.pods))["items"]
+
+
+# --- refused, and why -------------------------------------------------------------------------------------------------
+
+
+async def test_an_image_that_cannot_be_pulled_fails_the_start_after_a_while(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(pods._PATIENCE_S, "ImagePullBackOff", 0.5)
+    one, model = scene.engine("r1", annotations={IMAGE_ERROR: "1"})
+    driver = scene.driver()
+    async with running(driver) as observed:
+        driver.start(one, model)
+        told = await until_told(observed, one.id, lambda seen: "Image" in seen.waits)
+        assert told.waits == 'ImagePullBackOff: Back-off pulling image "engine"'
+        failed = await observed.until(one.id, Seen.EXITED)
+        assert failed.reason == told.waits
+        assert driver.obstacle(model) == failed.reason
+        assert not driver.obstacle(changed(model)), "a new spec is tried"
+        assert not failed.started_s
+        await observed.until(one.id, Seen.CLEAN)
+
+
+async def test_an_image_that_comes_in_time_is_no_failure(scene: Scene) -> None:
+    one, model = scene.engine("r1", annotations={IMAGE_ERROR: "1"})
+    driver = scene.driver()
+    async with running(driver) as observed:
+        driver.start(one, model)
+        await until_told(observed, one.id, lambda seen: "ImagePullBackOff" in seen.waits)
+        await scene.annotate("r1", {IMAGE_ERROR: None})
+        await observed.until(one.id, Seen.READY)
+        assert observed.words(one.id) == ["starting", "ready"]
+        assert not driver._hoping
+
+
+async def test_a_name_that_is_no_image_fails_at_once(scene: Scene) -> None:
+    one, model = scene.engine("r1", annotations={IMAGE_ERROR: "InvalidImageName"})
+    driver = scene.driver()
+    async with running(driver) as observed:
+        driver.start(one, model)
+        assert "InvalidImageName" in (await observed.until(one.id, Seen.EXITED)).reason
+
+
+POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
+
+
+async def test_a_policy_that_refuses_is_told_in_its_own_words_and_not_asked_again(scene: Scene) -> None:
+    name = f"no-engines-{uuid.uuid4().hex[:8]}"
+    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]
+    only = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": scene.namespace}}}
+    head = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
+    await scene.api.create(f"{POLICY}ies", head | {
+        "kind": "ValidatingAdmissionPolicy",
+        "spec": {"matchConstraints": {"resourceRules": rules},
+                 "validations": [{"expression": "false", "message": "engines are not allowed on Sundays"}]},
+    })  # fmt: skip
+    await scene.api.create(f"{POLICY}ybindings", head | {
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "spec": {"policyName": name, "validationActions": ["Deny"], "matchResources": only},
+    })  # fmt: skip
+    try:
+        await refuses_pods(scene)
+        driver = scene.driver()
+        async with running(driver) as observed:
+            one, model = scene.engine("r1")
+            asked = scene.api.requests
+            driver.start(one, model)
+            failed = await observed.until(one.id, Seen.EXITED)
+            assert "engines are not allowed on Sundays" in failed.reason
+            await observed.until(one.id, Seen.CLEAN)
+            assert driver.obstacle(model) == failed.reason
+            assert not driver.obstacle(changed(model)), "a new spec is tried"
+            assert scene.api.requests - asked == 1
+    finally:
+        await scene.api.delete(f"{POLICY}ybindings/{name}")
+        await scene.api.delete(f"{POLICY}ies/{name}")
+
+
+async def refuses_pods(scene: Scene) -> None:
+    """A policy comes into force a little after it was made."""
+    probe = {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"},
+        "spec": {"containers": [{"name": "a", "image": "a"}]},
+    }  # fmt: skip
+    async with asyncio.timeout(WAIT_S_MAX):
+        while True:
+            try:
+                await scene.api.create(f"{scene.pods}?dryRun=All", probe)
+            except ApiError:
+                return
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(("listens", "told"), [(True, "no GPUs for you"), (False, "failed calling webhook")])
+async def test_a_webhook_that_rejects_or_is_not_there_is_told(
+    scene: Scene, tmp_path: Path, listens: bool, told: str
+) -> None:
+    async with rejecting(scene.api, scene.namespace, tmp_path, "no GPUs for you", listens=listens):
+        await refuses_pods(scene)
+        driver = scene.driver()
+        async with running(driver) as observed:
+            one, model = scene.engine("r1")
+            driver.start(one, model)
+            assert told in (await observed.until(one.id, Seen.EXITED)).reason
+            assert told in driver.obstacle(model)
+
+
+async def test_a_namespace_that_is_being_deleted_starts_nothing(api: Api, scene: Scene) -> None:
+    name = f"goes-{uuid.uuid4().hex[:8]}"
+    await make_namespace(api, name)
+    held = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "held", "finalizers": ["test.example/hold"]}}
+    path = f"/api/v1/namespaces/{name}/configmaps"
+    await api.create(path, held)
+    driver = KubernetesDriver(api, name, launch, lambda _: "engine", assume_after_s=0.05)
+    async with running(driver) as observed:
+        await api.delete(f"/api/v1/namespaces/{name}")
+        one, model = scene.engine("r1")
+        driver.start(one, model)
+        failed = await observed.until(one.id, Seen.EXITED)
+        assert "because it is being terminated" in failed.reason
+        assert driver.obstacle(model)
+    await api.patch(f"{path}/held", {"metadata": {"finalizers": None}})
+
+
+# --- ends, and why ----------------------------------------------------------------------------------------------------
+
+
+async def test_an_engine_that_was_killed_for_memory_says_so(scene: Scene) -> None:
+    one, model = scene.engine("r1", annotations={OUT_OF_MEMORY: "1"})
+    driver = scene.driver()
+    async with running(driver) as observed:
+        driver.start(one, model)
+        await observed.until(one.id, Seen.READY)
+        scene.kill("r1")
+        assert "(OOMKilled)" in (await observed.until(one.id, Seen.EXITED)).reason
+        await observed.until(one.id, Seen.CLEAN)
+
+
+async def test_an_engine_that_crashes_is_started_once_and_its_next_try_is_the_plans(scene: Scene) -> None:
+    one, model = scene.engine("r1", manner=Manner.DIES_ON_START)
+    driver = scene.driver()
+    async with running(driver) as observed:
+        driver.start(one, model)
+        assert (await observed.until(one.id, Seen.EXITED)).reason == "ended with status 3"
+        await observed.until(one.id, Seen.CLEAN)
+        assert not driver.obstacle(model)
+        assert not (await scene.api.get(scene.pods))["items"]
+
+
+async def test_a_pod_that_somebody_deletes_gets_no_more_calls_and_ends(scene: Scene) -> None:
+    one, model = scene.engine("r1", manner=Manner.IGNORES_SIGTERM)
+    driver = scene.driver()
+    async with running(driver) as observed:
+        driver.start(one, model)
+        await observed.until(one.id, Seen.READY)
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "r1"},
+                    "deleteOptions": {"gracePeriodSeconds": 2}}  # fmt: skip
+        await scene.api.create(f"{scene.pods}/r1/eviction", eviction)
+        unready = await observed.until(one.id, Seen.UNREADY)
+        assert unready.reason.startswith("its pod is being deleted: EvictionByEvictionAPI")
+        await observed.until(one.id, Seen.CLEAN)
+        assert observed.words(one.id) == ["starting", "ready", "unready", "exited", "clean"]
+
+
+async def test_a_lost_node_takes_its_replicas_with_it_and_what_it_held_is_not_clean(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """Another node lives: where none does, the cluster blames its own network, and evicts nobody."""
+    one, model = scene.engine("r1")
+    driver = scene.driver()
+    other = Node(scene.api, f"other-{scene.namespace}", next_number(), {}, {}, tmp_path)
+    async with other.running(), running(driver) as observed:
+        driver.start(one, model)
+        await observed.until(one.id, Seen.READY)
+        scene.node.fall_silent()
+        lost = await observed.until(one.id, Seen.EXITED)
+        assert lost.reason == f"its node {scene.node.name} is lost"
+        assert observed.words(one.id) == ["starting", "ready", "exited"], "while its node was only silent, it served"
+        driver.stop(one, 1.0)
+        assert not any(s.healthy for s in observed.slices().slices if s.node == scene.node.name)
+        await scene.api.get(f"{scene.pods}/r1")  # it may live
+        assert "clean" not in observed.words(one.id)

@@ -1,0 +1,328 @@
+"""The driver and its API server: two leaders, a server that hangs or starts again, watches that are cut or deaf, and
+addresses that are given out again (cases 18, 19, 25 and 28 of the fault list).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.drivers.kubernetes import pods, watching
+from autoscaler.drivers.kubernetes.access import Access, access
+from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.drivers.kubernetes.driver import KubernetesDriver
+from autoscaler.podspec import Pod
+from autoscaler.world import ReplicaSeen, Seen, Synced
+from tests.cluster.conftest import next_number
+from tests.cluster.plane import Plane
+from tests.cluster.scene import Scene, drained, staged, until_told
+from tests.kit.localrig import launch, replica
+from tests.kit.observed import WAIT_S_MAX, running
+
+
+@pytest.fixture
+async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene]:
+    async with staged(api, namespace, tmp_path) as one:
+        yield one
+
+
+# --- two leaders ------------------------------------------------------------------------------------------------------
+
+
+class Paused(Api):
+    """A process that is paused before each delete."""
+
+    at_delete = asyncio.Event()
+    goes_on = asyncio.Event()
+
+    async def delete(
+        self, path: str, *, uid: str | None = None, version: str | None = None, grace_s: int | None = None
+    ) -> Object:
+        self.at_delete.set()
+        await self.goes_on.wait()
+        return await super().delete(path, uid=uid, version=version, grace_s=grace_s)
+
+
+async def test_a_leader_that_was_paused_before_its_delete_deletes_nothing_that_another_took_over(
+    scene: Scene, kubeconfig: Path
+) -> None:
+    one, model = scene.engine("r1")
+    async with Paused(await access(kubeconfig)) as api:
+        api.at_delete, api.goes_on = asyncio.Event(), asyncio.Event()
+        old = scene.driver(api)
+        async with running(old) as seen_by_old:
+            old.start(one, model)
+            await seen_by_old.until(one.id, Seen.READY)
+            old.stop(drained(one, 4), 5.0)
+            await api.at_delete.wait()
+            marked = await scene.api.get(f"{scene.pods}/r1")
+            assert marked["metadata"]["annotations"]["pilotlight.dev/drain"] == "4"
+            async with running(scene.driver()) as seen_by_new:
+                await seen_by_new.until(one.id, Seen.READY)
+                await until_unmarked(scene)
+                api.goes_on.set()
+                while old._ordered:
+                    await asyncio.sleep(0.01)
+                left = await scene.api.get(f"{scene.pods}/r1")
+                assert "deletionTimestamp" not in left["metadata"]
+                assert seen_by_new.words(one.id) == ["ready"]
+
+
+async def until_unmarked(scene: Scene) -> None:
+    """The new leader has taken the old one's mark away."""
+    async with asyncio.timeout(WAIT_S_MAX):
+        while pods.DRAIN in (await scene.api.get(f"{scene.pods}/r1"))["metadata"]["annotations"]:
+            await asyncio.sleep(0.02)
+
+
+async def test_who_may_not_write_starts_and_stops_nothing_and_blames_nobody(scene: Scene, kubeconfig: Path) -> None:
+    may_s = [math.inf]
+    async with Api(await access(kubeconfig), lambda: may_s[0]) as api:
+        driver = scene.driver(api)
+        async with running(driver) as observed:
+            one, model = scene.engine("r1")
+            driver.start(one, model)
+            await observed.until(one.id, Seen.READY)
+            may_s[0] = 0.0
+            two, of_two = scene.engine("r2", gpu=1)
+            driver.start(two, of_two)
+            driver.stop(one, 1.0)
+            while driver._ordered:
+                await asyncio.sleep(0.01)
+            assert observed.of(two.id) == []
+            assert observed.words(one.id) == ["starting", "ready"]
+            assert len((await scene.api.get(scene.pods))["items"]) == 1
+            may_s[0] = math.inf
+            await driver.follow()
+            told = len(observed.all)
+            driver.lead()
+            while Synced() not in observed.all[told:]:
+                await asyncio.sleep(0.01)
+            again = [seen.seen for seen in observed.all[told:] if isinstance(seen, ReplicaSeen)]
+            assert (again, observed.all[-1]) == ([Seen.READY], Synced())
+            driver.stop(one, 1.0)
+            await observed.until(one.id, Seen.CLEAN)
+
+
+# --- the API server's moods -------------------------------------------------------------------------------------------
+
+
+async def test_a_start_and_a_stop_cost_few_requests(scene: Scene, kubeconfig: Path) -> None:
+    async with Api(await access(kubeconfig)) as api:
+        driver = scene.driver(api)
+        async with running(driver) as observed:
+            asked = api.requests
+            for number in range(4):
+                one, model = scene.engine(f"r{number}", gpu=number % 2)
+                driver.start(one, model)
+                await observed.until(one.id, Seen.READY)
+                driver.stop(drained(one, 1), 1.0)
+                await observed.until(one.id, Seen.CLEAN)
+            assert (api.requests - asked) / 4 <= 6
+
+
+class Deaf(Api):
+    """An API whose watches say nothing for a while, although they are open. Lists are heard."""
+
+    deaf = False
+
+    async def watch(self, path: str, version: str | None, query: Mapping[str, str], **how: Any) -> AsyncIterator[Any]:
+        async for event in super().watch(path, version, query, **how):
+            if not self.deaf or how.get("initial"):
+                yield event
+
+
+async def test_a_watch_that_is_open_and_silent_is_found_out(
+    scene: Scene, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start, then an end (its DELETED is lost): both are seen by a list that our own write made us ask for."""
+    monkeypatch.setattr(watching, "SUSPECT_S", 0.5)
+    async with Deaf(await access(kubeconfig)) as api:
+        driver = scene.driver(api)
+        async with running(driver) as observed:
+            api.deaf = True
+            one, model = scene.engine("r1")
+            driver.start(one, model)
+            await until_told(observed, one.id, lambda seen: seen.waits or seen.address)
+            api.deaf = False
+            await observed.until(one.id, Seen.READY)
+            api.deaf = True
+            driver.stop(one, 1.0)
+            async with asyncio.timeout(WAIT_S_MAX):
+                while (await scene.api.get(scene.pods))["items"]:
+                    await asyncio.sleep(0.02)
+            driver.stop(one, 1.0)  # 404: the watch cannot be right
+            await observed.until(one.id, Seen.CLEAN)
+
+
+async def test_an_api_server_that_is_started_again_or_hangs_costs_no_start(scene: Scene, plane: Plane) -> None:
+    driver = scene.driver()
+    async with running(driver) as observed:
+        one, model = scene.engine("r1")
+        driver.start(one, model)
+        await observed.until(one.id, Seen.READY)
+        plane.kill_part("kube-apiserver")
+        two, of_two = scene.engine("r2", gpu=1)
+        driver.start(two, of_two)
+        waits = await until_told(observed, two.id, lambda seen: seen.waits)
+        assert waits.waits == "the API server does not answer"
+        driver.stop(one, 1.0)
+        plane.start_part("kube-apiserver")
+        await asyncio.to_thread(plane.until_ready)
+        await observed.until(one.id, Seen.CLEAN)
+        await observed.until(two.id, Seen.READY)
+        assert observed.words(two.id) == ["starting", "ready"]
+        plane.signal_part("kube-apiserver", signal.SIGSTOP)
+        driver.stop(two, 1.0)
+        await asyncio.sleep(0.5)
+        plane.signal_part("kube-apiserver", signal.SIGCONT)
+        await observed.until(two.id, Seen.CLEAN)
+
+
+class Cutter:
+    """A way to the API server that is cut again and again."""
+
+    def __init__(self, port: int, every_s: float) -> None:
+        self._port = port
+        self._every_s = every_s
+        self._open: set[asyncio.StreamWriter] = set()
+        self.cuts = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[int]:
+        """Its port."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        cutting = asyncio.create_task(self._cut())
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            cutting.cancel()
+            server.close()
+            for one in self._open:
+                one.transport.abort()
+
+    async def _cut(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            for one in list(self._open):
+                one.transport.abort()
+            self.cuts += bool(self._open)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, thither = await asyncio.open_connection("127.0.0.1", self._port)
+        both = {writer, thither}
+        self._open |= both
+        await asyncio.gather(_pass(reader, thither), _pass(there, writer))
+        self._open -= both
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while piece := await reader.read(1 << 16):
+            writer.write(piece)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.transport.abort()
+
+
+async def test_watches_that_are_cut_all_the_time_lose_nothing(scene: Scene, plane: Plane, kubeconfig: Path) -> None:
+    cutter = Cutter(int(plane.server.rpartition(":")[2]), 0.3)
+    async with cutter.running() as port:
+        way: Access = await access(kubeconfig)
+        way.server = f"https://127.0.0.1:{port}"
+        async with Api(way) as api:
+            driver = scene.driver(api)
+            async with running(driver) as observed:
+                number = 0
+                while cutter.cuts < 4:
+                    one, model = scene.engine(f"r{(number := number + 1)}")
+                    driver.start(one, model)
+                    await observed.until(one.id, Seen.READY)
+                    driver.stop(drained(one, 1), 1.0)
+                    await observed.until(one.id, Seen.CLEAN)
+                    assert observed.words(one.id) == ["starting", "ready", "exited", "clean"]
+    assert not (await scene.api.get(scene.pods))["items"]
+
+
+# --- addresses that are given out again -------------------------------------------------------------------------------
+
+
+async def serve_ready(ip: str) -> asyncio.Server:
+    """Something at an address that says 200."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    return await asyncio.start_server(answer, ip, pods.PORT)
+
+
+async def runs_at(api: Api, path: str, ip: str, since: str) -> None:
+    """What a kubelet would say of a pod."""
+    statuses = [{
+        "name": "engine", "image": "x", "imageID": "x", "ready": True, "restartCount": 0,
+        "state": {"running": {"startedAt": since}},
+    }]  # fmt: skip
+    await api.patch(
+        f"{path}/status", {"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}],
+                                      "containerStatuses": statuses}},
+    )  # fmt: skip
+
+
+async def test_an_address_that_was_given_to_another_pod_is_not_the_first_ones_any_more(
+    api: Api, namespace: str, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No kubelet here: pods that nobody schedules, with statuses by hand. The first one's end is not heard of."""
+    monkeypatch.setattr(watching, "SUSPECT_S", 0.5)
+    path, ip = f"/api/v1/namespaces/{namespace}/pods", f"10.244.{next_number()}.9"
+    server = await serve_ready(ip)
+    async with server, Deaf(await access(kubeconfig)) as ours:
+        driver = KubernetesDriver(ours, namespace, launch, lambda _: "engine", assume_after_s=0.05, inventory=False)
+        async with running(driver) as observed:
+            nobody = Pod(scheduler_name="nobody")
+            made = []
+            for name in ("r1", "r2"):
+                one, model = replica(name, ("engine", "{port}"), ())
+                model = replace(model, spec=replace(model.spec, pod=nobody))
+                driver.start(one, model)
+                await until_told(observed, one.id, lambda seen: seen.waits)
+                made.append(one)
+            first, second = made
+            await runs_at(api, f"{path}/r1", ip, "2026-01-01T00:00:00Z")
+            await observed.until(first.id, Seen.READY)
+            ours.deaf = True
+            await api.delete(f"{path}/r1", grace_s=0)
+            await asyncio.sleep(0.1)
+            ours.deaf = False
+            await runs_at(api, f"{path}/r2", ip, "2026-01-01T00:00:01Z")
+            unready = await observed.until(first.id, Seen.UNREADY)
+            assert unready.reason == "its address was given to r2"
+            await observed.until(second.id, Seen.READY)
+            await observed.until(first.id, Seen.CLEAN)
+            assert observed.words(second.id) == ["starting", "ready"]
+
+
+async def test_an_evicted_pod_whose_address_is_cleared_has_ended(api: Api, namespace: str) -> None:
+    path, ip = f"/api/v1/namespaces/{namespace}/pods", f"10.244.{next_number()}.9"
+    driver = KubernetesDriver(api, namespace, launch, lambda _: "engine", assume_after_s=0.05, inventory=False)
+    async with await serve_ready(ip), running(driver) as observed:
+        one, model = replica("r1", ("engine", "{port}"), ())
+        driver.start(one, replace(model, spec=replace(model.spec, pod=Pod(scheduler_name="nobody"))))
+        await until_told(observed, one.id, lambda seen: seen.waits)
+        await runs_at(api, f"{path}/r1", ip, "2026-01-01T00:00:00Z")
+        await observed.until(one.id, Seen.READY)
+        evicted = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+        await api.patch(f"{path}/r1/status", {"status": {**evicted, "podIP": None, "podIPs": None}})
+        assert (await observed.until(one.id, Seen.EXITED)).reason == f"Evicted: {evicted['message']}"
+        await observed.until(one.id, Seen.CLEAN)

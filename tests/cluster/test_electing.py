@@ -1,0 +1,219 @@
+"""The Lease, gateways' pods and tokens on a real API server: who leads, who is known, and who may report."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers.kubernetes.access import access
+from autoscaler.drivers.kubernetes.api import Api, FencedError, Object
+from autoscaler.drivers.kubernetes.gateways import GatewayPods
+from autoscaler.drivers.kubernetes.lease import Elector
+from autoscaler.drivers.kubernetes.tokens import KEPT_S, STANDS_S, Tokens
+from autoscaler.world import GatewayGone, GatewaySeen
+from tests.cluster.kubelet.node import Node
+from tests.cluster.plane import Plane
+
+D = 2
+LIMIT_S = 30
+
+
+class Played:
+    """A process that stands for election, and what it was told."""
+
+    def __init__(self, api: Api, namespace: str, name: str) -> None:
+        self.elector = Elector(api, namespace, "pilotlight", name)
+        self.told: list[int | None] = []
+        self.known = 0
+        self.changed = asyncio.Event()
+
+    def lease_seconds(self) -> int:
+        return D
+
+    def floor(self) -> int:
+        return self.known
+
+    def lead(self, epoch: int) -> None:
+        assert self.elector.writes_s() > 0
+        self.told.append(epoch)
+        self.changed.set()
+
+    async def follow(self) -> None:
+        assert self.elector.writes_s() == 0
+        self.told.append(None)
+        self.changed.set()
+
+    async def until(self, *told: int | None) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while self.told != list(told):
+                self.changed.clear()
+                await self.changed.wait()
+
+    @asynccontextmanager
+    async def standing(self, *, releases: bool = True) -> AsyncIterator[Played]:
+        task = asyncio.create_task(self.elector.run(self))
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if releases:
+                await self.elector.release()
+
+
+def path(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/pilotlight"
+
+
+async def until(what: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not await what():
+            await asyncio.sleep(0.02)
+
+
+async def test_one_leads_and_a_release_lets_the_next_lead_at_once_in_a_higher_epoch(api: Api, namespace: str) -> None:
+    loop = asyncio.get_running_loop()
+    a, b = Played(api, namespace, "a"), Played(api, namespace, "b")
+    async with AsyncExitStack() as stack:
+        async with a.standing():
+            await a.until(1)
+            await api.patch(path(namespace), {"metadata": {"labels": {"kept": "yes"}}})
+            await stack.enter_async_context(b.standing())
+            held = (await api.get(path(namespace)))["spec"]
+            await asyncio.sleep(1.5 * D)
+            assert (a.told, b.told) == ([1], []), "it is renewed"
+            renewed = (await api.get(path(namespace)))["spec"]
+            assert renewed["renewTime"] > held["renewTime"]
+            assert (renewed["acquireTime"], renewed["leaseTransitions"]) == (held["acquireTime"], 1)
+        released_s = loop.time()
+        await b.until(2)
+        assert loop.time() - released_s < 1
+        lease = await api.get(path(namespace))
+        assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseTransitions"]) == ("b", 2)
+        assert lease["metadata"]["labels"] == {"kept": "yes"}
+    assert (await api.get(path(namespace)))["spec"]["holderIdentity"] == ""
+
+
+async def test_who_is_gone_without_a_word_is_followed_when_its_lease_has_run_out(api: Api, namespace: str) -> None:
+    loop = asyncio.get_running_loop()
+    a, b = Played(api, namespace, "a"), Played(api, namespace, "b")
+    async with AsyncExitStack() as stack:
+        async with a.standing(releases=False):
+            await a.until(1)
+            await stack.enter_async_context(b.standing())
+        gone_s = loop.time()
+        assert a.elector.writes_s() > 0
+        await b.until(2)
+        assert a.elector.writes_s() == 0, "two never may write at once"
+        assert loop.time() - gone_s <= D + 2
+
+
+async def test_a_deleted_lease_is_made_anew_above_what_gateways_know(api: Api, namespace: str) -> None:
+    a = Played(api, namespace, "a")
+    async with a.standing():
+        await a.until(1)
+        a.known = 7
+        await a.until(1, None, 8)
+        await api.delete(path(namespace))
+        await a.until(1, None, 8, None, 8)  # of which nobody has heard yet
+
+
+async def test_a_leader_whose_api_server_hangs_ends_and_its_writes_are_refused(
+    plane: Plane, kubeconfig: Path, namespace: str
+) -> None:
+    way = await access(kubeconfig)
+    async with Api(way) as leasing:
+        a = Played(leasing, namespace, "a")
+        async with Api(way, a.elector.writes_s) as acting, a.standing():
+            await a.until(1)
+            maps = f"/api/v1/namespaces/{namespace}/configmaps"
+            await acting.create(maps, {"metadata": {"name": "one"}})
+            plane.signal_part("kube-apiserver", signal.SIGSTOP)
+            try:
+                await a.until(1, None)
+                with pytest.raises(FencedError):
+                    await acting.create(maps, {"metadata": {"name": "two"}})
+            finally:
+                plane.signal_part("kube-apiserver", signal.SIGCONT)
+            await a.until(1, None, 2)
+            await acting.create(maps, {"metadata": {"name": "three"}})
+            assert "two" not in [one["metadata"]["name"] for one in (await acting.get(maps))["items"]]
+
+
+# --- gateways --------------------------------------------------------------------------------------------------------
+
+
+def gateway_pod(name: str, node: Node, *command: str) -> Object:
+    container = {"name": "gateway", "image": "x", "command": list(command)}
+    spec = {"containers": [container], "restartPolicy": "Never", "nodeName": node.name}
+    labels = {"app.kubernetes.io/component": "gateway"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
+async def test_gateways_are_known_by_their_pods_and_gone_with_them(api: Api, namespace: str, node: Node) -> None:
+    told: list[GatewaySeen | GatewayGone] = []
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    await api.create(pods, gateway_pod("g1", node, "/bin/sleep", "600"))
+    await api.create(pods, gateway_pod("g2", node, "/bin/sleep", "600"))
+    await api.create(pods, gateway_pod("g3", node, "/bin/false"))
+    task = asyncio.create_task(GatewayPods(api, namespace, told.extend).run())
+
+    async def seen(kind: type[GatewaySeen | GatewayGone], *names: str) -> bool:
+        return {one.gateway for one in told if isinstance(one, kind)} >= set(names)
+
+    try:
+        await until(lambda: seen(GatewaySeen, "g1", "g2"))
+        await until(lambda: seen(GatewayGone, "g3"))
+        node.fall_silent()  # nobody hears of them any more: they may run
+        await api.delete(f"{pods}/g1", grace_s=0)
+        await until(lambda: seen(GatewayGone, "g1", "g3"))
+    finally:
+        task.cancel()
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+async def token(api: Api, namespace: str, account: str, audience: str) -> str:
+    """A bound one, as a kubelet gets it."""
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    spec = {"audiences": [audience], "expirationSeconds": 600}
+    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    return str((await api.create(f"{accounts}/{account}/token", asked))["status"]["token"])
+
+
+async def test_only_the_named_accounts_tokens_for_our_audience_are_let_in(
+    api: Api, namespace: str, plane: Plane
+) -> None:
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    for name in ("gateway", "other"):
+        await api.create(accounts, {"metadata": {"name": name}})
+    now_s = 0.0
+    users = (f"system:serviceaccount:{namespace}:gateway",)
+    tokens = Tokens(api, users, clock=lambda: now_s)
+    ours = await token(api, namespace, "gateway", "pilotlight")
+    new = await token(api, namespace, "gateway", "pilotlight")
+    assert await tokens.admits(ours)
+    assert not await tokens.admits(await token(api, namespace, "gateway", "https://kubernetes.default.svc"))
+    assert not await tokens.admits(await token(api, namespace, "other", "pilotlight"))
+    assert not await tokens.admits(ours[:-4] + "AAAA")
+    assert not await tokens.admits("")
+
+    asked = api.requests
+    assert await tokens.admits(ours)
+    assert api.requests == asked, "the answer is kept for a while"
+    now_s += KEPT_S
+    plane.signal_part("kube-apiserver", signal.SIGSTOP)
+    try:
+        known, unknown = await asyncio.gather(tokens.admits(ours), tokens.admits(new))
+        assert (known, unknown) == (True, False), "what was said last stands; nobody new is let in"
+        now_s += STANDS_S
+        assert not await tokens.admits(ours)
+    finally:
+        plane.signal_part("kube-apiserver", signal.SIGCONT)
+    assert await tokens.admits(new)

@@ -1,0 +1,130 @@
+"""KubeAI's Models on a real API server, followed live: a cluster without the kind, then one with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from autoscaler.contract import ModelName
+from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
+from autoscaler.drivers.kubernetes.kubeai import API_VERSION, KUBEAI, KubeaiModels
+from autoscaler.drivers.kubernetes.watching import Key
+from autoscaler.foreign import kubeai
+from autoscaler.installation import Installation, Status
+from autoscaler.model import Model
+from autoscaler.world import DocumentsSeen
+
+WAIT_S_MAX = 20.0
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+VERSION = {
+    "name": "v1", "served": True, "storage": True, "subresources": {"status": {}},
+    "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": ANYTHING, "status": ANYTHING}}},
+}  # fmt: skip
+CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+    "metadata": {"name": "models.kubeai.org"},
+    "spec": {
+        "group": "kubeai.org", "scope": "Namespaced", "versions": [VERSION],
+        "names": {"kind": "Model", "plural": "models", "singular": "model", "listKind": "ModelList"},
+    },
+}  # fmt: skip
+
+
+def theirs(name: str, **spec: object) -> Object:
+    """A Model of KubeAI."""
+    common = {"engine": "VLLM", "url": "hf://acme/tiny", "features": ["TextGeneration"], "resourceProfile": "cpu:1"}
+    return {"apiVersion": API_VERSION, "kind": "Model", "metadata": {"name": name}, "spec": common | spec}
+
+
+class Following:
+    """What the installation is told."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self.told: list[DocumentsSeen] = []
+        self.read = 0
+        self._news = asyncio.Event()
+        installation = Installation(self._tell, (KUBEAI,))
+        self.kubeai = KubeaiModels(api, self._convert, installation, [namespace], absent_s=0.05)
+
+    def _convert(self, value: object) -> tuple[Model | None, str, tuple[str, ...]]:
+        self.read += 1
+        return kubeai.live(value)
+
+    def _tell(self, documents: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
+        self.told.append(documents)
+        self._news.set()
+
+    def models(self) -> dict[str, Model]:
+        """Those in force."""
+        return {model.name: model for model in self.told[-1].models} if self.told else {}
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Waits for news until it holds."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not holds():
+                self._news.clear()
+                await self._news.wait()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.kubeai.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def install(api: Api) -> None:
+    """Returns when the kind is served."""
+    await api.create(CRDS, CRD)
+    async with asyncio.timeout(WAIT_S_MAX):
+        while True:
+            try:
+                await api.get(f"/apis/{API_VERSION}/models", limit="1")
+            except ApiError:
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+
+async def test_models_of_kubeai_are_followed_from_a_cluster_without_the_kind_to_the_last_that_goes(
+    api: Api, namespace: str
+) -> None:
+    following, path = Following(api, namespace), f"/apis/{API_VERSION}/namespaces/{namespace}/models"
+    key = Key(namespace, "tiny")
+    async with following.running():
+        await following.until(lambda: following.told != [])
+        assert following.models() == {}, "nobody waits for a kind that is not there"
+        await install(api)
+        try:
+            await api.create(path, theirs("tiny", targetRequests=7))
+            await following.until(lambda: "tiny" in following.models())
+            tiny = following.models()["tiny"]
+            assert (tiny.spec.engine, tiny.slots, tiny.namespace) == ("vllm", 7, namespace)
+            assert tiny.created_unix_s > 0
+            assert not following.kubeai.trouble
+
+            await api.patch(f"{path}/tiny", {"spec": {"targetRequests": 9}}, MERGE)
+            await following.until(lambda: following.models()["tiny"].slots == 9)
+
+            read, told = following.read, len(following.told)
+            await api.patch(f"{path}/tiny/status", {"status": {"replicas": {"all": 1, "ready": 1}}}, MERGE)
+            await api.create(path, theirs("whisper", engine="FasterWhisper"))
+            await following.until(lambda: len(following.told) > told)
+            assert following.read == read + 1, "a status is no news of a spec"
+            assert following.models().keys() == {"tiny"}
+            assert "FasterWhisper" in following.kubeai.wrong[Key(namespace, "whisper")]
+
+            await api.patch(f"{path}/tiny", {"spec": {"url": "gs://bucket/tiny"}}, MERGE)
+            await following.until(lambda: key in following.kubeai.wrong)
+            assert "gs:// is no source here yet" in following.kubeai.wrong[key]
+            assert following.models()["tiny"].slots == 9, "what it said when it was right stays in force"
+
+            await api.delete(f"{path}/tiny")
+            await following.until(lambda: following.models() == {})
+            assert key not in following.kubeai.wrong
+        finally:
+            await api.delete(f"{CRDS}/models.kubeai.org")

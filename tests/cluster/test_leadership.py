@@ -1,0 +1,115 @@
+"""Two autoscalers and two gateways as processes: leaders are killed, stopped and paused; an API server hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers.kubernetes.api import Api
+from tests.cluster.kubelet.node import Node
+from tests.cluster.many import LEASE_S, Answered, Estate, model
+from tests.cluster.plane import Plane
+
+LIMIT_S = 120
+
+
+@pytest.fixture
+def estate(tmp_path: Path, kubeconfig: Path, namespace: str, api: Api) -> Estate:
+    return Estate(tmp_path, kubeconfig, namespace, api)
+
+
+def good(name: str, *answers: Answered) -> bool:
+    return all(one.status == 200 and f"I am {name}" in one.said for one in answers)
+
+
+async def test_the_next_leads_when_one_was_killed_and_when_one_stops(estate: Estate, node: Node) -> None:
+    """A Call at zero waits for the next leader; a stopped one hands over without its Lease running out."""
+    loop = asyncio.get_running_loop()
+    async with estate.open(model("ada"), model("bob"), gateways=2) as house, asyncio.timeout(LIMIT_S):
+        first = await house.leader()
+        assert good("ada", await house.call("ada", "g1"))
+
+        await house.stop(first, signal.SIGKILL)
+        waits = asyncio.create_task(house.call("bob", "g2"))
+        killed_s = loop.time()
+        second = await house.leader(first)
+        assert loop.time() - killed_s <= LEASE_S + 2
+        assert good("bob", await waits)
+        assert good("ada", await house.call("ada", "g2"))
+
+        await house.start(first)
+        await house.until(lambda: house.listed(first))
+        stopped_s = loop.time()
+        stops = asyncio.create_task(house.stop(second))
+        await house.leader(second)
+        assert loop.time() - stopped_s < LEASE_S, "it was released"
+        await stops
+        assert good("bob", await house.call("bob", "g1"))
+        assert (house.made("ada"), house.made("bob")) == (1, 1), "every leader took over what ran"
+    assert node.name
+
+
+async def test_a_leader_that_was_paused_follows_before_it_does_anything(estate: Estate, node: Node) -> None:
+    """SIGSTOP for longer than the Lease with a Call that both would act on, then SIGCONT; the same to the other."""
+    async with estate.open(model("ada"), model("bob"), gateways=2) as house, asyncio.timeout(LIMIT_S):
+        for name in ("ada", "bob"):
+            leader = await house.leader()
+            await house.until(lambda leader=leader: house.leads(leader))  # type: ignore[misc]  # bound now
+            house.signal(leader, signal.SIGSTOP)
+            waits = asyncio.create_task(house.call(name, "g1"))
+            other = await house.leader(leader)
+            house.signal(leader, signal.SIGCONT)
+            assert good(name, await waits, await house.call(name, "g2"))
+            assert not await house.leads(leader)
+            assert await house.leads(other)
+        assert (house.made("ada"), house.made("bob")) == (1, 1)
+    assert node.name
+
+
+async def test_warm_calls_go_on_while_the_api_server_hangs_and_nobody_leads(
+    estate: Estate, plane: Plane, node: Node
+) -> None:
+    async with estate.open(model("ada", slots=64), model("bob"), gateways=2) as house, asyncio.timeout(LIMIT_S):
+        leader = await house.leader()
+        assert good("ada", await house.call("ada", "g1"), await house.call("ada", "g2"))
+        plane.signal_part("kube-apiserver", signal.SIGSTOP)
+        try:
+            answers = [await house.call("ada", f"g{n % 2 + 1}") for n in range(20)]
+
+            async def nobody_leads() -> bool:
+                answers.append(await house.call("ada", f"g{len(answers) % 2 + 1}"))
+                return not await house.leads(leader)
+
+            await house.until(nobody_leads)
+            waits = asyncio.create_task(house.call("bob", "g1"))
+            answers += [await house.call("ada", f"g{n % 2 + 1}") for n in range(20)]
+        finally:
+            plane.signal_part("kube-apiserver", signal.SIGCONT)
+        assert good("ada", *answers)
+        assert good("bob", await waits)
+        assert good("ada", await house.call("ada", "g2"))
+        assert (house.made("ada"), house.made("bob")) == (1, 1)
+    assert node.name
+
+
+async def test_everything_begins_anew_at_zero_while_calls_arrive(estate: Estate, node: Node) -> None:
+    """Both autoscalers and both gateways are killed twice; a client that comes back is served, by one start."""
+    async with estate.open(model("ada"), gateways=2) as house, asyncio.timeout(LIMIT_S):
+        await house.leader()
+        names = ("g1", "g2", "a1", "a2")
+        for _ in range(2):
+            await asyncio.gather(*(house.stop(name, signal.SIGKILL) for name in names))
+            for name in names:
+                await house.start(name)
+
+        async def served(gateway: str) -> Answered:
+            while (answer := await house.call("ada", gateway)).status in (0, 404):  # 404: it does not know what exists
+                await asyncio.sleep(0.05)
+            return answer
+
+        assert good("ada", *await asyncio.gather(*(served(f"g{n % 2 + 1}") for n in range(8))))
+        assert house.made("ada") == 1
+    assert node.name

@@ -1,0 +1,308 @@
+"""Status and Events of Models on a real API server: what is shown, what survives a restart, and what it may cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from autoscaler.actions import FailStart, Plan
+from autoscaler.contract import ModelName
+from autoscaler.drivers.kubernetes import events, statuses
+from autoscaler.drivers.kubernetes.access import access
+from autoscaler.drivers.kubernetes.api import MERGE, Api
+from autoscaler.drivers.kubernetes.happenings import MINUTE_MAX
+from autoscaler.drivers.kubernetes.statuses import CHANGE_S, NEWS_S
+from autoscaler.loop import Step
+from autoscaler.world import FollowingSeen, LeadingSeen, Seen, Synced
+from tests.cluster import definitions
+from tests.cluster.definitions import model
+from tests.cluster.showing import UNIX0, WAIT_S_MAX, House, condition, looks, says, until
+
+EXITED = "ended with status 3: no CUDA device"
+ADA = ModelName("ada")
+
+
+@pytest.fixture
+async def counted(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
+    """The product's, of which requests are counted; it looks often."""
+    monkeypatch.setattr(statuses, "LOOK_S", 0.02)
+    monkeypatch.setattr(statuses, "LOOK_S_MAX", 0.04)
+    monkeypatch.setattr(statuses, "PER_S", 500.0)
+    monkeypatch.setattr(events, "PER_S", 500.0)
+    async with Api(await access(kubeconfig)) as one:
+        yield one
+
+
+@pytest.fixture
+async def models(api: Api, namespace: str) -> str:
+    """The path of the Models of a fresh namespace."""
+    await definitions.install(api)
+    return definitions.models(namespace)
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_model_shows_how_it_is_from_zero_and_back(api: Api, counted: Api, namespace: str, models: str) -> None:
+    await api.create(models, model("ada", idleSeconds=5, residencySeconds=0))
+    async with House(counted, namespace).running() as house:
+        idle = await until(api, f"{models}/ada", says("Ready", "Idle"))
+        assert idle["status"]["observedGeneration"] == 1
+        house.later(NEWS_S)
+        house.call(2)
+        house.see(Seen.STARTING)
+        starting = await until(api, f"{models}/ada", says("Ready", "Starting"))
+        assert "1 waiting" in condition(starting, "Starting")["message"]
+        assert condition(starting, "Placed")["message"] == "on gpu0"
+        house.later(4.0)
+        house.see(Seen.READY)
+        house.call(3, 0)
+        serving = await until(api, f"{models}/ada", says("Ready", "Serving"))
+        assert (serving["status"]["replicas"]["ready"], serving["status"]["lastStart"]["seconds"]) == (1, 4.0)
+        assert condition(serving, "Starting")["status"] == "False"
+        house.later(6.0)
+        house.call(4, 0)
+        house.later(1.0)
+        house.see(Seen.CLEAN)
+        house.later(NEWS_S)
+        last = await until(api, f"{models}/ada", says("Ready", "Idle"))
+        assert last["status"]["learned"]["startSeconds"] == [4.0]
+        assert last["metadata"]["generation"] == 1, "a status is no change of the spec"
+
+
+async def test_a_persons_edit_never_conflicts_with_the_status(
+    api: Api, counted: Api, namespace: str, models: str
+) -> None:
+    ada = model("ada")
+    await api.apply(f"{models}/ada", ada, "person", force=False)
+    async with House(counted, namespace).running() as house:
+        await until(api, f"{models}/ada", says("Ready", "Idle"))
+        house.later(NEWS_S)
+        ada["spec"]["paused"] = True
+        await api.apply(f"{models}/ada", ada, "person", force=False)
+        paused = await until(api, f"{models}/ada", says("Ready", "Paused"))
+        assert paused["status"]["observedGeneration"] == 2
+        house.later(NEWS_S)
+        edit = {"status": {"observedGeneration": 7}, "spec": {"paused": False}}
+        await api.patch(f"{models}/ada", edit, MERGE, fieldManager="person")
+        idle = await until(api, f"{models}/ada", says("Ready", "Idle"))
+        assert idle["status"]["observedGeneration"] == 3
+    owners = {(one["manager"], one.get("subresource", "")) for one in idle["metadata"]["managedFields"]}
+    assert ("pilotlight", "status") in owners
+    assert ("pilotlight", "") not in owners
+
+
+async def test_who_is_not_in_force_is_told_why(api: Api, counted: Api, namespace: str, models: str) -> None:
+    await api.create(models, model("ada"))
+    await api.create(models, model("ben", aliases=["ada"]))
+    async with House(counted, namespace).running() as house:
+        taken = await until(api, f"{models}/ben", says("Ready", "NameTaken"))
+        assert f"belongs to Model {namespace}/ada" in condition(taken, "Ready")["message"]
+        house.later(NEWS_S)
+        await api.delete(f"{models}/ada")
+        await until(api, f"{models}/ben", says("Ready", "Idle"))
+
+
+async def test_a_model_that_is_made_anew_is_another_one(api: Api, counted: Api, namespace: str, models: str) -> None:
+    await api.create(models, model("ada"))
+    async with House(counted, namespace).running() as house:
+        await until(api, f"{models}/ada", says("Ready", "Idle"))
+        await api.delete(f"{models}/ada")
+        await api.create(models, model("ada", paused=True))
+        house.later(NEWS_S)
+        await until(api, f"{models}/ada", says("Ready", "Paused"))
+        assert not house.statuses.trouble
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+async def test_models_at_rest_cost_nothing_not_even_after_a_restart(
+    api: Api, counted: Api, namespace: str, models: str
+) -> None:
+    for number in range(40):
+        await api.create(models, model(f"m{number}"))
+    async with House(counted, namespace).running():
+        await until(api, models, lambda found: all(says("Ready", "Idle")(one) for one in found["items"]))
+    versions = [one["metadata"]["resourceVersion"] for one in (await api.get(models))["items"]]
+    async with House(counted, namespace, now_s=50.0, unix_now_s=UNIX0 + 3600.3).running() as house:
+        await looks(house)
+        asked = counted.requests
+        for _ in range(5):
+            house.later(CHANGE_S)
+            await looks(house, 1)
+        assert counted.requests == asked
+    assert [one["metadata"]["resourceVersion"] for one in (await api.get(models))["items"]] == versions
+
+
+async def test_a_model_is_written_once_a_second_for_news_and_once_a_minute_for_what_merely_changes(
+    api: Api, counted: Api, namespace: str, models: str
+) -> None:
+    await api.create(models, model("ada"))
+    async with House(counted, namespace).running() as house:
+        await until(api, f"{models}/ada", says("Ready", "Idle"))
+        house.call(2)
+        house.see(Seen.STARTING)
+        house.see(Seen.READY)
+        await looks(house)
+        assert says("Ready", "Idle")(await api.get(f"{models}/ada")), "not within a second of the first"
+        house.later(NEWS_S)
+        await until(api, f"{models}/ada", says("Ready", "Serving"))
+        asked = counted.requests
+        for number in range(3, 8):
+            house.later(NEWS_S)
+            house.call(number, number)
+            await looks(house, 1)
+        assert counted.requests == asked, "more Calls are no news"
+        house.stepped.now_s += CHANGE_S
+        house.call(8, 7)
+        await until(api, f"{models}/ada", lambda found: found["status"]["demand"]["waiting"] == 7)
+        await looks(house)
+        assert counted.requests == asked + 1
+        house.call(9, 8)
+        await looks(house)
+    await house.statuses.flush(WAIT_S_MAX)
+    assert (await api.get(f"{models}/ada"))["status"]["demand"]["waiting"] == 8, "the end does not wait for its minute"
+
+
+async def test_who_does_not_lead_writes_nothing_and_takes_over_from_what_is_there(
+    kubeconfig: Path, api: Api, counted: Api, namespace: str, models: str
+) -> None:
+    await api.create(models, model("ada"))
+    writes_s = 0.0
+    async with Api(await access(kubeconfig), lambda: writes_s) as fenced:
+        house = House(fenced, namespace)
+        async with house.running():
+            house.stepped.step(FollowingSeen())
+            await looks(house)
+            house.stepped.step(LeadingSeen(epoch=2), Synced())
+            await looks(house)  # it thinks so, and may not
+            assert "conditions" not in (await api.get(f"{models}/ada")).get("status", {})
+            writes_s = 60.0
+            house.stepped.step()
+            await until(api, f"{models}/ada", says("Ready", "Idle"))
+            house.stepped.step(LeadingSeen(epoch=3))
+            house.later(NEWS_S)
+            house.call(2)
+            await looks(house)
+            assert says("Ready", "Idle")(await api.get(f"{models}/ada")), "what there is is not known yet"
+            house.stepped.step(Synced())
+            await until(api, f"{models}/ada", says("Ready", "Starting"))
+
+
+# --- what survives a restart ------------------------------------------------------------------------------------------
+
+
+async def test_a_back_off_is_kept_to_after_a_restart(api: Api, counted: Api, namespace: str, models: str) -> None:
+    """Its episode failed before; the next process, with another clock, starts nothing until the time that was said."""
+    await api.create(models, model("ada", start={"retries": 0}))
+    async with House(counted, namespace).running() as house:
+        await until(api, f"{models}/ada", says("Ready", "Idle"))
+        house.later(NEWS_S)
+        house.call(2)
+        house.see(Seen.EXITED, reason=EXITED)
+        house.see(Seen.CLEAN)
+        failed = await until(api, f"{models}/ada", says("Ready", "CrashLoop"))
+        assert EXITED in condition(failed, "Ready")["message"]
+        assert condition(failed, "Degraded")["status"] == "True"
+        kept = failed["status"]["learned"]
+        assert (kept["episodes"], kept["failure"]) == (1, EXITED)
+        assert kept["retryAt"] == kept["refusedUntil"]
+    async with House(counted, namespace, now_s=5000.0, unix_now_s=UNIX0 + 30).running() as house:
+        history = house.stepped.loop.world.histories[ADA]
+        assert (history.episodes, history.failure) == (1, EXITED)
+        assert history.retry_at_s == pytest.approx(5000.0 + 31, abs=1.0)
+        house.call(2)
+        assert house.stepped.driver.started == []
+        house.later(29.0)
+        house.call(3)
+        assert house.stepped.driver.started == []
+        house.later(4.0)
+        house.call(4)
+        assert [one.model for one in house.stepped.driver.started] == ["ada"]
+
+
+async def test_who_takes_over_keeps_to_the_back_off_of_the_leader_before(
+    api: Api, counted: Api, namespace: str, models: str
+) -> None:
+    """It was there all the time, and saw nothing of the failed start itself."""
+    await api.create(models, model("ada", start={"retries": 0}))
+    async with (
+        House(counted, namespace).running() as leader,
+        House(counted, namespace, now_s=7.0).running() as next_one,
+    ):
+        next_one.stepped.step(FollowingSeen())
+        await until(api, f"{models}/ada", says("Ready", "Idle"))
+        leader.later(NEWS_S)
+        leader.call(2)
+        leader.see(Seen.EXITED, EXITED)
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not next_one.stepped.loop.world.histories[ADA].refused_until_s:
+                await asyncio.sleep(0.02)
+        next_one.stepped.step(LeadingSeen(epoch=2), Synced())
+        next_one.call(2)
+        assert next_one.stepped.driver.started == []
+        next_one.later(63.0)
+        next_one.call(3)
+        assert [one.model for one in next_one.stepped.driver.started] == ["ada"]
+
+
+# --- Events -----------------------------------------------------------------------------------------------------------
+
+
+async def test_events_tell_a_models_day_where_kubectl_describe_looks(
+    api: Api, counted: Api, namespace: str, models: str
+) -> None:
+    uid = (await api.create(models, model("ada", idleSeconds=5, residencySeconds=0)))["metadata"]["uid"]
+    about = (
+        f"/api/v1/namespaces/{namespace}/events?fieldSelector=involvedObject.name%3Dada%2C"
+        f"involvedObject.kind%3DModel%2CinvolvedObject.uid%3D{uid}"
+    )
+    async with House(counted, namespace).running() as house:
+        house.call(2)
+        house.see(Seen.STARTING)
+        house.see(Seen.READY)
+        house.call(3, 0)
+        house.later(6.0)
+        house.call(4, 0)
+        house.later(1.0)
+        house.see(Seen.CLEAN)
+        told = await until(api, about, lambda found: len(found["items"]) == 4)
+    by_reason = {one["reason"]: one for one in told["items"]}
+    assert set(by_reason) == {"Woken", "Started", "Drained", "Stopped"}
+    assert "1 waiting" in by_reason["Woken"]["message"]
+    assert all((one["type"], one["count"]) == ("Normal", 1) for one in told["items"])
+    assert all(one["source"] == {"component": "pilotlight"} for one in told["items"])
+    assert by_reason["Woken"]["lastTimestamp"] == "2027-01-15T08:00:00Z"
+
+
+async def test_a_model_that_flaps_is_a_count_and_few_requests(
+    api: Api, counted: Api, namespace: str, models: str
+) -> None:
+    await api.create(models, model("ada"))
+    path = f"/api/v1/namespaces/{namespace}/events"
+    async with House(counted, namespace).running() as house:
+        await until(api, f"{models}/ada", says("Ready", "Idle"))
+        at, asked = house.stepped.loop.world, counted.requests
+
+        def fail(number: int) -> None:
+            action = FailStart(model=ADA, reason=f"no engine, look {number}")
+            house.events.on_step(Step(at, at, Plan(), (action,), (), 0.0, 0.0, 0.0))
+
+        for number in range(1, 61):
+            fail(number)
+            await asyncio.sleep(0.01)
+        assert 1 <= counted.requests - asked <= MINUTE_MAX
+        house.stepped.now_s += 60.0
+        fail(61)
+        told = await until(api, path, lambda found: found["items"] and found["items"][0]["count"] == 61)
+        assert len(told["items"]) == 1
+        assert told["items"][0]["message"] == "cannot start: no engine, look 61"
+        assert told["items"][0]["type"] == "Warning"
+        await api.delete(f"{path}/{told['items'][0]['metadata']['name']}")
+        fail(62)
+        await until(api, path, lambda found: [one["count"] for one in found["items"]] == [1])
+        assert house.events.dropped == 0

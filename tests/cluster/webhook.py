@@ -1,0 +1,73 @@
+"""An admission webhook on 127.0.0.1 that rejects every pod of a namespace, with a sentence of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from autoscaler.drivers.kubernetes.api import Api, Object
+from tests.cluster.plane import HOST, free_ports
+
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+
+
+async def _certificate(folder: Path) -> tuple[Path, Path]:
+    """(key, certificate) for HOST, signed by itself."""
+    key, certificate = folder / "webhook.key", folder / "webhook.crt"
+    words = (
+        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={HOST}",
+        "-addext", f"subjectAltName=IP:{HOST}", "-keyout", str(key), "-out", str(certificate),
+    )  # fmt: skip
+    process = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.DEVNULL)
+    assert await process.wait() == 0
+    return key, certificate
+
+
+@asynccontextmanager
+async def rejecting(
+    api: Api, namespace: str, folder: Path, sentence: str, *, listens: bool = True
+) -> AsyncIterator[None]:
+    """While it is in force. Without `listens` nobody answers behind it."""
+    key, certificate = await _certificate(folder)
+    (port,) = free_ports(1)
+
+    async def review(request: web.Request) -> web.Response:
+        asked = (await request.json())["request"]
+        status = {"code": 403, "message": sentence}
+        answer = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+                  "response": {"uid": asked["uid"], "allowed": False, "status": status}}  # fmt: skip
+        return web.Response(text=json.dumps(answer), content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/", review)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    if listens:
+        await web.TCPSite(runner, HOST, port, ssl_context=context).start()
+    name = f"rejects-{namespace}"
+    hook: Object = {
+        "name": "pods.test.example", "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 2,
+        "clientConfig": {
+            "url": f"https://{HOST}:{port}/", "caBundle": base64.b64encode(certificate.read_bytes()).decode()
+        },
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+    }  # fmt: skip
+    await api.create(CONFIGURATIONS, {
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": name}, "webhooks": [hook],
+    })  # fmt: skip
+    try:
+        yield
+    finally:
+        await api.delete(f"{CONFIGURATIONS}/{name}")
+        await runner.cleanup()

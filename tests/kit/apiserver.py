@@ -1,0 +1,66 @@
+"""What an API server would say, for tests without one: lists tell the truth, watches what the test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from autoscaler.drivers.kubernetes import watching
+from autoscaler.drivers.kubernetes.api import ApiError, Object
+
+Event = tuple[str, Object]
+
+
+def bookmark(version: int, *, end: bool = False) -> Event:
+    """How far a watch, or a list that is streamed, has got."""
+    notes = {watching.INITIAL_END: "true"} if end else {}
+    return "BOOKMARK", {"metadata": {"resourceVersion": str(version), "annotations": notes}}
+
+
+class Server:
+    """`truth` in lists, `stream` on the next watch, then silence (or what `ends` raises). Writes change nothing."""
+
+    def __init__(self) -> None:
+        self.truth: dict[str, Object] = {}
+        self.version = 1
+        self.stream: list[Event] = []
+        self.ends: Callable[[], None] | None = None
+        self.lists = self.watches = 0
+        self.streams = True
+        self.idle = asyncio.Event()
+        """All of the stream was said."""
+
+    async def watch(
+        self, path: str, version: str | None, query: Mapping[str, str], *, initial: bool = False, silent_s: float = 0
+    ) -> AsyncIterator[Event]:
+        """As `Api.watch`."""
+        del path, version, query, silent_s
+        if initial:
+            if not self.streams:
+                raise ApiError(422, "Invalid", "sendInitialEvents is forbidden")
+            self.lists += 1
+            for found in list(self.truth.values()):
+                yield "ADDED", found
+            yield bookmark(self.version, end=True)
+            return
+        self.watches += 1
+        while self.stream:
+            yield self.stream.pop(0)
+        self.idle.set()
+        if self.ends is not None:
+            self.ends()
+            return
+        await asyncio.Event().wait()
+
+    async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Object]:
+        """As `Api.pages`, with one object on each."""
+        del path, query
+        self.lists += 1
+        for found in list(self.truth.values()):
+            yield {"items": [found], "metadata": {"resourceVersion": str(self.version)}}
+        yield {"items": [], "metadata": {"resourceVersion": str(self.version)}}
+
+    async def delete(self, path: str, **of: object) -> Object:
+        """As `Api.delete`: said to be done."""
+        del path, of
+        return {}

@@ -1,0 +1,110 @@
+"""Renders the chart as helm does, and reads what comes out."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "pilotlight"
+Object = dict[str, Any]
+Values = dict[str, Any]
+
+EVERYTHING: Values = {
+    "gateway": {
+        "hpa": {"enabled": True}, "tls": {"secretName": "port"}, "affinity": {"nodeAffinity": {}},
+        "tolerations": [{"operator": "Exists"}], "priorityClassName": "high", "podAnnotations": {"a": "b"},
+        "service": {"type": "LoadBalancer", "port": 443, "annotations": {"a": "b"}}, "extraArgs": ["--events=/state/e"],
+    },
+    "image": {"digest": "sha256:" + 64 * "a", "pullSecrets": [{"name": "registry"}]},
+    "agent": {"enabled": True, "runtimeClassName": "nvidia", "nodeSelector": {"gpu": "true"}},
+    "contract": {"certificates": "certManager", "issuer": {"name": "house", "kind": "ClusterIssuer"}},
+    "ingress": {"enabled": True, "className": "nginx", "tlsSecret": "entry", "annotations": {"a": "b"}},
+    "httpRoute": {"enabled": True, "parentRefs": [{"name": "entry"}], "hostnames": ["llm.example.com"]},
+    "networkPolicy": {"enginesEgress": [{"ports": [{"port": 443}]}]},
+    "metrics": {
+        "serviceMonitor": {"enabled": True, "labels": {"release": "p"}}, "alerts": {"enabled": True},
+        "dashboards": {"enabled": True},
+    },
+    "settings": {"limits": {"bodyBytesMax": "32Mi", "memoryBytes": "auto", "idleSecondsMax": 30}, "leaseSeconds": 10},
+    "tenantsSecret": "tenants",
+}  # fmt: skip
+MINIMAL: Values = {
+    "gateway": {"replicas": 1, "maxUnavailable": 0, "preStopSeconds": 0},
+    "autoscaler": {"replicas": 1, "maxUnavailable": 0}, "networkPolicy": {"enabled": False},
+    "adoption": {"enabled": False}, "cordon": {"enabled": False}, "engines": {"createNamespace": False},
+    "settings": {"auth": "none"},
+}  # fmt: skip
+
+
+def example(name: str) -> Values:
+    """Values of a file in examples/."""
+    values: Values = yaml.safe_load((ROOT / "examples" / name).read_text())
+    return values
+
+
+SETS: dict[str, Values] = {
+    "defaults": {},
+    "minimal": MINIMAL,
+    "everything": EVERYTHING,
+    "namespaced": {"scope": "namespace", "tenantsSecret": "tenants"},
+    "namespaced and minimal": {**MINIMAL, "scope": "namespace"},
+    "certificates of one's own": {
+        "contract": {"auth": "certificate", "certificates": "secret", "secret": {"server": "a", "client": "b"}}
+    },
+    "kubeai": {"adoption": {"kubeai": True}},
+    "agents": {"agent": {"enabled": True}},
+    "agents with certificates": {"agent": {"enabled": True}, "contract": {"auth": "certificate"}},
+    "addresses of version 6": {"listenHost": "[::]", "fullnameOverride": "house"},
+    "local": example("values-local.yaml"),
+    "eks": example("values-eks.yaml"),
+}
+
+
+@functools.cache
+def _chart() -> helm_python.Chart:
+    return helm_python.Chart.load(CHART)
+
+
+def texts(values: Values, name: str = "pl", namespace: str = "home") -> dict[str, str]:
+    """Template -> what it renders to. Raises helm_python.HelmError."""
+    return {path.rpartition("templates/")[2]: text for path, text in
+            _chart().render(values, name=name, namespace=namespace).items()}  # fmt: skip
+
+
+def objects(values: Values) -> list[Object]:
+    """All of them."""
+    return list(_documents(json.dumps(values, sort_keys=True)))
+
+
+@functools.cache
+def _documents(values: str) -> tuple[Object, ...]:
+    found = (text for path, text in texts(json.loads(values)).items() if not path.endswith(".txt"))
+    return tuple(one for text in found for one in yaml.load_all(text, yaml.CSafeLoader) if one)
+
+
+def of_kind(values: Values, *kinds: str) -> list[Object]:
+    """Those of some kinds."""
+    return [one for one in objects(values) if one["kind"] in kinds]
+
+
+def named(values: Values, kind: str, name: str) -> Object:
+    """One object."""
+    (found,) = (one for one in of_kind(values, kind) if one["metadata"]["name"] == name)
+    return found
+
+
+def pod_specs(values: Values) -> Iterator[tuple[str, Object]]:
+    """(component, pod spec) of everything that runs."""
+    for one in objects(values):
+        if one["kind"] == "Pod":
+            yield one["metadata"]["labels"]["app.kubernetes.io/component"], one["spec"]
+        elif one["kind"] in {"Deployment", "DaemonSet"}:
+            template = one["spec"]["template"]
+            yield template["metadata"]["labels"]["app.kubernetes.io/component"], template["spec"]

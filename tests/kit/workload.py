@@ -1,0 +1,104 @@
+"""An adopted workload by hand: what a watch would show of it, its pods in a line, and what is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.kubernetes.adoptable import (
+    PodSeen,
+    TargetKey,
+    TargetSeen,
+)
+from autoscaler.drivers.kubernetes.adopting import model_of
+from autoscaler.drivers.kubernetes.scaling import Mode, Workload
+from autoscaler.model import ADOPTED_HASH
+from autoscaler.world import Replica
+
+KEY = TargetKey("Deployment", "default", "ada")
+
+
+def target(notes: dict[str, str] | None = None, **more: Any) -> TargetSeen:
+    """A Deployment that is annotated, at zero, as its manifest has it."""
+    facts: dict[str, Any] = {
+        "key": KEY, "uid": "u", "version": 1, "created_unix_s": 100, "selector": "app=ada", "container": "engine",
+        "notes": tuple(sorted((notes or {"pilotlight.dev/models": "ada"}).items())), "replicas": 0, "ours": False,
+        "scaled_by": "helm", "scaled_unix_s": 100.0, "since_adopted": False, "trouble": "", **more,
+    }  # fmt: skip
+    return TargetSeen(**facts)
+
+
+class Bench:
+    """A Workload, what it told, and pods made in a line."""
+
+    def __init__(self, replicas: int = 0, mode: Mode = Mode.LEVEL, key: TargetKey = KEY) -> None:
+        self.seen = target(replicas=replicas, key=key)
+        self.model = model_of(self.seen)
+        self.core = Workload(self.seen, self.model, mode)
+        self.now_s = 0.0
+        self.pods: dict[str, PodSeen] = {}
+
+    def pod(self, name: str, **more: Any) -> None:
+        """A pod comes, or changes. It runs, unless `more` says otherwise."""
+        facts: dict[str, Any] = {
+            "name": name, "uid": f"uid-{name}", "rank": 0, "replica": "", "intent": "", "goes_first": False,
+            "created": f"2026-01-01T00:00:0{len(self.pods)}Z", "ip": "10.0.0.1", "port": 8080, "probe_port": 8080,
+            "path": "/", "kubelet_decides": False, "ready": False, "started_unix_s": 1.0, "ended": "", "over": False,
+            "waits": "", "leaving": False,
+        }  # fmt: skip
+        if name in self.pods:
+            facts = self.pods[name]._asdict()
+        self.pods[name] = PodSeen(**{**facts, **more})
+        self.core.see_pod(f"uid-{name}", self.pods[name], self.now_s)
+
+    def ready(self, name: str) -> None:
+        self.core.answered(f"uid-{name}", True, self.now_s)
+
+    def gone(self, name: str) -> None:
+        self.core.see_pod(f"uid-{name}", None, self.now_s)
+        del self.pods[name]
+
+    def scaled(self, replicas: int, **more: Any) -> None:
+        """The watch shows the workload so."""
+        self.seen = self.seen._replace(replicas=replicas, version=self.seen.version + 1, **more)
+        self.core.see_target(self.seen, self.model, self.core.mode, self.now_s)
+
+    def write(self) -> int | None:
+        """What the shell writes; the watch shows it at once."""
+        level = self.core.level()
+        if level is None:
+            self.core.nothing_to_write(self.now_s)
+        else:
+            self.core.wrote(level, self.seen.version + 1, self.now_s)
+            self.scaled(level)
+        return level
+
+    def told(self) -> list[tuple[str, str]]:
+        return [(one.id, one.seen.value) for one in self.core.take()]
+
+    def order(self, name: str) -> Replica:
+        return Replica(
+            id=ReplicaId(name), model=ModelName("ada"), spec_hash=ADOPTED_HASH, intent=f"i-{name}", slices=(),
+            memory_bytes=0, slots=4,
+        )  # fmt: skip
+
+    def start(self, name: str) -> None:
+        self.core.start(self.order(name), self.now_s)
+
+    def stop(self, name: str) -> None:
+        self.core.stop(self.order(name), self.now_s)
+
+
+def running(count: int, **more: Any) -> Bench:
+    """Replicas r0, r1, ... on ready pods p0, p1, ..., which were ordered."""
+    bench = Bench(**more)
+    bench.core.begin(0.0)
+    for number in range(count):
+        bench.start(f"r{number}")
+    bench.write()
+    for number in range(count):
+        rank = number if bench.seen.key.kind == "StatefulSet" else 0
+        bench.pod(f"p{number}", rank=rank)
+        bench.ready(f"p{number}")
+    bench.told()
+    return bench

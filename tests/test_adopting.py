@@ -1,0 +1,211 @@
+"""What is made of annotations, and what is read of workloads and pods, without any cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoscaler.drivers.kubernetes.adoptable import (
+    read_pod,
+    read_scaler,
+    read_target,
+)
+from autoscaler.drivers.kubernetes.adopting import AnnotationError, Hand, Others, hand_of, model_of
+from autoscaler.engines.table import default_slots
+from autoscaler.model import ADOPTED_HASH, Adopted, ReplicaRange
+from tests.kit.workload import KEY, target
+
+# --- annotations ------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_name_is_the_models_and_the_others_are_aliases() -> None:
+    model = model_of(target({"pilotlight.dev/models": "ada, babbage,ada ,"}))
+    assert (model.name, model.spec.aliases, model.namespace) == ("ada", ("babbage",), "default")
+    assert model.adopted == Adopted(
+        kind="Deployment", namespace="default", name="ada", message="Deployment default/ada is scaled"
+    )
+    assert (model.spec.gpu.count, model.spec_hash(), model.created_unix_s) == (0, ADOPTED_HASH, 100)
+
+
+def test_each_annotation_is_in_force() -> None:
+    notes = {"models": "ada", "replicas-min": "1", "replicas-max": "5", "slots": "32", "idle-seconds": "90"}
+    model = model_of(target({f"pilotlight.dev/{name}": value for name, value in notes.items()}))
+    assert (model.spec.replicas.min, model.spec.replicas.max) == (1, 5)
+    assert (model.slots, model.spec.idle_seconds) == (32, 90.0)
+
+
+def test_without_annotations_it_is_as_any_model_whose_engine_is_a_command() -> None:
+    model = model_of(target())
+    assert (model.spec.replicas, model.slots) == (ReplicaRange(), default_slots(model.spec.engine))
+
+
+def test_lingos_annotations_have_lingos_defaults() -> None:
+    model = model_of(target({"lingo.substratus.ai/models": "ada"}))
+    assert (model.spec.replicas.min, model.spec.replicas.max, model.slots) == (0, 3, 100)
+    notes = {"lingo.substratus.ai/models": "ada", "lingo.substratus.ai/min-replicas": "1",
+             "lingo.substratus.ai/max-replicas": "7", "pilotlight.dev/slots": "8"}  # fmt: skip
+    model = model_of(target(notes))
+    assert (model.spec.replicas.min, model.spec.replicas.max, model.slots) == (1, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("pilotlight.dev/models", " ,", "expected 1 to 65 names, comma separated"),
+        ("pilotlight.dev/models", "a b", "letters, digits or ._:/- that begin and end with a letter or digit"),
+        ("pilotlight.dev/slots", "many", "expected a whole number from 1 to 100000"),
+        ("pilotlight.dev/slots", "0", "expected a whole number from 1 to 100000"),
+        ("pilotlight.dev/replicas-min", "2", "expected at most 1, which is its maximum"),
+        ("pilotlight.dev/replicas-max", "-1", "expected a whole number from 1 to 1000"),
+        ("pilotlight.dev/port", "70000", "expected a whole number from 1 to 65535"),
+        ("pilotlight.dev/idle-seconds", "soon", "expected `auto` or seconds from 0 to 31536000"),
+        ("pilotlight.dev/idle-second", "9", "unknown (did you mean pilotlight.dev/idle-seconds?)"),
+    ],
+)
+def test_a_wrong_annotation_is_one_line_that_names_object_and_annotation(name: str, value: str, said: str) -> None:
+    notes = {"pilotlight.dev/models": "ada", "pilotlight.dev/replicas-max": "1", name: value}
+    with pytest.raises(AnnotationError) as error:
+        model_of(target(notes))
+    line = str(error.value)
+    assert line.startswith(f"Deployment default/ada: annotation {name}: ")
+    assert said in line
+    assert "\n" not in line
+
+
+# --- whose the scale is -----------------------------------------------------------------------------------------------
+
+
+def test_what_a_workload_was_made_with_is_nobodys_hand() -> None:
+    assert hand_of(None, target(replicas=0), None, 200.0) is None
+    assert hand_of(None, target(replicas=3), None, 200.0) is None
+
+
+def test_kubectl_scale_is_a_hand_also_for_who_comes_later() -> None:
+    scaled = target(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=150.0)
+    assert hand_of(None, scaled, None, 200.0) == Hand(3, "kubectl", 150.0)
+    assert hand_of(target(), scaled, None, 200.0) == Hand(3, "kubectl", 150.0)
+
+
+def test_a_patch_to_zero_leaves_nobody_as_the_owner_and_is_a_hand_all_the_same() -> None:
+    before = target(replicas=1, ours=True, scaled_by="")
+    after = target(replicas=0, scaled_by="", scaled_unix_s=None)
+    assert hand_of(before, after, None, 200.0) == Hand(0, "", 200.0)
+
+
+def test_our_own_scale_and_that_of_an_hpa_are_no_hand() -> None:
+    assert hand_of(target(), target(replicas=1, ours=True, scaled_by=""), Hand(0, "kubectl", 1.0), 200.0) is None
+    by_hpa = target(replicas=2, scaled_by="kube-controller-manager", since_adopted=True)
+    assert hand_of(target(), by_hpa, None, 200.0) is None
+
+
+def test_a_hand_is_kept_while_the_scale_stays() -> None:
+    hand = Hand(3, "kubectl", 150.0)
+    assert hand_of(target(replicas=3), target(replicas=3, version=2), hand, 200.0) is hand
+
+
+def test_a_persons_scale_is_least_and_most_and_zero_is_a_pause() -> None:
+    three = model_of(target(), Others("", Hand(3, "kubectl", 0.0), 600.0))
+    assert (three.spec.replicas.min, three.spec.replicas.max, three.spec.paused) == (3, 3, False)
+    assert three.adopted is not None
+    assert three.adopted.reason == "ScaledByHand"
+    assert three.adopted.message == "scaled to 3 by kubectl, which holds until 1970-01-01T00:10:00Z"
+    zero = model_of(target(), Others("", Hand(0, "", 0.0), 600.0))
+    assert zero.spec.paused
+
+
+def test_another_autoscaler_leaves_only_zero_or_not_zero() -> None:
+    model = model_of(target(), Others("HorizontalPodAutoscaler ada"))
+    assert model.adopted is not None
+    assert (model.adopted.toggled, model.adopted.reason) == (True, "ScaledByAnother")
+    found = {"metadata": {"namespace": "default", "name": "h"}, "spec": {"scaleTargetRef": {"name": "ada"}}}
+    scaler = read_scaler("ScaledObject", found)
+    assert scaler is not None
+    assert (scaler.target, scaler.title) == (KEY, "ScaledObject h")
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+def deployment(**annotations: str) -> dict[str, Any]:
+    """As the API has it."""
+    managed = [
+        {"manager": "helm", "time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
+        {"manager": "kubectl", "time": "2026-01-02T00:00:00Z", "subresource": "scale",
+         "fieldsV1": {"f:spec": {"f:replicas": {}}}},
+    ]  # fmt: skip
+    return {
+        "metadata": {"namespace": "default", "name": "ada", "uid": "u", "resourceVersion": "7",
+                     "creationTimestamp": "2026-01-01T00:00:00Z", "annotations": annotations,
+                     "managedFields": managed},
+        "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "ada"}, "matchExpressions": [
+            {"key": "tier", "operator": "In", "values": ["a", "b"]}, {"key": "x", "operator": "Exists"}]},
+            "template": {"spec": {"containers": [{"name": "engine"}]}}},
+    }  # fmt: skip
+
+
+def test_a_workload_is_read_with_who_scaled_it_last() -> None:
+    assert read_target("Deployment", deployment()) is None
+    seen = read_target("Deployment", deployment(**{"pilotlight.dev/models": "ada", "other": "x"}))
+    assert seen is not None
+    assert (seen.key, seen.version, seen.replicas, seen.ours) == (KEY, 7, 2, False)
+    assert (seen.scaled_by, seen.since_adopted) == ("kubectl", True)
+    assert seen.selector == "app=ada,tier in (a,b),x"
+    assert seen.notes == (("pilotlight.dev/models", "ada"),)
+
+
+def test_who_scales_to_zero_and_then_annotates_has_not_switched_it_off() -> None:
+    found = deployment(**{"pilotlight.dev/models": "ada"})
+    fields: dict[str, Any] = {"f:metadata": {"f:annotations": {"f:pilotlight.dev/models": {}}}}
+    found["metadata"]["managedFields"].append(
+        {"manager": "kubectl", "time": "2026-01-03T00:00:00Z", "fieldsV1": fields}
+    )
+    seen = read_target("Deployment", found)
+    assert seen is not None
+    assert (seen.scaled_by, seen.since_adopted) == ("kubectl", False)
+
+
+def pod_object(container: dict[str, Any], status: dict[str, Any], owner: str = "ReplicaSet") -> dict[str, Any]:
+    """As the API has it."""
+    return {
+        "metadata": {"name": "ada-1", "uid": "p1", "creationTimestamp": "2026-01-01T00:00:00Z",
+                     "ownerReferences": [{"kind": owner, "controller": True}]},
+        "spec": {"containers": [{"name": "proxy"}, {"name": "engine", **container}]},
+        "status": status,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("container", "expected"),
+    [
+        ({}, (8080, 8080, None, False)),
+        ({"ports": [{"containerPort": 9000}]}, (9000, 9000, None, False)),
+        ({"ports": [{"containerPort": 1}, {"name": "http", "containerPort": 9000}]}, (9000, 9000, None, False)),
+        ({"ports": [{"containerPort": 9000, "name": "http"}],
+          "readinessProbe": {"httpGet": {"path": "/ready", "port": "http"}}}, (9000, 9000, "/ready", False)),
+        ({"readinessProbe": {"httpGet": {"port": 9100}}}, (8080, 9100, "/", False)),
+        ({"readinessProbe": {"tcpSocket": {"port": 9100}}}, (8080, 9100, None, False)),
+        ({"readinessProbe": {"exec": {"command": ["true"]}}}, (8080, 8080, None, True)),
+    ],
+)  # fmt: skip
+def test_where_a_pod_answers_comes_from_its_own_template(
+    container: dict[str, Any], expected: tuple[int, int, str | None, bool]
+) -> None:
+    seen = read_pod(pod_object(container, {}), KEY, "engine")
+    assert seen is not None
+    assert (seen.port, seen.probe_port, seen.path, seen.kubelet_decides) == expected
+
+
+def test_a_pod_that_something_else_controls_is_not_the_workloads() -> None:
+    assert read_pod(pod_object({}, {}, owner="Job"), KEY, "engine") is None
+
+
+def test_an_engine_has_ended_when_its_kubelet_waits_before_the_next_start() -> None:
+    again = {"name": "engine", "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+             "lastState": {"terminated": {"exitCode": 3}}}  # fmt: skip
+    seen = read_pod(pod_object({}, {"containerStatuses": [{"name": "proxy"}, again]}), KEY, "engine")
+    assert seen is not None
+    assert (seen.ended, seen.over) == ("ended with status 3", False)
+    evicted = read_pod(pod_object({}, {"phase": "Failed", "reason": "Evicted", "message": "disk"}), KEY, "engine")
+    assert evicted is not None
+    assert (evicted.ended, evicted.over) == ("Evicted: disk", True)

@@ -1,0 +1,263 @@
+"""The agent of a node: what it finds, when it says so, and that autoscalers hear it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import threading
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+from pytest_aiohttp import AiohttpClient
+
+from artifacts import agent as agent_room
+from artifacts.agent import Agent, WayError
+from artifacts.podcgroup import pod_uid
+from autoscaler.contract import NODE_EXPIRY_S, NODE_PERIOD_S, DeviceReport, NodeReport, PodDevices
+from autoscaler.door import Door
+from autoscaler.drivers.nvml import Gpu
+from autoscaler.nodeintake import NODE_BYTES_MAX
+from autoscaler.ordered import NodeSeen
+from autoscaler.serve import ContractServer
+from pilotlight import nodelook
+from pilotlight.agent_process import HttpWay
+from pilotlight.nodelook import NodeLook, NodeLooks, news, sees_node
+from tests.kit.fakenvml import FakeNvml
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import world
+
+UID = "0f3a1c52-7b1e-4d2a-9a55-0123456789ab"
+SYSTEMD = (
+    f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice/cri-x.scope\n"
+)
+CGROUPFS = f"12:pids:/kubepods/besteffort/pod{UID}/4711\n0::/kubepods/besteffort/pod{UID}/4711\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "uid"),
+    [
+        (SYSTEMD, UID),
+        (CGROUPFS, UID),
+        (f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-x.scope", UID),
+        ("0::/user.slice/user-0.slice/session-1.scope\n", ""),
+        (f"0::/docker/pod{UID}/x\n", ""),
+        ("0::/\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_process_is_in_the_pod_that_its_control_group_names(cgroup: str, uid: str) -> None:
+    assert pod_uid(cgroup) == uid
+
+
+# --- what is found --------------------------------------------------------------------------------------------------
+
+
+def looks(nvml: FakeNvml | None, proc: Path, *, host: bool = True) -> NodeLooks:
+    return NodeLooks(lambda: nvml, proc, lambda: host)
+
+
+async def test_devices_are_found_with_their_use_and_the_pods_that_hold_it(tmp_path: Path) -> None:
+    nvml = FakeNvml()
+    nvml.found = (Gpu("GPU-a", "H200", 100, used_bytes=40), Gpu("GPU-b", "H200", 100, healthy=False))
+    nvml.holders = {"GPU-a": {11: 30, 12: 10, 13: 0}}
+    for pid, text in ((11, SYSTEMD), (12, "0::/system.slice/x.service")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cgroup").write_text(text)
+    assert await looks(nvml, tmp_path).look() == NodeLook(
+        (
+            DeviceReport(id="GPU-a", product="H200", memory_bytes=100, used_bytes=40),
+            DeviceReport(id="GPU-b", product="H200", memory_bytes=100, healthy=False),
+        ),
+        (PodDevices(pod_uid=UID, devices=("GPU-a",)),),
+    )
+    inside = await looks(nvml, tmp_path, host=False).look()
+    assert inside.pods == (), "process ids of another namespace say nothing"
+
+
+async def test_a_node_without_a_driver_has_no_devices(tmp_path: Path) -> None:
+    assert await looks(None, tmp_path).look() == NodeLook()
+
+
+async def test_nvml_that_fails_or_hangs_makes_its_devices_unhealthy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodelook, "ANSWER_S_MAX", 0.02)
+    nvml = FakeNvml()
+    one = looks(nvml, tmp_path)
+    assert {device.healthy for device in (await one.look()).devices} == {True}
+    nvml.failure = "GPU is lost"
+    assert {device.healthy for device in (await one.look()).devices} == {False}
+    nvml.failure = ""
+    nvml.answers.clear()
+    asked = nvml.asked
+    for _ in range(3):
+        assert {device.healthy for device in (await one.look()).devices} == {False}
+    assert nvml.asked == asked + 1, "never a second question beside one that is not answered"
+    nvml.answers.set()
+    await asyncio.to_thread(threading.Event().wait, 0.01)
+    async with asyncio.timeout(5):
+        while not all(device.healthy for device in (await one.look()).devices):
+            pass
+
+
+def test_small_changes_of_memory_are_no_news() -> None:
+    def used(bytes_: int, *, healthy: bool = True) -> NodeLook:
+        return NodeLook((DeviceReport(id="a", used_bytes=bytes_, healthy=healthy),))
+
+    assert not news(used(0), used((64 << 20) - 1))
+    assert news(used(0), used(64 << 20))
+    assert news(used(0), used(0, healthy=False))
+    assert news(used(0), NodeLook())
+    assert news(used(0), used(0)._replace(pods=(PodDevices(pod_uid=UID, devices=("a",)),)))
+
+
+def test_only_the_first_namespace_of_processes_is_the_nodes(tmp_path: Path) -> None:
+    (tmp_path / "self/ns").mkdir(parents=True)
+    link = tmp_path / "self/ns/pid"
+    assert not sees_node(tmp_path)
+    link.symlink_to("pid:[4026532000]")
+    assert not sees_node(tmp_path)
+    link.unlink()
+    link.symlink_to("pid:[4026531836]")
+    assert sees_node(tmp_path)
+
+
+# --- when it is told ------------------------------------------------------------------------------------------------
+
+
+class Noted:
+    """A way that notes what it takes, while it takes anything."""
+
+    def __init__(self, name: str = "one") -> None:
+        self.name = name
+        self.taken: asyncio.Queue[bytes] = asyncio.Queue()
+        self.refuses = ""
+        self.hangs = False
+
+    async def send(self, body: bytes) -> None:
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
+        if self.refuses:
+            error = WayError(self.refuses)
+            await asyncio.sleep(0)
+            raise error
+        self.taken.put_nowait(body)
+
+
+class Told:
+    """A node whose look a test sets, and the agent over it."""
+
+    def __init__(self, ways: Sequence[Noted], period_s: float) -> None:
+        self.now = 0
+        self.agent = Agent(self.look, lambda a, b: a != b, lambda now, n: f"{now}/{n}".encode(), ways, period_s)
+
+    async def look(self) -> int:
+        return self.now
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.agent.run())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_room, "LOOK_S", 0.005)
+
+
+async def test_a_change_is_told_at_once_and_the_same_again_only_after_a_while() -> None:
+    way = Noted()
+    told = Told([way], period_s=60)
+    async with asyncio.timeout(10), told.running():
+        assert await way.taken.get() == b"0/1"
+        told.now = 5
+        assert await way.taken.get() == b"5/2"
+        assert way.taken.empty()
+    often = Noted()
+    async with asyncio.timeout(10), Told([often], period_s=0.01).running():
+        assert [await often.taken.get() for _ in range(3)] == [b"0/1", b"0/2", b"0/3"]
+
+
+async def test_a_way_that_hangs_or_refuses_keeps_no_other_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    bad, ugly, good = Noted("bad"), Noted("ugly"), Noted("good")
+    bad.hangs, ugly.refuses = True, "it answered 401"
+    told = Told([bad, ugly, good], period_s=0.005)
+    async with asyncio.timeout(10), told.running():
+        for _ in range(5):
+            await good.taken.get()
+        ugly.refuses = ""
+        assert await ugly.taken.get()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["event=agent_unheard autoscaler=ugly reason='it answered 401'"], "once"
+
+
+def test_a_report_may_be_lost_before_it_expires() -> None:
+    assert 3 * NODE_PERIOD_S < NODE_EXPIRY_S
+
+
+# --- the intake -----------------------------------------------------------------------------------------------------
+
+
+def body(**fields: object) -> bytes:
+    return msgspec.json.encode({"node": "n1", "boot": "b", "sequence": 1, **fields})
+
+
+async def test_a_report_is_observed_and_what_is_none_is_refused(aiohttp_client: AiohttpClient) -> None:
+    loop = SteppedLoop(world()).loop
+    client = await aiohttp_client(ContractServer(loop).application())
+    devices = [{"id": "GPU-a", "memory_bytes": 10, "used_bytes": 4, "later": "ignored"}]
+    answer = await client.post("/v1/node", data=body(devices=devices))
+    assert (answer.status, await answer.json()) == (200, {"epoch": 1})
+    for wrong, status in ((b"{", 400), (body(node=""), 400), (body(node="x" * 254), 400), (body(sequence="1"), 400),
+                          (b"[" * 5000, 400), (b" " * (NODE_BYTES_MAX + 1), 413)):  # fmt: skip
+        assert (await client.post("/v1/node", data=io.BytesIO(wrong))).status == status
+    device = DeviceReport(id="GPU-a", memory_bytes=10, used_bytes=4)
+    assert loop.observed == [NodeSeen(report=NodeReport(node="n1", boot="b", sequence=1, devices=(device,)))]
+
+
+async def test_the_agent_shows_its_token_and_hears_that_it_is_not_taken(tmp_path: Path) -> None:
+    loop = SteppedLoop(world()).loop
+    runner = web.AppRunner(ContractServer(loop).application(Door(lambda: ("right",))))
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "s")).start()
+    way, wrong = (HttpWay(f"unix:{tmp_path / 's'}", partial(str, said), None) for said in ("right", "wrong"))
+    gone = HttpWay(f"unix:{tmp_path / 'gone'}", None, None)
+    try:
+        await way.send(body())
+        assert [type(one) for one in loop.observed] == [NodeSeen]
+        with pytest.raises(WayError, match="it answered 401: --token-file"):
+            await wrong.send(body())
+        with pytest.raises(WayError, match="UnixClientConnectorError"):
+            await gone.send(body())
+    finally:
+        for one in (way, wrong, gone):
+            await one.close()
+        await runner.cleanup()
+
+
+async def test_everybody_behind_a_name_is_told() -> None:
+    loop = SteppedLoop(world()).loop
+    runner = web.AppRunner(ContractServer(loop).application())
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    way = HttpWay(f"dns+http://localhost:{port}", None, None)
+    try:
+        with contextlib.suppress(WayError):  # ::1 may be one of its addresses, too
+            await way.send(body())
+        assert loop.observed
+        nobody = HttpWay("dns+http://nobody.invalid:1", None, None)
+        with pytest.raises(WayError, match="the name cannot be looked up"):
+            await nobody.send(body())
+    finally:
+        await way.close()
+        await runner.cleanup()

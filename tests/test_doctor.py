@@ -1,0 +1,201 @@
+"""`pilotlight doctor`: what each check says of what it finds, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from autoscaler.drivers.kubernetes.rights import rights
+from autoscaler.drivers.nvml import Gpu, NvmlError
+from autoscaler.drivers.records import StateDirectory
+from pilotlight import checks_here, checks_nodes
+from pilotlight.checks import Finding
+from pilotlight.cli import cli
+from pilotlight.listen import Address
+from tests.kit.fakenvml import FakeNvml
+
+NONE: tuple[str, ...] = ()
+
+
+def grades(findings: list[Finding]) -> dict[str, str]:
+    return {one.check: one.grade for one in findings}
+
+
+# --- one machine ----------------------------------------------------------------------------------------------------
+
+
+def test_gpus_are_told_and_a_driver_without_them_is_noticed(tmp_path: Path) -> None:
+    nvml = FakeNvml()
+    assert checks_here.driver(lambda: nvml, NONE).says == "2 GPUs: NVIDIA H200 140Gi, NVIDIA H200 140Gi"
+    nvml.found = (Gpu("GPU-a", "H200", 1, healthy=False),)
+    assert checks_here.driver(lambda: nvml, NONE).says == "lost: GPU-a"
+    sign = tmp_path / "version"
+    assert checks_here.driver(lambda: None, (str(sign),)).grade == "info"
+    sign.touch()
+    assert checks_here.driver(lambda: None, (str(sign),)).grade == "warning"
+
+    def fails() -> None:
+        raise NvmlError("driver/library version mismatch")
+
+    assert "version mismatch" in checks_here.driver(fails, NONE).says
+
+
+def test_a_machine_without_an_engine_is_blocked() -> None:
+    assert checks_here.engines({"vllm": "/usr/bin/vllm"}) == Finding("engines", "ok", "vllm")
+    none = checks_here.engines({})
+    assert (none.grade, "pilotlight[llama]" in none.fix) == ("blocker", True)
+
+
+@pytest.mark.parametrize(
+    ("found", "cpu_only", "grade"),
+    [
+        ({"xllamacpp": "python"}, True, "warning"),
+        ({"xllamacpp": "python"}, False, "ok"),
+        ({"xllamacpp": "python", "llama-server": "/x"}, True, "ok"),
+        ({}, True, "ok"),
+    ],
+)
+def test_a_wheel_that_computes_on_the_cpu_is_told_where_there_are_gpus(
+    found: dict[str, str], cpu_only: bool, grade: str
+) -> None:
+    assert checks_here.llama_on_gpu(found, lambda _: cpu_only).grade == grade
+
+
+def test_few_open_files_are_told() -> None:
+    assert checks_here.open_files(4096).grade == "warning"
+    assert checks_here.open_files(resource.RLIM_INFINITY).says == "no limit"
+    assert checks_here.open_files(1 << 20).says == "1,048,576"
+
+
+def test_a_port_is_free_taken_or_ours() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        address = Address("127.0.0.1", taken.getsockname()[1])
+        found = checks_here.port("inference port", "--listen", address, "")
+        assert (found.grade, "--listen" in found.fix) == ("blocker", True)
+        assert checks_here.port("inference port", "--listen", address, "17").grade == "info"
+    assert checks_here.port("inference port", "--listen", address, "").grade == "ok"
+
+
+def test_the_state_directory_is_there_can_be_made_or_is_in_the_way(tmp_path: Path) -> None:
+    assert checks_here.state_directory(tmp_path / "a" / "b").says.endswith("will be made")
+    assert not (tmp_path / "a").exists(), "nothing was made"
+    (tmp_path / "file").touch()
+    assert checks_here.state_directory(tmp_path / "file").grade == "blocker"
+    assert checks_here.state_directory(tmp_path / ("x" * 80)).says.endswith("is too long for Unix sockets in it")
+    StateDirectory.open(tmp_path / "s").close()
+    assert checks_here.state_directory(tmp_path / "s").grade == "ok"
+    (tmp_path / "s" / "version").write_text("99")
+    assert "newer" in checks_here.state_directory(tmp_path / "s").says
+
+
+@pytest.mark.parametrize(("platform", "grade"), [("linux", "ok"), ("darwin", "info"), ("win32", "blocker")])
+def test_the_system(platform: str, grade: str) -> None:
+    assert checks_here.system(platform).grade == grade
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def node(name: str = "n1", gpus: int = 1, *, taints: tuple[str, ...] = (), **labels: str) -> dict[str, Any]:
+    full = {f"nvidia.com/{key.replace('_', '.', 1).replace('_', '-')}": value for key, value in labels.items()}
+    return {
+        "metadata": {"name": name, "labels": full},
+        "spec": {"taints": [{"key": key, "effect": "NoSchedule"} for key in taints]},
+        "status": {"allocatable": {"cpu": "4", **({"nvidia.com/gpu": str(gpus)} if gpus else {})}},
+    }
+
+
+TOLD: dict[str, Any] = {"gpu_product": "H100", "gpu_memory": "81559"}
+
+
+def test_a_cluster_without_gpus_is_told_how_to_get_them() -> None:
+    (only,) = checks_nodes.judge([node(gpus=0)], dra=False)
+    assert (only.grade, only.says) == ("warning", "none of 1 node offers nvidia.com/gpu")
+    (with_dra,) = checks_nodes.judge([], dra=True)
+    assert "DRA is there" in with_dra.says
+
+
+def test_labelled_whole_gpus_are_all_fine() -> None:
+    found = checks_nodes.judge([node(gpus=8, taints=("nvidia.com/gpu",), **TOLD), node("cpu", 0)], dra=False)
+    assert set(grades(found).values()) == {"ok"}
+    assert found[0].says == "8 on 1 node"
+
+
+def test_labels_taints_sharing_and_mps_are_each_one_line_with_a_fix() -> None:
+    shared = node("n2", 4, taints=("dedicated", "node.kubernetes.io/unschedulable"), gpu_replicas="4", **TOLD)
+    by_mps = node("n3", 10, gpu_sharing_strategy="mps", **TOLD)
+    found = {one.check: one for one in checks_nodes.judge([node("n1"), shared, by_mps], dra=False)}
+    assert found["GPU labels"].says.startswith("no nvidia.com/gpu.product and nvidia.com/gpu.memory on n1")
+    assert found["taints"].says == "dedicated:NoSchedule on n2 is not tolerated by engine pods"
+    assert "{key: dedicated, operator: Exists}" in found["taints"].fix
+    assert found["sharing"].says == "mps on 1 node, time-slicing on 1 node, whole on 1 node"
+    assert found["MPS daemon"].says.endswith("on n3")
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def run(state: Path, *words: str) -> tuple[int, str]:
+    given = ["--state", str(state), "--listen", "127.0.0.1:0", "--ops", "127.0.0.1:0", *words]
+    done = CliRunner().invoke(cli, ["doctor", *given], prog_name="pilotlight")
+    return done.exit_code, done.output
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with an engine and no GPU."""
+    monkeypatch.setattr(checks_here, "available", lambda: {"vllm": "/usr/bin/vllm"})
+    monkeypatch.setattr(checks_here, "open_nvml", lambda: None)
+    monkeypatch.setattr(checks_here, "SOCKET_CHARACTERS_MAX", 1000)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_blocker_is_exit_status_1_and_its_fix_is_shown(tmp_path: Path) -> None:
+    assert run(tmp_path)[0] == 0
+    StateDirectory.open(tmp_path).close()
+    (tmp_path / "version").write_text("99")
+    status, shown = run(tmp_path)
+    assert status == 1
+    assert "blocker  state directory" in shown
+    assert "-> name another with --state" in shown
+    assert "1 blocker" in shown.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("short")
+def test_programs_get_json(tmp_path: Path) -> None:
+    status, shown = run(tmp_path, "--output", "json")
+    rows = json.loads(shown)
+    assert status == 0
+    assert {"check": "system", "grade": "ok", "says": "Linux", "fix": ""} in rows
+
+
+def test_an_account_is_named_with_its_namespace(tmp_path: Path) -> None:
+    status, shown = run(tmp_path, "--driver", "kubernetes", "--account", "x")
+    assert (status, shown) == (2, "pilotlight: --account: expected NAMESPACE:NAME of a service account\n")
+
+
+def test_a_kubeconfig_that_is_not_there_is_a_blocker(tmp_path: Path) -> None:
+    status, shown = run(tmp_path, "--driver", "kubernetes", "--kubeconfig", str(tmp_path / "none"))
+    assert (status, shown.startswith("blocker  API server")) == (1, True)
+
+
+# --- rights ---------------------------------------------------------------------------------------------------------
+
+
+def test_with_scope_namespace_no_right_is_needed_in_the_whole_cluster() -> None:
+    assert {one.where for one in rights("namespace")} == {"engines", "home"}
+    assert {one.where for one in rights("cluster")} == {"cluster", "engines", "home"}
+    assert not [one for one in rights("cluster", adoption=False) if one.group == "apps"]
+
+
+def test_no_right_stands_in_the_list_twice() -> None:
+    named = [(one.group, one.resource, verb, one.where) for one in rights("cluster") for verb in one.verbs]
+    assert len(named) == len(set(named))

@@ -1,0 +1,176 @@
+"""Events on Models: which moves are told, in what words; a Model that flaps floods nobody, nothing goes uncounted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.actions import Action, DrainReplica, FailReplica, FailStart, StartReplica, StopReplica
+from autoscaler.contract import ModelName
+from autoscaler.drivers.kubernetes import happenings
+from autoscaler.drivers.kubernetes.happenings import MINUTE_MAX, PENDING_MAX, Book, Happening, Regarding
+from autoscaler.fold import Observation
+from autoscaler.model import Adopted
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Seen, World
+from tests.kit.folding import DOC, M, R, after, pending, seen
+from tests.kit.worlds import T0, device, model, replica, world
+
+ADA = Regarding("pilotlight.dev/v1alpha1", "Model", "default", "ada", "u1")
+WOKEN = Happening(ModelName("ada"), "Woken", "wake ada: 3 waiting")
+
+
+def told(at: World, *batch: Observation | Action) -> tuple[World, list[tuple[str, str]]]:
+    """What is told of a batch: (reason, note) each."""
+    now, moves = after(at, *batch)
+    actions = [one for one in batch if isinstance(one, FailStart)]
+    return now, [(one.reason, one.note) for one in happenings.happenings(moves, actions, at, now)]
+
+
+def one_of(**fields: Any) -> World:
+    return world([DOC], [device()], [replica(DOC, "r", **fields)])
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+
+def test_a_start_is_told_when_it_is_ordered_and_when_it_is_done() -> None:
+    at = world([DOC], [device()])
+    at, first = told(at, StartReplica(replica=pending(), reason="wake m: 3 waiting, tenant acme"))
+    assert first == [("Woken", "r: wake m: 3 waiting, tenant acme")]
+    at, nothing = told(at, seen(Seen.STARTING))
+    assert nothing == []
+    at, done = told(at, seen(Seen.READY))
+    assert [reason for reason, _ in done] == ["Started"]
+    assert told(at, seen(Seen.UNREADY))[1] == [], "nor when its probes fail for a moment"
+
+
+def test_how_long_a_start_took_is_told() -> None:
+    at = one_of(state=S.STARTING, created_s=T0 - 21.4, started_s=T0 - 20, wanted_s=None)
+    assert told(at, seen(Seen.READY))[1] == [("Started", "r is ready after 21 s")]
+
+
+def test_what_fails_to_start_is_a_warning_and_its_end_is_no_second_event() -> None:
+    at = one_of(state=S.STARTING)
+    at, failed = told(at, seen(Seen.EXITED, reason="ended with status 3"))
+    assert failed == [("StartFailed", "r: ended with status 3")]
+    at, ended = told(at, StopReplica(replica=R, grace_s=1.0, reason="ended with status 3"), seen(Seen.CLEAN))
+    assert ended == []
+
+
+def test_a_start_that_took_too_long_or_was_not_tried_failed() -> None:
+    late = told(one_of(state=S.STARTING), FailReplica(replica=R, reason="not ready after 900 s"))[1]
+    assert late == [("StartFailed", "r: not ready after 900 s")]
+    never = told(world([DOC], [device()]), FailStart(model=M, reason="no engine vllm"))[1]
+    assert never == [("StartFailed", "cannot start: no engine vllm")]
+
+
+def test_what_breaks_while_it_serves_has_stopped() -> None:
+    broke = [("Stopped", "r broke: was killed by SIGKILL")]
+    assert told(one_of(), seen(Seen.EXITED, reason="was killed by SIGKILL"))[1] == broke
+    at_once = seen(Seen.CLEAN, reason="was killed by SIGKILL", proof="exited")
+    assert told(one_of(), at_once)[1] == broke, "and once, however fast it is gone"
+
+
+def test_an_idle_end_is_drained_and_stopped() -> None:
+    at, begun = told(one_of(), DrainReplica(replica=R, reason="idle for 60 s"))
+    assert begun == []
+    at, ended = told(at, StopReplica(replica=R, grace_s=1.0, reason="idle for 60 s; nothing runs"))
+    assert ended == [("Drained", "r: idle for 60 s; nothing runs")]
+    assert told(at, seen(Seen.CLEAN, proof="exited"))[1] == [("Stopped", "r: idle for 60 s")]
+
+
+def test_a_victim_is_evicted() -> None:
+    reason = "make room for ben: m was resident 40 s, 2 waiting"
+    assert told(one_of(), DrainReplica(replica=R, reason=reason, victim_of=ModelName("ben")))[1] == [
+        ("Evicted", f"r: {reason}")
+    ]
+
+
+def test_what_is_found_after_a_restart_is_no_news() -> None:
+    at = world([DOC], [device()])
+    assert told(at, seen(Seen.STARTING), seen(Seen.READY, "r2"), seen(Seen.EXITED, "r3"))[1][1:] == []
+
+
+def test_events_are_about_the_models_own_object() -> None:
+    ada = model("ada")
+    assert happenings.regarding(ada) is None, "of a file"
+    assert happenings.regarding(replace(ada, uid="u1")) == ADA
+    elsewhere = replace(ada, uid="u2", namespace="team-a", name=ModelName("team-a/ada"), served_name="ada")
+    assert happenings.regarding(elsewhere) == ADA._replace(namespace="team-a", uid="u2")
+    adopted = Adopted(kind="Deployment", namespace="default", name="ada")
+    assert happenings.regarding(replace(ada, uid="u1", adopted=adopted)) is None
+
+
+# --- how much is told -------------------------------------------------------------------------------------------------
+
+
+def test_what_happens_again_before_it_was_sent_is_counted() -> None:
+    book = Book()
+    for number in range(5):
+        book.note(ADA, WOKEN._replace(note=f"{number} waiting"), T0 + number)
+    due = book.take(T0 + 5)
+    assert due is not None
+    assert (due.times, due.happening.note, due.first_s, due.last_s) == (5, "4 waiting", T0, T0 + 4)
+    assert book.take(T0 + 5) is None
+
+
+def test_a_series_goes_on_for_ten_minutes() -> None:
+    book = Book()
+    book.note(ADA, WOKEN, T0)
+    first = book.take(T0)
+    assert first is not None
+    assert book.series(first) is None
+    book.sent(first, "ada.1", 1)
+    assert book.series(first._replace(last_s=T0 + 599)) == happenings.Series("ada.1", 1, T0)
+    assert book.series(first._replace(last_s=T0 + 600)) is None
+
+
+def test_a_model_that_flaps_costs_so_many_requests_a_minute_and_every_time_is_counted() -> None:
+    book, other = Book(), ADA._replace(name="ben")
+    times = requests = 0
+    for tick in range(3000):  # ten times a second for five minutes
+        now_s = T0 + tick / 10
+        book.note(ADA, WOKEN._replace(reason=("Woken", "StartFailed")[tick % 2]), now_s)
+        while (due := book.take(now_s)) is not None:
+            requests, times = requests + 1, times + due.times
+    assert MINUTE_MAX * 5 <= requests <= MINUTE_MAX * 6
+    assert times + sum(book._pending[key].times for key in book._pending) == 3000
+    book.note(other, WOKEN, T0 + 300)
+    now = list(iter(lambda: book.take(T0 + 300), None))
+    assert now[-1].regarding == other, "others are told of meanwhile"
+    wait_s = book.wait_s(T0 + 300)
+    assert wait_s is not None
+    assert 0 < wait_s <= 60 / MINUTE_MAX
+    assert book.take(T0 + 300 + wait_s + 0.01) is not None
+
+
+def test_a_flood_is_bounded_and_what_is_left_out_is_counted() -> None:
+    book = Book()
+    for number in range(PENDING_MAX + 7):
+        book.note(ADA._replace(name=f"m{number}"), WOKEN, T0)
+    assert (len(book), book.dropped) == (PENDING_MAX, 7)
+    book.clear()
+    assert (len(book), book.dropped) == (0, PENDING_MAX + 7)
+
+
+def test_what_could_not_be_sent_goes_first_with_what_came_since() -> None:
+    book = Book()
+    book.note(ADA, WOKEN, T0)
+    book.note(ADA._replace(name="ben"), WOKEN, T0)
+    first = book.take(T0)
+    assert first is not None
+    book.note(ADA, WOKEN._replace(note="newer"), T0 + 1)
+    book.put_back(first)
+    again = book.take(T0 + 2)
+    assert again is not None
+    assert (again.regarding, again.times, again.happening.note, again.first_s) == (ADA, 2, "newer", T0)
+    book.put_back(again)
+    assert book.take(T0 + 2) == again
+
+
+@pytest.mark.parametrize("text", ["ä" * 900, "x" * 5000])
+def test_notes_are_no_longer_than_the_api_server_takes(text: str) -> None:
+    assert 990 < len(happenings.note(text).encode()) <= 1000

@@ -1,0 +1,177 @@
+"""Leadership changes hands: what the World keeps, that who follows orders and says nothing, and who is followed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import msgspec
+import pytest
+
+from autoscaler import serve, shares
+from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, ReplicaUse, Report, RoutesDelta
+from autoscaler.fold import Observation, fold
+from autoscaler.plan import plan
+from autoscaler.serve import Feed, take_report
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import FollowingSeen, LeadingSeen, Reported, Seen, SlicesSeen, Synced
+from gateway.finding import Finding
+from gateway.sync import Link, Sync
+from tests.kit.observed import seen_of
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
+
+A, B = model("a"), model("b")
+M, G = ModelName("a"), GatewayId("g1")
+RUNS = replica(A, "r1", address="127.0.0.1:9")
+LED = LeadingSeen(epoch=7)
+
+
+def there() -> tuple[Observation, ...]:
+    """What a driver says of it again."""
+    return (SlicesSeen(slices=(device(),)), seen_of(RUNS, Seen.READY, address=RUNS.address), Synced())
+
+
+def waits(epoch: int, sequence: int = 5, version: int = 1, name: str = "b") -> Report:
+    return Report(
+        gateway=G, boot="b", sequence=sequence, epoch=epoch, version=version, levels=(level(name, 1),),
+        replicas=(ReplicaUse(replica=RUNS.id, hold=2, in_use=1),),
+    )  # fmt: skip
+
+
+def told(report: Report) -> Reported:
+    return Reported(report=report)
+
+
+# --- the World -------------------------------------------------------------------------------------------------------
+
+
+def test_who_begins_to_lead_knows_only_what_is_said_again() -> None:
+    """Intents of a leadership before are void: what was ordered may never have been carried out."""
+    starting = replica(A, "never-made", S.STARTING)
+    draining = replica(A, "r1", S.DRAINING, address=RUNS.address)
+    before = world([A, B], [device()], [starting, draining], [gateway("g1", uses=[use("r1", 1)])])
+    after, _ = fold(before, (LED, *there()), T0)
+    assert (after.epoch, after.leads, after.leading_since_s, after.synced) == (7, True, T0, True)
+    assert {id: one.state for id, one in after.replicas.items()} == {RUNS.id: S.READY}
+    assert after.by_model == {M: (RUNS.id,)}
+    known = after.gateways[G]
+    assert (known.in_epoch, known.grants, known.uses) == (False, {}, {RUNS.id: use("r1", 1)})
+    assert not after.handed_over
+    assert after.version > before.version
+
+
+def test_demand_and_gateways_stay_so_it_starts_at_once_but_stops_nothing() -> None:
+    idle = replica(A, "r1", ready_s=T0 - 9999, address=RUNS.address)
+    before = world([A, B], [device(memory_gi=99)], [idle], [gateway("g1", [level("b", 1)])], leads=False)
+    after, _ = fold(before, (LED, SlicesSeen(slices=(device(memory_gi=99),)), *there()[1:]), T0)
+    assert [type(action).__name__ for action in plan(after, T0).actions] == ["StartReplica"]
+
+
+def test_holds_stand_still_until_every_gateway_has_reported_in_the_epoch() -> None:
+    led, _ = fold(world([A], [device()], leads=False), (LED, *there()), T0)
+    assert shares.divide(led, T0) is None
+    old, _ = fold(led, (told(waits(epoch=1)),), T0)
+    assert shares.divide(old, T0) is None
+    new, _ = fold(old, (told(waits(epoch=7, sequence=6, version=old.version)),), T0)
+    assert shares.divide(new, T0) is not None
+
+
+def test_who_follows_neither_plans_nor_grants() -> None:
+    known = world([A, B], [device()], [RUNS], [gateway("g1", [level("b", 1)])], handed_over=True)
+    assert plan(known, T0).actions
+    after, _ = fold(known, (FollowingSeen(),), T0)
+    assert plan(after, T0).actions == ()
+    assert shares.divide(msgspec.structs.replace(after, undivided=frozenset({M})), T0) is None
+    assert after.replicas == known.replicas, "it goes on seeing"
+
+
+# --- the loop --------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_that_may_not_act_any_more_orders_nothing_even_before_it_is_told() -> None:
+    """It was paused while it led: its World says that it leads."""
+    loop = SteppedLoop(world([A, B], [device()], [], [gateway("g1")]))
+    loop.writes_s = 0.0
+    loop.step(told(waits(epoch=1)))
+    assert (loop.driver.started, loop.loop.plan.actions, loop.loop.world.leads) == ([], (), True)
+    loop.writes_s = 5.0
+    loop.step()
+    assert [one.model for one in loop.driver.started] == ["b"]
+
+
+# --- what gateways are told ------------------------------------------------------------------------------------------
+
+
+async def test_a_follower_s_stream_of_routes_is_silent_until_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "HEARTBEAT_S", 0.01)
+    loop = SteppedLoop(world([A], [device()], [RUNS], [gateway("g1")], leads=False))
+    feed = Feed(loop.loop)
+    routes, catalogue = feed.routes(G, "b"), feed.catalogue()
+    async with asyncio.timeout(5):
+        assert [await anext(routes) for _ in range(3)] == [b"", b"", b""]
+        first = msgspec.json.decode(await anext(catalogue), type=CatalogueDelta)
+        assert (first.full, [entry.name for entry in first.models]) == (True, ["a"])
+        loop.step(LED, *there())
+        said = msgspec.json.decode(await anext(routes), type=RoutesDelta)
+        assert (said.epoch, said.full, [one.replica for one in said.replicas]) == (7, True, ["r1"])
+        loop.step(FollowingSeen())
+        while await anext(routes):
+            assert loop.loop.world.leads, "the heartbeat of before"
+
+
+def test_a_follower_takes_reports_and_says_that_it_does_not_lead() -> None:
+    loop = SteppedLoop(world([A], [device()], leads=False))
+    answer = take_report(loop.loop, waits(epoch=3))
+    assert (answer.leads, loop.step().loads[ModelName("b")].waiting) == (False, 1)
+
+
+# --- who is followed -------------------------------------------------------------------------------------------------
+
+
+class Silent:
+    """A link that says nothing."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Noted:
+    """Of Sync: who is followed."""
+
+    def __init__(self) -> None:
+        self.links: list[str] = []
+
+    def join(self, link: Silent) -> None:
+        self.links.append(link.address)
+
+    def leave(self, link: Silent) -> None:
+        self.links.remove(link.address)
+
+
+async def test_all_addresses_of_a_name_are_followed_as_they_come_and_go() -> None:
+    now: list[Sequence[str] | OSError] = [["b", "a", "b"], ["b", "c"], OSError("no DNS"), [], ["c"]]
+    sync, links = Noted(), list[Silent]()
+
+    async def resolve(_name: str, _port: int) -> Sequence[str]:
+        found = now.pop(0)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    def link(address: str) -> Silent:
+        links.append(Silent(address))
+        return links[-1]
+
+    finding = Finding("autoscaler", 8443, cast("Callable[[str], Link]", link), cast("Sync", sync), resolve)
+    followed = []
+    for _ in range(5):
+        await finding.look()
+        followed.append("".join(sorted(sync.links)))
+    assert followed == ["ab", "bc", "bc", "bc", "c"], "without an answer those of before stay"
+    assert [(one.address, one.closed) for one in links] == [("a", True), ("b", True), ("c", False)]

@@ -1,0 +1,49 @@
+"""The health port says whether a process lives and can serve, and its metrics; it is no operations port."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from autoscaler.contract import GatewayId
+from autoscaler.log import Log
+from autoscaler.ops import OperationsServer
+from gateway.front import Front
+from gateway.ops import application
+from pilotlight import health
+from pilotlight.listen import Address
+from tests.kit.serving import free_port
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import world
+
+
+def of_autoscaler() -> web.Application:
+    return OperationsServer(SteppedLoop(world([], [])).loop, Log(), lambda: b"# metrics\n", list).health()
+
+
+def of_gateway() -> web.Application:
+    return application(Front(GatewayId("g"), "boot", lambda: 0.0))
+
+
+@pytest.mark.parametrize("app", [of_autoscaler, of_gateway])
+async def test_it_answers_three_questions_and_takes_no_orders(app: object) -> None:
+    assert callable(app)
+    address = Address("127.0.0.1", free_port())
+    runner = await health.open_port(address, app())
+    try:
+        async with aiohttp.ClientSession(address.url) as session:
+            for path, wanted in (("/healthz", {200}), ("/readyz", {200, 503}), ("/metrics", {200})):
+                async with session.get(path, headers={"Host": "10.1.2.3:8082"}) as answer:
+                    assert answer.status in wanted, path
+            for method, path in (("GET", "/"), ("GET", "/api/v1/status"), ("POST", "/api/v1/models/a/wake")):
+                async with session.request(method, path) as answer:
+                    assert answer.status == 404, path
+    finally:
+        await runner.cleanup()
+
+
+async def test_without_an_address_nothing_listens() -> None:
+    runner = await health.open_port(None, of_gateway())
+    assert runner.addresses == []
+    await runner.cleanup()

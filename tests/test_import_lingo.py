@@ -1,0 +1,100 @@
+"""Deployments of Lingo: what they say in Pilotlight's words, as a patch that holds annotations only."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from autoscaler.documents import DocumentError
+from autoscaler.foreign import lingo
+
+EMBED = """
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: embed
+  namespace: ml
+  annotations:
+    lingo.substratus.ai/models: text-embedding-ada-002,all-mini
+    lingo.substratus.ai/min-replicas: "1"
+    other: kept
+spec:
+  replicas: 0
+  template: {spec: {containers: [{name: engine, image: embed:1, ports: [{containerPort: 9000, name: http}]}]}}
+"""
+SERVICE = """
+apiVersion: v1
+kind: Service
+metadata: {name: embed, namespace: ml}
+spec: {ports: [{name: metrics, port: 81, targetPort: 9999}, {name: http, port: 80, targetPort: http}]}
+"""
+LINGO = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: lingo}
+spec:
+  template:
+    spec:
+      containers:
+      - {name: lingo, image: "registry.example/lingo:v1", env: [{name: CONCURRENCY, value: "40"}, {name: SCALE_DOWN_DELAY, value: "90"}]}
+"""  # noqa: E501
+
+
+def said_of(*texts: str) -> dict[str, object]:
+    """Of the one workload."""
+    (taken,) = lingo.convert([(f"{number}.yaml", text) for number, text in enumerate(texts)])
+    assert taken.document is not None
+    assert taken.document.keys() == {"apiVersion", "kind", "metadata"}, "nothing else is laid over it"
+    metadata = taken.document["metadata"]
+    assert isinstance(metadata, dict)
+    assert metadata.keys() == {"name", "namespace", "annotations"}
+    found = metadata["annotations"]
+    assert isinstance(found, dict)
+    return {str(key).removeprefix("pilotlight.dev/"): value for key, value in found.items()}
+
+
+def test_a_deployment_with_lingo_s_own_defaults() -> None:
+    assert said_of(EMBED) == {
+        "models": "text-embedding-ada-002,all-mini", "replicas-min": "1", "replicas-max": "3", "slots": "100",
+        "idle-seconds": "30", "port": "9000",
+    }  # fmt: skip
+
+
+def test_what_lingo_has_for_all_of_them_is_said_of_each() -> None:
+    found = said_of(LINGO, EMBED, SERVICE)
+    assert (found["slots"], found["idle-seconds"], found["port"]) == ("40", "90", "9000")
+
+
+def test_the_port_is_the_service_s() -> None:
+    assert said_of(EMBED, SERVICE.replace("targetPort: http", "targetPort: 8123"))["port"] == "8123"
+    without = EMBED.replace(", ports: [{containerPort: 9000, name: http}]", "")
+    (taken,) = lingo.convert([("f", without)])
+    assert [note.key for note in taken.notes] == ["port"]
+
+
+def test_it_says_that_nothing_needs_to_be_done() -> None:
+    (taken,) = lingo.convert([("f", EMBED.replace("kind: Deployment", "kind: StatefulSet"))])
+    assert taken.what == "StatefulSet embed"
+    assert "nothing needs to change" in taken.about[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LINGO, "f: metadata.annotations: expected a Deployment or StatefulSet with the annotation"),
+        (
+            EMBED.replace("annotations:", "annotations: 7\n  labels:"),
+            "f: Deployment embed: metadata.annotations: expected",
+        ),
+        ("a: [", "f: line 1"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        lingo.convert([("f", text)])
+    assert str(caught.value).startswith(said)
+
+
+def test_a_list_as_kubectl_prints_it() -> None:
+    items = [yaml.safe_load(text) for text in (EMBED, SERVICE)]
+    assert said_of(yaml.safe_dump({"kind": "List", "items": items}))["port"] == "9000"

@@ -1,0 +1,271 @@
+"""llama-swap's configuration as documents: macros, ports, llama-server and other commands, keys, names."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.documents import DocumentError, load
+from autoscaler.engines import xllamacpp_server
+from autoscaler.foreign import llama_swap
+from autoscaler.foreign.llama_swap_commands import EXTRA_FLAGS
+from autoscaler.foreign.taken import Taken, apart, to_yaml
+
+WHOLE = """
+healthCheckTimeout: 300
+logLevel: debug
+globalTTL: 900
+startPort: 10001
+macros:
+  bin: llama-server
+  server: "${bin} --port ${PORT} --host 127.0.0.1"
+  context: 8192
+  common: >
+    --ctx-size ${context}
+    --flash-attn on
+apiKeys: ["sk-one", "${env.SECOND}", "sk-one"]
+groups:
+  small: {swap: false, members: [coder]}
+models:
+  "coder:32b":
+    macros: {context: 32768}
+    name: A coder
+    aliases: [coder, gpt-4o]
+    cmd: |
+      # the draft runs on the same device ${nobody}
+      ${server} \\
+      --model "${env.MODELS}/coder 32b.gguf" -np 4 -ngl 99
+      ${common}
+    ttl: 60
+    concurrencyLimit: 20
+    env: ["CUDA_VISIBLE_DEVICES=0,1", "LLAMA_LOG=1"]
+    filters:
+      stripParams: temperature
+      setParamsByID: {"${MODEL_ID}:slow": {reasoning_effort: high}}
+    timeouts: {responseHeader: 120, connect: 5}
+    metadata: {port: "${PORT}"}
+  pooled:
+    cmd: /opt/engine --listen 127.0.0.1:9001 --served-model-name acme/pooled --extra '{"deep":{"a":1}}'
+    proxy: http://127.0.0.1:9001/
+    useModelName: acme/pooled
+    checkEndpoint: /ready
+    concurrencyLimit: 3
+    ttl: 0
+    unlisted: true
+"""
+ENVIRON = {"SECOND": "sk-two", "MODELS": "/models"}
+
+
+def convert(text: str) -> list[Taken]:
+    return llama_swap.convert("config.yaml", text, ENVIRON, "/srv/swap")
+
+
+def model(cmd: str, keys: dict[str, object] | None = None, name: str = "m") -> Taken:
+    """What becomes of one Model."""
+    (taken,) = convert(yaml.safe_dump({"models": {name: {"cmd": cmd} | (keys or {})}}))
+    return taken
+
+
+def written(taken: Taken) -> dict[str, object]:
+    assert taken.document is not None, taken.refused
+    found = taken.document["spec"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_configuration() -> None:
+    about, tenant, coder, pooled = convert(WHOLE)
+    assert about.document is None
+    assert not about.refused
+    assert dict(about.notes).keys() == {"logLevel", "startPort", "groups"}
+    hashes = [sha256(key.encode()).hexdigest() for key in ("sk-one", "sk-two")]
+    assert tenant.document is not None
+    assert tenant.document["spec"] == {
+        "keys": [{"name": "key-1", "sha256": hashes[0]}, {"name": "key-2", "sha256": hashes[1]}]
+    }
+    assert written(coder) == {
+        "engine": "llama.cpp",
+        "artifact": "file:///models/coder 32b.gguf",
+        "aliases": ["coder", "gpt-4o", "coder:32b:slow"],
+        "args": ["--flash-attn", "on", "--gpu-layers", "99"],
+        "env": {"LLAMA_LOG": "1"},
+        "contextTokens": 8192,
+        "gpu": {"count": 2},
+        "slots": 4,
+        "idleSeconds": 60,
+        "start": {"secondsMax": 300},
+        "responseSecondsMax": 120,
+        "firstByteSecondsMax": 120,
+    }
+    assert dict(coder.notes).keys() == {
+        "name", "metadata", "env CUDA_VISIBLE_DEVICES", "cmd", "filters", "filters.setParamsByID", "timeouts.connect",
+        "concurrencyLimit",
+    }  # fmt: skip
+    assert written(pooled) == {
+        "engine": "command",
+        "command": ["/opt/engine", "--listen", "127.0.0.1:{port}", "--served-model-name", "{name}"],
+        "args": ["--extra", '{"deep":{"a":1}}'],
+        "readinessPath": "/ready",
+        "slots": 3,
+        "idleSeconds": llama_swap.NEVER_S,
+        "start": {"secondsMax": 300},
+        "unlisted": True,
+    }
+
+
+def test_the_documents_together_are_an_installation() -> None:
+    documents = load([("printed", to_yaml(apart(convert(WHOLE))))])
+    assert [one.name for one in documents.models] == ["coder:32b", "pooled"]
+    assert [one.name for one in documents.tenants] == ["llama-swap"]
+
+
+def test_a_key_is_written_as_its_hash_only() -> None:
+    text = to_yaml(convert(WHOLE))
+    assert "sk-one" not in text
+    assert "sk-two" not in text
+
+
+def test_every_key_of_a_model_is_written_or_told() -> None:
+    every: dict[str, object] = {
+        "cmd": "engine --at={port}", "proxy": "http://localhost:80", "aliases": ["b"], "env": ["A=b"],
+        "checkEndpoint": "/x", "ttl": 5, "unlisted": True, "useModelName": "n", "concurrencyLimit": 2,
+        "filters": {"setParams": {"a": 1}}, "timeouts": {"responseHeader": 3}, **dict.fromkeys(llama_swap.MODEL, "x"),
+        "unknown": 1,
+    }  # fmt: skip
+    before = model("engine ${PORT} 80")
+    for key, value in every.items():
+        after = model("engine ${PORT} 80", {key: value})
+        assert (after.document, after.notes, after.refused) != (before.document, before.notes, before.refused), key
+    known = {field.encode_name for field in msgspec.structs.fields(llama_swap.Entry)}
+    assert known <= every.keys()
+
+
+def test_every_key_of_the_whole_is_told() -> None:
+    models = {"m": {"cmd": "engine ${PORT}"}}
+    for key in (*llama_swap.WHOLE, "unknown"):
+        about, _ = convert(yaml.safe_dump({"models": models, key: {"a": 1}}))
+        assert [note.key for note in about.notes] == [key]
+
+
+@pytest.mark.parametrize(
+    ("cmd", "keys", "command"),
+    [
+        ("engine --port ${PORT}", {}, ["engine", "--port", "{port}"]),
+        ("engine --port=9000 -x", {"proxy": "http://localhost:9000"}, ["engine", "--port={port}"]),
+        ("docker run -p 9000:80 img", {"proxy": "http://127.0.0.1:9000"}, ["docker", "run", "-p", "{port}:80"]),
+        ("engine 90001 9000", {"proxy": "http://[::1]:9000"}, ["engine", "90001", "{port}"]),
+        ("engine serve", {"env": ["PORT=${PORT}"]}, ["env", "PORT={port}"]),
+    ],
+)  # fmt: skip
+def test_where_a_command_listens_is_found(cmd: str, keys: dict[str, object], command: list[str]) -> None:
+    found = written(model(cmd, keys))
+    assert found["engine"] == "command"
+    assert found["command"] == command
+
+
+@pytest.mark.parametrize(
+    ("cmd", "keys", "said"),
+    [
+        ("engine", {}, "cmd: where it listens cannot be found"),
+        ("engine ${PORT}", {"proxy": "http://gpu-box:9000"}, "proxy: expected http://127.0.0.1:${PORT}"),
+        ("engine ${PORT}", {"proxy": "http://127.0.0.1:${PORT}/v2"}, "proxy: a path in it has no equal"),
+        ("", {}, "cmd: expected the command"),
+    ],
+)
+def test_what_has_no_equal_says_why(cmd: str, keys: dict[str, object], said: str) -> None:
+    taken = model(cmd, keys)
+    assert taken.document is None
+    assert said in taken.refused
+
+
+def test_a_name_that_clients_cannot_send_is_refused() -> None:
+    assert "metadata.name: expected" in model("engine ${PORT}", name="not a name!").refused
+
+
+def test_a_llama_server_without_parallel_takes_one_call_at_a_time() -> None:
+    taken = model("llama-server -m /a.gguf -c 4096 --port ${PORT} --api-key x --metrics --slots -a b --threads 2")
+    assert written(taken)["slots"] == 1
+    assert written(taken)["contextTokens"] == 4096
+    assert written(taken)["args"] == ["--threads", "2"]
+    assert dict(taken.notes).keys() == {"cmd", "cmd --api-key"}
+
+
+def test_a_llama_server_on_the_cpu_and_from_a_folder() -> None:
+    taken = model("/opt/llama-server-b5000 -m models/a.gguf --port ${PORT} -np 1 -ngl 0 -t 4 --embedding")
+    assert written(taken)["artifact"] == "file:///srv/swap/models/a.gguf"
+    assert written(taken)["gpu"] == {"count": 0}
+    assert written(taken)["args"] == ["--threads", "4", "--embeddings"]
+    assert dict(taken.notes).keys() == {"cmd --model", "cmd /opt/llama-server-b5000"}
+
+
+def test_a_llama_server_without_a_file_stays_a_command() -> None:
+    found = written(model("llama-server -hf acme/tiny:Q4 --port ${PORT}"))
+    assert found["command"] == ["llama-server", "-hf", "acme/tiny:Q4", "--port", "{port}"]
+
+
+def test_the_extra_s_flags_are_those_that_it_has() -> None:
+    assert set(xllamacpp_server.FLAGS) >= EXTRA_FLAGS
+
+
+def test_a_macro_alone_keeps_its_type() -> None:
+    (taken,) = convert("macros: {idle: 30}\nmodels: {m: {cmd: 'engine ${PORT}', ttl: '${idle}'}}")
+    assert written(taken)["idleSeconds"] == 30
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: {m: {cmd: 'e ${nope}'}}", "config.yaml: models.m.cmd: unknown macro ${nope}"),
+        ("models: {m: {cmd: 'e ${env.NOPE}'}}", "config.yaml: ${env.NOPE}: this variable is not set here"),
+        ("models: {m: {cmd: 7}}", "config.yaml: models.m.cmd: expected text"),
+        ("models: {m: {ttl: 7}}", "config.yaml: models.m.cmd: missing; expected text"),
+        ("models: {m: {cmd: 'e \"${PORT}'}}", "config.yaml: models.m.cmd: expected words as a shell takes them"),
+        ("models: {m: {cmd: e, ttl: -2}}", "config.yaml: models.m.ttl: expected a number, at least -1"),
+        ("models: [m]", "config.yaml: models: expected keys with values"),
+        ("globalTTL: 5", "config.yaml: models: missing"),
+        ("models: {a: 1, a: 2}", "config.yaml: line 1: key `a` occurs twice"),
+        ("", "config.yaml: expected one document"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        convert(text)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_of_another_model_is_not_given_twice() -> None:
+    text = "models: {a: {cmd: 'e ${PORT}'}, b: {cmd: 'e ${PORT}', aliases: [a]}}"
+    assert [taken.refused.partition(":")[0] for taken in apart(convert(text))] == [
+        "",
+        "`a` is already a name of Model a",
+    ]
+
+
+WORD = st.sampled_from(
+    ["llama-server", "-m", "/a.gguf", "${PORT}", "--port", "-c", "-np", "4096", "-ngl", "{x}", "'a b'", "--x=${PORT}"]
+)
+EXTRA = st.dictionaries(
+    st.sampled_from(["proxy", "aliases", "env", "ttl", "filters", "timeouts", "checkEndpoint", "useModelName", "odd"]),
+    st.one_of(st.sampled_from(["", "a", "http://localhost:4096"]), st.integers(-1, 3), st.lists(WORD, max_size=2)),
+    max_size=3,
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(words=st.lists(WORD, min_size=1, max_size=8), keys=EXTRA)
+def test_whatever_a_command_is_its_document_can_be_read_or_it_has_none(
+    words: list[str], keys: dict[str, object]
+) -> None:
+    try:
+        (taken,) = convert(yaml.safe_dump({"models": {"m": {"cmd": " ".join(words)} | keys}}))
+    except DocumentError:
+        return  # named by its key: the tests above
+    assert (taken.document is None) == bool(taken.refused)
+    documents = load([("printed", to_yaml([taken]))])
+    assert [one.name for one in documents.models] == ([] if taken.refused else ["m"])

@@ -1,0 +1,71 @@
+"""All documents together: nothing is told too early, and what was learnt is told once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autoscaler.contract import ModelName
+from autoscaler.installation import CUSTOMS, FILES, Installation, Status
+from autoscaler.model import Model, ModelSpec
+from autoscaler.names import Origin
+from autoscaler.settings import Settings
+from autoscaler.world import DocumentsSeen
+
+X, Y = Origin(CUSTOMS, "a", "x"), Origin(CUSTOMS, "b", "x")
+
+
+def model(at_s: int = 0, namespace: str = "a") -> Model:
+    return Model(name=ModelName("x"), spec=ModelSpec(engine="vllm"), namespace=namespace, created_unix_s=at_s)
+
+
+class Told:
+    """What was told, last first."""
+
+    def __init__(self) -> None:
+        self.documents: list[DocumentsSeen] = []
+        self.statuses: list[Mapping[ModelName, Status]] = []
+
+    def __call__(self, documents: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
+        self.documents.append(documents)
+        self.statuses.append(statuses)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the Models that were told last."""
+        return [one.name for one in self.documents[-1].models]
+
+
+def test_nothing_is_told_before_all_that_are_awaited_have_spoken() -> None:
+    told = Told()
+    one = Installation(told, (FILES, CUSTOMS))
+    one.put(CUSTOMS, {X: model()}, statuses={X: {"learned": 1}})
+    complete = [one.complete]
+    assert not told.documents, "a Model of the files would look like one that is gone"
+    one.put_files(DocumentsSeen(settings=Settings(auth="keys")))
+    assert [*complete, one.complete] == [False, True]
+    assert told.names == ["x"]
+    assert told.documents[-1].settings.auth == "keys"
+    assert told.statuses == [{"x": {"learned": 1}}]
+
+
+def test_a_status_is_told_once_under_the_name_that_its_model_has() -> None:
+    told = Told()
+    one = Installation(told, (CUSTOMS,))
+    one.put(CUSTOMS, {X: model(1), Y: model(2, "b")}, statuses={X: {"n": 1}, Y: {"n": 2}})
+    one.put(CUSTOMS, {Y: model(2, "b")})
+    assert told.statuses == [{"x": {"n": 1}, "b/x": {"n": 2}}, {}]
+    assert told.names == ["x"], "the next one has the name"
+    assert one.settled.names == {Y: "x"}
+
+
+def test_each_source_replaces_only_its_own() -> None:
+    told = Told()
+    one = Installation(told, (FILES,))
+    one.put_files(DocumentsSeen(models=(model(),)))
+    one.put("adopted", {Origin("adopted", "c", "x"): model(5, "c")})
+    one.put(CUSTOMS, {X: model(1)})
+    assert told.names == ["x", "a/x", "c/x"]
+    one.put_files(DocumentsSeen())
+    assert told.names == ["x", "c/x"]
+    one.put(CUSTOMS, {})
+    assert told.names == ["x"]

@@ -1,0 +1,257 @@
+"""Who leads: what is written into the Lease and when, as a table of times; and two candidates whatever is lost."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.leadership import EPOCH_MAX, LOOK_S_MAX, Candidate, Record, Write
+
+ME, OTHER = "me", "other"
+D = 10
+"""Seconds of the Lease: its holder writes every 2 s, and may act for 8 s."""
+
+
+def held(holder: str = OTHER, epoch: int = 3, renewed: str = "a", version: str = "7", duration_s: float = D) -> Record:
+    return Record(version, holder, epoch, duration_s, renewed)
+
+
+def led(at_s: float = 0.0, epoch: int = 4) -> Candidate:
+    """One that acquired at `at_s`."""
+    one = Candidate(ME, D)
+    one.saw(held("", epoch - 1), at_s)
+    write = one.write(at_s)
+    assert write is not None
+    one.wrote(write, held(ME, epoch, version="8"), at_s, at_s + 0.1)
+    assert one.epoch(at_s + 0.1) == epoch
+    return one
+
+
+# --- acquiring --------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_before_the_lease_was_read() -> None:
+    one = Candidate(ME, D)
+    assert one.write(100.0) is None
+    assert one.must_look(100.0)
+
+
+@pytest.mark.parametrize(
+    ("record", "floor", "wanted"),
+    [
+        (None, 0, Write(None, ME, 1, D, acquires=True)),
+        (None, 6, Write(None, ME, 7, D, acquires=True)),
+        (held(""), 0, Write("7", ME, 4, D, acquires=True)),
+        (held("", epoch=0), 0, Write("7", ME, 1, D, acquires=True)),
+        (held(""), 9, Write("7", ME, 10, D, acquires=True)),
+        (held(ME), 0, Write("7", ME, 4, D, acquires=True)),
+        (held(OTHER), 0, None),
+        (None, EPOCH_MAX, Write(None, ME, 1, D, acquires=True)),
+    ],
+    ids=["none", "none-but-gateways-know-one", "released", "never-held", "gateways-know-more", "ours-of-before",
+         "held", "no-epoch-of-a-lease"],
+)  # fmt: skip
+def test_what_is_free_is_taken_at_once_with_a_higher_epoch(
+    record: Record | None, floor: int, wanted: Write | None
+) -> None:
+    one = Candidate(ME, D)
+    one.saw(record, 0.0)
+    assert one.write(0.0, floor) == wanted
+
+
+def test_a_record_that_does_not_change_is_taken_after_its_own_duration_on_our_clock() -> None:
+    one = Candidate(ME, D)
+    one.saw(held(duration_s=20), 100.0)
+    one.saw(held(duration_s=20, version="9"), 110.0)  # somebody wrote a label: the holder did not renew
+    assert one.write(119.9) is None
+    assert one.due_s(119.5) == 120.0
+    assert one.write(120.0) == Write("9", ME, 4, D, acquires=True)
+
+
+def test_a_renewal_begins_the_time_anew_whatever_wall_clock_wrote_it() -> None:
+    one = Candidate(ME, D)
+    one.saw(held(renewed="2026-01-01T12:00:00Z"), 100.0)
+    one.saw(held(renewed="2026-01-01T11:00:00Z"), 109.0)  # an hour back
+    assert one.write(118.9) is None
+    assert one.write(119.0) is not None
+
+
+def test_who_follows_looks_at_least_so_often() -> None:
+    one = Candidate(ME, 60)
+    assert one.due_s(5.0) == 5.0 + LOOK_S_MAX
+    one.saw(held(duration_s=60), 5.0)
+    assert one.due_s(5.0) == 5.0 + LOOK_S_MAX
+    assert Candidate(ME, 2).due_s(5.0) == 5.4
+
+
+# --- holding ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("at_s", "left_s"), [(0.1, 7.9), (5.0, 3.0), (7.9, 0.1), (8.0, 0.0), (3600.0, 0.0)])
+def test_we_may_act_until_before_the_end_counted_from_the_start_of_the_write(at_s: float, left_s: float) -> None:
+    assert led().writes_s(at_s) == pytest.approx(left_s)
+
+
+def test_it_is_renewed_in_its_epoch_and_that_moves_the_end() -> None:
+    one = led()
+    assert one.write(1.9) is None
+    assert (one.due_s(0.5), one.must_look(0.5)) == (2.0, False)
+    write = one.write(2.0)
+    assert write == Write("8", ME, 4, D)
+    one.wrote(write, held(ME, 4, version="9", renewed="b"), 2.0, 2.3)
+    assert (one.epoch(9.9), one.epoch(10.0)) == (4, None)
+
+
+def test_a_failed_renewal_is_tried_again_after_a_look_and_the_end_stays() -> None:
+    one = led()
+    one.failed()
+    assert one.must_look(3.0)
+    assert one.write(3.0) is None
+    assert one.due_s(7.5) == 8.0
+    one.saw(held(ME, 4, version="9", renewed="b"), 3.0)  # it had been written after all
+    assert one.writes_s(3.0) == pytest.approx(5.0)
+    assert one.write(3.0) == Write("9", ME, 4, D)
+
+
+@pytest.mark.parametrize("found", [held(OTHER, 5), held("", 4), None], ids=["another's", "released", "deleted"])
+def test_who_sees_that_it_is_not_the_holder_leads_no_more(found: Record | None) -> None:
+    one = led()
+    one.saw(found, 1.0)
+    assert (one.epoch(1.0), one.writes_s(1.0)) == (None, 0.0)
+
+
+def test_a_paused_process_has_ended_before_it_knows_and_acquires_anew() -> None:
+    """SIGSTOP: nothing ran since; nobody took the Lease."""
+    one = led()
+    assert one.writes_s(60.0) == 0.0
+    assert one.must_look(60.0)
+    one.saw(held(ME, 4, version="8"), 60.0)
+    assert one.write(60.0) == Write("8", ME, 5, D, acquires=True)
+
+
+def test_a_renewal_that_took_longer_than_we_may_act_is_no_renewal() -> None:
+    one = led()
+    write = one.write(7.0)
+    assert write is not None
+    one.wrote(write, held(ME, 4, version="9", renewed="b"), 7.0, 8.5)
+    assert one.epoch(8.5) is None
+    again = one.write(8.6)
+    assert again == Write("9", ME, 5, D, acquires=True)
+
+
+def test_an_acquisition_that_came_back_too_late_is_none() -> None:
+    one = Candidate(ME, D)
+    one.saw(held(""), 0.0)
+    write = one.write(0.0)
+    assert write is not None
+    one.wrote(write, held(ME, 4), 0.0, 8.0)
+    assert one.epoch(8.0) is None
+
+
+def test_a_leader_below_what_gateways_know_ends_and_acquires_above_it() -> None:
+    """The Lease was deleted and made anew: gateways ignore an epoch that is lower than theirs."""
+    one = led(epoch=1)
+    assert one.write(1.0, floor=7) is None
+    assert one.epoch(1.0) is None
+    one.saw(held(ME, 1, version="8"), 1.1)
+    assert one.write(1.1, floor=7) == Write("8", ME, 8, D, acquires=True)
+
+
+def test_the_settings_duration_is_for_the_next_write() -> None:
+    one = led()
+    one.duration_s = 20
+    assert one.writes_s(0.0) == pytest.approx(8.0)
+    write = one.write(2.0)
+    assert write == Write("8", ME, 4, 20)
+    one.wrote(write, held(ME, 4, version="9"), 2.0, 2.1)
+    assert one.writes_s(2.0) == pytest.approx(16.0)
+
+
+def test_a_release_keeps_the_epoch_and_is_no_leader_s_any_more() -> None:
+    one = led()
+    assert one.release(1.0) == Write("8", "", 4, D)
+    assert one.epoch(1.0) is None
+    assert one.release(1.0) is None
+    assert led().release(9.0) is None, "what is over is not ours to release"
+    assert Candidate(ME, D).release(0.0) is None
+
+
+# --- two of them, whatever is lost ------------------------------------------------------------------------------------
+
+
+class Server:
+    """A Lease with optimistic concurrency."""
+
+    def __init__(self) -> None:
+        self.record: Record | None = None
+        self._version = 0
+
+    def put(self, write: Write) -> Record | None:
+        """What it is now; None: a conflict."""
+        if write.version != (None if self.record is None else self.record.version):
+            return None
+        self._version += 1
+        version = str(self._version)
+        self.record = Record(version, write.holder, write.epoch, float(write.duration_s), version)
+        return self.record
+
+
+class Turn(NamedTuple):
+    """One candidate's turn: after so long, what becomes of its request, and how long the answer takes."""
+
+    who: int
+    after_s: float
+    request: str
+    takes_s: float
+
+
+turns = st.lists(
+    st.builds(
+        Turn,
+        st.integers(0, 2),
+        st.sampled_from([0.0, 0.5, 1.9, 2.0, 5.0, 8.0, 10.0, 25.0]),
+        st.sampled_from(["ok", "ok", "ok", "lost", "answer lost"]),
+        st.sampled_from([0.0, 0.3, 2.0, 9.0]),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(turns)
+def test_two_never_lead_at_once_and_epochs_only_rise(script: list[Turn]) -> None:
+    """Pauses, lost requests and answers, three clocks that have nothing in common; the Lease is never deleted."""
+    server, now_s, last_epoch = Server(), 0.0, 0
+    clocks = (0.0, -3600.0, 1e6)
+    all_of_them = [Candidate(f"c{n}", D) for n in range(3)]
+
+    def leaders() -> list[int]:
+        return [e for one, off in zip(all_of_them, clocks, strict=True) if (e := one.epoch(now_s + off)) is not None]
+
+    for turn in script:
+        one, off = all_of_them[turn.who], clocks[turn.who]
+        now_s += turn.after_s
+        if one.must_look(now_s + off):
+            if turn.request == "lost":
+                one.failed()
+                continue
+            one.saw(server.record, now_s + off)
+        write = one.write(now_s + off)
+        if write is not None and turn.request != "lost":
+            started_s, made = now_s, server.put(write)
+            now_s += turn.takes_s
+            if made is None or turn.request == "answer lost":
+                one.failed()
+            else:
+                one.wrote(write, made, started_s + off, now_s + off)
+                if write.acquires:
+                    assert write.epoch > last_epoch
+                    last_epoch = write.epoch
+        elif write is not None:
+            one.failed()
+        assert len(leaders()) <= 1
+        assert all(epoch == last_epoch for epoch in leaders())

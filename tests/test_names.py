@@ -1,0 +1,143 @@
+"""Names by age: who was first has a name, the next is called by its namespace, and nobody is without one for long."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.catalogue import model_entry
+from autoscaler.contract import ModelName, TenantName
+from autoscaler.engines import launch
+from autoscaler.model import Adapter, Model, ModelSpec
+from autoscaler.names import Origin, Settled, settle, settle_tenants
+from autoscaler.tenant import Key, Tenant, TenantSpec
+
+
+def model(name: str, *aliases: str, namespace: str = "a", at_s: int = 0, adapters: tuple[str, ...] = ()) -> Model:
+    laid = tuple(Adapter(name=one, artifact=f"file:///{one}") for one in adapters)
+    spec = ModelSpec(engine="vllm", artifact="file:///m", aliases=aliases, adapters=laid)
+    return Model(name=ModelName(name), spec=spec, namespace=namespace, created_unix_s=at_s)
+
+
+def origin(model: Model) -> Origin:
+    return Origin("customs", model.namespace, model.name)
+
+
+def settled(*models: Model, files: tuple[Model, ...] = ()) -> Settled:
+    return settle(files, {origin(one): one for one in models})
+
+
+def test_the_oldest_has_the_name_and_the_next_is_called_by_its_namespace() -> None:
+    old, young = model("x", namespace="b", at_s=1), model("x", namespace="a", at_s=2)
+    found = settled(young, old)
+    assert [one.name for one in found.models] == ["x", "a/x"]
+    assert found.models[0] is old
+    assert dict(found.names) == {origin(old): "x", origin(young): "a/x"}
+    assert dict(found.taken) == {origin(young): "`x` belongs to Model b/x, so this one is called `a/x`"}
+
+
+def test_of_two_of_one_second_the_first_by_namespace_and_name_has_it() -> None:
+    found = settled(model("x", namespace="b"), model("x", namespace="a"))
+    assert [one.name for one in found.models] == ["x", "b/x"]
+
+
+def test_when_the_holder_goes_the_next_one_has_the_name() -> None:
+    young, younger = model("x", namespace="b", at_s=2), model("x", namespace="c", at_s=3)
+    found = settled(young, younger)
+    assert [one.name for one in found.models] == ["x", "c/x"]
+    assert origin(young) not in found.taken
+
+
+def test_an_alias_that_is_taken_is_left_out_and_its_model_keeps_its_own_name() -> None:
+    old, young = model("x", "gpt", at_s=1), model("y", "gpt", "free", "x", at_s=2)
+    found = settled(old, young)
+    assert [one.spec.aliases for one in found.models] == [("gpt",), ("free",)]
+    assert found.names[origin(young)] == "y"
+    assert found.taken[origin(young)] == "alias `gpt` belongs to Model a/x; alias `x` belongs to Model a/x"
+
+
+def test_an_older_alias_keeps_a_younger_model_from_its_name() -> None:
+    found = settled(model("x", "y", at_s=1), model("y", at_s=2))
+    assert [one.name for one in found.models] == ["x", "a/y"]
+
+
+def test_documents_of_files_come_first() -> None:
+    found = settled(model("x", at_s=1), files=(model("x", at_s=9),))
+    assert [one.name for one in found.models] == ["x", "a/x"]
+    assert found.taken[Origin("customs", "a", "x")].startswith("`x` belongs to Model x of the files")
+
+
+def test_a_model_that_nothing_is_left_of_is_not_there_and_says_so() -> None:
+    found = settled(model("x", at_s=2), files=(model("x", "a/x"),))
+    assert [one.name for one in found.models] == ["x"]
+    assert found.taken[Origin("customs", "a", "x")] == (
+        "`x` and `a/x` belong to others: Model x of the files has the latter"
+    )
+    assert not found.names
+
+
+def test_what_adapters_are_called_by_goes_with_the_name() -> None:
+    young = model("x", "y", namespace="b", at_s=2, adapters=("z",))
+    found = settled(model("w", "x:z", at_s=1), young)
+    (_, second) = found.models
+    assert (second.name, second.spec.aliases) == ("b/x", ("y",)), "`x` would be taken, and `x:z` could not"
+    assert list(second.adapter_names()) == ["b/x:z", "y:z"]
+
+
+def test_an_engine_serves_its_model_by_the_name_of_the_document_whatever_it_is_called() -> None:
+    """So that a Model which gets its name back needs no new Replica for its command line's sake."""
+    young = model("x", namespace="b", at_s=2, adapters=("z",))
+    called = settled(model("x", at_s=1), young).models[1]
+    assert called.name == "b/x"
+    assert called.spec_hash() == young.spec_hash()
+    argv = launch(called, None, "h", 1, {"vllm": "vllm"}).argv
+    assert argv == launch(young, None, "h", 1, {"vllm": "vllm"}).argv
+    entry = model_entry(called)
+    assert (entry.name, entry.served_name, entry.adapters[0].served_name) == ("b/x", "x", "x:z")
+
+
+names = st.sampled_from(["p", "q", "r", "p:q", "a/p"])
+specs = st.tuples(names, st.lists(names, max_size=2, unique=True), st.sampled_from("ab"), st.integers(0, 3))
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.lists(specs, max_size=6), st.booleans())
+def test_each_name_has_one_model_and_an_older_one_loses_nothing_to_a_younger(
+    made: list[tuple[str, list[str], str, int]], adapted: bool
+) -> None:
+    models = {}
+    for name, aliases, namespace, at_s in made:
+        others = [alias for alias in aliases if alias != name]
+        one = model(name, *others, namespace=namespace, at_s=at_s, adapters=("q",) if adapted else ())
+        models[origin(one)] = one
+    found = settle((), models)
+    called = [name for one in found.models for name in one.names()]
+    assert len(called) == len(set(called))
+    oldest_first = sorted(models, key=lambda one: (models[one].created_unix_s, one.namespace, one.name))
+    if oldest_first:
+        *rest, youngest = oldest_first
+        without = settle((), {one: models[one] for one in rest})
+        assert list(without.models) == [one for one in found.models if one.name != found.names.get(youngest)]
+
+
+def key(letter: str, name: str = "") -> Key:
+    return Key(sha256=letter * 64, name=name)
+
+
+def tenant(name: str, *keys: Key) -> Tenant:
+    return Tenant(name=TenantName(name), spec=TenantSpec(keys=keys))
+
+
+def test_a_key_belongs_to_the_oldest_tenant_and_the_others_lose_only_that() -> None:
+    files, old, young = tenant("f", key("a")), tenant("o", key("a"), key("b")), tenant("y", key("b", "ci"), key("c"))
+    tenants, taken = settle_tenants([files], [old, young])
+    assert tenants == (files, tenant("o", key("b")), tenant("y", key("c")))
+    assert taken == {"o": "key aaaaaaaa... is one of Tenant f", "y": "key `ci` is one of Tenant o"}
+
+
+def test_a_tenant_of_the_files_counts_before_its_namesake() -> None:
+    of_files = tenant("x", key("a"))
+    tenants, taken = settle_tenants([of_files], [replace(of_files, spec=TenantSpec())])
+    assert tenants == (of_files,)
+    assert taken == {"x": "a Tenant x is in the files, and that one counts"}

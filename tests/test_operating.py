@@ -1,0 +1,105 @@
+"""How operators' commands are typed: errors of one line, what a name means, and what a drain shows while it waits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pilotlight import operating, show
+from pilotlight.cli import cli
+
+Sent = tuple[str, Mapping[str, object] | None, str | None]
+
+
+class Port:
+    """An operations port with two devices; each look at them takes the next of `held`."""
+
+    def __init__(self, *held: int) -> None:
+        self.held = list(held)
+        self.sent: list[Sent] = []
+
+    def fetch(self, ops: str, path: str, *, order: Mapping[str, object] | None = None, key: str | None = None) -> Any:
+        if order is not None:
+            self.sent.append((path, order, key))
+            return {"verb": "x", "says": "so it will be"}
+        if path == "/api/v1/nodes":
+            return [{"name": "n0"}, {"name": "same"}]
+        count = self.held.pop(0) if len(self.held) > 1 else self.held[0] if self.held else 0
+        held = [{"model": f"m{i}", "state": "draining"} for i in range(count)]
+        return [{"device": "gpu0", "node": "n0", "replicas": held}, {"device": "same", "node": "same", "replicas": []}]
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Port:
+    made = Port()
+    monkeypatch.setattr(show, "fetch", made.fetch)
+    monkeypatch.setattr(operating, "LOOK_S", 0.0)
+    return made
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, words, prog_name="pilotlight")
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "force"),
+    [
+        (("wake", "org/b"), "models/org/b/wake", False),
+        (("stop", "a", "--force"), "models/a/stop", True),
+        (("cordon", "gpu0"), "devices/gpu0/cordon", False),
+        (("uncordon", "n0"), "nodes/n0/uncordon", False),
+        (("uncordon", "gone", "--kind", "device"), "devices/gone/uncordon", False),
+        (("drain", "same", "--kind", "node", "--no-wait", "--force"), "nodes/same/drain", True),
+    ],
+)
+def test_each_command_posts_one_order(port: Port, words: tuple[str, ...], path: str, force: bool) -> None:
+    done = run(*words)
+    assert (done.exit_code, done.output) == (0, "so it will be\n")
+    assert port.sent == [(f"/api/v1/{path}", {"force": force}, None)]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("cordon", "same"), 2, "same is a device and a node: say which with --kind"),
+        (("drain", "gpu9"), 1, "there is no device or node gpu9; there are: devices gpu0, same; nodes n0, same"),
+        (("wake", "a", "--key-env", "NOT_THERE"), 2, "--key-env: the environment variable NOT_THERE is not set"),
+        (("wake",), 2, "Missing argument 'MODEL'"),
+    ],
+)
+def test_an_error_is_one_line(port: Port, words: tuple[str, ...], status: int, said: str) -> None:
+    done = run(*words)
+    assert (done.exit_code, port.sent) == (status, [])
+    assert done.output.startswith(f"pilotlight: {said}")
+    assert done.output.count("\n") == 1
+
+
+def test_a_key_is_taken_from_the_environment_and_never_shown(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPS_KEY", "pl-secret")
+    done = run("wake", "a", "--key-env", "OPS_KEY")
+    assert port.sent[0][2] == "pl-secret"
+    assert "pl-secret" not in done.output
+
+
+def test_a_drain_waits_until_it_is_empty_and_says_each_change(port: Port) -> None:
+    port.held = [2, 2, 2, 1, 0]
+    done = run("drain", "gpu0")
+    assert done.output.splitlines() == [
+        "so it will be",
+        "2 Replicas on gpu0: m0 (draining), m1 (draining)",
+        "1 Replica on gpu0: m0 (draining)",
+        "gpu0 is empty",
+    ]
+
+
+def test_a_drain_as_json_says_at_the_end_whether_it_is_empty(port: Port) -> None:
+    port.held = [1, 1, 0]
+    assert json.loads(run("drain", "gpu0", "--output", "json").output) == {
+        "verb": "x", "says": "so it will be", "empty": True,
+    }  # fmt: skip
+    port.held = [1]
+    assert not json.loads(run("drain", "gpu0", "--no-wait", "--output", "json").output)["empty"]

@@ -1,0 +1,91 @@
+"""The client of the API server when that is busy: it waits as long as it is told, a bit longer, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import cast
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from autoscaler.drivers.kubernetes import api as client
+from autoscaler.drivers.kubernetes.access import Access
+from autoscaler.drivers.kubernetes.api import TRIES_MAX, Api, ApiError, FencedError
+
+
+class Way:
+    """To a server without TLS and tokens."""
+
+    def __init__(self, server: str) -> None:
+        self.server = server.rstrip("/")
+
+    def tls(self) -> ssl.SSLContext | bool:
+        return False
+
+    async def headers(self) -> dict[str, str]:
+        return {}
+
+
+class Busy:
+    """Says 429 so many times, then what it was asked."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+        self.asked: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(f"{request.method} {request.headers['User-Agent']}")
+        if self.left:
+            self.left -= 1
+            return web.json_response(
+                {"code": 429, "reason": "TooManyRequests"}, status=429, headers={"Retry-After": "7"}
+            )
+        return web.json_response({"kind": "Pod"})
+
+
+async def ask(busy: Busy, method: str, writes_s: float, monkeypatch: pytest.MonkeyPatch) -> tuple[object, list[float]]:
+    """(what came of a request, the waits in it)."""
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def counted(delay_s: float) -> None:
+        waits.append(delay_s)
+        await sleep(0)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", busy.answer)
+    async with TestServer(app) as server, Api(cast("Access", Way(str(server.make_url("/")))), lambda: writes_s) as api:
+        monkeypatch.setattr(asyncio, "sleep", counted)
+        try:
+            return (await api.create("/pods", {}) if method == "POST" else await api.get("/pods")), waits
+        except (ApiError, FencedError) as error:
+            return error, waits
+        finally:
+            monkeypatch.undo()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_retry_after_is_obeyed_with_a_jitter(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Busy(2)
+    found, waits = await ask(busy, method, 60.0, monkeypatch)
+    assert found == {"kind": "Pod"}
+    assert len(waits) == 2
+    assert all(7.0 <= wait_s <= 7.0 * client.LATER for wait_s in waits)
+    assert waits[0] != waits[1]
+    assert busy.asked == [f"{method} pilotlight"] * 3
+
+
+async def test_a_server_that_stays_busy_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Busy(100)
+    found, waits = await ask(busy, "POST", 60.0, monkeypatch)
+    assert isinstance(found, ApiError)
+    assert (found.status, len(busy.asked), len(waits)) == (429, TRIES_MAX, TRIES_MAX - 1)
+
+
+async def test_who_may_not_write_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Busy(0)
+    found, _ = await ask(busy, "POST", 0.0, monkeypatch)
+    assert isinstance(found, FencedError)
+    assert busy.asked == []

@@ -1,0 +1,227 @@
+"""A Replica as a pod: what is asked of Kubernetes, and what a pod's status means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from autoscaler import engines
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.documents import load
+from autoscaler.drivers.kubernetes import nodes, pods
+from autoscaler.drivers.kubernetes.overlay import claimed, lay
+from autoscaler.model import Model
+from autoscaler.podspec import Pod, Resources, SecretName, Toleration
+from autoscaler.world import Replica, SliceId
+
+TEXT = """
+apiVersion: pilotlight.dev/v1alpha1
+kind: Model
+metadata: {name: %s}
+spec:
+  engine: command
+  image: engine:1
+  command: [serve, "{host}", "{port}"]
+%s
+"""
+
+
+def model(text: str = "", name: str = "ada") -> Model:
+    lines = "\n".join("  " + line for line in text.splitlines())
+    return load([("a.yaml", TEXT % (name, lines))]).models[0]
+
+
+def replica(of: Model, *slices: str, id: str = "") -> Replica:
+    return Replica(
+        id=ReplicaId(id or f"{of.name}-{of.spec_hash()}-0123456789"), model=of.name, spec_hash=of.spec_hash(),
+        intent="0123456789", slices=tuple(map(SliceId, slices)), memory_bytes=5, compute_percent=10, slots=3,
+    )  # fmt: skip
+
+
+def manifest(of: Model, *slices: str, defaults: Pod | None = None) -> dict[str, Any]:
+    launch = engines.launch(of, None, pods.HOST, pods.PORT, {}, gpus=True)
+    return pods.manifest(replica(of, *slices), of, launch, "engine:1", defaults)
+
+
+def alive(pod: dict[str, Any], **status: object) -> dict[str, Any]:
+    """As the API server has it."""
+    pod["metadata"] |= {"uid": "u1", "namespace": "ns", "resourceVersion": "7"}
+    return pod | {"status": status}
+
+
+def test_a_pod_asks_for_what_the_plan_chose_and_for_no_cpu_limit() -> None:
+    pod = manifest(model(), "n1/gpu0", "n1/gpu1")
+    (engine,) = pod["spec"]["containers"]
+    assert engine["resources"] == {"requests": {"cpu": "100m"}, "limits": {"nvidia.com/gpu": "2"}}
+    assert engine["command"] == ["serve", "$(POD_IP)", "8000"]
+    (term,) = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    assert pod["spec"]["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert pod["metadata"]["labels"] == {
+        "app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/model": "ada",
+        "pilotlight.dev/intent": "0123456789",
+    }  # fmt: skip
+    assert "ownerReferences" not in pod["metadata"], "the garbage collector would not let it drain"
+
+
+def test_a_replica_without_slices_is_placed_by_the_scheduler() -> None:
+    pod = manifest(model("gpu: {count: 0}"))
+    assert not pod["spec"].keys() & {"affinity", "tolerations"}
+    assert pod["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "100m"}}
+    seen = pods.read(alive(pod))
+    assert seen is not None
+    assert seen.slices == ()
+
+
+def test_what_a_new_leader_must_know_stands_in_the_pod() -> None:
+    of = model("tls: {serverName: engine.example}")
+    found = pods.read(alive(manifest(of, "n1/gpu0"), podIP="10.0.0.1"))
+    assert found is not None
+    assert found[:12] == (
+        "ns", f"ada-{of.spec_hash()}-0123456789", "u1", f"ada-{of.spec_hash()}-0123456789", "ada", of.spec_hash(),
+        "0123456789", ("n1/gpu0",), 5, 10, 3, "/health",
+    )  # fmt: skip
+    assert (found.tls_name, found.ip) == ("engine.example", "10.0.0.1")
+    assert pods.same(found, replica(of, "n1/gpu0"))
+    assert not pods.same(found, replica(of, "n1/gpu1"))
+    assert not pods.same(found._replace(leaving=True), replica(of, "n1/gpu0"))
+
+
+@pytest.mark.parametrize("spoilt", [{"slots": "many"}, {"memory-bytes": ""}, {"intent": ""}])
+def test_a_pod_whose_notes_were_spoilt_is_not_ours(spoilt: dict[str, str]) -> None:
+    pod = alive(manifest(model(), "n1/gpu0"))
+    pod["metadata"]["annotations"] |= {f"pilotlight.dev/{name}": value for name, value in spoilt.items()}
+    assert pods.read(pod) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "pod"),
+    [
+        ("ada", "ada", "ada-h-i"),
+        ("Llama_3.1", "Llama_3.1", "llama-3-1-h-i"),
+        ("team/ada:8b", "team-ada-8b-7f7cf43b", "team-ada-8b-h-i"),
+        ("a" * 70, "a" * 48 + "-cc9d3a2b", "a" * 70 + "-h-i"),
+        ("a.-b", "a.-b", "a-b-h-i"),
+    ],
+)
+def test_names_that_kubernetes_cannot_write_are_shortened(name: str, label: str, pod: str) -> None:
+    assert pods.label_of(ModelName(name))[:-8] == label[:-8]
+    assert len(pods.label_of(ModelName(name))) <= 63
+    assert pods.name_of(ReplicaId(f"{name}-h-i")) == pod
+
+
+def test_variables_that_the_kubelet_fills_in() -> None:
+    of = model(
+        "env: {TOKEN: {valueFrom: {secretKeyRef: {name: hub, key: token}}}, A: b, "
+        "N: {valueFrom: {fieldRef: {fieldPath: metadata.name}}}}"
+    )
+    env = manifest(of)["spec"]["containers"][0]["env"]
+    assert env == [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "HOME", "value": pods.HOME},
+        {"name": "A", "value": "b"},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token", "optional": False}}},
+        {"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    ]
+
+
+def test_what_is_laid_over_a_pod_is_merged_and_the_model_has_the_last_word() -> None:
+    of = model(
+        "pullSecret: regcred\n"
+        "resources: {requests: {cpu: 2, memory: 1Gi}, limits: {memory: 2Gi}}\n"
+        "pod:\n"
+        "  nodeSelector: {disk: fast}\n"
+        "  tolerations: [{key: nvidia.com/gpu, operator: Exists}, {key: team}]\n"
+        "  affinity: {podAntiAffinity: {x: 1}}\n"
+        "  labels: {team: ml}\n"
+        "  volumes: [{name: cache, emptyDir: {}}]\n"
+        "  volumeMounts: [{name: cache, mountPath: /cache}]\n"
+        "  resources: {limits: {rdma/hca: 1}}\n"
+        "  securityContext: {runAsUser: 0}\n"
+    )
+    defaults = Pod(
+        node_selector={"disk": "slow", "zone": "a"}, image_pull_secrets=(SecretName(name="all"),),
+        volumes=({"name": "cache", "hostPath": {"path": "/x"}},), priority_class_name="low",
+    )  # fmt: skip
+    pod = manifest(of, "n1/gpu0", defaults=defaults)
+    spec, engine = pod["spec"], pod["spec"]["containers"][0]
+    assert spec["nodeSelector"] == {"disk": "fast", "zone": "a"}
+    assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}, {"key": "team"}]
+    assert set(spec["affinity"]) == {"podAntiAffinity", "nodeAffinity"}
+    assert spec["imagePullSecrets"] == [{"name": "regcred"}, {"name": "all"}]
+    assert spec["volumes"] == [{"name": "cache", "emptyDir": {}}]
+    assert engine["volumeMounts"] == [{"name": "cache", "mountPath": "/cache"}]
+    assert engine["resources"] == {
+        "requests": {"cpu": "2", "memory": "1Gi"},
+        "limits": {"nvidia.com/gpu": "1", "memory": "2Gi", "rdma/hca": "1"},
+    }
+    assert (spec["securityContext"], spec["priorityClassName"]) == ({"runAsUser": 0}, "low")
+    assert pod["metadata"]["labels"]["team"] == "ml"
+
+
+def test_a_cpu_limit_that_was_asked_for_is_its_request() -> None:
+    assert claimed({"requests": {"cpu": "100m"}}, Resources(limits={"cpu": 4})) == {"limits": {"cpu": "4"}}
+
+
+def test_laying_changes_nothing_that_was_there() -> None:
+    pod = manifest(model(), "n1/gpu0")
+    before = msgspec.json.encode(pod)
+    lay(pod, Pod(labels={"a": "b"}, tolerations=(Toleration(key="x"),), resources=Resources(limits={"y": 1})))
+    assert msgspec.json.encode(pod) == before
+
+
+def status(state: dict[str, Any], name: str = "engine") -> list[dict[str, Any]]:
+    return [{"name": "sidecar", "state": {"running": {}}}, {"name": name, "state": state}]
+
+
+@pytest.mark.parametrize(
+    ("of", "ended", "waits", "patience_s"),
+    [
+        ({}, "", "it is not scheduled yet", None),
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                             "message": "0/1 nodes are available"}]},
+            "", "Unschedulable: 0/1 nodes are available", None,
+        ),
+        (
+            {"containerStatuses": status({"waiting": {"reason": "ErrImagePull", "message": "no such image"}})},
+            "", "ErrImagePull: no such image", 60.0,
+        ),
+        ({"containerStatuses": status({"waiting": {"reason": "InvalidImageName"}})}, "", "InvalidImageName", 0.0),
+        (
+            {"containerStatuses": status({"terminated": {"exitCode": 137, "reason": "OOMKilled"}})},
+            "was killed for memory (OOMKilled): it needs more than resources.limits.memory, or than its node has",
+            "", None,
+        ),
+        ({"containerStatuses": status({"terminated": {"exitCode": 137, "reason": "Error"}})},
+         "was killed by SIGKILL", "", None),
+        ({"containerStatuses": status({"terminated": {"exitCode": 3, "reason": "Error", "message": "no GPU"}})},
+         "ended with status 3: no GPU", "", None),
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory", "", None),
+        ({"phase": "Failed"}, "was ended by its node", "", None),
+        ({"containerStatuses": status({"running": {"startedAt": "2026-01-01T00:00:00Z"}})}, "", "", None),
+    ],
+)  # fmt: skip
+def test_a_pods_status_means(of: dict[str, Any], ended: str, waits: str, patience_s: float | None) -> None:
+    found = pods.read(alive(manifest(model(), "n1/gpu0"), **of))
+    assert found is not None
+    assert (found.ended, found.waits, found.patience_s) == (ended, waits, patience_s)
+
+
+def test_who_ends_it_is_told() -> None:
+    said = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
+    found = pods.read(alive(manifest(model()), conditions=[said]))
+    assert found is not None
+    assert found.disrupted == "EvictionByEvictionAPI: drained"
+
+
+@pytest.mark.parametrize(("ready", "usable", "lost"), [("True", True, False), ("False", False, False),
+                                                       ("Unknown", False, True)])  # fmt: skip
+def test_a_node_that_is_silent_is_lost(ready: str, usable: bool, lost: bool) -> None:
+    node = {"metadata": {"name": "n"}, "spec": {}, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
+    seen = nodes.read(node)
+    assert (seen.usable, seen.lost, nodes.slices([seen])) == (usable, lost, ())

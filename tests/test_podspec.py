@@ -1,0 +1,112 @@
+"""What may be laid over a pod, and what is the plan's."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.documents import DocumentError, Documents, load, to_yaml
+from autoscaler.engines import EngineError
+from autoscaler.model import Model
+from autoscaler.podspec import Pod, SecretName, Toleration
+from pilotlight.gathering import launcher
+
+FULL = """
+pod:
+  nodeSelector: {disk: fast}
+  tolerations: [{key: team, operator: Equal, value: ml, effect: NoSchedule}]
+  affinity: {podAntiAffinity: {}}
+  annotations: {example.com/note: "any text"}
+  labels: {team: ml}
+  volumes: [{name: cache, emptyDir: {sizeLimit: 1Gi}}]
+  volumeMounts: [{name: cache, mountPath: /cache}]
+  imagePullSecrets: [{name: second}]
+  serviceAccountName: engines
+  runtimeClassName: nvidia
+  schedulerName: other
+  priorityClassName: high
+  resources: {limits: {rdma/hca: 1}}
+  securityContext: {runAsUser: 0}
+"""
+
+
+def document(text: str, kind: str = "Model") -> str:
+    if kind == "Settings":
+        return "apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n" + text
+    spec = "\n".join("  " + line for line in text.splitlines())
+    head = "apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {name: a}\nspec:\n  engine: ollama\n"
+    return head + spec
+
+
+def one(text: str) -> Model:
+    return load([("a.yaml", document(text))]).models[0]
+
+
+def test_all_that_may_be_said_of_a_pod_is_read_and_written_again() -> None:
+    found = load([("a.yaml", document(FULL)), ("s.yaml", document(FULL, "Settings"))])
+    pod = found.models[0].spec.pod
+    assert pod == found.settings.pod
+    assert pod.tolerations == (Toleration(key="team", operator="Equal", value="ml", effect="NoSchedule"),)
+    assert pod.image_pull_secrets == (SecretName(name="second"),)
+    assert pod.resources.limits == {"rdma/hca": 1}
+    again = load([("b.yaml", to_yaml(Documents(models=found.models, settings=found.settings)))])
+    assert (again.models, again.settings) == (found.models, found.settings)
+
+
+@pytest.mark.parametrize(
+    ("pod", "line"),
+    [
+        (
+            "affinity: {nodeAffinity: {}}",
+            (
+                "affinity.nodeAffinity: is the plan's, which chooses the node: "
+                "say which devices with spec.gpu.models, or which nodes with nodeSelector"
+            ),
+        ),
+        ("affinity: {nodeAfinity: {}}", "affinity.nodeAfinity: unknown key; expected podAffinity or podAntiAffinity"),
+        ("labels: {pilotlight.dev/model: x}", "labels.pilotlight.dev/model: is the plan's: leave it out"),
+        (
+            "labels: {app.kubernetes.io/managed-by: x}",
+            "labels.app.kubernetes.io/managed-by: is the plan's: leave it out",
+        ),
+        ("annotations: {pilotlight.dev/drain: '1'}", "annotations.pilotlight.dev/drain: is the plan's: leave it out"),
+        ("labels: {a: 'no spaces'}", "labels.a: expected a label of Kubernetes: at most 63 of A-Za-z0-9._-"),
+        ("nodeSelector: {'-a': b}", "nodeSelector.-a: expected a label of Kubernetes: at most 63 of A-Za-z0-9._-"),
+        ("resources: {requests: {nvidia.com/gpu: 1}}",
+         "resources.requests.nvidia.com/gpu: is the plan's: say it with spec.gpu.count"),
+        ("volumes: [{emptyDir: {}}]", "volumes[0].name: missing; expected text"),
+        ("volumeMounts: [{name: x, mountPath: /x}]",
+         "volumeMounts[0].name: expected the name of one of the volumes here"),
+        ("schedulerName: A_B", "schedulerName: expected the name of an object: lower-case letters, digits, - and ."),
+        ("tolerations: [{operator: Is}]", "tolerations[0].operator: expected one of Equal, Exists"),
+        ("containers: []", "containers: unknown key"),
+        ("nodeName: n1", "nodeName: unknown key"),
+    ],
+)  # fmt: skip
+def test_what_the_plan_owns_and_what_is_wrong_is_refused_by_path(pod: str, line: str) -> None:
+    for prefix, text in (("Model a: spec.pod.", document(f"pod: {{{pod}}}")),
+                         ("Settings: pod.", document(f"pod: {{{pod}}}", "Settings"))):  # fmt: skip
+        with pytest.raises(DocumentError) as error:
+            load([("a.yaml", text)])
+        found = str(error.value)
+        assert found.startswith(f"a.yaml: {prefix}")
+        assert found.removeprefix(f"a.yaml: {prefix}") == line
+
+
+def test_a_variable_that_a_kubelet_fills_in_is_none_of_a_process() -> None:
+    of = one("env: {TOKEN: {valueFrom: {secretKeyRef: {name: hub, key: token}}}}")
+    with pytest.raises(EngineError, match=r"Model a: spec.env.TOKEN.valueFrom: only pods have one"):
+        launcher()(of, "127.0.0.1", 1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    ["image: y", "pullSecret: p", "resources: {requests: {cpu: 2}}", "pod: {labels: {a: b}}",
+     "env: {A: {valueFrom: {secretKeyRef: {name: s, key: k}}}}"],
+)  # fmt: skip
+def test_what_a_pod_must_be_made_anew_for_changes_the_hash(changed: str) -> None:
+    assert one(changed).spec_hash() != one("image: x").spec_hash()
+
+
+def test_the_hash_of_a_model_that_says_nothing_of_its_pods_is_what_it_was() -> None:
+    assert one("pod: {}").spec_hash() == one("rollout: {surge: 0}").spec_hash() == one("slots: 4").spec_hash()
+    assert one("").spec.pod == Pod()

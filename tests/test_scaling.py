@@ -1,0 +1,323 @@
+"""Which pod of an adopted workload is which Replica, what is written, and what the plan makes of it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from autoscaler.compare import Case, compare
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.demand import Wanted
+from autoscaler.drivers.base import Observe
+from autoscaler.drivers.kubernetes.adoptable import (
+    TargetKey,
+)
+from autoscaler.drivers.kubernetes.adopting import model_of
+from autoscaler.drivers.kubernetes.composite import CompositeDriver
+from autoscaler.drivers.kubernetes.scaling import UNORDERED_S, Mode
+from autoscaler.fold import fold
+from autoscaler.model import ADOPTED_HASH, Model, ModelSpec
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import DocumentsSeen, Replica, ReplicaSeen, Seen, Synced, World
+from tests.kit.workload import Bench, running, target
+
+# --- which pod is which Replica ---------------------------------------------------------------------------------------
+
+
+def test_orders_are_one_level_and_pods_are_given_to_those_that_wait() -> None:
+    bench = Bench()
+    bench.core.begin(0.0)
+    bench.start("a")
+    bench.start("b")
+    assert bench.write() == 2
+    assert bench.write() is None
+    bench.pod("p1", started_unix_s=None, ip="", waits="its container is being made")
+    assert bench.told() == [("a", "starting")]
+    (mark,) = bench.core.marks(going=False)
+    assert (mark.pod, mark.replica, mark.intent, mark.goes_first) == ("p1", "a", "i-a", False)
+    bench.core.marked(mark)
+    assert bench.core.marks(going=False) == []
+    bench.pod("p1", started_unix_s=1.0, ip="10.0.0.1", waits="")
+    bench.ready("p1")
+    assert bench.told() == [("a", "starting"), ("a", "ready")]
+    bench.pod("p2")
+    assert bench.told() == [("b", "starting")]
+
+
+def test_pods_that_are_there_are_replicas_of_their_own_names_or_of_their_marks() -> None:
+    bench = Bench(replicas=2)
+    bench.pod("p1")
+    bench.pod("p2", replica="a", intent="i-a")
+    bench.ready("p1")
+    assert bench.told() == []
+    bench.core.begin(0.0)
+    assert bench.told() == [("a", "starting"), ("p1-uid-p", "starting"), ("p1-uid-p", "ready")]
+    assert bench.core.marks(going=False) == [], "its name says all"
+
+
+def test_a_pod_that_nobody_ordered_waits_for_its_mark_first() -> None:
+    bench = Bench(replicas=1)
+    bench.core.begin(0.0)
+    bench.pod("p1")
+    assert bench.told() == []
+    assert bench.core.due_s() == UNORDERED_S
+    bench.now_s = UNORDERED_S
+    bench.core.look(bench.now_s)
+    assert bench.told() == [("p1-uid-p", "starting")]
+
+
+def test_what_is_stopped_is_marked_before_the_scale_is_lowered_and_its_end_is_told() -> None:
+    bench = running(2)
+    bench.stop("r1")
+    (mark,) = bench.core.marks(going=True)
+    assert (mark.pod, mark.replica, mark.goes_first) == ("p1", "r1", True)
+    assert bench.write() == 1
+    bench.pod("p1", leaving=True)
+    bench.gone("p1")
+    assert bench.told() == [("r1", "exited"), ("r1", "clean")]
+
+
+def test_when_another_pod_went_its_end_is_told_and_the_one_that_stays_is_found_anew() -> None:
+    bench = running(2)
+    bench.now_s = 10.0
+    bench.stop("r1")
+    bench.write()
+    bench.pod("p0", leaving=True)
+    told = bench.told()
+    assert told == [
+        ("r0", "leaving"), ("r1", "exited"), ("r1", "clean"), ("p1-uid-p", "starting"), ("p1-uid-p", "ready"),
+    ]  # fmt: skip
+
+
+def test_nothing_is_judged_by_what_is_older_than_our_write() -> None:
+    bench = running(2)
+    bench.stop("r1")
+    level = bench.core.level()
+    assert level == 1
+    bench.core.wrote(level, bench.seen.version + 5, bench.now_s)
+    bench.core.see_target(bench.seen, bench.model, Mode.LEVEL, bench.now_s)
+    assert bench.told() == [], "it may still go"
+
+
+def test_a_rollout_neither_doubles_replicas_nor_loses_the_one_that_serves() -> None:
+    """The new pod comes first, is spare while the old one serves, and takes its place in the same breath."""
+    bench = running(1)
+    bench.now_s = 10.0
+    bench.pod("new")
+    bench.ready("new")
+    assert bench.told() == []
+    bench.now_s += UNORDERED_S
+    bench.pod("p0", leaving=True)
+    assert bench.told() == [("r0", "leaving"), ("new-uid-n", "starting"), ("new-uid-n", "ready")]
+    bench.gone("p0")
+    assert bench.told() == [("r0", "exited"), ("r0", "clean")]
+    assert bench.write() is None
+
+
+def test_who_is_ordered_during_a_rollout_gets_the_new_pod_at_once() -> None:
+    bench = running(1)
+    bench.pod("new")
+    bench.ready("new")
+    bench.pod("p0", leaving=True)
+    bench.start("a")
+    assert bench.told() == [("r0", "leaving"), ("a", "starting"), ("a", "ready")]
+    assert bench.write() is None
+
+
+def test_a_stop_that_no_pod_has_yet_only_lowers_the_level() -> None:
+    bench = running(1)
+    bench.start("b")
+    assert bench.write() == 2
+    bench.stop("b")
+    assert bench.told() == [("b", "clean")]
+    assert bench.write() == 1
+
+
+def test_an_engine_that_ends_takes_its_pod_along() -> None:
+    bench = running(1)
+    bench.pod("p0", ended="was killed by SIGKILL", started_unix_s=None)
+    assert bench.told() == [("r0", "exited")]
+    assert bench.write() == 0
+    bench.gone("p0")
+    assert bench.told() == [("r0", "clean")]
+
+
+def test_only_the_highest_of_a_statefulset_can_go() -> None:
+    bench = running(3, key=TargetKey("StatefulSet", "default", "ada"))
+    bench.pod("p0", ended="ended with status 3", started_unix_s=None)
+    assert bench.told() == [("r0", "exited"), ("r0", "clean")]
+    assert bench.write() is None, "to lower the scale would end another one"
+    bench.pod("p0", ended="", started_unix_s=5.0)
+    bench.start("again")
+    assert bench.told() == [("again", "starting")]
+    assert bench.write() is None
+
+
+def test_a_persons_scale_is_never_written_over() -> None:
+    bench = running(2)
+    bench.now_s = 10.0
+    bench.core.see_target(bench.seen, bench.model, Mode.HELD, bench.now_s)
+    bench.stop("r1")
+    assert bench.core.marks(going=True)[0].goes_first is False
+    assert bench.write() is None
+    assert bench.told() == [("r1", "exited"), ("r1", "clean"), ("p1-uid-p", "starting"), ("p1-uid-p", "ready")]
+
+
+def test_where_another_scales_only_zero_or_one_is_written() -> None:
+    bench = Bench(mode=Mode.TOGGLE)
+    bench.core.begin(0.0)
+    bench.start("a")
+    bench.start("b")
+    assert bench.write() == 1
+    bench.scaled(3)
+    for name in ("p1", "p2", "p3"):
+        bench.pod(name)
+    bench.now_s = 10.0
+    bench.core.look(bench.now_s)
+    ids = {id for id, _ in bench.told()}
+    assert {"a", "b"} < ids
+    bench.stop("a")
+    assert bench.write() is None
+    for id in (ids | {id for id, _ in bench.told()}) - {"a"}:
+        bench.core.stop(bench.order(id), bench.now_s)
+    for id in {id for id, _ in bench.told()}:
+        bench.core.stop(bench.order(id), bench.now_s)
+    assert bench.write() == 0
+
+
+def test_without_its_annotation_a_workload_is_left_as_it_is() -> None:
+    bench = running(1)
+    bench.core.see_target(bench.seen, bench.model, Mode.RELEASED, 1.0)
+    bench.stop("r0")
+    assert bench.told() == [("r0", "leaving"), ("r0", "exited"), ("r0", "clean")]
+    assert (bench.write(), bench.core.empty) == (None, True)
+
+
+def test_a_scale_that_is_refused_fails_those_that_wait_for_a_pod() -> None:
+    bench = Bench()
+    bench.core.begin(0.0)
+    bench.start("a")
+    bench.core.refused("no such right", 0.0)
+    told = bench.core.take()
+    assert [(one.seen, one.reason) for one in told] == [(Seen.EXITED, "no such right"), (Seen.CLEAN, "")]
+
+
+def test_who_waits_for_a_pod_that_cannot_be_made_says_why() -> None:
+    bench = Bench()
+    bench.core.begin(0.0)
+    bench.start("a")
+    bench.scaled(1, trouble="exceeded quota")
+    (told,) = bench.core.take()
+    assert (told.id, told.seen, told.waits) == ("a", Seen.STARTING, "exceeded quota")
+
+
+def test_who_leads_anew_tells_everything_again_and_has_ordered_nothing() -> None:
+    bench = running(1)
+    bench.start("b")
+    bench.stop("r0")
+    bench.core.lead(1.0)
+    assert bench.told() == [("r0", "starting"), ("r0", "ready")]
+    assert bench.write() is None
+    bench.start("b")
+    assert bench.write() == 2
+
+
+def test_who_follows_writes_nothing() -> None:
+    bench = running(1)
+    bench.stop("r0")
+    bench.core.follow()
+    bench.pod("p0", ended="was killed by SIGKILL", started_unix_s=None)
+    assert (bench.write(), bench.core.marks(going=True)) == (None, [])
+    assert bench.told() == [("r0", "exited")]
+
+
+def test_another_leaders_mark_is_followed() -> None:
+    bench = running(1)
+    bench.pod("p0", replica="r0", intent="i-r0")
+    bench.pod("p0", replica="other", intent="i-other")
+    assert bench.told() == [
+        ("r0", "leaving"), ("r0", "exited"), ("r0", "clean"), ("other", "starting"), ("other", "ready"),
+    ]  # fmt: skip
+
+
+# --- what the plan makes of it ----------------------------------------------------------------------------------------
+
+
+def seen(name: str, state: Seen, rank: int = 0) -> ReplicaSeen:
+    """An adopted Replica."""
+    return ReplicaSeen(
+        id=ReplicaId(name), model=ModelName("ada"), spec_hash=ADOPTED_HASH, intent="i", slices=(), memory_bytes=0,
+        slots=4, seen=state, rank=rank,
+    )  # fmt: skip
+
+
+def world(*observed: ReplicaSeen, model: Model | None = None) -> World:
+    """After these observations."""
+    documents = DocumentsSeen(models=(model or model_of(target()),))
+    after, _ = fold(World(epoch=1), [documents, *observed, Synced()], 0.0)
+    return after
+
+
+def test_one_that_somebody_else_ends_is_stopping_and_has_not_failed() -> None:
+    before = world(seen("a", Seen.READY))
+    after, _ = fold(before, [seen("a", Seen.LEAVING)], 1.0)
+    assert after.replicas[ReplicaId("a")].state is S.STOPPING
+    after, _ = fold(after, [seen("a", Seen.EXITED), seen("a", Seen.CLEAN)], 2.0)
+    assert not after.replicas
+    assert after.histories.get(ModelName("ada")) is None or not after.histories[ModelName("ada")].tries
+
+
+def test_of_replicas_that_go_in_order_the_highest_drains() -> None:
+    ready = [seen(name, Seen.READY, rank) for name, rank in (("a", 2), ("b", 0), ("c", 1))]
+    found = world(*ready)
+    case = Case(found, found.models[ModelName("ada")], Wanted(model=ModelName("ada"), count=1, reason=""), {}, {}, 1e4)
+    assert [action.replica for action in compare(case).retires] == ["a", "c"]
+
+
+# --- two drivers as one -----------------------------------------------------------------------------------------------
+
+
+class Noting:
+    """A driver that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.orders: list[str] = []
+
+    async def run(self, observe: Observe) -> None:
+        self._observe = observe
+        observe((Synced(),))
+
+    def lead(self) -> None:
+        self._observe((Synced(),))
+
+    async def follow(self) -> None:
+        self.orders.append("follow")
+
+    def obstacle(self, model: Model) -> str:
+        return f"{model.name}!"
+
+    def start(self, replica: Replica, model: Model) -> None:
+        self.orders.append(f"start {replica.id} of {model.name}")
+
+    def stop(self, replica: Replica, grace_s: float) -> None:
+        self.orders.append(f"stop {replica.id} in {grace_s:.0f}")
+
+
+async def test_each_order_goes_to_the_driver_whose_replica_it_is_and_synced_is_said_once() -> None:
+    own, adopted, told = Noting(), Noting(), list[object]()
+    both = CompositeDriver(own, adopted)
+    await both.run(told.extend)
+    assert told == [Synced()]
+    both.lead()
+    assert told == [Synced(), Synced()]
+    theirs = Bench().order("a")
+    ours = replace(theirs, id=ReplicaId("b"), spec_hash="12345678")
+    pods = Model(name=ModelName("bert"), spec=ModelSpec(engine="command"))
+    both.start(theirs, model_of(target()))
+    both.start(ours, pods)
+    both.stop(theirs, 5.0)
+    both.stop(ours, 6.0)
+    assert adopted.orders == ["start a of ada", "stop a in 5"]
+    assert own.orders == ["start b of bert", "stop b in 6"]
+    assert both.obstacle(pods) == "bert!"
+    await both.follow()
+    assert (own.orders[-1], adopted.orders[-1]) == ("follow", "follow")

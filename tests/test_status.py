@@ -1,0 +1,311 @@
+"""The status of a Model: one reason for each situation, times that move only when they must, and the way back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.actions import Unmet
+from autoscaler.contract import ModelName
+from autoscaler.crds import status as crds
+from autoscaler.drivers.kubernetes import status as statuses
+from autoscaler.drivers.kubernetes.conditions import Case, Problem, Said, conditions
+from autoscaler.drivers.kubernetes.customs import ModelObject
+from autoscaler.drivers.kubernetes.status import NO_STATUS, Clocks, Status
+from autoscaler.drivers.kubernetes.subjects import Subject, subjects
+from autoscaler.drivers.kubernetes.watching import Key
+from autoscaler.fold import fold
+from autoscaler.installation import CUSTOMS
+from autoscaler.model import Adopted
+from autoscaler.names import Origin, Settled
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import History, Load
+from tests.kit.worlds import T0, drain, gateway, level, model, replica, world
+
+ADA = model("ada")
+ONE = Subject("default", "ada", "u1", 3, ModelName("ada"))
+UNIX0 = 1_800_000_000.0
+NOW = Clocks(T0, UNIX0)
+EXITED = "ended with status 3: no CUDA device"
+
+
+def case(**fields: Any) -> Case:
+    """A Model at zero that nobody calls, but for `fields`, any of a Case."""
+    return Case(3, ADA, (), Load(), History())._replace(**fields)
+
+
+def starting(waits: str = "") -> Case:
+    return case(replicas=(replica(ADA, "r", state=S.STARTING, reason="wake ada: 3 waiting", waits=waits),))
+
+
+def sent(status: Status) -> dict[str, Any]:
+    """As it goes to the API server."""
+    made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(statuses.write(status)))
+    return made
+
+
+def unmet(reason: str, *, never: bool = False) -> Unmet:
+    return Unmet(model=ADA.name, reason=reason, never=never)
+
+
+def said(of: Case, type: str) -> Said:
+    (one,) = [one for one in conditions(of) if one.type == type]
+    return one
+
+
+SITUATIONS = {
+    "Idle": (case(), "True"),
+    "Serving": (case(replicas=(replica(ADA, "r"),)), "True"),
+    "Paused": (case(model=model("ada", paused=True), replicas=(replica(ADA, "r"),)), "False"),
+    "Starting": (starting(), "False"),
+    "WaitingForRoom": (case(unmet=unmet("gpu0 is full"), load=Load(waiting=1)), "False"),
+    "NoDeviceFits": (case(unmet=unmet("needs 90Gi; the largest has 80Gi", never=True)), "False"),
+    "CannotStart": (case(obstacle="no engine vllm"), "False"),
+    "StartFailed": (case(history=History(failure="not ready after 900 s, which is start.secondsMax")), "False"),
+    "CrashLoop": (case(history=History(failure=EXITED, tries=2)), "False"),
+    "OOMKilled": (case(history=History(failure="was killed for memory (OOMKilled)")), "False"),
+    "ImagePullBackOff": (starting(waits="ErrImagePull: not found"), "False"),
+    "Unschedulable": (starting(waits="Unschedulable: 0/3 nodes are available"), "False"),
+    "CreateContainerConfigError": (starting(waits='CreateContainerConfigError: secret "x" not found'), "False"),
+    "Unready": (case(replicas=(replica(ADA, "r", state=S.UNREADY),)), "False"),
+    "Draining": (case(replicas=(replica(ADA, "r", state=S.DRAINING, drain=drain()),)), "False"),
+    "NameTaken": (case(model=None, problem=Problem("NameTaken", "team-a/ada has it")), "False"),
+    "Invalid": (case(model=None, problem=Problem("Invalid", "spec.slots: expected a number")), "False"),
+    "NotInForce": (case(model=None), "False"),
+}
+
+
+@pytest.mark.parametrize("reason", SITUATIONS)
+def test_each_situation_has_its_reason(reason: str) -> None:
+    of, status = SITUATIONS[reason]
+    ready = said(of, "Ready")
+    assert (ready.reason, ready.status) == (reason, status)
+    assert ready.message
+
+
+def test_all_six_conditions_are_told_with_words_that_kubernetes_takes() -> None:
+    for of, _ in SITUATIONS.values():
+        told = conditions(of)
+        assert [one.type for one in told] == ["Ready", "Placed", "WeightsReady", "Starting", "Degraded", "Adopted"]
+        assert all(one.reason.isalpha() and one.status in ("True", "False", "Unknown") for one in told)
+
+
+def test_to_wait_for_capacity_is_no_failure() -> None:
+    waits = starting(waits="Unschedulable: 0/3 nodes are available")
+    assert said(waits, "Ready").message == "waiting for capacity: Unschedulable: 0/3 nodes are available"
+    assert (said(waits, "Placed").status, said(waits, "Starting").status) == ("False", "True")
+    assert said(waits, "Degraded").status == "False"
+
+
+def test_what_a_pod_waits_for_may_be_no_trouble() -> None:
+    waits = starting(waits="node n1 gets its image and volumes ready")
+    assert said(waits, "Ready")[1:] == ("False", "Starting", "node n1 gets its image and volumes ready")
+    assert said(waits, "Degraded").status == "False"
+    assert said(starting(waits="ErrImagePull: not found"), "Degraded").reason == "ImagePullBackOff"
+
+
+def test_a_first_exit_is_a_failed_start_and_the_next_ones_are_a_crash_loop() -> None:
+    first = case(history=History(failure=EXITED, tries=1))
+    assert said(first, "Ready").reason == "StartFailed"
+    assert said(case(history=History(failure=EXITED, episodes=1)), "Ready").reason == "CrashLoop"
+
+
+def test_what_serves_while_its_next_start_fails_is_ready_and_degraded() -> None:
+    of = case(replicas=(replica(ADA, "r"),), history=History(failure=EXITED, tries=1))
+    assert said(of, "Ready").reason == "Serving"
+    assert (said(of, "Degraded").status, said(of, "Degraded").reason) == ("True", "StartFailed")
+
+
+def test_who_adopted_it_is_told() -> None:
+    adopted = Adopted(kind="Deployment", namespace="default", name="a", reason="ScaledByHand", message="until 12:00")
+    of = case(model=replace(ADA, adopted=adopted))
+    assert said(of, "Adopted")[1:] == ("True", "ScaledByHand", "until 12:00")
+
+
+def test_messages_end() -> None:
+    assert len(said(case(obstacle="x" * 5000), "Ready").message) == 1024
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_status_is_what_interfaces_say() -> None:
+    served = replica(ADA, "r1", created_s=T0 - 30, started_s=T0 - 25, ready_s=T0 - 9, wanted_s=T0 - 30.4,
+                     reason="wake ada: 3 waiting, tenant acme")  # fmt: skip
+    at = world(
+        [ADA], replicas=[served, replica(ADA, "r2", state=S.FALLING_ASLEEP)],
+        gateways=[gateway(levels=[level("ada", 2, 4)])],
+        histories={"ada": History(starts_s=(16.0,), retry_at_s=0.0, last_activity_s=T0 - 2)},
+    )  # fmt: skip
+    made = sent(statuses.render(statuses.case_of(at, {}, ONE), NO_STATUS, NOW))
+    assert made["observedGeneration"] == 3
+    assert {state: count for state, count in made["replicas"].items() if count} == {"ready": 1, "fallingAsleep": 1}
+    assert made["demand"] == {"waiting": 2, "running": 4}
+    assert made["lastStart"] == {
+        "seconds": 21.4, "phases": {"decide": 0.4, "place": 5.0, "load": 16.0},
+        "reason": "wake ada: 3 waiting, tenant acme",
+    }  # fmt: skip
+    assert made["learned"] == {"startSeconds": [16.0], "lastActivity": "2027-01-15T07:59:58Z"}
+    assert made["conditions"][0] == {
+        "type": "Ready", "status": "True", "reason": "Serving", "message": "1 Replica takes Calls",
+        "lastTransitionTime": "2027-01-15T08:00:00Z",
+    }  # fmt: skip
+
+
+def test_the_definition_has_a_place_for_all_that_is_written() -> None:
+    """And for nothing else; where it has none, the API server refuses the whole."""
+    full = History((1.0,), T0, tries=1, retry_at_s=T0, episodes=1, refused_until_s=T0, failure="x")
+    made = sent(statuses.render(case(replicas=(replica(ADA, "r"),), history=full), NO_STATUS, NOW))
+    assert keys(made) | {("conditions", "observedGeneration")} == places(crds.MODEL)
+
+
+def keys(value: object, at: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    """Paths of the leaves, through lists; phases are free."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return {path for one in value for path in keys(one, at)}
+    if not isinstance(value, dict) or at[-1:] == ("phases",):
+        return {at}
+    return {path for key, one in value.items() for path in keys(one, (*at, key))}
+
+
+def places(schema: Any, at: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    """The same of a schema."""
+    inner = schema.get("items", schema)
+    if "properties" not in inner:
+        return {at}
+    return {path for key, one in inner["properties"].items() for path in places(one, (*at, key))}
+
+
+def test_times_move_only_when_the_status_of_a_condition_does() -> None:
+    first = statuses.render(case(), NO_STATUS, NOW)
+    later = Clocks(T0 + 50, UNIX0 + 50)
+    serving = statuses.render(case(replicas=(replica(ADA, "r"),)), first, later)
+    assert serving.conditions[0].reason == "Serving"
+    assert serving.conditions[0].last_transition_time == datetime.fromtimestamp(UNIX0, UTC), "True all along"
+    paused = statuses.render(case(model=model("ada", paused=True)), serving, later)
+    assert paused.conditions[0].last_transition_time == datetime.fromtimestamp(UNIX0 + 50, UTC)
+
+
+def test_the_last_start_is_kept_and_a_found_replica_had_none() -> None:
+    seen = statuses.render(case(replicas=(replica(ADA, "r", started_s=T0 - 105),)), NO_STATUS, NOW)
+    assert statuses.write(seen)["lastStart"]
+    assert statuses.render(case(), seen, NOW).last_start == seen.last_start
+    found = statuses.render(case(replicas=(replica(ADA, "r", reason="found running"),)), NO_STATUS, NOW)
+    assert "lastStart" not in statuses.write(found)
+
+
+def test_objects_that_are_not_in_force_say_why_and_show_nobody_elses_replicas() -> None:
+    objects = {
+        Key("default", "ada"): ModelObject("u1", 1, ADA, ""),
+        Key("team-a", "ada"): ModelObject("u2", 2, ADA, ""),
+        Key("team-b", "ada"): ModelObject("u3", 3, None, "spec.slots: expected a number"),
+    }
+    names = {
+        Origin(CUSTOMS, "default", "ada"): ModelName("ada"), Origin(CUSTOMS, "team-a", "ada"): ModelName("team-a/ada")
+    }  # fmt: skip
+    taken = {Origin(CUSTOMS, "team-a", "ada"): "`ada` belongs to Model default/ada"}
+    at = world([ADA, model("team-a/ada")], replicas=[replica(ADA, "r")])
+    told = [
+        statuses.render(statuses.case_of(at, {}, one), NO_STATUS, NOW)
+        for one in subjects(objects, Settled((), names, taken))
+    ]
+    assert [(one.observed_generation, one.conditions[0].reason, one.replicas.ready) for one in told] == [
+        (1, "Serving", 1), (2, "NameTaken", 0), (3, "Invalid", 0),
+    ]  # fmt: skip
+    assert told[1].conditions[0].message == "`ada` belongs to Model default/ada"
+
+
+@pytest.mark.parametrize("reason", SITUATIONS)
+def test_weight_is_of_a_status_what_it_is_of_its_case(reason: str) -> None:
+    of, _ = SITUATIONS[reason]
+    assert statuses.weigh(of) == statuses.weight(statuses.render(of, NO_STATUS, NOW))
+
+
+def test_messages_and_demand_weigh_nothing() -> None:
+    light = case(unmet=unmet("r is resident 2 s"), load=Load(waiting=1))
+    same = case(unmet=unmet("r is resident 3 s"), load=Load(waiting=7))
+    assert statuses.weigh(light) == statuses.weigh(same)
+    assert statuses.weigh(light) != statuses.weigh(case())
+
+
+# --- there and back ---------------------------------------------------------------------------------------------------
+
+MOMENTS = st.none() | st.floats(-1e6, T0 + 1e6).filter(bool)
+HISTORIES = st.builds(
+    History, starts_s=st.lists(st.floats(0, 1e4), max_size=32).map(tuple), tries=st.integers(0, 9),
+    episodes=st.integers(0, 9), failure=st.text(max_size=9), last_activity_s=MOMENTS,
+    retry_at_s=MOMENTS.map(lambda at: at or 0.0), refused_until_s=MOMENTS.map(lambda at: at or 0.0),
+)  # fmt: skip
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(HISTORIES, st.floats(1, 1e6), st.floats(-0.4, 0.4))
+def test_what_was_learned_comes_back_in_another_clock_and_is_not_news_there(
+    history: History, boot_s: float, jitter_s: float
+) -> None:
+    """Another machine's monotonic clock, an hour later, and a wall clock that is not quite the same."""
+    written = statuses.render(case(history=history), NO_STATUS, NOW)
+    known = statuses.read(statuses.write(written))
+    assert known == written
+    back = statuses.learned(known, boot_s, UNIX0 + 3600)
+    again = Clocks(boot_s + 10, UNIX0 + 3610 + jitter_s)
+    assert statuses.learned_of(back, again) == known.learned
+    for moment in ("retry_at_s", "refused_until_s", "last_activity_s"):
+        was, now = getattr(history, moment), getattr(back, moment)
+        assert bool(was) == bool(now)
+        if was:
+            assert now - boot_s + 3600 == pytest.approx(was - T0, abs=0.51)
+
+
+def test_a_new_try_of_an_episode_counts_on() -> None:
+    known = statuses.render(case(history=History(tries=2, first_try_s=T0 - 9, failure=EXITED)), NO_STATUS, NOW)
+    back = statuses.learned(known, 50.0, UNIX0 + 9)
+    assert (back.tries, back.first_try_s) == (2, 50.0)
+
+
+def test_what_nobody_wrote_is_no_memory_and_what_is_none_is_an_error() -> None:
+    assert statuses.learned(statuses.read({}), 1.0, UNIX0) == History()
+    assert statuses.read({"conditions": [], "later": 1}) == Status()
+    with pytest.raises(ValueError, match="tries"):
+        statuses.read({"learned": {"tries": "many"}})
+
+
+def test_who_follows_takes_what_the_leader_remembers_and_who_leads_does_not() -> None:
+    mine = History(starts_s=(9.0,), tries=2, first_try_s=T0 - 5, failure="x", last_activity_s=T0 - 1, regrets=1)
+    known = statuses.render(case(history=History((3.0,), T0 - 4, episodes=2, refused_until_s=T0 + 60)), NO_STATUS, NOW)
+    seen, _ = statuses.remembered({ADA.name: sent(known)}, T0, UNIX0)
+    at = world([ADA], histories={"ada": mine})
+    assert fold(at, seen, T0)[0].histories[ADA.name] == mine
+    following, _ = fold(replace(at, leads=False), seen, T0)
+    assert following.histories[ADA.name] == History(
+        starts_s=(3.0,), last_activity_s=T0 - 1, episodes=2, refused_until_s=T0 + 60, regrets=1
+    )
+
+
+def test_a_status_that_is_none_costs_only_its_own_model_its_memory() -> None:
+    known = sent(statuses.render(case(history=History(episodes=2)), NO_STATUS, NOW))
+    seen, wrong = statuses.remembered({ADA.name: {"learned": 1}, ModelName("ben"): known}, T0, UNIX0)
+    assert [(one.model, one.history.episodes) for one in seen] == [("ben", 2)]
+    assert len(wrong) == 1
+    assert wrong[0].startswith("status of Model ada: Expected `object`")
+
+
+# --- what changed -----------------------------------------------------------------------------------------------------
+
+
+def test_changed_models_are_those_of_which_something_is_another() -> None:
+    ben, cleo, dora = model("ben"), model("cleo"), model("dora")
+    before = world([ADA, ben, cleo, dora], replicas=[replica(ADA, "r")])
+    assert statuses.changed(before, before) == set()
+    after = replace(
+        before, replicas={}, by_model={}, loads={ModelName("ben"): Load(waiting=1)},
+        models={**before.models, cleo.name: model("cleo", paused=True)},
+    )  # fmt: skip
+    assert statuses.changed(before, after) == {"ada", "ben", "cleo"}
+    assert statuses.changed(before, replace(before, obstacles={dora.name: "no image"})) == {"dora"}

@@ -1,0 +1,245 @@
+"""Who writes statuses and sends Events, against an API server of paper: whose turn it is, and what a refusal costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.actions import FailStart, Plan
+from autoscaler.drivers.kubernetes import events, statuses
+from autoscaler.drivers.kubernetes.api import JSON, Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.events import Events
+from autoscaler.drivers.kubernetes.statuses import CHANGE_S, NEWS_S, PER_S, RETRY_S, Statuses
+from autoscaler.drivers.kubernetes.subjects import Subject
+from autoscaler.loop import Step
+from autoscaler.model import Model
+from autoscaler.world import Load, World
+from tests.kit.worlds import T0, model, world
+
+WAIT_S_MAX = 5.0
+MODELS = [replace(model(f"m{number}"), uid=f"u{number}") for number in range(60)]
+SUBJECTS = [Subject("default", one.name, one.uid, 1, one.name) for one in MODELS]
+REFUSED = ApiError(422, "Invalid", "status.replicas: no")
+AWAY = UnreachableError("PATCH: ClientConnectorError")
+
+
+class Paper(Api):
+    """There is nothing on it, and it takes all that is written, after it has raised each of `refusals` once."""
+
+    def __init__(self) -> None:
+        self.wrote: list[Object] = []
+        self.refusals: list[Exception] = []
+
+    async def _ask(  # noqa: PLR0917  as in Api
+        self,
+        method: str,
+        path: str,
+        body: Object | list[Object] | None = None,
+        kind: str = JSON,
+        query: Mapping[str, str] | None = None,
+        within_s: float = 0.0,
+    ) -> Object:
+        if method == "GET":
+            return {"items": [], "metadata": {}}
+        if self.refusals:
+            raise self.refusals.pop(0)
+        assert isinstance(body, dict)
+        self.wrote.append(body)
+        return {}
+
+
+class House:
+    """One writer of statuses whose clock and World the test moves, without a task."""
+
+    def __init__(self) -> None:
+        self.now_s = T0
+        self.paper = Paper()
+        self.at = world(MODELS)
+        self.statuses = Statuses(self.paper, clock=lambda: self.now_s, wall=lambda: self.now_s)
+        self.statuses.put(SUBJECTS)
+        self.show(self.at)
+
+    def show(self, at: World) -> None:
+        self.at = at
+        self.statuses.on_step(step(at))
+        self.statuses._look({})
+
+    def pause(self, *ones: Model) -> None:
+        """News of these: `spec.paused` is another."""
+        turned = {one.name: self.at.models[one.name] for one in ones}
+        made = {n: replace(m, spec=replace(m.spec, paused=not m.spec.paused)) for n, m in turned.items()}
+        self.show(replace(self.at, models={**self.at.models, **made}))
+
+    def due(self) -> list[str]:
+        return [kept.subject.name for kept in self.statuses._due()]
+
+    async def write(self) -> list[str]:
+        """One turn: whose status was asked to be written."""
+        return [kept.subject.name for kept in self.statuses._due() if await self.statuses._write(kept)]
+
+    async def settle(self) -> None:
+        """All that is to be written is."""
+        while await self.write():
+            pass
+
+
+def step(at: World, *actions: FailStart) -> Step:
+    return Step(at, at, Plan(), actions, (), 0.0, 0.0, 0.0)
+
+
+# --- whose turn it is -------------------------------------------------------------------------------------------------
+
+
+async def test_a_second_of_writes_is_the_budget_and_who_waits_longest_is_first() -> None:
+    house = House()
+    assert len(house.due()) == int(PER_S)
+    await house.settle()
+    assert len(house.paper.wrote) == len(MODELS)
+    house.now_s += NEWS_S
+    house.pause(*MODELS[40:])
+    house.now_s += 0.1
+    house.pause(*MODELS[:40])
+    first, second = await house.write(), await house.write()
+    assert sorted(first) == sorted(one.name for one in MODELS[40:])
+    assert first != second
+    assert not set(first) & set(second)
+
+
+async def test_who_changes_all_the_time_takes_nobodys_turn() -> None:
+    house = House()
+    await house.settle()
+    asked = Counter[str]()
+    for tick in range(100):
+        house.now_s += 0.1
+        house.pause(MODELS[0])
+        if tick % 20 == 0:
+            house.pause(MODELS[1])
+        asked.update(await house.write())
+    assert asked[MODELS[0].name] <= 10
+    assert asked[MODELS[1].name] == 5
+    assert len(asked) == 2
+
+
+async def test_what_merely_changes_waits_for_its_minute_and_what_changed_back_is_not_written() -> None:
+    house = House()
+    await house.settle()
+    busy = {MODELS[0].name: Load(running=1)}
+    house.show(replace(house.at, loads=busy))
+    house.now_s += CHANGE_S - 1
+    assert house.due() == []
+    house.now_s += 1
+    assert await house.write() == [MODELS[0].name]
+    house.show(replace(house.at, loads={}))
+    house.show(replace(house.at, loads=busy))
+    house.now_s += CHANGE_S
+    assert await house.write() == []
+    assert house.due() == []
+
+
+async def test_a_model_that_is_gone_is_forgotten_and_one_of_its_name_begins_anew() -> None:
+    house = House()
+    house.statuses.put(SUBJECTS[:3])
+    house.show(house.at)
+    await house.settle()
+    house.statuses.put(())
+    house.show(house.at)
+    house.statuses.put([SUBJECTS[0]._replace(uid="new")])
+    house.show(house.at)
+    assert await house.write() == [MODELS[0].name], "though the last of its name had the same status"
+    assert [one["metadata"]["uid"] for one in house.paper.wrote] == ["u0", "u1", "u2", "new"]
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_refusal_is_told_and_tried_again_later_and_stops_nobody_else() -> None:
+    house = House()
+    house.paper.refusals = [REFUSED]
+    await house.write()
+    assert house.paper.wrote[0]["metadata"]["name"] == "m1", "the next one was written"
+    house.paper.refusals = []
+    await house.settle()
+    assert len(house.paper.wrote) == len(MODELS) - 1
+    house.now_s += RETRY_S
+    assert await house.write() == ["m0"]
+    assert not house.statuses.trouble
+
+
+@pytest.mark.parametrize("code", [404, 409])
+async def test_a_model_that_was_deleted_or_replaced_is_no_trouble(code: int) -> None:
+    house = House()
+    house.paper.refusals = [ApiError(code, "x", "y")]
+    await house.write()
+    assert not house.statuses.trouble
+
+
+async def test_it_goes_on_when_the_server_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statuses, "RETRY_S", 0.01)
+    monkeypatch.setattr(statuses, "PER_S", 1000.0)
+    house = House()
+    house.paper.refusals = [AWAY, FencedError("another leads"), AWAY]
+    run = asyncio.create_task(house.statuses.run())
+    async with asyncio.timeout(WAIT_S_MAX):
+        while len(house.paper.wrote) < len(MODELS):
+            house.statuses.on_step(step(house.at))
+            await asyncio.sleep(0.005)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+
+
+async def test_who_does_not_lead_any_more_flushes_nothing() -> None:
+    house = House()
+    house.statuses._epoch = house.at.epoch
+    house.show(replace(house.at, leads=False))
+    await house.statuses.flush(WAIT_S_MAX)
+    assert house.paper.wrote == []
+    house.show(replace(house.at, leads=True))
+    await house.statuses.flush(WAIT_S_MAX)
+    assert len(house.paper.wrote) == len(MODELS)
+
+
+# --- Events -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "PER_S", 1000.0)
+    monkeypatch.setattr(events, "RETRY_S", 0.01)
+
+
+async def told(refusals: list[Exception], *, leads: bool = True) -> tuple[list[str], int]:
+    """Two Models fail in turn while the server refuses so; (about whom it was told, how many were dropped)."""
+    paper, at = Paper(), replace(world(MODELS), leads=leads)
+    paper.refusals = refusals
+    sender = Events(paper)
+    for one in MODELS[:2]:
+        sender.on_step(step(at, FailStart(model=one.name, reason="no engine")))
+    run = asyncio.create_task(sender.run())
+    async with asyncio.timeout(WAIT_S_MAX):
+        while len(sender._book) or paper.refusals or len(paper.wrote) + sender.dropped < 2 * leads:
+            await asyncio.sleep(0.005)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    return [one["involvedObject"]["name"] for one in paper.wrote], sender.dropped
+
+
+@pytest.mark.usefixtures("fast")
+async def test_an_event_that_is_refused_is_dropped_and_the_next_one_is_sent() -> None:
+    assert await told([ApiError(403, "Forbidden", "events")]) == (["m1"], 1)
+
+
+@pytest.mark.usefixtures("fast")
+async def test_events_wait_while_the_server_is_away() -> None:
+    assert await told([AWAY, AWAY]) == (["m0", "m1"], 0)
+
+
+@pytest.mark.usefixtures("fast")
+async def test_who_may_not_write_any_more_has_nothing_to_tell() -> None:
+    assert await told([FencedError("another leads")]) == ([], 2)
+    assert await told([], leads=False) == ([], 0)

@@ -1,0 +1,60 @@
+"""A start that waits for something else than itself (room, an image, the API server): told, and no failed start."""
+
+from __future__ import annotations
+
+from autoscaler.actions import Plan, StartReplica
+from autoscaler.explain import explain_model, status
+from autoscaler.histories import limit_s
+from autoscaler.log import Log
+from autoscaler.plan import plan
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Seen, World
+from tests.kit.folding import DOC, M, R, after, pending, seen
+from tests.kit.worlds import T0, device, kinds, world
+
+WHY = "Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
+LONG_S = 100_000.0
+
+
+def begun() -> World:
+    return after(world([DOC], [device()]), StartReplica(replica=pending(), reason="wake m: 3 waiting"))[0]
+
+
+def waiting() -> World:
+    return after(begun(), seen(Seen.STARTING, waits=WHY))[0]
+
+
+def test_a_wait_is_no_start_and_has_no_limit() -> None:
+    at = waiting()
+    assert (at.replicas[R].state, at.replicas[R].started_s, at.replicas[R].waits) == (S.STARTING, None, WHY)
+    assert limit_s(at, at.replicas[R]) is None
+    assert not [kind for kind in kinds(plan(at, T0 + LONG_S)) if kind.startswith("fail")]
+
+
+def test_without_a_word_of_it_the_limit_holds() -> None:
+    at = begun()
+    assert limit_s(at, at.replicas[R]) == T0 + DOC.spec.start.seconds_max
+    assert kinds(plan(at, T0 + LONG_S)) == [f"fail {R}"]
+
+
+def test_its_time_counts_from_its_first_process_and_so_does_what_is_learnt() -> None:
+    at, _ = after(waiting(), seen(Seen.STARTING, started_s=T0 + LONG_S), now_s=T0 + LONG_S)
+    assert at.replicas[R].waits == ""
+    assert limit_s(at, at.replicas[R]) == T0 + LONG_S + DOC.spec.start.seconds_max
+    at, _ = after(at, seen(Seen.READY), now_s=T0 + LONG_S + 3.0)
+    assert at.histories[M].starts_s == (3.0,)
+
+
+def test_a_new_leader_that_finds_it_waiting_knows_that_it_waits() -> None:
+    at, _ = after(world([DOC], [device()]), seen(Seen.STARTING, waits=WHY))
+    assert (at.replicas[R].state, at.replicas[R].started_s, at.replicas[R].waits) == (S.STARTING, None, WHY)
+
+
+def test_why_it_waits_is_what_people_read() -> None:
+    at = waiting()
+    told = explain_model(at, Plan(), Log(), M, T0 + 5)
+    assert (
+        f"{R} is starting since 5 s on gpu0: wake m: 3 waiting; its engine is not started yet: {WHY}." in told.sentences
+    )
+    (row,) = status(at, Plan(), T0)
+    assert (row.state, row.why) == ("starting", WHY)

@@ -1,0 +1,253 @@
+"""A watched collection is the truth, whatever the watch does: events twice, in any order, too late or never."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.drivers.kubernetes import driver, pods, watching
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.budget import BURST, WRITES_PER_S, Budget
+from autoscaler.drivers.kubernetes.driver import KubernetesDriver
+from autoscaler.drivers.kubernetes.watching import Change, Watched
+from autoscaler.fold import fold
+from autoscaler.world import Replica, World
+from tests.kit.apiserver import Event, Server
+from tests.kit.localrig import launch, replica
+from tests.kit.observed import running
+
+
+def thing(name: str, version: int, text: str = "") -> Object:
+    return {"metadata": {"name": name, "namespace": "n", "resourceVersion": str(version)}, "text": text}
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits are what they are for; here nothing else happens meanwhile."""
+    for name in ("RETRY_S", "SUSPECT_S"):
+        monkeypatch.setattr(watching, name, 0.0)
+    monkeypatch.setattr(driver, "ADOPT_SECONDS_MAX", 0.0)
+
+
+@asynccontextmanager
+async def following(server: Server) -> AsyncIterator[Watched[str]]:
+    told: list[Change[str]] = []
+    watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"]), told.extend)
+    run = asyncio.create_task(watched.run())
+    try:
+        async with asyncio.timeout(10):
+            await watched.synced.wait()
+            yield watched
+    finally:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+
+
+def known(watched: Watched[str]) -> dict[str, str]:
+    return {key.name: text for key, text in watched.items.items()}
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0)
+
+
+OPS = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=12)
+
+
+def history(ops: list[tuple[str, bool]]) -> tuple[list[Event], dict[str, Object]]:
+    """Events as a server makes them of (name, whether it is deleted), and what is there at the end."""
+    events, truth = list[Event](), dict[str, Object]()
+    for version, (name, deleted) in enumerate(ops, 2):
+        found = thing(name, version, f"{name}{version}")
+        if deleted and name not in truth:
+            continue
+        events.append(("DELETED" if deleted else "MODIFIED" if name in truth else "ADDED", found))
+        truth.pop(name, None) if deleted else truth.update({name: found})
+    return events, truth
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(OPS, st.data())
+def test_events_twice_and_in_any_order_make_what_a_fresh_list_makes(ops: list[tuple[str, bool]], data: Any) -> None:
+    events, truth = history(ops)
+    sent = data.draw(st.permutations(events + data.draw(st.lists(st.sampled_from(events))) if events else []))
+
+    async def scenario() -> None:
+        server = Server()
+        server.stream = list(sent)
+        async with following(server) as watched:
+            await server.idle.wait()
+            assert known(watched) == {name: found["text"] for name, found in truth.items()}
+            assert server.lists == 1
+
+    asyncio.run(scenario())
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(OPS, st.data())
+def test_what_was_never_told_is_found_once_it_is_suspected(ops: list[tuple[str, bool]], data: Any) -> None:
+    events, truth = history(ops)
+    kept = data.draw(st.lists(st.sampled_from(events), unique_by=lambda e: e[1]["metadata"]["resourceVersion"])
+                     if events else st.just([]))  # fmt: skip
+
+    async def scenario() -> None:
+        server = Server()
+        server.stream = [event for event in events[:-1] if event in kept]  # the last is lost in any case
+        async with following(server) as watched:
+            await server.idle.wait()
+            server.truth, server.version = truth, 100
+            watched.expect("100")
+            await until(lambda: server.lists == 2)
+            await until(lambda: known(watched) == {name: found["text"] for name, found in truth.items()})
+
+    asyncio.run(scenario())
+
+
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+LIFE: tuple[dict[str, Any], ...] = (
+    {},
+    {"conditions": [UNSCHEDULABLE]},
+    {"containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": "ErrImagePull"}}}]},
+    {"containerStatuses": [{"name": "engine", "state": {"terminated": {"exitCode": 3}}}]},
+)
+"""Statuses of a pod, in their order."""
+
+
+def lives(ends: list[int]) -> tuple[list[Event], dict[str, Object]]:
+    """Events of pods that get so far in their LIFE (or beyond it: deleted), and what is there at the end."""
+    events, truth = list[Event](), dict[str, Object]()
+    for number, end in enumerate(ends):
+        one, model = replica(f"r{number}", ("engine", "{port}"), (f"n/gpu{number}",))
+        made = pods.manifest(one, model, launch(model, "", 1), "image")
+        for stage in range(end + 1):
+            version = 2 + stage * len(ends) + number
+            metadata = {**made["metadata"], "uid": one.id, "namespace": "n", "resourceVersion": str(version)}
+            found = {**made, "metadata": metadata, "status": LIFE[min(stage, len(LIFE) - 1)]}
+            events.append(("DELETED" if stage == len(LIFE) else "MODIFIED", found))
+            truth[one.id] = found
+        if end == len(LIFE):
+            del truth[one.id]
+    return events, truth
+
+
+async def world_of(server: Server) -> World:
+    """What all that a driver says makes of an empty World, once it has heard everything."""
+    one = KubernetesDriver(cast("Api", server), "n", launch, lambda _: "image", assume_after_s=0.0, inventory=False)
+    async with running(one) as observed:
+        await server.idle.wait()
+        for _ in range(20):  # what is gone is clean a turn later
+            await asyncio.sleep(0)
+        return fold(World(epoch=1), observed.all, 1.0)[0]
+
+
+def shown(one: Replica) -> tuple[object, ...]:
+    """What decisions are taken on."""
+    return one.state, one.model, one.slices, one.waits, one.failure
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, len(LIFE)), min_size=1, max_size=3), st.data())
+def test_the_world_is_that_of_a_fresh_list_whatever_the_watch_did(ends: list[int], data: Any) -> None:
+    """Case 28: events twice and in any order; the end of each pod's life is among them."""
+    events, truth = lives(ends)
+    again = data.draw(st.lists(st.sampled_from(events), max_size=4))
+    sent = data.draw(st.permutations(events + again))
+
+    async def scenario() -> None:
+        followed, listed = Server(), Server()
+        followed.stream, listed.truth = list(sent), truth
+        worlds = [await world_of(server) for server in (followed, listed)]
+        first, second = ({id: shown(one) for id, one in world.replicas.items()} for world in worlds)
+        assert first == second
+
+    asyncio.run(scenario())
+
+
+async def test_what_is_heard_in_time_is_no_reason_to_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "SUSPECT_S", 30.0)
+    server = Server()
+    async with following(server) as watched:
+        await server.idle.wait()
+        watched.expect("5")
+        doubted = [watched._due_s is not None]
+        watched._reach("5")
+        doubted.append(watched._due_s is not None)
+        watched.expect("4")
+        doubted.append(watched._due_s is not None)
+        assert doubted == [True, False, False], "the last was long ago"
+    assert server.lists == 1
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "in pages"])
+async def test_a_version_that_is_too_old_begins_anew_and_tells_who_vanished(streams: bool) -> None:
+    server = Server()
+    server.streams = streams
+    server.truth = {"a": thing("a", 1, "a1"), "b": thing("b", 1, "b1")}
+    gone = [ApiError(410, "Expired", "too old resource version")]
+
+    def ends() -> None:
+        if gone:
+            server.truth.pop("a")
+            raise gone.pop()
+
+    server.ends = ends
+    async with following(server) as watched:
+        await until(lambda: server.lists == 2 and known(watched) == {"b": "b1"})
+
+
+async def test_a_server_that_was_restored_from_the_past_is_believed() -> None:
+    server = Server()
+    server.truth, server.version = {"a": thing("a", 900, "new")}, 900
+    restored = [ApiError(410, "Expired", "too large resource version")]
+
+    def ends() -> None:
+        if restored:
+            server.truth, server.version = {"a": thing("a", 3, "old")}, 4
+            raise restored.pop()
+
+    server.ends = ends
+    async with following(server) as watched:
+        await until(lambda: known(watched) == {"a": "old"})
+
+
+async def test_a_watch_that_is_cut_at_once_each_time_is_not_opened_in_a_storm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten cuts without a word are ten pauses that grow."""
+    monkeypatch.setattr(watching, "RETRY_S", 0.001)
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def counted(delay_s: float) -> None:
+        slept.append(delay_s)
+        await sleep(0)
+
+    server = Server()
+
+    def cut() -> None:
+        raise UnreachableError("cut")
+
+    server.ends = cut
+    async with following(server) as watched:
+        monkeypatch.setattr(asyncio, "sleep", counted)
+        while len(slept) < 12:
+            await sleep(0)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        assert watched.trouble == "cut"
+    assert slept[10] > 100 * slept[0]
+    assert max(slept) <= watching.RETRY_S_MAX
+
+
+def test_a_budget_lets_a_burst_through_and_then_keeps_its_rate() -> None:
+    now_s = [0.0]
+    budget = Budget(lambda: now_s[0])
+    waits = [budget.take(1.0) for _ in range(int(BURST) + 50)]
+    assert waits[: int(BURST)] == [0.0] * int(BURST)
+    assert waits[-1] == pytest.approx(50 / WRITES_PER_S)
+    now_s[0] += 60.0
+    assert budget.take(1.0) == 0.0
