@@ -48,7 +48,7 @@ fast: venv  ## the pure tests only
 	@$(PY) -m pytest -n 2 tests --ignore tests/process --ignore tests/sim
 
 lock:  ## resolves requirements/dev.lock anew, for every Python and machine (markers stay); needs uv on the PATH
-	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra llama --extra kubernetes --group dev pyproject.toml -o requirements/dev.lock
+	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra llama --extra kubernetes --extra agent --group dev pyproject.toml -o requirements/dev.lock
 
 bench-cold: compiled  ## cold starts, bursts, fairness; QUICK=1 for about five minutes
 	@$(WITH_COMPILED) $(PY) -Pm bench.cold

@@ -30,7 +30,9 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     taken: dict[int, list[float]] = {signal.SIGKILL: [], signal.SIGTERM: []}
     async with (
         bed(place) as one,
-        house(one, place / "house", [settings(devices=[], auth="none"), ours(place / "notes.jsonl")], scalers=2) as running,
+        house(
+            one, place / "house", [settings(devices=[], auth="none"), ours(place / "notes.jsonl")], scalers=2
+        ) as running,
     ):
         for _ in range(rounds):
             for number, values in taken.items():

@@ -88,7 +88,7 @@ async def crds(api: Api) -> None:
         made = await api.create(path, yaml.safe_load(file.read_text()))
         while not any(
             (one["type"], one["status"]) == ("Established", "True")
-            for one in made.get("status", {}).get("conditions", [])
+            for one in (made.get("status", {}).get("conditions") or [])
         ):
             await asyncio.sleep(0.05)
             made = await api.get(f"{path}/{made['metadata']['name']}")
