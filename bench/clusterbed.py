@@ -95,7 +95,7 @@ class Bed:
 
 @asynccontextmanager
 async def bed(place: Path, *, gpus: int = 64) -> AsyncIterator[Bed]:
-    """Up and ready. Raises BenchError where this machine cannot have one. A GPU counts as taken for 30 s after a pod."""
+    """Up and ready. Raises BenchError where this machine cannot have one. GPUs count as taken for 30 s after a pod."""
     if not network.entered():
         raise BenchError("pods need a network of their own: run it as `make bench-cluster` does")
     policy = place / "policy.yaml"
