@@ -48,7 +48,7 @@ def nvmlDeviceGetName(handle):
 
 
 def nvmlDeviceGetMemoryInfo(handle):
-    return SimpleNamespace(total=1 << 30)
+    return SimpleNamespace(total=1 << 30, used=0)
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):
