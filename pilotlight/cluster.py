@@ -21,17 +21,20 @@ import msgspec
 from msgspec.structs import replace
 
 from autoscaler import engines
+from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
 from autoscaler.door import Admits
 from autoscaler.drivers.base import SharedDriver
 from autoscaler.fold import Observation
 from autoscaler.loop import Loop, Step
 from autoscaler.model import Model
+from autoscaler.nodes import is_back
 from autoscaler.world import DocumentsSeen, FollowingSeen, LeadingSeen, World
 
 if TYPE_CHECKING:
     from autoscaler.drivers.kubernetes.api import Api
     from autoscaler.drivers.kubernetes.cordons import Cordons
     from autoscaler.drivers.kubernetes.lease import Elector
+    from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
 
 IN_IMAGES = {"llama-server": "llama-server", "vllm": "vllm", "ollama": "ollama", "sglang": "python3"}
 """Programs as the engines' own images have them."""
@@ -52,8 +55,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Ours in the Lease; absent: the pod's name, or the host's. Each process adds something of its own."""
     gateway_pods: str = "app.kubernetes.io/component=gateway"
     """Which pods are gateways, each named as its pod; empty: who they are is only known from their reports."""
-    adoption: bool = True
-    """Annotated Deployments and StatefulSets are ours to serve, too."""
+    adopt_in: tuple[str, ...] | None = None
+    """Namespaces whose annotated Deployments and StatefulSets are ours to serve, too; absent: all that we may see."""
     watch_kubeai: bool = False
     """Models of KubeAI are ours to serve, too."""
     accounts: tuple[str, ...] = ()
@@ -83,6 +86,7 @@ class Cluster:
         from autoscaler.drivers.kubernetes.composite import CompositeDriver
         from autoscaler.drivers.kubernetes.cordons import Cordons
         from autoscaler.drivers.kubernetes.driver import KubernetesDriver
+        from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
         from autoscaler.drivers.kubernetes.tokens import Tokens
         from pilotlight.resources import Resources
 
@@ -94,20 +98,37 @@ class Cluster:
         self._listed = asyncio.Event()
         own = KubernetesDriver(
             acting, options.namespace, launch, image, clock, defaults=lambda: self._loop.world.settings.pod,
-            inventory=options.scope == "cluster",
+            kinds=lambda: self._loop.world.settings.nodes, inventory=options.scope == "cluster",
+            measured=self._measured,
         )  # fmt: skip
+        self._own = own
+        self._declared: DeclaredDevices | None = None
+        """Devices, where nodes may not be read."""
+        if options.scope == "namespace":
+            self._declared = DeclaredDevices(asking, options.namespace, self._observe, lambda: self._loop.world)
         self._resources = Resources(options, acting, asking, name, clock)
         self.driver: SharedDriver = CompositeDriver(own, self._resources.adopted)
         self.cordons: Cordons | None = None
         """On Node objects, where they may be read."""
         if options.scope == "cluster":
             self.cordons = Cordons(acting, asking, self._observe, clock)
-        self.admits: Admits | None = Tokens(asking, options.users).admits if options.users else None
+        self._tokens = Tokens(asking, options.users)
+        self.admits: Admits | None = self._tokens.admits if options.users else None
         """Who may report, beside those who know the shared secret."""
+
+    @property
+    def off(self) -> tuple[str, ...]:
+        """What does not work in this mode."""
+        from autoscaler.drivers.kubernetes.rights import OFF
+
+        return OFF if self._options.scope == "namespace" else ()
 
     def loop(self) -> Loop:
         """The loop of our driver, which leads once we are elected."""
-        self._loop = Loop(World(epoch=0, leads=False), self.driver, self._clock, self._elector.writes_s)
+        elector = self._elector
+        self._loop = Loop(
+            World(epoch=0, leads=False), self.driver, self._clock, elector.writes_s, elector.in_touch
+        )  # fmt: skip
         self._resources.join(self._loop)
         self._loop.listeners.append(self._on_step)
         return self._loop
@@ -123,9 +144,22 @@ class Cluster:
     def _observe(self, seen: Sequence[Observation]) -> None:
         self._loop.observe(seen)
 
+    def _measured(self, replica: ReplicaId, since_s: float) -> bool:
+        """What agents of nodes say."""
+        return is_back(self._loop.world, replica, since_s, self._clock())
+
+    def _silent(self) -> list[GatewayId]:
+        """Gateways that may be gone: nothing was heard of them for as long as a report counts."""
+        since_s = self._clock() - REPORT_EXPIRY_S
+        return [id for id, one in self._loop.world.gateways.items() if not one.gone and one.seen_s <= since_s]
+
     def _on_step(self, step: Step) -> None:
         if step.after.synced:
             self._listed.set()
+        if self._declared is not None:
+            self._declared.on_step(step)
+        elif step.before.settings is not step.after.settings:
+            self._own.look_again()
 
     # --- drivers.kubernetes.lease.Process -----------------------------------------------------------------------------
 
@@ -133,10 +167,10 @@ class Cluster:
         """As the Settings say now."""
         return self._loop.world.settings.lease_seconds
 
-    def floor(self) -> int:
-        """The highest epoch that any gateway has heard of."""
+    def heard(self) -> frozenset[int]:
+        """The epochs that gateways have heard of."""
         gateways = self._loop.world.gateways.values()
-        return max((one.report.epoch for one in gateways if one.report is not None), default=0)
+        return frozenset(one.report.epoch for one in gateways if one.report is not None)
 
     def lead(self, epoch: int) -> None:
         """The World begins anew, from what there is now."""
@@ -160,10 +194,12 @@ class Cluster:
         async with asyncio.TaskGroup() as tasks:
             if self._options.gateway_pods:
                 home, selector = self._options.own_namespace, self._options.gateway_pods
-                pods = GatewayPods(self._asking, home, self._loop.observe, selector)
+                pods = GatewayPods(self._asking, home, self._loop.observe, selector, self._silent)
                 tasks.create_task(pods.run())
             if self.cordons is not None:
                 tasks.create_task(self.cordons.run())
+            if self._declared is not None:
+                tasks.create_task(self._declared.run())
             tasks.create_task(self._resources.run())
             await self._listed.wait()
             await self._resources.told.wait()  # what runs would look like strangers
@@ -174,18 +210,18 @@ class Cluster:
         await self._resources.flush()
         await self._elector.release()
 
+    async def close(self) -> None:
+        """Nobody asks any more who may report."""
+        await self._tokens.close()
+
 
 @asynccontextmanager
 async def opened(options: ClusterOptions, clock: Callable[[], float]) -> AsyncIterator[Cluster]:
     """Raises click's usage error where the extra is not installed, or there is no way to an API server."""
-    try:
-        from autoscaler.drivers.kubernetes.access import AccessError, access
-        from autoscaler.drivers.kubernetes.api import Api
-        from autoscaler.drivers.kubernetes.lease import Elector
-    except ModuleNotFoundError as error:
-        raise click.UsageError(
-            f"--driver kubernetes needs the extra: pip install 'pilotlight[kubernetes]' ({error.name} is missing)"
-        ) from None
+    from autoscaler.drivers.kubernetes.access import AccessError, access
+    from autoscaler.drivers.kubernetes.api import Api
+    from autoscaler.drivers.kubernetes.lease import Elector
+
     try:
         way = await access(options.kubeconfig)
     except AccessError as error:
@@ -194,7 +230,11 @@ async def opened(options: ClusterOptions, clock: Callable[[], float]) -> AsyncIt
         name = identity(options.identity)
         elector = Elector(leasing, options.own_namespace, options.lease, name, clock)
         async with Api(way, elector.writes_s) as acting:
-            yield Cluster(options, (acting, asking), elector, name, clock)
+            cluster = Cluster(options, (acting, asking), elector, name, clock)
+            try:
+                yield cluster
+            finally:
+                await cluster.close()
 
 
 def identity(given: str) -> str:

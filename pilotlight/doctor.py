@@ -34,14 +34,17 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
 @click.option("--lease", default="pilotlight", show_default=True, help="By which one autoscaler leads (kubernetes).")
 @click.option("--scope", type=click.Choice(["cluster", "namespace"]), default="cluster", show_default=True,
               help="The chart's `scope`: which rights are needed.")  # fmt: skip
+@click.option("--adoption", is_flag=True, help="Everything that is annotated is to be served (`adoption.everywhere`).")
+@click.option("--adopt-in", multiple=True, metavar="NAMESPACE", help="What is annotated there; repeatable.")
+@click.option("--cordon", is_flag=True, help="Orders about nodes are to be kept on them (`cordon.enabled`).")
 @click.option("--account", default="", metavar="NAMESPACE:NAME", help="Whose rights to ask for; default: one's own.")
 @listen_option
 @operations_option
 @state_option
 @output_option
 def doctor(  # noqa: PLR0917  click passes by keyword
-    driver: str, kubeconfig: Path | None, namespace: str, home: str, lease: str, scope: str, account: str,
-    listen: Address, ops: Address, state: Path, output: str,
+    driver: str, kubeconfig: Path | None, namespace: str, home: str, lease: str, scope: str, adoption: bool,
+    adopt_in: tuple[str, ...], cordon: bool, account: str, listen: Address, ops: Address, state: Path, output: str,
 ) -> None:  # fmt: skip
     """Check what Pilotlight needs here, and say how to fix what is missing."""
     if account and account.count(":") != 1:
@@ -49,20 +52,20 @@ def doctor(  # noqa: PLR0917  click passes by keyword
     if driver == "local":
         findings = checks_here.machine(listen, ops, state)
     else:
-        wanted = {"engines": namespace, "home": home or namespace, "lease": lease, "scope": scope, "account": account}
+        wanted: dict[str, object] = {
+            "engines": namespace, "home": home or namespace, "lease": lease, "scope": scope, "account": account,
+            "adopted": None if adoption else adopt_in, "cordons": cordon,
+        }  # fmt: skip
         findings = asyncio.run(_cluster(kubeconfig, wanted))
     tell(findings, output)
     raise SystemExit(1 if blocked(findings) else 0)
 
 
-async def _cluster(kubeconfig: Path | None, wanted: dict[str, str]) -> list[Finding]:
-    try:
-        from autoscaler.drivers.kubernetes.access import AccessError, access
-        from autoscaler.drivers.kubernetes.api import Api
-        from pilotlight.checks_cluster import Scene, cluster
-    except ModuleNotFoundError as error:
-        fix = "pip install 'pilotlight[kubernetes]'"
-        return [Finding("extra", "blocker", f"{error.name} is not installed", fix)]
+async def _cluster(kubeconfig: Path | None, wanted: dict[str, object]) -> list[Finding]:
+    from autoscaler.drivers.kubernetes.access import AccessError, access
+    from autoscaler.drivers.kubernetes.api import Api
+    from pilotlight.checks_cluster import Scene, cluster
+
     try:
         way = await access(kubeconfig)
     except AccessError as error:

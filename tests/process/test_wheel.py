@@ -127,19 +127,6 @@ def test_it_says_what_it_is(wheel: Path) -> None:
     assert {one.name for one in requirements(wheel) if "llama" in str(one.marker)} == {"xllamacpp"}
 
 
-EXTRAS = {"kubernetes": ("autoscaler.drivers.kubernetes", "pilotlight.resources")}
-"""Package of an extra -> who may need it."""
-IMPORTS = """
-import importlib
-for name in {modules!r}:
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if not name.startswith({extras!r}.get((error.name or "").partition(".")[0], ())):
-            raise
-"""
-
-
 def test_every_module_imports_with_the_declared_dependencies_alone(installed: Installed, tmp_path: Path) -> None:
     modules = [
         str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__init__")
@@ -147,8 +134,20 @@ def test_every_module_imports_with_the_declared_dependencies_alone(installed: In
         for path in (ROOT / package).rglob("*.py")
         if path.stem not in {"__main__", "xllamacpp_server"}
     ]
-    source = IMPORTS.format(modules=sorted(modules), extras=EXTRAS)
+    source = f"import importlib\nfor name in {sorted(modules)!r}: importlib.import_module(name)"
     subprocess.run([installed.python, "-c", source], cwd=tmp_path, check=True)
+
+
+def test_without_the_extra_a_cluster_is_refused_in_one_line_that_says_what_to_install(
+    installed: Installed, tmp_path: Path
+) -> None:
+    (tmp_path / "settings.yaml").write_text(SETTINGS)
+    words = ["autoscaler", "--driver", "kubernetes", "--documents", "settings.yaml", "--contract-socket", "c.sock"]
+    done = subprocess.run(
+        [installed.command, *words, "--state", "s"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "pip install 'pilotlight[kubernetes]'" in done.stderr.splitlines()[-1]
 
 
 @pytest.fixture

@@ -9,16 +9,14 @@ from __future__ import annotations
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kubernetes.aio import client, config
-from kubernetes.aio.config import ConfigException
-
-_load_kube_config: Callable[..., Awaitable[None]] = config.load_kube_config
-_load_incluster_config: Callable[..., None] = config.load_incluster_config
+if TYPE_CHECKING:
+    from kubernetes.aio import client
 
 
 class AccessError(Exception):
-    """No credentials, or such as cannot be read; the message says where they were looked for."""
+    """No credentials, or such as cannot be read; the message says where they were looked for, or what is missing."""
 
 
 class Access:
@@ -49,15 +47,24 @@ class Access:
 
 async def access(kubeconfig: Path | None = None) -> Access:
     """From a file, else from the pod's service account, else from where kubectl looks. Raises AccessError."""
+    try:
+        from kubernetes.aio import client, config  # only here: it is an extra
+        from kubernetes.aio.config import ConfigException
+    except ModuleNotFoundError as error:
+        raise AccessError(
+            f"Kubernetes needs the extra: pip install 'pilotlight[kubernetes]' ({error.name} is missing)"
+        ) from None
+    load_kube_config: Callable[..., Awaitable[None]] = config.load_kube_config
+    load_incluster_config: Callable[..., None] = config.load_incluster_config
     configuration = client.Configuration()
     try:
         if kubeconfig is not None:
-            await _load_kube_config(str(kubeconfig), client_configuration=configuration)
+            await load_kube_config(str(kubeconfig), client_configuration=configuration)
         else:
             try:
-                _load_incluster_config(client_configuration=configuration)
+                load_incluster_config(client_configuration=configuration)
             except ConfigException:
-                await _load_kube_config(client_configuration=configuration)
+                await load_kube_config(client_configuration=configuration)
     except (ConfigException, OSError) as error:
         where = kubeconfig or "the pod's service account, $KUBECONFIG or ~/.kube/config"
         raise AccessError(f"no way to a Kubernetes API server from {where}: {error}") from error
