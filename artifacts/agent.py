@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -37,15 +39,15 @@ class Way(Protocol):
 
 
 class Agent(Generic[T]):
-    """`look` finds what there is; `news` says whether a look differs from what was told; `written` is (look, sequence)
-    -> bytes. Told again after `period_s` at the latest.
+    """`look` finds what there is; `news` says whether a look differs from what was told; `written` is (look, sequence,
+    seconds since that look began) -> bytes. Told again after `period_s` at the latest.
     """
 
     def __init__(
         self,
         look: Callable[[], Awaitable[T]],
         news: Callable[[T, T], bool],
-        written: Callable[[T, int], bytes],
+        written: Callable[[T, int, float], bytes],
         ways: Sequence[Way],
         period_s: float,
     ) -> None:
@@ -55,32 +57,52 @@ class Agent(Generic[T]):
         self._ways = ways
         self._period_s = period_s
         self._latest: T
+        self._began_s = -inf
+        """When the latest look began."""
+        self._heard: dict[int, bool] = {}
+        """Ways that were tried -> whether the last report was taken."""
         self._sequence = 0
         self._changed = [asyncio.Event() for _ in ways]
 
+    @property
+    def age_s(self) -> float:
+        """Since the latest look began."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def heard(self) -> bool:
+        """An autoscaler took the last report that it was sent."""
+        return any(self._heard.values())
+
+    async def _look_again(self) -> T:
+        began_s = time.monotonic()
+        self._latest = await self._look()
+        self._began_s = began_s
+        return self._latest
+
     async def run(self) -> None:
         """Until cancelled."""
-        self._latest = told = await self._look()
+        told = await self._look_again()
         async with asyncio.TaskGroup() as tasks:
-            for way, changed in zip(self._ways, self._changed, strict=True):
-                tasks.create_task(self._tell(way, changed))
+            for number in range(len(self._ways)):
+                tasks.create_task(self._tell(number))
             while True:
                 await asyncio.sleep(LOOK_S)
-                self._latest = await self._look()
-                if self._news(told, self._latest):
+                if self._news(told, await self._look_again()):
                     told = self._latest
                     for changed in self._changed:
                         changed.set()
 
-    async def _tell(self, way: Way, changed: asyncio.Event) -> None:
-        unheard = ""
+    async def _tell(self, number: int) -> None:
+        way, changed, unheard = self._ways[number], self._changed[number], ""
         while True:
             changed.clear()
             self._sequence += 1
             try:
-                await way.send(self._written(self._latest, self._sequence))
-                unheard = ""
+                await way.send(self._written(self._latest, self._sequence, self.age_s))
+                unheard, self._heard[number] = "", True
             except WayError as error:
+                self._heard[number] = False
                 if str(error) != unheard:
                     unheard = str(error)
                     log.warning("event=agent_unheard autoscaler=%s reason=%r", way.name, unheard)

@@ -18,12 +18,13 @@ from autoscaler.contract import DeviceReport, ModelName, PodDevices, ReplicaId, 
 from autoscaler.demand import NO_HISTORY, NO_LOAD, idle_window_s
 from autoscaler.explain import Explanation, Row
 from autoscaler.model import Model
-from autoscaler.nodes import fresh, measured
+from autoscaler.nodes import devices_of, fresh, ill, measured
 from autoscaler.operators import closed, cordons_on
 from autoscaler.ordered import Place
 from autoscaler.orders import Told, Wish
+from autoscaler.phases import last_start, told_s
 from autoscaler.states import ReplicaState
-from autoscaler.world import DeviceId, Fact, NodeId, Slice, SliceId, World
+from autoscaler.world import DeviceId, Fact, NodeId, Replica, Slice, SliceId, World
 
 OPENAPI = "3.1.0"
 OPENAPI_PATH = "/api/v1/openapi.json"
@@ -52,6 +53,9 @@ class ModelView(Fact, frozen=True):
     """State -> how many."""
     demand: DemandView
     last_start_seconds: float | None = None
+    last_start_phases: dict[str, float] = {}
+    """Seconds of each phase of the start that ended last, of those that are there and were seen to start; `place.*` are
+    parts of `place`. A status keeps it longer."""
     idle_seconds: float = 0.0
     """Without a Call for so long it goes to zero, as it is now."""
     idle_auto: bool = False
@@ -65,6 +69,8 @@ class HeldView(Fact, frozen=True):
     model: ModelName
     state: ReplicaState
     memory_bytes: int
+    devices: tuple[str, ...] = ()
+    """Which Devices of the node its pod has, by their own ids, as its agent says; empty: nobody says so."""
 
 
 class DeviceView(Fact, frozen=True):
@@ -114,7 +120,7 @@ class TenantView(Fact, frozen=True):
 
 
 class Sentences(Fact, frozen=True):
-    """An explanation for people, one sentence each, newest first."""
+    """An explanation for people, one sentence each; of what happened the newest first."""
 
     sentences: tuple[str, ...]
 
@@ -134,6 +140,7 @@ def named(world: World, name: str) -> Model | None:
 def model_view(world: World, model: Model) -> ModelView:
     """One Model as it is now."""
     load, history = world.loads.get(model.name, NO_LOAD), world.histories.get(model.name, NO_HISTORY)
+    last = last_start(world.replicas[id] for id in world.by_model.get(model.name, ()))
     return ModelView(
         name=model.name,
         engine=model.spec.engine,
@@ -144,6 +151,7 @@ def model_view(world: World, model: Model) -> ModelView:
         replicas=dict(Counter(world.replicas[id].state.value for id in world.by_model.get(model.name, ()))),
         demand=DemandView(waiting=load.waiting, running=load.running),
         last_start_seconds=history.starts_s[-1] if history.starts_s else None,
+        last_start_phases={} if last is None else told_s(last),
         idle_seconds=idle_window_s(model, history),
         idle_auto=model.spec.idle_seconds == "auto",
     )
@@ -156,7 +164,8 @@ def models(world: World) -> tuple[ModelView, ...]:
 
 def devices(world: World, now_s: float) -> tuple[DeviceView, ...]:
     """All Slices, in order of ids."""
-    return tuple(_device(world, world.slices[id], now_s) for id in sorted(world.slices))
+    sick = ill(world, now_s)
+    return tuple(_device(world, world.slices[id], now_s, sick.get(id, "")) for id in sorted(world.slices))
 
 
 def nodes(world: World, now_s: float) -> tuple[NodeView, ...]:
@@ -183,7 +192,7 @@ def _node(world: World, name: NodeId, now_s: float) -> NodeView:
     )
 
 
-def _device(world: World, one: Slice, now_s: float) -> DeviceView:
+def _device(world: World, one: Slice, now_s: float, sick: str) -> DeviceView:
     report = measured(world, one, now_s)
     held = (world.replicas[id] for id in world.by_slice.get(one.id, ()))
     return DeviceView(
@@ -196,10 +205,17 @@ def _device(world: World, one: Slice, now_s: float) -> DeviceView:
         isolation=one.isolation.name.lower(),
         shared=one.shared,
         healthy=one.healthy,
-        replicas=tuple(HeldView(id=r.id, model=r.model, state=r.state, memory_bytes=r.memory_bytes) for r in held),
-        closed=closed(world, one),
+        replicas=tuple(_held(world, replica, now_s) for replica in held),
+        closed=closed(world, one) or sick,
         drains=any(cordon.drain for cordon in cordons_on(world, one)),
         used_bytes=None if report is None else report.used_bytes,
+    )
+
+
+def _held(world: World, replica: Replica, now_s: float) -> HeldView:
+    devices = tuple(device.id for device in devices_of(world, replica, now_s))
+    return HeldView(
+        id=replica.id, model=replica.model, state=replica.state, memory_bytes=replica.memory_bytes, devices=devices
     )
 
 
@@ -221,6 +237,7 @@ class Read(NamedTuple):
 
 READS = (
     Read("/api/v1/status", "What runs, waits and sleeps, and why", tuple[Row, ...]),
+    Read("/api/v1/off", "What does not work in this mode; mostly nothing", Sentences),
     Read("/api/v1/models", "All Models", tuple[ModelView, ...]),
     Read("/api/v1/models/{name}", "One Model", ModelView, named=True),
     Read("/api/v1/tenants", "All Tenants", tuple[TenantView, ...]),

@@ -146,7 +146,7 @@ def _ask(case: Case, have: int, missing: int) -> Compared:
             since_s, force = unserved_since_s(case.world, name, case.now_s), Force.BUSY
         elif answer.urgent:
             since_s, force = case.now_s, Force.IDLE
-        wants.append(want_of(case.model, ordinal, since_s, force, reason))
+        wants.append(want_of(case.model, ordinal, since_s, force, reason, case.world.settings.pod))
     return Compared(wants=tuple(wants))
 
 
@@ -216,5 +216,6 @@ def _roll(case: Case, supply: Sequence[Replica]) -> Compared:
     gives_way = drain if isinstance(drain, DrainReplica) and not history.episodes and not begin else None
     told = f"roll out the changed spec of {case.model.name}" if cordon is None else f"move {case.model.name}: {why}"
     many = min(max(1, surge), len(old)) - begin
-    wants = tuple(want_of(case.model, ordinal, inf, Force.NONE, told) for ordinal in range(many))
+    defaults = case.world.settings.pod
+    wants = tuple(want_of(case.model, ordinal, inf, Force.NONE, told, defaults) for ordinal in range(many))
     return Compared(wants=wants, rollout=gives_way)

@@ -268,10 +268,14 @@ class DeviceReport(Message, frozen=True):
 
 
 class PodDevices(Message, frozen=True):
-    """A pod and the Devices that its processes hold memory of."""
+    """A pod and its Devices: those that its kubelet gave it, which knows its name; else those that its processes hold
+    memory of, which tell its uid.
+    """
 
-    pod_uid: str
     devices: tuple[str, ...]
+    pod_uid: str = ""
+    namespace: str = ""
+    name: str = ""
 
 
 class NodeReport(Message, frozen=True):
@@ -284,8 +288,11 @@ class NodeReport(Message, frozen=True):
     copies: tuple[str, ...] = ()
     """Artifacts that are complete on the node."""
     images: tuple[str, ...] = ()
+    """By every name that they have there."""
     devices: tuple[DeviceReport, ...] = ()
     pods: tuple[PodDevices, ...] = ()
+    age_s: float = 0.0
+    """How long ago the agent began to look, when it said this."""
 
 
 class NodeAnswer(Message, frozen=True):

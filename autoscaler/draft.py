@@ -166,11 +166,12 @@ class Draft:
         before, gateways = self.before, self.gateways.now
         undivided = frozenset(self.undivided if self.settled else before.undivided | self.undivided)
         handed_over = self.world.handed_over
-        listed = handed_over or (self.world.synced and bool(gateways))
+        if not handed_over and self.world.synced and gateways and all(g.in_epoch or g.gone for g in gateways.values()):
+            handed_over, undivided = True, undivided | self.by_model.now.keys()  # what was found may be divided now
         after = replace(
             self.world,
             version=self.version if self.news else before.version,
-            handed_over=handed_over or (listed and all(g.in_epoch or g.gone for g in gateways.values())),
+            handed_over=handed_over,
             undivided=before.undivided if undivided == before.undivided else undivided,
             replicas=self.replicas.now,
             gateways=gateways,

@@ -304,6 +304,6 @@ def _move(row: LogRow, now_s: float) -> str:
 
 def _candidates(world: World, model: Model, now_s: float) -> tuple[Candidate, ...]:
     """Every Slice, and what keeps one more Replica from it."""
-    want = want_of(model, 0, now_s, Force.BUSY, "")
+    want = want_of(model, 0, now_s, Force.BUSY, "", world.settings.pod)
     calls = ((shelf.slice.id, why_not(want, shelf, now_s)) for shelf in shelves(world, now_s))
     return tuple(Candidate(slice=id, ruled_out=reason) for id, reason in calls)

@@ -168,6 +168,7 @@ def _pass_time(draft: Draft) -> None:
     """Reports expire, and the demand that is there now is remembered."""
     fold_reports.expire(draft)
     fold_orders.carried_out(draft)
+    fold_orders.forget(draft)
     for model, load in draft.sum_loads().items():
         spec = draft.world.models.get(model)
         if spec is not None:

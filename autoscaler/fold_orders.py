@@ -10,15 +10,20 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autoscaler import histories
-from autoscaler.contract import ModelName
+from autoscaler.contract import ModelName, NodeReport, PodDevices
 from autoscaler.demand import idle_window_s
 from autoscaler.draft import Draft
+from autoscaler.nodes import unhealthy
 from autoscaler.operators import STILL_THERE
 from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, Node, NodeSeen, StopOrder
 
 NODES_MAX = 10_000
 """Nodes whose reports are kept; of more, those beyond are not heard."""
+FORGET_S = 600.0
+"""A node that nobody has heard of for so long is forgotten: its report ended to count long ago; nodes come and go."""
 BOOTS_MAX = 8
+PODS_BEFORE_MAX = 256
+"""Pods that left a node and are remembered: more than a node runs at once, and their memory is back in seconds."""
 
 Ordered = CordonsSeen | ModelWoken | ModelStopped | NodeSeen
 
@@ -71,6 +76,12 @@ def carried_out(draft: Draft) -> None:
         draft.change(stops=left)
 
 
+def forget(draft: Draft) -> None:
+    """Drops nodes that are long silent."""
+    for name in [name for name, node in draft.nodes.now.items() if draft.now_s >= node.seen_s + FORGET_S]:
+        draft.nodes.drop(name)
+
+
 def _goes_on(draft: Draft, name: ModelName, stop: StopOrder) -> bool:
     return any(one.state in STILL_THERE and one.created_s <= stop.since_s for one in draft.replicas_of(name))
 
@@ -79,12 +90,30 @@ def _node(draft: Draft, seen: NodeSeen) -> None:
     report, name = seen.report, seen.report.node
     known = draft.nodes.now.get(name)
     before: tuple[str, ...] = ()
+    left: tuple[PodDevices, ...] = ()
     if known is not None:
         last, before = known.report, known.boots_before
         if report.boot in before or (report.boot == last.boot and report.sequence <= last.sequence):
             return
         if report.boot != last.boot:
             before = (*before, last.boot)[-BOOTS_MAX:]
+        left = _left(known, report)
     elif len(draft.nodes.now) >= NODES_MAX:
         return
-    draft.nodes.put(name, Node(report=report, seen_s=draft.now_s, boots_before=before))
+    draft.nodes.put(name, Node(
+        report=report, seen_s=draft.now_s, boots_before=before, looked_s=draft.now_s - max(0.0, report.age_s),
+        pods_before=left, unhealthy=unhealthy(report),
+    ))  # fmt: skip
+
+
+def _left(known: Node, report: NodeReport) -> tuple[PodDevices, ...]:
+    """What pods had that are not there any more."""
+    if report.pods == known.report.pods:
+        return known.pods_before
+    now = {_pod(one) for one in report.pods}
+    gone = {_pod(one): one for one in (*known.pods_before, *known.report.pods) if _pod(one) not in now}
+    return tuple(gone.values())[-PODS_BEFORE_MAX:]
+
+
+def _pod(one: PodDevices) -> tuple[str, str, str]:
+    return one.pod_uid, one.namespace, one.name

@@ -18,13 +18,14 @@ from autoscaler.model import Model
 from autoscaler.operators import must_go
 from autoscaler.states import IllegalIntentError, follow
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import Drain, Replica, ReplicaSeen, Seen
+from autoscaler.world import Drain, Placing, Replica, ReplicaSeen, Seen
 
 LIVE = {Seen.STARTING: S.STARTING, Seen.READY: S.READY, Seen.UNREADY: S.UNREADY}
 """The state that a Replica with a process is in, as far as the driver can tell."""
 UNDECIDED = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY})
 """What is seen is the state. In all others an order of ours is under way, and seeing a process changes nothing."""
 
+NOT_SEEN = Placing()
 DOWN = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
 """A Model whose Replicas are all so is at zero, or will be."""
 
@@ -155,7 +156,10 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
         ready_s=draft.now_s if ready else None,
         grown_s=draft.now_s if seen.grew else None,
         address=seen.address,
+        placing=seen.placing,
         reason="found running",
+        found=True,
+        pod=seen.pod,
         waits=seen.waits,
         rank=seen.rank,
         failure=seen.reason or "it ended" if seen.seen is Seen.EXITED else "",
@@ -180,6 +184,10 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
         changes["slices"] = seen.slices
     if seen.rank != before.rank:
         changes["rank"] = seen.rank
+    if seen.placing not in (NOT_SEEN, before.placing):
+        changes["placing"] = seen.placing
+    if seen.pod is not None and seen.pod != before.pod:
+        changes["pod"] = seen.pod
     if not changes:
         return before
     after = replace(before, **changes)
@@ -208,10 +216,14 @@ def _live(draft: Draft, before: Replica, state: S, reason: str) -> None:
 
 
 def _ready(draft: Draft, replica: Replica) -> Replica:
-    """`replica` with the time at which it first got ready; the start that ends with it is learnt from."""
+    """`replica` with the time at which it first got ready; the start that ends with it is learnt from.
+
+    Not of one that was found, or given a process that ran: that may have been ready before, for hours.
+    """
     if replica.ready_s is not None:
         return replica
-    took_s = None if replica.started_s is None else draft.now_s - replica.started_s
+    began_s = replica.started_s
+    took_s = None if began_s is None or replica.found or began_s < replica.created_s else draft.now_s - began_s
     draft.put_history(replica.model, histories.started(draft.history(replica.model), took_s))
     return replace(replica, ready_s=draft.now_s)
 

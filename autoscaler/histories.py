@@ -79,14 +79,14 @@ def cannot_start(history: History, now_s: float, reason: str) -> History:
 
 def limit_s(world: World, replica: Replica) -> float | None:
     """When its start takes too long; None: it is not starting, or waits for something else than itself (room, an
-    image). A retry has what is left of its episode.
+    image). A retry has what is left of its episode; one that was found is only timed since.
     """
     if replica.state not in (S.STARTING, S.WAKING) or replica.waits:
         return None
     model, history = world.models.get(replica.model), world.histories.get(replica.model)
     if model is None:
         return None
-    began_s = replica.since_s if replica.started_s is None else replica.started_s
+    began_s = replica.since_s if replica.started_s is None or replica.found else replica.started_s
     seconds_max = model.spec.start.seconds_max
     if history is not None and not episode_over(history, began_s, seconds_max):
         began_s = min(began_s, history.first_try_s or began_s)

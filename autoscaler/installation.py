@@ -56,11 +56,6 @@ class Installation:
         self._statuses |= statuses or {}
         self._put(source)
 
-    @property
-    def complete(self) -> bool:
-        """All that are awaited have spoken, so that everything was told at least once."""
-        return not self._awaited
-
     def _put(self, source: str) -> None:
         self._awaited.discard(source)
         if self._awaited:

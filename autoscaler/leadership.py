@@ -5,11 +5,14 @@ Lease of coordination.k8s.io/v1; `autoscaler.drivers.kubernetes.lease` reads and
 once, whatever their wall clocks say. A write is for the very record that was seen; one that another holds is taken
 when it stood unchanged, on our own monotonic clock, for as long as its holder said; and who holds it ends MARGIN before
 that, counted from the start of its last write that succeeded. So a process that was paused has ended before it knows.
-The epoch rises with every acquisition, also by the same holder, and above all that gateways know.
+A record that is gone (somebody deleted it) frees nobody's place: its holder does not know yet, and whoever has heard of
+any, from the record or from gateways, waits as long before it makes a new one. The epoch rises with every acquisition,
+also by the same holder, and above what gateways know.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 RENEW, MARGIN = 0.2, 0.2
@@ -17,7 +20,12 @@ RENEW, MARGIN = 0.2, 0.2
 LOOK_S_MAX = 1.0
 """Who follows looks this often at least: a death is noticed so late."""
 EPOCH_MAX = (1 << 31) - 1
-"""Of leaseTransitions. What a gateway reports from above it is of no Lease, and is not believed."""
+"""Of leaseTransitions, an int32: after it nobody could ever acquire again."""
+AHEAD_MAX = 100_000
+"""A gateway's epoch is believed up to so far above the record's. No gateway honestly knows a higher one: each is one
+acquisition, and so many were made before a Lease was deleted only by one a minute for ten weeks. And what one gateway
+says in error or in malice must not use up the epochs: EPOCH_MAX is more than 20,000 times as far.
+"""
 
 
 class Record(NamedTuple):
@@ -51,8 +59,16 @@ class Candidate:
         self.duration_s = duration_s
         """Of the next write."""
         self._record: Record | None = None
-        self._since_s = 0.0
-        """When the record was first seen as it is."""
+        self._since_s: float | None = None
+        """When the record was first seen as it is, or not to be."""
+        self._highest = 0
+        """Of the epochs of all records that were seen."""
+        self._lasts_s = 0.0
+        """The duration of the last record; 0: none was ever seen."""
+        self._floor = 0
+        """The highest epoch that gateways knew of, as far as it was believed."""
+        self._ours = False
+        """It vanished while we led."""
         self._known = False
         """`_record` is what the Lease was after our last look or write."""
         self._epoch: int | None = None
@@ -72,20 +88,28 @@ class Candidate:
 
     def saw(self, record: Record | None, now_s: float) -> None:
         """What the Lease is; None: there is none."""
-        if record is None or self._record is None or record[1:] != self._record[1:]:
+        old = self._record
+        if (None if record is None else record[1:]) != (None if old is None else old[1:]) or self._since_s is None:
             self._since_s = now_s
-        self._record, self._known = record, True
+            self._ours = record is None and self.epoch(now_s) is not None
+        self._keep(record)
         if record is None or record.holder != self.identity:
             self._epoch = None
 
     def wrote(self, write: Write, record: Record, started_s: float, now_s: float) -> None:
         """A write that began at `started_s` succeeded, and made the record this."""
         still_leads = self.epoch(now_s) is not None
-        self._record, self._known, self._since_s = record, True, now_s
+        self._keep(record)
+        self._since_s = now_s
         if write.acquires or (write.holder and still_leads):
             self._epoch = write.epoch
             self._until_s = started_s + write.duration_s * (1.0 - MARGIN)
             self._renew_s = started_s + write.duration_s * RENEW
+
+    def _keep(self, record: Record | None) -> None:
+        self._record, self._known = record, True
+        if record is not None:
+            self._highest, self._lasts_s = max(self._highest, record.epoch), record.duration_s
 
     def failed(self) -> None:
         """A read or a write failed, or nobody knows whether it did: look before the next write."""
@@ -97,26 +121,38 @@ class Candidate:
         """Read the Lease before anything else. A holder that knows its own record need not."""
         return not self._known or self.epoch(now_s) is None
 
-    def write(self, now_s: float, floor: int = 0) -> Write | None:
-        """What to write now, if anything. `floor`: the highest epoch that any gateway knows of.
+    def write(self, now_s: float, heard: Collection[int] = ()) -> Write | None:
+        """What to write now, if anything. `heard`: the epochs that gateways know of.
 
-        Who leads below the floor (the Lease was deleted) leads no more, and acquires anew the next time.
+        Who leads below one of them (the Lease was deleted) leads no more, and acquires anew the next time.
         """
         if not self._known:
             return None
         record, epoch = self._record, self.epoch(now_s)
-        floor = floor if floor < EPOCH_MAX else 0
+        floor = max((one for one in heard if one <= self._highest + AHEAD_MAX), default=0)
+        if floor > max(self._floor, self._highest):
+            self._floor = floor
+            if record is None:  # somebody led meanwhile, with a record that is gone, too
+                self._since_s = now_s
         if epoch is not None and floor > epoch:
             self._epoch = None
             return None
         if epoch is not None:
             version = None if record is None else record.version
             return Write(version, self.identity, epoch, self.duration_s) if now_s >= self._renew_s else None
-        if record is None:
-            return Write(None, self.identity, floor + 1, self.duration_s, acquires=True)
-        if record.holder not in ("", self.identity) and now_s < self._since_s + record.duration_s:
+        if now_s < self._free_s(now_s):
             return None
-        return Write(record.version, self.identity, max(record.epoch, floor) + 1, self.duration_s, acquires=True)
+        version = None if record is None else record.version
+        return Write(version, self.identity, max(self._highest, self._floor) + 1, self.duration_s, acquires=True)
+
+    def _free_s(self, now_s: float) -> float:
+        """When nobody else leads any more."""
+        record, since_s = self._record, now_s if self._since_s is None else self._since_s
+        if record is not None:
+            return now_s if record.holder in ("", self.identity) else since_s + record.duration_s
+        if (self._ours and now_s < self._until_s) or not (self._lasts_s or self._floor):
+            return now_s
+        return since_s + max(self._lasts_s, self.duration_s)
 
     def release(self, now_s: float) -> Write | None:
         """The last write: the next may lead at once. From now on we do not."""
@@ -131,7 +167,5 @@ class Candidate:
         look_s = now_s + min(LOOK_S_MAX, self.duration_s * RENEW)
         if self.epoch(now_s) is not None:
             return min(self._renew_s, self._until_s) if self._known else min(look_s, self._until_s)
-        if self._known and self._record is not None and self._record.holder:
-            free_s = self._since_s + self._record.duration_s
-            return min(look_s, free_s) if free_s > now_s else look_s
-        return look_s
+        free_s = self._free_s(now_s)
+        return min(look_s, free_s) if self._known and free_s > now_s else look_s

@@ -57,7 +57,9 @@ Listener = Callable[[Step], None]
 class Loop:
     """Runs one driver towards what the plan says. `clock` gives monotonic seconds.
 
-    `writes_s` says for how many more seconds this process may act: one that was paused while it led finds 0.
+    `writes_s` says for how many more seconds this process may act: one that was paused while it led finds 0. `in_touch`
+    says whether an order could be carried out now. While it could not, nothing is decided: a Replica that was told to
+    drain, by one who can neither stop it nor start another, would be lost to the Calls that it could still serve.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Loop:
         driver: Driver,
         clock: Callable[[], float],
         writes_s: Callable[[], float] = lambda: math.inf,
+        in_touch: Callable[[], bool] = lambda: True,
     ) -> None:
         self.world = world
         self.plan = Plan()
@@ -73,9 +76,11 @@ class Loop:
         self._driver = driver
         self._clock = clock
         self._writes_s = writes_s
+        self._in_touch = in_touch
         self._inbox = Inbox()
         self._wake = asyncio.Event()
-        self._received_s = 0.0
+        self._received_s: float | None = None
+        """When the first of what woke us came."""
         self._rest_until_s = 0.0
         self._ticked_s = clock()
         self._decide_now: Decide = plan
@@ -83,10 +88,14 @@ class Loop:
 
     def observe(self, batch: Sequence[Observation]) -> None:
         """Takes what happened, in order; it is folded in this turn of the event loop or the next."""
-        if not self._inbox:
+        if self._received_s is None:
             self._received_s = self._clock()
         self._inbox.put(batch)
         self._wake.set()
+
+    def note(self, batch: Sequence[Observation]) -> None:
+        """Takes what can wait: it is folded with the next step, TICK_S_MAX from now at the latest."""
+        self._inbox.put(batch)
 
     async def run(self) -> None:
         """Observes the driver and decides, until cancelled."""
@@ -127,14 +136,15 @@ class Loop:
     def step(self) -> None:
         """One decision over everything in the inbox; synchronous, so that nothing changes while it is taken."""
         started_s = self._clock()
-        before, received_s = self.world, self._received_s
+        before, received_s = self.world, started_s if self._received_s is None else self._received_s
+        self._received_s = None
         batch, merged = self._inbox.take()
         transitions = self._fold(batch, started_s)
         actions: list[Action] = []
         asked: set[ModelName] = set()
         leads = self._writes_s() > 0.0
         self.plan = Plan()
-        for _ in range(ROUNDS_MAX if leads else 0):
+        for _ in range(ROUNDS_MAX if leads and self._in_touch() else 0):
             transitions += self._plan(started_s, asked)
             if not self.plan.actions:
                 break

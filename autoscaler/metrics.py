@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from autoscaler.actions import DrainReplica, FailReplica, FailStart, ReviveReplica, StartReplica, StopReplica
 from autoscaler.loop import Step
-from autoscaler.phases import phases_s
+from autoscaler.phases import told_s
 from autoscaler.states import HOLDS_SLICE, ReplicaState
 from autoscaler.world import World
 
@@ -37,7 +37,7 @@ class Metrics:
         registry = self._registry = CollectorRegistry()
         self._start_seconds = Histogram(
             "pilotlight_start_seconds",
-            "Parts of a start: decide, place, load",
+            "Phases of a start: decide, place, image, load; place.* are parts of place",
             ("model", "phase"),
             registry=registry,
             buckets=START_BUCKETS,
@@ -74,7 +74,7 @@ class Metrics:
             if move.after == ReplicaState.FAILED and move.before in {ReplicaState.PENDING, ReplicaState.STARTING}:
                 self._failures.labels(move.model, "start").inc()
             elif move.after == ReplicaState.READY and move.before == ReplicaState.STARTING and replica is not None:
-                for phase, took_s in phases_s(replica).items():
+                for phase, took_s in told_s(replica).items():
                     self._start_seconds.labels(move.model, phase).observe(took_s)
 
     def text(self) -> bytes:

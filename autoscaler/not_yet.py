@@ -19,13 +19,13 @@ _MODEL = (*("fallbacks", "url", "upstreamModel", "keyFrom", "replicas.schedule",
 _TENANT = (
     *("parent", "namespaces", "keysFrom", "jwt", "guarantee", "limit", "lending", "reclaimSeconds", "rate", "budget"),
 )
-_SETTINGS = (*("nodes", "capacity", "prices", "weights", "history"),)
+_SETTINGS = (*("nodes.*.slicing", "nodes.*.devicesMax", "capacity", "prices", "weights", "history"),)
 KEYS: dict[str, tuple[str, ...]] = {
     "Model": tuple(f"spec.{key}" for key in _MODEL),
     "Tenant": tuple(f"spec.{key}" for key in _TENANT),
     "Settings": _SETTINGS,
 }
-"""Kind -> key paths; `*` stands for any key."""
+"""Kind -> key paths; `*` stands for any key, and for any item of a list."""
 
 
 def not_yet(kind: str, document: object) -> Path | None:
@@ -39,6 +39,9 @@ def not_yet(kind: str, document: object) -> Path | None:
 def _find(value: object, parts: list[str], at: Path) -> Iterator[Path]:
     if not parts:
         yield at
+    elif isinstance(value, list) and parts[0] == "*":
+        for position, item in enumerate(value):
+            yield from _find(item, parts[1:], (*at, position))
     elif isinstance(value, dict):
         for key in value if parts[0] == "*" else [parts[0]]:
             if key in value:

@@ -33,9 +33,9 @@ def cordons_on(world: World, slice_: Slice) -> Iterator[Cordon]:
 
 
 def closed(world: World, slice_: Slice) -> str:
-    """Why nothing new is put on a Slice, in words; empty: no operator minds."""
-    if not world.cordons:
-        return ""
+    """Why nothing new is put on a Slice, in words; empty: neither its driver nor an operator minds."""
+    if slice_.closed or not world.cordons:
+        return slice_.closed
     return next((f"{_named(cordon.place)} is {CLOSED}" for cordon in cordons_on(world, slice_)), "")
 
 

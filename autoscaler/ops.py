@@ -31,7 +31,9 @@ OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class OperationsServer:
-    """The operations port as an aiohttp application. `gateway_sockets` lists the gateways' own ports as they are."""
+    """The operations port as an aiohttp application. `gateway_sockets` lists the gateways' own ports as they are; `off`
+    says what does not work in this mode.
+    """
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class OperationsServer:
         version: str = "0",
         *,
         commands: Commands | None = None,
+        off: Sequence[str] = (),
     ) -> None:
         self._loop = loop
         self._log = log
@@ -49,6 +52,7 @@ class OperationsServer:
         self._gateway_sockets = gateway_sockets
         self._openapi = api.openapi(version)
         self._commands = commands
+        self._off = api.Sentences(sentences=tuple(off))
 
     def application(self) -> web.Application:
         """All paths of section 4 that are due; any other is answered with what there is."""
@@ -60,6 +64,7 @@ class OperationsServer:
         get("/metrics", self._metrics_text)
         get(api.OPENAPI_PATH, self._description)
         get("/api/v1/status", self._status)
+        get("/api/v1/off", self._what_is_off)
         get("/api/v1/models", self._models)
         get("/api/v1/models/{name:.+}", self._model)
         get("/api/v1/tenants", self._tenants)
@@ -108,6 +113,9 @@ class OperationsServer:
 
     async def _status(self, _: web.Request) -> web.Response:
         return answer(explain.status(self._world, self._loop.plan, self._now_s()))
+
+    async def _what_is_off(self, _: web.Request) -> web.Response:
+        return answer(self._off)
 
     async def _models(self, _: web.Request) -> web.Response:
         return answer(api.models(self._world))

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from autoscaler.contract import ModelName, NodeReport
+from autoscaler.contract import ModelName, NodeReport, PodDevices
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +51,13 @@ class Node(Said, frozen=True):
     seen_s: float
     boots_before: tuple[str, ...] = ()
     """Of its agents before, newest last, at most 8: what still comes from them is ignored."""
+    looked_s: float = 0.0
+    """When the agent looked."""
+    pods_before: tuple[PodDevices, ...] = ()
+    """Pods that are not in the report any more, and what they had, newest last; see `autoscaler.fold_orders`."""
+
+    unhealthy: tuple[str, ...] = ()
+    """Derived from `report`: its Devices that are."""
 
 
 # --- observations -----------------------------------------------------------------------------------------------------

@@ -9,18 +9,19 @@ Placement is best fit in memory, then compute. It never starts or drains anythin
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName
 from autoscaler.packing import Incumbent, Missing, Outlook, Packing, Placement, Room, Shelf, Victim, Want
-from autoscaler.rulings import evictable, need, product_rank, unmet_reason
+from autoscaler.rulings import admits, evictable, need, product_rank, unmet_reason
 from autoscaler.world import Copy, DeviceId, NodeId, SliceId
 
 FREE, LOCKED, COMING, EVICT = range(4)
 """Rungs, cheapest first: room now; room now, but another Replica is starting there; room soon; room by victims."""
 
 Key = tuple[float | int | str, ...]
+Selector = tuple[tuple[str, str], ...]
 
 
 class Option(NamedTuple):
@@ -38,7 +39,7 @@ def pack(wanted: Sequence[Want], slices: Sequence[Shelf], copies: Set[Copy], out
 
     A Want with victims is in `unmet` too: it is placed by a later call, when they are gone.
     """
-    bench = _Bench(slices, copies, outlook, now_s)
+    bench = _Bench(wanted, slices, copies, outlook, now_s)
     placements: list[Placement] = []
     victims: list[Victim] = []
     unmet: list[Missing] = []
@@ -65,16 +66,25 @@ def _order(want: Want) -> Key:
     return (-want.priority, want.unserved_since_s, want.model, want.ordinal)
 
 
-def face(shelf: Shelf) -> Key:
+def face(shelf: Shelf, selectors: Sequence[Selector] = ()) -> Key:
     """What `need` and `product_rank` look at: equal for equal Devices, so that they are asked once."""
     s = shelf.slice
-    return (s.memory_bytes, s.compute_percent, s.isolation, s.shared, shelf.whole, s.product)
+    alike = (s.memory_bytes, s.compute_percent, s.isolation, s.shared, shelf.whole, s.product)
+    return (*alike, *(admits(selector, s) for selector in selectors)) if selectors else alike
+
+
+def selectors_of(wanted: Iterable[Want]) -> tuple[Selector, ...]:
+    """By what labels of nodes these Wants choose, if at all: for `face`."""
+    return tuple(sorted({want.selector for want in wanted if want.selector}))
 
 
 class _Bench:
     """The Shelves while one call works on them, and what was worked out about those that did not change since."""
 
-    def __init__(self, slices: Sequence[Shelf], copies: Set[Copy], outlook: Outlook, now_s: float) -> None:
+    def __init__(
+        self, wanted: Sequence[Want], slices: Sequence[Shelf], copies: Set[Copy], outlook: Outlook, now_s: float
+    ) -> None:
+        self._selectors = selectors_of(wanted)
         usable = (shelf for shelf in slices if shelf.slice.healthy and not shelf.closed)
         usable_sorted = sorted(usable, key=lambda shelf: shelf.slice.id)
         self.shelves: dict[SliceId, Shelf] = {shelf.slice.id: shelf.copy() for shelf in usable_sorted}
@@ -84,7 +94,7 @@ class _Bench:
         for shelf in self.shelves.values():
             self._devices.setdefault(shelf.slice.device, []).append(shelf)
             if not shelf.locked:
-                self._open.setdefault(face(shelf), []).append((*shelf.free, shelf.slice.id))
+                self._open.setdefault(self._face(shelf), []).append((*shelf.free, shelf.slice.id))
         for entries in self._open.values():
             entries.sort()
         self._now_s = now_s
@@ -95,6 +105,9 @@ class _Bench:
             self._nodes.setdefault(copy.artifact, set()).add(copy.node)
         self._known: dict[Want, dict[SliceId, Option | None]] = {}
         """Options by everything of a Want that they depend on."""
+
+    def _face(self, shelf: Shelf) -> Key:
+        return face(shelf, self._selectors)
 
     def best(self, want: Want) -> tuple[Option, ...] | None:
         """The Options to take, one per Device; empty for a Want without Devices; None: there is no way now."""
@@ -149,7 +162,7 @@ class _Bench:
         id = shelf.slice.id
         for known in self._known.values():
             known.pop(id, None)
-        entries, entry = self._open.get(face(shelf), []), (*before, id)
+        entries, entry = self._open.get(self._face(shelf), []), (*before, id)
         at = bisect_left(entries, entry)
         if at < len(entries) and entries[at] == entry:
             del entries[at]

@@ -50,6 +50,8 @@ class Want(NamedTuple):
     force: Force = Force.NONE
     artifact: str = ""
     reason: str = ""
+    selector: tuple[tuple[str, str], ...] = ()
+    """Labels, sorted, that its node must have."""
 
 
 class Room(NamedTuple):

@@ -107,10 +107,8 @@ def check_pod(pod: Pod, at: Path) -> None:
         raise WrongKeyError((*at, "affinity", kind), "unknown key; expected podAffinity or podAntiAffinity")
     _check_notes(pod.labels, (*at, "labels"))
     _check_notes(pod.annotations, (*at, "annotations"))
-    for where, labels in (("labels", pod.labels), ("nodeSelector", pod.node_selector)):
-        for label, value in labels.items():
-            if not _LABEL.fullmatch(label) or not _LABEL_VALUE.fullmatch(value):
-                raise WrongKeyError((*at, where, label), "expected a label of Kubernetes: at most 63 of A-Za-z0-9._-")
+    check_labels(pod.labels, (*at, "labels"))
+    check_labels(pod.node_selector, (*at, "nodeSelector"))
     check_resources(pod.resources, (*at, "resources"))
     _check_named(pod.volumes, (*at, "volumes"))
     _check_named(pod.volume_mounts, (*at, "volumeMounts"))
@@ -127,6 +125,13 @@ def check_pod(pod: Pod, at: Path) -> None:
             check_object_name(name, (*at, key))
     for position, secret in enumerate(pod.image_pull_secrets):
         check_object_name(secret.name, (*at, "imagePullSecrets", position, "name"))
+
+
+def check_labels(labels: Mapping[str, str], at: Path) -> None:
+    """Labels of objects of Kubernetes."""
+    for label, value in labels.items():
+        if not _LABEL.fullmatch(label) or not _LABEL_VALUE.fullmatch(value):
+            raise WrongKeyError((*at, label), "expected a label of Kubernetes: at most 63 of A-Za-z0-9._-")
 
 
 def check_resources(resources: Resources, at: Path) -> None:

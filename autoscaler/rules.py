@@ -14,7 +14,7 @@ from autoscaler.expected import Path, WrongKeyError, nearest
 from autoscaler.model import ModelSpec
 from autoscaler.naming import NAME, NAME_CHARS_MAX, check_name
 from autoscaler.not_yet import MESSAGE, SCHEMES
-from autoscaler.podspec import EnvSource, check_object_name, check_pod, check_resources, check_source
+from autoscaler.podspec import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
 from autoscaler.settings import Settings, Tls
 from autoscaler.tenant import TenantSpec, unix_seconds
 
@@ -185,3 +185,9 @@ def check_settings(settings: Settings) -> None:
         if not device.memory_bytes:
             raise WrongKeyError(("devices", position, "memory"), "expected more than nothing")
         seen.add(device.name)
+    for position, kind in enumerate(settings.nodes):
+        check_labels(kind.selector, ("nodes", position, "selector"))
+        if not kind.device.model:
+            raise WrongKeyError(("nodes", position, "device", "model"), "expected the name of a product, such as T4")
+        if not kind.device.memory_bytes:
+            raise WrongKeyError(("nodes", position, "device", "memory"), "expected more than nothing")

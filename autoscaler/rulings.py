@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from autoscaler.packing import Force, Incumbent, Room, Shelf, Want
 from autoscaler.states import ReplicaState
 from autoscaler.words import seconds, size
+from autoscaler.world import Slice
 
 
 def product_rank(want: Want, product: str) -> int | None:
@@ -22,9 +23,17 @@ def product_rank(want: Want, product: str) -> int | None:
     return next((i for i, glob in enumerate(want.products) if low and fnmatchcase(low, glob.lower())), None)
 
 
+def admits(selector: Sequence[tuple[str, str]], slice_: Slice) -> bool:
+    """Whether a Slice's node has these labels, as far as its labels are known."""
+    labels, whole = slice_.labels, slice_.labels_known
+    return all(labels.get(key, None if whole else value) == value for key, value in selector)
+
+
 def need(want: Want, shelf: Shelf) -> Room | None:
     """What the Want takes of this Slice; None: it can never be there, however empty the Slice is."""
     slice_ = shelf.slice
+    if want.selector and not admits(want.selector, slice_):
+        return None
     all_of_it = Room(slice_.memory_bytes, slice_.compute_percent)
     room = Room(want.memory_bytes, want.compute_percent)
     if want.memory_bytes == 0 or want.devices > 1 or want.isolation > slice_.isolation:
@@ -51,6 +60,9 @@ def never_reason(want: Want, shelves: Sequence[Shelf]) -> str | None:
     if not matching:
         products = sorted({shelf.slice.product or "unnamed" for shelf in shelves})
         return f"needs a device named like {' or '.join(want.products)}; there are: {', '.join(products)}"
+    matching = [shelf for shelf in matching if admits(want.selector, shelf.slice)]
+    if not matching:
+        return f"needs a node labelled {labelled(want)}; none that has such a device is"
     fitting = [shelf for shelf in matching if need(want, shelf) is not None]
     if not fitting:
         largest = max(shelf.slice.memory_bytes for shelf in matching)
@@ -69,12 +81,13 @@ def unmet_reason(want: Want, shelves: Sequence[Shelf], now: Sequence[Shelf], now
     if never is not None:
         return never, True
     fitting = [s for s in now if _fits(want, s)]
+    closed = next((s.closed for s in shelves if s.closed and _fits(want, s)), "")
     if not fitting:
-        closed = next((s.closed for s in shelves if s.closed and _fits(want, s)), "")
         return f"needs {ask(want)}; {closed or 'no device that has it is healthy'}", False
     best = max(fitting, key=lambda shelf: (shelf.free.memory_bytes, shelf.free.compute_percent, shelf.slice.id))
     what = f"{size(best.free.memory_bytes)} free of {size(best.slice.memory_bytes)}"
-    return f"needs {ask(want)}; the largest has {what}, {held(want, best, now_s)}", False
+    elsewhere = f"; elsewhere {closed}" if closed else ""
+    return f"needs {ask(want)}; the largest has {what}, {held(want, best, now_s)}{elsewhere}", False
 
 
 def _fits(want: Want, shelf: Shelf) -> bool:
@@ -90,6 +103,8 @@ def why_not(want: Want, shelf: Shelf, now_s: float) -> str:
         return "it is not healthy"
     if product_rank(want, shelf.slice.product) is None:
         return f"it is {shelf.slice.product or 'of no named product'}, not {' or '.join(want.products)}"
+    if not admits(want.selector, shelf.slice):
+        return f"its node is not labelled {labelled(want)}"
     room = need(want, shelf)
     if room is None:
         return f"it has {size(shelf.slice.memory_bytes)} in all, which cannot be {ask(want)}"
@@ -107,6 +122,11 @@ def ask(want: Want) -> str:
     compute = f" and {want.compute_percent} % of compute" if want.compute_percent else ""
     apart = f" with {want.isolation.name.lower()} isolation" if want.isolation else ""
     return f"{size(want.memory_bytes)}{compute} on one device{apart}"
+
+
+def labelled(want: Want) -> str:
+    """`zone=a, disk=ssd`."""
+    return ", ".join(f"{key}={value}" for key, value in want.selector)
 
 
 def held(want: Want, shelf: Shelf, now_s: float) -> str:

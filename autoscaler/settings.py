@@ -23,6 +23,21 @@ class DeclaredDevice(Part, frozen=True):
     model: str = ""
 
 
+class NodeDevice(Part, frozen=True):
+    """The devices of one node, all of a kind: the name of their product, the memory of one, and how many there are."""
+
+    model: str
+    memory_bytes: Bytes = field(name="memory")
+    count: Annotated[int, Meta(ge=1, le=64)] = 1
+
+
+class NodeKind(Part, frozen=True):
+    """Nodes that have these labels, and what their own do not tell of their devices. No labels: any node."""
+
+    selector: dict[str, str]
+    device: NodeDevice
+
+
 class Limits(Part, frozen=True):
     """Bounds of the inference port."""
 
@@ -74,6 +89,8 @@ class Settings(Part, frozen=True):
     silent_seconds_max: Seconds = 0.0
     stream: Stream = Stream()
     devices: tuple[DeclaredDevice, ...] = ()
+    nodes: tuple[NodeKind, ...] = ()
+    """The first that matches a node counts. Where nodes may not be read each stands for one node."""
     limits: Limits = Limits()
     lease_seconds: Annotated[int, Meta(ge=2, le=600)] = 15
     adoption: Adoption = Adoption()

@@ -1,8 +1,9 @@
 """Who holds which Slots: the leader's half of the hold rule (interfaces section 6, Holds).
 
 Promises: only here a hold is raised, and only so that per Replica the sum over gateways of max(newest grant, every
-older grant not yet acknowledged, in use) stays within its Slots; nothing changes before the hand-over is over. Holds
-go to Tenants first: per Model over all its ready Replicas, higher priority first, then weighted max-min; then to
+older grant not yet acknowledged, in use) stays within its Slots; nothing changes before the hand-over is over, but
+on Replicas that this leader started: no gateway can hold anything there from before, however silent it is. Holds go
+to Tenants first: per Model over all its ready Replicas, higher priority first, then weighted max-min; then to
 gateways, by where that Tenant's Calls are; what is left is spread over all live gateways, so that a first Call finds a
 hold at once. A hold that need not move does not. Pure; the answer is folded (`Granted`), and only Models in which
 something changed since the last answer are looked at.
@@ -40,12 +41,12 @@ def divide(world: World, now_s: float) -> Granted | None:
 
     An answer without holds says that all that changed was looked at. Raises wait for what must first be given back.
     """
-    if not world.undivided or not world.handed_over or not world.leads:
+    if not world.undivided or not world.leads:
         return None
     moved: list[tuple[GatewayId, ReplicaId, int]] = []
     for model in sorted(world.undivided):
         moved += _divide_model(world, model, now_s)
-    return Granted(holds=tuple(moved))
+    return Granted(holds=tuple(moved)) if moved or world.handed_over else None
 
 
 def newest(gateway: Gateway, replica: ReplicaId) -> int:
@@ -64,17 +65,19 @@ def claim(gateway: Gateway, replica: ReplicaId) -> int:
 
 
 def _divide_model(world: World, model: ModelName, now_s: float) -> list[tuple[GatewayId, ReplicaId, int]]:
-    found = (world.replicas[id] for id in world.by_model.get(model, ()))
-    ready = [replica for replica in found if replica.state is ReplicaState.READY]
+    known = (world.replicas[id] for id in world.by_model.get(model, ()))
+    ready = [
+        replica for replica in known if replica.state is ReplicaState.READY and (world.handed_over or not replica.found)
+    ]
     holders = sorted((g for g in world.gateways.values() if g.in_epoch and not g.gone), key=lambda g: g.id)
     if not ready or not holders:
         return []
     wishes = _wishes(world, model, ready, holders, now_s)
     targets = _laid_out(ready, holders, wishes)
-    known = [g for g in world.gateways.values() if not g.gone]
+    living = [g for g in world.gateways.values() if not g.gone]
     moved: list[tuple[GatewayId, ReplicaId, int]] = []
     for replica in ready:
-        moved += _moves(replica, known, holders, {g.id: targets[g.id][replica.id] for g in holders}, wishes)
+        moved += _moves(replica, living, holders, {g.id: targets[g.id][replica.id] for g in holders}, wishes)
     return moved
 
 

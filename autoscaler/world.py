@@ -49,6 +49,12 @@ class Slice(Fact, frozen=True):
     product: str = ""
     """The device's product name, matched against `gpu.models`; empty matches only a Model that names none."""
     healthy: bool = True
+    labels: dict[str, str] = {}
+    """Of its node."""
+    labels_known: bool = False
+    """These are all of them; False: it may have others, too."""
+    closed: str = ""
+    """Why nothing new may be put there now, as its driver sees it; empty: it is open."""
 
 
 class Copy(Fact, frozen=True):
@@ -56,6 +62,25 @@ class Copy(Fact, frozen=True):
 
     artifact: str
     node: NodeId
+
+
+class Placing(Fact, frozen=True):
+    """How far it got on its way to a process, as its driver saw it; None: that was not seen, or not by itself."""
+
+    asked_s: float | None = None
+    """The API server has what was asked of it: a pod, or a scale."""
+    bound_s: float | None = None
+    """It has a node."""
+    prepared_s: float | None = None
+    """Its node has all of it ready, but for its image and its container."""
+
+
+class PodRef(Fact, frozen=True):
+    """A Replica's pod."""
+
+    namespace: str
+    name: str
+    uid: str
 
 
 class Drain(Fact, frozen=True):
@@ -91,6 +116,7 @@ class Replica(Fact, frozen=True):
     """Since when the Call that made it necessary was not served; None: no Call did."""
     started_s: float | None = None
     """When its first process started."""
+    placing: Placing = Placing()
     ready_s: float | None = None
     """When it first became ready."""
     grown_s: float | None = None
@@ -98,6 +124,10 @@ class Replica(Fact, frozen=True):
     address: str = ""
     reason: str = ""
     """Why it was started, in a sentence."""
+    found: bool = False
+    """It was there, and not started by this leader: what it took to start is not known."""
+    pod: PodRef | None = None
+    """None: it is none, or its name is not known yet."""
     waits: str = ""
     """Why its first process has not started yet, as the driver sees it; `start.secondsMax` does not count that."""
     rank: int = 0
@@ -281,6 +311,8 @@ class ReplicaSeen(Fact, frozen=True):
     compute_percent: int = 0
     address: str = ""
     started_s: float | None = None
+    placing: Placing = Placing()
+    pod: PodRef | None = None
     grew: bool = False
     """Its memory grew since the last look."""
     reason: str = ""

@@ -33,7 +33,10 @@ FAILED = "the model failed to start, and nothing is started before its back-off 
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One cold start. Milliseconds; `first_byte_ms` and `total_ms` are the client's, the phases the server's."""
+    """One cold start. Milliseconds; `first_byte_ms` and `total_ms` are the client's, the phases the server's.
+
+    With the operations port parts of a phase are told, too: `place.write` is a part of `place`.
+    """
 
     waited_s: float
     ending: Ending
@@ -68,6 +71,7 @@ class _Entry(msgspec.Struct, frozen=True):
     pilotlight: _Pilotlight = _Pilotlight()
     replicas: dict[str, int] | None = None
     last_start_seconds: float | None = None
+    last_start_phases: dict[str, float] = {}
     idle_seconds: float | None = None
     idle_auto: bool = False
 
@@ -114,7 +118,8 @@ async def coldstart(
                 ended = str(error)
                 break
             results.append(result)
-            made.append(_round(waited_s, result))
+            parts = await _parts(session, entry) if ops and result.cold else {}
+            made.append(_round(waited_s, result, parts))
             say(f"round {len(made)} of {rounds}: {_sentence(made[-1])}")
             if len(made) < rounds:
                 ended = INTERRUPTED if stop.told else FAILED if result.code == "model_start_failed" else ""
@@ -219,7 +224,25 @@ def _state(entry: str, found: _Entry, *, ops: bool) -> tuple[bool, str]:
     return found.pilotlight.state == "zero", f"the model is {found.pilotlight.state}"
 
 
-def _round(waited_s: float, result: Result) -> Round:
+async def _parts(session: aiohttp.ClientSession, entry: str) -> dict[str, float]:
+    """Milliseconds of parts of phases (`place.write`), as the operations port tells of the start that was last."""
+    try:
+        found = await _read(session, entry)
+    except LoadError:
+        return {}  # the next look at the Model says what is wrong
+    return {name: 1000 * took_s for name, took_s in found.last_start_phases.items() if "." in name}
+
+
+def _with_parts(phases_ms: dict[str, float], parts_ms: dict[str, float]) -> dict[str, float]:
+    """Each phase with its parts behind it."""
+    told: dict[str, float] = {}
+    for name, took_ms in phases_ms.items():
+        told[name] = took_ms
+        told |= {part: part_ms for part, part_ms in parts_ms.items() if part.startswith(f"{name}.")}
+    return told
+
+
+def _round(waited_s: float, result: Result, parts_ms: dict[str, float]) -> Round:
     def ms(seconds: float | None) -> float | None:
         return None if seconds is None else 1000 * seconds
 
@@ -230,7 +253,7 @@ def _round(waited_s: float, result: Result) -> Round:
         cold=result.cold,
         first_byte_ms=ms(result.first_byte_s),
         total_ms=ms(result.last_byte_s),
-        phases_ms=result.server_timing,
+        phases_ms=_with_parts(result.server_timing, parts_ms),
     )
 
 

@@ -18,13 +18,15 @@ from urllib.parse import urlsplit
 import aiohttp
 import click
 import msgspec
+from aiohttp import web
 
 from artifacts.agent import Agent, WayError
+from artifacts.nodesockets import POD_RESOURCES, NodeSockets
 from autoscaler.contract import NODE_PERIOD_S, NodeReport
-from pilotlight import access, certificates, process
+from pilotlight import access, certificates, health, process
 from pilotlight.access import Access
 from pilotlight.certificates import Identity
-from pilotlight.cli import DIRECTORY, access_options
+from pilotlight.cli import DIRECTORY, access_options, health_option
 from pilotlight.listen import Address
 from pilotlight.nodelook import NodeLook, NodeLooks, news
 from pilotlight.renewal import Files
@@ -32,6 +34,23 @@ from pilotlight.renewal import Files
 SEND_S_MAX = 2.0
 ADDRESSES_MAX = 16
 """Of one name; more are not told."""
+LOOK_S_MAX = 30.0
+"""An agent that has not looked for so long hangs."""
+SOCKET = click.Path(path_type=Path)
+
+
+class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent is told."""
+
+    node: str
+    autoscalers: tuple[str, ...]
+    access: Access = Access()
+    pod_resources: Path | None = None
+    """The kubelet's socket; None: it is not asked."""
+    runtime: Path | None = None
+    """The container runtime's socket; None: it is not asked."""
+    health: Address | None = None
+
 
 Token = Callable[[], str]
 Tls = Callable[[], ssl.SSLContext]
@@ -112,31 +131,55 @@ def _said(error: BaseException) -> str:
 )  # fmt: skip
 @access_options
 @click.option("--store", type=DIRECTORY, help="Where weights of this node are kept; this version puts none there.")
+@click.option(
+    "--pod-resources",
+    type=SOCKET,
+    default=POD_RESOURCES,
+    show_default=True,
+    help="The kubelet's socket that tells which pod has which device; without it the agent goes on.",
+)
+@click.option(
+    "--runtime",
+    type=SOCKET,
+    help="The container runtime's socket (CRI), such as /run/containerd/containerd.sock, which tells of images.",
+)
+@health_option
 def agent(  # noqa: PLR0917  click passes by keyword
     node: str, autoscalers: tuple[str, ...], token_file: Path | None, contract_cert_file: Path | None,
-    contract_key_file: Path | None, contract_ca_file: Path | None, store: Path | None,
+    contract_key_file: Path | None, contract_ca_file: Path | None, store: Path | None, pod_resources: Path,
+    runtime: Path | None, health: Address | None,
 ) -> None:  # fmt: skip
-    """The agent of one node: tells autoscalers of its devices, their memory and health."""
+    """The agent of one node: tells autoscalers of its devices, their memory and health, and who has them."""
     del store
     access.check_autoscalers(autoscalers)
     identity = Identity(cert=contract_cert_file, key=contract_key_file, ca=contract_ca_file)
-    process.run(serve(node, autoscalers, Access(identity=identity, token=token_file)))
+    options = AgentOptions(
+        node=node, autoscalers=autoscalers, access=Access(identity=identity, token=token_file),
+        pod_resources=pod_resources, runtime=runtime, health=health,
+    )  # fmt: skip
+    process.run(serve(options))
 
 
-async def serve(node: str, autoscalers: tuple[str, ...], shown: Access) -> None:
+async def serve(options: AgentOptions) -> None:
     """The life of the process. Raises click's usage error for files that cannot be used."""
     stop, files, boot = process.stop_event(), Files(), secrets.token_hex(8)
+    shown = options.access
     identity, path = shown.identity, shown.token
     token = None if path is None else files.read(lambda: certificates.tokens(path)[0], (path,))
     tls = files.read(lambda: certificates.client(identity), identity.files) if identity.files else None
     access.warn(shown)
 
-    def written(look: NodeLook, sequence: int) -> bytes:
-        report = NodeReport(node=node, boot=boot, sequence=sequence, devices=look.devices, pods=look.pods)
+    def written(look: NodeLook, sequence: int, age_s: float) -> bytes:
+        report = NodeReport(
+            node=options.node, boot=boot, sequence=sequence, devices=look.devices, pods=look.pods, images=look.images,
+            age_s=age_s,
+        )  # fmt: skip
         return msgspec.json.encode(report)
 
-    ways = [HttpWay(url, token, tls) for url in autoscalers]
-    one = Agent(NodeLooks().look, news, written, ways, NODE_PERIOD_S)
+    ways = [HttpWay(url, token, tls) for url in options.autoscalers]
+    sockets = NodeSockets(options.pod_resources, options.runtime)
+    one = Agent(NodeLooks(sockets=sockets).look, news, written, ways, NODE_PERIOD_S)
+    shown_at = await health.open_port(options.health, application(one))
     process.settle()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(one.run()), tasks.create_task(files.follow())]
@@ -145,3 +188,23 @@ async def serve(node: str, autoscalers: tuple[str, ...], shown: Access) -> None:
             task.cancel()
     for way in ways:
         await way.close()
+    await sockets.close()
+    await shown_at.cleanup()
+
+
+def application(one: Agent[NodeLook]) -> web.Application:
+    """GET /healthz: it looks at its node; /readyz: an autoscaler takes what it says."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return _says(one.age_s < LOOK_S_MAX, "ok", "it does not get to look at its node")
+
+    async def readyz(_: web.Request) -> web.Response:
+        return _says(one.heard, "ok", "no autoscaler takes what it says")
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    return app
+
+
+def _says(well: bool, yes: str, no: str) -> web.Response:
+    return web.Response(text=f"{yes if well else no}\n", status=200 if well else 503)

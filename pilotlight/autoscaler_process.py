@@ -127,7 +127,13 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     files = Files()
     orders = take_orders(state, loop, clock, house)
     operations = OperationsServer(
-        loop, log, metrics.text, lambda: options.gateway_sockets, __version__, commands=orders
+        loop,
+        log,
+        metrics.text,
+        lambda: options.gateway_sockets,
+        __version__,
+        commands=orders,
+        off=() if house is None else house.off,
     )
     runners = await ports(options, ContractServer(loop), operations, files, None if house is None else house.admits)
     process.settle()

@@ -51,6 +51,10 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     account: str = ""
     """NAMESPACE:NAME of the service account whose rights are asked for; empty: one's own."""
     lease: str = "pilotlight"
+    adopted: tuple[str, ...] | None = ()
+    """Namespaces where workloads are adopted; None: all."""
+    cordons: bool = False
+    """Whether orders about nodes are to be kept on them."""
 
 
 Check = Callable[[Api, Scene], Awaitable[list[Finding]]]
@@ -136,7 +140,7 @@ async def _resources(api: Api, path: str) -> list[dict[str, Any]]:
 async def rights_given(api: Api, scene: Scene) -> list[Finding]:
     """Every right of the list, of the account or of oneself; one line for each that is missing."""
     missing: list[Finding] = []
-    asked = rights(scene.scope)
+    asked = rights(scene.scope, scene.adopted, cordons=scene.cordons)
     for right in asked:
         lacks = [verb for verb in right.verbs if not await _may(api, scene, right, verb)]
         if lacks:
@@ -159,7 +163,7 @@ def _missing(scene: Scene, right: Right, lacks: list[str]) -> Finding:
 
 
 def _namespace(scene: Scene, right: Right) -> str:
-    return {"cluster": "", "engines": scene.engines, "home": scene.home}[right.where]
+    return {"cluster": "", "engines": scene.engines, "home": scene.home, "adopted": right.namespace}[right.where]
 
 
 async def _may(api: Api, scene: Scene, right: Right, verb: str) -> bool:

@@ -49,7 +49,8 @@ def labelled(nodes: Sequence[Node]) -> list[Finding]:
     if not bare:
         return [Finding("GPU labels", "ok", f"{PRODUCT} and {MEMORY} on all")]
     says = f"no {PRODUCT} and {MEMORY} on {_some(bare)}: their GPUs count for little"
-    return [Finding("GPU labels", "warning", says, "install GPU feature discovery, or label the nodes by hand")]
+    fix = "install GPU feature discovery, or describe them in Settings `nodes`"
+    return [Finding("GPU labels", "warning", says, fix)]
 
 
 def tainted(nodes: Sequence[Node]) -> list[Finding]:

@@ -47,7 +47,8 @@ listen_option = click.option(
 )
 operations_option = click.option(
     "--ops", type=AddressType(), default=OPS, show_default=OPS.text,
-    help="The operations port. It asks for no key: keep it on loopback.",
+    help="The operations port. Reading asks for no key: keep it on loopback. Orders ask for an operator's key where "
+    "Calls need one: `key new --role operator`, then --key-env of the order.",
 )  # fmt: skip
 health_option = click.option(
     "--health", type=AddressType(),
@@ -326,6 +327,7 @@ def gateway(  # noqa: PLR0917  click passes by keyword
     "--adoption/--no-adoption", default=True, show_default=True,
     help="Serves annotated Deployments and StatefulSets, too (kubernetes; docs/adoption.md).",
 )  # fmt: skip
+@click.option("--adopt-in", multiple=True, metavar="NAMESPACE", help="Only those of this namespace; repeatable.")
 @click.option("--watch-kubeai", is_flag=True, help="Serves KubeAI's Models, too (kubernetes; docs/import.md).")
 @click.option("--documents", type=click.Path(path_type=Path), required=True, help="Documents (YAML).")
 @click.option("--contract-socket", type=FILE, help="Where gateways of this machine report.")
@@ -341,7 +343,7 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 def autoscaler(  # noqa: PLR0917  click passes by keyword
     driver: str, namespace: str, scope: Literal["cluster", "namespace"], home: str,
     kubeconfig: Path | None, lease: str, identity: str, gateway_pods: str,
-    accounts: tuple[str, ...], adoption: bool, watch_kubeai: bool, documents: Path,
+    accounts: tuple[str, ...], adoption: bool, adopt_in: tuple[str, ...], watch_kubeai: bool, documents: Path,
     contract_socket: Path | None, contract_listen: Address | None,
     contract_cert_file: Path | None, contract_key_file: Path | None, contract_ca_file: Path | None,
     token_file: Path | None, ops: Address, health: Address | None, state: Path,
@@ -355,7 +357,8 @@ def autoscaler(  # noqa: PLR0917  click passes by keyword
 
     cluster = ClusterOptions(
         namespace=namespace, home=home, scope=scope, kubeconfig=kubeconfig, lease=lease, identity=identity,
-        gateway_pods=gateway_pods, accounts=accounts, adoption=adoption, watch_kubeai=watch_kubeai,
+        gateway_pods=gateway_pods, accounts=accounts, adopt_in=(adopt_in or None) if adoption else (),
+        watch_kubeai=watch_kubeai,
     )  # fmt: skip
     autoscaler_process.run(
         autoscaler_process.AutoscalerOptions(

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from autoscaler import engines
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
 from autoscaler.door import Admits
+from autoscaler.drivers import probes
 from autoscaler.drivers.base import SharedDriver
 from autoscaler.fold import Observation
 from autoscaler.loop import Loop, Step
@@ -96,17 +97,19 @@ class Cluster:
         self._elector = elector
         self._clock = clock
         self._listed = asyncio.Event()
+        self._pace = probes.Pace(clock)
+        self._pace.leads = False
         own = KubernetesDriver(
             acting, options.namespace, launch, image, clock, defaults=lambda: self._loop.world.settings.pod,
             kinds=lambda: self._loop.world.settings.nodes, inventory=options.scope == "cluster",
-            measured=self._measured,
+            measured=self._measured, pace=self._pace,
         )  # fmt: skip
         self._own = own
         self._declared: DeclaredDevices | None = None
         """Devices, where nodes may not be read."""
         if options.scope == "namespace":
             self._declared = DeclaredDevices(asking, options.namespace, self._observe, lambda: self._loop.world)
-        self._resources = Resources(options, acting, asking, name, clock)
+        self._resources = Resources(options, acting, asking, reporter=name, clock=clock, pace=self._pace)
         self.driver: SharedDriver = CompositeDriver(own, self._resources.adopted)
         self.cordons: Cordons | None = None
         """On Node objects, where they may be read."""
@@ -174,11 +177,13 @@ class Cluster:
 
     def lead(self, epoch: int) -> None:
         """The World begins anew, from what there is now."""
+        self._pace.leads = True
         self._loop.observe((LeadingSeen(epoch=epoch),))
         self.driver.lead()
 
     async def follow(self) -> None:
         """All that was ordered ends."""
+        self._pace.leads = False
         await self.driver.follow()
         self._loop.observe((FollowingSeen(),))
 

@@ -1,10 +1,9 @@
 """What a node has, as its agent looks at it: devices and their memory by NVML, and which pods use them. I/O.
 
 Owns the look. NVML blocks, so it is asked in a thread; one that hangs or fails makes its devices unhealthy, and is
-never asked a second time beside a question that it has not answered. Pods are told by the processes that hold a
-device's memory, which needs the node's own process ids (`hostPID`): without them, and before a pod's first allocation,
-nothing is told. The kubelet's own table (PodResources) speaks gRPC and is not read; images are left to the Node's
-status.
+never asked a second time beside a question that it has not answered. Which pod has which device is the kubelet's own
+table (PodResources) where it can be asked; else pods are told by the processes that hold a device's memory, which needs
+the node's own process ids (`hostPID`): without them, and before a pod's first allocation, nothing is told.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from artifacts.nodesockets import NodeSockets
 from artifacts.podcgroup import pod_uid
 from autoscaler.contract import DeviceReport, PodDevices
 from autoscaler.drivers.nvml import Nvml, NvmlError, open_nvml
+from autoscaler.nodes import NOTICED_BYTES
 
 ANSWER_S_MAX = 5.0
 """NVML that takes longer is taken for broken."""
-NOTICED_BYTES = 64 << 20
-"""A device's use that changes by less is told with the next report only."""
 INITIAL_PIDS = "pid:[4026531836]"
 """The node's own process ids (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h)."""
 
@@ -31,6 +30,7 @@ class NodeLook(NamedTuple):
 
     devices: tuple[DeviceReport, ...] = ()
     pods: tuple[PodDevices, ...] = ()
+    images: tuple[str, ...] = ()
 
 
 class NodeLooks:
@@ -41,7 +41,9 @@ class NodeLooks:
         opener: Callable[[], Nvml | None] = open_nvml,
         proc: Path = Path("/proc"),
         sees_node: Callable[[], bool] = lambda: sees_node(Path("/proc")),
+        sockets: NodeSockets | None = None,
     ) -> None:
+        self._sockets = NodeSockets() if sockets is None else sockets
         self._opener = opener
         self._proc = proc
         self._sees_node = sees_node
@@ -51,6 +53,14 @@ class NodeLooks:
 
     async def look(self) -> NodeLook:
         """The node now; without a driver there are no devices, which is no error."""
+        found, given, images = await asyncio.gather(self._devices(), self._sockets.pods(), self._sockets.images())
+        if given is None:
+            return found._replace(images=images)
+        pods = tuple(PodDevices(namespace=one.namespace, name=one.name, devices=one.devices) for one in given)
+        return NodeLook(found.devices, pods, images)
+
+    async def _devices(self) -> NodeLook:
+        """By NVML alone."""
         if self._asked is None:
             self._asked = asyncio.ensure_future(asyncio.to_thread(self._ask))
         try:
@@ -109,7 +119,9 @@ def sees_node(proc: Path) -> bool:
 
 def news(told: NodeLook, now: NodeLook) -> bool:
     """Whether anything has changed that is worth a report of its own."""
-    if told.pods != now.pods or [_at_rest(one) for one in told.devices] != [_at_rest(one) for one in now.devices]:
+    if (told.pods, told.images) != (now.pods, now.images):
+        return True
+    if [_at_rest(one) for one in told.devices] != [_at_rest(one) for one in now.devices]:
         return True
     pairs = zip(told.devices, now.devices, strict=True)
     return any(abs(before.used_bytes - after.used_bytes) >= NOTICED_BYTES for before, after in pairs)

@@ -1,18 +1,20 @@
 """Composes what an autoscaler has in objects of the API server: the documents that it reads, and what it writes back.
 
 Owns where documents come from in a cluster (files, custom resources, adopted workloads, KubeAI's Models) and who tells
-people there what became of them: status of Models, Events on Models and on workloads.
+people there what became of them: status of Models, Events on Models and on workloads. A Model of another namespace than
+the pods' takes nothing of that one (`autoscaler.reach`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from autoscaler import documents
+from autoscaler import documents, reach
 from autoscaler.contract import ModelName
+from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes import happenings, status
 from autoscaler.drivers.kubernetes.adopted import AdoptedDriver, Note
 from autoscaler.drivers.kubernetes.customs import Customs
@@ -20,9 +22,13 @@ from autoscaler.drivers.kubernetes.events import Events
 from autoscaler.drivers.kubernetes.kubeai import KUBEAI, KubeaiModels
 from autoscaler.drivers.kubernetes.statuses import Statuses
 from autoscaler.drivers.kubernetes.subjects import subjects
+from autoscaler.expected import WrongKeyError, dotted
 from autoscaler.foreign import kubeai
+from autoscaler.foreign.kubeai_system import CHART
 from autoscaler.installation import CUSTOMS, FILES, Installation, Status
+from autoscaler.model import Model
 from autoscaler.names import Origin
+from autoscaler.tenant import Tenant
 from autoscaler.world import DocumentsSeen
 from pilotlight.quiet import say
 
@@ -36,30 +42,58 @@ FLUSH_S = 0.3
 """How long the last status may take at the end."""
 
 
+def ours(namespace: str, document: object) -> Model | Tenant:
+    """A custom resource, where pods are made in `namespace`. Raises WrongKeyError."""
+    said = documents.one(document)
+    if isinstance(said, Model):
+        reach.check(said, namespace)
+    return said
+
+
+def theirs(namespace: str, value: object) -> tuple[Model | None, str, tuple[str, ...]]:
+    """A Model of KubeAI, as `kubeai.live` gives it; one of another namespace goes without KubeAI's Secret."""
+    model, wrong, notes = kubeai.live(value)
+    if model is None or model.namespace == namespace:
+        return model, wrong, notes
+    model, wrong, notes = kubeai.live(value, CHART._replace(secret=""))
+    try:
+        if model is not None:
+            reach.check(model, namespace)
+    except WrongKeyError as error:
+        return None, f"{dotted(error.path)}: {error.message}", notes
+    return model, wrong, notes
+
+
 class Resources:
     """Of one process. `join` its loop, and put what files say, before `run`."""
 
     _loop: Loop
 
     def __init__(
-        self, options: ClusterOptions, acting: Api, asking: Api, reporter: str, clock: Callable[[], float]
-    ) -> None:
+        self, options: ClusterOptions, acting: Api, asking: Api, *, reporter: str,
+        clock: Callable[[], float], pace: probes.Pace,
+    ) -> None:  # fmt: skip
         namespaces = None if options.scope == "cluster" else [options.namespace]
         awaited = {FILES, CUSTOMS, ADOPTED} | ({KUBEAI} if options.watch_kubeai else set())
         self._clock = clock
+        self._unix_s = asking.unix_s
         self._installation = Installation(self._tell, awaited)
         self._customs = Customs(
-            asking, documents.one, self._installation, namespaces, tenants=namespaces is None, heard=self._heard
-        )
+            asking, partial(ours, options.namespace), self._installation, namespaces,
+            tenants=namespaces is None, heard=self._heard,
+        )  # fmt: skip
         self._kubeai = None
         if options.watch_kubeai:
-            self._kubeai = KubeaiModels(asking, kubeai.live, self._installation, namespaces)
+            self._kubeai = KubeaiModels(asking, partial(theirs, options.namespace), self._installation, namespaces)
         self.adopted = AdoptedDriver(
-            acting, namespaces if options.adoption else (), lambda models: self._installation.put(ADOPTED, models),
-            hold_s=lambda: self._loop.world.settings.adoption.hold_seconds, note=self._note, clock=clock,
+            acting, namespaces if options.adopt_in is None else options.adopt_in,
+            lambda models: self._installation.put(ADOPTED, models),
+            hold_s=lambda: self._loop.world.settings.adoption.hold_seconds, note=self._note, clock=clock, pace=pace,
         )  # fmt: skip
         self._statuses = Statuses(acting, namespaces=namespaces)
         self._events = Events(acting, reporter)
+        self._taken: Mapping[str, str] = {}
+        """What was said of Tenants."""
         self.told = asyncio.Event()
         """All documents were told once."""
 
@@ -73,9 +107,13 @@ class Resources:
         self._installation.put_files(seen)
 
     def _tell(self, seen: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
-        learned, wrong = status.remembered(statuses, self._clock(), time.time())
+        learned, wrong = status.remembered(statuses, self._clock(), self._unix_s())
         for line in wrong:
             say(line)
+        taken, self._taken = self._taken, self._installation.tenants_taken
+        for tenant, why in self._taken.items():
+            if taken.get(tenant) != why:
+                say(f"Tenant {tenant}: {why}")
         self._statuses.put(subjects(self._customs.models, self._installation.settled))
         self._loop.observe([*learned, seen])
         self.adopted.called(self._installation.settled.names)
@@ -85,7 +123,7 @@ class Resources:
         """What a Model's leader wrote down: who follows will need it."""
         name = self._installation.settled.names.get(origin)
         if name is not None and not self._loop.world.leads:
-            self._loop.observe(status.remembered({name: said}, self._clock(), time.time())[0])
+            self._loop.observe(status.remembered({name: said}, self._clock(), self._unix_s())[0])
 
     def _note(self, note: Note) -> None:
         """What a workload's owner is to know."""

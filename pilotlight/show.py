@@ -114,6 +114,13 @@ def status(ops: str, model: str | None, *, watch: bool, output: str) -> None:
         click.echo(json.dumps(rows(ops, model), indent=2))
     else:
         plain().print(table(rows(ops, model)))
+        say_off(ops, model)
+
+
+def say_off(ops: str, model: str | None) -> None:
+    """What does not work in this mode, where all Models are shown."""
+    for sentence in fetch(ops, "/api/v1/off")["sentences"] if model is None else ():
+        click.echo(f"off: {sentence}")
 
 
 def follow(ops: str, model: str | None, output: str) -> None:

@@ -32,7 +32,7 @@ SUITE, PYTHON = "bookworm", "3.11"
 DEBS = f"python{PYTHON},ca-certificates,tzdata"
 SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
 """Where Debian's Python looks for what is not Debian's."""
-EXTRAS = ("kubernetes",)
+EXTRAS = ("kubernetes", "agent")
 USER = 65532
 LEFT_OUT = (
     "bin/tar", "usr/share/(doc|man|info|locale|lintian|perl5|debconf|bash-completion|pixmaps|applications|binfmts)",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.adoptable import (
+    TargetKey,
     read_pod,
     read_scaler,
     read_target,
 )
-from autoscaler.drivers.kubernetes.adopting import AnnotationError, Hand, Others, hand_of, model_of
+from autoscaler.drivers.kubernetes.adopting import AnnotationError, Hand, Others, aged, hand_of, model_of
 from autoscaler.engines.table import default_slots
-from autoscaler.model import ADOPTED_HASH, Adopted, ReplicaRange
+from autoscaler.model import ADOPTED_HASH, Adopted, Model, ModelSpec, ReplicaRange
+from autoscaler.names import Origin, settle
 from tests.kit.workload import KEY, target
 
 # --- annotations ------------------------------------------------------------------------------------------------------
@@ -84,7 +88,17 @@ def test_what_a_workload_was_made_with_is_nobodys_hand() -> None:
 def test_kubectl_scale_is_a_hand_also_for_who_comes_later() -> None:
     scaled = target(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=150.0)
     assert hand_of(None, scaled, None, 200.0) == Hand(3, "kubectl", 150.0)
-    assert hand_of(target(), scaled, None, 200.0) == Hand(3, "kubectl", 150.0)
+
+
+@pytest.mark.parametrize("written_s", [150.0, 9000.0, -9000.0])
+def test_a_hand_holds_from_when_it_was_seen_whatever_clock_its_time_was_written_by(written_s: float) -> None:
+    scaled = target(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=written_s)
+    assert hand_of(target(), scaled, None, 200.0) == Hand(3, "kubectl", 200.0)
+
+
+def test_what_was_scaled_before_we_came_is_not_of_the_future() -> None:
+    scaled = target(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=9000.0)
+    assert hand_of(None, scaled, None, 200.0) == Hand(3, "kubectl", 200.0)
 
 
 def test_a_patch_to_zero_leaves_nobody_as_the_owner_and_is_a_hand_all_the_same() -> None:
@@ -163,13 +177,29 @@ def test_who_scales_to_zero_and_then_annotates_has_not_switched_it_off() -> None
     seen = read_target("Deployment", found)
     assert seen is not None
     assert (seen.scaled_by, seen.since_adopted) == ("kubectl", False)
+    assert seen.named_unix_s == datetime(2026, 1, 3, tzinfo=UTC).timestamp(), "it is as old as its annotation"
 
 
-def pod_object(container: dict[str, Any], status: dict[str, Any], owner: str = "ReplicaSet") -> dict[str, Any]:
+def test_a_workload_is_as_old_as_its_names_and_an_old_one_takes_no_name_from_who_has_it() -> None:
+    """Whoever writes it later makes it no younger; other names are new."""
+    old = aged(None, target({"pilotlight.dev/models": "ada"}, named_unix_s=300), 900.0)
+    again = aged(old, target({"pilotlight.dev/models": "ada", "pilotlight.dev/slots": "7"}, named_unix_s=500), 900.0)
+    other = aged(again, target({"pilotlight.dev/models": "bert"}, named_unix_s=700), 900.0)
+    unsaid = aged(None, target(named_unix_s=0), 900.0)
+    assert [one.named_unix_s for one in (old, again, other, unsaid)] == [300, 300, 700, 900]
+    has = Model(name=ModelName("bert"), spec=ModelSpec(engine="command"), namespace="n", created_unix_s=500)
+    settled = settle([], {Origin("Model", "n", "bert"): has, Origin("Deployment", "default", "ada"): model_of(other)})
+    assert [model.name for model in settled.models] == ["bert", "default/bert"]
+
+
+def pod_object(
+    container: dict[str, Any], status: dict[str, Any], owner: str = "ReplicaSet", name: str = "ada-5c7"
+) -> dict[str, Any]:
     """As the API has it."""
     return {
         "metadata": {"name": "ada-1", "uid": "p1", "creationTimestamp": "2026-01-01T00:00:00Z",
-                     "ownerReferences": [{"kind": owner, "controller": True}]},
+                     "labels": {"pod-template-hash": "5c7"},
+                     "ownerReferences": [{"kind": owner, "name": name, "controller": True}]},
         "spec": {"containers": [{"name": "proxy"}, {"name": "engine", **container}]},
         "status": status,
     }  # fmt: skip
@@ -198,6 +228,23 @@ def test_where_a_pod_answers_comes_from_its_own_template(
 
 def test_a_pod_that_something_else_controls_is_not_the_workloads() -> None:
     assert read_pod(pod_object({}, {}, owner="Job"), KEY, "engine") is None
+
+
+@pytest.mark.parametrize(
+    ("key", "owner", "is_its"),
+    [
+        (KEY, "ada-5c7", True),
+        (KEY, "ada-canary-5c7", False),
+        (KEY._replace(name="ada-canary"), "ada-5c7", False),
+        (KEY._replace(name="ada-canary"), "ada-canary-5c7", True),
+        (KEY._replace(kind="StatefulSet"), "ada", True),
+        (KEY._replace(kind="StatefulSet"), "ada-canary", False),
+    ],
+)
+def test_a_pod_that_another_workload_of_the_same_kind_made_is_not_its(key: TargetKey, owner: str, is_its: bool) -> None:
+    """Selectors may overlap: {app: x} also takes what is {app: x, track: canary}."""
+    kind = "ReplicaSet" if key.kind == "Deployment" else key.kind
+    assert (read_pod(pod_object({}, {}, kind, owner), key, "engine") is not None) is is_its
 
 
 def test_an_engine_has_ended_when_its_kubelet_waits_before_the_next_start() -> None:

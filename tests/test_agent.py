@@ -24,8 +24,8 @@ from autoscaler.drivers.nvml import Gpu
 from autoscaler.nodeintake import NODE_BYTES_MAX
 from autoscaler.ordered import NodeSeen
 from autoscaler.serve import ContractServer
-from pilotlight import nodelook
-from pilotlight.agent_process import HttpWay
+from pilotlight import agent_process, nodelook
+from pilotlight.agent_process import HttpWay, application
 from pilotlight.nodelook import NodeLook, NodeLooks, news, sees_node
 from tests.kit.fakenvml import FakeNvml
 from tests.kit.steps import SteppedLoop
@@ -154,7 +154,7 @@ class Told:
 
     def __init__(self, ways: Sequence[Noted], period_s: float) -> None:
         self.now = 0
-        self.agent = Agent(self.look, lambda a, b: a != b, lambda now, n: f"{now}/{n}".encode(), ways, period_s)
+        self.agent = Agent(self.look, lambda a, b: a != b, lambda now, n, _: f"{now}/{n}".encode(), ways, period_s)
 
     async def look(self) -> int:
         return self.now
@@ -197,6 +197,34 @@ async def test_a_way_that_hangs_or_refuses_keeps_no_other_waiting(caplog: pytest
         assert await ugly.taken.get()
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["event=agent_unheard autoscaler=ugly reason='it answered 401'"], "once"
+
+
+async def test_the_agent_is_well_while_it_looks_and_ready_while_somebody_takes_what_it_says(
+    aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way = Noted()
+
+    async def look() -> NodeLook:
+        return NodeLook()
+
+    one = Agent(look, news, lambda _, number, age_s: f"{number} {age_s >= 0}".encode(), [way], period_s=0.01)
+    client = await aiohttp_client(application(one))
+
+    async def says(path: str) -> int:
+        return (await client.get(path)).status
+
+    assert (await says("/healthz"), await says("/readyz")) == (503, 503), "it has not looked yet"
+    task = asyncio.create_task(one.run())
+    async with asyncio.timeout(10):
+        assert (await way.taken.get()).endswith(b" True")
+        await way.taken.get()
+        assert (await says("/healthz"), await says("/readyz")) == (200, 200)
+        way.refuses = "it answered 401"
+        while await says("/readyz") == 200:
+            await asyncio.sleep(0.005)
+        monkeypatch.setattr(agent_process, "LOOK_S_MAX", 0.0)
+        assert await says("/healthz") == 503
+    task.cancel()
 
 
 def test_a_report_may_be_lost_before_it_expires() -> None:

@@ -193,7 +193,13 @@ def test_a_kubeconfig_that_is_not_there_is_a_blocker(tmp_path: Path) -> None:
 def test_with_scope_namespace_no_right_is_needed_in_the_whole_cluster() -> None:
     assert {one.where for one in rights("namespace")} == {"engines", "home"}
     assert {one.where for one in rights("cluster")} == {"cluster", "engines", "home"}
-    assert not [one for one in rights("cluster", adoption=False) if one.group == "apps"]
+    assert {one.where for one in rights("cluster", ("team-a",), cordons=True)} - {"adopted"} == {
+        "cluster",
+        "engines",
+        "home",
+    }
+    for changes in ("deployments/scale", "nodes"):
+        assert not [one for one in rights("cluster") if one.resource == changes and "patch" in one.verbs]
 
 
 def test_no_right_stands_in_the_list_twice() -> None:

@@ -358,3 +358,42 @@ def test_what_is_written_loads_as_the_same_documents(specs: dict[str, object], n
         texts.append((name, json.dumps(document)))
     loaded = load(texts)
     assert load([("again", to_yaml(loaded))]) == loaded
+
+
+NODES = """
+nodes:
+- selector: {node.kubernetes.io/instance-type: g4dn.xlarge}
+  device: {model: T4, memory: 16Gi}
+- selector: {}
+  device: {model: A100, memory: 80Gi, count: 8}
+"""
+
+
+def test_nodes_of_the_settings() -> None:
+    first, second = load([("a.yaml", f"{HEAD}Settings{NODES}")]).settings.nodes
+    assert (first.selector, first.device.model, first.device.count) == (
+        {"node.kubernetes.io/instance-type": "g4dn.xlarge"}, "T4", 1,
+    )  # fmt: skip
+    assert (second.selector, second.device.memory_bytes, second.device.count) == ({}, 80 << 30, 8)
+
+
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: mps}}",
+         "nodes[0].slicing: is not in force yet in this version"),
+        ("{selector: {}, device: {model: T4, memory: 1Gi}, devicesMax: 8}",
+         "nodes[0].devicesMax: is not in force yet in this version"),
+        ("{device: {model: T4, memory: 1Gi}}", "nodes[0].selector: missing; expected keys with values"),
+        ("{selector: {}}", "nodes[0].device: missing; expected keys with values"),
+        ("{selector: {a b: c}, device: {model: T4, memory: 1Gi}}",
+         "nodes[0].selector.a b: expected a label of Kubernetes: at most 63 of A-Za-z0-9._-"),
+        ("{selector: {}, device: {model: '', memory: 1Gi}}",
+         "nodes[0].device.model: expected the name of a product, such as T4"),
+        ("{selector: {}, device: {model: T4, memory: 0}}", "nodes[0].device.memory: expected more than nothing"),
+        ("{selector: {}, device: {model: T4, memory: 1Gi, count: 0}}",
+         "nodes[0].device.count: expected a whole number, at least 1 and at most 64"),
+    ],
+)  # fmt: skip
+def test_nodes_of_the_settings_that_are_wrong(entry: str, line: str) -> None:
+    assert wrong(f"{HEAD}Settings\nnodes: [{entry}]") == f"a.yaml: Settings: {line}"

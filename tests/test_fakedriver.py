@@ -26,6 +26,8 @@ FATES = {
 class FakeRig:
     """A fake machine on a loop in virtual time."""
 
+    began_within_s = 0.5
+
     def __init__(self) -> None:
         self.loop = VirtualLoop()
         gpu = Slice(id=SliceId("gpu0"), device=DeviceId("gpu0"), node=NodeId("local"), memory_bytes=1 << 30)

@@ -78,6 +78,26 @@ def test_holds_stand_still_until_every_gateway_has_reported_in_the_epoch() -> No
     assert shares.divide(new, T0) is not None
 
 
+def test_what_this_leader_started_is_divided_while_a_gateway_is_silent_and_what_it_found_is_not() -> None:
+    """The silent one can hold nothing there; once it has reported, what was found is divided, too."""
+    before = world([A, B], [device()], gateways=[gateway("g1"), gateway("g2")], leads=False)
+    led, _ = fold(before, (LED, *there()), T0)
+    fresh = replica(B, "fresh", address="127.0.0.1:10")
+    by_model = {**led.by_model, B.name: (fresh.id,)}
+    led = msgspec.structs.replace(led, replicas={**led.replicas, fresh.id: fresh}, by_model=by_model)
+    acts, _ = fold(led, (told(waits(epoch=7, sequence=6, version=led.version)),), T0)
+    moved = shares.divide(acts, T0)
+    assert moved is not None
+    assert moved.holds == ((G, fresh.id, fresh.slots),)
+    given, _ = fold(acts, (moved,), T0)
+    assert shares.divide(given, T0) is None
+    other = msgspec.structs.replace(waits(7, version=given.version, name="a"), gateway=GatewayId("g2"), replicas=())
+    all_, _ = fold(given, (told(other),), T0)
+    moved = shares.divide(all_, T0)
+    assert moved is not None
+    assert RUNS.id in {id for _, id, _ in moved.holds}
+
+
 def test_who_follows_neither_plans_nor_grants() -> None:
     known = world([A, B], [device()], [RUNS], [gateway("g1", [level("b", 1)])], handed_over=True)
     assert plan(known, T0).actions

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.leadership import EPOCH_MAX, LOOK_S_MAX, Candidate, Record, Write
+from autoscaler.leadership import AHEAD_MAX, EPOCH_MAX, LOOK_S_MAX, Candidate, Record, Write
 
 ME, OTHER = "me", "other"
 D = 10
@@ -40,10 +40,9 @@ def test_nothing_is_written_before_the_lease_was_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "floor", "wanted"),
+    ("record", "heard", "wanted"),
     [
         (None, 0, Write(None, ME, 1, D, acquires=True)),
-        (None, 6, Write(None, ME, 7, D, acquires=True)),
         (held(""), 0, Write("7", ME, 4, D, acquires=True)),
         (held("", epoch=0), 0, Write("7", ME, 1, D, acquires=True)),
         (held(""), 9, Write("7", ME, 10, D, acquires=True)),
@@ -51,15 +50,15 @@ def test_nothing_is_written_before_the_lease_was_read() -> None:
         (held(OTHER), 0, None),
         (None, EPOCH_MAX, Write(None, ME, 1, D, acquires=True)),
     ],
-    ids=["none", "none-but-gateways-know-one", "released", "never-held", "gateways-know-more", "ours-of-before",
+    ids=["none", "released", "never-held", "gateways-know-more", "ours-of-before",
          "held", "no-epoch-of-a-lease"],
 )  # fmt: skip
 def test_what_is_free_is_taken_at_once_with_a_higher_epoch(
-    record: Record | None, floor: int, wanted: Write | None
+    record: Record | None, heard: int, wanted: Write | None
 ) -> None:
     one = Candidate(ME, D)
     one.saw(record, 0.0)
-    assert one.write(0.0, floor) == wanted
+    assert one.write(0.0, (heard,)) == wanted
 
 
 def test_a_record_that_does_not_change_is_taken_after_its_own_duration_on_our_clock() -> None:
@@ -154,10 +153,57 @@ def test_an_acquisition_that_came_back_too_late_is_none() -> None:
 def test_a_leader_below_what_gateways_know_ends_and_acquires_above_it() -> None:
     """The Lease was deleted and made anew: gateways ignore an epoch that is lower than theirs."""
     one = led(epoch=1)
-    assert one.write(1.0, floor=7) is None
+    assert one.write(1.0, (2, 7)) is None
     assert one.epoch(1.0) is None
     one.saw(held(ME, 1, version="8"), 1.1)
-    assert one.write(1.1, floor=7) == Write("8", ME, 8, D, acquires=True)
+    assert one.write(1.1, (2, 7)) == Write("8", ME, 8, D, acquires=True)
+
+
+@pytest.mark.parametrize("lie", [EPOCH_MAX, EPOCH_MAX - 1, 3 + AHEAD_MAX + 1])
+def test_what_no_gateway_can_know_is_not_believed_and_hides_nothing(lie: int) -> None:
+    """The epoch is an int32: one such report, and nobody could ever acquire again."""
+    assert led(epoch=3).write(1.0, (lie,)) is None
+    assert led(epoch=3).write(2.0, (lie,)) == Write("8", ME, 3, D), "it leads on"
+    one = Candidate(ME, D)
+    one.saw(held("", 3), 0.0)
+    assert one.write(0.0, (lie, 9)) == Write("7", ME, 10, D, acquires=True)
+    assert one.write(0.0, (3 + AHEAD_MAX,)) == Write("7", ME, 3 + AHEAD_MAX + 1, D, acquires=True)
+
+
+# --- a Lease that was deleted -----------------------------------------------------------------------------------------
+
+
+def test_who_saw_a_holder_waits_out_its_duration_also_when_the_lease_is_gone() -> None:
+    """Whoever leads may have renewed it just before it was deleted, and does not know yet."""
+    one = Candidate(ME, D)
+    one.saw(held(duration_s=20), 100.0)
+    one.saw(None, 110.0)
+    one.saw(None, 125.0)
+    assert one.write(129.9) is None
+    assert one.due_s(129.5) == 130.0
+    assert one.write(130.0) == Write(None, ME, 4, D, acquires=True)
+
+
+def test_who_only_hears_from_gateways_that_somebody_led_waits_as_long_as_its_own_duration() -> None:
+    one = Candidate(ME, D)
+    one.saw(None, 99.0)
+    assert one.write(100.0, (6,)) is None
+    assert one.write(109.9, (6,)) is None
+    assert one.write(110.0, (6, 7)) is None, "somebody led meanwhile"
+    assert one.write(120.0, (6,)) == Write(None, ME, 8, D, acquires=True)
+
+
+def test_who_led_when_it_was_deleted_makes_it_anew_at_once_but_only_while_nobody_else_may() -> None:
+    one = led()
+    one.failed()
+    one.saw(None, 3.0)
+    assert one.epoch(3.0) is None
+    assert one.write(3.0) == Write(None, ME, 5, D, acquires=True)
+    assert one.write(8.0) is None, "it was paused"
+    assert one.write(13.0) == Write(None, ME, 5, D, acquires=True)
+    late = led()
+    late.saw(None, 8.0)
+    assert late.write(8.0) is None
 
 
 def test_the_settings_duration_is_for_the_next_write() -> None:
@@ -200,7 +246,9 @@ class Server:
 
 
 class Turn(NamedTuple):
-    """One candidate's turn: after so long, what becomes of its request, and how long the answer takes."""
+    """One candidate's turn: after so long, what becomes of its request (the Lease may be deleted just before it), and
+    how long the answer takes.
+    """
 
     who: int
     after_s: float
@@ -213,7 +261,7 @@ turns = st.lists(
         Turn,
         st.integers(0, 2),
         st.sampled_from([0.0, 0.5, 1.9, 2.0, 5.0, 8.0, 10.0, 25.0]),
-        st.sampled_from(["ok", "ok", "ok", "lost", "answer lost"]),
+        st.sampled_from(["ok", "ok", "ok", "lost", "answer lost", "deleted"]),
         st.sampled_from([0.0, 0.3, 2.0, 9.0]),
     ),
     min_size=1,
@@ -224,7 +272,9 @@ turns = st.lists(
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(turns)
 def test_two_never_lead_at_once_and_epochs_only_rise(script: list[Turn]) -> None:
-    """Pauses, lost requests and answers, three clocks that have nothing in common; the Lease is never deleted."""
+    """Pauses, lost requests and answers, three clocks that have nothing in common; the Lease deleted at any time, and
+    gateways that know all epochs.
+    """
     server, now_s, last_epoch = Server(), 0.0, 0
     clocks = (0.0, -3600.0, 1e6)
     all_of_them = [Candidate(f"c{n}", D) for n in range(3)]
@@ -235,12 +285,14 @@ def test_two_never_lead_at_once_and_epochs_only_rise(script: list[Turn]) -> None
     for turn in script:
         one, off = all_of_them[turn.who], clocks[turn.who]
         now_s += turn.after_s
+        if turn.request == "deleted":
+            server.record = None
         if one.must_look(now_s + off):
             if turn.request == "lost":
                 one.failed()
                 continue
             one.saw(server.record, now_s + off)
-        write = one.write(now_s + off)
+        write = one.write(now_s + off, (last_epoch,))
         if write is not None and turn.request != "lost":
             started_s, made = now_s, server.put(write)
             now_s += turn.takes_s

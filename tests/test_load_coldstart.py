@@ -34,7 +34,7 @@ def invoke(*arguments: str) -> Result:
 class ColdServer:
     """An inference port and an operations port of a Model that needs some looks until it is at zero again."""
 
-    def __init__(self, *, looks: int = 2, timing: str = "queue;dur=1, load;dur=20, ready;dur=2") -> None:
+    def __init__(self, *, looks: int = 2, timing: str = "queue;dur=1, place;dur=5, load;dur=20, ready;dur=2") -> None:
         self.looks, self.timing, self.left, self.calls = looks, timing, looks, 0
         self.app = web.Application()
         self.app.router.add_get("/v1/models/ada", self.entry)
@@ -51,7 +51,9 @@ class ColdServer:
 
     async def status(self, _: web.Request) -> web.Response:
         self.left -= 1
-        return web.json_response({"name": "ada", "replicas": {"scrubbing": 1} if self.left > 0 else {}})
+        started = {"place": 0.005, "place.write": 0.002, "place.schedule": 0.003, "load": 0.02}
+        left = {"scrubbing": 1} if self.left > 0 else {}
+        return web.json_response({"name": "ada", "replicas": left, "last_start_phases": started})
 
     async def call(self, _: web.Request) -> web.Response:
         self.left, self.calls = self.looks, self.calls + 1
@@ -61,13 +63,15 @@ class ColdServer:
 
 @pytest.mark.parametrize("with_ops", [False, True])
 async def test_each_round_waits_for_zero_and_keeps_the_phases(aiohttp_server: Serve, with_ops: bool) -> None:
-    server = ColdServer()
+    server = ColdServer(looks=3 if with_ops else 2)
     url = str((await aiohttp_server(server.app)).make_url("/")).rstrip("/")
     said: list[str] = []
     starts = await coldstart(url, "ada", 3, url if with_ops else None, say=said.append)
     assert (server.calls, starts.warm, starts.verdict.completed, starts.verdict.holds) == (3, 0, 3, True)
-    assert list(starts.spreads_ms) == ["queue", "load", "ready", "first byte", "total"]
+    parts = ["place.write", "place.schedule"] if with_ops else []
+    assert list(starts.spreads_ms) == ["queue", "place", *parts, "load", "ready", "first byte", "total"]
     assert starts.spreads_ms["load"].median == 20.0
+    assert not with_ops or starts.spreads_ms["place.write"].median == 2.0
     assert all(one.waited_s >= 0.1 for one in starts.rounds)
     assert said[0].startswith("3 rounds, about 7 min and the starts: each waits for zero (60 s without a call, longer")
     assert said[1] == SHORTEN
@@ -126,7 +130,7 @@ async def test_the_operations_port_is_believed_and_gets_no_key(aiohttp_server: S
     server = ColdServer(looks=10_000)
     url = str((await aiohttp_server(server.app)).make_url("/"))
     starts = await coldstart(url, "ada", 2, ops, key="pl-secret")
-    assert (server.calls, starts.verdict.holds, keys) == (2, True, [None, None])
+    assert (server.calls, starts.verdict.holds, keys) == (2, True, [None] * 4)
     assert server.left == server.looks, "the inference port is not asked"
 
 
@@ -272,8 +276,8 @@ async def test_the_coldstart_command_prints_phases_writes_its_page_and_exits_0(
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] in page.read_text()
     lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["queue", "load", "ready", "first", "total", "verdict"]
-    assert lines[1].split()[1:5] == ["min", "20.0", "median", "20.0"]
+    assert [line.split()[0] for line in lines] == ["queue", "place", "load", "ready", "first", "total", "verdict"]
+    assert lines[2].split()[1:5] == ["min", "20.0", "median", "20.0"]
     assert re.search(r"round 2 of 2: waited 0\.\d s for zero, first byte after", done.stderr)
 
 

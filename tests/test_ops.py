@@ -86,7 +86,7 @@ async def test_the_answers_are_those_of_the_world(aiohttp_client: AiohttpClient)
     assert isinstance(models, list)
     assert [row["name"] for row in models] == ["a", "org/b"]
     assert await get("tenants") == [{"name": "acme", "weight": 2.0, "keys": 1}]
-    held = {"id": "r1", "model": "a", "state": "ready", "memory_bytes": 20 << 30}
+    held = {"id": "r1", "model": "a", "state": "ready", "memory_bytes": 20 << 30, "devices": []}
     expected = {"id": "gpu0", "product": "H100", "isolation": "none", "replicas": [held]}
     devices = await get("devices")
     assert isinstance(devices, list)

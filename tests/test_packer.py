@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.packer import FREE, _Bench, pack
 from autoscaler.packing import Force, Incumbent, Outlook, Packing, Room, Shelf, Want
+from autoscaler.rulings import admits
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Copy, Isolation, NodeId, Slice
 from tests.kit.worlds import GI, T0, device
@@ -201,11 +202,15 @@ def incumbents(draw: st.DrawFn, index: int) -> tuple[Incumbent, ...]:
     )
 
 
+ZONES = ("z1", "z2")
+
+
 @st.composite
 def benches(draw: st.DrawFn) -> list[Shelf]:
     made: list[Shelf] = []
     for i in range(draw(st.integers(1, 5))):
-        slice_ = device(f"g{i}", 24, f"n{i % 2}", healthy=draw(st.integers(0, 9)) > 0)
+        zone = {"zone": draw(st.sampled_from(ZONES))}
+        slice_ = device(f"g{i}", 24, f"n{i % 2}", healthy=draw(st.integers(0, 9)) > 0, labels=zone, labels_known=True)
         made.append(shelf(slice_, *draw(incumbents(i)), locked=draw(st.integers(0, 4)) == 0))
     return made
 
@@ -223,6 +228,7 @@ def wanted(draw: st.DrawFn) -> list[Want]:
             priority=draw(st.integers(0, 2)),
             unserved_since_s=draw(st.integers(0, 3)),
             force=draw(st.sampled_from(list(Force))),
+            selector=draw(st.sampled_from([(), (), (("zone", ZONES[0]),), (("zone", ZONES[1]),)])),
         )
         for ordinal in range(draw(st.integers(1, 6)))
     ]
@@ -238,6 +244,7 @@ def test_no_slice_is_ever_over_committed(wants: list[Want], shelves: list[Shelf]
     devices = {one.slice.id: one for one in shelves}
     answer = run(wants, shelves)
     for placement in answer.placements:
+        assert all(admits(placement.want.selector, devices[id].slice) for id in placement.slices)
         assert len(set(placement.slices)) == placement.want.devices
         for id in placement.slices:
             taken[id] += placement.memory_bytes
@@ -298,8 +305,9 @@ def test_the_fast_choice_is_the_careful_one(wants: list[Want], shelves: list[She
     copies = frozenset({Copy(artifact="oci://a", node=NodeId("n1"))})
     for one in wants:
         want_one = one._replace(devices=1, artifact="oci://a")
-        fast = _Bench(shelves, copies, Outlook(), T0)._free(want_one)
-        careful = min(_Bench(shelves, copies, Outlook(), T0)._options(want_one), key=lambda o: o.key, default=None)
+        quick, slow = (_Bench([want_one], shelves, copies, Outlook(), T0) for _ in range(2))
+        fast = quick._free(want_one)
+        careful = min(slow._options(want_one), key=lambda o: o.key, default=None)
         assert (fast is not None) == (careful is not None and careful.rung == FREE)
         if fast is not None and careful is not None:
             assert fast.shelf.slice.id == careful.shelf.slice.id

@@ -41,8 +41,9 @@ def replica(of: Model, *slices: str, id: str = "") -> Replica:
 
 
 def manifest(of: Model, *slices: str, defaults: Pod | None = None) -> dict[str, Any]:
-    launch = engines.launch(of, None, pods.HOST, pods.PORT, {}, gpus=True)
-    return pods.manifest(replica(of, *slices), of, launch, "engine:1", defaults)
+    one = replica(of, *slices)
+    launch = engines.launch(of, None, pods.HOST, pods.port_of(one.id), {}, gpus=True)
+    return pods.manifest(one, of, launch, "engine:1", defaults)
 
 
 def alive(pod: dict[str, Any], **status: object) -> dict[str, Any]:
@@ -55,7 +56,8 @@ def test_a_pod_asks_for_what_the_plan_chose_and_for_no_cpu_limit() -> None:
     pod = manifest(model(), "n1/gpu0", "n1/gpu1")
     (engine,) = pod["spec"]["containers"]
     assert engine["resources"] == {"requests": {"cpu": "100m"}, "limits": {"nvidia.com/gpu": "2"}}
-    assert engine["command"] == ["serve", "$(POD_IP)", "8000"]
+    port = engine["ports"][0]["containerPort"]
+    assert engine["command"] == ["serve", "$(POD_IP)", str(port)]
     (term,) = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
         "nodeSelectorTerms"
     ]
@@ -85,7 +87,7 @@ def test_what_a_new_leader_must_know_stands_in_the_pod() -> None:
         "ns", f"ada-{of.spec_hash()}-0123456789", "u1", f"ada-{of.spec_hash()}-0123456789", "ada", of.spec_hash(),
         "0123456789", ("n1/gpu0",), 5, 10, 3, "/health",
     )  # fmt: skip
-    assert (found.tls_name, found.ip) == ("engine.example", "10.0.0.1")
+    assert (found.tls_name, found.ip, found.port) == ("engine.example", "10.0.0.1", pods.port_of(found.replica))
     assert pods.same(found, replica(of, "n1/gpu0"))
     assert not pods.same(found, replica(of, "n1/gpu1"))
     assert not pods.same(found._replace(leaving=True), replica(of, "n1/gpu0"))
@@ -112,6 +114,23 @@ def test_names_that_kubernetes_cannot_write_are_shortened(name: str, label: str,
     assert pods.label_of(ModelName(name))[:-8] == label[:-8]
     assert len(pods.label_of(ModelName(name))) <= 63
     assert pods.name_of(ReplicaId(f"{name}-h-i")) == pod
+
+
+def test_each_replica_has_a_port_of_its_own_below_those_of_outgoing_connections() -> None:
+    ports = [pods.port_of(ReplicaId(f"ada-0011223344-{n:010x}")) for n in range(1000)]
+    assert set(ports) <= set(pods.PORTS)
+    assert len(set(ports)) > 900, "by chance some share one"
+    assert pods.PORTS[-1] < 32_768
+
+
+def test_a_pod_that_an_earlier_version_made_is_asked_where_it_listens() -> None:
+    pod = alive(manifest(model(), "n1/gpu0"))
+    pod["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": 8000, "protocol": "TCP"}]
+    found = pods.read(pod)
+    assert found is not None
+    assert found.port == 8000
+    pod["spec"]["containers"][0]["ports"] = []
+    assert pods.read(pod) is None
 
 
 def test_variables_that_the_kubelet_fills_in() -> None:
@@ -217,6 +236,14 @@ def test_who_ends_it_is_told() -> None:
     found = pods.read(alive(manifest(model()), conditions=[said]))
     assert found is not None
     assert found.disrupted == "EvictionByEvictionAPI: drained"
+
+
+def test_where_the_scheduler_chooses_the_node_it_is_told_its_labels_and_no_name() -> None:
+    of = model("pod: {nodeSelector: {zone: z}}")
+    launch = engines.launch(of, None, pods.HOST, pods.PORTS[0], {}, gpus=True)
+    spec = pods.manifest(replica(of, "nodes[0]/gpu0"), of, launch, "engine:1", None, {"pool": "t4"})["spec"]
+    assert (spec["nodeSelector"], "affinity" in spec) == ({"pool": "t4", "zone": "z"}, False)
+    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
 
 
 @pytest.mark.parametrize(("ready", "usable", "lost"), [("True", True, False), ("False", False, False),

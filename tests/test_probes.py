@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers import probes
+from autoscaler.drivers import address, probes
 from autoscaler.drivers.ports import HOST, REUSE_S, Ports, PortsTakenError, holds_one, listeners
-from autoscaler.drivers.probes import FAST_EVERY_S, LISTENS_EVERY_S, SLOW_EVERY_S, Pace, every_s, probe
+from autoscaler.drivers.probes import FAST_EVERY_S, LISTENS_EVERY_S, READY_EVERY_S, SLOW_EVERY_S, Pace, every_s, probe
+from gateway.address import parse
 from tests.kit.certificates import OURS, THEIRS, leaf
 from tests.sim.virtual import run
 
@@ -51,6 +52,28 @@ async def test_only_a_200_is_ready(answer: bytes, ready: bool) -> None:
         port = server.sockets[0].getsockname()[1]
         assert await probe(HOST, port, "/health") is ready
         assert (await asked).startswith(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1:")
+
+
+async def test_an_engine_with_an_address_of_version_6_is_asked_by_it() -> None:
+    asked = asyncio.get_running_loop().create_future()
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set_result(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(engine, "::1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await probe("::1", port, "/health") is True
+        assert b"\r\nHost: [::1]:%d\r\n" % port in await asked
+    assert await probe("::1", port, "/health") is None, "nobody listens any more"
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "fd00::7"])
+@pytest.mark.parametrize(("tls_name", "name"), [(None, None), ("", "HOST"), ("m.example", "m.example")])
+def test_an_engines_address_is_written_as_gateways_read_it(host: str, tls_name: str | None, name: str | None) -> None:
+    told = parse(address.of_engine(host, 80, tls_name))
+    assert told[:3] == (host, 80, host if name == "HOST" else name)
 
 
 @pytest.mark.parametrize("who", [OURS, THEIRS])
@@ -139,6 +162,13 @@ def test_probes_share_their_rate_fairly() -> None:
 def test_a_young_engine_is_asked_more_often() -> None:
     assert (every_s(0.0), every_s(1.99), every_s(2.0)) == (FAST_EVERY_S, FAST_EVERY_S, SLOW_EVERY_S)
     assert (every_s(1.99, listens=True), every_s(2.0, listens=True)) == (LISTENS_EVERY_S, SLOW_EVERY_S)
+
+
+def test_who_only_follows_asks_no_engine_in_haste() -> None:
+    pace = Pace(lambda: 0.0)
+    assert (pace.every_s(0.0), pace.every_s(0.0, listens=True)) == (FAST_EVERY_S, LISTENS_EVERY_S)
+    pace.leads = False
+    assert {pace.every_s(0.0), pace.every_s(0.0, listens=True), pace.every_s(9.0)} == {READY_EVERY_S}
 
 
 def test_ports_are_free_outside_the_kernels_range_and_not_given_twice_in_a_minute() -> None:

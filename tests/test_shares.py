@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from autoscaler import publish, shares
 from autoscaler.contract import GatewayId, Level, ReplicaId, ReplicaUse, Report, TenantName
-from autoscaler.fairness import Claimant, Part, max_min, split
 from autoscaler.fold import fold
 from autoscaler.model import Model, ModelSpec
 from autoscaler.world import (
@@ -327,49 +324,6 @@ def test_nothing_to_say_costs_nothing() -> None:
     assert world.undivided == frozenset()
     world, _ = fold(world, [report(world, G1, 3, hold=4)], 101.0)
     assert shares.divide(world, 101.0) is None
-
-
-# --- the arithmetic ---------------------------------------------------------------------------------------------------
-
-claimants = st.dictionaries(
-    st.sampled_from("abcdefgh"),
-    st.builds(Claimant, st.integers(0, 50), st.sampled_from([0.5, 1.0, 3.0]), st.floats(0.0, 100.0)),
-    max_size=8,
-)
-
-
-@settings(derandomize=True, deadline=None)
-@given(claimants, st.integers(0, 100))
-def test_max_min_gives_all_it_has_to_those_who_want_it_and_nobody_a_slot_that_another_is_due(
-    wanted: dict[str, Claimant], slots: int
-) -> None:
-    given_ = max_min(wanted, slots)
-    assert sum(given_.values()) == min(slots, sum(claimant.wants for claimant in wanted.values()))
-    assert all(0 <= given_[key] <= claimant.wants for key, claimant in wanted.items())
-    for poor, claimant in wanted.items():
-        if given_[poor] < claimant.wants:  # it lacks: nobody got more for its weight, but for what does not divide
-            assert all(
-                (given_[rich] - 1) / wanted[rich].weight < (given_[poor] + 1) / claimant.weight for rich in given_
-            )
-
-
-@settings(derandomize=True, deadline=None)
-@given(
-    st.dictionaries(st.sampled_from("abcd"), st.builds(Part, st.integers(1, 30), st.floats(0.0, 10.0)), min_size=1),
-    st.integers(0, 60),
-)
-def test_split_gives_each_place_its_proportion(parts: dict[str, Part], share: int) -> None:
-    given_ = split(parts, share)
-    total = sum(part.wants for part in parts.values())
-    assert sum(given_.values()) == min(share, total)
-    assert all(given_[key] <= part.wants for key, part in parts.items())
-    assert all(given_[key] >= part.wants * min(share, total) // total for key, part in parts.items())
-
-
-def test_what_does_not_divide_goes_to_the_least_served() -> None:
-    both = {"a": Claimant(5, 1.0, 10.0), "b": Claimant(5, 1.0, 2.0)}
-    assert max_min(both, 1) == {"a": 0, "b": 1}
-    assert max_min(both, 5) == {"a": 2, "b": 3}
 
 
 def test_the_harness_notices_a_gateway_that_takes_a_hold_it_was_not_given() -> None:

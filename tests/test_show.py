@@ -42,6 +42,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def port(**paths: tuple[int, bytes]) -> Iterator[str]:
     """A port that answers; `status` is /api/v1/status."""
+    paths = {"off": (200, b'{"sentences": []}'), **paths}
     answers = type("Playing", (Answers,), {"paths": {f"/api/v1/{path}": answer for path, answer in paths.items()}})
     with http.server.HTTPServer(("127.0.0.1", 0), answers) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -90,6 +91,15 @@ def test_status_is_one_line_for_each_model_where_no_terminal_is(capsys: pytest.C
     assert lines[0].split() == list(show.COLUMNS)
     assert [line.split()[0] for line in lines[1:]] == ["ada", "bob"]
     assert lines[1].endswith("last used 2 s ago, idle window 60 s")
+
+
+def test_status_lists_what_is_off_in_this_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    off = (200, b'{"sentences": ["nodes are not read", "agents"]}')
+    with port(status=STATUS, off=off) as url:
+        show.status(url, None, watch=False, output="text")
+        assert capsys.readouterr().out.splitlines()[-2:] == ["off: nodes are not read", "off: agents"]
+        show.status(url, "bob", watch=False, output="text")
+        assert "off:" not in capsys.readouterr().out
 
 
 def test_status_of_one_model_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:

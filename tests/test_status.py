@@ -196,7 +196,7 @@ def test_the_last_start_is_kept_and_a_found_replica_had_none() -> None:
     seen = statuses.render(case(replicas=(replica(ADA, "r", started_s=T0 - 105),)), NO_STATUS, NOW)
     assert statuses.write(seen)["lastStart"]
     assert statuses.render(case(), seen, NOW).last_start == seen.last_start
-    found = statuses.render(case(replicas=(replica(ADA, "r", reason="found running"),)), NO_STATUS, NOW)
+    found = statuses.render(case(replicas=(replica(ADA, "r", found=True),)), NO_STATUS, NOW)
     assert "lastStart" not in statuses.write(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Mapping
 
@@ -33,6 +34,9 @@ class Paper(Api):
     def __init__(self) -> None:
         self.wrote: list[Object] = []
         self.refusals: list[Exception] = []
+
+    def unix_s(self) -> float:
+        return time.time()
 
     async def _ask(  # noqa: PLR0917  as in Api
         self,

@@ -37,6 +37,7 @@ IMPURE = frozenset(
         *("autoscaler/commands", "autoscaler/nodeintake"),
         "artifacts/agent",
         "artifacts/gguf",
+        "artifacts/nodesockets",
         "autoscaler/engines/installed",
         "autoscaler/merge",
         "autoscaler/page",
@@ -94,7 +95,7 @@ SYNONYMS = {
     r"\binstances?\b": "Replica, or an object's own name",
     r"(?<![\"-])\bmanager\b": "the noun that is owned",
     r"\bhelpers?\b": "the noun that is owned",
-    r"(?<!importlib\.)\butils?\b": "the noun that is owned",
+    r"(?<!importlib\.)(?<!email\.)\butils?\b": "the noun that is owned",
     r"\bhandler\b(?!: Answer|\(request\))": "the noun that is owned",
 }
 """Words for things that have another word (architecture, section 2). What foreign interfaces are called with is let

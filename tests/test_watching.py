@@ -251,3 +251,25 @@ def test_a_budget_lets_a_burst_through_and_then_keeps_its_rate() -> None:
     assert waits[-1] == pytest.approx(50 / WRITES_PER_S)
     now_s[0] += 60.0
     assert budget.take(1.0) == 0.0
+
+
+async def test_an_object_that_cannot_be_read_is_said_once_and_ends_no_watch(caplog: pytest.LogCaptureFixture) -> None:
+    """Listed or watched, it stays as it was when it could be read; its end is told all the same."""
+    server = Server()
+    odd = [{**thing(name, version), "text": None} for name, version in (("a", 3), ("a", 4), ("new", 5))]
+    server.truth = {"a": thing("a", 1, "a1"), "odd": {**thing("odd", 1), "text": None}}
+    server.stream = [*(("MODIFIED", one) for one in odd), ("MODIFIED", thing("b", 6, "b6"))]
+    told = list[Change[str]]()
+    watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"].strip()), told.extend)
+    run = asyncio.create_task(watched.run())
+    try:
+        async with asyncio.timeout(10):
+            await server.idle.wait()
+        assert known(watched) == {"a": "a1", "b": "b6"}
+        assert [record.getMessage().count("name=a ") for record in caplog.records].count(1) == 1
+        assert len(caplog.records) == 3
+        watched._see("DELETED", {**thing("a", 7), "text": None}, None)
+        assert known(watched) == {"b": "b6"}
+    finally:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 
+from autoscaler.drivers.address import written
 from autoscaler.drivers.shortage import patiently
 
 PROBE_SECONDS_MAX = 1.0
@@ -40,6 +41,8 @@ class Pace:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._free_s = 0.0
+        self.leads = True
+        """Calls wait for what we start; who only follows has no haste."""
 
     async def turn(self) -> None:
         """Returns when it is the caller's turn."""
@@ -48,6 +51,10 @@ class Pace:
         self._free_s = at_s + 1 / PROBES_PER_S_MAX
         if at_s > now_s:
             await asyncio.sleep(at_s - now_s)
+
+    def every_s(self, age_s: float, *, listens: bool = False) -> float:
+        """As `every_s` below, for who leads."""
+        return every_s(age_s, listens=listens) if self.leads else READY_EVERY_S
 
 
 def every_s(age_s: float, *, listens: bool = False) -> float:
@@ -58,14 +65,15 @@ def every_s(age_s: float, *, listens: bool = False) -> float:
 
 
 async def probe(host: str, port: int, path: str, *, tls_name: str | None = None) -> bool | None:
-    """Whether GET `path` answers 200 on this machine, within PROBE_SECONDS_MAX; None: nobody listens.
+    """Whether GET `path` answers 200 at an address (no name), within PROBE_SECONDS_MAX; None: nobody listens.
 
     A shortage on this side says nothing of the engine: the probe waits for its end. With `tls_name` it asks over TLS
     for that name and does not verify the certificate: a probe has no secret, the kernel says whose the port is, and
     gateways, which send Calls, do verify.
     """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with await patiently(partial(socket.socket, socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as s:
+        with await patiently(partial(socket.socket, family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as s:
             error = s.connect_ex((host, port))
             if error in _UNDECIDED:
                 error = s.connect_ex((host, port))  # on loopback the answer is there by now: the loop need not turn
@@ -74,7 +82,7 @@ async def probe(host: str, port: int, path: str, *, tls_name: str | None = None)
             async with asyncio.timeout(PROBE_SECONDS_MAX):
                 if error not in _CONNECTED:  # its accept queue is full
                     await asyncio.get_running_loop().sock_connect(s, (host, port))
-                ask = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode()
+                ask = f"GET {path} HTTP/1.1\r\nHost: {written(host, port)}\r\nConnection: close\r\n\r\n".encode()
                 answer = await (_ask(s, ask) if tls_name is None else _ask_tls(s, ask, tls_name))
                 return answer.startswith(b"HTTP/1.") and answer[8:12] == b" 200"
     except (OSError, TimeoutError):

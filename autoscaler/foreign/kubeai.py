@@ -169,7 +169,11 @@ def _write(spec: Spec, system: System, sketch: Sketch) -> None:
 def _environment(spec: Spec, scheme: str, system: System, sketch: Sketch) -> None:
     first = mapping(sketch.spec.get("env"), ("spec", "env"))
     token: Document = {}
-    if scheme == "hf" and "HF_TOKEN" not in spec.env:
+    if scheme == "hf" and "HF_TOKEN" not in spec.env and not system.secret:
+        sketch.tell(
+            "HF_TOKEN", "KubeAI's Secret is only for Models of the pods' namespace: put it there if it needs one"
+        )
+    elif scheme == "hf" and "HF_TOKEN" not in spec.env:
         key = {"name": system.secret, "key": "token", "optional": True}
         token["HF_TOKEN"] = {"valueFrom": {"secretKeyRef": key}}
     sketch.spec["env"] = first | token | spec.env

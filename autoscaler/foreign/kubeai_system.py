@@ -65,6 +65,7 @@ class System(NamedTuple):
     profiles: Mapping[str, Document] = PROFILES
     images: Mapping[str, Mapping[str, str]] = IMAGES
     secret: str = SECRET
+    """Where the Hugging Face token is; empty: in none that these Models may read."""
 
     def with_values(self, values: Document) -> System:
         """What the chart's values, or `system.yaml`, say besides. Raises WrongKeyError."""

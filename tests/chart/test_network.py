@@ -18,7 +18,7 @@ DNS = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
 def test_a_gateway_reaches_engines_autoscalers_and_names_only(values: Values) -> None:
-    spec = policy({**values, "adoption": {"enabled": False}}, "gateway")
+    spec = policy({**values, "adoption": {}}, "gateway")
     assert spec["ingress"][0] == {"ports": [{"protocol": "TCP", "port": "http"}]}, "clients from anywhere"
     dns, engines, autoscalers = spec["egress"]
     assert dns == DNS
@@ -30,9 +30,13 @@ def test_a_gateway_reaches_engines_autoscalers_and_names_only(values: Values) ->
     assert autoscalers["ports"] == [{"protocol": "TCP", "port": 8443}]
 
 
-def test_adopted_pods_may_be_anywhere_in_the_cluster_but_not_outside() -> None:
+def test_adopted_pods_may_be_where_the_values_say_but_not_outside_of_the_cluster() -> None:
     for name in ("gateway", "autoscaler"):
-        assert {"to": [{"namespaceSelector": {}}]} in policy({}, name)["egress"]
+        assert {"to": [{"namespaceSelector": {}}]} in policy(EVERYTHING, name)["egress"]
+        assert {"namespaceSelector": {}} not in [to for one in policy({}, name)["egress"] for to in one.get("to", [])]
+        places = [to for one in policy(SETS["adopting"], name)["egress"] for to in one.get("to", [])]
+        for namespace in ("team-a", "team-b"):
+            assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}} in places
     for values in SETS.values():
         for one in of_kind(values, "NetworkPolicy"):
             if not one["metadata"]["name"].endswith("-engines"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -247,6 +248,37 @@ def test_notes_say_what_is_off() -> None:
     assert "TokenReview" not in notes["defaults"]
     assert "pilotlight key new" in notes["defaults"]
     assert "Whoever reaches the gateway may call" in notes["local"]
+
+
+@pytest.mark.parametrize("where", ["docs/kubernetes.md", "README.md", "NOTES"])
+def test_the_first_model_is_applied_with_the_image_that_was_pushed(where: str) -> None:
+    digest = "sha256:" + 64 * "a"
+    values = {"image": {"repository": "REGISTRY/pilotlight", "digest": digest}}
+    text = texts(values)["NOTES.txt"] if where == "NOTES" else (ROOT / where).read_text()
+    (command,) = re.findall(r'sed "([^"]*)" examples/tiny.yaml \| kubectl apply -n pilotlight-engines -f -', text)
+    words = ["sed", command, "examples/tiny.yaml"]
+    run = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True, timeout=30)
+    image = yaml.safe_load(run.stdout)["spec"]["image"]
+    assert image == ("REGISTRY/pilotlight@" + digest if where == "NOTES" else "REGISTRY/pilotlight:0.1.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "mounts"),
+    [
+        ("agents", {"pod-resources": "/var/lib/kubelet/pod-resources", "runtime": "/run/containerd"}),
+        ("agents with certificates", {}),
+    ],
+)
+def test_the_agent_reads_the_sockets_that_it_is_given_and_is_probed(name: str, mounts: dict[str, str]) -> None:
+    ((_, spec),) = [one for one in pod_specs(SETS[name]) if one[0] == "agent"]
+    (container,) = spec["containers"]
+    folders = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
+    assert {name: path for name, path in folders.items() if name != "store"} == mounts
+    assert all(one["readOnly"] for one in container["volumeMounts"] if one["name"] in mounts)
+    assert ("--runtime=/runtime/containerd.sock" in container["args"]) is ("runtime" in mounts)
+    assert "--health=0.0.0.0:8082" in container["args"]
+    assert {container[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")} == {"health"}
+    assert [(port["name"], port["containerPort"]) for port in container["ports"]] == [("health", 8082)]
 
 
 def test_the_examples_are_documents_that_load() -> None:

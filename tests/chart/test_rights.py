@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
+import helm_python
 import pytest
 
 from autoscaler.drivers.kubernetes.rights import Scope, rights
-from tests.kit.chart import SETS, Object, Values, objects, of_kind
+from tests.kit.chart import SETS, Object, Values, objects, of_kind, pod_specs
 
 READ = ("get", "list", "watch")
 LEASE = "pl-pilotlight"
@@ -48,6 +50,10 @@ def adoption(where: str) -> set[Grant]:
     }
 
 
+def adopted(where: str) -> set[Grant]:
+    return adoption(where) | grants(where, "", "pods", ("patch",))
+
+
 def home(engines: str) -> set[Grant]:
     return {
         *grants(engines, "", "pods", (*READ, "create", "patch", "delete")),
@@ -66,12 +72,15 @@ CLUSTER = {
     *home("pilotlight-engines"),
 }
 CORDON, DELETION_COST = grants("*", "", "nodes", ("patch",)), grants("*", "", "pods", ("patch",))
+QUOTAS = grants("home", "", "resourcequotas", READ)
 WANTED: dict[str, set[Grant]] = {
-    "defaults": CLUSTER | CORDON | adoption("*") | DELETION_COST,
+    "defaults": CLUSTER,
     "minimal": CLUSTER,
-    "kubeai": CLUSTER | CORDON | adoption("*") | DELETION_COST | grants("*", "kubeai.org", "models", READ),
-    "namespaced": documents("home") | adoption("home") | home("home"),
-    "namespaced and minimal": documents("home") | home("home"),
+    "everything": CLUSTER | CORDON | adoption("*") | DELETION_COST,
+    "kubeai": CLUSTER | grants("*", "kubeai.org", "models", READ),
+    "adopting": CLUSTER | adopted("team-a") | adopted("team-b"),
+    "namespaced": documents("home") | adoption("home") | home("home") | QUOTAS,
+    "namespaced and minimal": documents("home") | home("home") | QUOTAS,
 }
 
 
@@ -107,15 +116,45 @@ def test_every_role_is_bound_to_the_autoscalers(values: Values) -> None:
     assert {key(one) for one in of_kind(values, "Role", "ClusterRole")} == {key(one) for one in bindings}
 
 
-@pytest.mark.parametrize(("name", "scope"), [("defaults", "cluster"), ("namespaced", "namespace")])
-def test_the_doctor_asks_for_what_the_chart_gives(name: str, scope: Scope) -> None:
+@pytest.mark.parametrize(
+    ("name", "scope", "where", "cordons"),
+    [
+        ("defaults", "cluster", (), False), ("everything", "cluster", None, True),
+        ("adopting", "cluster", ("team-a", "team-b"), False), ("namespaced", "namespace", ("home",), False),
+    ],
+)  # fmt: skip
+def test_the_doctor_asks_for_what_the_chart_gives(
+    name: str, scope: Scope, where: tuple[str, ...] | None, cordons: bool
+) -> None:
     place = {"cluster": "*", "home": "home", "engines": "pilotlight-engines" if scope == "cluster" else "home"}
     asked = {
-        Grant(place[one.where], one.group, one.resource, verb, LEASE if one.named else "")
-        for one in rights(scope)
+        Grant(one.namespace or place[one.where], one.group, one.resource, verb, LEASE if one.named else "")
+        for one in rights(scope, where, cordons=cordons)
         for verb in one.verbs
     }
     assert asked == WANTED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "scaler", "doctor"),
+    [
+        ("defaults", ["--no-adoption"], []),
+        ("everything", [], ["--adoption", "--cordon"]),
+        ("adopting", ["--adopt-in=team-a", "--adopt-in=team-b"], ["--adopt-in=team-a", "--adopt-in=team-b"]),
+        ("namespaced", ["--adopt-in=home"], ["--adopt-in=home"]),
+    ],
+)
+def test_the_command_lines_say_the_same(name: str, scaler: list[str], doctor: list[str]) -> None:
+    for component, wanted in (("autoscaler", scaler), ("doctor", doctor)):
+        (spec,) = (spec for part, spec in pod_specs(SETS[name]) if part == component)
+        words = [one for one in spec["containers"][0]["args"] if re.match("--(no-)?adopt|--cordon", one)]
+        assert words == wanted
+
+
+@pytest.mark.parametrize("values", [{"everywhere": True}, {"namespaces": ["home", "team-a"]}])
+def test_with_scope_namespace_nothing_is_adopted_elsewhere(values: Values) -> None:
+    with pytest.raises(helm_python.HelmError, match=r"scope namespace: adoption\."):
+        objects({"scope": "namespace", "adoption": values})
 
 
 @pytest.mark.parametrize("values", SETS.values(), ids=SETS.keys())

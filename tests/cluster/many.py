@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -43,6 +45,7 @@ class Answered(NamedTuple):
 
     status: int
     said: str
+    retry_after: str = ""
 
 
 class Estate:
@@ -57,6 +60,10 @@ class Estate:
         self._ports: dict[str, tuple[int, int]] = {}
         self._autoscalers: list[str] = []
         self.session: aiohttp.ClientSession
+        self.skews_s: dict[str, float] = {}
+        """How far the clocks of some processes are off."""
+        self.trees: dict[str, Path] = {}
+        """Where other versions of some processes are."""
         self.pods_made = set[str]()
         """Names of all pods of ours that ever were."""
 
@@ -65,7 +72,7 @@ class Estate:
         self, *documents: dict[str, object], autoscalers: int = 2, gateways: int = 1
     ) -> AsyncIterator[Estate]:
         """All of them, until the gateways answer; nothing of it is left at the end."""
-        (self._folder / "documents.yaml").write_text(yaml.safe_dump_all([SETTINGS, *documents]))
+        self.write(*documents)
         self._autoscalers = [f"a{n + 1}" for n in range(autoscalers)]
         names = [*self._autoscalers, *(f"g{n + 1}" for n in range(gateways))]
         numbers = free_ports(2 * len(names))
@@ -81,13 +88,19 @@ class Estate:
                 await self.until(lambda name=name: self.answers(name))  # type: ignore[misc]  # bound now
             yield self
 
+    def write(self, *documents: dict[str, object]) -> None:
+        """The documents; who runs reads them again at a SIGHUP."""
+        (self._folder / "documents.yaml").write_text(yaml.safe_dump_all([SETTINGS, *documents]))
+
     async def start(self, name: str) -> None:
         """One process (again)."""
         words = self._autoscaler(name) if name in self._autoscalers else self._gateway(name)
+        module = ("tests.cluster.skewed", str(self.skews_s[name])) if name in self.skews_s else ("pilotlight",)
         with (self._folder / f"{name}.log").open("ab") as output:
             self.processes[name] = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "pilotlight", *words, stdout=output, stderr=output, env=dict(os.environ)
-            )
+                sys.executable, "-m", *module, *words, stdout=output, stderr=output, env=dict(os.environ),
+                cwd=self.trees.get(name),
+            )  # fmt: skip
 
     def _autoscaler(self, name: str) -> list[str]:
         return [
@@ -160,6 +173,30 @@ class Estate:
         except aiohttp.ClientError:
             return False
 
+    def socket(self, autoscaler: str) -> Path:
+        """Where it takes reports."""
+        return self._folder / f"{autoscaler}.sock"
+
+    def url(self, gateway: str) -> str:
+        """Its inference port."""
+        return f"http://127.0.0.1:{self._ports[gateway][0]}"
+
+    async def said(self, name: str, path: str) -> str:
+        """What its operations port answers."""
+        async with self.session.get(f"http://127.0.0.1:{self._ports[name][1]}{path}") as answer:
+            assert answer.status == 200
+            return await answer.text()
+
+    async def counts(self, name: str, autoscaler: str = "a1") -> tuple[dict[str, int], dict[str, int]]:
+        """Of a Model: Replicas by state, and Calls waiting and running."""
+        row = json.loads(await self.said(autoscaler, f"/api/v1/models/{name}"))
+        return row["replicas"], row["demand"]
+
+    async def counted(self, name: str, metric: str, *labels: str) -> float:
+        """The sum of a metric's series that have all these labels (`reason="connect"`)."""
+        rows = re.findall(rf"^{metric}(?:\{{(.*)\}})? (\S+)$", await self.said(name, "/metrics"), re.MULTILINE)
+        return sum(float(value) for found, value in rows if all(label in found for label in labels))
+
     async def until(self, what: Callable[[], Awaitable[bool]]) -> None:
         """Waits for a condition."""
         async with asyncio.timeout(WAIT_S_MAX):
@@ -172,13 +209,13 @@ class Estate:
             said = (self._folder / f"{name}.log").read_text()[-2000:]
             assert process.returncode is None, f"{name} ended with {process.returncode}: {said}"
 
-    async def call(self, name: str, gateway: str = "g1") -> Answered:
+    async def call(self, name: str, gateway: str = "g1", **headers: str) -> Answered:
         """One chat completion; status 0: nobody took it."""
         body = {"model": name, "messages": [{"role": "user", "content": "hi"}]}
         url = f"http://127.0.0.1:{self._ports[gateway][0]}/v1/chat/completions"
         try:
-            async with self.session.post(url, json=body) as answer:
-                return Answered(answer.status, await answer.text())
+            async with self.session.post(url, json=body, headers=headers) as answer:
+                return Answered(answer.status, await answer.text(), answer.headers.get("Retry-After", ""))
         except aiohttp.ClientError as error:
             return Answered(0, type(error).__name__)
 

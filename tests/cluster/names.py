@@ -22,13 +22,14 @@ SERVICES = ".svc"
 
 
 @asynccontextmanager
-async def names(api: Api) -> AsyncIterator[None]:
-    """While it runs, names of Services are known."""
+async def names(api: Api) -> AsyncIterator[list[str]]:
+    """While it runs, names of Services are known. Gives what it was asked for so far."""
+    server = _Server(api)
     transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-        lambda: _Server(api), local_addr=(nameserver(), 53)
+        lambda: server, local_addr=(nameserver(), 53)
     )
     try:
-        yield
+        yield server.asked
     finally:
         transport.close()
 
@@ -46,6 +47,7 @@ async def addresses(api: Api, service: str, namespace: str) -> list[str]:
 class _Server(asyncio.DatagramProtocol):
     def __init__(self, api: Api) -> None:
         self._api = api
+        self.asked: list[str] = []
         self._answering: set[asyncio.Task[None]] = set()
         self._transport: asyncio.DatagramTransport
 
@@ -63,6 +65,7 @@ class _Server(asyncio.DatagramProtocol):
         while length := asked[end]:
             labels.append(asked[end + 1 : end + 1 + length].decode())
             end += 1 + length
+        self.asked.append(".".join(labels))
         (kind,) = struct.unpack_from("!H", asked, end + 1)
         code, found = await self._find(".".join(labels).lower().removesuffix(".cluster.local"))
         records = [struct.pack("!HHHIH", 0xC00C, A, 1, 1, 4) + socket.inet_aton(one) for one in found if kind == A]

@@ -131,3 +131,20 @@ async def test_trouble_looks_as_a_kubelet_shows_it(stage: Stage, node: Node) -> 
             for one in pod["status"].get("containerStatuses", [])
         )
     )
+
+
+async def test_a_node_that_was_taken_for_lost_is_soon_used_again(api: Api, node: Node) -> None:
+    """As after an API server that was away for longer than nodes may be silent: the controllers taint it."""
+    path = f"/api/v1/nodes/{node.name}"
+    found = await api.get(path)
+    lost = [{**one, "status": "Unknown"} if one["type"] == "Ready" else one for one in found["status"]["conditions"]]
+    await api.patch(f"{path}/status", {"status": {"conditions": lost}})
+
+    async def ready() -> bool:
+        said = await api.get(path)
+        of = {one["type"]: one["status"] for one in said["status"]["conditions"]}
+        return of["Ready"] == "True" and not said["spec"].get("taints")
+
+    async with asyncio.timeout(30):
+        while not await ready():
+            await asyncio.sleep(0.05)

@@ -12,6 +12,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,9 @@ import pytest
 import yaml
 
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from pilotlight import keys
 from tests.cluster.conftest import next_number
+from tests.cluster.definitions import TENANTS, tenant
 from tests.cluster.kubelet.node import Node
 from tests.cluster.names import addresses, names
 
@@ -86,10 +89,10 @@ class Release(NamedTuple):
             timeout=60,
         )
 
-    def hook(self, template: str) -> str:
+    def hook(self, template: str, **more: Any) -> str:
         """What helm would make when it is asked to."""
         with helm_python.Chart.load(self.chart) as chart:
-            rendered = chart.render(self.values(), name="pl", namespace=self.namespace)
+            rendered = chart.render(self.values(**more), name="pl", namespace=self.namespace)
         return rendered[f"pilotlight/templates/{template}"]
 
     async def get(self, kind: str, name: str) -> Object:
@@ -128,10 +131,11 @@ async def release(chart: Path, api: Api, namespace: str, kubeconfig: Path, house
         await api.delete(f"/api/v1/namespaces/{engines}")
 
 
-async def call(url: str, model: str) -> tuple[int, str]:
+async def call(url: str, model: str, key: str = "") -> tuple[int, str]:
     """One chat completion: (status, what was said)."""
     body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
-    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body) as answer:
+    url, headers = f"{url}/v1/chat/completions", {"Authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession() as session, session.post(url, json=body, headers=headers) as answer:
         return answer.status, await answer.text()
 
 
@@ -152,42 +156,67 @@ async def models(release: Release, *documents: Object) -> None:
     })  # fmt: skip
 
 
-async def applied(release: Release, namespace: str) -> None:
-    """As a custom resource, which an autoscaler says it has seen."""
+async def applied(release: Release, namespace: str, **more: Any) -> Object:
+    """As a custom resource: its status, once an autoscaler says that it has seen it."""
     path = f"/apis/pilotlight.dev/v1alpha1/namespaces/{namespace}/models"
-    await release.api.create(path, tiny())
-    while "conditions" not in (await release.api.get(f"{path}/tiny")).get("status", {}):
+    await release.api.create(path, tiny(**more))
+    while "conditions" not in (found := (await release.api.get(f"{path}/tiny")).get("status", {})):
         await asyncio.sleep(0.05)
+    status: Object = found
+    return status
 
 
-async def wakes_answers_and_sleeps(release: Release, engines: str) -> None:
-    """Through each gateway."""
+@contextlib.asynccontextmanager
+async def tenant_key(release: Release) -> AsyncIterator[str]:
+    """The key of a Tenant that is there meanwhile."""
+    key, entry = keys.new("tenant", "key")
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    await release.api.create(TENANTS, tenant(name, keys=[{"name": entry.name, "sha256": entry.sha256}]))
+    try:
+        yield key
+    finally:
+        await release.api.delete(f"{TENANTS}/{name}")
+
+
+async def wakes_answers_and_sleeps(release: Release, engines: str, key: str = "") -> Object:
+    """Through each gateway, where there is a key only with that; gives its pod."""
     pods, mine = f"/api/v1/namespaces/{engines}/pods", "app.kubernetes.io/managed-by=pilotlight"
     while len(gateways := await addresses(release.api, f"{NAME}-gateway", release.namespace)) < 2:
         await asyncio.sleep(0.05)
     for gateway in gateways:
-        status, said = await call(f"http://{gateway}:8080", "tiny")
+        url = f"http://{gateway}:8080"
+        while key and (await call(url, "none", key))[0] == 401:  # until it has heard of the Tenant
+            await asyncio.sleep(0.05)
+        assert not key or (await call(url, "tiny"))[0] == 401, "no Call without a key"
+        status, said = await call(url, "tiny", key)
         assert (status, "tiny" in said) == (200, True), said
-    (_,) = (await release.api.get(pods, labelSelector=mine))["items"]
+    (pod,) = (await release.api.get(pods, labelSelector=mine))["items"]
     while (await release.api.get(pods, labelSelector=mine))["items"]:
         await asyncio.sleep(0.05)
+    found: Object = pod
+    return found
 
 
 async def test_a_model_wakes_answers_and_sleeps_with_the_rights_of_the_chart(release: Release) -> None:
-    agents = f"{release.namespace}-agents"
-    await release.install(agent={"enabled": True, "namespace": agents})
-    async with asyncio.timeout(WAIT_S_MAX):
+    await release.install(settings={}, autoscaler={"extraArgs": ["--ops=127.0.0.1:0"]})  # keys, as is the default
+    async with asyncio.timeout(WAIT_S_MAX), tenant_key(release) as key:
         await applied(release, release.engines)
-        await wakes_answers_and_sleeps(release, release.engines)
-        await the_agent_is_heard(release)
-    await release.api.delete(f"/api/v1/namespaces/{agents}")
+        await wakes_answers_and_sleeps(release, release.engines, key)
+        conditions = (await applied(release, release.namespace, pullSecret="x"))["conditions"]
+        (ready,) = (one for one in conditions if one["type"] == "Ready")
+        assert (ready["reason"], ready["message"][:38]) == ("Invalid", "spec.pullSecret: is of the pods' names"), ready
 
 
-async def test_a_model_wakes_answers_and_sleeps_without_a_right_outside_of_its_namespace(release: Release) -> None:
-    await release.install(scope="namespace", adoption={"enabled": False})
+async def test_a_model_with_a_gpu_wakes_and_sleeps_without_a_right_outside_of_its_namespace(release: Release) -> None:
+    here = {"kubernetes.io/hostname": release.node}
+    nodes = [{"selector": here, "device": {"model": "Test-GPU", "memory": "80Gi", "count": 2}}]
+    settings = {"auth": "none", "nodes": nodes}
+    await release.install(scope="namespace", settings=settings)
     async with asyncio.timeout(WAIT_S_MAX):
-        await applied(release, release.namespace)
-        await wakes_answers_and_sleeps(release, release.namespace)
+        await applied(release, release.namespace, gpu={"memory": "20Gi", "models": ["*test*"]})
+        spec = (await wakes_answers_and_sleeps(release, release.namespace))["spec"]
+        assert (spec["nodeSelector"], "affinity" in spec) == (here, False), "the scheduler chose"
+        assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
 
 
 async def the_agent_is_heard(release: Release) -> None:
@@ -235,9 +264,13 @@ async def one_of_those_that_are_left_leads(release: Release) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_helm_test_is_the_doctor(release: Release) -> None:
-    await release.install()
-    text = await asyncio.to_thread(release.hook, "tests/doctor.yaml")
+async def test_the_agent_is_heard_and_helm_test_is_the_doctor(release: Release) -> None:
+    agents = f"{release.namespace}-agents"
+    changes: dict[str, Any] = {"adoption": {"namespaces": [release.namespace]}, "cordon": {"enabled": True}}
+    await release.install(agent={"enabled": True, "namespace": agents}, **changes)
+    async with asyncio.timeout(WAIT_S_MAX):
+        await the_agent_is_heard(release)
+    text = await asyncio.to_thread(partial(release.hook, "tests/doctor.yaml", **changes))
     pods = f"/api/v1/namespaces/{release.namespace}/pods"
     await release.api.create(pods, yaml.safe_load(text))
     async with asyncio.timeout(WAIT_S_MAX):
@@ -246,6 +279,7 @@ async def test_helm_test_is_the_doctor(release: Release) -> None:
     log = next(release.logs.glob("*doctor*.log")).read_text()
     assert phase == "Succeeded", log
     assert "warning" not in log, "the chart's rights are all that it looks for"
+    await release.api.delete(f"/api/v1/namespaces/{agents}")
 
 
 async def definitions_can_be_changed(release: Release) -> None:

@@ -28,6 +28,8 @@ from tests.kit.localrig import KNOBS, launch, replica
 class ClusterRig:
     """A rig of the contract suite: a namespace and a node, which live for one scenario."""
 
+    began_within_s = 1.5
+
     def __init__(self, kubeconfig: Path, logs: Path) -> None:
         self._kubeconfig = kubeconfig
         self._logs = logs

@@ -8,20 +8,22 @@ import asyncio
 import math
 import signal
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes import pods, watching
 from autoscaler.drivers.kubernetes.access import Access, access
-from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.podspec import Pod
 from autoscaler.world import ReplicaSeen, Seen, Synced
 from tests.cluster.conftest import next_number
+from tests.cluster.cutting import Cutter, port_of
 from tests.cluster.plane import Plane
 from tests.cluster.scene import Scene, drained, staged, until_told
 from tests.kit.localrig import launch, replica
@@ -38,25 +40,29 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
 
 
 class Paused(Api):
-    """A process that is paused before each delete."""
+    """A process that is paused before its delete, and finds its time as a leader over when that was answered."""
 
-    at_delete = asyncio.Event()
-    goes_on = asyncio.Event()
+    def __init__(self, way: Access) -> None:
+        super().__init__(way, lambda: self.may_s)
+        self.may_s = math.inf
+        self.at_delete, self.goes_on = asyncio.Event(), asyncio.Event()
 
     async def delete(
         self, path: str, *, uid: str | None = None, version: str | None = None, grace_s: int | None = None
     ) -> Object:
         self.at_delete.set()
         await self.goes_on.wait()
-        return await super().delete(path, uid=uid, version=version, grace_s=grace_s)
+        try:
+            return await super().delete(path, uid=uid, version=version, grace_s=grace_s)
+        finally:
+            self.may_s = 0.0
 
 
-async def test_a_leader_that_was_paused_before_its_delete_deletes_nothing_that_another_took_over(
+async def test_case_25_a_leader_paused_before_its_delete_deletes_nothing_that_another_took_over(
     scene: Scene, kubeconfig: Path
 ) -> None:
     one, model = scene.engine("r1")
     async with Paused(await access(kubeconfig)) as api:
-        api.at_delete, api.goes_on = asyncio.Event(), asyncio.Event()
         old = scene.driver(api)
         async with running(old) as seen_by_old:
             old.start(one, model)
@@ -140,7 +146,7 @@ class Deaf(Api):
                 yield event
 
 
-async def test_a_watch_that_is_open_and_silent_is_found_out(
+async def test_case_28_a_watch_that_is_open_and_silent_is_found_out(
     scene: Scene, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start, then an end (its DELETED is lost): both are seen by a list that our own write made us ask for."""
@@ -163,7 +169,7 @@ async def test_a_watch_that_is_open_and_silent_is_found_out(
             await observed.until(one.id, Seen.CLEAN)
 
 
-async def test_an_api_server_that_is_started_again_or_hangs_costs_no_start(scene: Scene, plane: Plane) -> None:
+async def test_case_27_an_api_server_that_is_started_again_or_hangs_costs_no_start(scene: Scene, plane: Plane) -> None:
     driver = scene.driver()
     async with running(driver) as observed:
         one, model = scene.engine("r1")
@@ -187,56 +193,10 @@ async def test_an_api_server_that_is_started_again_or_hangs_costs_no_start(scene
         await observed.until(two.id, Seen.CLEAN)
 
 
-class Cutter:
-    """A way to the API server that is cut again and again."""
-
-    def __init__(self, port: int, every_s: float) -> None:
-        self._port = port
-        self._every_s = every_s
-        self._open: set[asyncio.StreamWriter] = set()
-        self.cuts = 0
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[int]:
-        """Its port."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        cutting = asyncio.create_task(self._cut())
-        try:
-            yield server.sockets[0].getsockname()[1]
-        finally:
-            cutting.cancel()
-            server.close()
-            for one in self._open:
-                one.transport.abort()
-
-    async def _cut(self) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
-            for one in list(self._open):
-                one.transport.abort()
-            self.cuts += bool(self._open)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, thither = await asyncio.open_connection("127.0.0.1", self._port)
-        both = {writer, thither}
-        self._open |= both
-        await asyncio.gather(_pass(reader, thither), _pass(there, writer))
-        self._open -= both
-
-
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while piece := await reader.read(1 << 16):
-            writer.write(piece)
-            await writer.drain()
-    except OSError:
-        pass
-    finally:
-        writer.transport.abort()
-
-
-async def test_watches_that_are_cut_all_the_time_lose_nothing(scene: Scene, plane: Plane, kubeconfig: Path) -> None:
-    cutter = Cutter(int(plane.server.rpartition(":")[2]), 0.3)
+async def test_case_18_watches_that_are_cut_all_the_time_lose_nothing(
+    scene: Scene, plane: Plane, kubeconfig: Path
+) -> None:
+    cutter = Cutter(port_of(plane), 0.3)
     async with cutter.running() as port:
         way: Access = await access(kubeconfig)
         way.server = f"https://127.0.0.1:{port}"
@@ -254,18 +214,67 @@ async def test_watches_that_are_cut_all_the_time_lose_nothing(scene: Scene, plan
     assert not (await scene.api.get(scene.pods))["items"]
 
 
+class Noting(Api):
+    """An API that remembers what its watches were refused for."""
+
+    def __init__(self, way: Access) -> None:
+        super().__init__(way)
+        self.refused: list[int] = []
+
+    async def watch(self, path: str, version: str | None, query: Mapping[str, str], **how: Any) -> AsyncIterator[Any]:
+        try:
+            async for event in super().watch(path, version, query, **how):
+                yield event
+        except ApiError as error:
+            self.refused.append(error.status)
+            raise
+
+
+async def test_case_28_etcd_is_compacted_while_the_driver_is_cut_off(
+    scene: Scene, plane: Plane, kubeconfig: Path
+) -> None:
+    """Meanwhile a pod goes. The version that the driver has is too old then (410): it reads everything anew."""
+    cutter = Cutter(port_of(plane))
+    async with cutter.running() as port:
+        way: Access = await access(kubeconfig)
+        way.server = f"https://127.0.0.1:{port}"
+        async with Noting(way) as api:
+            driver = scene.driver(api)
+            async with running(driver) as observed:
+                for number in range(2):
+                    one, model = scene.engine(f"r{number}", gpu=number)
+                    driver.start(one, model)
+                    await observed.until(one.id, Seen.READY)
+                cutter.closed = True
+                cutter.cut()
+                await scene.api.delete(f"{scene.pods}/r0", grace_s=0)
+                plane.compact()
+                plane.kill_part("kube-apiserver")  # it remembers some of what etcd forgets
+                plane.start_part("kube-apiserver")
+                await asyncio.to_thread(plane.until_ready)
+                cutter.closed = False
+                await observed.until(ReplicaId("r0"), Seen.EXITED)
+                assert 410 in api.refused
+                assert observed.words(ReplicaId("r1")) == ["starting", "ready"]
+
+
 # --- addresses that are given out again -------------------------------------------------------------------------------
 
 
-async def serve_ready(ip: str) -> asyncio.Server:
-    """Something at an address that says 200."""
+@asynccontextmanager
+async def ready_at(ip: str, *replicas: str) -> AsyncIterator[None]:
+    """Something at an address that says 200, where these Replicas listen."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         writer.close()
 
-    return await asyncio.start_server(answer, ip, pods.PORT)
+    async with AsyncExitStack() as stack:
+        for one in replicas:
+            server = await asyncio.start_server(answer, ip, pods.port_of(ReplicaId(one)))
+            await stack.enter_async_context(server)
+        yield
 
 
 async def runs_at(api: Api, path: str, ip: str, since: str) -> None:
@@ -280,14 +289,13 @@ async def runs_at(api: Api, path: str, ip: str, since: str) -> None:
     )  # fmt: skip
 
 
-async def test_an_address_that_was_given_to_another_pod_is_not_the_first_ones_any_more(
+async def test_case_19_an_address_that_was_given_to_another_pod_is_not_the_first_ones_any_more(
     api: Api, namespace: str, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No kubelet here: pods that nobody schedules, with statuses by hand. The first one's end is not heard of."""
     monkeypatch.setattr(watching, "SUSPECT_S", 0.5)
     path, ip = f"/api/v1/namespaces/{namespace}/pods", f"10.244.{next_number()}.9"
-    server = await serve_ready(ip)
-    async with server, Deaf(await access(kubeconfig)) as ours:
+    async with ready_at(ip, "r1", "r2"), Deaf(await access(kubeconfig)) as ours:
         driver = KubernetesDriver(ours, namespace, launch, lambda _: "engine", assume_after_s=0.05, inventory=False)
         async with running(driver) as observed:
             nobody = Pod(scheduler_name="nobody")
@@ -313,10 +321,10 @@ async def test_an_address_that_was_given_to_another_pod_is_not_the_first_ones_an
             assert observed.words(second.id) == ["starting", "ready"]
 
 
-async def test_an_evicted_pod_whose_address_is_cleared_has_ended(api: Api, namespace: str) -> None:
+async def test_case_18_an_evicted_pod_whose_address_is_cleared_has_ended(api: Api, namespace: str) -> None:
     path, ip = f"/api/v1/namespaces/{namespace}/pods", f"10.244.{next_number()}.9"
     driver = KubernetesDriver(api, namespace, launch, lambda _: "engine", assume_after_s=0.05, inventory=False)
-    async with await serve_ready(ip), running(driver) as observed:
+    async with ready_at(ip, "r1"), running(driver) as observed:
         one, model = replica("r1", ("engine", "{port}"), ())
         driver.start(one, replace(model, spec=replace(model.spec, pod=Pod(scheduler_name="nobody"))))
         await until_told(observed, one.id, lambda seen: seen.waits)

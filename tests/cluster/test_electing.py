@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.contract import GatewayId
+from autoscaler.drivers.kubernetes import gateways
 from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import Api, FencedError, Object
 from autoscaler.drivers.kubernetes.gateways import GatewayPods
@@ -35,8 +37,8 @@ class Played:
     def lease_seconds(self) -> int:
         return D
 
-    def floor(self) -> int:
-        return self.known
+    def heard(self) -> tuple[int, ...]:
+        return (self.known,)
 
     def lead(self, epoch: int) -> None:
         assert self.elector.writes_s() > 0
@@ -120,7 +122,7 @@ async def test_a_deleted_lease_is_made_anew_above_what_gateways_know(api: Api, n
         a.known = 7
         await a.until(1, None, 8)
         await api.delete(path(namespace))
-        await a.until(1, None, 8, None, 8)  # of which nobody has heard yet
+        await a.until(1, None, 8, None, 9)
 
 
 async def test_a_leader_whose_api_server_hangs_ends_and_its_writes_are_refused(
@@ -176,6 +178,30 @@ async def test_gateways_are_known_by_their_pods_and_gone_with_them(api: Api, nam
         task.cancel()
 
 
+async def test_a_gateway_whose_pod_ended_before_we_looked_is_gone_and_a_strangers_is_not(
+    api: Api, namespace: str, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are known from their reports alone and silent. A pod's name is `DEPLOYMENT-HASH-RANDOM`."""
+    monkeypatch.setattr(gateways, "LOOK_S", 0.1)
+    one = gateway_pod("", node, "/bin/sleep", "600")
+    one["metadata"] |= {"generateName": "pl-gateway-7c9d8f6b5-", "name": None}
+    one["metadata"]["labels"]["pod-template-hash"] = "7c9d8f6b5"
+    made = (await api.create(f"/api/v1/namespaces/{namespace}/pods", one))["metadata"]["name"]
+    before, strangers = "pl-gateway-5d4f9b8c7-x2x4z", ("g1", "pl-gateway", "pl-gateway-extra-5d4f9b8c7-x2x4z")
+    told: list[GatewaySeen | GatewayGone] = []
+    silent = [GatewayId(name) for name in (*strangers, made, before)]
+    task = asyncio.create_task(GatewayPods(api, namespace, told.extend, silent=lambda: silent).run())
+
+    async def gone() -> bool:
+        return sum(isinstance(one, GatewayGone) for one in told) >= 3
+
+    try:
+        await until(gone)
+    finally:
+        task.cancel()
+    assert {one.gateway for one in told if isinstance(one, GatewayGone)} == {before}
+
+
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
@@ -215,5 +241,6 @@ async def test_only_the_named_accounts_tokens_for_our_audience_are_let_in(
         now_s += STANDS_S
         assert not await tokens.admits(ours)
     finally:
+        await tokens.close()
         plane.signal_part("kube-apiserver", signal.SIGCONT)
     assert await tokens.admits(new)

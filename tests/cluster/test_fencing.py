@@ -117,7 +117,7 @@ async def house(kubeconfig: Path, namespace: str) -> AsyncIterator[House]:
 
 
 @pytest.mark.parametrize("writes", range(WRITES + 1))
-async def test_the_second_leader_ends_what_the_first_began_and_does_nothing_twice(
+async def test_case_26_the_second_leader_ends_what_the_first_began_at_every_write_and_does_nothing_twice(
     kubeconfig: Path, namespace: str, node: Node, api: Api, writes: int
 ) -> None:
     """One Model goes from the documents, another is called: a create, a mark, a delete, and a hand-over in between."""

@@ -52,8 +52,12 @@ async def test_the_next_leads_when_one_was_killed_and_when_one_stops(estate: Est
     assert node.name
 
 
-async def test_a_leader_that_was_paused_follows_before_it_does_anything(estate: Estate, node: Node) -> None:
-    """SIGSTOP for longer than the Lease with a Call that both would act on, then SIGCONT; the same to the other."""
+async def test_case_25_leaders_paused_in_turn_follow_before_they_do_anything(estate: Estate, node: Node) -> None:
+    """SIGSTOP for longer than the Lease with a Call that both would act on, then SIGCONT; the same to the other.
+
+    Their clocks are two hours apart.
+    """
+    estate.skews_s = {"a1": 3600.0, "a2": -3600.0}
     async with estate.open(model("ada"), model("bob"), gateways=2) as house, asyncio.timeout(LIMIT_S):
         for name in ("ada", "bob"):
             leader = await house.leader()
@@ -69,7 +73,7 @@ async def test_a_leader_that_was_paused_follows_before_it_does_anything(estate: 
     assert node.name
 
 
-async def test_warm_calls_go_on_while_the_api_server_hangs_and_nobody_leads(
+async def test_case_27_warm_calls_go_on_while_the_api_server_hangs_and_nobody_leads(
     estate: Estate, plane: Plane, node: Node
 ) -> None:
     async with estate.open(model("ada", slots=64), model("bob"), gateways=2) as house, asyncio.timeout(LIMIT_S):
@@ -95,7 +99,7 @@ async def test_warm_calls_go_on_while_the_api_server_hangs_and_nobody_leads(
     assert node.name
 
 
-async def test_everything_begins_anew_at_zero_while_calls_arrive(estate: Estate, node: Node) -> None:
+async def test_case_29_everything_restarts_twice_at_zero_while_calls_arrive(estate: Estate, node: Node) -> None:
     """Both autoscalers and both gateways are killed twice; a client that comes back is served, by one start."""
     async with estate.open(model("ada"), gateways=2) as house, asyncio.timeout(LIMIT_S):
         await house.leader()

@@ -39,15 +39,15 @@ async def process(log: Path, *words: str) -> AsyncIterator[asyncio.subprocess.Pr
 class House:
     """One autoscaler and one gateway, as processes, and the documents that they were given."""
 
-    def __init__(self, folder: Path, kubeconfig: Path, namespace: str) -> None:
+    def __init__(self, folder: Path, kubeconfig: Path, namespace: str, *words: str) -> None:
         self._folder = folder
-        self._words = ("--driver", "kubernetes", "--kubeconfig", str(kubeconfig), "--namespace", namespace)
-        self.listen, self._ops, self._gateway_ops = free_ports(3)
+        self._words = ("--driver", "kubernetes", "--kubeconfig", str(kubeconfig), "--namespace", namespace, *words)
+        self.listen, self.ops, self._gateway_ops = free_ports(3)
         self.url = f"http://127.0.0.1:{self.listen}"
 
-    def write(self, *documents: dict[str, object]) -> None:
-        """The documents."""
-        settings = {"apiVersion": "pilotlight.dev/v1alpha1", "kind": "Settings", "auth": "none"}
+    def write(self, *documents: dict[str, object], **more: object) -> None:
+        """The documents; `more` of the Settings."""
+        settings = {"apiVersion": "pilotlight.dev/v1alpha1", "kind": "Settings", "auth": "none", **more}
         (self._folder / "documents.yaml").write_text(yaml.safe_dump_all([settings, *documents]))
 
     @asynccontextmanager
@@ -59,7 +59,7 @@ class House:
             self.autoscaler = await stack.enter_async_context(
                 process(
                     folder / "autoscaler.log", *scaler, "--contract-socket", socket,
-                    "--ops", f"127.0.0.1:{self._ops}", "--state", str(folder / "state"),
+                    "--ops", f"127.0.0.1:{self.ops}", "--state", str(folder / "state"),
                 )
             )  # fmt: skip
             await stack.enter_async_context(

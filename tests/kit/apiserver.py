@@ -60,6 +60,11 @@ class Server:
             yield {"items": [found], "metadata": {"resourceVersion": str(self.version)}}
         yield {"items": [], "metadata": {"resourceVersion": str(self.version)}}
 
+    @staticmethod
+    def unix_s() -> float:
+        """As `Api.unix_s`."""
+        return 0.0
+
     async def delete(self, path: str, **of: object) -> Object:
         """As `Api.delete`: said to be done."""
         del path, of

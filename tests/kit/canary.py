@@ -15,7 +15,7 @@ from tests.kit.rig import Client
 
 
 class CanaryServer:
-    """Counts who connects to it on 127.0.0.1, and answers them with a page of its own."""
+    """Counts who connects to it, and answers them with a page of its own."""
 
     PAGE = b"<p>what only the canary says</p>"
 
@@ -32,15 +32,15 @@ class CanaryServer:
 
 
 @asynccontextmanager
-async def canary_server() -> AsyncIterator[CanaryServer]:
+async def canary_server(host: str = "127.0.0.1") -> AsyncIterator[CanaryServer]:
     """It listens as long as the context lasts; at the end it is shown that it would have counted."""
     one = CanaryServer()
-    server = await asyncio.start_server(one.connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(one.connected, host, 0)
     one.port = server.sockets[0].getsockname()[1]
     async with server:
         yield one
         before = one.connections
-        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+        reader, writer = await asyncio.open_connection(host, one.port)
         assert (await reader.read()).endswith(CanaryServer.PAGE)
         writer.close()
         assert one.connections == before + 1, "a canary that does not count proves nothing"

@@ -33,12 +33,12 @@ EVERYTHING: Values = {
         "dashboards": {"enabled": True},
     },
     "settings": {"limits": {"bodyBytesMax": "32Mi", "memoryBytes": "auto", "idleSecondsMax": 30}, "leaseSeconds": 10},
-    "tenantsSecret": "tenants",
+    "tenantsSecret": "tenants", "adoption": {"everywhere": True}, "cordon": {"enabled": True},
 }  # fmt: skip
 MINIMAL: Values = {
     "gateway": {"replicas": 1, "maxUnavailable": 0, "preStopSeconds": 0},
     "autoscaler": {"replicas": 1, "maxUnavailable": 0}, "networkPolicy": {"enabled": False},
-    "adoption": {"enabled": False}, "cordon": {"enabled": False}, "engines": {"createNamespace": False},
+    "engines": {"createNamespace": False},
     "settings": {"auth": "none"},
 }  # fmt: skip
 
@@ -53,14 +53,18 @@ SETS: dict[str, Values] = {
     "defaults": {},
     "minimal": MINIMAL,
     "everything": EVERYTHING,
-    "namespaced": {"scope": "namespace", "tenantsSecret": "tenants"},
+    "namespaced": {"scope": "namespace", "tenantsSecret": "tenants", "adoption": {"namespaces": ["home"]}},
     "namespaced and minimal": {**MINIMAL, "scope": "namespace"},
     "certificates of one's own": {
         "contract": {"auth": "certificate", "certificates": "secret", "secret": {"server": "a", "client": "b"}}
     },
     "kubeai": {"adoption": {"kubeai": True}},
-    "agents": {"agent": {"enabled": True}},
-    "agents with certificates": {"agent": {"enabled": True}, "contract": {"auth": "certificate"}},
+    "adopting": {"adoption": {"namespaces": ["team-a", "team-b"]}},
+    "agents": {"agent": {"enabled": True, "runtimeSocket": "/run/containerd/containerd.sock"}},
+    "agents with certificates": {
+        "agent": {"enabled": True, "podResourcesPath": ""},
+        "contract": {"auth": "certificate"},
+    },
     "addresses of version 6": {"listenHost": "[::]", "fullnameOverride": "house"},
     "local": example("values-local.yaml"),
     "eks": example("values-eks.yaml"),

@@ -76,11 +76,13 @@ ERROR = b'"code":"upstream_error"'
 class ScriptedEngine:
     """Use as `async with ScriptedEngine(script, ...) as engine`."""
 
-    def __init__(self, *scripts: Script, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, *scripts: Script, port: int = 0, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+    ) -> None:
         self.scripts = list(scripts)
         default = certificates.default_sides.get()
         self._tls = default.server if tls is None and default is not None else tls
-        self._port = port
+        self._host, self._port = host, port
         self.requests: list[bytes] = []
         self.connections = 0
         self.release = asyncio.Event()
@@ -94,9 +96,10 @@ class ScriptedEngine:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> ScriptedEngine:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self._port, ssl=self._tls)
-        host, port = self._server.sockets[0].getsockname()
-        self.address = f"{host}:{port}" if self._tls is None else f"https://{host}:{port}"
+        self._server = await asyncio.start_server(self._connected, self._host, self._port, ssl=self._tls)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = at if self._tls is None else f"https://{at}"
         return self
 
     async def __aexit__(

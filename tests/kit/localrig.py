@@ -83,6 +83,8 @@ def replica(name: str, argv: tuple[str, ...], slices: tuple[str, ...] = ("gpu0",
 class LocalRig:
     """A rig of the contract suite on real processes."""
 
+    began_within_s = 0.5
+
     def __init__(
         self,
         path: Path,

@@ -124,6 +124,8 @@ class Serving:
         self.output = folder / "output.txt"
         self.url, self.ops = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
         self.process: subprocess.Popen[bytes] | None = None
+        self.tree: Path | None = None
+        """Where another version of it is; None: here."""
         self._sending: list[asyncio.Task[list[Result]]] = []
 
     # --- its life ----------------------------------------------------------------------------------------------------
@@ -138,7 +140,9 @@ class Serving:
     def begin_start(self) -> None:
         """Starts it and waits for nothing."""
         with self.output.open("ab") as output:
-            self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            self.process = subprocess.Popen(
+                self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.tree
+            )
 
     async def start(self) -> None:
         """Returns when it says that it is ready."""

@@ -21,7 +21,7 @@ KEY = TargetKey("Deployment", "default", "ada")
 def target(notes: dict[str, str] | None = None, **more: Any) -> TargetSeen:
     """A Deployment that is annotated, at zero, as its manifest has it."""
     facts: dict[str, Any] = {
-        "key": KEY, "uid": "u", "version": 1, "created_unix_s": 100, "selector": "app=ada", "container": "engine",
+        "key": KEY, "uid": "u", "version": 1, "named_unix_s": 100, "selector": "app=ada", "container": "engine",
         "notes": tuple(sorted((notes or {"pilotlight.dev/models": "ada"}).items())), "replicas": 0, "ours": False,
         "scaled_by": "helm", "scaled_unix_s": 100.0, "since_adopted": False, "trouble": "", **more,
     }  # fmt: skip

@@ -18,6 +18,7 @@ from autoscaler.drivers.processes import facts
 from loadtest.arrivals import constant
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge
+from tests.kit.older import older
 from tests.kit.serving import Serving, fake, most_at_once, running, serving, shot, transcript
 from tests.kit.waiting import until
 
@@ -149,7 +150,7 @@ async def test_a_pid_that_was_reused_is_never_signalled(tmp_path: Path, same_sta
             foreign.wait()
 
 
-async def test_the_autoscaler_is_killed_under_warm_traffic(tmp_path: Path) -> None:
+async def test_case_29_the_autoscaler_is_killed_twice_under_warm_traffic(tmp_path: Path) -> None:
     slots = 6
     ada = fake(tmp_path, "ada", "--tokens-per-s", "100", slots=slots, idleSeconds=2)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0", idleSeconds=2)
@@ -191,7 +192,7 @@ async def test_the_autoscaler_is_killed_while_an_engine_starts(tmp_path: Path) -
         assert (one.engines(), one.starts("ada")) == (before, 1)
 
 
-async def test_the_autoscaler_is_stopped_while_warm_traffic_runs(tmp_path: Path) -> None:
+async def test_case_25_the_autoscaler_is_paused_while_warm_traffic_runs(tmp_path: Path) -> None:
     """Static stability, through the silent-leader rule after 5 s; cold Calls are answered at their deadline."""
     slots, seconds = 4, 20
     ada = fake(tmp_path, "ada", "--tokens-per-s", "100", slots=slots)
@@ -227,3 +228,25 @@ async def test_the_autoscaler_is_stopped_while_warm_traffic_runs(tmp_path: Path)
         assert (one.autoscaler(), one.starts("ada"), one.starts("bob")) == (autoscaler, 1, 1)
     bound = slots + max(slots, 2) - 1
     assert most_at_once(transcript(tmp_path, "ada")) <= bound
+
+
+async def test_case_30_serve_is_upgraded_and_rolled_back_and_keeps_its_engine(tmp_path: Path) -> None:
+    """Whichever version stops, the other one takes over engine, Models and what was learnt from the state directory."""
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
+    tree = older(tmp_path)
+    async with serving(tmp_path, ada, start=False, options=("--gateways", "2", "--keep-engines")) as one:
+        engines = None
+        for version in (tree, None, tree, None):
+            one.tree = version
+            await one.start()
+            assert (await one.call("ada")).ending is Ending.COMPLETED
+            engines = engines or one.engines("ada")
+            assert (one.engines("ada"), one.starts("ada")) == (engines, 1)
+            if version is None:
+                traffic = await one.send(*(shot("ada", at_s=i * 0.02, tokens=2) for i in range(20)))
+                assert judge(20, traffic).completed == 20
+            assert await one.stop() == 0
+        one.options = ("--gateways", "2")
+        await one.start()
+        assert await one.stop() == 0
+        assert one.marked() == []

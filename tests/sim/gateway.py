@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +21,7 @@ from gateway.sync import LinkError, Sync
 from tests.sim.network import Stream
 
 if TYPE_CHECKING:
-    from tests.sim.town import Town
+    from tests.sim.town import Autoscaler, Town
 
 PROOF_OF_DEATH_S = 0.002
 
@@ -35,10 +35,14 @@ class SimLink:
         self.streams: list[tuple[Stream, asyncio.Queue[bytes | None]]] = []
         self.reachable = True
 
+    def there(self) -> Autoscaler | None:
+        """The process at its end, if it lives."""
+        return self._town.autoscaler
+
     async def lines(self, path: str) -> AsyncIterator[bytes]:
         """A stream of the feed, until it is cut."""
         await asyncio.sleep(self._town.network.delay_s())
-        control = self._town.autoscaler
+        control = self.there()
         if control is None or not self.reachable:
             raise LinkError("refused")
         routes, boot = path.startswith("/v1/routes"), ""
@@ -55,7 +59,7 @@ class SimLink:
             async for message in messages:
                 stream.send(lambda message=message: queue.put_nowait(message))  # type: ignore[misc]  # bound now
 
-        pumping = self._town.task(pump())
+        pumping = self.serves(control, pump())
         try:
             while (message := await queue.get()) is not None:
                 yield message
@@ -63,6 +67,16 @@ class SimLink:
         finally:
             self.streams.remove(ours)
             pumping.cancel()
+
+    def serves(self, control: Autoscaler, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """What the process at the other end does for us."""
+        del control
+        return self._town.task(work)
+
+    def arrives(self, control: Autoscaler, take: Callable[[], None]) -> None:
+        """A message is at the process at the other end, which takes it."""
+        del control
+        take()
 
     def cut(self) -> None:
         """Breaks all streams; what was under way is lost."""
@@ -76,10 +90,13 @@ class SimLink:
         sent = msgspec.json.encode(report)
 
         def deliver() -> None:
-            control = self._town.autoscaler
+            control = self.there()
             if control is None or not self.reachable:
                 lose()
                 return
+            self.arrives(control, lambda: take(control))
+
+        def take(control: Autoscaler) -> None:
             self._town.told.take(report, self._town.now())
             answer = take_report(control.loop, msgspec.json.decode(sent, type=Report))
             if self._town.standby is not None:
@@ -124,9 +141,10 @@ class SimGateway:
         self.alive, self.informed = True, False
         self.started_s = self._town.now()
         self.dispatch = Dispatch(self.id, f"boot-{self.boots}")
-        self.link = SimLink(self._town, self.id)
+        self.links = self._town.links(self.id)
+        self.link = self.links[0]
         jitter = random.Random(f"{self._town.seed}/{self.id}/{self.boots}").random
-        self.sync = Sync(self.id, [self.link], self, jitter=jitter, boot=f"boot-{self.boots}")
+        self.sync = Sync(self.id, self.links, self, jitter=jitter, boot=f"boot-{self.boots}")
         self.task = self._town.task(self.sync.run())
         self._timer: asyncio.TimerHandle | None = None
         self.heard_s = self._town.now()

@@ -10,14 +10,13 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable, Coroutine
+from math import inf
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.contract import (
-    ModelName,
-    TenantName,
-)
+from autoscaler.contract import GatewayId, ModelName, TenantName
+from autoscaler.drivers.base import SharedDriver
 from autoscaler.drivers.histories import EVERY_S, FORGOTTEN
 from autoscaler.loop import Loop, Step
 from autoscaler.model import Model
@@ -28,7 +27,7 @@ from gateway.call import Call, Outcome
 from gateway.effects import Grant
 from gateway.errors import CallError
 from tests.kit.fakedriver import FakeDriver
-from tests.sim.gateway import SimGateway
+from tests.sim.gateway import SimGateway, SimLink
 from tests.sim.machine import QUICK, Machine, Manners
 from tests.sim.network import CALM, Network, Rates
 from tests.sim.told import Told
@@ -61,10 +60,14 @@ class Journey:
 class Autoscaler:
     """One autoscaler process: the real loop and feed over a driver of the machine. `epoch` 0: it follows."""
 
-    def __init__(self, town: Town, epoch: int) -> None:
+    def __init__(
+        self, town: Town, epoch: int, driver: SharedDriver | None = None, writes_s: Callable[[], float] = lambda: inf,
+        in_touch: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
         clock = asyncio.get_running_loop().time
-        self.driver = FakeDriver(town.machine)
-        self.loop = Loop(World(epoch=epoch, leads=epoch > 0, leading_since_s=clock()), self.driver, clock)
+        self.driver = FakeDriver(town.machine) if driver is None else driver
+        world = World(epoch=epoch, leads=epoch > 0, leading_since_s=clock())
+        self.loop = Loop(world, self.driver, clock, writes_s, in_touch)
         self.feed = Feed(self.loop)
         self.loop.listeners.append(lambda step: town.note(*(f"{t.replica} {t.after}" for t in step.transitions)))
         self.loop.listeners.append(town.stepped)
@@ -77,6 +80,10 @@ class Autoscaler:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.loop.run())
             tasks.create_task(self._save(town, save_in_s))
+            tasks.create_task(self.more())
+
+    async def more(self) -> None:
+        """What else a process does."""
 
     async def _save(self, town: Town, in_s: float) -> None:
         """Keeps what was learnt as `HistoryFile` does: once in a minute. `in_s`: how much of this minute is left."""
@@ -108,7 +115,7 @@ class Town:
         self.histories: dict[ModelName, History] = {}
         """The file of histories: up to a minute older than what the autoscaler knows."""
         self.network = Network(self.rng, rates)
-        self.machine = Machine(self.rng, slices, manners)
+        self.machine = self.make_machine(slices, manners)
         self.machine.on_change = lambda engine, what: self.note(f"{engine.replica.id} {what}")
         self.journeys: dict[str, Journey] = {}
         self.open: dict[str, Journey] = {}
@@ -130,6 +137,14 @@ class Town:
         self.gateways: list[SimGateway] = []
         self.start_autoscaler()
         self.gateways = [SimGateway(self, number) for number in range(1, gateways + 1)]
+
+    def make_machine(self, slices: tuple[Slice, ...], manners: Manners) -> Machine:
+        """Where engines run."""
+        return Machine(self.rng, slices, manners)
+
+    def links(self, gateway: GatewayId) -> list[SimLink]:
+        """A gateway's ways to the autoscalers."""
+        return [SimLink(self, gateway)]
 
     @staticmethod
     def now() -> float:

@@ -32,6 +32,15 @@ async def test_a_call_reaches_the_engine_rewritten_and_its_answer_comes_back() -
         assert one.totals()[0] == 1
 
 
+async def test_an_engine_with_an_address_of_version_6_is_reached_by_it() -> None:
+    async with ScriptedEngine((OK,), host="::1") as engine, rig(engine.address) as one:
+        client = await one.client()
+        client.call()
+        assert (await client.answer())[0] == 200
+        assert engine.address.startswith("[::1]:")
+        assert f"\r\nhost: {engine.address}\r\n".encode() in engine.requests[0]
+
+
 async def test_connections_are_kept_on_both_sides() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()

@@ -8,11 +8,12 @@ container. A pod that another kind of owner controls is none of the workload's, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from autoscaler.drivers.kubernetes.api import Object
+from autoscaler.drivers.kubernetes.beginning import READY_TO_START
 
 Kind = Literal["Deployment", "StatefulSet"]
 OURS, LINGO = "pilotlight.dev/", "lingo.substratus.ai/"
@@ -23,6 +24,8 @@ REPLICA, INTENT = OURS + "replica", OURS + "intent"
 COST, GOES_FIRST = "controller.kubernetes.io/pod-deletion-cost", "-1000"
 CONTROLLERS: dict[Kind, str] = {"Deployment": "ReplicaSet", "StatefulSet": "StatefulSet"}
 """What makes the pods of each."""
+TEMPLATE_HASH = "pod-template-hash"
+"""The label that a Deployment's ReplicaSets and their pods have."""
 PORT = 8080
 """Where neither an annotation nor the container says."""
 CRASHES = "CrashLoopBackOff"
@@ -46,7 +49,8 @@ class TargetSeen(NamedTuple):
     uid: str
     version: int
     """Its resourceVersion: they rise."""
-    created_unix_s: int
+    named_unix_s: int
+    """When it was annotated; 0: nobody tells."""
     notes: tuple[tuple[str, str], ...]
     """Its annotations of both domains, in order."""
     selector: str
@@ -98,6 +102,12 @@ class PodSeen(NamedTuple):
     waits: str
     """Why no container runs; empty where one does."""
     leaving: bool
+    bound: bool = False
+    """It has a node."""
+    prepared: bool = False
+    """All of it is there but its image and its container."""
+    template: str = ""
+    """Which of a Deployment's templates it was made of; empty of a StatefulSet, which replaces in place."""
 
 
 # --- workloads --------------------------------------------------------------------------------------------------------
@@ -111,13 +121,14 @@ def read_target(kind: Kind, found: Object) -> TargetSeen | None:
     if not any(key in (OURS + "models", LINGO + "models") for key, _ in notes) or "deletionTimestamp" in metadata:
         return None
     managed = metadata.get("managedFields") or []
+    annotated = _annotated(managed)
     ours, owner = _scaled_by(managed)
     failure = [c for c in found.get("status", {}).get("conditions") or [] if _is(c, "ReplicaFailure")]
     return TargetSeen(
         key=TargetKey(kind, metadata["namespace"], metadata["name"]),
         uid=metadata["uid"],
         version=int(metadata["resourceVersion"]),
-        created_unix_s=int(_unix_s(metadata["creationTimestamp"])),
+        named_unix_s=int(_unix_s(annotated)) if annotated else 0,
         notes=notes,
         selector=_selector(spec["selector"]),
         container=_serving(spec["template"]["spec"]["containers"])["name"],
@@ -127,7 +138,7 @@ def read_target(kind: Kind, found: Object) -> TargetSeen | None:
         scaled_unix_s=_unix_s(owner["time"]) if owner is not None and "time" in owner else None,
         since_adopted=owner is not None
         and owner.get("subresource") == "scale"
-        and str(owner.get("time", "")) > _annotated(managed),
+        and str(owner.get("time", "")) > annotated,
         trouble=failure[0].get("message", "") if failure else "",
     )
 
@@ -177,20 +188,11 @@ def read_scaler(kind: str, found: Object) -> ScalerSeen | None:
 # --- pods -------------------------------------------------------------------------------------------------------------
 
 
-def pod_reader(key: TargetKey, container: str, port: int | None) -> Callable[[Object], PodSeen | None]:
-    """Reads the pods of one workload. `port`: the annotation's."""
-
-    def read(found: Object) -> PodSeen | None:
-        return read_pod(found, key, container, port)
-
-    return read
-
-
 def read_pod(found: Object, key: TargetKey, container: str, port: int | None = None) -> PodSeen | None:
-    """None of one that something else controls."""
+    """None of one that something else controls: selectors of two workloads may both take it."""
     metadata, status = found["metadata"], found.get("status", {})
     owners = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
-    if not owners or owners[0]["kind"] != CONTROLLERS[key.kind]:
+    if not owners or (owners[0]["kind"], owners[0]["name"]) != (CONTROLLERS[key.kind], _controller(key, metadata)):
         return None
     containers = found["spec"]["containers"]
     serving = next((one for one in containers if one["name"] == container), _serving(containers))
@@ -207,10 +209,18 @@ def read_pod(found: Object, key: TargetKey, container: str, port: int | None = N
         goes_first=annotations.get(COST) == GOES_FIRST, created=metadata["creationTimestamp"],
         ip=status.get("podIP", ""), port=listens, probe_port=probe_port, path=path, kubelet_decides=kubelet_decides,
         ready=any(_is(one, "Ready") for one in status.get("conditions") or []),
-        started_unix_s=None if running is None else _unix_s(running["startedAt"]),
+        started_unix_s=_unix_s(running["startedAt"]) if running is not None and running.get("startedAt") else None,
         ended=ended, over=over, waits="" if running is not None else _waits(status, now),
-        leaving="deletionTimestamp" in metadata,
+        leaving="deletionTimestamp" in metadata, bound=bool(found["spec"].get("nodeName")),
+        prepared=any(_is(one, READY_TO_START) for one in status.get("conditions") or []),
+        template=(metadata.get("labels") or {}).get(TEMPLATE_HASH, ""),
     )  # fmt: skip
+
+
+def _controller(key: TargetKey, metadata: dict[str, Any]) -> str:
+    """The name of what makes the workload's pods with this template: a ReplicaSet has its hash in its name."""
+    hash = (metadata.get("labels") or {}).get(TEMPLATE_HASH, "")
+    return key.name if key.kind == "StatefulSet" else f"{key.name}-{hash}"
 
 
 def _serving(containers: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,7 +32,7 @@ from autoscaler.drivers.kubernetes.adoptable import (
     read_target,
 )
 from autoscaler.drivers.kubernetes.adoptedpod import EXITED, unbound
-from autoscaler.drivers.kubernetes.adoptee import PLURALS, Adoptee, Means, zero_unix_s
+from autoscaler.drivers.kubernetes.adoptee import PLURALS, Adoptee, Means
 from autoscaler.drivers.kubernetes.adopting import AnnotationError, Hand, Others
 from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
 from autoscaler.drivers.kubernetes.scaling import Mode, Workload
@@ -48,6 +49,8 @@ SCALERS = (
     ("HorizontalPodAutoscaler", "/apis/autoscaling/v2", "horizontalpodautoscalers"),
     ("ScaledObject", "/apis/keda.sh/v1alpha1", "scaledobjects"),
 )
+
+_log = logging.getLogger(__name__)
 
 
 class Note(NamedTuple):
@@ -66,7 +69,11 @@ class _Target:
     def __init__(self, seen: TargetSeen) -> None:
         self.seen = seen
         self.hand: Hand | None = None
+        self.hand_s = 0.0
+        """When that was, by our own clock, which nobody sets."""
         self.model: Model | None = None
+        self.good: TargetSeen | None = None
+        """As it is, under the last annotations that were right."""
         self.called: ModelName | None = None
         """In the whole installation, where an older Model has its name."""
         self.problem = ""
@@ -97,7 +104,7 @@ class AdoptedDriver:
         self._hold_s = hold_s
         self._note = note
         self._clock = clock
-        self._zero_unix_s = zero_unix_s(clock)
+        self._unix_s = api.unix_s
         self._pace = pace or probes.Pace(clock)
         self._tasks = asyncio.TaskGroup()
         self._targets: dict[TargetKey, _Target] = {}
@@ -107,12 +114,23 @@ class AdoptedDriver:
         self._synced = False
         places = [""] if namespaces is None else [f"/namespaces/{name}" for name in namespaces]
         self._scaler_watches = [
-            (group, Watched(api, f"{group}{place}/{plural}", partial(read_scaler, kind), self._scalers_changed))
+            (
+                group,
+                Watched(
+                    api, f"{group}{place}/{plural}", partial(read_scaler, kind), self._scalers_changed, optional=True
+                ),
+            )
             for kind, group, plural in SCALERS
             for place in places
         ]
         self._target_watches = [
-            Watched(api, f"/apis/apps/v1{place}/{PLURALS[kind]}", partial(read_target, kind), self._targets_changed)
+            Watched(
+                api,
+                f"/apis/apps/v1{place}/{PLURALS[kind]}",
+                partial(read_target, kind),
+                self._targets_changed,
+                optional=True,
+            )
             for kind in CONTROLLERS
             for place in places
         ]
@@ -190,13 +208,6 @@ class AdoptedDriver:
                 return
         self._means.observe((unbound(replica, Seen.CLEAN, proof=EXITED),))
 
-    @property
-    def problems(self) -> dict[TargetKey, str]:
-        """What is wrong with annotations, in a line each, and why nothing is heard of something."""
-        wrong = {key: one.problem for key, one in self._targets.items() if one.problem}
-        deaf = {k: t.adoptee.trouble for k, t in self._targets.items() if t.adoptee is not None and t.adoptee.trouble}
-        return deaf | wrong
-
     def _adoptees(self) -> list[Adoptee]:
         return [target.adoptee for target in self._targets.values() if target.adoptee is not None]
 
@@ -223,7 +234,12 @@ class AdoptedDriver:
                 self._note(Note(new.key, new.uid, True, "NotServed", f"{TARGETS_MAX} workloads are served already"))
                 return
             target = self._targets[new.key] = _Target(new)
-        target.hand, target.seen = adopting.hand_of(before, new, target.hand, time.time()), new
+        now_unix_s = self._unix_s()
+        new = adopting.aged(before, new, now_unix_s)
+        hand, target.seen = adopting.hand_of(before, new, target.hand, now_unix_s), new
+        if hand is not None and hand is not target.hand:
+            target.hand_s = self._clock() - (now_unix_s - hand.at_unix_s)
+        target.hand = hand
         if self._listens:
             self._judge(new.key)
 
@@ -243,21 +259,25 @@ class AdoptedDriver:
         """What is made of a workload as it is now."""
         target = self._targets[key]
         others = self._others(target)
+        good: TargetSeen | None = target.seen
         try:
             target.model, target.problem = adopting.model_of(target.seen, others), ""
         except AnnotationError as error:
             target.problem = str(error)
+            good = None if target.good is None else target.seen._replace(notes=target.good.notes)
+            target.model = None if good is None else adopting.model_of(good, others)
+        target.good = good
         self._say(target)
-        if target.model is None:
+        if target.model is None or good is None:
             return
         model = target.model if target.called is None else replace(target.model, name=target.called)
         mode = Mode.TOGGLE if others.scaler else Mode.HELD if others.hand is not None else Mode.LEVEL
         if target.adoptee is None:
-            core = Workload(target.seen, model, mode, self._zero_unix_s)
+            core = Workload(good, model, mode, self._unix_s() - self._clock())
             target.adoptee = Adoptee(core, self._means)
             target.running = self._tasks.create_task(target.adoptee.run())
         else:
-            target.adoptee.core.see_target(target.seen, model, mode, self._clock())
+            target.adoptee.core.see_target(good, model, mode, self._clock())
             target.adoptee.settle()
 
     def _others(self, target: _Target) -> Others:
@@ -268,12 +288,12 @@ class AdoptedDriver:
         scaler, hand = self._scalers.get(target.seen.key, ""), target.hand
         if scaler or hand is None:
             return Others(scaler)
-        until_unix_s = hand.at_unix_s + self._hold_s()
-        left_s = until_unix_s - time.time()
+        hold_s = self._hold_s()
+        left_s = target.hand_s + hold_s - self._clock()
         if left_s <= 0:
             return Others()
         target.timer = asyncio.get_running_loop().call_later(left_s, self._hold_over, target.seen.key)
-        return Others("", hand, until_unix_s)
+        return Others("", hand, hand.at_unix_s + hold_s)
 
     def _hold_over(self, key: TargetKey) -> None:
         target = self._targets.get(key)
@@ -315,13 +335,15 @@ class AdoptedDriver:
             self._models(models)
 
     def _say(self, target: _Target) -> None:
-        """An Event for each news about whose the scale is, and for annotations that are wrong."""
+        """An Event for each news about whose the scale is, and for wrong annotations, which are logged, too."""
         adopted = None if target.model is None else target.model.adopted
         said = target.problem or ("" if adopted is None else adopted.message)
         reason = "WrongAnnotation" if target.problem or adopted is None else adopted.reason
         usual = not target.told and reason == adopting.USUAL
         if said not in ("", target.told) and not usual:
             self._note(Note(target.seen.key, target.seen.uid, bool(target.problem), reason, said))
+        if target.problem not in ("", target.told):
+            _log.warning("not in force %s", target.problem)
         target.told = said
 
 

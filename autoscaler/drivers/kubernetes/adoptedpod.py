@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers import address
 from autoscaler.drivers.kubernetes.adoptable import PodSeen
+from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.model import ADOPTED_HASH
 from autoscaler.world import Replica, ReplicaSeen, Seen
 
@@ -40,8 +42,8 @@ class Pod:
     replica: ReplicaId | None = None
     intent: str = ""
     slots: int = 1
-    told: tuple[Seen, str, str] | None = None
-    """What was last said of it: the state, what it waits for, its address."""
+    told: tuple[Seen, str, str, int] | None = None
+    """What was last said of it: the state, what it waits for, its address, its rank."""
     going: bool = False
     """Its stop was ordered."""
     spent: set[str] = field(default_factory=set)
@@ -50,6 +52,8 @@ class Pod:
     """How often it became a Replica of its own name."""
     marked: Mark | None = None
     """What was last written on it."""
+    begun: Beginning = field(default_factory=Beginning)
+    """As the Replica that it is."""
 
     @property
     def stays(self) -> bool:
@@ -81,7 +85,7 @@ def state_of(pod: Pod) -> Seen:
 
 def address_of(pod: PodSeen) -> str:
     """Where its engine takes Calls."""
-    return f"{pod.ip}:{pod.port}" if pod.ip else ""
+    return address.written(pod.ip, pod.port) if pod.ip else ""
 
 
 def own_name(pod: PodSeen, finds: int) -> ReplicaId:
@@ -92,14 +96,19 @@ def own_name(pod: PodSeen, finds: int) -> ReplicaId:
 
 
 def seen_of(
-    pod: Pod, model: ModelName, zero_unix_s: float, seen: Seen, *, reason: str = "", waits: str = "", proof: str = ""
-) -> ReplicaSeen:
-    """What is observed of its Replica. `zero_unix_s`: what a calendar said when the clock of observations was 0."""
-    of = pod.seen
+    pod: Pod, model: ModelName, zero_unix_s: float, seen: Seen, rank: int, *, reason: str = "", waits: str = "",
+    proof: str = "",
+) -> ReplicaSeen:  # fmt: skip
+    """What is observed of its Replica. `zero_unix_s`: what a calendar said when the clock of observations was 0.
+    `rank`: the highest goes first.
+    """
+    of, started_s = pod.seen, pod.begun.started_s
+    if started_s is None and of.started_unix_s is not None:
+        started_s = of.started_unix_s - zero_unix_s
     return ReplicaSeen(
         id=pod.replica or ReplicaId(""), model=model, spec_hash=ADOPTED_HASH, intent=pod.intent, slices=(),
-        memory_bytes=0, slots=pod.slots, seen=seen, address=address_of(of), rank=of.rank,
-        started_s=None if of.started_unix_s is None else of.started_unix_s - zero_unix_s,
+        memory_bytes=0, slots=pod.slots, seen=seen, address=address_of(of), rank=rank,
+        started_s=started_s, placing=pod.begun.placing,
         reason=reason, waits=waits, proof=proof,
     )  # fmt: skip
 

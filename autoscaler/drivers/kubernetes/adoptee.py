@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -79,11 +78,6 @@ class Adoptee:
             if self._timer is not None:
                 self._timer.cancel()
 
-    @property
-    def trouble(self) -> str:
-        """Why nothing is heard of its pods."""
-        return self._pods.trouble
-
     def start(self, replica: Replica) -> None:
         """See Driver."""
         self.core.start(replica, self._now_s())
@@ -128,6 +122,7 @@ class Adoptee:
     # --- pods ---------------------------------------------------------------------------------------------------------
 
     def _read(self, found: Object) -> PodSeen | None:
+        """By annotations that are right: the workload is never given others."""
         target = self.core.target
         return read_pod(found, target.key, target.container, port_of(target))
 
@@ -170,7 +165,7 @@ class Adoptee:
                 self.core.answered(uid, ready, self._now_s())
                 self.settle()
             elif not ready and not ever:
-                pause_s = probes.every_s(self._now_s() - born_s, listens=answered is not None)
+                pause_s = self._means.pace.every_s(self._now_s() - born_s, listens=answered is not None)
             await asyncio.sleep(max(0.0, began_s + pause_s - self._now_s()))
 
     async def _ask_once(self, pod: PodSeen) -> None:
@@ -201,8 +196,9 @@ class Adoptee:
                 await self._again()
             else:
                 self._refused(f"{self.core.target.key} cannot be scaled: {error}")
-        except FencedError:
-            self._refused("this autoscaler does not lead any more")
+        except FencedError:  # a hand-over is nobody's failed start
+            _log.info("not scaled: another leads now target=%s", self.core.target.key)
+            self.core.follow()
         else:
             self._refusals = 0
 
@@ -261,8 +257,3 @@ async def _probe(pod: PodSeen) -> bool | None:
     except (OSError, TimeoutError):
         return None
     return True
-
-
-def zero_unix_s(clock: Callable[[], float]) -> float:
-    """What a calendar said when `clock` was 0."""
-    return time.time() - clock()

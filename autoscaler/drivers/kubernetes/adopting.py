@@ -49,6 +49,7 @@ class Hand(NamedTuple):
     replicas: int
     by: str
     at_unix_s: float
+    """When we saw it; at first sight, when it is written to have been."""
 
 
 class Others(NamedTuple):
@@ -68,13 +69,29 @@ def hand_of(before: TargetSeen | None, now: TargetSeen, known: Hand | None, now_
     """Who scaled it by hand, after it was seen so. `known`: who was known to have.
 
     At first sight only the scale subresource, and only since it was annotated, tells of a person: else it is what the
-    workload came to us with.
+    workload came to us with. What is written of the time counts only then: who wrote it may have another clock.
     """
     if before is not None and before.replicas == now.replicas:
         return known
     if now.ours or now.scaled_by in CONTROLLERS or (before is None and not now.since_adopted):
         return None
-    return Hand(now.replicas, now.scaled_by, now_unix_s if now.scaled_unix_s is None else now.scaled_unix_s)
+    written_s = now.scaled_unix_s
+    at_unix_s = now_unix_s if before is not None or written_s is None else min(written_s, now_unix_s)
+    return Hand(now.replicas, now.scaled_by, at_unix_s)
+
+
+def aged(before: TargetSeen | None, now: TargetSeen, now_unix_s: float) -> TargetSeen:
+    """With its age as a Model: as old as its names, not as the object, or an old one that is annotated would take a
+    name that another has. managedFields tell when its writer last wrote anything: what was seen first counts.
+    """
+    if before is not None and _named(before) == _named(now):
+        return now._replace(named_unix_s=before.named_unix_s)
+    return now if now.named_unix_s else now._replace(named_unix_s=int(now_unix_s))
+
+
+def _named(seen: TargetSeen) -> tuple[str | None, str | None]:
+    notes = dict(seen.notes)
+    return notes.get(MODELS), notes.get(LINGO_MODELS)
 
 
 def port_of(seen: TargetSeen) -> int | None:
@@ -102,7 +119,7 @@ def model_of(seen: TargetSeen, others: Others = NOBODY) -> Model:
     )
     adopted = Adopted(kind=key.kind, namespace=key.namespace, name=key.name, reason=USUAL, message=f"{key} is scaled")
     model = Model(
-        name=ModelName(first), spec=spec, namespace=key.namespace, slots=slots, created_unix_s=seen.created_unix_s,
+        name=ModelName(first), spec=spec, namespace=key.namespace, slots=slots, created_unix_s=seen.named_unix_s,
         adopted=adopted,
     )  # fmt: skip
     return _for_others(model, adopted, others)

@@ -1,19 +1,21 @@
 """A Kubernetes API server, as plain dicts: requests, pages, watches.
 
-Owns one HTTP session. Promises: every request ends within REQUEST_S_MAX; 429 and Retry-After are obeyed, at most
-TRIES_MAX times and never all at once; requests keep to a budget; no write is sent, or waited for, after this process
-may not write; a refusal says what the server said. A watch is a stream of (type, object) that ends without an error
-whenever the server likes (it cuts slow watchers silently): who wants more goes on from the last version. It must not
-keep anything: caches are `watching`'s.
+Owns one HTTP session. Promises: every request ends within REQUEST_S_MAX, all its tries together; 429 and Retry-After
+are obeyed, at most TRIES_MAX times and never all at once; requests keep to a budget; no write is sent, or waited for,
+after this process may not write; a refusal says what the server said. A watch is a stream of (type, object) that ends
+without an error whenever the server likes (it cuts slow watchers silently): who wants more goes on from the last
+version. It must not keep anything: caches are `watching`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,6 +30,8 @@ Object = dict[str, Any]
 
 REQUEST_S_MAX = 30.0
 """An API server that hangs does not say so (its GET has no end)."""
+SEND_S_MIN = 0.001
+"""Of a request whose turn comes in its last moment: to aiohttp 0 is no limit."""
 SILENT_S_MAX = 90.0
 """A watch that says nothing for longer is dead: bookmarks come about every minute."""
 TRIES_MAX = 5
@@ -39,6 +43,8 @@ PAGE = 500
 """Objects of one answer: reading 5,000 pods at once holds the loop for a second."""
 WRITER = "pilotlight"
 """Who wrote a field, as the API server notes it: the first word of the User-Agent, where a request does not say."""
+HALF_A_SECOND_S = 0.5
+"""Of a Date, which is cut to the second."""
 BATCH = 50
 """Events of a watch between two turns of the loop: a buffer holds hundreds."""
 BUFFER_BYTES = 1 << 20
@@ -82,6 +88,10 @@ class Api:
         self._budget = Budget(time.monotonic)
         self.requests = 0
         """Sent so far, watches included."""
+        self.answers = True
+        """The last that was asked was answered, also with a refusal."""
+        self._ahead_s = 0.0
+        """How far the server's clock is before ours."""
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -96,6 +106,18 @@ class Api:
     ) -> None:
         if self._session is not None:
             await self._session.close()
+
+    def unix_s(self) -> float:
+        """Now by the server's clock, to about a second: what is written there is meant for others, whose clocks may be
+        hours from ours.
+        """
+        return time.time() + self._ahead_s
+
+    def _answered(self, date: str | None) -> None:
+        self.answers = True
+        if date:
+            with contextlib.suppress(ValueError):
+                self._ahead_s = parsedate_to_datetime(date).timestamp() + HALF_A_SECOND_S - time.time()
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -152,15 +174,19 @@ class Api:
         query: Mapping[str, str] | None = None,
         within_s: float = REQUEST_S_MAX,
     ) -> Object:
-        """One request, again while the server asks for patience."""
+        """One request, again while the server asks for patience, and there is time for it."""
+        now_s = asyncio.get_running_loop().time
+        ends_s = now_s() + within_s
         for tries_left in range(TRIES_MAX - 1, -1, -1):
             try:
-                return await self._ask_once(method, path, body, kind, query or {}, within_s)
+                return await self._ask_once(method, path, body, kind, query or {}, ends_s)
             except ApiError as error:
                 if error.retry_after_s is None or not tries_left:
                     raise
-                jitter = random.uniform(1, LATER)  # noqa: S311  no secret
-                await asyncio.sleep(min(error.retry_after_s, RETRY_AFTER_S_MAX) * jitter)
+                pause_s = min(error.retry_after_s, RETRY_AFTER_S_MAX) * random.uniform(1, LATER)  # noqa: S311  no secret
+                if now_s() + pause_s >= ends_s:
+                    raise
+                await asyncio.sleep(pause_s)
         raise AssertionError("not reached")
 
     async def _ask_once(  # noqa: PLR0917  once, above
@@ -170,10 +196,15 @@ class Api:
         body: Object | list[Object] | None,
         kind: str,
         query: Mapping[str, str],
-        within_s: float,
+        ends_s: float,
     ) -> Object:
-        headers = await self._access.headers()
-        await self._budget.turn(method)
+        try:
+            async with asyncio.timeout_at(ends_s):
+                headers = await self._access.headers()
+                await self._budget.turn(method)
+        except TimeoutError:
+            raise UnreachableError(f"{method} {path}: not sent, so many others were") from None
+        within_s = max(SEND_S_MIN, ends_s - asyncio.get_running_loop().time())
         if method != "GET":
             within_s = min(within_s, self._writes_s())
             if within_s <= 0:
@@ -183,17 +214,31 @@ class Api:
             data, headers["Content-Type"] = msgspec.json.encode(body), kind
         self.requests += 1
         try:
-            async with self._open().request(
-                method,
-                self._access.server + path,
-                data=data,
-                params=query,
-                headers=headers,
-                timeout=aiohttp.ClientTimeout(total=within_s),
-            ) as answer:
-                said = await answer.read()
+            return await self._send(method, path, data, query, headers, within_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self.answers = False
             raise UnreachableError(f"{method} {path}: {type(error).__name__}") from error
+
+    async def _send(  # noqa: PLR0917  once, above
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        within_s: float,
+    ) -> Object:
+        """Raises ApiError, and what aiohttp raises."""
+        async with self._open().request(
+            method,
+            self._access.server + path,
+            data=data,
+            params=query,
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=within_s),
+        ) as answer:
+            said = await answer.read()
+        self._answered(answer.headers.get("Date"))
         if answer.status >= 400:
             raise _refusal(answer, said)
         return _decode(said) if said else {}
@@ -221,19 +266,28 @@ class Api:
         headers = await self._access.headers()
         await self._budget.turn("GET")
         self.requests += 1
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_S_MAX, sock_read=silent_s)
         try:
-            async with self._open().get(
-                self._access.server + path, params=asked, headers=headers, timeout=timeout
-            ) as answer:
-                if answer.status >= 400:
-                    raise _refusal(answer, await answer.read())
-                async for event in _lines(answer.content):
-                    if event["type"] == "ERROR":
-                        raise _status(event["object"])
-                    yield event["type"], event["object"]
+            async for event in self._stream(path, asked, headers, silent_s):
+                if event["type"] == "ERROR":
+                    raise _status(event["object"])
+                yield event["type"], event["object"]
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self.answers = False
             raise UnreachableError(f"watch {path}: {type(error).__name__}") from error
+
+    async def _stream(
+        self, path: str, query: Mapping[str, str], headers: Mapping[str, str], silent_s: float
+    ) -> AsyncIterator[Object]:
+        """Raises ApiError, and what aiohttp raises."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_S_MAX, sock_read=silent_s)
+        async with self._open().get(
+            self._access.server + path, params=query, headers=headers, timeout=timeout
+        ) as answer:
+            self._answered(answer.headers.get("Date"))
+            if answer.status >= 400:
+                raise _refusal(answer, await answer.read())
+            async for event in _lines(answer.content):
+                yield event
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

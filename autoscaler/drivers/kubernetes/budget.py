@@ -33,6 +33,11 @@ class Budget:
 
     async def turn(self, method: str) -> None:
         """Returns when a request of this method may be sent."""
-        wait_s = self.take(READ_COST if method == "GET" else 1.0)
+        cost = READ_COST if method == "GET" else 1.0
+        wait_s = self.take(cost)
         if wait_s > 0:
-            await asyncio.sleep(wait_s)
+            try:
+                await asyncio.sleep(wait_s)
+            except asyncio.CancelledError:  # it is not sent: others need not wait for it
+                self._tokens += cost
+                raise

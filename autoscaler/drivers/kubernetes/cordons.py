@@ -47,13 +47,13 @@ class Cordons:
         reads: Api,
         observe: Observe,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] | None = None,
     ) -> None:
         self._writes = writes
         self._reads = reads
         self._observe = observe
         self._clock = clock
-        self._wall = wall
+        self._wall = wall or reads.unix_s
         self._nodes = Watched(reads, NODES, read, self._changed)
 
     async def run(self) -> None:
@@ -85,7 +85,7 @@ class Cordons:
                 else:
                     return
         except ApiError as error:
-            fix = ": the service account needs the right to patch nodes" if error.status == 403 else ""
+            fix = ": it takes the right to patch nodes (chart: `cordon.enabled`)" if error.status == 403 else ""
             raise CordonError(f"node {node}: {error.reason}{fix}") from error
         except (UnreachableError, FencedError) as error:
             raise CordonError(f"node {node}: the API server could not be asked: try again") from error

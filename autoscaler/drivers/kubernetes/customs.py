@@ -3,7 +3,8 @@
 Owns the reading of objects into documents, by the rules that files are read by (`parse`). Promises: an object is read
 again only when its spec was changed; a wrong one stops no other, what it said when it was last right stays in force,
 and `wrong` says why; many changes at once are told as one. A Tenant that was never right exists without keys, so that
-`auth: auto` stays closed. A cluster that does not have the kinds (yet) has none of them.
+`auth: auto` stays closed. A cluster that does not have the kinds (yet) has none of them, and where we may not read
+Tenants there are none; Models that may not be read hold up the start, and the log says so.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.hearing import ABSENT
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.expected import WrongKeyError, dotted
 from autoscaler.installation import CUSTOMS, Installation, Status
@@ -89,7 +91,7 @@ class Customs:
         root = f"/apis/{API_VERSION}"
         paths = [f"{root}/models"] if namespaces is None else [f"{root}/namespaces/{one}/models" for one in namespaces]
         self._models = {path: Watched(api, path, self._read_model, self._changed) for path in paths}
-        self._tenants = Watched(api, f"{root}/tenants", self._read_tenant, self._changed)
+        self._tenants = Watched(api, f"{root}/tenants", self._read_tenant, self._changed, optional=True)
         self._watches: dict[str, Watched[ModelObject] | Watched[TenantObject]] = {**self._models}
         if tenants:
             self._watches[f"{root}/tenants"] = self._tenants
@@ -140,13 +142,14 @@ class Customs:
             await self._api.get(path, limit="1")
         except ApiError as error:
             self._trouble[path] = str(error)
-            if error.status != 404:
+            if not self._watches[path].hearing.broke(error) and error.status != ABSENT:
                 return RETRY_S
             self._absent.add(path)
             self._news.set()
             return ABSENT_S
         except UnreachableError as error:
             self._trouble[path] = str(error)
+            self._watches[path].hearing.broke(error)
             return RETRY_S
         self._trouble.pop(path, None)
         self._absent.discard(path)

@@ -4,7 +4,7 @@ Watches nodes and its pods, and asks each engine itself whether it is ready (a k
 writes is `orders`'. Promises: a start that was made before is found by its name; who is called ready is the very pod
 that the watch has at that address; a pod that waits for room or an image says so, and only an image that cannot be had
 is a start that failed; CLEAN only when the pod's object is gone, which a kubelet allows once its processes are, and
-then some time for what GPUs keep (`assume_after_s`), until the node's agent can say more.
+`clearing` knows that its devices keep nothing.
 """
 
 from __future__ import annotations
@@ -17,28 +17,33 @@ from collections.abc import Callable, Coroutine
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import Launcher, Observe
-from autoscaler.drivers.kubernetes import nodes, pods
+from autoscaler.drivers.kubernetes import clearing, declared, nodes, pods
 from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
+from autoscaler.drivers.kubernetes.asking import Asking
+from autoscaler.drivers.kubernetes.beginning import Beginning
+from autoscaler.drivers.kubernetes.clearing import Clearing
 from autoscaler.drivers.kubernetes.orders import Orders
 from autoscaler.drivers.kubernetes.pods import PodSeen
+from autoscaler.drivers.kubernetes.told import is_news, seen_in, seen_of
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.model import Model
 from autoscaler.podspec import Pod
+from autoscaler.settings import NodeKind
 from autoscaler.world import Replica, ReplicaSeen, Seen, SlicesSeen, Synced
 
-ASSUME_AFTER_S = 30.0
-"""A GPU may keep memory of a process that is gone (architecture, section 5: *assumed*)."""
 ADOPT_SECONDS_MAX = 10.0
 """Synced waits so long for what is half gone."""
 REFUSED_S = 60.0
 """What a start was refused for is in the way of the next ones of the same spec for so long: no storm of tries."""
 REFRESH_RETRY_S = 0.2
-ASSUMED = "assumed"
+DOUBT_EVERY_S = 5.0
+"""How often it is asked whether those are still there that are being deleted, or do not answer any more."""
 
 
 class KubernetesDriver:
     """Runs Replicas in a namespace. `api` is open while it runs; `image` gives the one of a Model's engine, `defaults`
-    what the Settings lay over every pod. Without `inventory` nodes are not looked at: there are no Slices then.
+    what the Settings lay over every pod, `kinds` their `nodes`. Without `inventory` nodes are not looked at: Slices are
+    told by another then (`quotas`).
     """
 
     def __init__(
@@ -49,18 +54,22 @@ class KubernetesDriver:
         image: Callable[[Model], str],
         clock: Callable[[], float] = time.monotonic,
         *,
-        assume_after_s: float = ASSUME_AFTER_S,
+        assume_after_s: float = clearing.ASSUME_AFTER_S,
+        measured: clearing.Measured = clearing.nothing_measured,
         defaults: Callable[[], Pod] = Pod,
+        kinds: Callable[[], tuple[NodeKind, ...]] = tuple,
         inventory: bool = True,
+        pace: probes.Pace | None = None,
     ) -> None:
         path = f"/api/v1/namespaces/{namespace}/pods"
         self._launch = launch
         self._image = image
         self._clock = clock
-        self._assume_after_s = assume_after_s
+        self._unix_s = api.unix_s
+        self._clearing = Clearing(clock, self._node, measured, assume_after_s)
         self._defaults = defaults
+        self._kinds = kinds
         self._inventory = inventory
-        self._pace = probes.Pace(clock)
         self._nodes = Watched(api, "/api/v1/nodes", nodes.read, self._nodes_changed)
         self._pods = Watched(api, path, pods.read, self._pods_changed, labelSelector=pods.SELECTOR)
         self._orders = Orders(api, path, self._pods, self)
@@ -68,12 +77,15 @@ class KubernetesDriver:
         self._tasks = asyncio.TaskGroup()
         self._ordered = set[asyncio.Task[None]]()
         """Orders under way."""
-        self._asking: dict[ReplicaId, asyncio.Task[None]] = {}
+        self._asking = Asking(self._pods, self._tasks, self._last_seen, self._see, pace or probes.Pace(clock), clock)
         self._hoping: dict[ReplicaId, asyncio.TimerHandle] = {}
         """Of those that cannot start as things are: when that has lasted too long."""
+        self._begun: dict[ReplicaId, Beginning] = {}
         self._told: dict[ReplicaId, ReplicaSeen] = {}
         """What was last said of each pod that is there."""
         self._stopping = set[ReplicaId]()
+        self._cleared = set[ReplicaId]()
+        """Whose pods are gone, and which are not proven clean yet."""
         self._clean: dict[ReplicaId, asyncio.Event] = {}
         """Of those that were half gone when they were adopted."""
         self._refused: dict[ModelName, tuple[str, float, str]] = {}
@@ -94,6 +106,7 @@ class KubernetesDriver:
             await self._adopt()
             self._take_over()
             observe((Synced(),))
+            tasks.create_task(self._doubt())
 
     def lead(self) -> None:
         """We lead from now on: tells all there is again, to its end (Synced), and takes over what leaders
@@ -106,6 +119,8 @@ class KubernetesDriver:
         """What the leader before did last may not have been heard of: it would be done a second time."""
         while True:
             try:
+                if self._inventory:
+                    await self._nodes.refresh()
                 await self._pods.refresh()
             except (ApiError, UnreachableError):
                 await asyncio.sleep(REFRESH_RETRY_S)
@@ -133,7 +148,7 @@ class KubernetesDriver:
         if spec_hash == model.spec_hash() and self._clock() < until_s:
             return reason
         try:
-            self._launch(model, pods.HOST, pods.PORT)
+            self._launch(model, pods.HOST, pods.PORTS[0])
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
             return str(error)
         return ""
@@ -147,8 +162,9 @@ class KubernetesDriver:
             self._see(found, Seen.STARTING, again=True)
             return
         try:
-            launch = self._launch(model, pods.HOST, pods.PORT)
-            wanted = pods.manifest(replica, model, launch, self._image(model), self._defaults())
+            launch = self._launch(model, pods.HOST, pods.port_of(replica.id))
+            where = declared.selector_of(self._kinds(), replica.slices)
+            wanted = pods.manifest(replica, model, launch, self._image(model), self._defaults(), where)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
             self._fail(replica, str(error))
             return
@@ -159,9 +175,13 @@ class KubernetesDriver:
         self._stopping.add(replica.id)
         self._order(self._orders.delete(replica, grace_s))
 
+    def start_made(self, replica: Replica) -> None:
+        """The API server has its pod."""
+        self._begun.setdefault(replica.id, Beginning()).ask(self._clock())
+
     def start_waits(self, replica: Replica, reason: str) -> None:
         """The API server did not make its pod yet."""
-        self._observe((_seen_of(replica, Seen.STARTING, waits=reason),))
+        self._observe((seen_of(replica, Seen.STARTING, waits=reason),))
 
     def start_refused(self, replica: Replica, reason: str) -> None:
         """The API server will not make such a pod: admission, rights, a namespace that goes."""
@@ -170,8 +190,10 @@ class KubernetesDriver:
 
     def is_gone(self, replica: Replica) -> None:
         """There is no pod of it."""
+        if replica.id in self._cleared:
+            return  # it was there: what it left is not proven to be gone yet
         self._stopping.discard(replica.id)
-        self._observe((_seen_of(replica, Seen.CLEAN, proof=ASSUMED),))
+        self._observe((seen_of(replica, Seen.CLEAN, proof=clearing.ASSUMED),))
 
     def _order(self, order: Coroutine[object, object, None]) -> None:
         task = self._tasks.create_task(order)
@@ -179,7 +201,9 @@ class KubernetesDriver:
         task.add_done_callback(self._ordered.discard)
 
     def _fail(self, replica: Replica, reason: str) -> None:
-        self._observe((_seen_of(replica, Seen.EXITED, reason=reason), _seen_of(replica, Seen.CLEAN, proof=ASSUMED)))
+        self._observe(
+            (seen_of(replica, Seen.EXITED, reason=reason), seen_of(replica, Seen.CLEAN, proof=clearing.ASSUMED))
+        )
 
     def _refuse(self, model: ModelName, spec_hash: str, reason: str) -> None:
         self._refused[model] = (spec_hash, self._clock() + REFUSED_S, reason)
@@ -200,20 +224,36 @@ class KubernetesDriver:
             for pod in list(self._pods.items.values()):
                 self._judge(pod, pod)
 
+    def look_again(self) -> None:
+        """What the Settings say of nodes has changed."""
+        if self._listens:
+            self._tell_slices()
+
     def _tell_slices(self) -> None:
-        self._observe((SlicesSeen(slices=nodes.slices(list(self._nodes.items.values()))),))
+        if self._inventory:
+            self._observe((SlicesSeen(slices=nodes.slices(list(self._nodes.items.values()), self._kinds())),))
 
     def _pods_changed(self, changes: list[Change[PodSeen]]) -> None:
-        if self._listens:
-            for _, old, new in changes:
+        for _, old, new in changes:
+            if new is not None:
+                self._begins(old, new)
+            if self._listens:
                 self._judge(old, new)
+
+    def _begins(self, old: PodSeen | None, new: PodSeen) -> None:
+        if old is not None and old.uid != new.uid:
+            self._begun.pop(new.replica, None)
+        begun = self._begun.setdefault(new.replica, Beginning())
+        if self._listens and old is None:
+            begun.ask(self._clock())
+        begun.see(self._clock(), bound=bool(new.node), prepared=new.prepared, runs=new.started_unix_s is not None)
 
     async def _adopt(self) -> None:
         """All pods that are there: engines that answer are ready at once."""
         found, self._listens = list(self._pods.items.values()), True
         half_gone = {pod.replica: asyncio.Event() for pod in found if pod.ended or pod.leaving}
         self._clean |= half_gone
-        ready = await asyncio.gather(*(self._answers(pod) for pod in found))
+        ready = await asyncio.gather(*(self._asking.answers(pod) for pod in found))
         for pod, is_ready in zip(found, ready, strict=True):
             if is_ready and not pod.leaving:
                 self._see(pod, Seen.READY)  # at once: how long it has run is not how long it took to start
@@ -241,20 +281,19 @@ class KubernetesDriver:
                 loop = asyncio.get_running_loop()
                 self._hoping[new.replica] = loop.call_later(new.patience_s, self._lose_hope, _key(new), new.uid)
         elif new.started_unix_s is not None and new.ip:
-            self._look_for_namesake(new)
+            self._asking.look_for_namesake(new)
             self._see(new, Seen.STARTING)
-            if new.replica not in self._asking:
-                self._asking[new.replica] = self._tasks.create_task(self._ask(new))
+            self._asking.begin(new)
 
     def _has_ended(self, pod: PodSeen, reason: str) -> None:
         self._see(pod, Seen.EXITED, reason=reason)
-        self._stop_asking(pod.replica)
+        self._asking.stop(pod.replica)
         if pod.ended and not pod.leaving:
             self._order(self._orders.remove(pod))
 
     def _leaves(self, pod: PodSeen) -> None:
         """It is being deleted, and its end will be seen. If that was not ordered by us, it gets no more Calls."""
-        self._stop_asking(pod.replica)
+        self._asking.stop(pod.replica)
         told = self._told.get(pod.replica)
         if pod.replica in self._stopping or (told is not None and told.seen is Seen.STARTING and not pod.drain):
             return
@@ -264,7 +303,7 @@ class KubernetesDriver:
             self._see(pod, Seen.UNREADY, reason=f"its pod is being deleted: {pod.disrupted or 'somebody asked for it'}")
 
     def _is_lost(self, node: str) -> bool:
-        found = self._nodes.items.get(Key("", node))
+        found = self._node(node)
         return self._inventory and bool(node) and (found is None or found.lost)
 
     def _lose_hope(self, key: Key, uid: str) -> None:
@@ -282,107 +321,49 @@ class KubernetesDriver:
             hoping.cancel()
 
     def _is_gone(self, pod: PodSeen) -> None:
-        self._stop_asking(pod.replica)
+        self._asking.stop(pod.replica)
         self._give_hope(pod.replica)
-        self._see(pod, Seen.EXITED, reason=pod.ended or "stopped")
-        self._tasks.create_task(self._assume(pod))
+        ours = self._pods.gap and pod.replica in self._stopping  # its end, which we ordered, was not heard of
+        by_force = clearing.forced(pod) and not ours
+        self._see(pod, Seen.EXITED, reason=pod.ended or (clearing.FORCED if by_force else "stopped"))
+        self._cleared.add(pod.replica)
+        self._tasks.create_task(self._clear(pod, by_force=by_force))
 
-    async def _assume(self, pod: PodSeen) -> None:
-        await asyncio.sleep(self._assume_after_s)
-        self._see(pod, Seen.CLEAN, proof=ASSUMED)
+    def _node(self, name: str) -> nodes.NodeSeen | None:
+        return self._nodes.items.get(Key("", name))
+
+    async def _clear(self, pod: PodSeen, *, by_force: bool) -> None:
+        proof = await self._clearing.prove(pod, by_force=by_force)
+        self._cleared.discard(pod.replica)
+        self._see(pod, Seen.CLEAN, proof=proof)
         self._told.pop(pod.replica, None)
+        self._begun.pop(pod.replica, None)
         self._stopping.discard(pod.replica)
         self._clean.pop(pod.replica, asyncio.Event()).set()
 
-    # --- readiness ----------------------------------------------------------------------------------------------------
-
-    async def _ask(self, pod: PodSeen) -> None:
-        """Probes an engine for as long as its pod runs."""
-        born_s, failed = self._clock(), 0
+    async def _doubt(self) -> None:
+        """A watch that has lost the end of a pod would keep its Replica for ever."""
         while True:
-            await self._pace.turn()
-            began_s = self._clock()
-            answered = await self._probe(pod)
-            seen = self._told[pod.replica].seen if pod.replica in self._told else Seen.STARTING
-            failed = 0 if answered else failed + 1
-            pause_s = probes.READY_EVERY_S
-            if answered and seen is not Seen.READY:
-                if self._is_there(pod):
-                    self._see(pod, Seen.READY)
-            elif not answered and seen is Seen.STARTING:
-                pause_s = probes.every_s(self._clock() - born_s, listens=answered is not None)
-            elif failed >= probes.FAILURES_MAX and seen is Seen.READY:
-                self._see(pod, Seen.UNREADY, reason=f"{probes.FAILURES_MAX} probes in a row failed")
-            await asyncio.sleep(max(0.0, began_s + pause_s - self._clock()))
+            await asyncio.sleep(DOUBT_EVERY_S)
+            unready = any(told.seen is Seen.UNREADY for told in self._told.values())
+            if unready or any(pod.leaving for pod in self._pods.items.values()):
+                with contextlib.suppress(ApiError, UnreachableError):  # asked again soon
+                    await self._pods.refresh()
 
-    def _is_there(self, pod: PodSeen) -> bool:
-        """Whether what answered is this very pod, as far as the watch knows: addresses are given out again."""
-        now = self._pods.items.get(_key(pod))
-        there = now is not None and (now.uid, now.ip) == (pod.uid, pod.ip) and not now.leaving
-        return there and not self._older(pod)
-
-    def _look_for_namesake(self, pod: PodSeen) -> None:
-        """Two pods at one address: the older is gone, and we were not told so."""
-        for other in self._at(pod.ip):
-            if other.uid != pod.uid and (other.started_unix_s or 0.0) <= (pod.started_unix_s or 0.0):
-                self._stop_asking(other.replica)
-                self._see(other, Seen.UNREADY, reason=f"its address was given to {pod.name}")
-                self._pods.suspect()
-
-    def _older(self, pod: PodSeen) -> bool:
-        """Whether a younger pod of ours is at its address."""
-        return any((one.started_unix_s or 0.0) > (pod.started_unix_s or 0.0) for one in self._at(pod.ip))
-
-    def _at(self, ip: str) -> list[PodSeen]:
-        """Our pods that run at an address, as far as the watch knows: at most one, if all is well."""
-        return [pod for pod in self._pods.items.values() if pod.ip == ip and pod.started_unix_s and not pod.ended]
-
-    async def _answers(self, pod: PodSeen) -> bool:
-        runs = pod.started_unix_s is not None and pod.ip and not pod.ended
-        return bool(runs and await self._probe(pod) and self._is_there(pod))
-
-    @staticmethod
-    async def _probe(pod: PodSeen) -> bool | None:
-        tls_name = None if pod.tls_name is None else pod.tls_name or pod.ip
-        return await probes.probe(pod.ip, pods.PORT, pod.readiness_path, tls_name=tls_name)
-
-    def _stop_asking(self, replica: ReplicaId) -> None:
-        asking = self._asking.pop(replica, None)
-        if asking is not None:
-            asking.cancel()
+    def _last_seen(self, replica: ReplicaId) -> Seen:
+        return self._told[replica].seen if replica in self._told else Seen.STARTING
 
     def _see(self, pod: PodSeen, seen: Seen, *, reason: str = "", proof: str = "", again: bool = False) -> None:
         """Tells it, if it is news. An end is the end: nothing but CLEAN comes after it."""
         told, waits = self._told.get(pod.replica), pod.waits if seen is Seen.STARTING else ""
         if again and told is not None:
             self._observe((told,))
-        if told is not None and not _is_news(told, seen, waits):
+        if told is not None and not is_news(told, seen, waits):
             return
-        started_s = None if pod.started_unix_s is None else self._clock() - (time.time() - pod.started_unix_s)
-        self._told[pod.replica] = ReplicaSeen(
-            id=pod.replica, model=pod.model, spec_hash=pod.spec_hash, intent=pod.intent, slices=pod.slices,
-            memory_bytes=pod.memory_bytes, compute_percent=pod.compute_percent, slots=pod.slots, seen=seen,
-            address=f"{pod.ip}:{pods.PORT}" if pod.ip else "", started_s=started_s, reason=reason, waits=waits,
-            proof=proof,
-        )  # fmt: skip
+        from_unix_s = self._clock() - self._unix_s()
+        begun = self._begun.get(pod.replica, Beginning())
+        self._told[pod.replica] = seen_in(pod, begun, from_unix_s, seen, reason=reason, waits=waits, proof=proof)
         self._observe((self._told[pod.replica],))
-
-
-def _is_news(told: ReplicaSeen, seen: Seen, waits: str) -> bool:
-    if told.seen is Seen.EXITED:
-        return seen is Seen.CLEAN
-    if told.seen in (Seen.READY, Seen.UNREADY) and seen is Seen.STARTING:
-        return False
-    return (told.seen, told.waits) != (seen, waits)
-
-
-def _seen_of(replica: Replica, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> ReplicaSeen:
-    """Of a Replica that has no pod."""
-    return ReplicaSeen(
-        id=replica.id, model=replica.model, spec_hash=replica.spec_hash, intent=replica.intent, slices=replica.slices,
-        memory_bytes=replica.memory_bytes, compute_percent=replica.compute_percent, slots=replica.slots, seen=seen,
-        reason=reason, waits=waits, proof=proof,
-    )  # fmt: skip
 
 
 def _key(pod: PodSeen) -> Key:

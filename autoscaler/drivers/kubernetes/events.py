@@ -62,13 +62,13 @@ class Events:
         regarding: Callable[[Model], Regarding | None] = happenings.regarding,
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] | None = None,
     ) -> None:
         self._api = api
         self._reporter = reporter[:128]
         self._regarding = regarding
         self._clock = clock
-        self._wall = wall
+        self._wall = wall or api.unix_s
         self._book = Book()
         self._news = asyncio.Event()
         self.trouble = ""

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from autoscaler.actions import Action, FailStart
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.kubernetes.status import FOUND
 from autoscaler.model import Model
 from autoscaler.phases import phases_s
 from autoscaler.states import ReplicaState as S
@@ -99,7 +98,7 @@ def _told(move: Transition, replica: Replica | None) -> Happening | None:
     if move.verb == "place":
         return Happening(model, "Woken", f"{name}: {move.reason}")
     if move.after is S.READY and move.before in BEGINNING:
-        if replica is not None and replica.reason == FOUND:
+        if replica is not None and replica.found:
             return None  # what was ready before we led, too
         took_s = sum(phases_s(replica).values()) if replica is not None else 0.0
         return Happening(model, "Started", f"{name} is ready" + (f" after {seconds(took_s)}" if took_s else ""))

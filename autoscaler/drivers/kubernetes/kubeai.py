@@ -16,6 +16,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.hearing import ABSENT
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.installation import Installation
 from autoscaler.model import Model
@@ -66,7 +67,7 @@ class KubeaiModels:
         self._trouble: dict[str, str] = {}
         root = f"/apis/{API_VERSION}"
         paths = [f"{root}/models"] if namespaces is None else [f"{root}/namespaces/{one}/models" for one in namespaces]
-        self._watches = {path: Watched(api, path, self._read, self._changed) for path in paths}
+        self._watches = {path: Watched(api, path, self._read, self._changed, optional=True) for path in paths}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -108,14 +109,16 @@ class KubeaiModels:
         try:
             await self._api.get(path, limit="1")
         except ApiError as error:
-            if error.status == 404:
+            if error.status != ABSENT:
+                self._trouble[path] = str(error)
+            if self._watches[path].hearing.broke(error):
                 self._absent.add(path)
                 self._news.set()
                 return self._absent_s
-            self._trouble[path] = str(error)
             return RETRY_S
         except UnreachableError as error:
             self._trouble[path] = str(error)
+            self._watches[path].hearing.broke(error)
             return RETRY_S
         self._absent.discard(path)
         return None

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -34,8 +34,8 @@ class Process(Protocol):
     def lease_seconds(self) -> int:
         """The Settings' duration of a Lease."""
 
-    def floor(self) -> int:
-        """The highest epoch that any gateway has heard of."""
+    def heard(self) -> Collection[int]:
+        """The epochs that gateways have heard of."""
 
     def lead(self, epoch: int) -> None:
         """We lead from now on."""
@@ -64,6 +64,12 @@ class Elector:
     def writes_s(self) -> float:
         """For how many more seconds this process may write: the fence of all its other requests."""
         return self._candidate.writes_s(self._clock())
+
+    def in_touch(self) -> bool:
+        """Whether the API server answered when it was asked last: its watch ends when that goes, and a leader asks it
+        five times in a Lease's duration.
+        """
+        return self._api.answers
 
     async def run(self, process: Process) -> None:
         """Until cancelled; `release` is to follow."""
@@ -113,7 +119,7 @@ class Elector:
         if one.must_look(self._clock()):
             one.saw(await self._read(), self._clock())
             await self._tell(process, limit)
-        write = one.write(self._clock(), process.floor())
+        write = one.write(self._clock(), process.heard())
         await self._tell(process, limit)
         if write is not None:
             started_s = self._clock()

@@ -3,8 +3,8 @@
 Owns the patience. No answer, a server that is busy and a quota that is used up are no failed start: the order goes on,
 with growing pauses, and says what it waits for; a refusal for good is one. Promises: a second create of a decision
 finds the first; a pod is deleted by its uid, and by the version that shows our own mark, so that a leader who is no
-more deletes nothing that another has taken over; what may not be written any more (FencedError) is left to whoever
-leads then, and is no failed start.
+more deletes nothing that another has taken over; while we may write, a mark that is taken away is made again; what may
+not be written any more (FencedError) is left to whoever leads then, and is no failed start.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ _log = logging.getLogger(__name__)
 
 class Hears(Protocol):
     """Who is told what comes of a start."""
+
+    def start_made(self, replica: Replica) -> None:
+        """The API server has its pod."""
 
     def start_waits(self, replica: Replica, reason: str) -> None:
         """It is tried on; no fault of its own."""
@@ -95,6 +98,7 @@ class Orders:
                     self._hears.start_refused(replica, f"its pod was refused: {reason}")
                     return
             else:
+                self._hears.start_made(replica)
                 return
             if unwanted.is_set():
                 return
@@ -144,15 +148,10 @@ class Orders:
         if pod.leaving or pod.ended:
             await self._delete_very(pod, None, grace_s)
             return
-        marked = await self._mark(pod, {"metadata": {"uid": pod.uid, "annotations": {pods.DRAIN: epoch}}})
-        for _ in range(CONFLICTS_MAX):
-            if marked is None or (marked["metadata"].get("annotations") or {}).get(pods.DRAIN) != epoch:
-                _log.info("not deleted: another leader has taken it over replica=%s", replica.id)
-                return
-            if await self._delete_very(pod, str(marked["metadata"]["resourceVersion"]), grace_s):
-                return
-            marked = await self._look(name)
-            if marked is None or marked["metadata"]["uid"] != pod.uid:
+        mark = {"metadata": {"uid": pod.uid, "annotations": {pods.DRAIN: epoch}}}
+        for _ in range(CONFLICTS_MAX):  # marked anew each time: whoever took the mark away leads no more, or never did
+            marked = await self._mark(pod, mark)
+            if marked is None or await self._delete_very(pod, str(marked["metadata"]["resourceVersion"]), grace_s):
                 return
         raise UnreachableError(f"DELETE {name}: it changes all the time")
 
@@ -163,6 +162,10 @@ class Orders:
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
+            if error.status == 409:  # a namesake; or others write to it all the time
+                found = await self._look(pod.name)
+                if found is not None and found["metadata"]["uid"] == pod.uid:
+                    raise
             self._watched.suspect()
             return None
 

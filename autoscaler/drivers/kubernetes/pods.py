@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zlib
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.base import Launch
 from autoscaler.drivers.kubernetes.api import Object
+from autoscaler.drivers.kubernetes.beginning import READY_TO_START
 from autoscaler.drivers.kubernetes.overlay import lay
 from autoscaler.model import Model
 from autoscaler.podspec import GPU, MANAGED_BY, OURS, EnvSource, Pod
@@ -28,8 +31,11 @@ SELECTOR = f"{MANAGED_BY}={OWNER},{OURS}intent"
 DRAIN = OURS + "drain"
 """The mark of a leader that is about to delete it: its epoch."""
 ENGINE = "engine"
-PORT = 8000
-"""Of every engine: pods have addresses of their own."""
+PORTS = range(20_000, 28_192)
+"""Of engines. Each Replica has one of its own, so that it is known by its address: an address that is given to another
+pod at once is nobody's who listens there, and a Call that was meant for the first is refused, not answered. Below those
+that outgoing connections take, and above those that engines and their libraries like.
+"""
 HOST = "$(POD_IP)"
 """What an engine listens on; Kubernetes puts the address in."""
 HOME = "/tmp"  # noqa: S108  the container's own: what a user who is not root may write to in any image
@@ -71,6 +77,9 @@ class PodSeen(NamedTuple):
     """Whom its certificate is for; None: it speaks plain HTTP."""
     node: str
     ip: str
+    port: int
+    prepared: bool
+    """All of it is there but its image and its container."""
     started_unix_s: float | None
     """When its container started."""
     ended: str
@@ -87,8 +96,18 @@ class PodSeen(NamedTuple):
     """Why somebody else ends it: preempted, drained, evicted."""
 
 
-def manifest(replica: Replica, model: Model, launch: Launch, image: str, defaults: Pod | None = None) -> Object:
-    """The pod of a Replica, on the node that the plan chose, if it chose one. `defaults`: of the Settings."""
+def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings say
+    replica: Replica,
+    model: Model,
+    launch: Launch,
+    image: str,
+    defaults: Pod | None = None,
+    selector: Mapping[str, str] | None = None,
+) -> Object:
+    """The pod of a Replica, on the node that the plan chose, if it chose one. `defaults`: of the Settings.
+
+    `selector`: labels of the nodes that will do, where the plan may not know nodes and the scheduler chooses.
+    """
     spec = model.spec
     gpus = sum("/gpu" in one for one in replica.slices) if replica.slices else spec.gpu.count
     pod: Object = {
@@ -100,8 +119,8 @@ def manifest(replica: Replica, model: Model, launch: Launch, image: str, default
             },
         },
         "spec": {
-            "restartPolicy": "Never", "containers": [_engine(model, launch, image, gpus)], "enableServiceLinks": False,
-            "automountServiceAccountToken": False,
+            "restartPolicy": "Never", "containers": [_engine(replica, model, launch, image, gpus)],
+            "enableServiceLinks": False, "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": max(1, int(spec.drain_seconds_max)),
             "securityContext": {
                 "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
@@ -115,7 +134,9 @@ def manifest(replica: Replica, model: Model, launch: Launch, image: str, default
         pod["spec"]["imagePullSecrets"] = [{"name": spec.pull_secret}]
     for over in (defaults or Pod(), Pod(resources=spec.resources), spec.pod):
         pod = lay(pod, over)
-    if replica.slices:
+    if selector is not None:
+        pod["spec"]["nodeSelector"] = {**selector, **pod["spec"].get("nodeSelector", {})}
+    elif replica.slices:
         pod["spec"]["affinity"] = {**pod["spec"].get("affinity", {}), **_on(node_of(replica.slices))}
     return pod
 
@@ -132,7 +153,7 @@ def _notes(replica: Replica, model: Model, launch: Launch) -> dict[str, str]:
     return {OURS + name: value for name, value in notes.items()}
 
 
-def _engine(model: Model, launch: Launch, image: str, gpus: int) -> Object:
+def _engine(replica: Replica, model: Model, launch: Launch, image: str, gpus: int) -> Object:
     """Its container. It requests little CPU and has no limit of it: an engine that is throttled is slow to start."""
     scheme = "HTTP" if model.spec.tls is None else "HTTPS"
     sources = {name: one for name, one in model.spec.env.items() if isinstance(one, EnvSource)}
@@ -146,7 +167,7 @@ def _engine(model: Model, launch: Launch, image: str, gpus: int) -> Object:
         resources["limits"] = {GPU: str(gpus)}
     return {
         "name": ENGINE, "image": image, "command": list(launch.argv), "env": env, "resources": resources,
-        "ports": [{"name": "http", "containerPort": PORT}],
+        "ports": [{"name": "http", "containerPort": port_of(replica.id)}],
         "readinessProbe": {
             "httpGet": {"path": launch.readiness_path, "port": "http", "scheme": scheme}, "periodSeconds": 1,
         },
@@ -167,6 +188,11 @@ def _source(source: EnvSource) -> Object:
 def name_of(replica: ReplicaId) -> str:
     """Its pod's name: the Replica's id, as far as Kubernetes can write it. The id's end keeps two apart."""
     return replica if _SUBDOMAIN.fullmatch(replica) else re.sub(r"[^a-z0-9]+", "-", replica.lower()).strip("-")
+
+
+def port_of(replica: ReplicaId) -> int:
+    """Where its engine listens. Two Replicas share one by chance, once in len(PORTS)."""
+    return PORTS[zlib.crc32(replica.encode()) % len(PORTS)]
 
 
 def label_of(model: ModelName) -> str:
@@ -197,7 +223,9 @@ def read(pod: Object) -> PodSeen | None:
         return notes.get(OURS + name, "")
 
     numbers = [note(name) for name in ("memory-bytes", "compute-percent", "slots")]
-    if not note("intent") or not all(number.isdecimal() for number in numbers):
+    ports = [port["containerPort"] for one in pod["spec"]["containers"] for port in one.get("ports") or ()
+             if (one["name"], port.get("name")) == (ENGINE, "http")]  # fmt: skip
+    if not note("intent") or not ports or not all(number.isdecimal() for number in numbers):
         return None
     memory_bytes, compute_percent, slots = map(int, numbers)
     statuses: list[Object] = status.get("containerStatuses") or []
@@ -210,6 +238,7 @@ def read(pod: Object) -> PodSeen | None:
         ModelName(note("model")), note("spec-hash"), note("intent"),
         tuple(SliceId(one) for one in note("slices").split(",") if one), memory_bytes, compute_percent, slots,
         note("readiness-path"), notes.get(OURS + "tls-name"), pod["spec"].get("nodeName", ""), status.get("podIP", ""),
+        ports[0], _condition(status, READY_TO_START).get("status") == "True",
         None if started is None else datetime.fromisoformat(started).timestamp(),
         ended, waits, patience_s, "deletionTimestamp" in metadata, note("drain"), _disrupted(status),
     )  # fmt: skip

@@ -1,16 +1,18 @@
 """The rights that an autoscaler needs in a cluster: the list that the chart grants and `pilotlight doctor` asks for.
 
 Owns the list and what goes without each right. Pure. A right is needed where it says: in the whole cluster, in the
-engines' namespace, or in our own (the Lease, the gateways' pods). With scope `namespace` nothing is asked of the whole
-cluster; what needs that is off.
+engines' namespace, in our own (the Lease, the gateways' pods), or in one where workloads are adopted. With scope
+`namespace` nothing is asked of the whole cluster; what needs that is off. What would let us change what others made
+(adoption, cordons) is only asked for by those who want it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Scope = Literal["cluster", "namespace"]
-Where = Literal["cluster", "engines", "home"]
+Where = Literal["cluster", "engines", "home", "adopted"]
 
 
 class Right(NamedTuple):
@@ -26,12 +28,13 @@ class Right(NamedTuple):
     """Without it something is off, and the rest works."""
     named: bool = False
     """On our own object only (the Lease)."""
+    namespace: str = ""
+    """Which one, where something is adopted."""
 
 
 _READ = ("get", "list", "watch")
 _EVERYWHERE = (
     Right("", "nodes", _READ, "cluster", "devices are found"),
-    Right("", "nodes", ("patch",), "cluster", "`pilotlight cordon` and `drain` are kept", optional=True),
     Right("", "pods", _READ, "cluster", "devices that others use are seen"),
     Right("authentication.k8s.io", "tokenreviews", ("create",), "cluster", "gateways are let in by their tokens"),
     Right("pilotlight.dev", "tenants", _READ, "cluster", "Tenant resources are read"),
@@ -49,8 +52,10 @@ _ADOPTION = (
     ("autoscaling", "horizontalpodautoscalers", ("list", "watch"), "another autoscaler is noticed", True),
     ("keda.sh", "scaledobjects", ("list", "watch"), "another autoscaler is noticed", True),
 )
-_ADOPTED_PODS = (Right("", "pods", ("patch",), "cluster", "the drained pod of an adopted Deployment goes first", True),)
+_ADOPTED_PODS = ("", "pods", ("patch",), "the drained pod of an adopted Deployment goes first", True)
+_CORDONS = (Right("", "nodes", ("patch",), "cluster", "`pilotlight cordon` and `drain` are kept", optional=True),)
 _ENGINES = (Right("", "pods", (*_READ, "create", "patch", "delete"), "engines", "engines are started and stopped"),)
+_QUOTAS = (Right("", "resourcequotas", _READ, "engines", "what a ResourceQuota leaves is known", optional=True),)
 _HOME = (
     Right("coordination.k8s.io", "leases", ("create",), "home", "one autoscaler leads"),
     Right("coordination.k8s.io", "leases", (*_READ, "update"), "home", "one autoscaler leads", named=True),
@@ -58,12 +63,34 @@ _HOME = (
 )
 
 
-def rights(scope: Scope, *, adoption: bool = True) -> tuple[Right, ...]:
-    """All of them for an installation of that scope."""
+OFF = (
+    "Tenant resources are not read: Tenants are documents (of the chart: in the Secret `tenantsSecret`)",
+    "nodes are not read: devices are those of Settings `nodes`, else as many as a ResourceQuota allows",
+    "the plan chooses no node: the Kubernetes scheduler does",
+    "tokens of gateways are not checked: they show certificates",
+    "agents of nodes: device memory and health are not measured, and a Slice is taken for clean after a while",
+    "`pilotlight cordon` and `drain` do not outlive the autoscaler that leads",
+    "Models, Deployments, StatefulSets and KubeAI's Models of other namespaces are not served",
+)
+"""What does not work with scope `namespace`, for people."""
+
+
+def rights(scope: Scope, adopted: Sequence[str] | None = (), *, cordons: bool = False) -> tuple[Right, ...]:
+    """All of them for an installation of that scope. `adopted`: namespaces in which workloads are adopted; None: in all
+    that the scope reaches.
+    """
     where: Where = "cluster" if scope == "cluster" else "engines"
-    documents = [
-        Right(group, resource, verbs, where, use, optional)
-        for group, resource, verbs, use, optional in (*_DOCUMENTS, *(_ADOPTION if adoption else ()))
+    own = [Right(group, resource, verbs, where, use, optional) for group, resource, verbs, use, optional in _DOCUMENTS]
+    if scope == "namespace":
+        return (*own, *_adoption(where, adopted), *_ENGINES, *_QUOTAS, *_HOME)
+    return (*_EVERYWHERE, *(_CORDONS if cordons else ()), *own, *_adoption(where, adopted), *_ENGINES, *_HOME)
+
+
+def _adoption(where: Where, adopted: Sequence[str] | None) -> list[Right]:
+    """In the engines' namespace the pods are ours to change anyhow."""
+    places: list[tuple[Where, str]] = [(where, "")] if adopted is None else [("adopted", one) for one in adopted]
+    return [
+        Right(group, resource, verbs, place, use, optional, namespace=namespace)
+        for place, namespace in places
+        for group, resource, verbs, use, optional in (*_ADOPTION, *(() if place == "engines" else (_ADOPTED_PODS,)))
     ]
-    everywhere = (*_EVERYWHERE, *(_ADOPTED_PODS if adoption else ())) if scope == "cluster" else ()
-    return (*everywhere, *documents, *_ENGINES, *_HOME)

@@ -2,9 +2,10 @@
 
 A Deployment's pods have no names that we choose, so the driver's orders are a level: as many Replicas as are wanted,
 and pods that come are given to those that wait. Promises: no pod is two Replicas; pods that nobody ordered (a person's,
-a rollout's) become Replicas only up to the scale, so that what surges is not taken for too many; what is stopped goes
-first (its deletion costs less); and what really ended is told, whichever that was: who was to go and stays, because
-another went, is told as gone and found anew. Nothing is written where the scale is not ours. Times are `now_s`.
+a rollout's) become Replicas only up to the scale, so that what surges is not taken for too many, but for those of the
+newest template that answer: they are there before the older ones end, and those go first; what is stopped goes first
+(its deletion costs less); and what really ended is told, whichever that was: who was to go and stays, because another
+went, is told as gone and found anew. Nothing is written where the scale is not ours. Times are `now_s`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from autoscaler.drivers.kubernetes.adoptedpod import (
     state_of,
     unbound,
 )
+from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.model import Model
-from autoscaler.world import Replica, ReplicaSeen, Seen
+from autoscaler.world import Placing, Replica, ReplicaSeen, Seen
 
 UNORDERED_S = 1.0
 """A pod without a mark may be one that the leader just ordered: it becomes a Replica of its own name only then."""
@@ -124,12 +126,14 @@ class Workload:
                 self._end(known, known.seen.ended or "stopped", EXITED)
                 del self._pods[uid]
         elif known is None:
-            self._pods[uid] = Pod(new, now_s)
+            known = self._pods[uid] = Pod(new, now_s)
         else:
             if new.replica not in ("", known.seen.replica, known.replica, *known.spent):
                 self._end(known, "another leader gave its pod to another Replica", RELEASED)
             known.seen = new
             known.answers = known.answers and bool(new.ip) and not new.ended
+        if new is not None and known is not None:
+            known.begun.see(now_s, bound=new.bound, prepared=new.prepared, runs=new.started_unix_s is not None)
         self._look(now_s)
 
     def answered(self, uid: str, answers: bool, now_s: float) -> None:
@@ -152,9 +156,7 @@ class Workload:
 
     def due_s(self) -> float | None:
         """When time alone makes a Replica of a pod; None: only observations can."""
-        if self._room() <= 0:
-            return None
-        return min((pod.since_s + UNORDERED_S for pod in self._free()), default=None)
+        return min((pod.since_s + UNORDERED_S for pod in self._free() if self._fits(pod)), default=None)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -186,7 +188,9 @@ class Workload:
 
     def level(self) -> int | None:
         """The scale that is to be written now; None: none is."""
-        count = len(self._alive()) + len(self._orders)
+        alive = self._alive()
+        surging = min(max(len(alive) - self.target.replicas, 0), len(self._replaced(alive)))
+        count = len(alive) - surging + len(self._orders)
         if not self._leads or not self._due or (count == self.target.replicas and self._settled()):
             return None
         if self.mode is Mode.LEVEL:
@@ -199,6 +203,9 @@ class Workload:
         """The scale is `level` as of `version`."""
         self._version = max(self._version, version)
         self._due = level != self.level()
+        for id, replica in self._orders.items():
+            if replica.placing.asked_s is None:
+                self._orders[id] = replace(replica, placing=Placing(asked_s=now_s))
         if not self._due:
             self._look(now_s)
 
@@ -248,17 +255,21 @@ class Workload:
             mark = pod.seen.replica
             if mark and mark not in pod.spent and self._pod_of(ReplicaId(mark)) is None:
                 order = self._orders.pop(ReplicaId(mark), None)
-                self._take(pod, ReplicaId(mark), pod.seen.intent, self.model.slots if order is None else order.slots)
+                slots = self.model.slots if order is None else order.slots
+                self._take(pod, ReplicaId(mark), pod.seen.intent, slots, order)
         for pod, id in zip(self._free(), tuple(self._orders), strict=False):
             order = self._orders.pop(id)
-            self._take(pod, id, order.intent, order.slots)
+            self._take(pod, id, order.intent, order.slots, order)
         for pod in self._free():
-            if self._room() > 0 and now_s >= pod.since_s + UNORDERED_S:
+            if self._fits(pod) and now_s >= pod.since_s + UNORDERED_S:
                 self._take(pod, own_name(pod.seen, pod.finds), pod.seen.uid[:8], self.model.slots)
                 pod.finds += 1
 
-    def _take(self, pod: Pod, replica: ReplicaId, intent: str, slots: int) -> None:
+    def _take(self, pod: Pod, replica: ReplicaId, intent: str, slots: int, order: Replica | None = None) -> None:
+        """`order`: what it came of, where it was ordered."""
         pod.replica, pod.intent, pod.slots, pod.told, pod.going = replica, intent, slots, None, False
+        if order is not None and order.placing.asked_s is not None:
+            pod.begun.ask(order.placing.asked_s)
         self._tell(pod)
 
     def _free(self) -> list[Pod]:
@@ -272,10 +283,23 @@ class Workload:
         """Replicas that are to stay."""
         return [pod for pod in self._pods.values() if pod.replica and pod.stays and not pod.going]
 
-    def _room(self) -> int:
-        """How many more pods there may be that nobody ordered."""
-        settled = self._settled() and not (self._due and self.mode is Mode.LEVEL)
-        return self.target.replicas - len(self._alive()) if settled else 0
+    def _fits(self, pod: Pod) -> bool:
+        """Whether it may be one that nobody ordered: up to the scale, or in the place of one that a rollout ends."""
+        if not self._settled() or (self._due and self.mode is Mode.LEVEL):
+            return False
+        alive = self._alive()
+        surge = len(self._replaced(alive)) if pod.answers and not self._replaced([pod]) else 0
+        return len(alive) < self.target.replicas + surge
+
+    def _replaced(self, pods: list[Pod]) -> list[Pod]:
+        """Those of them that a rollout will end: one of a newer template is there and answers."""
+        answering = [pod for pod in self._pods.values() if pod.stays and pod.answers]
+        newest = max(answering, key=lambda pod: (pod.seen.created, pod.since_s), default=None)
+        return [] if newest is None else [pod for pod in pods if pod.seen.template != newest.seen.template]
+
+    def _rank(self, pod: Pod) -> int:
+        """Who goes first: the highest of a StatefulSet, what a rollout will end of a Deployment."""
+        return pod.seen.rank or len(self._replaced([pod]))
 
     def _settled(self) -> bool:
         """What is known of the workload is not older than our last write."""
@@ -298,12 +322,8 @@ class Workload:
         elif seen is Seen.LEAVING:
             if before is not Seen.LEAVING and not pod.going:
                 self._say(pod, seen, reason="its pod is being deleted")
-        else:
-            if before is None and seen is not Seen.STARTING:
-                self._say(pod, Seen.STARTING)
-            now = (seen, pod.seen.waits, address_of(pod.seen))
-            if pod.told != now:
-                self._say(pod, seen, waits=pod.seen.waits)
+        elif pod.told != (seen, pod.seen.waits, address_of(pod.seen), self._rank(pod)):
+            self._say(pod, seen, waits=pod.seen.waits)
 
     def _crashed(self, pod: Pod) -> None:
         """Its engine has ended. Its pod goes, too, where only it would; else what its kubelet starts is found anew."""
@@ -336,9 +356,10 @@ class Workload:
             self._say(pod, Seen.EXITED, reason=reason)
         self._say(pod, Seen.CLEAN, proof=proof)
         pod.spent |= {pod.seen.replica, pod.replica}
-        pod.replica, pod.told, pod.going = None, None, False
+        pod.replica, pod.told, pod.going, pod.begun = None, None, False, Beginning()
 
     def _say(self, pod: Pod, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> None:
-        said = seen_of(pod, self.model.name, self._zero_unix_s, seen, reason=reason, waits=waits, proof=proof)
-        pod.told = (seen, waits, said.address)
+        of, rank = self.model.name, self._rank(pod)
+        said = seen_of(pod, of, self._zero_unix_s, seen, rank, reason=reason, waits=waits, proof=proof)
+        pod.told = (seen, waits, said.address, rank)
         self._told.append(said)

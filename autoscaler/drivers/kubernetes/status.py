@@ -22,15 +22,13 @@ from autoscaler.drivers.kubernetes.conditions import Case, conditions
 from autoscaler.drivers.kubernetes.subjects import Subject
 from autoscaler.histories import STARTS_MAX
 from autoscaler.part import Part
-from autoscaler.phases import phases_s
+from autoscaler.phases import last_start, phases_s, told_s
 from autoscaler.states import ReplicaState
 from autoscaler.world import History, HistorySeen, Replica, World
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-FOUND = "found running"
-"""Why a Replica is there that was adopted: its start was not seen."""
 REASON_MAX = 256
 """Characters of the reason of a start."""
 
@@ -187,12 +185,12 @@ def _counts(case: Case) -> Counts:
 
 def _last_start(replicas: Iterable[Replica], before: LastStart | UnsetType) -> LastStart | UnsetType:
     """Of those that are there and were seen to start; else the one that is known."""
-    seen = (one for one in replicas if one.reason != FOUND and phases_s(one))
-    last = max(seen, key=lambda one: (one.ready_s or 0.0, one.id), default=None)
+    last = last_start(replicas)
     if last is None:
         return before
-    phases = {name: round(took_s, 3) for name, took_s in phases_s(last).items()}
-    return LastStart(seconds=round(sum(phases.values()), 3), phases=phases, reason=last.reason[:REASON_MAX])
+    phases = {name: round(took_s, 3) for name, took_s in told_s(last).items()}
+    took_s = round(sum(phases[name] for name in phases_s(last)), 3)
+    return LastStart(seconds=took_s, phases=phases, reason=last.reason[:REASON_MAX])
 
 
 # --- what is learned, there and back ----------------------------------------------------------------------------------

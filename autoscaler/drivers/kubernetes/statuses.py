@@ -72,7 +72,7 @@ class Statuses:
         *,
         namespaces: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] | None = None,
     ) -> None:
         """`namespaces`: those that may be read; None: all."""
         self._api = api
@@ -80,7 +80,7 @@ class Statuses:
         within = [root] if namespaces is None else [f"{root}/namespaces/{one}" for one in namespaces]
         self._collections = [f"{one}/models" for one in within]
         self._clock = clock
-        self._wall = wall
+        self._wall = wall or api.unix_s
         self._world = self._looked = World(epoch=0)
         self._unmet: tuple[Unmet, ...] = ()
         self._looked_unmet: dict[ModelName, Unmet] = {}

@@ -1,18 +1,20 @@
 """Who shows a bound service-account token: the API server is asked (TokenReview), for our audience only. I/O.
 
-Owns the question, and how long its answer counts. Promises: a token that the API server refuses is let in for at most
-KEPT_S more (it keeps its own answers for 10 s, too); no token is kept, only its hash; at most KEPT_MAX answers are kept
-and ASKED_MAX questions are under way, whatever is sent. While the API server does not answer, what it said last stands,
-for at most STANDS_S: a gateway that was let in goes on reporting, and nobody new is let in.
+Owns the question, and how long its answer counts. Who was let in within STANDS_S is let in at once, and from KEPT_S on
+asked about anew meanwhile: no report waits for an API server that hangs. Promises: a token that the API server refuses
+now (it keeps its own answers for 10 s, too) is let in no more once that was answered, which is asked when it is shown
+for the first time after KEPT_S; nobody new is let in without an answer. No token is kept, only its hash. At most
+KEPT_MAX answers of each kind are kept, and ASKED_MAX questions about strangers and AGAIN_MAX about others are under
+way, whatever is sent: tokens that are none neither push out who is known, nor take the turn of a question about one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Collection
-from typing import NamedTuple
 
 from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
 
@@ -22,15 +24,14 @@ STANDS_S = 3600.0
 """As long as a bound token lives by default."""
 KEPT_MAX = 1024
 ASKED_MAX = 8
-"""Questions at once; who comes when so many are under way is sent away, and tries again."""
+"""Questions about strangers at once; who comes when so many are under way is sent away, and tries again."""
+AGAIN_MAX = 64
+"""Questions at once about who was let in, one for each token; the next report is another chance."""
 ASK_S_MAX = 2.0
 TOKEN_BYTES_MAX = 16 << 10
 _PATH = "/apis/authentication.k8s.io/v1/tokenreviews"
 
-
-class _Answer(NamedTuple):
-    admitted: bool
-    at_s: float
+_log = logging.getLogger(__name__)
 
 
 class Tokens:
@@ -47,18 +48,32 @@ class Tokens:
         self._users = frozenset(users)
         self._audience = audience
         self._clock = clock
-        self._kept: dict[bytes, _Answer] = {}
-        """By the token's hash, in the order of their answers."""
+        self._let_in: dict[bytes, float] = {}
+        """When the API server said so, by the token's hash, in the order of its answers."""
+        self._refused: dict[bytes, float] = {}
+        """The same."""
         self._asked = 0
+        self._again: dict[bytes, asyncio.Task[bool]] = {}
+        """Questions about who was let in already."""
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        tasks = tuple(self._again.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def admits(self, token: str) -> bool:
         """Whether whoever shows it is one of ours."""
         if not token or len(token) > TOKEN_BYTES_MAX:
             return False
-        key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        known = self._kept.get(key)
-        if known is not None and self._clock() - known.at_s < KEPT_S:
-            return known.admitted
+        key, now_s = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest(), self._clock()
+        if (since_s := self._let_in.get(key)) is not None and now_s - since_s < STANDS_S:
+            if now_s - since_s >= KEPT_S:
+                self._ask_again(key, token)
+            return True
+        if (since_s := self._refused.get(key)) is not None and now_s - since_s < KEPT_S:
+            return False
         if self._asked >= ASKED_MAX:
             return False
         self._asked += 1
@@ -67,20 +82,33 @@ class Tokens:
         finally:
             self._asked -= 1
 
+    def _ask_again(self, key: bytes, token: str) -> None:
+        """What comes of it counts for the next report. It ends within ASK_S_MAX."""
+        if key not in self._again and len(self._again) < AGAIN_MAX:
+            task = self._again[key] = asyncio.create_task(self._ask(key, token))
+            task.add_done_callback(lambda done: self._asked_again(key, done))
+
+    def _asked_again(self, key: bytes, done: asyncio.Task[bool]) -> None:
+        del self._again[key]
+        if not done.cancelled() and (error := done.exception()) is not None:
+            _log.error("a token cannot be asked about: %s", type(error).__name__)
+
     async def _ask(self, key: bytes, token: str) -> bool:
+        """Keeps the answer; False also where there is none."""
         wanted = {"token": token, "audiences": [self._audience]}
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": wanted}
         try:
             async with asyncio.timeout(ASK_S_MAX):
                 status = (await self._api.create(_PATH, body)).get("status") or {}
         except (ApiError, UnreachableError, TimeoutError):
-            known = self._kept.get(key)
-            return known is not None and known.admitted and self._clock() - known.at_s < STANDS_S
+            return False
         user = (status.get("user") or {}).get("username", "")
         ours = self._audience in (status.get("audiences") or ())
-        answer = _Answer(bool(status.get("authenticated")) and ours and user in self._users, self._clock())
-        self._kept.pop(key, None)
-        if len(self._kept) >= KEPT_MAX:
-            self._kept.pop(next(iter(self._kept)))
-        self._kept[key] = answer
-        return answer.admitted
+        admitted = bool(status.get("authenticated")) and ours and user in self._users
+        for kept in (self._let_in, self._refused):
+            kept.pop(key, None)
+        kept = self._let_in if admitted else self._refused
+        if len(kept) >= KEPT_MAX:
+            kept.pop(next(iter(kept)))
+        kept[key] = self._clock()
+        return admitted

@@ -3,20 +3,24 @@
 Owns the resuming: a watch that ends (they all do) goes on from the last version; one that is too old (410), that has
 been silent for SILENT_S_MAX, or that does not show what we know to have happened (`expect`, `suspect`), begins anew
 with everything. Promises: what is told is a level, so that nothing is missed over any break: who vanished meanwhile is
-told as gone, and what comes late or twice is not told. Objects are read at this boundary into what their user needs;
-nothing else of them is kept.
+told as gone, and what comes late or twice is not told. Why nothing is heard is
+said in the log (`hearing`). Objects are read at this boundary into what their user needs; nothing else of them is kept.
+One that cannot be read is said once and stays as it was: it harms no other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.hearing import Hearing
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 WATCH_S = (290.0, 350.0)
 """The server ends a watch after so long, at random, so that not all come back at once."""
@@ -57,20 +61,25 @@ class SuspicionError(Exception):
 
 
 class Watched(Generic[T]):
-    """One collection. `read` makes of an object what is kept of it, None for what does not matter."""
+    """One collection. `read` makes of an object what is kept of it, None for what does not matter. An `optional` one
+    that we may not read, or that the server does not have, counts as listed, and is asked for again.
+    """
 
     def __init__(
         self, api: Api, path: str, read: Callable[[Object], T | None], changed: Callable[[list[Change[T]]], None],
-        **query: str,
+        *, optional: bool = False, **query: str,
     ) -> None:  # fmt: skip
         self._api = api
         self._path = path
         self._read = read
         self._changed = changed
         self._query = query
+        self.hearing = Hearing(path, optional=optional)
         self._version: str | None = None
         self._versions: dict[Key, int] = {}
         """Of each object, also of those that are gone: what is older comes late."""
+        self._unread = set[Key]()
+        """What cannot be read, and was said: some of what has a version."""
         self._streams = True
         """The server streams lists."""
         self._heard = False
@@ -84,6 +93,8 @@ class Watched(Generic[T]):
         """All that is there has been told once."""
         self.trouble = ""
         """Why nothing is heard now; empty while all is well."""
+        self.gap = False
+        """What is told now came to be unseen: everything was read anew. How a thing that is gone ended is not known."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -97,12 +108,16 @@ class Watched(Generic[T]):
                 await self._follow()
             except ApiError as error:
                 self.trouble, asked_s = str(error), error.retry_after_s or 0.0
+                if self.hearing.broke(error):
+                    self.synced.set()
                 if error.status == GONE:
                     self._version = None
             except (UnreachableError, SuspicionError) as error:
                 self.trouble = str(error)
                 if isinstance(error, SuspicionError):
                     self._version = None
+                else:
+                    self.hearing.broke(error)
             if self._heard or loop.time() - began_s >= LASTED_S:
                 wait_s = RETRY_S
                 if not self.trouble:
@@ -129,7 +144,7 @@ class Watched(Generic[T]):
         """
         missing = set(self.items)
         await self._list(missing)
-        self._tell([(key, None) for key in missing])
+        self._tell_gone(missing)
 
     def _doubt(self) -> None:
         if self._due_s is None:
@@ -150,8 +165,10 @@ class Watched(Generic[T]):
                 self._streams = False
         if not self._streams:
             self._version = await self._list(missing)
-        self._tell([(key, None) for key in missing])
+        self._tell_gone(missing)
+        self._unread &= self._versions.keys()
         self._expected, self._due_s = 0, None
+        self.hearing.is_heard()
         self.synced.set()
 
     async def _stream(self, missing: set[Key]) -> str:
@@ -183,6 +200,7 @@ class Watched(Generic[T]):
                 query = {**self._query, "timeoutSeconds": limit_s}
                 async for event, found in self._api.watch(self._path, self._version, query):
                     self._heard = True
+                    self.hearing.is_heard()
                     if event != "BOOKMARK":
                         self._see(event, found, None)
                     self._reach(str(found["metadata"]["resourceVersion"]))
@@ -209,8 +227,24 @@ class Watched(Generic[T]):
             return
         if key not in self._versions and len(self._versions) >= len(self.items) + GONE_MAX:
             self._versions = {known: at for known, at in self._versions.items() if known in self.items}
+            self._unread &= self._versions.keys()
         self._versions[key] = version
-        self._tell([(key, None if event == "DELETED" else self._read(found))])
+        try:
+            seen = None if event == "DELETED" else self._read(found)
+        except Exception as error:  # noqa: BLE001  whatever is odd about one object, the others are to be heard of
+            if key not in self._unread:
+                self._unread.add(key)
+                _log.error("not read, and left as it was path=%s name=%s error=%r", self._path, key.name, error)
+            return
+        self._unread.discard(key)
+        self._tell([(key, seen)])
+
+    def _tell_gone(self, missing: set[Key]) -> None:
+        self.gap = True
+        try:
+            self._tell([(key, None) for key in missing])
+        finally:
+            self.gap = False
 
     def _tell(self, seen: list[tuple[Key, T | None]]) -> None:
         changes = list[Change[T]]()

@@ -52,6 +52,8 @@ class Container:
         self.spec = spec
         self._log = log
         self._prober = prober
+        self.ip = prober.ip
+        """Its pod's."""
         self._environment = environment
         self._changed = changed
         self._here = here

@@ -41,6 +41,7 @@ class Node:
         probe_period_s: float | None = None,
         back_off: BackOff = QUICK,
         taints: tuple[Object, ...] = (),
+        late_s: float = LATE_S,
     ) -> None:
         self.api = api
         self.name = name
@@ -48,6 +49,7 @@ class Node:
         self.logs = logs
         self.probe_period_s = probe_period_s
         self.back_off = back_off
+        self._late_s = late_s
         self._number = number
         self._amounts = dict(amounts)
         self._labels = dict(labels)
@@ -134,6 +136,13 @@ class Node:
             await asyncio.sleep(HEARTBEAT_S)
             with contextlib.suppress(ApiError, UnreachableError):
                 await self.api.patch(f"{LEASES}/{self.name}", {"spec": self._lease()["spec"]}, MERGE)
+                await self._say_ready()
+
+    async def _say_ready(self) -> None:
+        """Again, where the controllers have taken it for lost (the API server was away, or this machine was busy)."""
+        found = await self.api.get(f"/api/v1/nodes/{self.name}", resourceVersion="0")
+        if any(one["type"] == "Ready" and one["status"] != "True" for one in found["status"].get("conditions", ())):
+            await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
 
     # --- its pods ----------------------------------------------------------------------------------------------------
 
@@ -158,4 +167,4 @@ class Node:
     def forget(self, pod: Pod) -> None:
         """It is gone."""
         self._pods.pop(pod.uid, None)
-        asyncio.get_running_loop().call_later(LATE_S, self._taken.discard, pod.ip)
+        asyncio.get_running_loop().call_later(self._late_s, self._taken.discard, pod.ip)

@@ -2,7 +2,8 @@
 
 Annotations order trouble: `kubelet.test/pull-seconds: "3"` (the image takes so long), `kubelet.test/image-error: "1"`
 (ImagePullBackOff for as long as it stands there, or another reason if it is one), `kubelet.test/out-of-memory: "1"`
-(who is killed was killed for memory).
+(who is killed was killed for memory), `kubelet.test/evicted: "1"` (its node needs the memory: it is killed now, and its
+address is not told any more).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tests.cluster.kubelet.node import Node
 
 PULL_SECONDS, IMAGE_ERROR = "kubelet.test/pull-seconds", "kubelet.test/image-error"
-OUT_OF_MEMORY = "kubelet.test/out-of-memory"
+OUT_OF_MEMORY, EVICTED = "kubelet.test/out-of-memory", "kubelet.test/evicted"
 LOOK_S, RETRY_S = 0.05, 0.5
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 
@@ -124,6 +125,9 @@ class Pod:
     def seen(self, found: Object) -> None:
         """It changed; perhaps it is to end."""
         self.object = found
+        if EVICTED in self._annotations():
+            for one in self.containers:
+                one.signal(signal.SIGKILL)
         if "deletionTimestamp" not in found["metadata"]:
             return
         grace_s = found["metadata"].get("deletionGracePeriodSeconds", 30)
@@ -206,11 +210,14 @@ class Pod:
         wanted = {
             "PodReadyToStartContainers": True, "Initialized": True, "ContainersReady": ready, "Ready": ready and gates,
         }  # fmt: skip
+        where: Object = {"podIP": self.ip, "podIPs": [{"ip": self.ip}]}
+        if EVICTED in self._annotations():
+            where = {"podIP": None, "podIPs": None, "reason": "Evicted", "message": "The node was low on memory."}
         return {
             "metadata": {"uid": self.uid},
             "status": {
-                "phase": phase, "conditions": [self._condition(kind, held) for kind, held in wanted.items()],
-                "podIP": self.ip, "podIPs": [{"ip": self.ip}], "hostIP": self._node.ip,
+                "phase": phase, "conditions": [self._condition(kind, held) for kind, held in wanted.items()], **where,
+                "hostIP": self._node.ip,
                 "hostIPs": [{"ip": self._node.ip}], "startTime": self._began,
                 "containerStatuses": [one.status() for one in self.containers],
             },

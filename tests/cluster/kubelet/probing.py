@@ -14,7 +14,7 @@ class Prober:
     """Probes of containers at one address. `period_s` overrules what pods ask for (whole seconds, at least one)."""
 
     def __init__(self, ip: str, ports: dict[str, int], session: aiohttp.ClientSession, period_s: float | None) -> None:
-        self._ip = ip
+        self.ip = ip
         self._ports = ports
         self._session = session
         self._period_s = period_s
@@ -40,7 +40,7 @@ class Prober:
                 if "httpGet" in probe:
                     return await self._get(probe["httpGet"])
                 if "tcpSocket" in probe:
-                    _, writer = await asyncio.open_connection(self._ip, self._port(probe["tcpSocket"]["port"]))
+                    _, writer = await asyncio.open_connection(self.ip, self._port(probe["tcpSocket"]["port"]))
                     writer.close()
                     return True
                 process = await asyncio.create_subprocess_exec(*probe["exec"]["command"])
@@ -49,7 +49,7 @@ class Prober:
             return False
 
     async def _get(self, get: Spec) -> bool:
-        url = f"http://{get.get('host', self._ip)}:{self._port(get['port'])}{get.get('path', '/')}"
+        url = f"http://{get.get('host', self.ip)}:{self._port(get['port'])}{get.get('path', '/')}"
         headers = {header["name"]: header["value"] for header in get.get("httpHeaders", [])}
         async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
             return 200 <= answer.status < 400

@@ -1,0 +1,83 @@
+"""Protocol buffers as they are on the wire (https://protobuf.dev/programming-guides/encoding): reads the fields wanted.
+
+Owns the decoding of a few small messages that are known by heart; nothing is generated, and unknown fields are passed
+over. Pure. Promises: what is no message is one error, whatever its bytes; no more is read than there is, and nothing is
+copied but the fields themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+VARINT_BYTES_MAX = 10
+NUMBER_MAX = (1 << 29) - 1
+
+
+class ProtobufError(ValueError):
+    """These bytes are no message."""
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """(number, value) of each field in order: of a varint a number without sign, of all others bytes.
+
+    Raises ProtobufError where the bytes end too soon or mean nothing; groups, which nobody writes any more, are none.
+    """
+    at, end = 0, len(data)
+    while at < end:
+        tag, at = _varint(data, at)
+        number, kind = tag >> 3, tag & 7
+        if not 0 < number <= NUMBER_MAX:
+            raise ProtobufError(f"there is no field {number}")
+        if kind == VARINT:
+            value, at = _varint(data, at)
+            yield number, value
+            continue
+        if kind == LENGTH:
+            size, at = _varint(data, at)
+        elif kind in (FIXED64, FIXED32):
+            size = 8 if kind == FIXED64 else 4
+        else:
+            raise ProtobufError(f"field {number} has wire type {kind}")
+        if size > end - at:
+            raise ProtobufError(f"field {number} is longer than what is left")
+        yield number, data[at : at + size]
+        at += size
+
+
+def messages(data: bytes, number: int) -> Iterator[bytes]:
+    """Each value of a field of bytes, text or messages. Raises ProtobufError, also where it has another type."""
+    for found, value in fields(data):
+        if found == number:
+            if isinstance(value, int):
+                raise ProtobufError(f"field {number} is a number")
+            yield value
+
+
+def texts(data: bytes, number: int) -> Iterator[str]:
+    """Each value of a field of text. Raises ProtobufError."""
+    for value in messages(data, number):
+        try:
+            yield value.decode()
+        except UnicodeDecodeError:
+            raise ProtobufError(f"field {number} is no text") from None
+
+
+def text(data: bytes, number: int) -> str:
+    """The last value of a field of text; empty where there is none. Raises ProtobufError."""
+    last = ""
+    for value in texts(data, number):
+        last = value
+    return last
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """(value, where it ends)."""
+    value = 0
+    for n, byte in enumerate(data[at : at + VARINT_BYTES_MAX]):
+        value |= (byte & 0x7F) << (7 * n)
+        if byte < 0x80:
+            if value >= 1 << 64:
+                break
+            return value, at + n + 1
+    raise ProtobufError("a number does not end")

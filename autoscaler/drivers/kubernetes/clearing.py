@@ -1,0 +1,68 @@
+"""Whether anything of a pod that is gone is left on its devices, and how that is known: the proof of clean. I/O: waits.
+
+Owns the patience. A kubelet lets a pod's object go once it has told how its processes ended: then what a GPU may still
+keep is *measured* to be gone, where the node has an agent that says so, or *assumed* to be after a while. A pod that
+was deleted by force is gone at once, and its processes may run on: nothing is assumed of those, unless their node is
+gone or was started anew. Measuring is given to it; it knows no report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers.kubernetes.nodes import NodeSeen
+from autoscaler.drivers.kubernetes.pods import PodSeen
+
+ASSUME_AFTER_S = 30.0
+"""A GPU may keep memory of a process that is gone (architecture, section 5: *assumed*)."""
+LOOK_S = 0.1
+ASSUMED, MEASURED = "assumed", "measured"
+FORCED = (
+    "its pod was deleted by force, so its processes may run on: its devices are free once the agent of its node has "
+    "measured that, or the node was started anew"
+)
+
+Measured = Callable[[ReplicaId, float], bool]
+"""(Replica, since when its pod is gone) -> whether its devices' memory was measured to be free since."""
+
+
+def forced(pod: PodSeen) -> bool:
+    """Whether a pod whose object is gone, and which was this last, was deleted by force: nobody told of its end."""
+    return bool(pod.slices) and pod.started_unix_s is not None and not pod.ended
+
+
+def nothing_measured(_: ReplicaId, __: float) -> bool:
+    """Where there are no agents."""
+    return False
+
+
+class Clearing:
+    """`node` gives what is known of a node now; None: there is none of that name."""
+
+    def __init__(
+        self, clock: Callable[[], float], node: Callable[[str], NodeSeen | None], measured: Measured,
+        assume_after_s: float,
+    ) -> None:  # fmt: skip
+        self._clock = clock
+        self._node = node
+        self._measured = measured
+        self._assume_after_s = assume_after_s
+
+    async def prove(self, pod: PodSeen, *, by_force: bool) -> str:
+        """Returns the proof. The pod's object went just now."""
+        gone_s, began_as = self._clock(), self._node(pod.node)
+        while True:
+            if pod.slices and self._measured(pod.replica, gone_s):
+                return MEASURED
+            left_s = gone_s + self._assume_after_s - self._clock()
+            node = self._node(pod.node)
+            if left_s <= 0 and not (by_force and node is not None and began_as is not None and _same(node, began_as)):
+                return ASSUMED
+            await asyncio.sleep(min(LOOK_S, left_s) if left_s > 0 else LOOK_S)
+
+
+def _same(one: NodeSeen, other: NodeSeen) -> bool:
+    """It was not started anew since."""
+    return one.boot == other.boot

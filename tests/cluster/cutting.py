@@ -1,0 +1,87 @@
+"""A way to the API server that a test cuts again and again, or closes. Owns its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.cluster.plane import HOST, Plane
+
+
+class Cutter:
+    """To a port. All connections are cut every `every_s` seconds; None: never."""
+
+    def __init__(self, port: int, every_s: float | None = None) -> None:
+        self._port = port
+        self._every_s = every_s
+        self._open: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self.closed = False
+        """New connections are refused."""
+        self.cuts = 0
+        self.port = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[int]:
+        """Its port."""
+        server = await asyncio.start_server(self._serve, HOST, 0)
+        self.port = server.sockets[0].getsockname()[1]
+        cutting = asyncio.create_task(self._cut_often())
+        try:
+            yield self.port
+        finally:
+            cutting.cancel()
+            server.close()
+            self.cut()
+            await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def kubeconfig(self, plane: Plane, folder: Path) -> Path:
+        """A file that leads through here."""
+        config = json.loads(plane.kubeconfig.read_text())
+        config["clusters"][0]["cluster"]["server"] = f"https://{HOST}:{self.port}"
+        (folder / "kubeconfig").write_text(json.dumps(config))
+        return folder / "kubeconfig"
+
+    def cut(self) -> None:
+        """All that is open."""
+        self.cuts += bool(self._open)
+        for one in list(self._open):
+            one.transport.abort()
+
+    async def _cut_often(self) -> None:
+        while self._every_s is not None:
+            await asyncio.sleep(self._every_s)
+            self.cut()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        if self.closed:
+            writer.transport.abort()
+            return
+        there, thither = await asyncio.open_connection(HOST, self._port)
+        both = {writer, thither}
+        self._open |= both
+        await asyncio.gather(_pass(reader, thither), _pass(there, writer))
+        self._open -= both
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while piece := await reader.read(1 << 16):
+            writer.write(piece)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.transport.abort()
+
+
+def port_of(plane: Plane) -> int:
+    """Of its API server."""
+    return int(plane.server.rpartition(":")[2])

@@ -1,0 +1,129 @@
+"""Gateways as pods of a Deployment behind a Service, and clients that come by the ready addresses of its EndpointSlice.
+
+The Deployment's controller, the EndpointSlices and the update are the real ones; each pod is a gateway process. There
+is no kube-proxy: a client chooses one of the addresses that are ready when it connects, as kube-proxy would have it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from autoscaler.drivers.kubernetes.api import STRATEGIC, Api, Object
+from autoscaler.drivers.kubernetes.watching import Change, Watched
+from loadtest.client import Client
+from loadtest.result import Result, Shot
+
+NAME = "gateway"
+LABELS = {"app.kubernetes.io/component": "gateway"}
+PORT, HEALTH = 8080, 8082
+WAIT_S_MAX = 45.0
+
+
+def deployment(replicas: int, socket: Path, node: str, grace_s: int = 30) -> Object:
+    """As the chart has it, with a Unix socket for its autoscaler, and less time before SIGTERM."""
+    words = [
+        sys.executable, "-m", "pilotlight", "gateway", "--id", "$(POD_NAME)", "--autoscaler", f"unix:{socket}",
+        "--listen", f"$(POD_IP):{PORT}", "--health", f"$(POD_IP):{HEALTH}", "--ops", "127.0.0.1:0",
+        "--grace", str(grace_s),
+    ]  # fmt: skip
+    env = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in (("POD_NAME", "metadata.name"), ("POD_IP", "status.podIP"))
+    ]
+    container = {
+        "name": "gateway", "image": "pilotlight", "command": words, "env": env,
+        "ports": [{"name": "http", "containerPort": PORT}, {"name": "health", "containerPort": HEALTH}],
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "health"}, "periodSeconds": 1},
+        "lifecycle": {"preStop": {"sleep": {"seconds": 1}}},
+    }  # fmt: skip
+    return {
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME},
+        "spec": {
+            "replicas": replicas, "selector": {"matchLabels": LABELS},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": {"metadata": {"labels": LABELS}, "spec": {
+                "containers": [container], "nodeSelector": {"kubernetes.io/hostname": node},
+                "terminationGracePeriodSeconds": grace_s + 10,
+            }},
+        },
+    }  # fmt: skip
+
+
+class Front:
+    """The gateways of one namespace, as its clients and its operator see them."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self._api = api
+        self._base = f"namespaces/{namespace}"
+        self._ends: dict[str, list[str]] = {}
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def running(self, wanted: Object) -> AsyncIterator[Front]:
+        """A Deployment and its Service, until all of its pods are ready."""
+        await self._api.create(f"/apis/apps/v1/{self._base}/deployments", wanted)
+        await self._api.create(f"/api/v1/{self._base}/services", {
+            "apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME},
+            "spec": {"selector": LABELS, "ports": [{"name": "http", "port": 80, "targetPort": "http"}]},
+        })  # fmt: skip
+        slices = Watched(
+            self._api, f"/apis/discovery.k8s.io/v1/{self._base}/endpointslices", lambda found: found, self._heard,
+            labelSelector=f"kubernetes.io/service-name={NAME}",
+        )  # fmt: skip
+        following = asyncio.create_task(slices.run())
+        try:
+            await self.until_ready(wanted["spec"]["replicas"])
+            yield self
+        finally:
+            following.cancel()
+
+    def _heard(self, changes: Sequence[Change[Object]]) -> None:
+        for key, _, new in changes:
+            ends = (new or {}).get("endpoints") or []
+            self._ends[key.name] = [end["addresses"][0] for end in ends if end["conditions"].get("ready")]
+        self._changed.set()
+
+    @property
+    def ready(self) -> list[str]:
+        """Addresses that a Service would send to now."""
+        return sorted(address for ends in self._ends.values() for address in ends)
+
+    async def until_ready(self, number: int) -> None:
+        """So many are."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while len(self.ready) != number:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def pods(self) -> dict[str, str]:
+        """Name -> address of those that are not being deleted."""
+        found = await self._api.get(f"/api/v1/{self._base}/pods", labelSelector="app.kubernetes.io/component=gateway")
+        return {
+            one["metadata"]["name"]: one["status"].get("podIP", "")
+            for one in found["items"] if "deletionTimestamp" not in one["metadata"]
+        }  # fmt: skip
+
+    async def update(self) -> None:
+        """Rolls all pods."""
+        changed = {"spec": {"template": {"metadata": {"annotations": {"changed": "yes"}}}}}
+        await self._api.patch(f"/apis/apps/v1/{self._base}/deployments/{NAME}", changed, STRATEGIC)
+
+    async def updated(self, before: set[str], number: int) -> None:
+        """None of those before is there, and so many others are ready; also those that were ending have ended."""
+        path = f"/api/v1/{self._base}/pods"
+        async with asyncio.timeout(WAIT_S_MAX):
+            while True:
+                found = await self._api.get(path, labelSelector="app.kubernetes.io/component=gateway")
+                names = {one["metadata"]["name"] for one in found["items"]}
+                if not names & before and len(self.ready) == number:
+                    return
+                await asyncio.sleep(0.05)
+
+    async def send(self, *shots: Shot, to: str = "") -> list[Result]:
+        """Through one gateway that is ready now, or the one at an address."""
+        return await Client(f"http://{to or random.choice(self.ready)}:{PORT}").run(shots)

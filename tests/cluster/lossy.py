@@ -1,0 +1,92 @@
+"""A way to the API server on which things are lost: the ends of pods, or every watch again and again.
+
+A proxy in clear on 127.0.0.1 that passes on all that it is asked, and reads watches line by line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from autoscaler.drivers.kubernetes.access import Access
+
+NOT_PASSED_ON = frozenset(("host", "content-length", "transfer-encoding", "accept-encoding", "connection"))
+
+
+class Lossy:
+    """Use `running`. What is lost may be changed at any time."""
+
+    def __init__(self, way: Access) -> None:
+        self._way = way
+        self.loses_ends = False
+        """Of pods: no DELETED is passed on."""
+        self.watch_s: float | None = None
+        """A watch is cut after so long."""
+        self.lost = self.cuts = 0
+        self._session: aiohttp.ClientSession
+
+    @asynccontextmanager
+    async def running(self, folder: Path) -> AsyncIterator[Path]:
+        """A kubeconfig that leads here."""
+        connector = aiohttp.TCPConnector(ssl=self._way.tls(), limit=0)
+        async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as self._session:
+            app = web.Application()
+            app.router.add_route("*", "/{path:.*}", self._pass)
+            runner = web.AppRunner(app, shutdown_timeout=0.1)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            try:
+                yield self._kubeconfig(folder / "lossy.kubeconfig", runner.addresses[0][1])
+            finally:
+                await runner.cleanup()
+
+    @staticmethod
+    def _kubeconfig(path: Path, port: int) -> Path:
+        path.write_text(json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "lossy",
+            "clusters": [{"name": "lossy", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+            "users": [{"name": "lossy", "user": {}}],
+            "contexts": [{"name": "lossy", "context": {"cluster": "lossy", "user": "lossy"}}],
+        }))  # fmt: skip
+        return path
+
+    async def _pass(self, asked: web.Request) -> web.StreamResponse:
+        headers = {name: value for name, value in asked.headers.items() if name.lower() not in NOT_PASSED_ON}
+        async with self._session.request(
+            asked.method, self._way.server + asked.path_qs, headers=headers | await self._way.headers(),
+            data=await asked.read(), timeout=aiohttp.ClientTimeout(total=None),
+        ) as answer:  # fmt: skip
+            kept = {name: value for name, value in answer.headers.items() if name.lower() not in NOT_PASSED_ON}
+            if "watch" not in asked.query or answer.status != 200:
+                return web.Response(status=answer.status, headers=kept, body=await answer.read())
+            said = web.StreamResponse(headers=kept)
+            await said.prepare(asked)
+            try:
+                async with asyncio.timeout(self.watch_s):
+                    await self._watch(answer.content, said)
+            except ConnectionError:
+                pass  # whoever watched has gone
+            except TimeoutError:
+                self.cuts += 1
+                if asked.transport is not None:
+                    asked.transport.abort()
+            return said
+
+    async def _watch(self, content: aiohttp.StreamReader, said: web.StreamResponse) -> None:
+        rest = b""
+        async for piece in content.iter_any():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                event: dict[str, Any] = json.loads(line)
+                if self.loses_ends and event["type"] == "DELETED" and event["object"]["kind"] == "Pod":
+                    self.lost += 1
+                else:
+                    await said.write(line + b"\n")

@@ -1,0 +1,32 @@
+"""`pilotlight` on a machine whose clock is wrong: python -m tests.cluster.skewed SECONDS WORDS..."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import datetime, timedelta, tzinfo
+
+SKEW_S = float(sys.argv.pop(1))
+_true = time.time
+
+
+class Skewed(datetime):
+    """The machine's calendar."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Skewed:
+        return cls.fromisoformat((datetime.now(tz) + timedelta(seconds=SKEW_S)).isoformat())
+
+
+def main() -> None:
+    """Everything that is imported from now on knows no other clock."""
+    time.time = lambda: _true() + SKEW_S
+    from autoscaler.drivers.kubernetes import lease
+    from pilotlight.cli import cli
+
+    vars(lease)["datetime"] = Skewed  # the only one that writes a date by itself
+    cli(prog_name="pilotlight")
+
+
+if __name__ == "__main__":
+    main()

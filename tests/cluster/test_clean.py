@@ -1,0 +1,128 @@
+"""Proof of clean on a real control plane: devices are free as soon as the node's agent has measured it; agents are
+played, by their reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from autoscaler.contract import DeviceReport, NodeReport, PodDevices
+from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.drivers.kubernetes.clearing import FORCED
+from tests.cluster.kubelet.node import Node
+from tests.cluster.test_wake import House, model
+
+GI = 1 << 30
+LOOK_S = 0.05
+
+
+class Agent:
+    """The agent of a node with two GPUs, of which the engine has the second."""
+
+    def __init__(self, session: aiohttp.ClientSession, node: str, pod: str, namespace: str) -> None:
+        self._session = session
+        self._node = node
+        self._pod = PodDevices(namespace=namespace, name=pod, devices=("GPU-b",))
+        self._numbers = itertools.count(1)
+
+    async def says(self, used_bytes: int, *, runs: bool, healthy: bool = True) -> None:
+        devices = (DeviceReport(id="GPU-a", memory_bytes=80 * GI, healthy=healthy),
+                   DeviceReport(id="GPU-b", memory_bytes=80 * GI, used_bytes=used_bytes))  # fmt: skip
+        pods = (self._pod,) if runs else ()
+        report = NodeReport(node=self._node, boot="b", sequence=next(self._numbers), devices=devices, pods=pods)
+        async with self._session.post("http://autoscaler/v1/node", data=msgspec.json.encode(report)) as answer:
+            assert answer.status == 200
+
+
+class Scene:
+    """A house with one engine that runs on a GPU, and the agent of its node."""
+
+    def __init__(self, house: House, api: Api, pods: str, agent: Agent) -> None:
+        self.house, self.api, self.pods, self.agent = house, api, pods, agent
+
+    async def ops(self, path: str) -> Any:
+        async with self.house.session.get(f"http://127.0.0.1:{self.house.ops}/api/v1/{path}") as answer:
+            return await answer.json()
+
+    async def told(self, *words: str) -> None:
+        """Until the latest decisions say all of that."""
+        while True:
+            said = " ".join((await self.ops("explain/last"))["sentences"])
+            if all(word in said for word in words):
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def gone(self) -> None:
+        """Until no pod is left."""
+        while (await self.api.get(self.pods))["items"]:
+            await asyncio.sleep(LOOK_S)
+
+    async def replicas(self) -> dict[str, int]:
+        found: dict[str, int] = (await self.ops("models/ada"))["replicas"]
+        return found
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, kubeconfig: Path, namespace: str, api: Api, node: Node) -> AsyncIterator[Scene]:
+    house = House(tmp_path, kubeconfig, namespace)
+    house.write(model("ada", idleSeconds=600))
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    async with house.running(), asyncio.timeout(60), reporting(tmp_path) as session:
+        assert (await house.call("ada"))[0] == 200
+        (pod,) = (await api.get(pods))["items"]
+        yield Scene(house, api, pods, Agent(session, node.name, pod["metadata"]["name"], namespace))
+
+
+@asynccontextmanager
+async def reporting(folder: Path) -> AsyncIterator[aiohttp.ClientSession]:
+    """A way to the autoscaler's contract."""
+    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(folder / "contract.sock"))) as session:
+        yield session
+
+
+async def stop(scene: Scene) -> None:
+    """`pilotlight stop ada`."""
+    url = f"http://127.0.0.1:{scene.house.ops}/api/v1/models/ada/stop"
+    async with scene.house.session.post(url, json={}) as answer:
+        assert answer.status == 200, await answer.text()
+
+
+async def test_devices_are_free_as_soon_as_the_agent_has_measured_it(scene: Scene) -> None:
+    await scene.agent.says(70 * GI, runs=True)
+    (first, second) = await scene.ops("devices")
+    assert (first["used_bytes"], first["replicas"][0]["devices"]) == (70 * GI, ["GPU-b"])
+    assert (second["used_bytes"], second["replicas"]) == (None, [])
+    await stop(scene)
+    await scene.gone()
+    await scene.agent.says(70 * GI, runs=False)
+    await scene.told("ended")
+    assert await scene.replicas(), "its memory is still held"
+    await scene.agent.says(GI // 2, runs=False)
+    await scene.told("clean: measured")
+    assert await scene.replicas() == {}
+
+
+async def test_after_a_force_delete_devices_are_free_only_when_that_was_measured(scene: Scene) -> None:
+    await scene.agent.says(70 * GI, runs=True)
+    (pod,) = (await scene.api.get(scene.pods))["items"]
+    await scene.api.delete(f"{scene.pods}/{pod['metadata']['name']}", grace_s=0)
+    await scene.told(FORCED)
+    await scene.agent.says(70 * GI, runs=False)
+    assert await scene.replicas()
+    await scene.agent.says(0, runs=False)
+    await scene.told("clean: measured")
+
+
+async def test_nothing_is_placed_on_a_device_that_its_agent_calls_unhealthy(scene: Scene) -> None:
+    await scene.agent.says(70 * GI, runs=True, healthy=False)
+    (first, second) = await scene.ops("devices")
+    assert (first["closed"], second["closed"]) == ("", "a device of its node is unhealthy, its agent says")

@@ -1,0 +1,88 @@
+"""`pilotlight load coldstart --from gone --ops` against a cluster: what it measures of a pod, told by the phases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.drivers.kubernetes.api import Api
+from tests.cluster.kubelet.node import Node
+from tests.cluster.kubelet.pod import PULL_SECONDS
+from tests.cluster.test_adoption import OURS, workload
+from tests.cluster.test_wake import House, model
+
+PARTS = ["place.write", "place.schedule", "place.kubelet"]
+
+
+@pytest.fixture
+def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
+    return House(tmp_path, kubeconfig, namespace)
+
+
+async def coldstart(house: House, rounds: int = 1) -> dict[str, Any]:
+    """What the command says of `ada`."""
+    words = ("load", "coldstart", "--url", house.url, "--model", "ada", "--rounds", str(rounds))
+    load = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pilotlight", *words, "--from", "gone", "--ops", f"http://127.0.0.1:{house.ops}",
+        "--output", "json", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    said, errors = await load.communicate()
+    assert load.returncode == 0, errors.decode()
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+async def ops(house: House, path: str) -> Any:
+    """What the operations port says."""
+    async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/{path}") as answer:
+        return await answer.json()
+
+
+async def test_a_cold_start_of_a_pod_is_told_by_its_phases(house: House, node: Node) -> None:
+    assert node.name
+    slow = {"pod": {"annotations": {PULL_SECONDS: "0.6"}}}
+    house.write(model("ada", idleSeconds=0.5, residencySeconds=0, **slow))
+    async with house.running(), asyncio.timeout(60):
+        found = await coldstart(house)
+        (one,) = found["rounds"]
+        assert one["cold"]
+        phases: dict[str, float] = one["phases_ms"]
+        assert list(phases) == ["queue", "decide", "place", *PARTS, "image", "load", "ready", "upstream"]
+        assert all(took_ms >= 0 for took_ms in phases.values())
+        whole_ms = sum(phases[name] for name in ("decide", "place", "image", "load", "ready"))
+        assert whole_ms == pytest.approx(phases["queue"], abs=2), "they are what the Call waited in the queue"
+        assert phases["queue"] <= one["first_byte_ms"]
+        assert sum(phases[name] for name in PARTS) == pytest.approx(phases["place"], abs=2)
+        assert phases["image"] >= 550, "so long was its image pulled"
+        shown = await ops(house, "models/ada")
+        assert shown["last_start_seconds"] == pytest.approx(phases["load"] / 1000, abs=0.01)
+        async with house.session.get(f"http://127.0.0.1:{house.ops}/metrics") as answer:
+            metrics = await answer.text()
+        for phase in ("decide", "place", *PARTS, "image", "load"):
+            assert f'pilotlight_start_seconds_count{{model="ada",phase="{phase}"}} 1.0' in metrics
+
+
+async def test_a_cold_start_of_an_adopted_deployment_has_phases_and_a_restart_has_none(
+    house: House, api: Api, namespace: str, node: Node
+) -> None:
+    assert node.name
+    house.write()
+    sleeping = workload("ada", 0, {OURS + "models": "ada", OURS + "idle-seconds": "600"})
+    await api.create(f"/apis/apps/v1/namespaces/{namespace}/deployments", sleeping)
+    async with asyncio.timeout(90):
+        async with house.running():
+            found = await coldstart(house)
+            (one,) = found["rounds"]
+            assert one["phases_ms"].keys() >= {"decide", "place", *PARTS, "image", "load", "ready"}
+        async with house.running():
+            while (await ops(house, "models/ada"))["replicas"] != {"ready": 1}:
+                await asyncio.sleep(0.05)
+            shown = await ops(house, "models/ada")
+            assert shown["last_start_phases"] == {}
+            async with house.session.get(f"http://127.0.0.1:{house.ops}/metrics") as answer:
+                assert "pilotlight_start_seconds_count" not in await answer.text()

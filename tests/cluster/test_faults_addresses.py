@@ -1,0 +1,171 @@
+"""Faults of addresses in a cluster: a pod is gone and somebody was not told, or its address is already another's.
+
+Cases 18 and 19 of the fault list, with several gateways. What the driver makes of them is in test_driver_server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers.kubernetes.access import access
+from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.drivers.kubernetes.pods import port_of
+from tests.cluster.kubelet.pod import EVICTED
+from tests.cluster.lossy import Lossy
+from tests.cluster.many import Answered, Estate, model
+from tests.cluster.stage import Stage, runs, staged
+
+GATEWAYS = ("g1", "g2")
+
+
+@asynccontextmanager
+async def called(one: Estate, *names: str) -> AsyncIterator[list[tuple[str, Answered]]]:
+    """Meanwhile each gateway is asked for each Model, one Call after another; gives what was answered so far."""
+    over, said = asyncio.Event(), list[tuple[str, Answered]]()
+
+    async def client(name: str, gateway: str) -> None:
+        while not over.is_set():
+            said.append((name, await one.call(name, gateway)))
+            await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as tasks:
+        for name in names:
+            for gateway in GATEWAYS:
+                tasks.create_task(client(name, gateway))
+        try:
+            yield said
+        finally:
+            over.set()
+
+
+@pytest.mark.parametrize("how", ["evicted", "its end is not told", "watches are cut"])
+async def test_case_18_a_pod_that_is_gone_leaves_routes(
+    how: str, api: Api, namespace: str, kubeconfig: Path, tmp_path: Path
+) -> None:
+    """Two Replicas, and one is gone: by an eviction, which takes its address out of its status; without its DELETED;
+    with watches that are cut all the time (here each 0.5 s, in the list each 10 s).
+    """
+    async with AsyncExitStack() as stack, asyncio.timeout(90):
+        lossy = Lossy(await access(kubeconfig))
+        lossy.watch_s = 0.5 if how == "watches are cut" else None
+        way = await stack.enter_async_context(lossy.running(tmp_path))
+        stage = await stack.enter_async_context(staged(api, namespace, tmp_path))
+        ada = stage.ada(0, 8, replicas={"min": 2, "max": 2})
+        one = Estate(tmp_path, way, namespace, api)
+        await stack.enter_async_context(one.open(ada, autoscalers=1, gateways=2))
+        await runs(one, 2, 0)
+        victim, _ = await stage.engines()
+        async with called(one, "ada") as said:
+            lossy.loses_ends = how == "its end is not told"
+            if how == "evicted":
+                await api.patch(f"{stage.pods}/{victim}", {"metadata": {"annotations": {EVICTED: "1"}}})
+            else:
+                await api.delete(f"{stage.pods}/{victim}", grace_s=0)
+            await one.until(lambda: replaced(one, stage, victim))
+            told = len(said)
+            await one.until(lambda: moved_on(said, told + 20))
+        assert {(answer.status, "I am ada" in answer.said) for _, answer in said} == {(200, True)}
+        for gateway in GATEWAYS:
+            assert await one.counted(gateway, "pilotlight_upstream_retries_total", 'reason="connect"') <= 1
+        assert (lossy.lost > 0) == (how == "its end is not told")
+        assert (lossy.cuts > 0) == (how == "watches are cut")
+
+
+async def replaced(one: Estate, stage: Stage, victim: str) -> bool:
+    """Another is ready in its place."""
+    return victim not in (pods := await stage.engines()) and (len(pods), await ready(one)) == (2, 2)
+
+
+async def ready(one: Estate) -> int:
+    """Replicas that Routes say are."""
+    return (await one.counts("ada"))[0].get("ready", 0)
+
+
+async def moved_on(said: list[tuple[str, Answered]], number: int) -> bool:
+    return len(said) >= number
+
+
+def stranger(stage: Stage, port: int) -> Object:
+    """A pod of another Model, that nobody has told us of; it answers whatever it is asked."""
+    words = stage.engine("bob", "--tokens-per-s", "0", host="$(POD_IP)", port=str(port))
+    env = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    container = {
+        "name": "engine", "image": "bob", "command": words, "env": env,
+        "readinessProbe": {"httpGet": {"path": "/health", "port": port}},
+    }  # fmt: skip
+    return {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bob"},
+        "spec": {"nodeName": stage.node.name, "containers": [container], "terminationGracePeriodSeconds": 1},
+    }  # fmt: skip
+
+
+async def test_case_19_an_address_that_is_a_strangers_at_once_while_nobody_tells(
+    api: Api, namespace: str, kubeconfig: Path, tmp_path: Path
+) -> None:
+    """The autoscaler hangs, so no gateway is told that the pod is gone: all of them send Calls to its address. They are
+    refused there: who was ready there listens on a port of its own, and a stranger on another.
+    """
+    async with staged(api, namespace, tmp_path, late_s=0) as stage, asyncio.timeout(90):
+        one = Estate(tmp_path, kubeconfig, namespace, api)
+        async with one.open(stage.ada(0, 8), autoscalers=1, gateways=2):
+            assert {(await one.call("ada", gateway)).status for gateway in GATEWAYS} == {200}
+            (first,) = await stage.engines()
+            ip = (await api.get(f"{stage.pods}/{first}"))["status"]["podIP"]
+            one.signal("a1", signal.SIGSTOP)
+            await api.delete(f"{stage.pods}/{first}", grace_s=0)
+            await stage.ended(first)
+            await api.create(stage.pods, stranger(stage, 8000))
+            assert await is_ready(api, f"{stage.pods}/bob") == ip
+            calls = [asyncio.create_task(one.call("ada", gateway)) for gateway in GATEWAYS for _ in range(5)]
+            await one.until(lambda: refused_by_all(one))
+            one.signal("a1", signal.SIGCONT)
+            assert {(answer.status, "I am ada" in answer.said) for answer in await asyncio.gather(*calls)} == {
+                (200, True)
+            }
+            await api.get(f"{stage.pods}/bob")
+            assert stage.calls("bob") == []
+
+
+async def is_ready(api: Api, pod: str) -> str:
+    """Its address, once it is."""
+    while True:
+        found = (await api.get(pod))["status"]
+        if any(one["type"] == "Ready" and one["status"] == "True" for one in found.get("conditions", ())):
+            return str(found["podIP"])
+        await asyncio.sleep(0.02)
+
+
+async def refused_by_all(one: Estate) -> bool:
+    """Every gateway has tried to connect, and could not."""
+    tried = [await one.counted(name, "pilotlight_upstream_retries_total", 'reason="connect"') for name in GATEWAYS]
+    return all(tried)
+
+
+async def test_case_19_two_models_take_turns_at_one_address(
+    api: Api, namespace: str, kubeconfig: Path, tmp_path: Path
+) -> None:
+    """Each goes to zero before the other is called, and its address, which is free at once, is the other's next."""
+    async with staged(api, namespace, tmp_path, late_s=0) as stage, asyncio.timeout(90):
+        one = Estate(tmp_path, kubeconfig, namespace, api)
+        both = [
+            model(
+                name, command=stage.engine(name, "--tokens-per-s", "0"), gpu={"count": 0}, residencySeconds=0,
+                idleSeconds=0.2,
+            ) for name in ("ada", "bob")
+        ]  # fmt: skip
+        async with one.open(*both, autoscalers=1, gateways=2):
+            for name in ("ada", "bob", "ada", "bob"):
+                said = await asyncio.gather(*(one.call(name, gateway) for gateway in GATEWAYS))
+                assert {(answer.status, f"I am {name}" in answer.said) for answer in said} == {(200, True)}
+                while await stage.engines():
+                    await asyncio.sleep(0.02)
+        addresses = {pod: stage.addresses[pod] for pod in one.pods_made}
+        assert len(set(addresses.values())) < len(addresses), "one was given out again"
+        assert len({port_of(ReplicaId(pod)) for pod in addresses}) == len(addresses)

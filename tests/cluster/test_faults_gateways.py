@@ -1,0 +1,219 @@
+"""Faults of gateways in a cluster, named after cases of the fault list: a drain, an update, a death, a bait.
+
+Gateways are processes, in cases 14 and 15 pods of a Deployment that clients reach by its EndpointSlice; autoscaler,
+engines and API server are real, too. Times of the list are counted by conditions here, with room for a busy machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers.kubernetes.api import Api
+from gateway.elsewhere import PLACES
+from loadtest.client import Client
+from loadtest.result import Ending, Result
+from loadtest.verdict import judge
+from tests.cluster.conftest import next_number
+from tests.cluster.front import Front, deployment
+from tests.cluster.many import Estate
+from tests.cluster.names import names
+from tests.cluster.stage import Stage, runs, staged
+from tests.kit.canary import canary_server
+from tests.kit.serving import shot
+from tests.kit.waiting import until
+
+WITHIN_S = 30.0
+
+
+@pytest.fixture
+async def stage(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Stage]:
+    async with staged(api, namespace, tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+def estate(tmp_path: Path, kubeconfig: Path, namespace: str, api: Api) -> Estate:
+    return Estate(tmp_path, kubeconfig, namespace, api)
+
+
+async def test_case_10_from_four_to_one_with_twenty_streams_on_each(stage: Stage, estate: Estate) -> None:
+    """Three gateways, and one of them hears nothing while the three Replicas drain: until it has acknowledged, none of
+    them is stopped. Calls go on all the time, and none that comes after the acknowledgement of its gateway is sent to a
+    Replica that drains.
+    """
+    ada = stage.ada(10, 20, replicas={"max": 4})
+    async with estate.open(ada, autoscalers=1, gateways=3) as one, asyncio.timeout(90):
+        await send(one.url("g3"), tokens=1)  # it is known, and has no Call from now on
+        streams = [asyncio.create_task(send(one.url(f"g{1 + n % 2}"), tokens=40)) for n in range(80)]
+        await runs(one, 4, 80)
+        one.signal("g3", signal.SIGSTOP)
+        one.write(stage.ada(10, 20, replicas={"max": 1}))
+        one.signal("a1", signal.SIGHUP)
+        await one.until(lambda: acknowledged_by_all_but(one, "g3"))
+        later = [asyncio.create_task(send(one.url(f"g{1 + n % 2}"), tokens=1)) for n in range(20)]
+        results = await asyncio.gather(*streams, *later)
+        assert judge(100, results).completed == 100
+        assert list((await stage.engines()).values()) == [False] * 4, "g3 has not acknowledged"
+        assert (await one.counts("ada"))[0] == {"ready": 1, "draining": 3}
+        one.signal("g3", signal.SIGCONT)
+        while len(left := await stage.engines()) > 1:
+            await asyncio.sleep(0.05)
+        (survivor,) = left
+        ids = {result.headers["x-request-id"] for result in results[80:]}
+        assert {call.pid for call in stage.calls() if call.id in ids} == {stage.pid(survivor)}
+        assert not any(call.aborted for call in stage.calls())
+
+
+async def acknowledged_by_all_but(one: Estate, gateway: str) -> bool:
+    """What a person is told of the three that drain."""
+    said = await one.said("a1", "/api/v1/explain/model/ada")
+    return said.count(f"{gateway} has not acknowledged") == 3 and said.count("not acknowledged") == 3
+
+
+async def send(url: str, tokens: int) -> Result:
+    """One stream."""
+    (result,) = await Client(url).run([shot("ada", tokens=tokens, timeout_s=60)])
+    return result
+
+
+# --- gateways as pods -------------------------------------------------------------------------------------------------
+
+
+def through(results: list[Result], gateways: set[str]) -> list[Result]:
+    """Those that went through one of them: the ids of Calls say so."""
+    return [one for one in results if one.headers.get("x-request-id", "").rsplit("-", 3)[0] in gateways]
+
+
+async def test_case_14_a_rolling_update_of_gateways_with_streams(
+    stage: Stage, estate: Estate, api: Api, namespace: str
+) -> None:
+    """40 streams on each of two gateways, where the list has 200: engine, gateways and clients share two cores here.
+    Streams outlive their gateway's SIGTERM, and clients come all the time.
+    """
+    ada = stage.ada(10, 200)
+    front = Front(api, namespace)
+    async with estate.open(ada, autoscalers=1, gateways=0) as one, asyncio.timeout(120):
+        wanted = deployment(2, one.socket("a1"), stage.node.name)
+        async with front.running(wanted):
+            before = await front.pods()
+            assert (await front.send(shot("ada", tokens=1)))[0].ending is Ending.COMPLETED
+            long = [shot("ada", tokens=80, timeout_s=60) for _ in range(40)]
+            streams = [asyncio.create_task(front.send(*long, to=address)) for address in before.values()]
+            await runs(one, 1, 80)
+            over, short = asyncio.Event(), list[Result]()
+            long_before = dict(zip(before, streams, strict=True))
+
+            async def client() -> None:
+                while not over.is_set():
+                    short.extend(await front.send(shot("ada", tokens=2, timeout_s=60)))
+
+            async with asyncio.TaskGroup() as tasks:
+                clients = [tasks.create_task(client()) for _ in range(6)]
+                await front.update()
+                while not (ending := set(before) - set(await front.pods())):
+                    await asyncio.sleep(0.05)
+                assert not any(long_before[name].done() for name in ending), "its streams go on"
+                await front.updated(set(before), 2)
+                over.set()
+                await asyncio.gather(*clients)
+            results = [result for each in streams for result in await each]
+            after = set(await front.pods())
+        assert judge(80, results).completed == 80
+        assert len(through(results, set(before))) == 80
+        assert judge(len(short), short).completed == len(short), "nobody was refused, or sent away"
+        assert {bool(through(short, {name})) for name in (*before, *after)} == {True}, "they came to each"
+        assert not any(call.aborted for call in stage.calls())
+
+
+async def test_case_15_one_of_three_gateways_is_killed(stage: Stage, estate: Estate, api: Api, namespace: str) -> None:
+    """What it had is lost, and nothing else: no stream of another, no newcomer, no Slot, and no work of an engine."""
+    slots = 24
+    ada = stage.ada(8, slots)
+    front = Front(api, namespace)
+    async with estate.open(ada, autoscalers=1, gateways=0) as one, asyncio.timeout(120):
+        async with front.running(deployment(3, one.socket("a1"), stage.node.name)):
+            assert (await front.send(shot("ada", tokens=1)))[0].ending is Ending.COMPLETED
+            pods = await front.pods()
+            long = [shot("ada", tokens=60, timeout_s=60) for _ in range(slots // 3)]
+            streams = {name: asyncio.create_task(front.send(*long, to=pods[name])) for name in pods}
+            await runs(one, 1, slots)
+            victim, *others = pods
+            os.killpg(stage.pid(victim), signal.SIGKILL)
+            lost = await streams[victim]
+            assert {result.ending for result in lost} == {Ending.LOST}
+            await until("no engine works for it", lambda: aborted(stage) == len(lost), WITHIN_S)
+            more = [shot("ada", tokens=2, timeout_s=60) for _ in range(slots)]
+            newcomers = [asyncio.create_task(front.send(*more, to=pods[name])) for name in others]
+            await runs(one, 1, slots)  # before any stream has ended: its Slots are the others'
+            for name in others:
+                assert judge(len(long), await streams[name]).completed == len(long)
+            for each in newcomers:
+                assert judge(slots, await each).completed == slots
+        assert aborted(stage) == len(lost)
+        assert max(call.at_once for call in stage.calls()) <= slots
+
+
+def aborted(stage: Stage) -> int:
+    """Calls that an engine was told to drop."""
+    return sum(call.aborted for call in stage.calls())
+
+
+# --- baits ------------------------------------------------------------------------------------------------------------
+
+
+async def test_case_43_nothing_that_a_call_names_is_contacted(
+    stage: Stage, estate: Estate, api: Api, namespace: str
+) -> None:
+    """Each bait leads to a canary on an address of pods, or by a name of the cluster to it. Engines may reach nothing
+    but names: that is checked as an object (tests/chart/test_network.py), since nothing enforces policies here.
+    """
+    ip = f"10.244.{next_number()}.250"
+    async with (
+        canary_server(ip) as canary, names(api) as asked, estate.open(stage.ada(0, 20), autoscalers=1) as one,
+        asyncio.timeout(60),
+    ):  # fmt: skip
+        at = f"{ip}:{canary.port}"
+        await canary_service(api, namespace, ip, canary.port)
+        baits = [
+            f"http://{at}/a.png", f"http://canary.{namespace}.svc:{canary.port}/", f"https://{at}/", at, f"//{at}/x",
+            f"s3://{at}/b", f"file://{at}/etc/passwd", "http://169.254.169.254/latest/meta-data/",
+        ]  # fmt: skip
+        found = await asyncio.get_running_loop().getaddrinfo(f"canary.{namespace}.svc", canary.port)
+        assert (found[0][4][0], len(asked) > 0) == (ip, True), "who looks it up finds it, and is noted"
+        before = len(asked)
+        for bait in baits:
+            parts = [{"type": "image_url", "image_url": {"url": bait}}, {"type": "file", "file": {"file_id": bait}}]
+            text = {"messages": [{"role": "user", "content": parts}], "file": bait, "proxy": bait}
+            assert await post(one, {"model": "ada", **text}) == (200, "")
+            assert await post(one, {"model": bait, **text}) == (404, "model_not_found")
+            for place in PLACES:
+                assert await post(one, {"model": "ada", **text, place: bait}) == (400, "invalid_request")
+        assert canary.connections == 0
+        assert asked[before:] == [], "no name was looked up"
+
+
+async def canary_service(api: Api, namespace: str, ip: str, port: int) -> None:
+    """A name for it."""
+    base = f"namespaces/{namespace}"
+    ports = [{"name": "http", "port": port}]
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "canary"}, "spec": {"ports": ports}}
+    await api.create(f"/api/v1/{base}/services", service)
+    await api.create(f"/apis/discovery.k8s.io/v1/{base}/endpointslices", {
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "ports": ports,
+        "metadata": {"name": "canary", "labels": {"kubernetes.io/service-name": "canary"}},
+        "endpoints": [{"addresses": [ip]}],
+    })  # fmt: skip
+
+
+async def post(one: Estate, body: dict[str, object]) -> tuple[int, str]:
+    """(status, the error's code)."""
+    async with one.session.post(f"{one.url('g1')}/v1/chat/completions", json=body) as answer:
+        said = json.loads(await answer.read())
+    return answer.status, said.get("error", {}).get("code", "")

@@ -1,0 +1,120 @@
+"""Scope `namespace` on a real control plane: declared devices, what the scheduler and a ResourceQuota say, what is off.
+
+The API server is asked as an administrator here: that nothing more is needed than the rights of the namespace is held
+by tests/cluster/test_chart.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.drivers.kubernetes.api import Api, Object
+from tests.cluster.kubelet.node import Node
+from tests.cluster.test_wake import House, model
+
+GPU = "nvidia.com/gpu"
+WAIT_S_MAX = 60.0
+
+
+class Alone(House):
+    """It may read its namespace only."""
+
+    def __init__(self, folder: Path, kubeconfig: Path, namespace: str, api: Api) -> None:
+        super().__init__(folder, kubeconfig, namespace, "--scope", "namespace")
+        self._api = api
+        self._core = f"/api/v1/namespaces/{namespace}"
+
+    async def pods(self) -> dict[str, Object]:
+        """Model -> its pod."""
+        found = (await self._api.get(f"{self._core}/pods", labelSelector="pilotlight.dev/model"))["items"]
+        return {one["metadata"]["labels"]["pilotlight.dev/model"]: one for one in found}
+
+    async def why(self, name: str, holds: Callable[[str], bool]) -> str:
+        """What `explain` says of a Model, once that holds."""
+        while True:
+            async with self.session.get(f"http://127.0.0.1:{self.ops}/api/v1/explain/model/{name}") as answer:
+                if answer.status == 200 and holds(said := " ".join((await answer.json())["sentences"])):
+                    return said
+            await asyncio.sleep(0.05)
+
+    async def off(self) -> list[str]:
+        """What is off."""
+        async with self.session.get(f"http://127.0.0.1:{self.ops}/api/v1/off") as answer:
+            said: list[str] = (await answer.json())["sentences"]
+            return said
+
+
+@pytest.fixture
+def alone(tmp_path: Path, kubeconfig: Path, namespace: str, api: Api) -> Alone:
+    return Alone(tmp_path, kubeconfig, namespace, api)
+
+
+def declared(node: Node, **device: Any) -> Object:
+    """The test's own node, by its label, as the Settings declare it."""
+    return {"selector": {"test": node.name}, "device": {"model": "T4", "memory": "16Gi", **device}}
+
+
+async def test_the_scheduler_places_what_is_declared_and_what_is_off_is_listed(alone: Alone, node: Node) -> None:
+    two = {"gpu": {"count": 2, "models": ["t4"]}, "idleSeconds": 1, "residencySeconds": 0}
+    alone.write(model("ada", **two), nodes=[declared(node, count=2)])
+    async with alone.running() as one, asyncio.timeout(WAIT_S_MAX):
+        assert (await one.call("ada"))[0] == 200
+        spec = (await alone.pods())["ada"]["spec"]
+        assert (spec["nodeName"], spec["nodeSelector"], "affinity" in spec) == (node.name, {"test": node.name}, False)
+        assert spec["containers"][0]["resources"]["limits"] == {GPU: "2"}
+        assert any("nodes are not read" in sentence for sentence in await alone.off())
+        while await alone.pods():
+            await asyncio.sleep(0.05)
+
+
+async def test_while_the_scheduler_finds_no_node_nothing_more_is_ordered_and_calls_wait(
+    alone: Alone, node: Node
+) -> None:
+    """Three nodes are declared, and there is one GPU, then more."""
+    await node.has({GPU: "1"})
+    alone.write(*(model(name, idleSeconds=600) for name in ("ada", "bob", "eve")), nodes=[declared(node)] * 3)
+    async with alone.running() as one, asyncio.timeout(WAIT_S_MAX), asyncio.TaskGroup() as tasks:
+        assert (await one.call("ada"))[0] == 200
+        bob = tasks.create_task(one.call("bob"))
+        await alone.why("bob", lambda said: "Unschedulable" in said)
+        eve = tasks.create_task(one.call("eve"))
+        said = await alone.why("eve", lambda said: "Not placed" in said)
+        assert "bob waits for such a node already: Unschedulable" in said
+        assert sorted(await alone.pods()) == ["ada", "bob"], "no second one is ordered"
+        assert not bob.done()
+        assert not eve.done()
+        await node.has({GPU: "3"})
+        assert [(await bob)[0], (await eve)[0]] == [200, 200]
+
+
+async def test_what_a_quota_leaves_is_used_and_what_others_have_is_waited_for(
+    alone: Alone, api: Api, namespace: str, node: Node
+) -> None:
+    """Nothing is declared: the quota says how many devices there are, and another's pod has the only one."""
+    core = f"/api/v1/namespaces/{namespace}"
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"}}
+    await api.create(f"{core}/resourcequotas", {**quota, "spec": {"hard": {f"requests.{GPU}": "1"}}})
+    while "used" not in (await api.get(f"{core}/resourcequotas/gpus")).get("status", {}):
+        await asyncio.sleep(0.02)
+    others: Object = {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "others"},
+        "spec": {
+            "nodeSelector": {"not": "there"}, "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "one", "image": "one", "resources": {"limits": {GPU: "1"}}}],
+        },
+    }  # fmt: skip
+    await api.create(f"{core}/pods", others)
+    alone.write(model("ada", gpu={"count": 1}))
+    async with alone.running() as one, asyncio.timeout(WAIT_S_MAX), asyncio.TaskGroup() as tasks:
+        ada = tasks.create_task(one.call("ada"))
+        said = await alone.why("ada", lambda said: "Not placed" in said)
+        assert f"ResourceQuota gpus allows 1 {GPU} in all, and they are in use" in said
+        assert not await alone.pods()
+        await api.delete(f"{core}/pods/others")
+        assert (await ada)[0] == 200
+    assert node.name

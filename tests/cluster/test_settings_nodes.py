@@ -1,0 +1,34 @@
+"""`nodes` of the Settings on a real control plane: what the labels of a node do not tell, also while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+from autoscaler.drivers.kubernetes.api import Api
+from tests.cluster.kubelet.node import Node
+from tests.cluster.test_wake import House, model
+
+WAIT_S_MAX = 60.0
+
+
+async def test_what_the_settings_say_of_a_node_counts_at_once_and_a_models_selector_chooses_it(
+    tmp_path: Path, kubeconfig: Path, api: Api, namespace: str, node: Node
+) -> None:
+    """No label tells the memory of its GPUs, so nothing large fits until the Settings do; other nodes are no choice."""
+    house = House(tmp_path, kubeconfig, namespace)
+    large = model("ada", gpu={"memory": "20Gi", "models": ["a10"]}, pod={"nodeSelector": {"test": node.name}})
+    house.write(large)
+    async with house.running() as one, asyncio.timeout(WAIT_S_MAX):
+        while "no_capacity" not in (await one.call("ada"))[1]:
+            await asyncio.sleep(0.05)
+        others = {"selector": {"test": "another"}, "device": {"model": "H100", "memory": "80Gi"}}
+        house.write(
+            large, nodes=[others, {"selector": {"test": node.name}, "device": {"model": "A10", "memory": "24Gi"}}]
+        )
+        house.autoscaler.send_signal(signal.SIGHUP)
+        while (await one.call("ada"))[0] != 200:
+            await asyncio.sleep(0.05)
+        (pod,) = (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]
+        assert pod["spec"]["nodeName"] == node.name

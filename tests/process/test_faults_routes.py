@@ -1,0 +1,150 @@
+"""Faults of gateways on real processes, and of what they know: cases 13 to 15, 18 and 19 of the fault list.
+
+The same cases in virtual time are in tests/sim, and in a cluster in tests/cluster/test_faults_*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import yaml
+
+from loadtest.result import Ending, Result
+from loadtest.verdict import judge
+from tests.kit.crowd import counted
+from tests.kit.outlying import outlying
+from tests.kit.serving import Serving, fake, serving, settings, shot, transcript
+from tests.kit.waiting import until
+
+SENTENCE = "Hello, I am ada, asleep until you called."
+SLOTS = 24
+
+
+def through(results: list[Result], gateway: str) -> list[Result]:
+    """Those that went through it: the ids of Calls say so."""
+    return [one for one in results if one.headers.get("x-request-id", "").startswith(f"{gateway}-")]
+
+
+async def test_case_13_a_gateway_cut_off_during_a_drain(tmp_path: Path) -> None:
+    """A new spec replaces the Replica that its streams are on, and it is not told. The drain waits for it for as long
+    as it may, then its stream has one error, and what has no byte yet moves to the new one.
+    """
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "100", drainSecondsMax=3)
+    changed = fake(tmp_path, "ada", "--tokens-per-s", "0", drainSecondsMax=3)
+    async with serving(tmp_path, ada) as one, outlying(one) as gateway:
+        stream = gateway.begin(shot("ada", tokens=100))
+        await until("it runs", lambda: one.answers() and one.demand("ada")["running"] == 1, within_s=20)
+        (old,) = one.engines("ada")
+        gateway.cut()
+        one.config.write_text(yaml.safe_dump_all([changed, settings()]))
+        assert one.process is not None
+        one.process.send_signal(signal.SIGHUP)
+        await until("the old one drains", lambda: one.replicas("ada") == {"ready": 1, "draining": 1})
+        (served,) = await gateway.begin(shot("ada", tokens=1))
+        assert served.ending is Ending.COMPLETED, "it serves on from what it knows"
+        (cut,) = await stream
+        assert (cut.ending, cut.errors, cut.code, cut.saw_done) == (Ending.FAILED, 1, "upstream_error", False)
+        (stopped,) = (move for move in one.moves("ada") if move.state == "stopping")
+        assert stopped.reason.endswith("its grace is over")
+        waiting = gateway.begin(*(shot("ada", stream=n % 2 == 0) for n in range(4)))
+        assert all(move.state != "failed" for move in one.moves("ada"))
+        gateway.mend()
+        assert {(result.ending, result.text) for result in await waiting} == {(Ending.COMPLETED, SENTENCE)}
+        assert one.starts("ada") == 2
+        assert old not in one.engines("ada")
+
+
+async def all_run(one: Serving, tokens: int, calls: int) -> asyncio.Task[list[Result]]:
+    """So many streams, on all gateways."""
+    streams = one.begin(*(shot("ada", tokens=tokens) for _ in range(calls)))
+    await until("all run", lambda: one.demand("ada")["running"] == calls, within_s=20)
+    return streams
+
+
+async def test_case_14_gateways_are_replaced_one_after_another_with_streams(tmp_path: Path) -> None:
+    """100 streams on two gateways, where the list has 200 on each: engine, gateways and clients share two cores."""
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "10", "--tokens", "60", slots=200)
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        streams = await all_run(one, 60, 100)
+        over, short = asyncio.Event(), list[Result]()
+
+        async def client() -> None:
+            while not over.is_set():
+                short.append(await one.call("ada", tokens=2))
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(6):
+                tasks.create_task(client())
+            for name in ("gateway-1", "gateway-2"):
+                before = one.gateways()[name]
+                os.kill(before, signal.SIGTERM)
+                await until(f"{name} is replaced", lambda: one.gateways().get(name, before) != before, 30)  # noqa: B023
+            over.set()
+        results = await streams
+        assert judge(100, results).completed == 100
+        assert through(results, "gateway-1")
+        assert through(results, "gateway-2")
+        assert judge(len(short), short).completed == len(short) > 0
+    assert not any(call.aborted for call in transcript(tmp_path, "ada"))
+
+
+async def test_case_15_one_of_three_gateways_is_killed(tmp_path: Path) -> None:
+    """What it had is lost, and nothing else; its Slots are the others', and no engine works on for it."""
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "8", "--tokens", "60", slots=SLOTS)
+    async with serving(tmp_path, ada, options=("--gateways", "3")) as one:
+        streams = await all_run(one, 60, SLOTS)
+        os.kill(one.gateways()["gateway-2"], signal.SIGKILL)
+        await until("no engine works for it", lambda: one.busy("ada") < SLOTS)
+        more = one.begin(*(shot("ada", tokens=4) for _ in range(SLOTS)))
+        await until("its Slots are used", lambda: one.busy("ada") == SLOTS)
+        results = await streams
+        lost = [result for result in results if result.ending is Ending.LOST]
+        assert 0 < len(lost) < SLOTS
+        assert judge(SLOTS, results).completed == SLOTS - len(lost)
+        assert not any(through(lost, name) for name in ("gateway-1", "gateway-3"))
+        assert judge(SLOTS, await more).completed == SLOTS
+    calls = transcript(tmp_path, "ada")
+    assert sum(call.aborted for call in calls) == len(lost)
+    assert max(call.at_once for call in calls) <= SLOTS
+
+
+async def test_case_18_a_replica_is_gone_and_nobody_tells_the_gateways(tmp_path: Path) -> None:
+    """Two Replicas, and an autoscaler that hangs while one of them dies: gateways find that out by themselves."""
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", replicas={"min": 2, "max": 2})
+    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+        await one.ready("ada", 2)
+        pid = one.autoscaler()
+        victim, _ = one.engines("ada")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            os.kill(victim, signal.SIGKILL)
+            results = [await one.call("ada", stream=n % 2 == 0) for n in range(40)]
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert {(result.ending, result.text) for result in results} == {(Ending.COMPLETED, SENTENCE)}
+        await until("another is in its place", lambda: victim not in one.engines("ada") and both_ready(one), 20)
+        assert counted(one, "pilotlight_upstream_retries_total", 'reason="connect"') <= 2, "one per gateway"
+
+
+def both_ready(one: Serving) -> bool:
+    return one.answers() and one.replicas("ada").get("ready") == 2
+
+
+async def test_case_19_the_address_of_an_engine_that_died_is_no_others(tmp_path: Path) -> None:
+    """Two Models take one device from each other, by deaths too, while both are called all the time."""
+    gpu = {"memory": "64Mi"}
+    both = [fake(tmp_path, name, "--tokens-per-s", "0", gpu=gpu, residencySeconds=0) for name in ("ada", "bob")]
+    async with serving(tmp_path, *both, options=("--gateways", "2")) as one:
+        ports = set[tuple[str, int]]()
+        for n in range(6):
+            names = ("ada", "bob") if n % 2 else ("bob", "ada")
+            results = await one.send(*(shot(name, timeout_s=60) for name in names for _ in range(4)))
+            assert judge(8, results).completed == 8
+            assert all(f"I am {result.model}," in result.text for result in results)
+            ports |= {(record.id, record.port) for record in one.records()}
+            for pid in one.engines():
+                os.kill(pid, signal.SIGKILL)
+        assert len({port for _, port in ports}) == len(ports) > 2

@@ -1,0 +1,291 @@
+"""A cluster in virtual time: a town whose autoscalers are elected by a Lease and act on an API server, and one node.
+
+Everything that decides or writes is the real code: loop, Kubernetes driver, watches, elector. Played are the API server
+(`tests.sim.objects`), the kubelet, and the probes of engines. Owns the wiring, and what is done to the autoscalers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any, TypeVar
+
+import pytest
+
+from autoscaler.contract import GatewayId
+from autoscaler.drivers import probes
+from autoscaler.drivers.kubernetes import lease, nodes, pods
+from autoscaler.drivers.kubernetes.api import Object
+from autoscaler.drivers.kubernetes.driver import KubernetesDriver
+from autoscaler.drivers.kubernetes.lease import Elector
+from autoscaler.loop import Step
+from autoscaler.model import Model
+from autoscaler.podspec import GPU
+from autoscaler.world import FollowingSeen, LeadingSeen, Replica, Slice
+from tests.kit.fakedriver import STOPPED, FakeEngine
+from tests.kit.localrig import launch
+from tests.sim import checks, ends, process
+from tests.sim.gateway import SimLink
+from tests.sim.machine import QUICK, Machine, Manners, one_device
+from tests.sim.objects import NODES, PODS, Server, SimApi
+from tests.sim.process import Process
+from tests.sim.stage import GIB, Stage
+from tests.sim.town import Autoscaler, Town
+from tests.sim.virtual import run
+
+NODE = "node"
+BIND_S = 0.005
+"""Scheduler and kubelet: from a pod to its engine's process."""
+T = TypeVar("T")
+
+
+class Skewed(datetime):
+    """The wall clock of whose code asks."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Skewed:
+        asks = process.current()
+        true = datetime.fromtimestamp(Server.unix_s(), tz) + timedelta(seconds=asks.skew_s if asks is not None else 0.0)
+        return cls.fromisoformat(true.isoformat())
+
+
+class Elected(Autoscaler):
+    """One autoscaler process of a cluster, as `pilotlight.cluster` composes it; made inside of its `process`."""
+
+    def __init__(self, town: Cluster, name: str, own: Process) -> None:
+        clock = asyncio.get_running_loop().time
+        self.name = name
+        self.process = own
+        self._town = town
+        self._listed = asyncio.Event()
+        self.elector = Elector(SimApi(town.server, name), "town", "pilotlight", name, clock)
+        api = SimApi(town.server, name, self.elector.writes_s)
+        driver = KubernetesDriver(api, "town", launch, lambda _: "image", clock, assume_after_s=0.05)
+        super().__init__(town, 0, driver, self.elector.writes_s, self.elector.in_touch)
+        self.loop.listeners.append(self._on_step)
+
+    def _on_step(self, step: Step) -> None:
+        if step.after.synced:
+            self._listed.set()
+
+    async def more(self) -> None:
+        await self._listed.wait()
+        await self.elector.run(self)
+
+    # --- drivers.kubernetes.lease.Process -----------------------------------------------------------------------------
+
+    def lease_seconds(self) -> int:
+        return self.loop.world.settings.lease_seconds
+
+    def heard(self) -> frozenset[int]:
+        gateways = self.loop.world.gateways.values()
+        return frozenset(one.report.epoch for one in gateways if one.report is not None)
+
+    def lead(self, epoch: int) -> None:
+        self.loop.observe((LeadingSeen(epoch=epoch),))
+        self.driver.lead()
+        self._town.leads(self, epoch)
+
+    async def follow(self) -> None:
+        await self.driver.follow()
+        self.loop.observe((FollowingSeen(),))
+
+
+class ClusterLink(SimLink):
+    """A gateway's way to the autoscaler of that name."""
+
+    def __init__(self, town: Cluster, gateway: GatewayId, name: str) -> None:
+        super().__init__(town, gateway)
+        self._cluster = town
+        self.name = name
+
+    def there(self) -> Elected | None:
+        return self._cluster.processes.get(self.name)
+
+    def serves(self, control: Autoscaler, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        assert isinstance(control, Elected)
+        return control.process.run(lambda: self._cluster.task(work))
+
+    def arrives(self, control: Autoscaler, take: Callable[[], None]) -> None:
+        assert isinstance(control, Elected)
+        if control.process.runs:
+            take()
+        else:
+            self._cluster.task(_once_awake(control.process, take))
+
+
+async def _once_awake(of: Process, take: Callable[[], None]) -> None:
+    await of.awake()
+    take()
+
+
+class Kubelet(Machine):
+    """The engines of the node's pods."""
+
+    def __init__(self, rng: random.Random, slices: tuple[Slice, ...], manners: Manners, server: Server) -> None:
+        super().__init__(rng, slices, manners)
+        self._server = server
+        self.models: tuple[Model, ...] = ()
+        server.on_pod = self._hears
+
+    def _hears(self, pod: Object, event: str) -> None:
+        loop = asyncio.get_running_loop()
+        if event == "ADDED":
+            loop.call_later(BIND_S, self._starts, pod["metadata"]["name"], pod["metadata"]["uid"])
+            return
+        found = pods.read(pod)
+        assert found is not None
+        engine = self.engines.get(found.replica)
+        if engine is None or not engine.alive:
+            self._server.put(PODS, pod, "DELETED")
+        else:
+            self.stop(engine.replica, pod["metadata"]["deletionGracePeriodSeconds"])
+
+    def _starts(self, name: str, uid: str) -> None:
+        pod = self._server.objects[PODS].get(name)
+        if pod is None or pod["metadata"]["uid"] != uid or "deletionTimestamp" in pod["metadata"]:
+            return
+        found = pods.read(pod)
+        assert found is not None
+        pod["spec"]["nodeName"] = NODE
+        replica = Replica(
+            id=found.replica, model=found.model, spec_hash=found.spec_hash, intent=found.intent, slices=found.slices,
+            memory_bytes=found.memory_bytes, slots=found.slots,
+        )  # fmt: skip
+        self.start(replica, next(one for one in self.models if one.name == found.model))
+
+    def changed(self, engine: FakeEngine, what: str) -> None:
+        pod = self._server.objects[PODS][pods.name_of(engine.replica.id)]
+        if what == "start":
+            found = pods.read(pod)
+            assert found is not None
+            engine.address = f"10.244.{len(self.started) // 250}.{len(self.started) % 250 + 2}:{found.port}"
+        super().changed(engine, what)
+        if what == "start":
+            pod["status"] = {"podIP": engine.address.partition(":")[0], **_state({"running": {"startedAt": _now()}})}
+        elif not engine.alive:
+            over = {"exitCode": 0 if engine.reason == STOPPED else 137}
+            pod["status"] = {**pod["status"], **_state({"terminated": over})}
+        if what == "clean" and "deletionTimestamp" in pod["metadata"]:
+            self._server.put(PODS, pod, "DELETED")
+        elif what != "ready":
+            self._server.put(PODS, pod, "MODIFIED")
+
+    async def probe(self, host: str, port: int, path: str, *, tls_name: str | None = None) -> bool | None:
+        """As `probes.probe`."""
+        del path, tls_name
+        await asyncio.sleep(0.0005)
+        found = [one for one in self.engines.values() if one.address == f"{host}:{port}" and one.alive]
+        return found[0].ready if found else None
+
+
+def _state(state: Object) -> Object:
+    return {"phase": "Running", "containerStatuses": [{"name": pods.ENGINE, "state": state}]}
+
+
+def _now() -> str:
+    return datetime.fromtimestamp(Server.unix_s(), UTC).isoformat()
+
+
+class Cluster(Town):
+    """The installation; its autoscalers are `a`, `b` ..."""
+
+    def __init__(
+        self, seed: int, models: tuple[Model, ...], *, names: str, gateways: int, gpus: int, manners: Manners,
+        skews_s: tuple[float, ...],
+    ) -> None:  # fmt: skip
+        self.server = Server()
+        self.names = names
+        self.processes: dict[str, Elected] = {}
+        self._skews_s = dict(zip(names, skews_s, strict=False))
+        self._killed: list[Elected] = []
+        self.epochs: list[tuple[str, int]] = []
+        """Who led, in which epoch."""
+        labels = {nodes.MEMORY_MIB: str(16 * GIB >> 20)}
+        self.server.put(NODES, {
+            "metadata": {"name": NODE, "labels": labels}, "spec": {},
+            "status": {"allocatable": {GPU: str(gpus)}, "conditions": [{"type": "Ready", "status": "True"}]},
+        }, "ADDED")  # fmt: skip
+        slices = tuple(one_device(16 * GIB, f"{NODE}/gpu{number}") for number in range(gpus))
+        super().__init__(seed, models=models, slices=slices, gateways=gateways, manners=manners)
+
+    def make_machine(self, slices: tuple[Slice, ...], manners: Manners) -> Machine:
+        self.server.objects[PODS] = {}
+        made = Kubelet(self.rng, slices, manners, self.server)
+        made.models = self.models
+        return made
+
+    def links(self, gateway: GatewayId) -> list[SimLink]:
+        return [ClusterLink(self, gateway, name) for name in self.names]
+
+    def start_autoscaler(self) -> None:
+        """All of them."""
+        for name in self.names:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        """One process (again)."""
+        own = Process(self._skews_s.get(name, 0.0))
+        self.processes[name] = own.run(lambda: Elected(self, name, own))
+
+    def leads(self, one: Elected, epoch: int) -> None:
+        """A process was elected."""
+        self.autoscaler = one
+        self.epochs.append((one.name, epoch))
+
+    @property
+    def leader(self) -> Elected:
+        """Who was elected last."""
+        assert isinstance(self.autoscaler, Elected)
+        return self.autoscaler
+
+    def kill(self, name: str) -> None:
+        """SIGKILL: its connections break; what it sent is carried out."""
+        one = self.processes.pop(name)
+        one.process.stop()
+        self._killed.append(one)
+        for gateway in self.gateways:
+            for link in gateway.links:
+                if isinstance(link, ClusterLink) and link.name == name:
+                    link.cut()
+
+    async def close(self) -> None:
+        self.server.leave()
+        for gateway in self.gateways:
+            gateway.task.cancel()
+        for one in (*self._killed, *self.processes.values()):
+            await one.process.buried()
+        await asyncio.gather(*(gateway.task for gateway in self.gateways), return_exceptions=True)
+
+
+def play(
+    act: Callable[[Stage, Cluster], Coroutine[Any, Any, T]], *models: Model, seed: int = 1, names: str = "ab",
+    gateways: int = 2, gpus: int = 1, manners: Manners = QUICK, skews_s: tuple[float, ...] = (),
+) -> T:  # fmt: skip
+    """Plays one act in virtual time, once somebody leads; then checks every invariant that holds always."""
+
+    async def whole() -> T:
+        process.install()
+        town = Cluster(
+            seed, models, names=names, gateways=gateways, gpus=gpus, manners=manners, skews_s=skews_s
+        )  # fmt: skip
+        patch.setattr(probes, "probe", town.machine.probe)  # type: ignore[attr-defined]  # a Kubelet
+        watcher = checks.Watcher(town, strict=False)
+        stage = Stage(town, watcher)
+        try:
+            await stage.until(lambda: bool(town.epochs))
+            await asyncio.sleep(1.0)
+            result = await act(stage, town)
+            watcher.stop()
+            assert not ends.everybody_was_answered(town) + watcher.broken
+            assert not town.crashes
+        finally:
+            await town.close()
+        return result
+
+    random.seed(seed)  # of pauses: the product's own
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease, "datetime", Skewed)
+        return run(whole())

@@ -1,0 +1,219 @@
+"""The driver of adopted workloads with an API server that a test plays: what one object does to all the others."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from autoscaler.drivers.kubernetes.adopted import AdoptedDriver, Note
+from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object
+from autoscaler.drivers.kubernetes.lease import Elector
+from autoscaler.model import Model
+from autoscaler.names import Origin
+from autoscaler.world import ReplicaSeen, Seen
+from pilotlight.cluster import Cluster, ClusterOptions
+from tests.kit.apiserver import Event, bookmark
+from tests.kit.observed import Observed, running
+from tests.kit.workload import Bench
+
+APPS, PODS = "/apis/apps/v1/namespaces/n/deployments", "/api/v1/namespaces/n/pods"
+
+
+class Plane:
+    """Collections by their paths: what is there, and then each change as it is made."""
+
+    def __init__(self) -> None:
+        self._things: dict[tuple[str, str], Object] = {}
+        self._heard: list[tuple[str, asyncio.Queue[Event]]] = []
+        self._version = 1
+        self.now_unix_s = 1_800_000_000.0
+        self.asked: list[str] = []
+        """Writes that were asked for."""
+
+    def put(self, path: str, found: Object) -> None:
+        """It is there so from now on."""
+        self._version += 1
+        made = copy.deepcopy(found)
+        made["metadata"] |= {"namespace": "n", "resourceVersion": str(self._version)}
+        self._things[path, made["metadata"]["name"]] = made
+        for at, queue in self._heard:
+            if at == path:
+                queue.put_nowait(("MODIFIED", made))
+
+    async def get(self, path: str) -> Object:
+        """Nobody else scales here."""
+        raise ApiError(404, "NotFound", path)
+
+    async def watch(
+        self, path: str, version: str | None, query: Mapping[str, str], *, initial: bool = False, silent_s: float = 0
+    ) -> AsyncIterator[Event]:
+        """As `Api.watch`, whatever is selected."""
+        del version, query, silent_s
+        if initial:
+            for (at, _), found in tuple(self._things.items()):
+                if at == path:
+                    yield "ADDED", found
+            yield bookmark(self._version, end=True)
+            return
+        queue = asyncio.Queue[Event]()
+        self._heard.append((path, queue))
+        while True:
+            yield await queue.get()
+
+    async def apply(self, path: str, body: Object, owner: str) -> Object:
+        """As `Api.apply`, of one whose leadership has ended."""
+        self.asked.append(path)
+        raise FencedError
+
+    def unix_s(self) -> float:
+        """As `Api.unix_s`."""
+        return self.now_unix_s
+
+
+def deployment(name: str, **notes: str) -> Object:
+    """One Replica's worth, annotated."""
+    written = {f"pilotlight.dev/{key.replace('_', '-')}": value for key, value in notes.items()}
+    labels = {"app": name}
+    return {
+        "metadata": {"name": name, "uid": f"uid-{name}", "creationTimestamp": "2026-01-01T00:00:00Z",
+                     "annotations": written},
+        "spec": {"replicas": 1, "selector": {"matchLabels": labels},
+                 "template": {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "engine"}]}}},
+    }  # fmt: skip
+
+
+def pod(of: str, **more: Any) -> Object:
+    """Of a Deployment; it runs, and only its kubelet can say whether it is ready."""
+    container = {"name": "engine", "readinessProbe": {"exec": {"command": ["true"]}}}
+    state = {"running": {"startedAt": "2026-01-01T00:00:01Z"}}
+    return {
+        "metadata": {"name": f"{of}-h-1", "uid": f"uid-{of}-h-1", "creationTimestamp": "2026-01-01T00:00:00Z",
+                     "labels": {"app": of, "pod-template-hash": "h"},
+                     "ownerReferences": [{"kind": "ReplicaSet", "name": f"{of}-h", "controller": True}]},
+        "spec": {"containers": [container], "nodeName": "n1"},
+        "status": {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}],
+                   "containerStatuses": [{"name": "engine", "state": state}], **more},
+    }  # fmt: skip
+
+
+class House:
+    """A driver on a Plane, and what it says."""
+
+    def __init__(
+        self, driver: AdoptedDriver, observed: Observed, plane: Plane, notes: list[Note], models: dict[Origin, Model]
+    ) -> None:
+        self.driver = driver
+        self.plane = plane
+        self.notes = notes
+        self.models = models
+        self._observed = observed
+
+    async def until(self, *seen: tuple[str, Seen]) -> None:
+        """The last that was said of the Replicas whose names begin so."""
+        async with asyncio.timeout(10):
+            while not all(any(id.startswith(name) and now is how for id, now in self.now().items())
+                          for name, how in seen):  # fmt: skip
+                await asyncio.sleep(0)
+
+    def model(self, name: str) -> Model:
+        """What is made of a Deployment."""
+        return self.models[Origin("Deployment", "n", name)]
+
+    async def until_model(self, name: str, holds: Callable[[Model], bool]) -> None:
+        """It is made so."""
+        async with asyncio.timeout(10):
+            while not holds(self.model(name)):
+                await asyncio.sleep(0)
+
+    def now(self) -> dict[str, Seen]:
+        """Each Replica as it was last seen."""
+        return {one.id: one.seen for one in self._observed.all if isinstance(one, ReplicaSeen)}
+
+
+@asynccontextmanager
+async def serving(*names: str) -> AsyncIterator[House]:
+    """Deployments with a ready pod each."""
+    plane, notes, models = Plane(), list[Note](), dict[Origin, Model]()
+    for name in names:
+        plane.put(APPS, deployment(name, models=name))
+        plane.put(PODS, pod(name))
+
+    def put(now: Mapping[Origin, Model]) -> None:
+        models.clear()
+        models.update(now)
+
+    driver = AdoptedDriver(cast("Api", plane), ["n"], put, hold_s=lambda: 600.0, note=notes.append)
+    async with running(driver) as observed:
+        house = House(driver, observed, plane, notes, models)
+        await house.until(*((name, Seen.READY) for name in names))
+        yield house
+
+
+async def test_annotations_that_get_wrong_leave_the_last_good_ones_in_force_and_harm_nobody() -> None:
+    """Its pods go on to be read, by the port as it was, and so do those of the others."""
+    async with serving("ada", "bert") as house:
+        house.plane.put(APPS, deployment("ada", models="ada", slots="7"))
+        await house.until_model("ada", lambda model: model.slots == 7)
+        house.plane.put(APPS, deployment("ada", models="ada", slots="9", port="abc"))
+        while not house.notes:
+            await asyncio.sleep(0)
+        assert "annotation pilotlight.dev/port: expected a whole number" in house.notes[0].message
+        assert house.model("ada").slots == 7
+        for name in ("ada", "bert"):
+            house.plane.put(PODS, pod(name, conditions=[]))
+            await house.until((name, Seen.UNREADY))
+        house.plane.put(APPS, deployment("ada", models="ada", slots="9", port="80"))
+        await house.until_model("ada", lambda model: model.slots == 9)
+
+
+async def test_a_pod_that_cannot_be_read_harms_no_other() -> None:
+    """A kubelet that does not say when it began, and something that is no status at all."""
+    async with serving("ada", "bert") as house:
+        unsaid = {"name": "engine", "state": {"running": {"startedAt": None}}}
+        house.plane.put(PODS, pod("ada", containerStatuses=[unsaid]))
+        house.plane.put(PODS, pod("ada", containerStatuses=["odd"]))
+        house.plane.put(PODS, pod("bert", conditions=[]))
+        await house.until(("bert", Seen.UNREADY))
+        assert set(house.now().values()) == {Seen.READY, Seen.UNREADY}
+
+
+async def test_an_order_that_is_not_written_because_another_leads_now_is_no_failed_start() -> None:
+    """It is forgotten: who leads then orders what it wants."""
+    async with serving("ada") as house:
+        (before,) = house.now()
+        more = Bench().order("more")
+        house.driver.start(more, house.model("ada"))
+        while not house.plane.asked or house.driver._adoptees()[0].core.knows(more.id):
+            await asyncio.sleep(0)
+        house.driver._adoptees()[0].settle()
+        assert house.now() == {before: Seen.READY}
+        assert house.driver._adoptees()[0].core.level() is None
+
+
+async def test_a_persons_scale_holds_for_its_time_whatever_happens_to_the_clocks_of_others() -> None:
+    """It was written an hour ago by another's clock, and then the server's is set: it holds from when it was seen."""
+    async with serving("ada") as house:
+        found = deployment("ada", models="ada")
+        found["spec"]["replicas"] = 3
+        managed = {"manager": "kubectl", "subresource": "scale", "time": "2020-01-01T00:00:00Z",
+                   "fieldsV1": {"f:spec": {"f:replicas": {}}}}  # fmt: skip
+        found["metadata"]["managedFields"] = [managed]
+        house.plane.put(APPS, found)
+        await house.until_model("ada", lambda model: model.spec.replicas.min == 3)
+        house.plane.now_unix_s += 3600.0
+        found["metadata"]["annotations"]["pilotlight.dev/slots"] = "7"
+        house.plane.put(APPS, found)
+        await house.until_model("ada", lambda model: model.slots == 7)
+        assert house.model("ada").spec.replicas.min == 3
+
+
+def test_own_and_adopted_pods_are_probed_at_one_pace_and_in_no_haste_before_we_lead() -> None:
+    api = cast("Api", Plane())
+    cluster = Cluster(ClusterOptions(namespace="n"), (api, api), cast("Elector", None), "a1", lambda: 0.0)
+    pace = cluster._pace
+    assert pace is cluster._own._asking._pace
+    assert pace is cluster._resources.adopted._pace
+    assert not pace.leads

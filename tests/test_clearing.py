@@ -1,0 +1,113 @@
+"""How it is known that nothing of a pod is left: measured, assumed, and never assumed after a force delete."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.kubernetes import clearing, nodes
+from autoscaler.drivers.kubernetes.clearing import ASSUMED, MEASURED, Clearing, forced
+from autoscaler.drivers.kubernetes.nodes import NodeSeen
+from autoscaler.drivers.kubernetes.pods import PodSeen
+from autoscaler.world import SliceId
+
+RUNS = PodSeen(
+    namespace="n", name="r", uid="u", replica=ReplicaId("r"), model=ModelName("a"), spec_hash="h", intent="i",
+    slices=(SliceId("n1/gpu0"),), memory_bytes=1, compute_percent=0, slots=1, readiness_path="/", tls_name=None,
+    node="n1", ip="10.0.0.1", port=8000, prepared=True, started_unix_s=1.0, ended="", waits="", patience_s=None,
+    leaving=True, drain="", disrupted="",
+)  # fmt: skip
+
+
+def node(boot: str) -> NodeSeen:
+    return nodes.read({
+        "metadata": {"name": "n1"}, "spec": {},
+        "status": {"allocatable": {"nvidia.com/gpu": "2"}, "nodeInfo": {"bootID": boot}},
+    })  # fmt: skip
+
+
+class Stage:
+    """A clock, a node and a measurement that a test sets; a proof that it waits for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(clearing, "LOOK_S", 0.001)
+        self.now_s = 100.0
+        self.node: NodeSeen | None = node("b1")
+        self.measured = False
+        self.asked: list[tuple[str, float]] = []
+        self._one = Clearing(lambda: self.now_s, lambda _: self.node, self._measured, 30.0)
+
+    def _measured(self, replica: ReplicaId, since_s: float) -> bool:
+        self.asked.append((replica, since_s))
+        return self.measured
+
+    async def clear(self, pod: PodSeen = RUNS, *, by_force: bool = False) -> asyncio.Task[str]:
+        """Its pod goes now."""
+        proof = asyncio.create_task(self._one.prove(pod, by_force=by_force))
+        await asyncio.sleep(0)
+        return proof
+
+    async def looks(self, count: int = 3) -> None:
+        """It has looked so often again."""
+        until = len(self.asked) + count
+        async with asyncio.timeout(10):
+            while len(self.asked) < until:
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(monkeypatch)
+
+
+async def test_what_is_measured_is_clean_at_once(stage: Stage) -> None:
+    proof = await stage.clear()
+    await stage.looks()
+    assert not proof.done()
+    stage.measured = True
+    assert await proof == MEASURED
+    assert set(stage.asked) == {("r", 100.0)}, "only what was measured since its pod went"
+
+
+async def test_without_a_measurement_it_is_assumed_after_a_while(stage: Stage) -> None:
+    proof = await stage.clear()
+    stage.now_s += 29.9
+    await stage.looks()
+    assert not proof.done()
+    stage.now_s += 0.1
+    assert await proof == ASSUMED
+
+
+async def test_after_a_force_delete_nothing_is_assumed(stage: Stage) -> None:
+    proof = await stage.clear(by_force=True)
+    stage.now_s += 100_000.0
+    await stage.looks()
+    assert not proof.done()
+    stage.measured = True
+    assert await proof == MEASURED
+
+
+@pytest.mark.parametrize("now", [None, node("b2")])
+async def test_a_node_that_is_gone_or_was_started_anew_holds_nothing(stage: Stage, now: NodeSeen | None) -> None:
+    proof = await stage.clear(by_force=True)
+    stage.now_s += 60.0
+    await stage.looks()
+    assert not proof.done()
+    stage.node = now
+    assert await proof == ASSUMED
+
+
+async def test_what_held_no_slice_is_not_measured(stage: Stage) -> None:
+    stage.measured = True
+    proof = await stage.clear(RUNS._replace(slices=()))
+    stage.now_s += 30.0
+    assert (await proof, stage.asked) == (ASSUMED, [])
+
+
+def test_who_ran_when_its_object_went_was_deleted_by_force() -> None:
+    assert forced(RUNS)
+    assert not forced(RUNS._replace(ended="ended with status 0")), "its kubelet has told of its end"
+    assert not forced(RUNS._replace(started_unix_s=None)), "nothing ran"
+    assert not forced(RUNS._replace(slices=())), "it held nothing"

@@ -1,0 +1,153 @@
+"""Devices where nodes may not be read: declared ones, bounded by quotas, closed while the scheduler finds no node."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.actions import StartReplica
+from autoscaler.drivers.kubernetes import declared
+from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.drivers.kubernetes.declared import Quota
+from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
+from autoscaler.model import Model
+from autoscaler.plan import plan
+from autoscaler.podspec import Pod
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind, Settings
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import DocumentsSeen, Replica, SliceId, World
+from tests.kit.apiserver import Server
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import GI, T0, gateway, kinds, level, model, replica, world
+
+UNSCHEDULABLE = "Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+
+
+def nodes(product: str, memory_gi: int = 16, count: int = 1, **labels: str) -> NodeKind:
+    device = NodeDevice(model=product, memory_bytes=Bytes(memory_gi * GI), count=count)
+    return NodeKind(selector=labels, device=device)
+
+
+T4 = nodes("T4", pool="t4")
+A100 = nodes("A100", 80, 2, pool="a100")
+
+
+def offered(on: tuple[NodeKind, ...], *quotas: Quota, replicas: tuple[Replica, ...] = ()) -> dict[str, str]:
+    """Slice -> why it is closed."""
+    there = declared.slices(on, quotas, {one.id: one for one in replicas})
+    return {slice_.id: slice_.closed for slice_ in there}
+
+
+def held(of: Model, *on: str, state: S = S.READY, **fields: Any) -> Replica:
+    return replica(of, f"{of.name}-r", on, state, **fields)
+
+
+def test_each_entry_is_one_node_of_a_name_that_no_node_can_have() -> None:
+    first, *others = declared.slices((T4, A100), (), {})
+    assert (first.id, first.node, first.product, first.memory_bytes) == ("nodes[0]/gpu0", "nodes[0]", "T4", 16 * GI)
+    assert (first.labels, first.labels_known) == ({"pool": "t4"}, False)
+    assert [other.id for other in others] == ["nodes[1]/gpu0", "nodes[1]/gpu1"]
+
+
+def test_the_scheduler_is_told_the_labels_of_the_entry() -> None:
+    assert declared.selector_of((T4, A100), (SliceId("nodes[1]/gpu0"), SliceId("nodes[1]/gpu1"))) == {"pool": "a100"}
+    assert declared.selector_of((), (SliceId("quota[]/gpu0"),)) == {}
+    assert declared.selector_of((T4,), (SliceId("nodes[7]/gpu0"),)) == {}, "it was declared once"
+    assert declared.selector_of((T4,), (SliceId("node-1/gpu0"),)) is None, "a node that the plan chose"
+    assert declared.selector_of((T4,), ()) is None
+
+
+def test_a_quota_bounds_what_is_declared_and_stands_for_it_where_nothing_is() -> None:
+    full = "ResourceQuota q allows 2 nvidia.com/gpu in all, and they are in use"
+    assert offered((T4, A100), Quota("q", 2, 0)) == {"nodes[0]/gpu0": "", "nodes[1]/gpu0": "", "nodes[1]/gpu1": full}
+    assert offered((T4,), Quota("q", 2, 2), Quota("loose", 9, 2)) == {"nodes[0]/gpu0": full}, "others have them"
+    assert offered((), Quota("q", 2, 1)) == {"quota[]/gpu0": "", "quota[]/gpu1": full}
+    assert offered(()) == offered((), Quota("q", 0, 0)) == {}
+
+
+def test_what_ours_have_of_a_quota_counts_before_it_says_so_and_not_once_their_pods_are_gone() -> None:
+    a = held(model("a"), "nodes[1]/gpu0", state=S.STARTING)
+    assert offered((T4, A100), Quota("q", 2, 0), replicas=(a,)) == {
+        "nodes[0]/gpu0": "", "nodes[1]/gpu0": "",
+        "nodes[1]/gpu1": "ResourceQuota q allows 2 nvidia.com/gpu in all, and they are in use",
+    }  # fmt: skip
+    cleared = replace(a, state=S.SCRUBBING)
+    assert set(offered((T4, A100), Quota("q", 2, 0), replicas=(cleared,)).values()) == {""}
+
+
+def test_nothing_more_is_offered_where_one_of_ours_waits_for_the_scheduler() -> None:
+    waits = held(model("a"), "nodes[0]/gpu0", state=S.STARTING, waits=UNSCHEDULABLE)
+    why = f"a waits for such a node already: {UNSCHEDULABLE}"
+    assert offered((T4, A100, T4), replicas=(waits,)) == {
+        "nodes[0]/gpu0": "", "nodes[1]/gpu0": "", "nodes[1]/gpu1": "", "nodes[2]/gpu0": why,
+    }  # fmt: skip
+    pulls = replace(waits, waits="node n1 gets its image and volumes ready")
+    assert set(offered((T4, T4), replicas=(pulls,)).values()) == {""}
+
+
+@pytest.mark.parametrize(
+    ("spec", "found"),
+    [
+        ({"hard": {"requests.nvidia.com/gpu": "4"}}, Quota("q", 4, 1)),
+        ({"hard": {"requests.cpu": "4"}}, None),
+        ({"hard": {"requests.nvidia.com/gpu": "4"}, "scopes": ["BestEffort"]}, None),
+        ({"hard": {"requests.nvidia.com/gpu": "4"}, "scopeSelector": {"matchExpressions": []}}, None),
+    ],
+)
+def test_a_quota_of_gpus_for_all_pods_is_read(spec: Object, found: Quota | None) -> None:
+    status = {"used": {"requests.nvidia.com/gpu": "1"}}
+    assert declared.read_quota({"metadata": {"name": "q"}, "spec": spec, "status": status}) == found
+
+
+# --- and the plan -----------------------------------------------------------------------------------------------------
+
+
+def made(models: tuple[Model, ...], *replicas: Replica, waiting: str, on: tuple[NodeKind, ...] = (T4,)) -> World:
+    """Calls wait for these Models."""
+    slices = declared.slices(on, (), {one.id: one for one in replicas})
+    return world(models, slices, replicas, [gateway(levels=[level(name, 1) for name in waiting])])
+
+
+def test_an_idle_model_makes_room_where_all_that_is_declared_is_held() -> None:
+    a, b = model("a", residency_seconds=0), model("b")
+    assert kinds(plan(made((a, b), held(a, "nodes[0]/gpu0"), waiting="b"), T0)) == ["drain a-r"]
+
+
+def test_a_model_waits_while_another_of_ours_finds_no_node_and_is_told_why() -> None:
+    a, b = model("a"), model("b")
+    waits = held(a, "nodes[0]/gpu0", state=S.STARTING, waits=UNSCHEDULABLE)
+    answer = plan(made((a, b), waits, waiting="ab", on=(T4, T4)), T0)
+    assert kinds(answer) == []
+    (unmet,) = answer.unmet
+    assert not unmet.never
+    assert "a waits for such a node already: Unschedulable: 0/3" in unmet.reason
+
+
+def test_a_model_whose_selector_contradicts_the_entry_goes_elsewhere() -> None:
+    b = model("b", pod=Pod(node_selector={"pool": "a100", "zone": "z1"}))
+    (start,) = plan(made((b,), waiting="b", on=(T4, A100)), T0).actions
+    assert isinstance(start, StartReplica)
+    assert start.replica.slices == ("nodes[1]/gpu0",), "the zone is not known, and no contradiction"
+
+
+async def test_slices_are_told_when_a_quota_or_the_settings_change() -> None:
+    server, stepped = Server(), SteppedLoop(world())
+    hard = {"requests.nvidia.com/gpu": "1"}
+    server.truth["q"] = {
+        "metadata": {"name": "q", "namespace": "n", "resourceVersion": "1"}, "spec": {"hard": hard},
+    }  # fmt: skip
+    devices = DeclaredDevices(cast("Api", server), "n", stepped.loop.observe, lambda: stepped.loop.world)
+    stepped.loop.listeners.append(devices.on_step)
+    assert stepped.step().slices == {}
+    watching = asyncio.create_task(devices.run())
+    async with asyncio.timeout(5):
+        while not stepped.step().slices:
+            await asyncio.sleep(0)
+    watching.cancel()
+    assert list(stepped.loop.world.slices) == ["quota[]/gpu0"]
+    stepped.step(DocumentsSeen(settings=Settings(nodes=(A100,))))
+    assert list(stepped.step().slices) == ["nodes[0]/gpu0"], "the quota allows one of two"

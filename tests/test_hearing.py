@@ -1,0 +1,164 @@
+"""What cannot be read of a cluster is said: once, with its end, and what may be missing holds up nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from autoscaler.contract import TenantName
+from autoscaler.drivers.kubernetes import customs, watching
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.customs import Customs
+from autoscaler.drivers.kubernetes.hearing import BREAKS
+from autoscaler.drivers.kubernetes.lease import Elector
+from autoscaler.drivers.kubernetes.watching import Watched
+from autoscaler.installation import CUSTOMS, Installation
+from autoscaler.model import Model, ModelSpec
+from autoscaler.tenant import Key, Tenant, TenantSpec
+from autoscaler.world import DocumentsSeen
+from pilotlight import resources
+from pilotlight.cluster import Cluster, ClusterOptions
+from tests.kit.apiserver import Server
+
+SECRET = "at 10.0.0.7, says a proxy, with token abc"
+FORBIDDEN = ApiError(403, "Forbidden", SECRET)
+DOCTOR = "`pilotlight doctor` says which right is missing"
+
+
+class Refusing(Server):
+    """Answers with these errors first, then as it is."""
+
+    def __init__(self, *errors: ApiError | UnreachableError) -> None:
+        super().__init__()
+        self.errors = list(errors)
+        self.rounds = 0
+
+    async def watch(self, path: str, *of: object, **more: object) -> AsyncIterator[tuple[str, Object]]:
+        self.rounds += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        async for event in super().watch(path, *of, **more):  # type: ignore[arg-type]  # passed on
+            yield event
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits are what they are for."""
+    monkeypatch.setattr(watching, "RETRY_S", 0.0)
+
+
+@asynccontextmanager
+async def following(server: Server, *, optional: bool) -> AsyncIterator[Watched[str]]:
+    watched = Watched(cast("Api", server), "/things", lambda _: "", lambda _: None, optional=optional)
+    run = asyncio.create_task(watched.run())
+    try:
+        async with asyncio.timeout(10):
+            yield watched
+    finally:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("optional", "errors", "lines"),
+    [
+        (False, [FORBIDDEN] * 5, [f"403 Forbidden: nothing starts before it can be read; {DOCTOR}"]),
+        (True, [FORBIDDEN] * 5, [f"403 Forbidden: it counts as empty; {DOCTOR}"]),
+        (False, [ApiError(500, "Internal", SECRET)] * 2, ["500 Internal"]),
+        (False, [UnreachableError(SECRET)] * (BREAKS + 3), ["the API server does not answer"]),
+        (False, [UnreachableError(SECRET)] * (BREAKS - 1), []),
+        (True, [ApiError(404, "NotFound", SECRET)] * 3, []),
+        (False, [ApiError(410, "Expired", SECRET)] * 3, []),
+    ],
+    ids=["forbidden", "optional", "ill", "silent", "breaks-once", "no-such-kind", "too-old"],
+)
+async def test_a_trouble_is_said_once_and_its_end(
+    optional: bool, errors: list[ApiError | UnreachableError], lines: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Refusing(*errors)
+    async with following(server, optional=optional):
+        await server.idle.wait()
+    said = [f"not heard path=/things error={line}" for line in lines]
+    assert [record.getMessage() for record in caplog.records] == said + ["heard again path=/things"] * len(lines)
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_an_optional_one_that_may_not_be_read_counts_as_listed_and_is_heard_later(status: int) -> None:
+    server = Refusing(*[ApiError(status, "", "")] * 3)
+    async with following(server, optional=True) as watched:
+        await watched.synced.wait()
+        assert server.errors
+        await server.idle.wait()
+
+
+async def test_pods_that_may_not_be_read_are_never_taken_to_be_none() -> None:
+    server = Refusing(*[FORBIDDEN] * 4)
+    async with following(server, optional=False) as watched:
+        while server.errors:
+            assert not watched.synced.is_set()
+            await asyncio.sleep(0)
+
+
+class Partly(Server):
+    """Of these collections nothing may be read."""
+
+    def __init__(self, *closed: str) -> None:
+        super().__init__()
+        self.closed = closed
+        self.asked: list[str] = []
+
+    async def get(self, path: str, **query: str) -> Object:
+        del query
+        plural = path.rpartition("/")[2]
+        self.asked.append(plural)
+        if plural in self.closed:
+            raise FORBIDDEN
+        return {}
+
+
+@pytest.mark.parametrize(("closed", "told"), [("tenants", 1), ("models", 0)])
+async def test_without_the_right_to_tenants_models_are_in_force_and_without_that_to_models_it_is_said(
+    closed: str, told: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(customs, "RETRY_S", 0.0)
+    monkeypatch.setattr(customs, "ABSENT_S", 0.0)
+    monkeypatch.setattr(customs, "TOGETHER_S", 0.0)
+    seen: list[DocumentsSeen] = []
+    server = Partly(closed)
+    installation = Installation(lambda documents, _: seen.append(documents), (CUSTOMS,))
+    parsed = Model(name="x", spec=ModelSpec(engine="vllm"))  # type: ignore[arg-type]  # a name
+    run = asyncio.create_task(Customs(cast("Api", server), lambda _: parsed, installation).run())
+    try:
+        async with asyncio.timeout(10):
+            while server.asked.count(closed) < 5 or len(seen) < told:
+                await asyncio.sleep(0)
+    finally:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+    assert bool(seen) == bool(told)
+    said = [record.getMessage() for record in caplog.records]
+    assert len([line for line in said if closed in line and DOCTOR in line]) == 1
+    assert SECRET not in " ".join(said)
+
+
+async def test_what_an_older_tenant_has_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(resources, "say", said.append)
+    api = cast("Api", Server())
+    elector = cast("Elector", SimpleNamespace(writes_s=lambda: 0.0, in_touch=lambda: True))
+    cluster = Cluster(ClusterOptions(namespace="n"), (api, api), elector, "a1", lambda: 0.0)
+    cluster.loop()
+    old, young = (
+        Tenant(name=TenantName(name), spec=TenantSpec(keys=(Key(sha256="ab" * 32),))) for name in ("old", "new")
+    )
+    installation = cluster._resources._installation
+    installation.put_files(DocumentsSeen())
+    installation.put("adopted", {})
+    for tenants in ([old, young], [old, young], [old], [old, young]):
+        installation.put(CUSTOMS, {}, tenants)
+    assert said == ["Tenant new: key abababab... is one of Tenant old"] * 2

@@ -1,0 +1,206 @@
+"""What agents of nodes said, and what follows: whose Devices are which, who is ill, memory that is back, no storms."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from pytest_aiohttp import AiohttpClient
+
+from autoscaler.actions import StartReplica
+from autoscaler.api import devices
+from autoscaler.contract import DeviceReport, NodeReport, PodDevices
+from autoscaler.fold import fold
+from autoscaler.fold_orders import FORGET_S, PODS_BEFORE_MAX
+from autoscaler.nodes import IDLE_BYTES_MAX, ILL, NOTICED_BYTES, devices_of, ill, is_back, repeats
+from autoscaler.ordered import NodeSeen
+from autoscaler.plan import plan
+from autoscaler.serve import ContractServer
+from autoscaler.world import Isolation, PodRef, Replica, Slice, World
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+
+A = model("a", memory_gi=0)
+POD = PodRef(namespace="engines", name="r", uid="u1")
+OURS = PodDevices(namespace="engines", name="r", devices=("GPU-b",))
+
+
+def gpus(count: int, node: str = "n0") -> list[Slice]:
+    """As the Kubernetes driver tells them: whole ones, which only count."""
+    return [device(f"{node}/gpu{n}", 24, node, shared=False, isolation=Isolation.HARDWARE) for n in range(count)]
+
+
+def ours(*on: str, pod: PodRef | None = POD) -> Replica:
+    return replica(A, "r", on or ("n0/gpu0",), pod=pod)
+
+
+def gpu(name: str, used_bytes: int = 0, *, healthy: bool = True) -> DeviceReport:
+    return DeviceReport(id=name, memory_bytes=24 * GI, used_bytes=used_bytes, healthy=healthy)
+
+
+def said(at: World, now_s: float, *found: DeviceReport, pods: tuple[PodDevices, ...] = (), age_s: float = 0.0) -> World:
+    """The World after the agent of n0 said that."""
+    known = at.nodes.get("n0")
+    sequence = 1 if known is None else known.report.sequence + 1
+    report = NodeReport(node="n0", boot="b", sequence=sequence, devices=found, pods=pods, age_s=age_s)
+    return fold(at, (NodeSeen(report=report),), now_s)[0]
+
+
+# --- whose Devices ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", [OURS, PodDevices(pod_uid="u1", devices=("GPU-b",))])
+def test_a_replicas_devices_are_those_of_its_pod_by_name_or_by_uid(named: PodDevices) -> None:
+    at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", 1), gpu("GPU-b", 7), pods=(named,))
+    assert [one.id for one in devices_of(at, at.replicas[ours().id], T0)] == ["GPU-b"]
+    (first, second) = devices(at, T0)
+    assert (first.used_bytes, first.replicas[0].devices) == (7, ("GPU-b",))
+    assert (second.used_bytes, second.replicas) == (None, ()), "which one a free Slice is, nobody knows"
+    (later, _) = devices(at, T0 + 10)
+    assert (later.used_bytes, later.replicas[0].devices) == (None, ()), "too long ago"
+
+
+def test_a_namesake_of_another_namespace_or_another_uid_is_another_pod() -> None:
+    for other in (
+        PodDevices(namespace="n", name="r", devices=("GPU-a",)),
+        PodDevices(pod_uid="u2", devices=("GPU-a",)),
+    ):
+        at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), pods=(other,))
+        assert devices_of(at, at.replicas[ours().id], T0) == ()
+
+
+def test_a_node_that_is_long_silent_is_forgotten_and_heard_again() -> None:
+    """Nodes come and go under new names for as long as an autoscaler runs."""
+    at = said(world([A], gpus(2), []), T0, gpu("GPU-a"))
+    assert fold(at, (), T0 + FORGET_S - 1)[0].nodes.keys() == {"n0"}
+    later = fold(at, (), T0 + FORGET_S)[0]
+    assert not later.nodes
+    assert said(later, T0 + FORGET_S + 1, gpu("GPU-a")).nodes["n0"].report.sequence == 1
+
+
+# --- memory that is back ----------------------------------------------------------------------------------------------
+
+
+def gone(*found: DeviceReport, now_s: float = T0 + 2, age_s: float = 0.0, pods: tuple[PodDevices, ...] = ()) -> World:
+    """Its pod ran, went at T0 + 1, and then the agent said that."""
+    at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), gpu("GPU-b", 20 * GI), pods=(OURS, *pods))
+    return said(at, now_s, *found, pods=pods, age_s=age_s)
+
+
+def back(at: World, now_s: float = T0 + 2) -> bool:
+    return is_back(at, ours().id, T0 + 1, now_s)
+
+
+def test_memory_is_back_when_a_later_look_finds_the_devices_that_the_pod_had_idle() -> None:
+    assert back(gone(gpu("GPU-a", 20 * GI), gpu("GPU-b", IDLE_BYTES_MAX)))
+    assert not back(gone(gpu("GPU-a"), gpu("GPU-b", IDLE_BYTES_MAX + 1))), "a killed engine can keep it"
+    assert not back(gone(gpu("GPU-a"), gpu("GPU-b", healthy=False))), "what cannot be read is not measured"
+    assert not back(gone(gpu("GPU-a"))), "it is not there any more"
+
+
+def test_only_a_look_after_the_pod_was_gone_proves_anything() -> None:
+    idle = (gpu("GPU-a"), gpu("GPU-b"))
+    assert not back(gone(*idle, age_s=1.0)), "it looked when the pod was still there"
+    assert back(gone(*idle, age_s=0.9))
+    assert not back(gone(*idle), T0 + 12), "a report that is too old says nothing"
+    at = said(world([A], gpus(2), [ours()]), T0, *idle, pods=(OURS,))
+    assert not is_back(at, ours().id, T0 - 1, T0), "the kubelet still has the pod"
+
+
+def test_nothing_is_proven_of_devices_that_nobody_named() -> None:
+    idle = (gpu("GPU-a"), gpu("GPU-b"))
+    unnamed = said(said(world([A], gpus(2), [ours()]), T0, *idle), T0 + 2, *idle)
+    assert not back(unnamed)
+    silent = world([A], gpus(2), [ours()])
+    assert not back(silent)
+    shared = said(world([A], [device("n0/gpu0", 24, "n0")], [ours()]), T0, *idle, pods=(OURS,))
+    assert not back(said(shared, T0 + 2, *idle)), "another may hold what is left of it"
+
+
+def test_pods_that_left_are_remembered_until_they_are_back_or_too_many() -> None:
+    at = said(world([A], gpus(2)), T0, pods=(OURS,))
+    at = said(at, T0 + 1)
+    assert at.nodes["n0"].pods_before == (OURS,)
+    at = said(at, T0 + 2, pods=(replace(OURS, devices=("GPU-a",)),))
+    assert at.nodes["n0"].pods_before == (), "it came again"
+    many = tuple(PodDevices(namespace="n", name=f"p{n}", devices=("GPU-a",)) for n in range(PODS_BEFORE_MAX + 3))
+    at = said(said(at, T0 + 3, pods=many), T0 + 4)
+    assert at.nodes["n0"].pods_before == many[3:]
+
+
+# --- health -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_slice_whose_pod_has_an_unhealthy_device_is_closed() -> None:
+    at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
+    assert ill(at, T0) == {"n0/gpu0": ILL}
+    assert [one.closed for one in devices(at, T0)] == [ILL, ""]
+    assert ill(at, T0 + 10) == {}, "too long ago"
+
+
+def test_as_many_free_slices_are_closed_as_devices_are_unhealthy_and_nobodys() -> None:
+    at = said(world([A], gpus(3), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), gpu("GPU-c"), pods=(OURS,))
+    assert ill(at, T0) == {"n0/gpu2": ILL}
+    noticed = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), gpu("GPU-c"),
+                   pods=(OURS,))  # fmt: skip
+    assert ill(noticed, T0) == {}, "the device plug-in offers it no more"
+    theirs = PodDevices(namespace="n", name="p", devices=("GPU-a",))
+    taken = said(world([A], gpus(2)), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), pods=(theirs,))
+    assert ill(taken, T0) == {}, "the kubelet will not give it"
+
+
+def test_nothing_is_placed_on_an_unhealthy_device_and_the_reason_says_so() -> None:
+    at = said(world([A], gpus(1), gateways=[gateway(levels=[level("a", waiting=1)])]), T0, gpu("GPU-a", healthy=False))
+    made = plan(at, T0)
+    assert made.actions == ()
+    assert ILL in made.unmet[0].reason
+    at = said(at, T0 + 1, gpu("GPU-a"))
+    assert [type(one) for one in plan(at, T0 + 1).actions] == [StartReplica]
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.booleans(), max_size=6), st.integers(0, 6), st.sets(st.integers(0, 5)))
+def test_no_more_slices_are_closed_than_devices_are_unhealthy(health: list[bool], slices: int, held: set[int]) -> None:
+    found = [gpu(f"GPU-{n}", healthy=one) for n, one in enumerate(health)]
+    holders = [replica(A, f"r{n}", [f"n0/gpu{n}"]) for n in held if n < slices]
+    at = said(world([A], gpus(slices), holders), T0, *found)
+    closed = ill(at, T0)
+    assert len(closed) <= health.count(False)
+    assert len(closed) >= min(health.count(False), slices - len(holders)) - max(0, len(health) - slices)
+
+
+# --- reports that repeat ----------------------------------------------------------------------------------------------
+
+
+def test_a_report_repeats_the_one_before_unless_something_is_news() -> None:
+    one = NodeReport(node="n", boot="b", sequence=1, devices=(gpu("GPU-a", 5),), pods=(OURS,), images=("i",))
+    assert repeats(one, replace(one, sequence=2, age_s=0.5, devices=(gpu("GPU-a", 5 + NOTICED_BYTES - 1),)))
+    for news in (
+        replace(one, devices=(gpu("GPU-a", 5 + NOTICED_BYTES),)), replace(one, devices=(gpu("GPU-a", healthy=False),)),
+        replace(one, devices=()), replace(one, pods=()), replace(one, images=()),
+    ):  # fmt: skip
+        assert not repeats(one, news)
+
+
+async def test_a_report_that_only_repeats_wakes_nobody_and_is_folded_all_the_same(
+    aiohttp_client: AiohttpClient,
+) -> None:
+    stepped = SteppedLoop(world([A], gpus(1)))
+    client = await aiohttp_client(ContractServer(stepped.loop).application())
+
+    async def post(sequence: int, **fields: object) -> None:
+        body = msgspec.json.encode({"node": "n0", "boot": "b", "sequence": sequence, **fields})
+        assert (await client.post("/v1/node", data=body)).status == 200
+
+    await post(1)
+    assert len(stepped.loop.observed) == 1
+    stepped.step()
+    await post(2)
+    assert len(stepped.loop.observed) == 1, "it is in no hurry"
+    stepped.step()
+    assert stepped.loop.world.nodes["n0"].report.sequence == 2
+    await post(3, images=["new"])
+    await post(1, boot="another")
+    assert len(stepped.loop.observed) == 3

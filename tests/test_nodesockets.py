@@ -1,0 +1,294 @@
+"""What kubelet and container runtime say by gRPC: real servers on sockets, and answers written down by hand.
+
+`message` writes protocol buffers by their specification, apart from what reads them; the messages are those of the API
+definitions (see `artifacts.nodewire`), with fields that nobody here reads among them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts import nodesockets, nodewire
+from artifacts.nodesockets import MISSING, NodeSockets
+from artifacts.nodewire import IMAGES_MAX, AssignedPod, assigned, images
+from artifacts.protobuf import NUMBER_MAX, ProtobufError, fields, text, texts
+from autoscaler.contract import PodDevices
+from pilotlight.nodelook import NodeLook, NodeLooks, news
+from tests.kit.fakenvml import FakeNvml
+from tests.kit.serving import free_port
+
+Value = int | str | bytes
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value % 0x80 + 0x80)
+        value //= 0x80
+    return bytes([*out, value])
+
+
+def message(*parts: tuple[int, Value]) -> bytes:
+    """Fields in this order."""
+    out = b""
+    for number, value in parts:
+        if isinstance(value, int):
+            out += varint(number * 8) + varint(value)
+        else:
+            data = value.encode() if isinstance(value, str) else value
+            out += varint(number * 8 + 2) + varint(len(data)) + data
+    return out
+
+
+def devices(resource: str, *ids: str) -> bytes:
+    """ContainerDevices: resource_name, device_ids, topology (a NUMA node)."""
+    return message((1, resource), *((2, id) for id in ids), (3, message((1, message((1, 1))))))
+
+
+def pod(namespace: str, name: str, *containers: bytes) -> bytes:
+    """PodResources: name, namespace, containers, then cpu_ids and memory as newer kubelets have them."""
+    return message((1, name), (2, namespace), *((3, one) for one in containers), (4, 7), (5, b"later"))
+
+
+def container(*given: bytes) -> bytes:
+    """ContainerResources: name, devices, cpu_ids (packed), memory, dynamic_resources."""
+    return message((1, "engine"), *((2, one) for one in given), (3, b"\x01\x02"), (5, message((1, "claim"))))
+
+
+PODS = message(
+    (1, pod("engines", "ada-1", container(devices("nvidia.com/gpu", "GPU-b", "GPU-a")))),
+    (1, pod("engines", "shares", container(devices("nvidia.com/gpu", "GPU-c::1"), devices("rdma/hca", "mlx5")))),
+    (1, pod("kube-system", "dns", container())),
+    (1, pod("other", "nic", container(devices("rdma/hca", "mlx5")))),
+    (1, pod("other", "mig", container(), container(devices("nvidia.com/mig-1g.10gb", "MIG-x")))),
+)
+IMAGES = message(
+    (1, message((1, "sha256:1"), (2, "engine:1"), (2, "engine:latest"), (3, "engine@sha256:2"), (4, 9_000_000_000),
+                (5, message((1, 1000))), (6, "root"), (8, 1))),
+    (1, message((1, "sha256:3"), (2, "another:1"))),
+)  # fmt: skip
+
+
+def test_pods_are_told_with_their_gpus() -> None:
+    assert assigned(PODS) == (
+        AssignedPod("engines", "ada-1", ("GPU-a", "GPU-b")), AssignedPod("engines", "shares", ("GPU-c",)),
+        AssignedPod("other", "mig", ("MIG-x",)),
+    )  # fmt: skip
+    assert assigned(b"") == ()
+
+
+def test_images_are_told_by_all_their_names_and_never_too_many() -> None:
+    assert images(IMAGES) == ("another:1", "engine:1", "engine:latest", "engine@sha256:2")
+    assert len(images(message(*((1, message((2, f"i:{n}"))) for n in range(IMAGES_MAX + 5))))) == IMAGES_MAX
+
+
+# --- the wire ---------------------------------------------------------------------------------------------------------
+
+VALUES = st.one_of(st.integers(0, (1 << 64) - 1), st.text(), st.binary())
+FIELDS = st.lists(st.tuples(st.integers(1, NUMBER_MAX), VALUES))
+
+
+@settings(derandomize=True, deadline=None)
+@given(FIELDS)
+def test_all_that_is_written_is_read(parts: list[tuple[int, Value]]) -> None:
+    wanted = [(number, one.encode() if isinstance(one, str) else one) for number, one in parts]
+    assert list(fields(message(*parts))) == wanted
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_one_error(data: bytes) -> None:
+    for read in (lambda: list(fields(data)), lambda: assigned(data), lambda: images(data)):
+        with contextlib.suppress(ProtobufError):
+            assert read() is not None
+
+
+@settings(derandomize=True, deadline=None)
+@given(FIELDS, st.data())
+def test_what_is_cut_off_within_a_field_is_none(parts: list[tuple[int, Value]], draw: st.DataObject) -> None:
+    whole = message(*parts)
+    ends = {len(message(*parts[:count])) for count in range(len(parts) + 1)}
+    cut = draw.draw(st.integers(0, len(whole)))
+    if cut in ends:
+        list(fields(whole[:cut]))
+    else:
+        with pytest.raises(ProtobufError):
+            list(fields(whole[:cut]))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\x00", "there is no field 0"), (b"\x0b", "wire type 3"), (b"\x0c", "wire type 4"), (b"\x0e", "wire type 6"),
+        (b"\x08" + b"\xff" * 10 + b"\x01", "does not end"), (b"\x08" + b"\xff" * 9 + b"\x02", "does not end"),
+        (b"\x0a\x05abcd", "longer than what is left"), (b"\x09abcd", "longer"), (b"\x0dabc", "longer"),
+    ],
+)  # fmt: skip
+def test_what_is_no_message_says_why(data: bytes, why: str) -> None:
+    with pytest.raises(ProtobufError, match=why):
+        list(fields(data))
+
+
+def test_fixed_numbers_are_passed_over_and_the_last_text_counts() -> None:
+    data = b"\x11" + b"8" * 8 + b"\x1d" + b"4" * 4 + message((1, "a"), (1, "b"))
+    assert [number for number, _ in fields(data)] == [2, 3, 1, 1]
+    assert (text(data, 1), text(data, 9)) == ("b", "")
+    for wrong in (message((1, 5)), message((1, b"\xff"))):
+        with pytest.raises(ProtobufError, match="field 1"):
+            list(texts(wrong, 1))
+
+
+# --- the sockets ------------------------------------------------------------------------------------------------------
+
+
+class Daemon:
+    """A gRPC server on a socket; `answers` is method -> bytes, and what is not there it does not know."""
+
+    def __init__(self, path: Path, answers: dict[str, bytes]) -> None:
+        self.path = path
+        self.answers = answers
+        self.asked: list[tuple[str, bytes]] = []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Daemon]:
+        grpc, aio = importlib.import_module("grpc"), importlib.import_module("grpc.aio")
+        daemon = self
+
+        class Handler:
+            def service(self, call: Any) -> Any:
+                answer = daemon.answers.get(call.method)
+                return None if answer is None else grpc.unary_unary_rpc_method_handler(daemon._answer(call.method))
+
+        server = aio.server()
+        server.add_generic_rpc_handlers((Handler(),))
+        server.add_insecure_port(f"unix:{self.path}")
+        await server.start()
+        try:
+            yield self
+        finally:
+            await server.stop(0)
+
+    def _answer(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def answer(asked: bytes, _: Any) -> bytes:
+            self.asked.append((method, asked))
+            return self.answers[method]
+
+        return answer
+
+
+@pytest.fixture
+async def sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NodeSockets]:
+    monkeypatch.setattr(nodesockets, "ASK_S_MAX", 20.0)
+    one = NodeSockets(tmp_path / "kubelet.sock", tmp_path / "cri.sock")
+    yield one
+    await one.close()
+
+
+async def test_kubelet_and_runtime_are_asked_by_their_own_methods(sockets: NodeSockets, tmp_path: Path) -> None:
+    kubelet = Daemon(tmp_path / "kubelet.sock", {nodewire.LIST_PODS: PODS})
+    runtime = Daemon(tmp_path / "cri.sock", {nodewire.LIST_IMAGES: IMAGES})
+    async with kubelet.running(), runtime.running():
+        assert (await sockets.pods(), await sockets.images()) == (assigned(PODS), images(IMAGES))
+        kubelet.answers[nodewire.LIST_PODS] = b""
+        assert await sockets.pods() == ()
+        assert await sockets.images() == images(IMAGES)
+    assert kubelet.asked == [("/v1.PodResourcesLister/List", b"")] * 2
+    assert runtime.asked == [("/runtime.v1.ImageService/ListImages", b"")], "not so often"
+
+
+async def test_a_socket_that_is_not_there_or_fails_is_said_once_and_the_last_answer_stays(
+    sockets: NodeSockets, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    assert [await sockets.pods() for _ in range(3)] == [None] * 3
+    kubelet = Daemon(tmp_path / "kubelet.sock", {nodewire.LIST_PODS: PODS})
+    async with kubelet.running():
+        assert await sockets.pods() == assigned(PODS)
+        kubelet.answers[nodewire.LIST_PODS] = b"\xff"
+        assert [await sockets.pods() for _ in range(2)] == [assigned(PODS)] * 2
+        del kubelet.answers[nodewire.LIST_PODS]
+        assert [await sockets.pods() for _ in range(2)] == [assigned(PODS)] * 2
+        kubelet.answers[nodewire.LIST_PODS] = b""
+        assert await sockets.pods() == ()
+    said = [record.getMessage().partition("reason=")[2] for record in caplog.records]
+    assert said[:2] == ["'there is no such socket'", "'a number does not end'"]
+    assert len(said) == 3
+    assert said[2].startswith("'UNIMPLEMENTED")
+
+
+async def test_without_grpc_the_agent_says_what_to_install(
+    sockets: NodeSockets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "kubelet.sock").touch()
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    assert [await sockets.pods() for _ in range(2)] == [None, None]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert MISSING in line
+
+
+# --- in a look --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_kubelets_table_goes_before_what_processes_tell(sockets: NodeSockets, tmp_path: Path) -> None:
+    looks = NodeLooks(FakeNvml, tmp_path, lambda: False, sockets)
+    before = await looks.look()
+    assert (before.pods, before.images) == ((), ())
+    kubelet = Daemon(tmp_path / "kubelet.sock", {nodewire.LIST_PODS: PODS})
+    async with kubelet.running():
+        now = await looks.look()
+    assert now.pods[0] == PodDevices(namespace="engines", name="ada-1", devices=("GPU-a", "GPU-b"))
+    assert now.devices == before.devices
+    assert news(before, now)
+    assert news(now, NodeLook(now.devices, now.pods, ("an:image",)))
+    assert not news(now, now)
+
+
+async def test_the_agents_process_tells_what_the_sockets_say(tmp_path: Path) -> None:
+    """With its own event loop, which is another than this one."""
+    reports: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def node(request: web.Request) -> web.Response:
+        reports.put_nowait(await request.json())
+        return web.json_response({"epoch": 1})
+
+    app = web.Application()
+    app.router.add_post("/v1/node", node)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "contract.sock")).start()
+    health = free_port()
+    kubelet = Daemon(tmp_path / "kubelet.sock", {nodewire.LIST_PODS: PODS})
+    runtime = Daemon(tmp_path / "cri.sock", {nodewire.LIST_IMAGES: IMAGES})
+    words = ("agent", "--node", "n1", "--autoscaler", f"unix:{tmp_path / 'contract.sock'}", "--pod-resources",
+             str(kubelet.path), "--runtime", str(runtime.path), "--health", f"127.0.0.1:{health}")  # fmt: skip
+    async with kubelet.running(), runtime.running(), asyncio.timeout(60):
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "pilotlight", *words)
+        try:
+            said = await reports.get()
+            while "images" not in said or "pods" not in said:
+                said = await reports.get()
+            assert (said["node"], said["images"], said["pods"][0]["devices"]) == (
+                "n1", list(images(IMAGES)), ["GPU-a", "GPU-b"],
+            )  # fmt: skip
+            async with aiohttp.ClientSession() as session:
+                for path in ("healthz", "readyz"):
+                    async with session.get(f"http://127.0.0.1:{health}/{path}") as answer:
+                        assert (answer.status, await answer.text()) == (200, "ok\n")
+        finally:
+            process.terminate()
+            assert await process.wait() == 0
+    await runner.cleanup()

@@ -1,0 +1,162 @@
+"""What a start consisted of: its phases, the parts of `place`, and starts that nobody saw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.actions import StartReplica
+from autoscaler.drivers.kubernetes.beginning import Beginning
+from autoscaler.histories import limit_s
+from autoscaler.phases import PARTS, last_phases_ms, parts_s, phases_s, told_s
+from autoscaler.world import LeadingSeen, Placing, PodRef, Replica, Seen, Synced
+from tests.kit.folding import DOC, M, R, after, pending, seen
+from tests.kit.workload import Bench
+from tests.kit.worlds import T0, replica, world
+
+
+def started(placing: Placing | None = None, **fields: float) -> Replica:
+    """Asked for at T0, ordered 1 s later, its process began at 10 s, and it was ready at 12 s."""
+    times: dict[str, Any] = {"wanted_s": T0, "created_s": T0 + 1, "started_s": T0 + 10, "ready_s": T0 + 12, **fields}
+    return replica(DOC, "r", placing=placing or Placing(), **times)
+
+
+def test_a_start_is_told_by_its_phases_with_the_parts_of_place_behind_it() -> None:
+    one = started(Placing(asked_s=T0 + 2, bound_s=T0 + 4, prepared_s=T0 + 7))
+    assert phases_s(one) == {"decide": 1, "place": 6, "image": 3, "load": 2}
+    assert list(told_s(one).items()) == [
+        ("decide", 1), ("place", 6), ("place.write", 1), ("place.schedule", 2), ("place.kubelet", 3), ("image", 3),
+        ("load", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("placing", "parts"),
+    [
+        (Placing(), {}),
+        (Placing(asked_s=T0 + 2), {"place.write": 1}),
+        (Placing(bound_s=T0 + 4), {"place.kubelet": 6}),
+        (Placing(asked_s=T0 + 5, bound_s=T0 + 4), {"place.write": 4, "place.kubelet": 6}),
+        (Placing(asked_s=T0 + 2, bound_s=T0 + 4, prepared_s=T0 + 11),
+         {"place.write": 1, "place.schedule": 2, "place.kubelet": 6}),
+    ],
+)  # fmt: skip
+def test_a_part_is_told_where_it_was_seen_to_begin_and_to_end(placing: Placing, parts: dict[str, float]) -> None:
+    assert parts_s(started(placing)) == parts
+    assert phases_s(started(placing)) == {"decide": 1, "place": 9, "load": 2}, "no image without its begin"
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.tuples(*(st.none() | st.floats(0, 20) for _ in range(3))), st.floats(0, 12))
+def test_phases_are_the_whole_start_and_parts_never_more_than_place(
+    moments: tuple[float | None, ...], began_s: float
+) -> None:
+    asked_s, bound_s, prepared_s = (None if moment is None else T0 + moment for moment in moments)
+    one = started(Placing(asked_s=asked_s, bound_s=bound_s, prepared_s=prepared_s), started_s=T0 + began_s)
+    found = phases_s(one)
+    if began_s < 1:
+        assert found == told_s(one) == {}, "its process is older than its order"
+        return
+    assert sum(found.values()) == pytest.approx(12)
+    assert set(told_s(one)) - set(found) <= set(PARTS)
+    if asked_s is not None and bound_s is not None and one.created_s <= asked_s <= bound_s <= T0 + began_s:
+        assert sum(parts_s(one).values()) <= found["place"] + 1e-9 or prepared_s is not None
+
+
+# --- starts that nobody saw -------------------------------------------------------------------------------------------
+
+
+def test_what_is_found_tells_no_phases_and_teaches_nothing() -> None:
+    """A restart, or a new leader: an engine that has run for an hour did not take an hour to start."""
+    at, _ = after(world([DOC]), seen(Seen.READY, started_s=T0 - 3600), now_s=T0)
+    assert (at.replicas[R].found, phases_s(at.replicas[R])) == (True, {})
+    assert at.histories.get(M) is None
+    unready, _ = after(world([DOC]), seen(Seen.STARTING, started_s=T0 - 3600), now_s=T0)
+    assert limit_s(unready, unready.replicas[R]) == T0 + 100.0, "it may have been ready before: it has its time anew"
+    at, _ = after(unready, seen(Seen.READY, started_s=T0 - 3600), now_s=T0 + 1)
+    assert (at.histories[M].starts_s, last_phases_ms(at.replicas.values())) == ((), {})
+
+
+def test_who_leads_anew_learns_nothing_of_starts_that_were_before() -> None:
+    at, _ = after(world([DOC]), StartReplica(replica=pending(), reason="3 waiting"))
+    at, _ = after(at, seen(Seen.READY, started_s=T0 + 0.5), now_s=T0 + 2)
+    assert (at.histories[M].starts_s, phases_s(at.replicas[R])) == ((1.5,), {"place": 0.5, "load": 1.5})
+    at, _ = after(at, LeadingSeen(epoch=2), seen(Seen.READY, started_s=T0 + 0.5), Synced(), now_s=T0 + 600)
+    assert (at.histories[M].starts_s, phases_s(at.replicas[R])) == ((1.5,), {})
+
+
+def test_a_process_that_ran_before_its_replica_was_ordered_teaches_nothing() -> None:
+    """A rollout's pod is given to who waits for one."""
+    at, _ = after(world([DOC]), StartReplica(replica=pending(), reason="3 waiting"))
+    at, _ = after(at, seen(Seen.READY, started_s=T0 - 60), now_s=T0 + 1)
+    assert (at.histories[M].starts_s, phases_s(at.replicas[R])) == ((), {})
+
+
+def test_what_a_driver_sees_later_of_a_start_is_taken_and_nothing_is_forgotten() -> None:
+    at, _ = after(world([DOC]), StartReplica(replica=pending(), reason="3 waiting"))
+    pod, bound = PodRef(namespace="n", name="r", uid="u"), Placing(asked_s=T0 + 1, bound_s=T0 + 2)
+    at, _ = after(at, seen(Seen.STARTING, waits="its image", pod=pod, placing=bound), now_s=T0 + 2)
+    at, _ = after(at, seen(Seen.STARTING, waits="the API server does not answer"), now_s=T0 + 3)
+    assert (at.replicas[R].pod, at.replicas[R].placing) == (pod, bound)
+
+
+# --- as a driver sees it ----------------------------------------------------------------------------------------------
+
+
+def test_the_moments_of_a_pod_are_those_at_which_they_were_first_seen() -> None:
+    one = Beginning()
+    one.ask(1.0)
+    one.see(2.0, bound=False, prepared=False, runs=False)
+    one.see(3.0, bound=True, prepared=False, runs=False)
+    one.see(4.0, bound=True, prepared=True, runs=False)
+    one.see(5.0, bound=True, prepared=True, runs=False)
+    one.see(6.0, bound=True, prepared=True, runs=True)
+    one.see(7.0, bound=True, prepared=True, runs=True)
+    one.ask(8.0)
+    assert (one.placing, one.started_s) == (Placing(asked_s=1.0, bound_s=3.0, prepared_s=4.0), 6.0)
+
+
+def test_of_a_pod_that_ran_when_it_was_first_seen_nothing_is_made_up() -> None:
+    one = Beginning()
+    one.see(1.0, bound=True, prepared=True, runs=True)
+    one.see(2.0, bound=True, prepared=True, runs=True)
+    assert (one.placing, one.started_s) == (Placing(), None)
+
+
+def test_what_comes_at_once_with_the_process_is_not_told_apart() -> None:
+    one = Beginning()
+    one.ask(1.0)
+    one.see(2.0, bound=True, prepared=True, runs=True)
+    assert (one.placing, one.started_s) == (Placing(asked_s=1.0), 2.0)
+
+
+def test_a_start_of_an_adopted_workload_is_timed_by_our_own_clock() -> None:
+    """A kubelet's whole seconds said that it began before it was ordered."""
+    bench = Bench()
+    bench.core.begin(0.0)
+    bench.now_s = 10.7
+    bench.start("a")
+    bench.now_s = 10.8
+    bench.write()
+    for moment, more in ((10.9, {}), (11.0, {"bound": True}), (11.1, {"prepared": True})):
+        bench.now_s = moment
+        bench.pod("p1", started_unix_s=None, ip="", waits="its container is being made", **more)
+    bench.now_s = 11.2
+    bench.pod("p1", started_unix_s=10.0, ip="10.0.0.1", waits="")
+    *_, told = bench.core.take()
+    assert (told.id, told.started_s) == ("a", 11.2)
+    assert told.placing == Placing(asked_s=10.8, bound_s=11.0, prepared_s=11.1)
+
+
+def test_a_pod_that_becomes_another_replica_did_not_begin_as_that() -> None:
+    bench = Bench(replicas=1)
+    bench.pod("p1", started_unix_s=None, ip="", waits="its container is being made", replica="r0", intent="i-r0")
+    bench.core.begin(1.0)
+    bench.now_s = 2.2
+    bench.pod("p1", started_unix_s=2.0, ip="10.0.0.1", waits="")
+    assert [(one.id, one.started_s) for one in bench.core.take()][-1] == ("r0", 2.2)
+    bench.pod("p1", replica="other", intent="i-other")
+    assert [(one.id, one.started_s) for one in bench.core.take()][-1] == ("other", 2.0), "as its kubelet wrote down"

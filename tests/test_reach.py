@@ -1,0 +1,89 @@
+"""A Model of another namespace takes nothing of the namespace that pods are made in."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler import reach
+from autoscaler.documents import one
+from autoscaler.expected import WrongKeyError, dotted
+from autoscaler.model import Model
+from pilotlight.resources import ours, theirs
+
+
+def document(namespace: str, **spec: object) -> dict[str, object]:
+    return {
+        "apiVersion": "pilotlight.dev/v1alpha1", "kind": "Model", "metadata": {"name": "a", "namespace": namespace},
+        "spec": {"engine": "ollama", **spec},
+    }  # fmt: skip
+
+
+def model(namespace: str, **spec: object) -> Model:
+    said = one(document(namespace, **spec))
+    assert isinstance(said, Model)
+    return said
+
+
+def kubeai(namespace: str, url: str) -> dict[str, object]:
+    spec = {"engine": "VLLM", "url": url, "resourceProfile": "cpu:1"}
+    return {
+        "apiVersion": "kubeai.org/v1", "kind": "Model", "metadata": {"name": "a", "namespace": namespace}, "spec": spec,
+    }  # fmt: skip
+
+
+def env(**source: object) -> dict[str, object]:
+    return {"env": {"TOKEN": {"valueFrom": source}}}
+
+
+def volume(**source: object) -> dict[str, object]:
+    return {"pod": {"volumes": [{"name": "first", "emptyDir": {}}, {"name": "x", **source}]}}
+
+
+@pytest.mark.parametrize(
+    ("path", "spec"),
+    [
+        ("spec.env.TOKEN.valueFrom.secretKeyRef", env(secretKeyRef={"name": "s", "key": "k", "optional": True})),
+        ("spec.env.TOKEN.valueFrom.configMapKeyRef", env(configMapKeyRef={"name": "s", "key": "k"})),
+        ("spec.pullSecret", {"pullSecret": "registry"}),
+        ("spec.pod.volumes[1].secret", volume(secret={"secretName": "s"})),
+        ("spec.pod.volumes[1].configMap", volume(configMap={"name": "s"})),
+        ("spec.pod.volumes[1].projected", volume(projected={"sources": [{"secret": {"name": "s"}}]})),
+        ("spec.pod.volumes[1].persistentVolumeClaim", volume(persistentVolumeClaim={"claimName": "weights"})),
+        ("spec.pod.volumes[1].ephemeral", volume(ephemeral={"volumeClaimTemplate": {}})),
+        ("spec.pod.volumes[1].csi", volume(csi={"driver": "d", "nodePublishSecretRef": {"name": "s"}})),
+        ("spec.pod.volumes[1].secret", volume(emptyDir={}, secret={"secretName": "s"})),
+        ("spec.pod.imagePullSecrets", {"pod": {"imagePullSecrets": [{"name": "registry"}]}}),
+        ("spec.pod.serviceAccountName", {"pod": {"serviceAccountName": "somebody"}}),
+    ],
+)
+def test_what_reaches_into_the_pods_namespace_is_refused_by_path(path: str, spec: dict[str, object]) -> None:
+    with pytest.raises(WrongKeyError, match="put the Model into namespace engines, or leave this out") as caught:
+        reach.check(model("team-a", **spec), "engines")
+    assert dotted(caught.value.path) == path
+    reach.check(model("engines", **spec), "engines")
+
+
+def test_what_takes_nothing_of_a_namespace_is_let_through() -> None:
+    pod = {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "downwardAPI": {}}], "nodeSelector": {"a": "b"}}
+    sources = {"POD": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, "PLAIN": "text"}
+    reach.check(model("team-a", pod=pod, env=sources), "engines")
+
+
+def test_custom_resources_are_read_by_that_rule() -> None:
+    assert ours("engines", document("team-a")).name == "a"
+    with pytest.raises(WrongKeyError, match="pods' namespace"):
+        ours("engines", document("team-a", pullSecret="registry"))
+    assert ours("team-a", document("team-a", pullSecret="registry")).name == "a"
+
+
+def test_models_of_kubeai_go_without_its_token_and_take_no_claim() -> None:
+    at_home, wrong, notes = theirs("kubeai", kubeai("kubeai", "hf://acme/tiny"))
+    assert at_home is not None
+    assert ("HF_TOKEN" in at_home.spec.env, wrong, notes) == (True, "", ())
+    elsewhere, wrong, (note,) = theirs("engines", kubeai("kubeai", "hf://acme/tiny"))
+    assert elsewhere is not None
+    assert ("HF_TOKEN" in elsewhere.spec.env, wrong) == (False, "")
+    assert note.startswith("HF_TOKEN: KubeAI's Secret is only for Models of the pods' namespace")
+    none, wrong, _ = theirs("engines", kubeai("kubeai", "pvc://weights/a"))
+    assert none is None
+    assert wrong.startswith("spec.pod.volumes[0].persistentVolumeClaim: is of the pods' namespace")

@@ -1,0 +1,131 @@
+"""Who may report, asked of an API server that answers, hangs, or says no: as a script of questions and answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from autoscaler.drivers.kubernetes import tokens as tokens_
+from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.drivers.kubernetes.tokens import AGAIN_MAX, ASKED_MAX, KEPT_MAX, KEPT_S, STANDS_S, Tokens
+
+US = "system:serviceaccount:n:gateway"
+
+
+class Server:
+    """Knows some tokens; while it `hangs`, whoever asks waits."""
+
+    def __init__(self) -> None:
+        self.good: set[str] = set()
+        self.hangs = False
+        self.asked: list[str] = []
+        self._goes_on = asyncio.Event()
+
+    def go_on(self) -> None:
+        self.hangs = False
+        self._goes_on.set()
+
+    async def create(self, path: str, body: Object) -> Object:
+        """A TokenReview."""
+        assert path.endswith("/tokenreviews")
+        token = body["spec"]["token"]
+        self.asked.append(token)
+        if self.hangs:
+            await self._goes_on.wait()
+        if token not in self.good:
+            return {"status": {"authenticated": False}}
+        return {"status": {"authenticated": True, "audiences": ["pilotlight"], "user": {"username": US}}}
+
+
+class House:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.server = Server()
+        self.tokens = Tokens(cast("Api", self.server), (US,), clock=lambda: self.now_s)
+
+    async def let_in(self, *names: str) -> None:
+        self.server.good.update(names)
+        for name in names:
+            assert await self.tokens.admits(name)
+
+    async def settled(self) -> None:
+        while self.tokens._again:
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    made = House()
+    yield made
+    await made.tokens.close()
+
+
+async def test_at_a_server_that_hangs_all_who_were_let_in_are_let_in_at_once(house: House) -> None:
+    names = [f"g{n}" for n in range(AGAIN_MAX + 10)]
+    await house.let_in(*names)
+    house.now_s += KEPT_S
+    house.server.hangs = True
+    for _ in range(3):
+        for name in names:
+            report = house.tokens.admits(name)
+            with pytest.raises(StopIteration) as said:  # without waiting for anything
+                report.send(None)
+            assert said.value.value is True
+        await asyncio.sleep(0)
+    assert len(house.server.asked) == len(names) + AGAIN_MAX, "one question for each, and not more than so many"
+    house.now_s += STANDS_S
+    house.server.go_on()
+    await house.settled()
+
+
+async def test_strangers_do_not_take_the_place_of_who_is_known(house: House) -> None:
+    await house.let_in("ours")
+    for n in range(KEPT_MAX + 1):
+        assert not await house.tokens.admits(f"bogus{n}")
+    house.now_s += KEPT_S
+    house.server.hangs = True
+    strangers = [asyncio.create_task(house.tokens.admits(f"more{n}")) for n in range(ASKED_MAX)]
+    await asyncio.sleep(0)
+    assert not await house.tokens.admits("another"), "so many are asked about now"
+    assert await house.tokens.admits("ours")
+    await asyncio.sleep(0)
+    assert house.server.asked[-1] == "ours", "and it is asked about nevertheless"
+    house.server.go_on()
+    assert await asyncio.gather(*strangers) == [False] * ASKED_MAX
+
+
+async def test_a_token_that_is_refused_now_is_let_in_no_more(house: House) -> None:
+    await house.let_in("ours")
+    house.server.good.clear()
+    house.now_s += KEPT_S
+    assert await house.tokens.admits("ours"), "asked about meanwhile"
+    await house.settled()
+    assert not await house.tokens.admits("ours")
+    house.now_s += KEPT_S
+    house.server.hangs = True
+    later = asyncio.create_task(house.tokens.admits("ours"))
+    await asyncio.sleep(0)
+    assert not later.done(), "a stranger by now"
+    house.server.go_on()
+    assert not await later
+
+
+async def test_what_was_said_last_stands_for_so_long_and_nobody_new_comes_in_unanswered(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens_, "ASK_S_MAX", 0.0)
+    house.server.hangs = True
+    house.server.good.add("new")
+    assert not await house.tokens.admits("new")
+    monkeypatch.setattr(tokens_, "ASK_S_MAX", 2.0)
+    house.server.hangs = False
+    await house.let_in("ours")
+    house.server.hangs = True
+    monkeypatch.setattr(tokens_, "ASK_S_MAX", 0.0)
+    house.now_s += STANDS_S - 1.0
+    assert await house.tokens.admits("ours")
+    house.now_s += 1.0
+    assert not await house.tokens.admits("ours")
