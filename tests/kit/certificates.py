@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import trustme
 
-HOSTS = ("localhost", "127.0.0.1")
+HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class Pair(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from autoscaler.contract import GatewayId
+from autoscaler.contract import GatewayId, Report
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes import lease, nodes, pods
 from autoscaler.drivers.kubernetes.api import Object
@@ -32,6 +32,7 @@ from tests.sim.machine import QUICK, Machine, Manners, one_device
 from tests.sim.objects import NODES, PODS, Server, SimApi
 from tests.sim.process import Process
 from tests.sim.stage import GIB, Stage
+from tests.sim.told import Told
 from tests.sim.town import Autoscaler, Town
 from tests.sim.virtual import run
 
@@ -60,6 +61,7 @@ class Elected(Autoscaler):
         self.process = own
         self._town = town
         self._listed = asyncio.Event()
+        self.told = Told(clock())
         self.elector = Elector(SimApi(town.server, name), "town", "pilotlight", name, clock)
         api = SimApi(town.server, name, self.elector.writes_s)
         driver = KubernetesDriver(api, "town", launch, lambda _: "image", clock, assume_after_s=0.05)
@@ -230,16 +232,26 @@ class Cluster(Town):
         own = Process(self._skews_s.get(name, 0.0))
         self.processes[name] = own.run(lambda: Elected(self, name, own))
 
+    def tell(self, control: Autoscaler, report: Report) -> None:
+        assert isinstance(control, Elected)
+        control.told.take(report, self.now())
+
     def leads(self, one: Elected, epoch: int) -> None:
-        """A process was elected."""
-        self.autoscaler = one
+        """A process was elected; it knows what it was told before."""
+        self.autoscaler, self.told = one, one.told
+        self.told.since_s = self.now()
         self.epochs.append((one.name, epoch))
+        one.process.on_stop = lambda: self._stopped(one)
+
+    def _stopped(self, one: Elected) -> None:
+        """Who does not run believes nothing."""
+        if self.autoscaler is one:
+            self.autoscaler = None
 
     @property
     def leader(self) -> Elected:
         """Who was elected last."""
-        assert isinstance(self.autoscaler, Elected)
-        return self.autoscaler
+        return self.processes[self.epochs[-1][0]]
 
     def kill(self, name: str) -> None:
         """SIGKILL: its connections break; what it sent is carried out."""
@@ -279,7 +291,8 @@ def play(
             await asyncio.sleep(1.0)
             result = await act(stage, town)
             watcher.stop()
-            assert not ends.everybody_was_answered(town) + watcher.broken
+            broken = [*ends.everybody_was_answered(town), *watcher.broken]
+            assert not broken, broken
             assert not town.crashes
         finally:
             await town.close()

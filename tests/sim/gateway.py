@@ -97,7 +97,7 @@ class SimLink:
             self.arrives(control, lambda: take(control))
 
         def take(control: Autoscaler) -> None:
-            self._town.told.take(report, self._town.now())
+            self._town.tell(control, report)
             answer = take_report(control.loop, msgspec.json.decode(sent, type=Report))
             if self._town.standby is not None:
                 take_report(self._town.standby.loop, msgspec.json.decode(sent, type=Report))

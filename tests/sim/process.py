@@ -22,6 +22,7 @@ class Process:
         self.skew_s = skew_s
         self.on_step: Callable[[str], None] = lambda name: None
         """Told of each step, before it is taken, with the name of its task's coroutine."""
+        self.on_stop: Callable[[], None] = lambda: None
         self._running = asyncio.Event()
         self._running.set()
         self._tasks = set[asyncio.Task[Any]]()
@@ -34,6 +35,7 @@ class Process:
     def stop(self) -> None:
         """SIGSTOP; and SIGKILL, if it never goes on."""
         self._running.clear()
+        self.on_stop()
 
     def go_on(self) -> None:
         """SIGCONT."""

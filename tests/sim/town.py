@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.contract import GatewayId, ModelName, TenantName
+from autoscaler.contract import GatewayId, ModelName, Report, TenantName
 from autoscaler.drivers.base import SharedDriver
 from autoscaler.drivers.histories import EVERY_S, FORGOTTEN
 from autoscaler.loop import Loop, Step
@@ -235,6 +235,11 @@ class Town:
         return [j for j in self.open.values() if gateway in {None, j.gateway}]
 
     # --- what happened ---
+
+    def tell(self, control: Autoscaler, report: Report) -> None:
+        """A report reached that process."""
+        del control
+        self.told.take(report, self.now())
 
     def stepped(self, step: Step) -> None:
         """A leader decided; whoever watches by now is told."""

@@ -37,8 +37,9 @@ async def test_an_engine_with_an_address_of_version_6_is_reached_by_it() -> None
         client = await one.client()
         client.call()
         assert (await client.answer())[0] == 200
-        assert engine.address.startswith("[::1]:")
-        assert f"\r\nhost: {engine.address}\r\n".encode() in engine.requests[0]
+        authority = engine.address.removeprefix("https://")
+        assert authority.startswith("[::1]:")
+        assert f"\r\nhost: {authority}\r\n".encode() in engine.requests[0]
 
 
 async def test_connections_are_kept_on_both_sides() -> None:
