@@ -23,7 +23,7 @@ from tests.kit.older import older
 
 LIMIT_S = 90.0
 OUTAGE_S = float(os.environ.get("OUTAGE_SECONDS", 3 * LEASE_S))
-"""The API server is away so long. In the fault list 15 min, in Lingo's own test 120 s: by hand with OUTAGE_SECONDS=120."""
+"""The API server is away so long; in the fault list 15 min, in Lingo's test 120 s: by hand with OUTAGE_SECONDS=120."""
 SOON_S = 20.0
 """A Call that needs nobody hears within that."""
 HELD_S = 4.0
