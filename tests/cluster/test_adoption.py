@@ -227,27 +227,6 @@ async def test_a_rollout_of_the_deployment_during_a_drain_loses_no_call(house: H
         assert (await house.call("ada"))[0] == 200
 
 
-async def test_a_rolling_update_loses_no_call(house: House) -> None:
-    """As by default: a new pod comes, an old one ends with its Call, which moves: not to the old pod next in turn."""
-    notes = {OURS + "models": "ada", OURS + "slots": "2", OURS + "replicas-min": "1"}
-    body = workload("ada", 1, notes, "Deployment", "--tokens-per-s", "20", "--tokens", "40")
-    await house.api.create(f"{house.apps}/deployments", body)
-    path = f"{house.apps}/deployments/ada"
-    async with house.running():
-        await house.until_ready(1)
-        old = {pod["metadata"]["name"] for pod in await house.until_pods(1)}
-        calls = [asyncio.create_task(house.chat("ada")) for _ in range(2)]
-        await house.api.patch(path, {"spec": {"template": {"metadata": {"annotations": {"version": "2"}}}}})
-        while {pod["metadata"]["name"] for pod in await house.pods()} & old:
-            calls.append(asyncio.create_task(house.chat("ada")))
-            await asyncio.sleep(0.2)
-        answers = await asyncio.gather(*calls)
-        assert [status for status, _ in answers] == [200] * len(answers), answers
-        await house.until_pods(1)
-        assert (await house.scale("ada"))["spec"]["replicas"] == 1
-        assert (await house.call("ada"))[0] == 200
-
-
 async def test_pods_outlive_their_autoscaler_and_keep_their_replica(house: House) -> None:
     await house.api.create(f"{house.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))
     async with house.running():
