@@ -21,7 +21,7 @@ from autoscaler.world import Gateway, Grant, History, Load, Replica, SliceId, Tr
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-ROUTED = frozenset({ReplicaState.READY, ReplicaState.UNREADY, ReplicaState.DRAINING, ReplicaState.STOPPING})
+_ROUTED = frozenset({ReplicaState.READY, ReplicaState.UNREADY, ReplicaState.DRAINING, ReplicaState.STOPPING})
 """States in which gateways know of a Replica."""
 
 
@@ -208,9 +208,16 @@ def with_grant(grants: tuple[Grant, ...], newest: Grant) -> tuple[Grant, ...]:
     return (*(grant for grant in grants if grant.hold > newest.hold), newest)
 
 
+def routed(replica: Replica) -> bool:
+    """Routes name it. One that broke is in none from then on: where Routes say that a Replica stops, somebody wills it,
+    and gateways count what it cuts against no Call.
+    """
+    return replica.state in _ROUTED and not replica.failure
+
+
 def route_of(replica: Replica | None) -> tuple[object, ...] | None:
     """What gateways learn of a Replica; None when they do not know of it."""
-    if replica is None or replica.state not in ROUTED:
+    if replica is None or not routed(replica):
         return None
     return (replica.state, replica.address, replica.slots, replica.model)
 

@@ -23,7 +23,7 @@ from autoscaler.contract import (
     RoutesDelta,
 )
 from autoscaler.demand import median_start_s
-from autoscaler.draft import ROUTED
+from autoscaler.draft import routed
 from autoscaler.phases import last_phases_ms
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Gateway, History, Load, Replica, World
@@ -64,7 +64,7 @@ def routes_full(
         version=world.version,
         full=True,
         gateways=gateways_known(world),
-        replicas=tuple(_route(replica, me) for replica in world.replicas.values() if replica.state in ROUTED),
+        replicas=tuple(_route(replica, me) for replica in world.replicas.values() if routed(replica)),
         models=tuple(r for m in sorted(models) if (r := model_route(world, m, now_s, gateway, unmet)) is not None),
     )
 
@@ -160,12 +160,12 @@ def _replicas(
     gone: list[ReplicaId] = []
     for id in sorted(changed):
         old, new = before.replicas.get(id), after.replicas.get(id)
-        if new is None or new.state not in ROUTED:
-            if old is not None and old.state in ROUTED:
+        if new is None or not routed(new):
+            if old is not None and routed(old):
                 gone.append(id)
             continue
         route = _route(new, now)
-        if old is None or old.state not in ROUTED or _differs(_route(old, was), route):
+        if old is None or not routed(old) or _differs(_route(old, was), route):
             routes.append(route)
     return tuple(routes), tuple(gone)
 

@@ -38,8 +38,9 @@ class Call:
     """An admitted request. Times are monotonic seconds; `deadline_s` bounds the first byte, not the whole answer."""
 
     __slots__ = (
-        "arrived_s", "body_bytes", "cold", "deadline_s", "dialect", "first_byte_s", "granted_s", "hold", "id", "line",
-        "model", "moves", "priority", "replica", "sent_s", "state", "stream", "tenant", "tokens_in", "tokens_out",
+        "arrived_s", "body_bytes", "cold", "deadline_s", "dialect", "first_byte_s", "fled", "granted_s", "hold", "id",
+        "line", "model", "moves", "priority", "replica", "sent_s", "state", "stream", "tenant", "tokens_in",
+        "tokens_out",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917  one per request: keywords would cost as much again
@@ -80,7 +81,9 @@ class Call:
         self.granted_s: float | None = None
         self.replica: ReplicaId | None = None
         self.moves = 0
-        """Times it went back to the queue after an engine took its bytes; at most once."""
+        """Times it went back to the queue after an engine took its bytes."""
+        self.fled: Hold | None = None
+        """What it moved off without a reason of which Routes knew then. Once: perhaps it is the Call that kills."""
 
     def __repr__(self) -> str:
         where = f" on {self.replica}" if self.replica else ""

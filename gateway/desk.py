@@ -184,17 +184,19 @@ class Desk:
     def bounce(self, call: Call, now_s: float, reason: Bounce, closing: CallError | None, out: list[Effect]) -> None:
         """The engine failed before the commit point: the Call moves, or is refused (`closing`: it may not park).
 
-        A refused connection took no byte, so it does not count; what took bytes moves once. Only an engine that says it
-        is busy is spared by the retry budget: a Replica that died is no overload, and all its Calls move.
+        A refused connection took no byte, so it does not count, and neither does an engine that was told to end; what
+        took bytes else moves once, for a Call may be what kills its engines. Only an engine that says it is busy is
+        spared by the retry budget: a Replica that died is no overload, and all its Calls move.
         """
         line = _line(call)
         failed = call.replica
         hold = self._release(line, call, now_s)
         untouched, busy = reason == "connect", reason == "busy"
+        counts = not untouched and (reason == "timeout" or not hold.leaves)
         if untouched:
             hold.suspect(now_s)
             self._tally.edge = True
-        spent = (call.moves and not untouched) or (busy and self.retries < 1.0)
+        spent = (counts and call.fled is not None and not call.fled.leaves) or (busy and self.retries < 1.0)
         if reason == "timeout" and hold.byte_s is not None and hold.byte_s > (call.granted_s or 0.0):
             spent = True  # it serves others: elsewhere this Call would wait as long again
         if spent or self.closed or call.deadline_s <= now_s:
@@ -206,6 +208,7 @@ class Desk:
                 self._refuse(line, call, closing, now_s, out)
             else:
                 call.moves += not untouched
+                call.fled = hold if counts else call.fled
                 self.retries -= busy
                 if other is None:
                     self._park(line, call, first=True)

@@ -18,14 +18,16 @@ SUSPECT_S = 1.0
 """A Replica that did not take a connection gets one Call per this time until it is confirmed."""
 READY = "ready"
 GONE = "gone"
+LEAVING = frozenset(("draining", "stopping"))
+"""What Routes say of a Replica that somebody ends; one that broke they name no more."""
 
 
 class Hold:
     """One Replica as this gateway uses it. `held` is the grant it acts on, `allowed` what it may use now."""
 
     __slots__ = (
-        "address", "allowed", "byte_s", "connect_failures", "granted", "held", "in_use", "model", "open", "probe_s",
-        "ready", "replica", "slots", "state", "suspect_s",
+        "address", "allowed", "byte_s", "connect_failures", "granted", "held", "in_use", "leaves", "model", "open",
+        "probe_s", "ready", "replica", "slots", "state", "suspect_s",
     )  # fmt: skip
 
     def __init__(self, replica: ReplicaId, model: ModelRoutes) -> None:
@@ -40,6 +42,8 @@ class Hold:
         self.allowed = 0
         self.in_use = 0
         self.ready = False
+        self.leaves = False
+        """Its end was ordered, so Routes say or said: what it cuts is no Call's fault."""
         self.open = False
         """Ready and not suspect: takes new Calls."""
         self.connect_failures = 0
@@ -269,6 +273,7 @@ class Routes:
     def _update(self, hold: Hold, route: Route, epoch: int) -> None:
         hold.address, hold.state, hold.slots = route.address, route.state, route.slots
         hold.ready = route.state == READY and bool(route.address)
+        hold.leaves = route.state in LEAVING
         if not hold.ready:
             hold.open = False
         if route.granted and (epoch, route.granted) > hold.granted:

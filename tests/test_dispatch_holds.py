@@ -110,6 +110,45 @@ def test_a_call_moves_once_to_another_replica_and_then_fails(reason: Bounce, cod
     assert script.bounce("c1", reason) == [f"refuse c1 {code}", "report"]
 
 
+def test_a_call_moves_off_every_replica_that_was_told_to_end() -> None:
+    """A rolling update ends one Replica after the other, each with the Call that fled from the one before."""
+    script = Script()
+    for replica in ("r1", "r2", "r3"):
+        script.replica(replica, 1)
+    assert script.arrive("c1") == ["grant c1 r1", "report"]
+    script.replica("r1", 1, state="stopping")
+    assert script.bounce("c1", "reset") == ["grant c1 r2", "report"]
+    script.replica("r2", 1, state="draining")
+    script.gone("r2")
+    assert script.bounce("c1", "reset") == ["grant c1 r3", "report"], "gone after it was told to end"
+    assert script.bounce("c1", "reset") == ["grant c1 r3"], "this one nobody told: the one move that counts"
+    assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
+
+
+def test_a_replica_that_turns_out_to_have_been_told_to_end_is_forgiven() -> None:
+    """Its connection breaks before Routes say why."""
+    script = Script()
+    script.replica("r1", 1)
+    script.replica("r2", 1)
+    script.arrive("c1")
+    assert script.bounce("c1", "reset") == ["grant c1 r2"]
+    script.replica("r1", 1, state="stopping")
+    assert script.bounce("c1", "reset") == ["grant c1 r2"]
+    assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
+
+
+def test_a_replica_that_broke_before_it_was_stopped_is_not_forgiven() -> None:
+    """Else one Call that kills engines would kill them all."""
+    script = Script()
+    script.replica("r1", 1)
+    script.replica("r2", 1)
+    script.arrive("c1")
+    assert script.bounce("c1", "reset") == ["grant c1 r2"]
+    script.gone("r1")
+    script.replica("r1", 0, state="stopping")
+    assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
+
+
 def test_a_call_that_timed_out_stays_where_others_are_served() -> None:
     """The Replica is busy and not wedged: elsewhere the Call would wait as long again (interfaces, section 3, 504)."""
     script = Script()

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,9 @@ from tests.cluster.kubelet.node import Node
 from tests.cluster.plane import Plane
 
 GIVEN = os.environ.get("PILOTLIGHT_TEST_KUBECONFIG")
+FAILED = pytest.StashKey[bool]()
+TAIL_BYTES = 6_000
+"""Of each log of a test that failed, so much is told."""
 _numbers = itertools.cycle(range(1, 120))
 
 
@@ -38,6 +41,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="its pods must be local processes; the cluster was given"))
         elif not GIVEN and not alone:
             item.add_marker(pytest.mark.skip(reason="needs a network of its own: make test-cluster"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed tells what the processes in its folder said."""
+    report = yield
+    folder: Path | None = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.when == "call" and report.failed:
+        item.stash[FAILED] = True
+        for log in sorted(folder.rglob("*.log")) if folder is not None else ():
+            report.sections.append((log.name, log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")))
+    return report
+
+
+async def tell(api: Api, namespace: str) -> None:
+    """Prints the nodes, and the namespace's pods and events."""
+    for node in (await api.get("/api/v1/nodes"))["items"]:
+        ready = [one["status"] for one in node["status"].get("conditions", ()) if one["type"] == "Ready"]
+        print("node", node["metadata"]["name"], *ready, node["spec"].get("taints", ""))
+    for pod in (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]:
+        print("pod", pod["metadata"]["name"], pod["spec"].get("nodeName"), pod["status"])
+    for event in (await api.get(f"/api/v1/namespaces/{namespace}/events"))["items"]:
+        print("event", event["involvedObject"]["name"], event["reason"], event.get("message", ""))
 
 
 @pytest.fixture(scope="session")
@@ -86,11 +112,13 @@ def next_number() -> int:
 
 
 @pytest.fixture
-async def namespace(api: Api) -> AsyncIterator[str]:
-    """A fresh one."""
+async def namespace(api: Api, request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """A fresh one. Of a test that failed, what is in it is told."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     await make_namespace(api, name)
     yield name
+    if request.node.stash.get(FAILED, False):
+        await tell(api, name)
     await api.delete(f"/api/v1/namespaces/{name}")  # not waited for: it takes 5 to 11 s
 
 

@@ -112,7 +112,7 @@ class Pod:
         while True:
             try:
                 await self._volumes.make()
-            except ApiError as error:
+            except (ApiError, UnreachableError) as error:
                 for one in self.containers:
                     one.waits("ContainerCreating", f"FailedMount: {error}")
                 await asyncio.sleep(RETRY_S)
@@ -168,8 +168,11 @@ class Pod:
         await self._stop()
 
     async def _stop(self) -> None:
+        """Raises what went wrong in it: a pod that dies of a fault of this kubelet looks like one that never starts."""
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        (ended,) = await asyncio.gather(self._task, return_exceptions=True)
+        if isinstance(ended, Exception):
+            raise ended
 
     # --- its status --------------------------------------------------------------------------------------------------
 
@@ -182,11 +185,7 @@ class Pod:
                 return
             try:
                 await self._node.api.patch(f"{self.path}/status", self._status(), STRATEGIC)
-            except ApiError as error:
-                if error.status in (404, 409, 422):  # gone, or a namesake with another uid
-                    return
-                await self._again()
-            except UnreachableError:
+            except (ApiError, UnreachableError):  # gone, a namesake with another uid, a conflict: `vanished` ends it
                 await self._again()
 
     async def _again(self) -> None:
