@@ -23,6 +23,8 @@ class DrainReplica(Fact, frozen=True, tag_field="kind", tag="drain"):
     replica: ReplicaId
     reason: str
     victim_of: ModelName | None = None
+    stranded: bool = False
+    """It was kept off its node, which its Model shuns for a while."""
 
 
 class ReviveReplica(Fact, frozen=True, tag_field="kind", tag="revive"):

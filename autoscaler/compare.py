@@ -20,6 +20,7 @@ from autoscaler.operators import moving, moving_reason, must_go
 from autoscaler.packing import Force, Want
 from autoscaler.shelves import want_of
 from autoscaler.states import ReplicaState as S
+from autoscaler.stranded import avoided, left_for_good
 from autoscaler.words import seconds
 from autoscaler.world import History, Replica, World
 
@@ -118,7 +119,7 @@ def _revive(case: Case) -> tuple[ReviveReplica, ...]:
         drain = replica.drain
         if replica.state != S.DRAINING or drain is None or replica.spec_hash != hash:
             continue
-        if must_go(case.world, replica):
+        if must_go(case.world, replica) or left_for_good(replica):
             continue
         if drain.victim_of is None or drain.victim_of not in case.pressing:
             back.append((replica.rank, drain.came_from != S.READY, -(replica.ready_s or 0.0), id))
@@ -140,13 +141,14 @@ def _ask(case: Case, have: int, missing: int) -> Compared:
         return Compared(unmet=(Unmet(model=name, reason=f"one more cannot start: {case.obstacle}"),))
     reason = f"wake {name}: {answer.reason}" if not have else f"one more {name}: {answer.reason}"
     wants: list[Want] = []
+    avoids = avoided(case.world, name, case.now_s)
     for ordinal in range(min(missing, WANTS_MAX)):
         since_s, force = inf, Force.LOWER
         if answer.urgent and have + ordinal == 0:
             since_s, force = unserved_since_s(case.world, name, case.now_s), Force.BUSY
         elif answer.urgent:
             since_s, force = case.now_s, Force.IDLE
-        wants.append(want_of(case.model, ordinal, since_s, force, reason, case.world.settings.pod))
+        wants.append(want_of(case.model, ordinal, since_s, force, reason, case.world.settings.pod, avoids))
     return Compared(wants=tuple(wants))
 
 
@@ -216,6 +218,6 @@ def _roll(case: Case, supply: Sequence[Replica]) -> Compared:
     gives_way = drain if isinstance(drain, DrainReplica) and not history.episodes and not begin else None
     told = f"roll out the changed spec of {case.model.name}" if cordon is None else f"move {case.model.name}: {why}"
     many = min(max(1, surge), len(old)) - begin
-    defaults = case.world.settings.pod
-    wants = tuple(want_of(case.model, ordinal, inf, Force.NONE, told, defaults) for ordinal in range(many))
+    defaults, avoids = case.world.settings.pod, avoided(case.world, case.model.name, case.now_s)
+    wants = tuple(want_of(case.model, ordinal, inf, Force.NONE, told, defaults, avoids) for ordinal in range(many))
     return Compared(wants=wants, rollout=gives_way)

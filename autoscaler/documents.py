@@ -21,13 +21,13 @@ from autoscaler.expected import WrongKeyError, decode, dotted, nearest
 from autoscaler.model import Model, ModelSpec
 from autoscaler.not_yet import MESSAGE, not_yet
 from autoscaler.part import Part
+from autoscaler.podspec import API_VERSION
 from autoscaler.quantity import AUTO, Bytes, BytesOrAuto, format_bytes
 from autoscaler.rules import check_model, check_name, check_own_names, check_served, check_settings, check_tenant
 from autoscaler.settings import Settings
 from autoscaler.strict_yaml import YamlError, read
 from autoscaler.tenant import Tenant, TenantSpec
 
-API_VERSION = "pilotlight.dev/v1alpha1"
 KINDS = ("Model", "Tenant", "Settings")
 ApiVersion = Literal["pilotlight.dev/v1alpha1"]
 

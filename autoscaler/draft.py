@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, TenantName
-from autoscaler.indices import NO_LOAD, load_of, with_id
+from autoscaler.demand import NO_LOAD
+from autoscaler.indices import load_of, with_id
 from autoscaler.ordered import Node
 from autoscaler.states import ReplicaState
 from autoscaler.world import Gateway, Grant, History, Load, Replica, SliceId, Transition, World
@@ -88,8 +89,9 @@ class Draft:
 
     def attain(self, model: ModelName, tenant: TenantName, attained: float) -> None:
         """Replaces what a Tenant attained of a Model."""
-        if self.attained.now.get(model) is self.before.attained.get(model):
-            self.attained.put(model, dict(self.attained.now.get(model, {})))
+        known = self.attained.now.get(model)
+        if known is None or known is self.before.attained.get(model):
+            self.attained.put(model, dict(known or {}))
         self.attained.now[model][tenant] = attained
 
     def replicas_of(self, model: ModelName) -> Iterable[Replica]:

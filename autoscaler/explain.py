@@ -23,6 +23,7 @@ from autoscaler.packing import Force
 from autoscaler.rulings import why_not
 from autoscaler.shelves import shelves, want_of
 from autoscaler.states import ReplicaState as S
+from autoscaler.stranded import avoided
 from autoscaler.words import counted, seconds
 from autoscaler.world import Fact, Replica, SliceId, Transition, World
 
@@ -304,6 +305,6 @@ def _move(row: LogRow, now_s: float) -> str:
 
 def _candidates(world: World, model: Model, now_s: float) -> tuple[Candidate, ...]:
     """Every Slice, and what keeps one more Replica from it."""
-    want = want_of(model, 0, now_s, Force.BUSY, "", world.settings.pod)
+    want = want_of(model, 0, now_s, Force.BUSY, "", world.settings.pod, avoided(world, model.name, now_s))
     calls = ((shelf.slice.id, why_not(want, shelf, now_s)) for shelf in shelves(world, now_s))
     return tuple(Candidate(slice=id, ruled_out=reason) for id, reason in calls)

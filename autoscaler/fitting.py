@@ -12,7 +12,7 @@ from math import inf
 
 from autoscaler.contract import ModelName
 from autoscaler.model import Model
-from autoscaler.packer import face, selectors_of
+from autoscaler.packer import choices_of, face
 from autoscaler.packing import Force, Want
 from autoscaler.rulings import never_reason
 from autoscaler.shelves import empty_shelves, want_of
@@ -26,8 +26,8 @@ class Fitting:
         self._listed = world.synced
         self._all = empty_shelves(world)
         self._defaults = world.settings.pod
-        selectors = selectors_of(self._want(model) for model in self._choosy(world))
-        self._kinds = tuple({face(shelf, selectors): shelf for shelf in self._all}.values())
+        choices = choices_of((self._want(model) for model in self._choosy(world)), ())
+        self._kinds = tuple({face(shelf, choices): shelf for shelf in self._all}.values())
         """One of each kind: who needs one Device is not asked of hundreds of equal ones."""
 
     def never(self, model: Model) -> str:

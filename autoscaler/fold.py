@@ -15,7 +15,7 @@ from autoscaler import fold_leadership, fold_orders, fold_replicas, fold_reports
 from autoscaler.actions import Acted
 from autoscaler.draft import Draft
 from autoscaler.model import Model
-from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, NodeSeen
+from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, NodeReported
 from autoscaler.world import (
     DocumentsSeen,
     FollowingSeen,
@@ -49,7 +49,7 @@ Observation = (
     | CordonsSeen
     | ModelWoken
     | ModelStopped
-    | NodeSeen
+    | NodeReported
     | Granted
     | Tick
     | Acted
@@ -91,7 +91,7 @@ def _one(draft: Draft, observation: Observation) -> None:
             fold_reports.gateway_gone(draft, observation.gateway, observation.boot)
         case HistorySeen():
             _history(draft, observation)
-        case CordonsSeen() | ModelWoken() | ModelStopped() | NodeSeen():
+        case CordonsSeen() | ModelWoken() | ModelStopped() | NodeReported():
             fold_orders.folded(draft, observation)
         case Synced():
             if not draft.world.synced:
@@ -109,6 +109,8 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
     """Takes the documents as a whole. Failures of a Model whose spec was changed no longer keep it from starting."""
     before, models = draft.world, {model.name: model for model in documents.models}
     tenants = {tenant.name: tenant for tenant in documents.tenants}
+    if not before.documented:
+        draft.change(documented=True)
     if (models, tenants, documents.settings) == (before.models, before.tenants, before.settings):
         return
     obstacles = {name: obstacle for name, obstacle in before.obstacles.items() if name in models}
@@ -131,8 +133,8 @@ def _restarts(before: Model, after: Model) -> bool:
 
 def _slices(draft: Draft, inventory: SlicesSeen) -> None:
     slices = {slice_.id: slice_ for slice_ in inventory.slices}
-    if slices != draft.world.slices:
-        draft.change(slices=slices)
+    if (slices, inventory.others) != (draft.world.slices, draft.world.others):
+        draft.change(slices=slices, others=inventory.others)
 
 
 def _start_seen(draft: Draft, seen: StartSeen) -> None:

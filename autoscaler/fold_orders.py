@@ -15,7 +15,7 @@ from autoscaler.demand import idle_window_s
 from autoscaler.draft import Draft
 from autoscaler.nodes import unhealthy
 from autoscaler.operators import STILL_THERE
-from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, Node, NodeSeen, StopOrder
+from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, Node, NodeReported, StopOrder
 
 NODES_MAX = 10_000
 """Nodes whose reports are kept; of more, those beyond are not heard."""
@@ -25,7 +25,7 @@ BOOTS_MAX = 8
 PODS_BEFORE_MAX = 256
 """Pods that left a node and are remembered: more than a node runs at once, and their memory is back in seconds."""
 
-Ordered = CordonsSeen | ModelWoken | ModelStopped | NodeSeen
+Ordered = CordonsSeen | ModelWoken | ModelStopped | NodeReported
 
 
 def folded(draft: Draft, observation: Ordered) -> None:
@@ -39,7 +39,7 @@ def folded(draft: Draft, observation: Ordered) -> None:
             _woken(draft, observation.model)
         case ModelStopped():
             _stopped(draft, observation)
-        case NodeSeen():
+        case NodeReported():
             _node(draft, observation)
 
 
@@ -86,7 +86,7 @@ def _goes_on(draft: Draft, name: ModelName, stop: StopOrder) -> bool:
     return any(one.state in STILL_THERE and one.created_s <= stop.since_s for one in draft.replicas_of(name))
 
 
-def _node(draft: Draft, seen: NodeSeen) -> None:
+def _node(draft: Draft, seen: NodeReported) -> None:
     report, name = seen.report, seen.report.node
     known = draft.nodes.now.get(name)
     before: tuple[str, ...] = ()

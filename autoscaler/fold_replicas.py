@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler import histories
+from autoscaler import histories, stranded
 from autoscaler.actions import Action, DrainReplica, FailReplica, FailStart, ReviveReplica, StartReplica, StopReplica
 from autoscaler.contract import ReplicaId
 from autoscaler.demand import residency_s
@@ -86,7 +86,10 @@ def _drain(draft: Draft, action: DrainReplica) -> None:
         epoch=draft.world.epoch,
         version=draft.version,
         victim_of=action.victim_of,
+        stranded=action.stranded,
     )
+    if action.stranded:
+        draft.change(shuns=stranded.shunned(draft.world, before, draft.now_s))
     after = replace(before, state=follow(before.state, "drain"), drain=drain)
     if before.ready_s is not None:
         draft.put_history(before.model, histories.forgiven(draft.history(before.model)))
@@ -161,6 +164,7 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
         found=True,
         pod=seen.pod,
         waits=seen.waits,
+        stranded_s=draft.now_s if stranded.kept_off(seen.waits) else None,
         rank=seen.rank,
         failure=seen.reason or "it ended" if seen.seen is Seen.EXITED else "",
     )
@@ -174,8 +178,12 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
     changes: dict[str, object] = {}
     if before.started_s is None and started_s is not None:
         changes["started_s"] = started_s
+        if draft.world.shuns:
+            draft.change(shuns=stranded.admitted(draft.world, before))
     if seen.waits != before.waits:
         changes["waits"] = seen.waits
+        if stranded.kept_off(seen.waits) != (before.stranded_s is not None):
+            changes["stranded_s"] = draft.now_s if stranded.kept_off(seen.waits) else None
     if seen.grew:
         changes["grown_s"] = draft.now_s
     if seen.address and seen.address != before.address:

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, Level, ModelName, ReplicaId, ReplicaUse, TenantName
+from autoscaler.demand import NO_LOAD
 from autoscaler.world import Gateway, Load, SliceId, World
-
-NO_LOAD = Load()
 
 
 def with_id(ids: tuple[ReplicaId, ...], id: ReplicaId) -> tuple[ReplicaId, ...]:

@@ -133,7 +133,7 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     toggled: bool = False
     """Another autoscaler scales it: only zero or not zero is decided here."""
     reason: str = "Adopted"
-    """Of the condition `Adopted`, in one word; and in a sentence:"""
+    """Why it is scaled as it is, in one word, as an Event on it has it; and in a sentence:"""
     message: str = ""
 
 

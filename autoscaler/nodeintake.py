@@ -13,7 +13,7 @@ from aiohttp import web
 from autoscaler.contract import NodeAnswer, NodeReport, decoder
 from autoscaler.loop import Loop
 from autoscaler.nodes import repeats
-from autoscaler.ordered import NodeSeen
+from autoscaler.ordered import NodeReported
 
 NODE_BYTES_MAX = 1 << 20
 NODE_CHARS_MAX = 253
@@ -37,7 +37,7 @@ def add_to(app: web.Application, loop: Loop) -> None:
             return web.json_response({"error": f"not a node's report: {wrong}"}, status=400)
         if not report.node or len(report.node) > NODE_CHARS_MAX:
             return web.json_response({"error": "which node? `node` is its name"}, status=400)
-        known, seen = loop.world.nodes.get(report.node), (NodeSeen(report=report),)
+        known, seen = loop.world.nodes.get(report.node), (NodeReported(report=report),)
         if known is not None and known.report.boot == report.boot and repeats(known.report, report):
             loop.note(seen)
         else:

@@ -1,9 +1,10 @@
-"""What agents of nodes said, as far as it still counts, and what follows from it. Pure.
+"""What agents of nodes said, as far as it still counts, and what others have of nodes; what follows from it. Pure.
 
 Owns the age at which a report ends to count, which Devices are whose, and when a Device's memory is back. A report that
 is too old is no measurement, and none is not zero. In a cluster a Slice only counts the GPUs of its node (NODE/gpuN),
 and which of them a pod gets is its kubelet's choice: so a Slice's Device is known by the Replica on it, whose pod the
-report names with its Devices; and of Devices that are unhealthy and nobody's, as many free Slices are closed.
+report names with its Devices; and as many free Slices are closed as there are Devices that are unhealthy and nobody's,
+or that pods of others have.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from msgspec.structs import replace
 
 from autoscaler.contract import NODE_EXPIRY_S, DeviceReport, NodeReport, PodDevices, ReplicaId
 from autoscaler.ordered import Node
-from autoscaler.world import PodRef, Replica, Slice, SliceId, World
+from autoscaler.world import NodeId, PodRef, Replica, Slice, SliceId, World
 
 IDLE_BYTES_MAX = 1 << 30
 """What a driver and its daemons keep of a Device that nobody uses, and more: about 0.6 GiB of an H100."""
 NOTICED_BYTES = 64 << 20
 """A Device's use that changes by less is no news."""
 ILL = "a device of its node is unhealthy, its agent says"
+OTHERS = "pods of others have a device of its node"
 
 
 def fresh(node: Node, now_s: float) -> bool:
@@ -111,6 +113,20 @@ def _listed(pods: Iterable[PodDevices], pod: PodRef) -> tuple[str, ...]:
 
 
 # --- health -----------------------------------------------------------------------------------------------------------
+
+
+def shut(world: World, now_s: float) -> dict[SliceId, str]:
+    """Slices on which nothing new is put, because of what is known of their node; why, in words."""
+    sick = ill(world, now_s)
+    if not world.others:
+        return sick
+    free: dict[str, list[SliceId]] = {}
+    for id in sorted(world.slices):
+        node = world.slices[id].node
+        if node in world.others and id not in sick and not world.by_slice.get(id):
+            free.setdefault(node, []).append(id)
+    taken = (id for node, ids in free.items() for id in ids[max(0, len(ids) - world.others[NodeId(node)]) :])
+    return {**sick, **dict.fromkeys(taken, OTHERS)}
 
 
 def ill(world: World, now_s: float) -> dict[SliceId, str]:

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from autoscaler import api, explain, page
+from autoscaler import api, explain, openapi, page
 from autoscaler.commands import Commands
 from autoscaler.log import Log
 from autoscaler.loop import Loop
@@ -50,7 +50,7 @@ class OperationsServer:
         self._log = log
         self._metrics = metrics
         self._gateway_sockets = gateway_sockets
-        self._openapi = api.openapi(version)
+        self._openapi = openapi.document(version)
         self._commands = commands
         self._off = api.Sentences(sentences=tuple(off))
 
@@ -62,7 +62,7 @@ class OperationsServer:
         get("/healthz", self._healthz)
         get("/readyz", self._readyz)
         get("/metrics", self._metrics_text)
-        get(api.OPENAPI_PATH, self._description)
+        get(openapi.PATH, self._description)
         get("/api/v1/status", self._status)
         get("/api/v1/off", self._what_is_off)
         get("/api/v1/models", self._models)
@@ -157,8 +157,8 @@ class OperationsServer:
 async def unknown(request: web.Request) -> web.Response:
     """Any other path or method."""
     if request.method not in {"GET", "HEAD"}:
-        return problem(405, f"nothing is posted there; {api.OPENAPI_PATH} lists what takes an order")
-    return problem(404, f"no such path; {api.OPENAPI_PATH} lists all, / is for people")
+        return problem(405, f"nothing is posted there; {openapi.PATH} lists what takes an order")
+    return problem(404, f"no such path; {openapi.PATH} lists all, / is for people")
 
 
 async def scrape(path: Path) -> bytes | None:

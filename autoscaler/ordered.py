@@ -82,7 +82,7 @@ class ModelStopped(Said, frozen=True):
     force: bool = False
 
 
-class NodeSeen(Said, frozen=True):
+class NodeReported(Said, frozen=True):
     """The agent of a node reported."""
 
     report: NodeReport

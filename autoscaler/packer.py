@@ -13,15 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName
-from autoscaler.packing import Incumbent, Missing, Outlook, Packing, Placement, Room, Shelf, Victim, Want
-from autoscaler.rulings import admits, evictable, need, product_rank, unmet_reason
+from autoscaler.packing import Choice, Incumbent, Missing, Outlook, Packing, Placement, Room, Shelf, Victim, Want
+from autoscaler.rulings import admits, barred, evictable, need, product_rank, unmet_reason
 from autoscaler.world import Copy, DeviceId, NodeId, SliceId
 
 FREE, LOCKED, COMING, EVICT = range(4)
 """Rungs, cheapest first: room now; room now, but another Replica is starting there; room soon; room by victims."""
 
 Key = tuple[float | int | str, ...]
-Selector = tuple[tuple[str, str], ...]
 
 
 class Option(NamedTuple):
@@ -66,16 +65,20 @@ def _order(want: Want) -> Key:
     return (-want.priority, want.unserved_since_s, want.model, want.ordinal)
 
 
-def face(shelf: Shelf, selectors: Sequence[Selector] = ()) -> Key:
+def face(shelf: Shelf, choices: Sequence[Choice] = ()) -> Key:
     """What `need` and `product_rank` look at: equal for equal Devices, so that they are asked once."""
     s = shelf.slice
     alike = (s.memory_bytes, s.compute_percent, s.isolation, s.shared, shelf.whole, s.product)
-    return (*alike, *(admits(selector, s) for selector in selectors)) if selectors else alike
+    if not choices:
+        return alike
+    return (*alike, *(admits(one.selector, s) for one in choices), *(not barred(one, s) for one in choices))
 
 
-def selectors_of(wanted: Iterable[Want]) -> tuple[Selector, ...]:
-    """By what labels of nodes these Wants choose, if at all: for `face`."""
-    return tuple(sorted({want.selector for want in wanted if want.selector}))
+def choices_of(wanted: Iterable[Want], shelves: Iterable[Shelf]) -> tuple[Choice, ...]:
+    """By what these Wants choose among these nodes, if at all: for `face`."""
+    tainted = any(shelf.slice.taints for shelf in shelves)
+    choosy = (want for want in wanted if tainted or want.selector or want.avoids)
+    return tuple(dict.fromkeys(want.choice for want in choosy))
 
 
 class _Bench:
@@ -84,7 +87,7 @@ class _Bench:
     def __init__(
         self, wanted: Sequence[Want], slices: Sequence[Shelf], copies: Set[Copy], outlook: Outlook, now_s: float
     ) -> None:
-        self._selectors = selectors_of(wanted)
+        self._choices = choices_of(wanted, slices)
         usable = (shelf for shelf in slices if shelf.slice.healthy and not shelf.closed)
         usable_sorted = sorted(usable, key=lambda shelf: shelf.slice.id)
         self.shelves: dict[SliceId, Shelf] = {shelf.slice.id: shelf.copy() for shelf in usable_sorted}
@@ -107,7 +110,7 @@ class _Bench:
         """Options by everything of a Want that they depend on."""
 
     def _face(self, shelf: Shelf) -> Key:
-        return face(shelf, self._selectors)
+        return face(shelf, self._choices)
 
     def best(self, want: Want) -> tuple[Option, ...] | None:
         """The Options to take, one per Device; empty for a Want without Devices; None: there is no way now."""
@@ -128,7 +131,7 @@ class _Bench:
             alike = self.shelves[entries[0][2]] if entries else None
             room = need(want, alike) if alike is not None else None
             rank = product_rank(want, alike.slice.product) if alike is not None else None
-            if room is None or rank is None:
+            if alike is None or room is None or rank is None or barred(want.choice, alike.slice):
                 continue
             for i in range(bisect_left(entries, room), len(entries)):
                 memory_bytes, compute_percent, id = entries[i]
@@ -184,7 +187,7 @@ class _Bench:
     def _option(self, want: Want, shelf: Shelf) -> Option | None:
         """The cheapest way to use this Slice; None: none now."""
         room, rank = need(want, shelf), product_rank(want, shelf.slice.product)
-        if room is None or rank is None:
+        if room is None or rank is None or barred(want.choice, shelf.slice):
             return None
         chosen: tuple[Incumbent, ...] = ()
         soon = shelf.free.plus(shelf.coming)

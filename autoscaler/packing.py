@@ -13,8 +13,9 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.podspec import Toleration
 from autoscaler.states import ReplicaState
-from autoscaler.world import Isolation, Slice, SliceId
+from autoscaler.world import Isolation, NodeId, Slice, SliceId
 
 
 class Force(IntEnum):
@@ -28,6 +29,14 @@ class Force(IntEnum):
     """Also idle ones of its own priority (one more Replica of a Model that is served)."""
     BUSY = 3
     """Also busy ones of its own priority (Calls wait and no Replica of the Model takes them)."""
+
+
+class Choice(NamedTuple):
+    """By what a Want chooses among nodes: see there."""
+
+    selector: tuple[tuple[str, str], ...]
+    tolerations: tuple[Toleration, ...]
+    avoids: tuple[NodeId, ...]
 
 
 class Want(NamedTuple):
@@ -52,6 +61,15 @@ class Want(NamedTuple):
     reason: str = ""
     selector: tuple[tuple[str, str], ...] = ()
     """Labels, sorted, that its node must have."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints of nodes that do not keep it away."""
+    avoids: tuple[NodeId, ...] = ()
+    """Nodes that did not take it lately, sorted."""
+
+    @property
+    def choice(self) -> Choice:
+        """By what it chooses among nodes."""
+        return Choice(self.selector, self.tolerations, self.avoids)
 
 
 class Room(NamedTuple):

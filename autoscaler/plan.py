@@ -2,9 +2,9 @@
 
 `plan(world, now_s)` is pure and looks at one snapshot: broken starts fail, and so do those that could not work, before
 they are tried; acknowledged drains stop, Replicas wanted again revive, what is not wanted drains, victims make room,
-and what fits starts, in this order. Folding its Actions and planning again at the same time adds nothing of the same
-kind. One Replica at a time starts on a Device. `next_s` says when time alone changes the answer, so that the loop can
-sleep. It performs nothing.
+and what fits starts, in this order; who is kept off its node drains where another has room. Folding its Actions and
+planning again at the same time adds nothing of the same kind. One Replica at a time starts on a Device. `next_s` says
+when time alone changes the answer, so that the loop can sleep. It performs nothing.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ from autoscaler.drain import in_use, next_change_s, verdict
 from autoscaler.histories import limit_s
 from autoscaler.outlook import outlook
 from autoscaler.packer import pack
-from autoscaler.packing import Packing, Placement, Shelf, Want
-from autoscaler.shelves import locks, shelves, stuck_s
+from autoscaler.packing import Force, Packing, Placement, Shelf, Want
+from autoscaler.shelves import locks, shelves, stuck_s, want_of
 from autoscaler.states import ReplicaState as S
+from autoscaler.stranded import STRANDED_S, avoided, gives_up_s, nodes_of
 from autoscaler.words import seconds
 from autoscaler.world import Replica, World
 
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+MOVES = "kept off its node"
+"""The reason of a Want that is only asked for."""
 NAME_MAX = 100
 """Characters of a Model's name that go into the ids of its Replicas: an id is a file name and a label."""
 
@@ -154,19 +157,48 @@ class _Tick:
 
     def place(self) -> None:
         """Asks the packer, and turns its answer into starts, victims' drains and sentences."""
-        if not self.wants:
+        moves = self._moves()
+        wants = [*self.wants, *moves]
+        if not wants:
             return
         shelved = self._shelves()
-        packing = pack(self.wants, shelved, self.world.copies, outlook(self.world, self.now_s), self.now_s)
+        packing = pack(wants, shelved, self.world.copies, outlook(self.world, self.now_s), self.now_s)
         for placement in packing.placements:
-            self.starts.append(self._start(placement))
+            if placement.want not in moves:
+                self.starts.append(self._start(placement))
         for victim in packing.victims:
-            self._evict(victim.replica, victim.want)
-        self._wait(packing, shelved)
+            if victim.want not in moves:
+                self._evict(victim.replica, victim.want)
+        for missing in packing.unmet:
+            for node in missing.want.avoids:
+                shun = self.world.shuns.get((missing.want.model, node))
+                self.later(None if shun is None else shun.until_s)
+        room = dict.fromkeys((*(one.want for one in packing.placements), *(one.want for one in packing.victims)))
+        self.drains += [_gives_up(moves[want]) for want in room if want in moves]
+        self._wait(packing._replace(unmet=tuple(one for one in packing.unmet if one.want not in moves)), shelved)
+
+    def _moves(self) -> dict[Want, Replica]:
+        """Who is kept off its node for too long -> the place elsewhere that it would take: asked for, not taken."""
+        going, found = self._going(), dict[Want, Replica]()
+        for id in sorted(id for id, one in self.world.replicas.items() if one.stranded_s is not None):
+            replica = self.world.replicas[id]
+            due_s, model = gives_up_s(replica), self.world.models.get(replica.model)
+            self.later(due_s)
+            if due_s is None or self.now_s < due_s or id in going or model is None:
+                continue
+            avoids = avoided(self.world, model.name, self.now_s)
+            avoids = tuple(sorted({*avoids, *nodes_of(self.world, replica)}))
+            load = self.world.loads.get(model.name)
+            force = Force.BUSY if load is not None and load.waiting else Force.LOWER
+            want = want_of(model, len(found), inf, force, MOVES, self.world.settings.pod, avoids)
+            found[want] = replica
+        return found
 
     def _shelves(self) -> tuple[Shelf, ...]:
-        going = {a.replica for a in self.drains} | {a.replica for a in self.stops} | {a.replica for a in self.fails}
-        return shelves(self.world, self.now_s, going, {action.replica for action in self.revives})
+        return shelves(self.world, self.now_s, self._going(), {action.replica for action in self.revives})
+
+    def _going(self) -> set[ReplicaId]:
+        return {a.replica for a in self.drains} | {a.replica for a in self.stops} | {a.replica for a in self.fails}
 
     def _start(self, placement: Placement) -> StartReplica:
         want, world = placement.want, self.world
@@ -233,6 +265,12 @@ class _Tick:
         unmet = tuple(self.unmet[name] for name in sorted(self.unmet))
         next_s = None if self.next_s == inf else self.next_s
         return Plan(actions=tuple(actions), unmet=unmet, next_s=next_s, tries=tuple(sorted(self.tries)))
+
+
+def _gives_up(replica: Replica) -> DrainReplica:
+    """There is room elsewhere."""
+    reason = f"kept off its node for more than {seconds(STRANDED_S)}, and there is room elsewhere: {replica.waits}"
+    return DrainReplica(replica=replica.id, reason=reason, stranded=True)
 
 
 def intent_of(epoch: int, version: int, model: ModelName, ordinal: int) -> str:

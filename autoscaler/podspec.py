@@ -18,6 +18,8 @@ from autoscaler.part import Part
 GPU = "nvidia.com/gpu"
 OURS = "pilotlight.dev/"
 """What begins so is Pilotlight's."""
+API_VERSION = OURS + "v1alpha1"
+"""Of its documents and custom resources."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
 
 _QUANTITY = re.compile(r"[0-9]{1,19}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")

@@ -185,6 +185,10 @@ def check_settings(settings: Settings) -> None:
         if not device.memory_bytes:
             raise WrongKeyError(("devices", position, "memory"), "expected more than nothing")
         seen.add(device.name)
+    for position, one in enumerate(settings.priority_classes):
+        check_object_name(one.name, ("priorityClasses", position, "name"))
+        if any(one.least == other.least for other in settings.priority_classes[:position]):
+            raise WrongKeyError(("priorityClasses", position, "least"), f"{one.least} occurs twice")
     for position, kind in enumerate(settings.nodes):
         check_labels(kind.selector, ("nodes", position, "selector"))
         if not kind.device.model:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from autoscaler.packing import Force, Incumbent, Room, Shelf, Want
+from autoscaler.packing import Choice, Force, Incumbent, Room, Shelf, Want
 from autoscaler.states import ReplicaState
+from autoscaler.taints import repels
 from autoscaler.words import seconds, size
 from autoscaler.world import Slice
 
@@ -27,6 +28,16 @@ def admits(selector: Sequence[tuple[str, str]], slice_: Slice) -> bool:
     """Whether a Slice's node has these labels, as far as its labels are known."""
     labels, whole = slice_.labels, slice_.labels_known
     return all(labels.get(key, None if whole else value) == value for key, value in selector)
+
+
+def barred(choice: Choice, slice_: Slice) -> str:
+    """What keeps who chooses so off a Slice's node for now, in words; empty: nothing does."""
+    taint = repels(slice_.taints, choice.tolerations) if slice_.taints else None
+    if taint is not None:
+        return f"its node is tainted {taint}, which spec.pod.tolerations do not tolerate"
+    if slice_.node in choice.avoids:
+        return "its cluster's scheduler kept the last pod of the Model off its node; it is tried again later"
+    return ""
 
 
 def need(want: Want, shelf: Shelf) -> Room | None:
@@ -80,8 +91,10 @@ def unmet_reason(want: Want, shelves: Sequence[Shelf], now: Sequence[Shelf], now
     never = never_reason(want, shelves)
     if never is not None:
         return never, True
-    fitting = [s for s in now if _fits(want, s)]
-    closed = next((s.closed for s in shelves if s.closed and _fits(want, s)), "")
+    choice = want.choice
+    fitting = [s for s in now if _fits(want, s) and not barred(choice, s.slice)]
+    why = (s.closed or barred(choice, s.slice) for s in shelves if _fits(want, s))
+    closed = next(filter(None, why), "")
     if not fitting:
         return f"needs {ask(want)}; {closed or 'no device that has it is healthy'}", False
     best = max(fitting, key=lambda shelf: (shelf.free.memory_bytes, shelf.free.compute_percent, shelf.slice.id))
@@ -105,6 +118,9 @@ def why_not(want: Want, shelf: Shelf, now_s: float) -> str:
         return f"it is {shelf.slice.product or 'of no named product'}, not {' or '.join(want.products)}"
     if not admits(want.selector, shelf.slice):
         return f"its node is not labelled {labelled(want)}"
+    bar = barred(want.choice, shelf.slice)
+    if bar:
+        return bar
     room = need(want, shelf)
     if room is None:
         return f"it has {size(shelf.slice.memory_bytes)} in all, which cannot be {ask(want)}"

@@ -83,10 +83,12 @@ class Feed:
         return self._messages(delta)
 
     def catalogue(self) -> AsyncGenerator[bytes]:
-        """Models and Tenants, with the same heartbeat."""
+        """Models and Tenants, with the same heartbeat; none are told before the documents are known."""
 
         def delta(before: World | None, after: World) -> bytes | None:
-            if before is None:
+            if not after.documented:
+                return BLANK if before is None or before is after else None
+            if before is None or not before.documented:
                 return _encode(publish.catalogue_full(after))
             known: Delta | None = publish.catalogue_delta(before, after)
             if known is None and before is after:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from autoscaler.model import Seconds
+from autoscaler.model import Priority, Seconds
 from autoscaler.part import Part
 from autoscaler.podspec import Pod
 from autoscaler.quantity import Bytes, BytesOrAuto
@@ -80,6 +80,13 @@ class Adoption(Part, frozen=True):
     hold_seconds: Seconds = 600.0
 
 
+class PriorityClass(Part, frozen=True):
+    """The PriorityClass of pods of Models from this priority on."""
+
+    least: Priority
+    name: str
+
+
 class Settings(Part, frozen=True):
     """All settings, at their defaults."""
 
@@ -94,5 +101,11 @@ class Settings(Part, frozen=True):
     limits: Limits = Limits()
     lease_seconds: Annotated[int, Meta(ge=2, le=600)] = 15
     adoption: Adoption = Adoption()
+    priority_classes: tuple[PriorityClass, ...] = ()
     pod: Pod = Pod()
     """What is laid over all pods, under what their Model says."""
+
+    def priority_class(self, priority: int) -> str | None:
+        """Of a Model's pods: the one that begins the highest at or below its priority."""
+        reached = [one for one in self.priority_classes if one.least <= priority]
+        return max(reached, key=lambda one: one.least).name if reached else None

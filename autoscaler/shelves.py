@@ -24,12 +24,13 @@ from autoscaler.demand import (
 )
 from autoscaler.drain import complete, in_use
 from autoscaler.model import Model, Start
-from autoscaler.nodes import ill
+from autoscaler.nodes import shut
 from autoscaler.operators import closed
 from autoscaler.packing import Force, Incumbent, Room, Shelf, Want
 from autoscaler.podspec import Pod
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import DeviceId, Isolation, Replica, Slice, SliceId, World
+from autoscaler.taints import tolerations
+from autoscaler.world import DeviceId, Isolation, NodeId, Replica, Slice, SliceId, World
 
 STUCK_S = 60.0
 """Stopping or scrubbing for longer than that is not counted on any more: a Want may take another victim."""
@@ -43,9 +44,17 @@ LEAVING = ENDING | {S.DRAINING}
 
 
 def want_of(  # noqa: PLR0917  in the order of a Want
-    model: Model, ordinal: int, unserved_since_s: float, force: Force, reason: str, defaults: Pod | None = None
+    model: Model,
+    ordinal: int,
+    unserved_since_s: float,
+    force: Force,
+    reason: str,
+    defaults: Pod | None = None,
+    avoids: tuple[NodeId, ...] = (),
 ) -> Want:
-    """One Replica of `model` as the packer is asked for it. `defaults`: what the Settings say of pods."""
+    """One Replica of `model` as the packer is asked for it. `defaults`: what the Settings say of pods. `avoids`: nodes
+    that the Model shuns now.
+    """
     gpu, own = model.spec.gpu, model.spec.pod.node_selector
     labels = own if defaults is None or not defaults.node_selector else {**defaults.node_selector, **own}
     return Want(
@@ -62,6 +71,8 @@ def want_of(  # noqa: PLR0917  in the order of a Want
         artifact=model.spec.artifact or "",
         reason=reason,
         selector=tuple(sorted(labels.items())) if labels else (),
+        tolerations=tolerations(defaults, model.spec.pod),
+        avoids=avoids,
     )
 
 
@@ -112,7 +123,7 @@ class _Look(NamedTuple):
     locked: Collection[DeviceId]
     leaving: Collection[ReplicaId]
     staying: Collection[ReplicaId]
-    ill: Mapping[SliceId, str]
+    shut: Mapping[SliceId, str]
 
 
 def shelves(
@@ -128,7 +139,7 @@ def shelves(
         locked=locks(world, now_s),
         leaving=leaving,
         staying=staying,
-        ill=ill(world, now_s),
+        shut=shut(world, now_s),
     )
     return tuple(_shelf(look, world.slices[id]) for id in sorted(world.slices))
 
@@ -165,7 +176,7 @@ def _shelf(look: _Look, slice_: Slice) -> Shelf:
         free=free,
         coming=coming,
         locked=device in look.locked,
-        closed=closed(look.world, slice_) or look.ill.get(slice_.id, ""),
+        closed=closed(look.world, slice_) or look.shut.get(slice_.id, ""),
     )
 
 

@@ -1,8 +1,7 @@
 """The World: one immutable snapshot of everything a decision may depend on, and the observations that change it.
 
-Owns the types only. `autoscaler.fold` makes the next World out of an old one and a batch of observations;
-`autoscaler.demand`, `shares`, `packer` and `plan` read it. Entities are frozen and replaced whole. All times are
-seconds of one monotonic clock (`now_s`), given from outside; nothing here knows what time it is.
+Owns the types only; `autoscaler.fold` makes the next World out of an old one and a batch of observations. Entities are
+frozen and replaced whole. All times are seconds of one monotonic clock (`now_s`), given from outside.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from autoscaler.model import Model
 from autoscaler.ordered import Cordon, Node, Place, StopOrder
 from autoscaler.settings import Settings
 from autoscaler.states import ReplicaState
+from autoscaler.taints import Shun, Taint
 from autoscaler.tenant import Tenant
 
 SliceId = NewType("SliceId", str)
@@ -50,9 +50,10 @@ class Slice(Fact, frozen=True):
     """The device's product name, matched against `gpu.models`; empty matches only a Model that names none."""
     healthy: bool = True
     labels: dict[str, str] = {}
-    """Of its node."""
     labels_known: bool = False
-    """These are all of them; False: it may have others, too."""
+    """Those above are all that its node has; False: it may have others, too."""
+    taints: tuple[Taint, ...] = ()
+    """Of its node, but for those that every pod of ours tolerates."""
     closed: str = ""
     """Why nothing new may be put there now, as its driver sees it; empty: it is open."""
 
@@ -93,6 +94,7 @@ class Drain(Fact, frozen=True):
     version: int
     victim_of: ModelName | None = None
     """The Model that its Slice is wanted for; None when it drains for its own sake."""
+    stranded: bool = False
 
 
 class Replica(Fact, frozen=True):
@@ -130,6 +132,8 @@ class Replica(Fact, frozen=True):
     """None: it is none, or its name is not known yet."""
     waits: str = ""
     """Why its first process has not started yet, as the driver sees it; `start.secondsMax` does not count that."""
+    stranded_s: float | None = None
+    """Since when a scheduler keeps it off its node; None: it does not (`autoscaler.stranded`)."""
     rank: int = 0
     """Of Replicas that can only go in order (a StatefulSet's) the highest goes first."""
     failure: str = ""
@@ -225,8 +229,9 @@ class World(Fact, frozen=True):
     epoch: int
     version: int = 0
     """Of Routes: rises with every change that a gateway must learn."""
+    documented: bool = False
     synced: bool = False
-    """The driver has listed everything that exists; nothing is decided before."""
+    """Documents were told; the driver has listed all that exists. No catalogue is told, or nothing decided, before."""
     leads: bool = True
     """This process leads. One that follows folds everything, and orders and grants nothing."""
     leading_since_s: float = 0.0
@@ -238,6 +243,9 @@ class World(Fact, frozen=True):
     models: dict[ModelName, Model] = {}
     tenants: dict[TenantName, Tenant] = {}
     slices: dict[SliceId, Slice] = {}
+    others: dict[NodeId, int] = {}
+    """Devices of each node that pods of others have; which ones is not known."""
+    shuns: dict[tuple[ModelName, NodeId], Shun] = {}
     copies: frozenset[Copy] = frozenset()
     replicas: dict[ReplicaId, Replica] = {}
     gateways: dict[GatewayId, Gateway] = {}
@@ -287,6 +295,7 @@ class SlicesSeen(Fact, frozen=True):
     """The whole inventory of one driver, as it is now."""
 
     slices: tuple[Slice, ...]
+    others: dict[NodeId, int] = {}
 
 
 class StartSeen(Fact, frozen=True):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from autoscaler.contract import ModelName, ReplicaId, TenantName
 
 if TYPE_CHECKING:
+    from gateway.holds import Hold
     from gateway.queue import Line
-    from gateway.routes import Hold
 
 
 class Outcome(StrEnum):

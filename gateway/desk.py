@@ -17,10 +17,11 @@ from gateway.call import Call, CallState, Outcome
 from gateway.deadlines import Deadlines
 from gateway.effects import Effect, Grant, Refuse
 from gateway.errors import MAX_RETRY_AFTER_S, CallError
+from gateway.holds import Hold, ModelRoutes
 from gateway.pressure import Pressure
 from gateway.queue import Line, Parked, Queue
 from gateway.reporting import Accounts
-from gateway.routes import Hold, ModelRoutes, Routes
+from gateway.routes import Routes
 
 RETRY_AFTER_S = 1.0
 """What a client is told when nothing better is known."""
@@ -186,7 +187,8 @@ class Desk:
 
         A refused connection took no byte, so it does not count, and neither does an engine that was told to end; what
         took bytes else moves once, for a Call may be what kills its engines. Only an engine that says it is busy is
-        spared by the retry budget: a Replica that died is no overload, and all its Calls move.
+        spared by the retry budget: a Replica that died is no overload, and all its Calls move. Where the Model takes no
+        Calls any more, who may move hears that, as those that wait do.
         """
         line = _line(call)
         failed = call.replica
@@ -200,7 +202,7 @@ class Desk:
         if reason == "timeout" and hold.byte_s is not None and hold.byte_s > (call.granted_s or 0.0):
             spent = True  # it serves others: elsewhere this Call would wait as long again
         if spent or self.closed or call.deadline_s <= now_s:
-            error = _LAST_WORDS[reason]()
+            error = self.refusal() if self.closed and not spent else _LAST_WORDS[reason]()
             self._refuse(line, call, error, now_s, out)
         else:
             other = self.part.choose(now_s, avoid=failed)

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 PARKED, SENT, RELAYING, ENDED = range(4)
 """Waits for a grant; is with an engine that has answered nothing; is being answered (committed); has its Outcome."""
 
-BREATH_S = 0.05
-"""Before a Call moves off an engine that broke its connection. A process that is killed may end connections before it
-stops listening: the one move would be lost on it. By now it refuses, or Routes have told."""
+BREATHS_S = (0.05, 1.0)
+"""Before a Call moves off an engine that broke its connection, and again. One that is killed may end connections before
+it stops listening; by now it refuses, or Routes have told. The second move is only off an engine that they say ends."""
 
 Reason = Literal["connect", "reset", "busy", "timeout"]
 
@@ -192,7 +192,9 @@ class Exchange(Call):
         elif loss == "connect":
             self._bounce("connect")
         else:
-            self._breath = asyncio.get_running_loop().call_later(BREATH_S, self._bounce, "reset")
+            self._breath = asyncio.get_running_loop().call_later(
+                BREATHS_S[self.fled is not None], self._bounce, "reset"
+            )
 
     # --- what the client does --------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import re
 
 from gateway.body import Pieces
 from gateway.errors import header_too_large, too_large, too_many_chunks
-from gateway.head import FIELD, malformed
+from gateway.head import TRAILERS, malformed
 
 CHUNKS_MAX, CHUNK_BYTES_MEAN = 4096, 64
 """A body may come in so many chunks, however small, and in one more for each so many bytes; above it 400. Each costs as
@@ -22,7 +22,6 @@ TRAILER_BYTES_MAX = 8 << 10
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n")
 _SIZE_BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,16}\r?)?")
-_TRAILERS = re.compile(rb"(?:" + FIELD + rb")*+")
 
 
 class LengthReader:
@@ -130,6 +129,6 @@ class ChunkReader:
                 raise header_too_large()
             self._rest = data[at:]
             return None
-        if _TRAILERS.fullmatch(data, at, end) is None:
+        if TRAILERS.fullmatch(data, at, end) is None:
             raise malformed()
         return data[end + 4 :]

@@ -34,6 +34,8 @@ FIELD = rb"\r\n" + TOKEN + rb"++:[\t\x20-\x7e\x80-\xff]*+"
 """One header line with the line end before it: no space before the colon, no folding, no CR, LF, NUL or other
 control.
 """
+TRAILERS = re.compile(rb"(?:" + FIELD + rb")*+")
+"""Header lines behind a body in chunks (RFC 9112, 7.1.2), without the empty line at their end."""
 
 _LINE = rb"(?!CONNECT )(" + TOKEN + rb"{1,32}+) (/[!\"$->@-~]*+)(?:\?([!\"$-~]*+))? HTTP/1\.([01])"
 _HEAD = re.compile(_LINE + rb"((?:" + FIELD + rb")*+)")

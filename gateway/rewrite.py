@@ -132,20 +132,25 @@ def edit_json(
     """
     renamed = model is not None and model != peek.body_model
     asking = include_usage and peek.stream and not peek.wants_usage
-    if not (renamed or asking or cache_salt or lora or "cache_salt" in peek.members):
+    edits: dict[str, bytes | None] = {}
+    if renamed:
+        edits["model"] = msgspec.json.encode(model)
+    if asking:
+        edits["stream_options"] = _with_usage(peek.members.get("stream_options"))
+    if cache_salt or "cache_salt" in peek.members:
+        edits["cache_salt"] = msgspec.json.encode(cache_salt) if cache_salt else None
+    if lora:
+        edits["lora"] = lora.encode()
+    if not edits:
         return peek.body
     if not isinstance(peek.body, bytes):
-        return _spliced(peek, peek.body, model if renamed else None, cache_salt, lora, asking=asking)
+        return _spliced(peek.body, edits)
     edited: dict[str, Raw | bytes] = {**peek.members}
-    if renamed:
-        edited["model"] = msgspec.json.encode(model)
-    if asking:
-        edited["stream_options"] = _with_usage(peek.members.get("stream_options"))
-    edited.pop("cache_salt", None)
-    if cache_salt:
-        edited["cache_salt"] = msgspec.json.encode(cache_salt)
-    if lora:
-        edited["lora"] = lora.encode()
+    for name, value in edits.items():
+        if value is None:
+            del edited[name]
+        else:
+            edited[name] = value
     return _join(edited)
 
 
@@ -157,17 +162,8 @@ def _scanned(body: Pieces) -> dict[str, Raw]:
     return {name: Raw(value) for name, value in found.values.items()}
 
 
-def _spliced(peek: Peek, body: Pieces, model: str | None, cache_salt: str | None, lora: str, *, asking: bool) -> Body:
-    """A large body with the same edits: cut where they are, everything else as it came."""
-    edits: dict[str, bytes | None] = {"cache_salt": None} if "cache_salt" in peek.members else {}
-    if cache_salt:
-        edits["cache_salt"] = msgspec.json.encode(cache_salt)
-    if lora:
-        edits["lora"] = lora.encode()
-    if model is not None:
-        edits["model"] = msgspec.json.encode(model)
-    if asking:
-        edits["stream_options"] = _with_usage(peek.members.get("stream_options"))
+def _spliced(body: Pieces, edits: dict[str, bytes | None]) -> Body:
+    """A large body with these edits: cut where they are, everything else as it came."""
     if not isinstance(body.scan, JsonScan):
         raise TypeError("this body was not read as JSON")
     return body.edited(body.scan.splices(edits))

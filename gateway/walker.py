@@ -13,7 +13,7 @@ from collections import deque
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from gateway.head import FIELD, connection_names
+from gateway.head import FIELD, TRAILERS, connection_names
 
 HEAD_BYTES_MAX = 64 << 10
 """Of one response head, interim ones before it included."""
@@ -40,7 +40,6 @@ _NO_HEAD = re.compile(rb"[^\r]\n|\r[^\n]|[^\t\r\n\x20-\x7e\x80-\xff]")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 """Chunk extensions are odd: no engine sends any, and a client might read them otherwise than we do."""
 SIZE_BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,8}\r?)?")
-_TRAILERS = re.compile(rb"(?:" + FIELD + rb")*+")
 _LENGTH_DIGITS_MAX = 15
 
 PASSED = frozenset(
@@ -253,25 +252,20 @@ class BodyWalker:
 
     def walk(self, data: bytes) -> bytes:
         """Takes what arrived; gives back what may go on now, framing included, the end marker not."""
-        data = self._step(data)
-        if not data:
-            return data
-        self.skip(data)
-        if not self._chunked:
-            return self._plain(data)
-        return self._chunks(data, None)
+        return self._walk(data, None)
 
     def strip(self, data: bytes) -> bytes:
         """As `walk`, but gives back the content alone."""
+        content: list[bytes] = []
+        plain = self._walk(data, content)
+        return b"".join(content) if self._chunked else plain
+
+    def _walk(self, data: bytes, content: list[bytes] | None) -> bytes:
         data = self._step(data)
         if not data:
             return data
         self.skip(data)
-        if not self._chunked:
-            return self._plain(data)
-        content: list[bytes] = []
-        self._chunks(data, content)
-        return b"".join(content)
+        return self._chunks(data, content) if self._chunked else self._plain(data)
 
     def _step(self, data: bytes) -> bytes:
         """What is walked now."""
@@ -369,7 +363,7 @@ class BodyWalker:
                 raise FramingError("trailers without end")
             self._held = data[at:]
             return
-        if _TRAILERS.fullmatch(data, at, end) is None:
+        if TRAILERS.fullmatch(data, at, end) is None:
             raise FramingError("malformed trailers")
         self.ended = True
         self.excess = end + 4 < len(data) or len(self.unread) > 0

@@ -27,8 +27,6 @@ from pilotlight.quiet import say
 from pilotlight.renewal import Files
 from pilotlight.webserver import Runner
 
-SHUTDOWN_S = 0.5
-"""How long open connections may take to end."""
 _URL = re.compile(r"(?:dns\+)?(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})/?")
 CERTIFICATES = "--contract-cert-file and --contract-key-file"
 
@@ -110,7 +108,7 @@ async def open_port(
     tls = None
     if identity.cert is not None:
         tls = certificates.renewed(files.read(lambda: certificates.server(identity), identity.files))
-    runner = Runner(contract.application(door), shutdown_timeout=SHUTDOWN_S)
+    runner = Runner(contract.application(door))
     await runner.setup()
     await web.SockSite(runner, socket_of(None, address), ssl_context=tls).start()
     return runner

@@ -23,17 +23,16 @@ from aiohttp import web
 from artifacts.agent import Agent, WayError
 from artifacts.nodesockets import POD_RESOURCES, NodeSockets
 from autoscaler.contract import NODE_PERIOD_S, NodeReport
+from gateway.finding import ADDRESSES_MAX
 from pilotlight import access, certificates, health, process
 from pilotlight.access import Access
 from pilotlight.certificates import Identity
-from pilotlight.cli import DIRECTORY, access_options, health_option
 from pilotlight.listen import Address
 from pilotlight.nodelook import NodeLook, NodeLooks, news
+from pilotlight.options import DIRECTORY, access_options, autoscalers_option, health_option
 from pilotlight.renewal import Files
 
 SEND_S_MAX = 2.0
-ADDRESSES_MAX = 16
-"""Of one name; more are not told."""
 LOOK_S_MAX = 30.0
 """An agent that has not looked for so long hangs."""
 SOCKET = click.Path(path_type=Path)
@@ -125,10 +124,7 @@ def _said(error: BaseException) -> str:
     "--node", default=lambda: os.environ.get("NODE_NAME") or socket.gethostname(),
     show_default="$NODE_NAME, or the host's name", help="The node's name, as the cluster has it.",
 )  # fmt: skip
-@click.option(
-    "--autoscaler", "autoscalers", multiple=True, required=True,
-    help="unix:PATH, https://HOST:PORT, or dns+https://NAME:PORT for every address of a name; repeatable.",
-)  # fmt: skip
+@autoscalers_option
 @access_options
 @click.option("--store", type=DIRECTORY, help="Where weights of this node are kept; this version puts none there.")
 @click.option(

@@ -49,8 +49,6 @@ from pilotlight.renewal import Files
 
 SAVE_S = 60.0
 """Histories are written this often, and at the end."""
-SHUTDOWN_S = 0.5
-"""How long open connections of the operations port and the contract may take to end."""
 Tell = Callable[[DocumentsSeen], None]
 """Takes what files say."""
 ENGINE_GRACE_S = 5.0
@@ -183,10 +181,7 @@ async def ports(
     admits: Admits | None,
 ) -> list[webserver.Runner]:  # fmt: skip
     """Opens the contract, the operations port and the health port; `cleanup` of each ends it."""
-    runners = [
-        webserver.Runner(app, shutdown_timeout=SHUTDOWN_S)
-        for app in (contract.application(), hosts.guarded(operations.application()))
-    ]
+    runners = [webserver.Runner(app) for app in (contract.application(), hosts.guarded(operations.application()))]
     for runner in runners:
         await runner.setup()
     if options.contract_socket is not None:

@@ -33,7 +33,7 @@ from autoscaler.world import DocumentsSeen, FollowingSeen, LeadingSeen, World
 
 if TYPE_CHECKING:
     from autoscaler.drivers.kubernetes.api import Api
-    from autoscaler.drivers.kubernetes.cordons import Cordons
+    from autoscaler.drivers.kubernetes.cordons import NodeCordons
     from autoscaler.drivers.kubernetes.lease import Elector
     from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
 
@@ -85,7 +85,7 @@ class Cluster:
     ) -> None:
         """`apis`: for what acts, whose writes end with our leadership, and for questions. `name` is ours in Events."""
         from autoscaler.drivers.kubernetes.composite import CompositeDriver
-        from autoscaler.drivers.kubernetes.cordons import Cordons
+        from autoscaler.drivers.kubernetes.cordons import NodeCordons
         from autoscaler.drivers.kubernetes.driver import KubernetesDriver
         from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
         from autoscaler.drivers.kubernetes.tokens import Tokens
@@ -100,9 +100,8 @@ class Cluster:
         self._pace = probes.Pace(clock)
         self._pace.leads = False
         own = KubernetesDriver(
-            acting, options.namespace, launch, image, clock, defaults=lambda: self._loop.world.settings.pod,
-            kinds=lambda: self._loop.world.settings.nodes, inventory=options.scope == "cluster",
-            measured=self._measured, pace=self._pace,
+            acting, options.namespace, launch, image, clock, settings=lambda: self._loop.world.settings,
+            inventory=options.scope == "cluster", measured=self._measured, pace=self._pace,
         )  # fmt: skip
         self._own = own
         self._declared: DeclaredDevices | None = None
@@ -111,10 +110,10 @@ class Cluster:
             self._declared = DeclaredDevices(asking, options.namespace, self._observe, lambda: self._loop.world)
         self._resources = Resources(options, acting, asking, reporter=name, clock=clock, pace=self._pace)
         self.driver: SharedDriver = CompositeDriver(own, self._resources.adopted)
-        self.cordons: Cordons | None = None
+        self.cordons: NodeCordons | None = None
         """On Node objects, where they may be read."""
         if options.scope == "cluster":
-            self.cordons = Cordons(acting, asking, self._observe, clock)
+            self.cordons = NodeCordons(acting, asking, self._observe, clock)
         self._tokens = Tokens(asking, options.users)
         self.admits: Admits | None = self._tokens.admits if options.users else None
         """Who may report, beside those who know the shared secret."""

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from pilotlight import checks_here, show
 from pilotlight.checks import Finding, Grade, blocked
-from pilotlight.cli import FILE, listen_option, operations_option, output_option, state_option
 from pilotlight.listen import Address
+from pilotlight.options import FILE, listen_option, operations_option, output_option, state_option
 
 MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "blocker": "bold red"}
 

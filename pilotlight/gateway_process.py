@@ -103,7 +103,7 @@ async def serve(options: GatewayOptions) -> None:
     ways = access.Ways(options.autoscalers, options.access, files)
     sync = Sync(GatewayId(options.id), ways.links, front, kept_at, boot=boot)
     front.on_report = sync.edge
-    runner = webserver.Runner(hosts.guarded(application(front)), shutdown_timeout=0.5)
+    runner = webserver.Runner(hosts.guarded(application(front)))
     await runner.setup()
     await operations_site(runner, options).start()
     shown = await health.open_port(options.health, application(front))

@@ -12,12 +12,10 @@ from pilotlight.listen import Address
 from pilotlight.process import socket_of
 from pilotlight.webserver import Runner
 
-SHUTDOWN_S = 0.5
-
 
 async def open_port(address: Address | None, application: web.Application) -> Runner:
     """Serves `application` (GET /healthz, /readyz, /metrics); `cleanup` ends it. Without an address nothing listens."""
-    runner = Runner(application, shutdown_timeout=SHUTDOWN_S)
+    runner = Runner(application)
     await runner.setup()
     if address is not None:
         await web.SockSite(runner, socket_of(None, address)).start()

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from autoscaler.words import counted
 from pilotlight import show
-from pilotlight.cli import Command, ops_option, output_option
+from pilotlight.options import Command, ops_option, output_option
 
 LOOK_S = 0.5
 key_option = click.option(

@@ -6,6 +6,7 @@ Owns the few system calls for that. Linux only where it says so; elsewhere the c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import logging
@@ -14,7 +15,9 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+
+import click
 
 from pilotlight.listen import Address, listeners
 from pilotlight.quiet import QuietStderr, say
@@ -96,12 +99,24 @@ def settle() -> None:
 
 
 def run(main: Coroutine[object, object, None]) -> None:
-    """Runs `main` on uvloop where it is installed (not on Windows), else on asyncio's own loop."""
+    """Runs `main` on uvloop where it is installed (not on Windows), else on asyncio's own loop.
+
+    Raises the ClickException that was raised inside of it, bare, however many TaskGroups it came through.
+    """
     logging.getLogger().addHandler(logging.StreamHandler(QuietStderr()))
-    try:
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):
         import uvloop
-    except ImportError:
-        asyncio.run(main)
-        return
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main)
+
+        loop = uvloop.new_event_loop
+    try:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(main)
+    except BaseExceptionGroup as group:
+        told = group.subgroup(click.ClickException)
+        if told is None:
+            raise
+        first: BaseException = told
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None

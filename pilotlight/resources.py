@@ -16,7 +16,7 @@ from autoscaler import documents, reach
 from autoscaler.contract import ModelName
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes import happenings, status
-from autoscaler.drivers.kubernetes.adopted import AdoptedDriver, Note
+from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
 from autoscaler.drivers.kubernetes.customs import Customs
 from autoscaler.drivers.kubernetes.events import Events
 from autoscaler.drivers.kubernetes.kubeai import KUBEAI, KubeaiModels
@@ -127,10 +127,10 @@ class Resources:
 
     def _note(self, note: Note) -> None:
         """What a workload's owner is to know."""
-        if self._loop.world.leads:
-            about = happenings.Regarding("apps/v1", note.target.kind, note.target.namespace, note.target.name, note.uid)
-            kind = happenings.WARNING if note.warning else happenings.NORMAL
-            self._events.note(about, happenings.Happening(ModelName(""), note.reason, note.message, kind))
+        kind, namespace, name = note.workload
+        about = happenings.Regarding("apps/v1", kind, namespace, name, note.uid)
+        weight = happenings.WARNING if note.warning else happenings.NORMAL
+        self._events.note(about, happenings.Happening(ModelName(""), note.reason, note.message, weight))
 
     async def run(self) -> None:
         """Reads and writes until cancelled; `flush` is to follow."""

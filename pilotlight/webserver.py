@@ -12,6 +12,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+SHUTDOWN_S = 0.5
+"""How long open connections may take to end when it does."""
 MALFORMED = "the request is not well-formed HTTP/1.1"
 _NO_ACCESS_LOG: dict[str, Any] = {"access_log": None}
 """Any: aiohttp takes None here, and its types do not say so."""
@@ -19,6 +21,9 @@ _NO_ACCESS_LOG: dict[str, Any] = {"access_log": None}
 
 class Runner(web.AppRunner):
     """Runs an application without an access log."""
+
+    def __init__(self, application: web.Application) -> None:
+        super().__init__(application, shutdown_timeout=SHUTDOWN_S)
 
     async def _make_server(self) -> web.Server:
         """Should aiohttp ever rename this, tests/process/test_faults_telling.py tells."""

@@ -16,11 +16,12 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
-from autoscaler.documents import API_VERSION, DocumentError, Documents, load, to_yaml
+from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.engines import launch
 from autoscaler.engines.launching import LAUNCHER
 from autoscaler.engines.xllamacpp_server import parse
 from autoscaler.model import Adapter, EngineName, Model, ModelSpec
+from autoscaler.podspec import API_VERSION
 from autoscaler.rules import ADAPTERS_MAX
 from gateway.body import Pieces
 from gateway.dialects import Operation, lookup

@@ -22,7 +22,7 @@ from autoscaler.contract import NODE_EXPIRY_S, NODE_PERIOD_S, DeviceReport, Node
 from autoscaler.door import Door
 from autoscaler.drivers.nvml import Gpu
 from autoscaler.nodeintake import NODE_BYTES_MAX
-from autoscaler.ordered import NodeSeen
+from autoscaler.ordered import NodeReported
 from autoscaler.serve import ContractServer
 from pilotlight import agent_process, nodelook
 from pilotlight.agent_process import HttpWay, application
@@ -248,7 +248,7 @@ async def test_a_report_is_observed_and_what_is_none_is_refused(aiohttp_client: 
                           (b"[" * 5000, 400), (b" " * (NODE_BYTES_MAX + 1), 413)):  # fmt: skip
         assert (await client.post("/v1/node", data=io.BytesIO(wrong))).status == status
     device = DeviceReport(id="GPU-a", memory_bytes=10, used_bytes=4)
-    assert loop.observed == [NodeSeen(report=NodeReport(node="n1", boot="b", sequence=1, devices=(device,)))]
+    assert loop.observed == [NodeReported(report=NodeReport(node="n1", boot="b", sequence=1, devices=(device,)))]
 
 
 async def test_the_agent_shows_its_token_and_hears_that_it_is_not_taken(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ async def test_the_agent_shows_its_token_and_hears_that_it_is_not_taken(tmp_path
     gone = HttpWay(f"unix:{tmp_path / 'gone'}", None, None)
     try:
         await way.send(body())
-        assert [type(one) for one in loop.observed] == [NodeSeen]
+        assert [type(one) for one in loop.observed] == [NodeReported]
         with pytest.raises(WayError, match="it answered 401: --token-file"):
             await wrong.send(body())
         with pytest.raises(WayError, match="UnixClientConnectorError"):

@@ -1,4 +1,4 @@
-"""How it is known that nothing of a pod is left: measured, assumed, and never assumed after a force delete."""
+"""How it is known that nothing of a pod is left: measured, assumed, and very late after a force delete."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes import clearing, nodes
-from autoscaler.drivers.kubernetes.clearing import ASSUMED, MEASURED, Clearing, forced
+from autoscaler.drivers.kubernetes.clearing import ASSUMED, FORCED_S, MEASURED, Clearing, forced
 from autoscaler.drivers.kubernetes.nodes import NodeSeen
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.world import SliceId
@@ -21,10 +21,11 @@ RUNS = PodSeen(
 )  # fmt: skip
 
 
-def node(boot: str) -> NodeSeen:
+def node(boot: str, ready: str = "True") -> NodeSeen:
+    conditions = [{"type": "Ready", "status": ready}]
     return nodes.read({
         "metadata": {"name": "n1"}, "spec": {},
-        "status": {"allocatable": {"nvidia.com/gpu": "2"}, "nodeInfo": {"bootID": boot}},
+        "status": {"allocatable": {"nvidia.com/gpu": "2"}, "nodeInfo": {"bootID": boot}, "conditions": conditions},
     })  # fmt: skip
 
 
@@ -80,13 +81,38 @@ async def test_without_a_measurement_it_is_assumed_after_a_while(stage: Stage) -
     assert await proof == ASSUMED
 
 
-async def test_after_a_force_delete_nothing_is_assumed(stage: Stage) -> None:
+async def test_after_a_force_delete_what_is_measured_counts_at_once(stage: Stage) -> None:
     proof = await stage.clear(by_force=True)
-    stage.now_s += 100_000.0
+    stage.now_s += 100.0
     await stage.looks()
     assert not proof.done()
     stage.measured = True
     assert await proof == MEASURED
+
+
+async def test_after_a_force_delete_it_is_assumed_when_its_kubelet_has_long_had_the_time_to_end_it(
+    stage: Stage,
+) -> None:
+    proof = await stage.clear(RUNS._replace(grace_s=600.0), by_force=True)
+    stage.now_s += 600.0 + FORCED_S - 0.1
+    await stage.looks()
+    assert not proof.done()
+    stage.now_s += 0.1
+    assert await proof == ASSUMED
+
+
+async def test_while_the_kubelet_is_not_heard_that_time_does_not_pass(stage: Stage) -> None:
+    proof = await stage.clear(by_force=True)
+    stage.node = node("b1", "Unknown")
+    stage.now_s += 100_000.0
+    await stage.looks()
+    stage.node = node("b1")
+    await stage.looks()
+    stage.now_s += RUNS.grace_s + FORCED_S - 0.1
+    await stage.looks()
+    assert not proof.done()
+    stage.now_s += 0.1
+    assert await proof == ASSUMED
 
 
 @pytest.mark.parametrize("now", [None, node("b2")])

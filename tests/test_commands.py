@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from openapi_spec_validator import validate
 from pytest_aiohttp import AiohttpClient
 
-from autoscaler import api
+from autoscaler import openapi
 from autoscaler.commands import Commands, local_origin
 from autoscaler.contract import ModelName, TenantName
 from autoscaler.drivers.base import CordonError
@@ -89,7 +89,7 @@ def tenants() -> dict[TenantName, Tenant]:
 
 async def test_every_order_answers_as_its_description_says(aiohttp_client: AiohttpClient) -> None:
     client = await Port(lived()).client(aiohttp_client)
-    described = await (await client.get(api.OPENAPI_PATH)).json()
+    described = await (await client.get(openapi.PATH)).json()
     validate(described)
     orders = [(path, item["post"]) for path, item in described["paths"].items() if "post" in item]
     assert len(orders) == 8

@@ -20,7 +20,7 @@ from autoscaler import serve
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta
 from autoscaler.model import Model
 from autoscaler.serve import ContractServer, Feed
-from autoscaler.world import DocumentsSeen, GatewayGone
+from autoscaler.world import DocumentsSeen, GatewayGone, World
 from tests.kit.steps import SteppedLoop
 from tests.kit.waiting import until
 from tests.kit.worlds import device, gateway, level, model, replica, world
@@ -147,6 +147,17 @@ async def test_a_quiet_stream_says_that_the_leader_lives(
                 assert not beat.full
                 assert not beat.models
         response.close()
+
+
+async def test_no_catalogue_is_told_before_the_documents_are_known() -> None:
+    """A gateway that heard of an empty one would say of every Model that there is no such."""
+    loop = SteppedLoop(World(epoch=1))
+    async with contextlib.aclosing(Feed(loop.loop).catalogue()) as messages:
+        assert await anext(messages) == serve.BLANK
+        loop.loop.observe([documents()])
+        loop.step()
+        whole = msgspec.json.decode(await anext(messages), type=CatalogueDelta)
+        assert (whole.full, whole.models) == (True, ()), "none is also something to know"
 
 
 async def test_a_catalogue_begins_with_everything_and_goes_on_with_what_changed(aiohttp_client: AiohttpClient) -> None:

@@ -190,8 +190,6 @@ def test_unserved_is_the_later_of_arrival_and_end_of_service() -> None:
 
 # --- case 6: demand that oscillates for two virtual hours -----------------------------------------------------------
 
-Levels = Callable[[float, Scene], Iterable[tuple[str, int, int]]]
-
 
 def square(now_s: float, _: Scene) -> int:
     """On and off at the length of the idle window."""

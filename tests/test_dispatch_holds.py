@@ -7,7 +7,7 @@ import pytest
 from autoscaler.contract import LEADER_SILENT_S, RoutesDelta
 from gateway.call import CallState
 from gateway.desk import RETRIES_MAX, Bounce
-from gateway.routes import SUSPECT_S
+from gateway.holds import SUSPECT_S
 from tests.kit.dispatching import Script, warm
 
 # --- holds --------------------------------------------------------------------------------------------------
@@ -123,6 +123,18 @@ def test_a_call_moves_off_every_replica_that_was_told_to_end() -> None:
     assert script.bounce("c1", "reset") == ["grant c1 r3", "report"], "gone after it was told to end"
     assert script.bounce("c1", "reset") == ["grant c1 r3"], "this one nobody told: the one move that counts"
     assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
+
+
+def test_a_call_that_could_move_hears_that_its_model_is_paused_and_one_that_could_not_what_broke() -> None:
+    """A person scales to zero: the Replica ends under its Calls, and no other may take them."""
+    script = Script()
+    script.replica("r1", 2)
+    script.arrive("c1")
+    script.arrive("c2")
+    assert script.bounce("c2", "reset") == ["grant c2 r1"]
+    script.model(paused=True)
+    assert script.bounce("c1", "reset") == ["refuse c1 no_capacity"]
+    assert script.bounce("c2", "reset")[0] == "refuse c2 upstream_error"
 
 
 def test_a_replica_that_turns_out_to_have_been_told_to_end_is_forgiven() -> None:

@@ -12,7 +12,7 @@ from autoscaler.contract import RoutesDelta
 from gateway.call import Call, CallState, Outcome
 from gateway.desk import Bounce
 from gateway.effects import Effect, Grant, Refuse
-from gateway.routes import Hold
+from gateway.holds import Hold
 from tests.kit.dispatching import Script, call_of
 
 TENANTS = st.sampled_from(("a", "b", "c"))

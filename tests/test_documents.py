@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.documents import API_VERSION, DocumentError, Documents, load, to_yaml
+from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.model import EngineTls
 from autoscaler.not_yet import KEYS
+from autoscaler.podspec import API_VERSION
 from autoscaler.settings import Tls
 from autoscaler.strict_yaml import YamlError, read
 

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from autoscaler import shares
 from autoscaler.actions import Acted, Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
-from autoscaler.contract import NodeReport, ReplicaId
+from autoscaler.contract import ModelName, NodeReport, ReplicaId, TenantName, Total
 from autoscaler.fold import Observation, fold
 from autoscaler.indices import rebuild
-from autoscaler.ordered import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeSeen, Place
+from autoscaler.ordered import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeReported, Place
 from autoscaler.states import IllegalIntentError
 from autoscaler.world import (
     DocumentsSeen,
@@ -58,6 +58,21 @@ reports = st.builds(
     level_lists,
     st.sampled_from([0, 1]),
 )
+total_lists = st.lists(
+    st.builds(
+        lambda of, tenant, busy_slot_us: Total(
+            model=ModelName(of), tenant=TenantName(tenant), busy_slot_us=busy_slot_us
+        ),
+        st.sampled_from(["m", "n"]),
+        st.sampled_from(["x", "y"]),
+        st.integers(0, 9_000_000),
+    ),
+    max_size=2,
+    unique_by=lambda row: (row.model, row.tenant),
+)
+reports_of_service = st.builds(
+    lambda said, totals: replace(said, report=replace(said.report, totals=tuple(totals))), reports, total_lists
+)
 others = st.sampled_from(
     [
         Synced(),
@@ -67,11 +82,12 @@ others = st.sampled_from(
         GatewayGone(gateway=G1),
         DocumentsSeen(models=(DOC,)),
         DocumentsSeen(models=(DOC, model("n"))),
+        DocumentsSeen(),
         CordonsSeen(cordons=(Cordon(place=Place("device", "d"), node="n", since_s=T0, drain=True),)),
         CordonsSeen(cordons=()),
         ModelWoken(model=DOC.name),
         ModelStopped(model=DOC.name),
-        NodeSeen(report=NodeReport(node="n", boot="b", sequence=1)),
+        NodeReported(report=NodeReport(node="n", boot="b", sequence=1)),
     ]
 )
 intents = st.one_of(
@@ -82,7 +98,9 @@ intents = st.one_of(
     st.builds(lambda name: FailReplica(replica=ReplicaId(name), reason=""), names),
 )
 batches = st.lists(
-    st.tuples(st.lists(st.one_of(sights, reports, others), max_size=6), intents, st.sampled_from([0.0, 0.2, 6.0])),
+    st.tuples(
+        st.lists(st.one_of(sights, reports_of_service, others), max_size=6), intents, st.sampled_from([0.0, 0.2, 6.0])
+    ),
     max_size=10,
 )
 

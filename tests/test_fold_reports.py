@@ -14,6 +14,7 @@ from autoscaler.fold import fold
 from autoscaler.fold_reports import acknowledged
 from autoscaler.tenant import Tenant, TenantSpec
 from autoscaler.world import (
+    DocumentsSeen,
     GatewayGone,
     GatewaySeen,
     Grant,
@@ -49,6 +50,14 @@ def test_demand_of_a_gateway_that_fell_silent_expires_after_ten_seconds() -> Non
     assert at.loads == {}
     assert at.histories[M].last_activity_s == T0
     assert not at.gateways[G1].gone
+
+
+def test_service_of_a_model_that_went_in_the_same_batch_is_counted_anew() -> None:
+    """Its Replica drains, and what that serves is still reported."""
+    acme = TenantName("acme")
+    at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(busy_slot_us=2_000_000),)))
+    at, _ = after(at, DocumentsSeen(), reported(2, totals=(total(busy_slot_us=5_000_000),)))
+    assert at.attained == {M: {acme: 3.0}}
 
 
 @pytest.mark.parametrize("seen_s", [T0 + math.pi * number for number in range(20)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import cast
@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from autoscaler.contract import TenantName
-from autoscaler.drivers.kubernetes import customs, watching
+from autoscaler.drivers.kubernetes import kinds, watching
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.customs import Customs
 from autoscaler.drivers.kubernetes.hearing import BREAKS
@@ -38,7 +38,7 @@ class Refusing(Server):
         self.errors = list(errors)
         self.rounds = 0
 
-    async def watch(self, path: str, *of: object, **more: object) -> AsyncIterator[tuple[str, Object]]:
+    async def watch(self, path: str, *of: object, **more: object) -> AsyncGenerator[tuple[str, Object], None]:
         self.rounds += 1
         if self.errors:
             raise self.errors.pop(0)
@@ -125,9 +125,9 @@ class Partly(Server):
 async def test_without_the_right_to_tenants_models_are_in_force_and_without_that_to_models_it_is_said(
     closed: str, told: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(customs, "RETRY_S", 0.0)
-    monkeypatch.setattr(customs, "ABSENT_S", 0.0)
-    monkeypatch.setattr(customs, "TOGETHER_S", 0.0)
+    monkeypatch.setattr(kinds, "RETRY_S", 0.0)
+    monkeypatch.setattr(kinds, "ABSENT_S", 0.0)
+    monkeypatch.setattr(kinds, "TOGETHER_S", 0.0)
     seen: list[DocumentsSeen] = []
     server = Partly(closed)
     installation = Installation(lambda documents, _: seen.append(documents), (CUSTOMS,))

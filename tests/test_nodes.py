@@ -15,7 +15,7 @@ from autoscaler.contract import DeviceReport, NodeReport, PodDevices
 from autoscaler.fold import fold
 from autoscaler.fold_orders import FORGET_S, PODS_BEFORE_MAX
 from autoscaler.nodes import IDLE_BYTES_MAX, ILL, NOTICED_BYTES, devices_of, ill, is_back, repeats
-from autoscaler.ordered import NodeSeen
+from autoscaler.ordered import NodeReported
 from autoscaler.plan import plan
 from autoscaler.serve import ContractServer
 from autoscaler.world import Isolation, PodRef, Replica, Slice, World
@@ -45,7 +45,7 @@ def said(at: World, now_s: float, *found: DeviceReport, pods: tuple[PodDevices, 
     known = at.nodes.get("n0")
     sequence = 1 if known is None else known.report.sequence + 1
     report = NodeReport(node="n0", boot="b", sequence=sequence, devices=found, pods=pods, age_s=age_s)
-    return fold(at, (NodeSeen(report=report),), now_s)[0]
+    return fold(at, (NodeReported(report=report),), now_s)[0]
 
 
 # --- whose Devices ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from autoscaler.fold import Observation, fold
 from autoscaler.log import Log
 from autoscaler.nodes import measured
 from autoscaler.operators import FORCE_S, closed, moving, must_go
-from autoscaler.ordered import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeSeen, Place
+from autoscaler.ordered import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeReported, Place
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import History, SliceId, World
@@ -259,9 +259,9 @@ def test_whatever_is_ordered_the_plan_settles_and_nothing_goes_where_it_may_not(
 # --- agents of nodes ------------------------------------------------------------------------------------------------
 
 
-def report(sequence: int, boot: str = "b1", used: int = 5) -> NodeSeen:
+def report(sequence: int, boot: str = "b1", used: int = 5) -> NodeReported:
     devices = (DeviceReport(id="gpu0", memory_bytes=24, used_bytes=used),)
-    return NodeSeen(report=NodeReport(node="n0", boot=boot, sequence=sequence, devices=devices))
+    return NodeReported(report=NodeReport(node="n0", boot=boot, sequence=sequence, devices=devices))
 
 
 def used_bytes(at: World, now_s: float = T0) -> int | None:

@@ -18,7 +18,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from pytest_aiohttp import AiohttpClient
 
-from autoscaler import api, page
+from autoscaler import openapi, page
 from autoscaler.actions import DrainReplica, Plan
 from autoscaler.contract import ReplicaId, TenantName
 from autoscaler.log import Log
@@ -54,7 +54,7 @@ async def connect(aiohttp_client: AiohttpClient, made: World, log: Log | None = 
 
 async def test_every_path_answers_as_its_description_says(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, *lived())
-    described = await (await client.get(api.OPENAPI_PATH)).json()
+    described = await (await client.get(openapi.PATH)).json()
     validate(described)
     assert described["info"]["version"] == "1.2.3"
     for path, item in described["paths"].items():
@@ -103,7 +103,7 @@ async def test_the_answers_are_those_of_the_world(aiohttp_client: AiohttpClient)
 def test_a_plan_says_of_what_kind_each_action_is() -> None:
     made = Plan(actions=(DrainReplica(replica=ReplicaId("r1"), reason="idle"),))
     (shown,) = json.loads(msgspec.json.encode(made))["actions"]
-    assert shown == {"kind": "drain", "replica": "r1", "reason": "idle", "victim_of": None}
+    assert shown == {"kind": "drain", "replica": "r1", "reason": "idle", "victim_of": None, "stranded": False}
 
 
 async def test_a_model_is_found_by_its_aliases_too(aiohttp_client: AiohttpClient) -> None:
@@ -122,7 +122,7 @@ async def test_what_is_unknown_is_answered_with_what_there_is(aiohttp_client: Ai
         assert (response.status, await response.json()) == (404, {"error": "no such model; there are: a, org/b"})
     response = await client.get("/api/v2/status")
     assert response.status == 404
-    assert api.OPENAPI_PATH in (await response.json())["error"]
+    assert openapi.PATH in (await response.json())["error"]
     response = await client.post("/api/v1/status", json={})
     said = {"error": "nothing is posted there; /api/v1/openapi.json lists what takes an order"}
     assert (response.status, await response.json()) == (405, said)

@@ -32,7 +32,10 @@ class Server:
         self.meddles = meddles
         self.writes = writes
         self.contended = 0
+        self.writing_kubelet = 0
+        """How often the pod changes just before it would be deleted."""
         self.asked: list[str] = []
+        self.graces: list[int | None] = []
 
     def _wrote(self, metadata: Any) -> None:
         metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 1)
@@ -67,12 +70,16 @@ class Server:
             self._wrote(metadata)
         return said
 
-    async def delete(self, path: str, *, uid: str, version: str, grace_s: int) -> Object:
-        del path, grace_s
+    async def delete(self, path: str, *, uid: str, version: str | None, grace_s: int | None) -> Object:
+        del path
         metadata = self._write("delete")
+        self.graces.append(grace_s)
+        if self.writing_kubelet:
+            self.writing_kubelet -= 1
+            self._wrote(metadata)
         if uid != metadata["uid"] or version != metadata["resourceVersion"]:
             raise ApiError(409, "Conflict", "the precondition failed")
-        assert metadata["annotations"][pods.DRAIN] == str(EPOCH)
+        assert grace_s is None or metadata["annotations"][pods.DRAIN] == str(EPOCH)
         self.pod = None
         return {}
 
@@ -97,6 +104,14 @@ class Deaf:
 def orders(server: Server) -> Orders:
     deaf = Deaf()
     return Orders(cast("Api", server), PATH, cast("Watched[PodSeen]", deaf), cast("Hears", deaf))
+
+
+def seen(server: Server) -> PodSeen:
+    """Its pod, as a watch has it."""
+    assert server.pod is not None
+    pod = pods.read(server.pod)
+    assert pod is not None
+    return pod
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +147,22 @@ async def test_who_may_not_write_any_more_leaves_it_to_who_may(writes: int) -> N
     await orders(server).delete(server.one, 5.0)
     assert server.pod is not None
     assert len(server.asked) == writes
+
+
+async def test_a_pod_that_cannot_begin_is_deleted_as_it_is_now_and_with_its_own_grace() -> None:
+    """Its kubelet may have begun it meanwhile: then only the kubelet can end it, and takes the time."""
+    server = Server()
+    server.writing_kubelet = 2
+    pod = seen(server)
+    assert not pod.ended
+    await orders(server).remove(pod)
+    assert server.pod is None
+    assert server.graces == [None, None, None]
+
+
+async def test_a_namesake_of_a_pod_that_cannot_begin_stays() -> None:
+    server = Server()
+    pod = seen(server)
+    await orders(server).remove(pod._replace(uid="another"))
+    assert server.pod is not None
+    assert not server.asked

@@ -9,11 +9,12 @@ import pytest
 
 from autoscaler import engines
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.documents import load
+from autoscaler.documents import DocumentError, load
 from autoscaler.drivers.kubernetes import nodes, pods
 from autoscaler.drivers.kubernetes.overlay import claimed, lay
 from autoscaler.model import Model
 from autoscaler.podspec import Pod, Resources, SecretName, Toleration
+from autoscaler.settings import PriorityClass, Settings
 from autoscaler.world import Replica, SliceId
 
 TEXT = """
@@ -40,10 +41,10 @@ def replica(of: Model, *slices: str, id: str = "") -> Replica:
     )  # fmt: skip
 
 
-def manifest(of: Model, *slices: str, defaults: Pod | None = None) -> dict[str, Any]:
+def manifest(of: Model, *slices: str, defaults: Pod | None = None, ranked: str | None = None) -> dict[str, Any]:
     one = replica(of, *slices)
     launch = engines.launch(of, None, pods.HOST, pods.port_of(one.id), {}, gpus=True)
-    return pods.manifest(one, of, launch, "engine:1", defaults)
+    return pods.manifest(one, of, launch, "engine:1", defaults, None, ranked)
 
 
 def alive(pod: dict[str, Any], **status: object) -> dict[str, Any]:
@@ -180,6 +181,39 @@ def test_what_is_laid_over_a_pod_is_merged_and_the_model_has_the_last_word() -> 
     }
     assert (spec["securityContext"], spec["priorityClassName"]) == ({"runAsUser": 0}, "low")
     assert pod["metadata"]["labels"]["team"] == "ml"
+
+
+@pytest.mark.parametrize(
+    ("priority", "name"), [(-5, None), (0, "usual"), (99, "usual"), (100, "urgent"), (1_000_000, "urgent")]
+)
+def test_a_priority_has_the_class_that_begins_the_highest_below_it(priority: int, name: str | None) -> None:
+    table = Settings(priority_classes=(PriorityClass(least=100, name="urgent"), PriorityClass(least=0, name="usual")))
+    assert table.priority_class(priority) == name
+    assert Settings().priority_class(priority) is None
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ("[{least: 1, name: a}, {least: 1, name: b}]", "priorityClasses[1].least: 1 occurs twice"),
+        ("[{least: 1, name: A_}]", "priorityClasses[0].name: expected the name of an object"),
+    ],
+)
+def test_a_table_of_priorities_that_is_wrong_is_one_line(table: str, line: str) -> None:
+    text = f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\npriorityClasses: {table}"
+    with pytest.raises(DocumentError) as caught:
+        load([("a.yaml", text)])
+    assert line in str(caught.value)
+
+
+def test_a_pod_has_the_class_of_its_priority_unless_a_document_names_one() -> None:
+    assert "priorityClassName" not in manifest(model())["spec"]
+    assert manifest(model(), ranked="usual")["spec"]["priorityClassName"] == "usual"
+    own = model("pod: {priorityClassName: mine}")
+    assert manifest(own, ranked="usual", defaults=Pod(priority_class_name="all"))["spec"]["priorityClassName"] == "mine"
+    assert (
+        manifest(model(), ranked="usual", defaults=Pod(priority_class_name="all"))["spec"]["priorityClassName"] == "all"
+    )
 
 
 def test_a_cpu_limit_that_was_asked_for_is_its_request() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.contract import LEADER_SILENT_S, ModelName, ModelRoute, ReplicaId, Route, RoutesDelta
-from gateway.routes import SUSPECT_S, Changes, ModelRoutes, Routes
+from gateway.holds import SUSPECT_S, ModelRoutes
+from gateway.routes import Changes, Routes
 
 MODEL = ModelName("llama")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from autoscaler.documents import API_VERSION
+from autoscaler.podspec import API_VERSION
 from autoscaler.schema import schemas
 from autoscaler.strict_yaml import read
 

@@ -22,7 +22,6 @@ from autoscaler.drivers.kubernetes.subjects import Subject, subjects
 from autoscaler.drivers.kubernetes.watching import Key
 from autoscaler.fold import fold
 from autoscaler.installation import CUSTOMS
-from autoscaler.model import Adopted
 from autoscaler.names import Origin, Settled
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import History, Load
@@ -120,12 +119,6 @@ def test_what_serves_while_its_next_start_fails_is_ready_and_degraded() -> None:
     of = case(replicas=(replica(ADA, "r"),), history=History(failure=EXITED, tries=1))
     assert said(of, "Ready").reason == "Serving"
     assert (said(of, "Degraded").status, said(of, "Degraded").reason) == ("True", "StartFailed")
-
-
-def test_who_adopted_it_is_told() -> None:
-    adopted = Adopted(kind="Deployment", namespace="default", name="a", reason="ScaledByHand", message="until 12:00")
-    of = case(model=replace(ADA, adopted=adopted))
-    assert said(of, "Adopted")[1:] == ("True", "ScaledByHand", "until 12:00")
 
 
 def test_messages_end() -> None:

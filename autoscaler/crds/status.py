@@ -6,13 +6,11 @@ the autoscaler only, so it has few bounds and no rules.
 
 from __future__ import annotations
 
+from autoscaler.crds.structural import TEXT, Schema
 from autoscaler.states import ReplicaState
-
-Schema = dict[str, object]
 
 _COUNT: Schema = {"type": "integer", "format": "int32", "minimum": 0}
 _NUMBER: Schema = {"type": "number"}
-_TEXT: Schema = {"type": "string"}
 _TIME: Schema = {"type": "string", "format": "date-time"}
 
 
@@ -33,10 +31,10 @@ _CONDITIONS: Schema = {
     "x-kubernetes-list-map-keys": ["type"],
     "items": _object(
         {
-            "type": {**_TEXT, "maxLength": 316},
-            "status": {**_TEXT, "enum": ["True", "False", "Unknown"]},
-            "reason": {**_TEXT, "maxLength": 1024},
-            "message": {**_TEXT, "maxLength": 32_768},
+            "type": {**TEXT, "maxLength": 316},
+            "status": {**TEXT, "enum": ["True", "False", "Unknown"]},
+            "reason": {**TEXT, "maxLength": 1024},
+            "message": {**TEXT, "maxLength": 32_768},
             "lastTransitionTime": _TIME,
             "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
         },
@@ -56,7 +54,7 @@ _LEARNED = _object(
         "episodes": _COUNT,
         "retryAt": _TIME,
         "refusedUntil": _TIME,
-        "failure": _TEXT,
+        "failure": TEXT,
         "lastActivity": _TIME,
     },
     "What is kept over a restart of the autoscaler.",
@@ -75,7 +73,7 @@ MODEL = _object(
             {
                 "seconds": _NUMBER,
                 "phases": {"type": "object", "additionalProperties": _NUMBER},
-                "reason": _TEXT,
+                "reason": TEXT,
             },
             "The last start of a Replica that became ready: how long, where the time went, and why it was started.",
         ),

@@ -24,6 +24,7 @@ Docs = Callable[[type], Mapping[str, str]]
 
 ITEMS_MAX, ENTRIES_MAX, TEXT_CHARS_MAX = 256, 1024, 16_384
 """Of a list, a map and a text in a cluster. Files have no such bounds."""
+TEXT: Schema = {"type": "string"}
 ANY: Schema = {"x-kubernetes-preserve-unknown-fields": True}
 OBJECT: Schema = {"type": "object", **ANY}
 INT_OR_STRING: Schema = {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from autoscaler.documents import DocumentError
 from autoscaler.foreign.parts import Labelled, mapping, objects, texts
 from autoscaler.foreign.taken import Document, Note, Taken
+from autoscaler.podspec import OURS
 
-THEIRS, OURS = "lingo.substratus.ai/", "pilotlight.dev/"
+THEIRS = "lingo.substratus.ai/"
 KINDS = ("Deployment", "StatefulSet")
 MODELS, MIN, MAX = "models", "min-replicas", "max-replicas"
 MAX_DEFAULT = "3"

@@ -13,13 +13,13 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta, field
 
-from autoscaler.documents import API_VERSION
 from autoscaler.expected import Path, WrongKeyError
 from autoscaler.foreign.llama_swap_commands import Command, without_comments, write
 from autoscaler.foreign.llama_swap_macros import PORT, Macros, expanded, own_last, with_environment
 from autoscaler.foreign.parts import UNKNOWN, Labelled, mapping, number, part, texts
 from autoscaler.foreign.taken import Document, Note, RefusedError, Sketch, Taken, settled
 from autoscaler.part import Part
+from autoscaler.podspec import API_VERSION
 from autoscaler.rules import check_name
 
 P = TypeVar("P", bound=Part)

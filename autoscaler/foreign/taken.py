@@ -12,10 +12,11 @@ from typing import NamedTuple
 import msgspec
 import yaml
 
-from autoscaler.documents import API_VERSION, one
+from autoscaler.documents import one
 from autoscaler.expected import Path, WrongKeyError, dotted
 from autoscaler.model import Model, ModelSpec
 from autoscaler.not_yet import MESSAGE, not_yet
+from autoscaler.podspec import API_VERSION
 
 Document = dict[str, object]
 _KEYS = [field.encode_name for field in msgspec.structs.fields(ModelSpec)]

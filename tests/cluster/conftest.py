@@ -19,9 +19,12 @@ import pytest
 
 from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import Api, ApiError
-from tests.cluster import network
+from tests.cluster import definitions, network
+from tests.cluster.adopting import Adopting
 from tests.cluster.building import BuildError, build
+from tests.cluster.house import House
 from tests.cluster.kubelet.node import Node
+from tests.cluster.many import Estate
 from tests.cluster.plane import Plane
 
 GIVEN = os.environ.get("PILOTLIGHT_TEST_KUBECONFIG")
@@ -129,3 +132,29 @@ async def node(api: Api, tmp_path: Path) -> AsyncIterator[Node]:
     gpus, labels = {"nvidia.com/gpu": "2"}, {"test": name}
     async with Node(api, name, next_number(), gpus, labels, tmp_path, probe_period_s=0.05).running() as one:
         yield one
+
+
+@pytest.fixture
+async def served(api: Api) -> Api:
+    """With our custom resources, both kinds."""
+    await definitions.install(api)
+    return api
+
+
+@pytest.fixture
+def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
+    """One autoscaler and one gateway, not started yet."""
+    return House(tmp_path, kubeconfig, namespace)
+
+
+@pytest.fixture
+def adopting(tmp_path: Path, kubeconfig: Path, api: Api, namespace: str, node: Node) -> Adopting:
+    """One of each that serves workloads of others, not started yet."""
+    assert node.name
+    return Adopting(tmp_path, kubeconfig, api, namespace)
+
+
+@pytest.fixture
+def estate(tmp_path: Path, kubeconfig: Path, namespace: str, api: Api) -> Estate:
+    """Several of each, not started yet."""
+    return Estate(tmp_path, kubeconfig, namespace, api)

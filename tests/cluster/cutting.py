@@ -1,4 +1,4 @@
-"""A way to the API server that a test cuts again and again, or closes. Owns its connections."""
+"""A way to the API server that a test cuts again and again, or closes."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from tests.cluster.plane import HOST, Plane
+from tests.kit.cuttable import Cuttable
 
 
-class Cutter:
+class Cutter(Cuttable):
     """To a port. All connections are cut every `every_s` seconds; None: never."""
 
     def __init__(self, port: int, every_s: float | None = None) -> None:
-        self._port = port
+        super().__init__(partial(asyncio.open_connection, HOST, port))
         self._every_s = every_s
-        self._open: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
-        self.closed = False
-        """New connections are refused."""
-        self.cuts = 0
         self.port = 0
 
     @asynccontextmanager
@@ -45,12 +43,6 @@ class Cutter:
         (folder / "kubeconfig").write_text(json.dumps(config))
         return folder / "kubeconfig"
 
-    def cut(self) -> None:
-        """All that is open."""
-        self.cuts += bool(self._open)
-        for one in list(self._open):
-            one.transport.abort()
-
     async def _cut_often(self) -> None:
         while self._every_s is not None:
             await asyncio.sleep(self._every_s)
@@ -61,25 +53,7 @@ class Cutter:
         assert task is not None
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
-        if self.closed:
-            writer.transport.abort()
-            return
-        there, thither = await asyncio.open_connection(HOST, self._port)
-        both = {writer, thither}
-        self._open |= both
-        await asyncio.gather(_pass(reader, thither), _pass(there, writer))
-        self._open -= both
-
-
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while piece := await reader.read(1 << 16):
-            writer.write(piece)
-            await writer.drain()
-    except OSError:
-        pass
-    finally:
-        writer.transport.abort()
+        await self.connected(reader, writer)
 
 
 def port_of(plane: Plane) -> int:

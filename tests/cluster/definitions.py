@@ -9,7 +9,7 @@ import yaml
 
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 
-FOLDER = Path(__file__).parent.parent.parent / "charts" / "pilotlight" / "crds"
+FOLDER = Path(__file__).parents[2] / "charts" / "pilotlight" / "crds"
 GROUP, VERSION = "pilotlight.dev", "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 TENANTS = f"/apis/{API_VERSION}/tenants"
@@ -44,12 +44,17 @@ def models(namespace: str) -> str:
     return f"/apis/{API_VERSION}/namespaces/{namespace}/models"
 
 
+def document(kind: str, name: str, **parts: object) -> Object:
+    """One of ours: `spec`, `status` and what else it has."""
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, **parts}
+
+
 def model(name: str, **spec: object) -> Object:
     """A Model that needs nothing, with what `spec` says over it."""
     common = {"engine": "command", "command": ["engine", "--port", "{port}"]}
-    return {"apiVersion": API_VERSION, "kind": "Model", "metadata": {"name": name}, "spec": {**common, **spec}}
+    return document("Model", name, spec={**common, **spec})
 
 
 def tenant(name: str, **spec: object) -> Object:
     """A Tenant."""
-    return {"apiVersion": API_VERSION, "kind": "Tenant", "metadata": {"name": name}, "spec": spec}
+    return document("Tenant", name, spec=spec)

@@ -11,41 +11,27 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from signal import SIGCONT, SIGTERM
-from typing import NamedTuple
 
 import aiohttp
 import yaml
 
 from autoscaler.drivers.kubernetes.api import Api, ApiError
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
+from tests.cluster import house
+from tests.cluster.calls import Answered, chat, lists_models
+from tests.cluster.definitions import API_VERSION
 from tests.cluster.plane import free_ports
-from tests.kit.fake_process import command
 
 WAIT_S_MAX = 45.0
 LEASE_S = 2
 SETTINGS: dict[str, object] = {
-    "apiVersion": "pilotlight.dev/v1alpha1", "kind": "Settings", "leaseSeconds": LEASE_S, "auth": "none",
+    "apiVersion": API_VERSION, "kind": "Settings", "leaseSeconds": LEASE_S, "auth": "none",
 }  # fmt: skip
 
 
 def model(name: str, **spec: object) -> dict[str, object]:
     """A Model whose engine is the fake one; it stays once it runs."""
-    words = command("--host", "{host}", "--port", "{port}", "--name", name)
-    return {
-        "apiVersion": "pilotlight.dev/v1alpha1", "kind": "Model", "metadata": {"name": name},
-        "spec": {
-            "engine": "command", "image": "fake-engine", "command": words, "gpu": {"memory": "1Gi"},
-            "idleSeconds": 600, **spec,
-        },
-    }  # fmt: skip
-
-
-class Answered(NamedTuple):
-    """One Call as its client saw it."""
-
-    status: int
-    said: str
-    retry_after: str = ""
+    return house.model(name, **{"idleSeconds": 600, **spec})
 
 
 class Estate:
@@ -167,11 +153,7 @@ class Estate:
 
     async def answers(self, name: str) -> bool:
         """Whether a gateway knows what there is."""
-        try:
-            async with self.session.get(f"http://127.0.0.1:{self._ports[name][0]}/v1/models") as answer:
-                return answer.status == 200
-        except aiohttp.ClientError:
-            return False
+        return await lists_models(self.session, self.url(name))
 
     def socket(self, autoscaler: str) -> Path:
         """Where it takes reports."""
@@ -211,13 +193,28 @@ class Estate:
 
     async def call(self, name: str, gateway: str = "g1", **headers: str) -> Answered:
         """One chat completion; status 0: nobody took it."""
-        body = {"model": name, "messages": [{"role": "user", "content": "hi"}]}
-        url = f"http://127.0.0.1:{self._ports[gateway][0]}/v1/chat/completions"
         try:
-            async with self.session.post(url, json=body, headers=headers) as answer:
-                return Answered(answer.status, await answer.text(), answer.headers.get("Retry-After", ""))
+            return await chat(self.session, self.url(gateway), name, headers)
         except aiohttp.ClientError as error:
             return Answered(0, type(error).__name__)
+
+    @asynccontextmanager
+    async def calling(self, name: str, *gateways: str) -> AsyncIterator[list[Answered]]:
+        """Meanwhile Calls go on, one after another through each gateway; all that they heard so far."""
+        answers, over = list[Answered](), asyncio.Event()
+
+        async def call_on(gateway: str) -> None:
+            while not over.is_set():
+                answers.append(await self.call(name, gateway))
+                await asyncio.sleep(0.02)
+
+        async with asyncio.TaskGroup() as tasks:
+            for gateway in gateways:
+                tasks.create_task(call_on(gateway))
+            try:
+                yield answers
+            finally:
+                over.set()
 
     def made(self, name: str) -> int:
         """Pods of a Model that were ever made."""

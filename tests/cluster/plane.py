@@ -7,6 +7,7 @@ that started them. There is no kubelet here (`tests.cluster.node`), no Service n
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import random
 import signal
@@ -23,6 +24,8 @@ HOST = "127.0.0.1"
 TOKEN = "admin-of-a-test"
 ROLES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 READY_S_MAX = 60.0
+_PORTS = range(28_192, 32_000)
+_ports = itertools.cycle(random.sample(_PORTS, len(_PORTS)))
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -166,21 +169,21 @@ class Plane:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that are free now, below those that outgoing connections take: one of them might take it in between."""
-    held: list[socket.socket] = []
-    while len(held) < number:
-        one = socket.socket()
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            one.bind((HOST, random.randrange(20_000, 32_000)))
-        except OSError:
-            one.close()
-        else:
-            held.append(one)
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
+    """Ports that are free now and that this run has given to nobody else, who may not have bound his yet.
+
+    Below those that outgoing connections take, and above those of engines in pods.
+    """
+    found: list[int] = []
+    while len(found) < number:
+        port = next(_ports)
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind((HOST, port))
+            except OSError:
+                continue
+        found.append(port)
+    return found
 
 
 def _die_with_parent() -> None:

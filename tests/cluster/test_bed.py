@@ -148,3 +148,15 @@ async def test_a_node_that_was_taken_for_lost_is_soon_used_again(api: Api, node:
     async with asyncio.timeout(30):
         while not await ready():
             await asyncio.sleep(0.05)
+
+
+async def test_a_pod_that_was_taken_for_unready_is_soon_ready_again(stage: Stage, node: Node) -> None:
+    """The controllers write that of all pods of a node that they take for lost; its kubelet knows better."""
+    await stage.api.create(stage.deployments, deployment(node))
+    await stage.scale(1)
+    (pod,) = await stage.until(lambda pods: len(ready(pods)) == 1)
+    lost = [{**one, "status": "False"} if one["type"] == "Ready" else one for one in pod["status"]["conditions"]]
+    path = f"{stage.pods}/{pod['metadata']['name']}/status"
+    written = await stage.api.patch(path, {"status": {"conditions": lost}})
+    assert not ready([written])
+    await stage.until(lambda pods: len(ready(pods)) == 1)

@@ -23,14 +23,18 @@ import yaml
 
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from pilotlight import keys
+from tests.cluster import definitions
+from tests.cluster.calls import chat
 from tests.cluster.conftest import next_number
 from tests.cluster.definitions import TENANTS, tenant
 from tests.cluster.kubelet.node import Node
 from tests.cluster.names import addresses, names
+from tests.kit.chart import CHART, ROOT
 
-ROOT = Path(__file__).parents[2]
-CHART = ROOT / "charts" / "pilotlight"
-NAME = "pl-pilotlight"
+RELEASE = "pl"
+NAME = f"{RELEASE}-pilotlight"
+WAITED: Any = {"wait": "watcher", "timeout": 60}
+"""How helm's verbs wait until all is as it was asked for."""
 WAIT_S_MAX = 60.0
 ENDED = ("Succeeded", "Failed")
 
@@ -67,32 +71,18 @@ class Release(NamedTuple):
 
     async def install(self, **more: Any) -> None:
         """Returns when all that it installs is ready."""
-        await asyncio.to_thread(
-            self.config.install,
-            self.chart,
-            "pl",
-            self.values(**more),
-            namespace=self.namespace,
-            wait="watcher",
-            timeout=60,
-        )
+        values = self.values(**more)
+        await asyncio.to_thread(self.config.install, self.chart, RELEASE, values, namespace=self.namespace, **WAITED)
 
     async def upgrade(self, **more: Any) -> None:
         """The same."""
-        await asyncio.to_thread(
-            self.config.upgrade,
-            self.chart,
-            "pl",
-            self.values(**more),
-            namespace=self.namespace,
-            wait="watcher",
-            timeout=60,
-        )
+        values = self.values(**more)
+        await asyncio.to_thread(self.config.upgrade, self.chart, RELEASE, values, namespace=self.namespace, **WAITED)
 
     def hook(self, template: str, **more: Any) -> str:
         """What helm would make when it is asked to."""
         with helm_python.Chart.load(self.chart) as chart:
-            rendered = chart.render(self.values(**more), name="pl", namespace=self.namespace)
+            rendered = chart.render(self.values(**more), name=RELEASE, namespace=self.namespace)
         return rendered[f"pilotlight/templates/{template}"]
 
     async def get(self, kind: str, name: str) -> Object:
@@ -126,17 +116,16 @@ async def release(chart: Path, api: Api, namespace: str, kubeconfig: Path, house
     with helm_python.Config(kubeconfig_path=kubeconfig, namespace=namespace) as config:
         async with names(api):
             yield Release(chart, config, api, namespace, engines, house.logs, house.name)
-            await asyncio.to_thread(config.uninstall, "pl", ignore_not_found=True)
+            await asyncio.to_thread(config.uninstall, RELEASE, ignore_not_found=True)
     with contextlib.suppress(ApiError):  # with scope `namespace` it was not made
         await api.delete(f"/api/v1/namespaces/{engines}")
 
 
 async def call(url: str, model: str, key: str = "") -> tuple[int, str]:
     """One chat completion: (status, what was said)."""
-    body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
-    url, headers = f"{url}/v1/chat/completions", {"Authorization": f"Bearer {key}"} if key else {}
-    async with aiohttp.ClientSession() as session, session.post(url, json=body, headers=headers) as answer:
-        return answer.status, await answer.text()
+    async with aiohttp.ClientSession() as session:
+        answer = await chat(session, url, model, {"Authorization": f"Bearer {key}"} if key else {})
+    return answer.status, answer.said
 
 
 def tiny(**more: Any) -> Object:
@@ -158,7 +147,7 @@ async def models(release: Release, *documents: Object) -> None:
 
 async def applied(release: Release, namespace: str, **more: Any) -> Object:
     """As a custom resource: its status, once an autoscaler says that it has seen it."""
-    path = f"/apis/pilotlight.dev/v1alpha1/namespaces/{namespace}/models"
+    path = definitions.models(namespace)
     await release.api.create(path, tiny(**more))
     while "conditions" not in (found := (await release.api.get(f"{path}/tiny")).get("status", {})):
         await asyncio.sleep(0.05)
@@ -284,8 +273,8 @@ async def test_the_agent_is_heard_and_helm_test_is_the_doctor(release: Release) 
 
 async def definitions_can_be_changed(release: Release) -> None:
     """`kubectl apply --server-side --force-conflicts`, as the page says, takes them over from helm."""
-    definition: Object = yaml.safe_load((CHART / "crds" / "models.yaml").read_text())
-    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition['metadata']['name']}"
+    definition: Object = yaml.safe_load((definitions.FOLDER / "models.yaml").read_text())
+    path = definitions.definition("models")
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for told in ("changed", schema.get("description", "")):
         schema["description"] = told
@@ -300,9 +289,9 @@ async def test_install_upgrade_rollback_uninstall(release: Release) -> None:
     await release.upgrade(gateway={"replicas": 3})
     assert (await release.get("deployments", f"{NAME}-gateway"))["status"]["readyReplicas"] == 3
     assert (await release.get("secrets", f"{NAME}-contract-server"))["data"] == secret, "upgrades keep certificates"
-    await asyncio.to_thread(release.config.rollback, "pl", version=1, wait="watcher", timeout=60)
+    await asyncio.to_thread(release.config.rollback, RELEASE, version=1, **WAITED)
     assert (await release.get("deployments", f"{NAME}-gateway"))["spec"]["replicas"] == 2
-    await asyncio.to_thread(release.config.uninstall, "pl", wait="watcher", timeout=60)
+    await asyncio.to_thread(release.config.uninstall, RELEASE, **WAITED)
     with pytest.raises(ApiError, match="not found"):
         await release.get("deployments", f"{NAME}-gateway")
     kept = await release.api.get(f"/api/v1/namespaces/{release.engines}")

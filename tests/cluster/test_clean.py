@@ -18,8 +18,8 @@ import pytest
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices
 from autoscaler.drivers.kubernetes.api import Api
 from autoscaler.drivers.kubernetes.clearing import FORCED
+from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
-from tests.cluster.test_wake import House, model
 
 GI = 1 << 30
 LOOK_S = 0.05

@@ -5,23 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api
+from tests.cluster.adopting import OURS, Adopting, workload
+from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 from tests.cluster.kubelet.pod import PULL_SECONDS
-from tests.cluster.test_adoption import OURS, workload
-from tests.cluster.test_wake import House, model
 
 PARTS = ["place.write", "place.schedule", "place.kubelet"]
-
-
-@pytest.fixture
-def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
-    return House(tmp_path, kubeconfig, namespace)
 
 
 async def coldstart(house: House, rounds: int = 1) -> dict[str, Any]:
@@ -67,22 +60,18 @@ async def test_a_cold_start_of_a_pod_is_told_by_its_phases(house: House, node: N
             assert f'pilotlight_start_seconds_count{{model="ada",phase="{phase}"}} 1.0' in metrics
 
 
-async def test_a_cold_start_of_an_adopted_deployment_has_phases_and_a_restart_has_none(
-    house: House, api: Api, namespace: str, node: Node
-) -> None:
-    assert node.name
-    house.write()
+async def test_a_cold_start_of_an_adopted_deployment_has_phases_and_a_restart_has_none(adopting: Adopting) -> None:
     sleeping = workload("ada", 0, {OURS + "models": "ada", OURS + "idle-seconds": "600"})
-    await api.create(f"/apis/apps/v1/namespaces/{namespace}/deployments", sleeping)
+    await adopting.api.create(f"{adopting.apps}/deployments", sleeping)
     async with asyncio.timeout(90):
-        async with house.running():
-            found = await coldstart(house)
+        async with adopting.running():
+            found = await coldstart(adopting)
             (one,) = found["rounds"]
             assert one["phases_ms"].keys() >= {"decide", "place", *PARTS, "image", "load", "ready"}
-        async with house.running():
-            while (await ops(house, "models/ada"))["replicas"] != {"ready": 1}:
+        async with adopting.running():
+            while (await ops(adopting, "models/ada"))["replicas"] != {"ready": 1}:
                 await asyncio.sleep(0.05)
-            shown = await ops(house, "models/ada")
+            shown = await ops(adopting, "models/ada")
             assert shown["last_start_phases"] == {}
-            async with house.session.get(f"http://127.0.0.1:{house.ops}/metrics") as answer:
+            async with adopting.session.get(f"http://127.0.0.1:{adopting.ops}/metrics") as answer:
                 assert "pilotlight_start_seconds_count" not in await answer.text()

@@ -13,7 +13,8 @@ from pytest_aiohttp import AiohttpClient
 from autoscaler.commands import Commands
 from autoscaler.drivers.base import CordonError
 from autoscaler.drivers.kubernetes.api import Api, ApiError
-from autoscaler.drivers.kubernetes.cordons import ANNOTATION, NODES, Cordons
+from autoscaler.drivers.kubernetes.cordons import ANNOTATION, NodeCordons
+from autoscaler.drivers.kubernetes.vocabulary import NODES
 from autoscaler.log import Log
 from autoscaler.ops import OperationsServer
 from autoscaler.ordered import Cordon, CordonsSeen, Place
@@ -50,8 +51,8 @@ async def name(api: Api) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def watching(api: Api, seen: Seen) -> AsyncIterator[Cordons]:
-    one = Cordons(api, api, seen.observe)
+async def watching(api: Api, seen: Seen) -> AsyncIterator[NodeCordons]:
+    one = NodeCordons(api, api, seen.observe)
     task = asyncio.create_task(one.run())
     yield one
     task.cancel()
@@ -104,7 +105,7 @@ async def test_two_orders_at_once_are_both_kept_and_garbage_is_no_order(api: Api
 async def test_an_order_about_a_node_that_is_gone_is_refused(api: Api, name: str) -> None:
     gone = f"{name}-gone"
     with pytest.raises(CordonError, match="NotFound"):
-        await Cordons(api, api, Seen(gone).observe).put(Cordon(place=Place("node", gone), node=gone, since_s=0.0))
+        await NodeCordons(api, api, Seen(gone).observe).put(Cordon(place=Place("node", gone), node=gone, since_s=0.0))
     with pytest.raises(ApiError):
         await api.get(f"{NODES}/{gone}")
 
@@ -114,7 +115,7 @@ async def test_an_order_over_http_closes_the_node_and_its_slices(
 ) -> None:
     """As an autoscaler of a cluster is composed: commands, the orders on Nodes, and the loop that observes them."""
     loop = SteppedLoop(world([], [device(f"{name}/gpu0", node=name)])).loop
-    kept = Cordons(api, api, loop.observe)
+    kept = NodeCordons(api, api, loop.observe)
     task = asyncio.create_task(kept.run())
     server = OperationsServer(loop, Log(), lambda: b"", tuple, commands=Commands(loop, kept))
     client = await aiohttp_client(server.application())

@@ -15,18 +15,10 @@ from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.expected import WrongKeyError
 from autoscaler.not_yet import KEYS, MESSAGE
-from tests.cluster import definitions
-from tests.cluster.definitions import TENANTS, model, models, tenant
+from tests.cluster.definitions import API_VERSION, TENANTS, document, model, models, tenant
 from tests.cluster.plane import Plane
 
 HASH = "ab" * 32
-
-
-@pytest.fixture
-async def served(api: Api) -> Api:
-    """With both kinds."""
-    await definitions.install(api)
-    return api
 
 
 WRONG: list[tuple[str, Object]] = [
@@ -64,10 +56,10 @@ WRONG: list[tuple[str, Object]] = [
 ]  # fmt: skip
 
 
-def sentence(document: Object) -> WrongKeyError:
+def sentence(wrong: Object) -> WrongKeyError:
     """What a file with it is refused with."""
     with pytest.raises(WrongKeyError) as caught:
-        one(document)
+        one(wrong)
     return caught.value
 
 
@@ -79,9 +71,9 @@ async def refusal(api: Api, path: str, body: Object) -> str:
 
 
 async def test_a_rule_refuses_with_the_sentence_that_files_are_refused_with(served: Api, namespace: str) -> None:
-    for what, document in WRONG:
-        said = await refusal(served, models(namespace), document)
-        expected = sentence(document)
+    for what, wrong in WRONG:
+        said = await refusal(served, models(namespace), wrong)
+        expected = sentence(wrong)
         assert expected.message.partition(", which")[0] in said, what
         assert ".".join(map(str, expected.path[:2])) in said, what
         assert said.count("expected") + said.count("needs") <= 2, f"{what}: no rule speaks for another: {said}"
@@ -89,7 +81,7 @@ async def test_a_rule_refuses_with_the_sentence_that_files_are_refused_with(serv
 
 def test_every_rule_is_seen_to_refuse() -> None:
     """Each sentence of the rules is one of those above."""
-    seen = [sentence(document).message for _, document in WRONG]
+    seen = [sentence(wrong).message for _, wrong in WRONG]
     for rules in RULES.values():
         for rule in rules:
             words = max(re.findall(r"'((?:[^'\\]|\\.)*)'", rule.message), key=len) if rule.says else rule.message
@@ -141,15 +133,14 @@ async def test_a_tenant_s_keys_are_hashes_that_differ(served: Api) -> None:
 
 async def test_defaults_are_filled_in_and_mean_the_same(served: Api, namespace: str) -> None:
     sizes = {"gpu": {"memory": "20Gi"}, "queue": {"bytesMax": 1000}, "idleSeconds": 5}
-    document = model("a", aliases=["org/name:tag"], tls={}, env={"A": "b", "C": {"valueFrom": {}}}, **sizes)
-    made = await served.create(models(namespace), document)
+    written = model("a", aliases=["org/name:tag"], tls={}, env={"A": "b", "C": {"valueFrom": {}}}, **sizes)
+    made = await served.create(models(namespace), written)
     spec = made["spec"]
     assert spec["replicas"] == {"min": 0, "max": 1}
     assert "slots" not in spec, "that is the engine's"
     assert (spec["queue"]["waitSecondsMax"], spec["residencySeconds"]) == (540, "auto")
-    del spec["env"]["C"], document["spec"]["env"]["C"]
-    read = {"apiVersion": definitions.API_VERSION, "kind": "Model", "metadata": {"name": "a"}, "spec": spec}
-    assert one(read) == one(document)
+    del spec["env"]["C"], written["spec"]["env"]["C"]
+    assert one(document("Model", "a", spec=spec)) == one(written)
 
 
 async def test_unknown_keys_are_refused_by_those_who_ask_for_it(served: Api, namespace: str) -> None:
@@ -187,8 +178,7 @@ async def test_conditions_of_two_writers_are_kept_by_their_type(served: Api, nam
         condition = {
             "type": kind, "status": "True", "reason": "X", "message": "", "lastTransitionTime": "2027-01-31T12:00:00Z",
         }  # fmt: skip
-        head = {"apiVersion": definitions.API_VERSION, "kind": "Model", "metadata": {"name": "a"}}
-        await served.apply(f"{path}/a/status", head | {"status": {"conditions": [condition]}}, owner)
+        await served.apply(f"{path}/a/status", document("Model", "a", status={"conditions": [condition]}), owner)
     found = await served.get(f"{path}/a")
     assert [one["type"] for one in found["status"]["conditions"]] == ["Ready", "Adopted"]
 
@@ -215,7 +205,7 @@ async def test_columns_names_and_selectors(served: Api, plane: Plane, namespace:
     for selector in ("spec.engine=ollama", "spec.paused=true"):
         found = await served.get(path, fieldSelector=selector)
         assert [item["metadata"]["name"] for item in found["items"]] == ["b"]
-    resources = (await served.get(f"/apis/{definitions.API_VERSION}"))["resources"]
+    resources = (await served.get(f"/apis/{API_VERSION}"))["resources"]
     short = {one["name"]: (one.get("shortNames"), one["namespaced"]) for one in resources if "/" not in one["name"]}
     assert short == {"models": (["plm"], True), "tenants": (["plt"], False)}
     assert not any(one["name"].endswith("/scale") for one in resources), "Replicas are the autoscaler's"
@@ -223,6 +213,6 @@ async def test_columns_names_and_selectors(served: Api, plane: Plane, namespace:
 
 async def test_a_tenant_as_small_as_it_can_be(served: Api) -> None:
     name = f"t-{uuid.uuid4().hex[:8]}"
-    made = await served.create(TENANTS, {"apiVersion": definitions.API_VERSION, "kind": "Tenant", "metadata": {"name": name}})  # fmt: skip  # noqa: E501
+    made = await served.create(TENANTS, document("Tenant", name))
     assert made["spec"] == {"weight": 1, "keys": [], "priorityMax": 0}
     await served.delete(f"{TENANTS}/{name}")

@@ -11,7 +11,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.documents import one
-from autoscaler.drivers.kubernetes import customs
+from autoscaler.drivers.kubernetes import customs, kinds
 from autoscaler.drivers.kubernetes.api import MERGE, Api
 from autoscaler.drivers.kubernetes.customs import Customs
 from autoscaler.drivers.kubernetes.watching import Key
@@ -206,14 +206,12 @@ async def test_a_cluster_without_the_kinds_has_none_until_they_come(
 ) -> None:
     group = f"{namespace}.example"
     monkeypatch.setattr(customs, "API_VERSION", f"{group}/v1alpha1")
-    monkeypatch.setattr(customs, "ABSENT_S", 0.05)
+    monkeypatch.setattr(kinds, "ABSENT_S", 0.05)
     async with following(served, namespace) as found:
         await found.until(lambda: found.names == ["of-files"])
-        assert "404" in found.customs.trouble
         await definitions.install(served, group)
         late = model("late") | {"apiVersion": f"{group}/v1alpha1"}
         await served.create(f"/apis/{group}/v1alpha1/namespaces/{namespace}/models", late)
         await found.until(lambda: found.names == ["of-files", "late"])
-        assert not found.customs.trouble
     for plural in ("models", "tenants"):
         await served.delete(definitions.definition(plural, group))

@@ -18,6 +18,7 @@ from autoscaler.drivers.kubernetes.gateways import GatewayPods
 from autoscaler.drivers.kubernetes.lease import Elector
 from autoscaler.drivers.kubernetes.tokens import KEPT_S, STANDS_S, Tokens
 from autoscaler.world import GatewayGone, GatewaySeen
+from tests.cluster.accounts import make_account, token
 from tests.cluster.kubelet.node import Node
 from tests.cluster.plane import Plane
 
@@ -205,28 +206,20 @@ async def test_a_gateway_whose_pod_ended_before_we_looked_is_gone_and_a_stranger
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-async def token(api: Api, namespace: str, account: str, audience: str) -> str:
-    """A bound one, as a kubelet gets it."""
-    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    spec = {"audiences": [audience], "expirationSeconds": 600}
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
-    return str((await api.create(f"{accounts}/{account}/token", asked))["status"]["token"])
-
-
 async def test_only_the_named_accounts_tokens_for_our_audience_are_let_in(
     api: Api, namespace: str, plane: Plane
 ) -> None:
-    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     for name in ("gateway", "other"):
-        await api.create(accounts, {"metadata": {"name": name}})
+        await make_account(api, namespace, name)
     now_s = 0.0
     users = (f"system:serviceaccount:{namespace}:gateway",)
     tokens = Tokens(api, users, clock=lambda: now_s)
-    ours = await token(api, namespace, "gateway", "pilotlight")
-    new = await token(api, namespace, "gateway", "pilotlight")
+    ours = await token(api, namespace, "gateway", audiences=["pilotlight"])
+    new = await token(api, namespace, "gateway", audiences=["pilotlight"])
+    for_the_api_server = await token(api, namespace, "gateway", audiences=["https://kubernetes.default.svc"])
     assert await tokens.admits(ours)
-    assert not await tokens.admits(await token(api, namespace, "gateway", "https://kubernetes.default.svc"))
-    assert not await tokens.admits(await token(api, namespace, "other", "pilotlight"))
+    assert not await tokens.admits(for_the_api_server)
+    assert not await tokens.admits(await token(api, namespace, "other", audiences=["pilotlight"]))
     assert not await tokens.admits(ours[:-4] + "AAAA")
     assert not await tokens.admits("")
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -17,32 +16,13 @@ from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import Api, Object
 from autoscaler.drivers.kubernetes.pods import port_of
+from tests.cluster.calls import Answered, good
 from tests.cluster.kubelet.pod import EVICTED
 from tests.cluster.lossy import Lossy
-from tests.cluster.many import Answered, Estate, model
+from tests.cluster.many import Estate, model
 from tests.cluster.stage import Stage, runs, staged
 
 GATEWAYS = ("g1", "g2")
-
-
-@asynccontextmanager
-async def called(one: Estate, *names: str) -> AsyncIterator[list[tuple[str, Answered]]]:
-    """Meanwhile each gateway is asked for each Model, one Call after another; gives what was answered so far."""
-    over, said = asyncio.Event(), list[tuple[str, Answered]]()
-
-    async def client(name: str, gateway: str) -> None:
-        while not over.is_set():
-            said.append((name, await one.call(name, gateway)))
-            await asyncio.sleep(0.01)
-
-    async with asyncio.TaskGroup() as tasks:
-        for name in names:
-            for gateway in GATEWAYS:
-                tasks.create_task(client(name, gateway))
-        try:
-            yield said
-        finally:
-            over.set()
 
 
 @pytest.mark.parametrize("how", ["evicted", "its end is not told", "watches are cut"])
@@ -62,7 +42,7 @@ async def test_case_18_a_pod_that_is_gone_leaves_routes(
         await stack.enter_async_context(one.open(ada, autoscalers=1, gateways=2))
         await runs(one, 2, 0)
         victim, _ = await stage.engines()
-        async with called(one, "ada") as said:
+        async with one.calling("ada", *GATEWAYS) as said:
             lossy.loses_ends = how == "its end is not told"
             if how == "evicted":
                 await api.patch(f"{stage.pods}/{victim}", {"metadata": {"annotations": {EVICTED: "1"}}})
@@ -71,7 +51,7 @@ async def test_case_18_a_pod_that_is_gone_leaves_routes(
             await one.until(lambda: replaced(one, stage, victim))
             told = len(said)
             await one.until(lambda: moved_on(said, told + 20))
-        assert {(answer.status, "I am ada" in answer.said) for _, answer in said} == {(200, True)}
+        assert good("ada", *said)
         for gateway in GATEWAYS:
             assert await one.counted(gateway, "pilotlight_upstream_retries_total", 'reason="connect"') <= 1
         assert (lossy.lost > 0) == (how == "its end is not told")
@@ -88,7 +68,7 @@ async def ready(one: Estate) -> int:
     return (await one.counts("ada"))[0].get("ready", 0)
 
 
-async def moved_on(said: list[tuple[str, Answered]], number: int) -> bool:
+async def moved_on(said: list[Answered], number: int) -> bool:
     return len(said) >= number
 
 
@@ -107,30 +87,29 @@ def stranger(stage: Stage, port: int) -> Object:
 
 
 async def test_case_19_an_address_that_is_a_strangers_at_once_while_nobody_tells(
-    api: Api, namespace: str, kubeconfig: Path, tmp_path: Path
+    api: Api, namespace: str, tmp_path: Path, estate: Estate
 ) -> None:
     """The autoscaler hangs, so no gateway is told that the pod is gone: all of them send Calls to its address. They are
     refused there: who was ready there listens on a port of its own, and a stranger on another.
     """
-    async with staged(api, namespace, tmp_path, late_s=0) as stage, asyncio.timeout(90):
-        one = Estate(tmp_path, kubeconfig, namespace, api)
-        async with one.open(stage.ada(0, 8), autoscalers=1, gateways=2):
-            assert {(await one.call("ada", gateway)).status for gateway in GATEWAYS} == {200}
-            (first,) = await stage.engines()
-            ip = (await api.get(f"{stage.pods}/{first}"))["status"]["podIP"]
-            one.signal("a1", signal.SIGSTOP)
-            await api.delete(f"{stage.pods}/{first}", grace_s=0)
-            await stage.ended(first)
-            await api.create(stage.pods, stranger(stage, 8000))
-            assert await is_ready(api, f"{stage.pods}/bob") == ip
-            calls = [asyncio.create_task(one.call("ada", gateway)) for gateway in GATEWAYS for _ in range(5)]
-            await one.until(lambda: refused_by_all(one))
-            one.signal("a1", signal.SIGCONT)
-            assert {(answer.status, "I am ada" in answer.said) for answer in await asyncio.gather(*calls)} == {
-                (200, True)
-            }
-            await api.get(f"{stage.pods}/bob")
-            assert stage.calls("bob") == []
+    async with (
+        staged(api, namespace, tmp_path, late_s=0) as stage, asyncio.timeout(90),
+        estate.open(stage.ada(0, 8), autoscalers=1, gateways=2) as one,
+    ):  # fmt: skip
+        assert {(await one.call("ada", gateway)).status for gateway in GATEWAYS} == {200}
+        (first,) = await stage.engines()
+        ip = (await api.get(f"{stage.pods}/{first}"))["status"]["podIP"]
+        one.signal("a1", signal.SIGSTOP)
+        await api.delete(f"{stage.pods}/{first}", grace_s=0)
+        await stage.ended(first)
+        await api.create(stage.pods, stranger(stage, 8000))
+        assert await is_ready(api, f"{stage.pods}/bob") == ip
+        calls = [asyncio.create_task(one.call("ada", gateway)) for gateway in GATEWAYS for _ in range(5)]
+        await one.until(lambda: refused_by_all(one))
+        one.signal("a1", signal.SIGCONT)
+        assert good("ada", *await asyncio.gather(*calls))
+        await api.get(f"{stage.pods}/bob")
+        assert stage.calls("bob") == []
 
 
 async def is_ready(api: Api, pod: str) -> str:
@@ -149,21 +128,19 @@ async def refused_by_all(one: Estate) -> bool:
 
 
 async def test_case_19_two_models_take_turns_at_one_address(
-    api: Api, namespace: str, kubeconfig: Path, tmp_path: Path
+    api: Api, namespace: str, tmp_path: Path, estate: Estate
 ) -> None:
     """Each goes to zero before the other is called, and its address, which is free at once, is the other's next."""
     async with staged(api, namespace, tmp_path, late_s=0) as stage, asyncio.timeout(90):
-        one = Estate(tmp_path, kubeconfig, namespace, api)
         both = [
             model(
                 name, command=stage.engine(name, "--tokens-per-s", "0"), gpu={"count": 0}, residencySeconds=0,
                 idleSeconds=0.2,
             ) for name in ("ada", "bob")
         ]  # fmt: skip
-        async with one.open(*both, autoscalers=1, gateways=2):
+        async with estate.open(*both, autoscalers=1, gateways=2) as one:
             for name in ("ada", "bob", "ada", "bob"):
-                said = await asyncio.gather(*(one.call(name, gateway) for gateway in GATEWAYS))
-                assert {(answer.status, f"I am {name}" in answer.said) for answer in said} == {(200, True)}
+                assert good(name, *await asyncio.gather(*(one.call(name, gateway) for gateway in GATEWAYS)))
                 while await stage.engines():
                     await asyncio.sleep(0.02)
         addresses = {pod: stage.addresses[pod] for pod in one.pods_made}

@@ -8,16 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from autoscaler.drivers.kubernetes.api import Api
+from tests.cluster.calls import Answered, good
 from tests.cluster.cutting import Cutter, port_of
 from tests.cluster.kubelet.node import Node
-from tests.cluster.many import LEASE_S, Answered, Estate, model
+from tests.cluster.many import LEASE_S, Estate, model
 from tests.cluster.plane import Plane
 from tests.kit.older import older
 
@@ -28,34 +25,6 @@ SOON_S = 20.0
 """A Call that needs nobody hears within that."""
 HELD_S = 4.0
 """How long a gateway is silent when somebody leads again: less than a report counts for."""
-
-
-@pytest.fixture
-def estate(tmp_path: Path, kubeconfig: Path, namespace: str, api: Api) -> Estate:
-    return Estate(tmp_path, kubeconfig, namespace, api)
-
-
-def good(name: str, *answers: Answered) -> bool:
-    return all(one.status == 200 and f"I am {name}" in one.said for one in answers)
-
-
-@asynccontextmanager
-async def calling(house: Estate, name: str, *gateways: str) -> AsyncIterator[list[Answered]]:
-    """Calls go on, one after another through each gateway, until the end; all that they heard."""
-    answers, over = list[Answered](), asyncio.Event()
-
-    async def call_on(gateway: str) -> None:
-        while not over.is_set():
-            answers.append(await house.call(name, gateway))
-            await asyncio.sleep(0.05)
-
-    async with asyncio.TaskGroup() as tasks:
-        for gateway in gateways:
-            tasks.create_task(call_on(gateway))
-        try:
-            yield answers
-        finally:
-            over.set()
 
 
 async def pods_of(house: Estate, name: str) -> int:
@@ -74,7 +43,7 @@ async def test_case_27_the_api_server_is_away_under_load(estate: Estate, plane: 
     async with estate.open(*documents, gateways=2) as house, asyncio.timeout(LIMIT_S + OUTAGE_S):
         await house.leader()
         assert good("ada", await house.call("ada", "g1"), await house.call("ada", "g2"))
-        async with calling(house, "ada", "g1", "g2") as answers:
+        async with house.calling("ada", "g1", "g2") as answers:
             assert good("cat", await house.call("cat", "g2"))
             plane.kill_part("kube-apiserver")
             await asyncio.sleep(OUTAGE_S / 2)
@@ -87,7 +56,7 @@ async def test_case_27_the_api_server_is_away_under_load(estate: Estate, plane: 
             await asyncio.sleep(OUTAGE_S / 2)
         house.signal("g2", signal.SIGSTOP)
         try:
-            async with calling(house, "ada", "g1") as more:
+            async with house.calling("ada", "g1") as more:
                 plane.start_part("kube-apiserver")
                 await asyncio.to_thread(plane.until_ready)
                 leads = await house.leader()
@@ -116,7 +85,7 @@ async def test_watches_that_are_cut_all_the_time_cost_no_call(
         async with estate.open(model("ada", slots=64), model("bob"), gateways=2) as house, asyncio.timeout(LIMIT_S):
             await house.leader()
             assert good("ada", await house.call("ada", "g1"))
-            async with calling(house, "ada", "g1", "g2") as answers:
+            async with house.calling("ada", "g1", "g2") as answers:
                 assert good("bob", await house.call("bob", "g2"))
                 cuts = cutter.cuts
                 while cutter.cuts < cuts + 4:
@@ -142,7 +111,7 @@ async def test_case_30_an_upgrade_of_each_and_a_roll_back_lose_no_call(
 
         async def replaced(name: str, by: Path | None, through: str) -> None:
             """Gateways one at a time, while the other one takes the Calls."""
-            async with calling(house, "ada", through) as heard:
+            async with house.calling("ada", through) as heard:
                 await house.stop(name)
                 if by is None:
                     del house.trees[name]

@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
+import pytest
+
 from autoscaler.contract import ModelName
+from autoscaler.drivers.kubernetes import kinds
 from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.drivers.kubernetes.kubeai import API_VERSION, KUBEAI, KubeaiModels
 from autoscaler.drivers.kubernetes.watching import Key
@@ -46,7 +49,7 @@ class Following:
         self.read = 0
         self._news = asyncio.Event()
         installation = Installation(self._tell, (KUBEAI,))
-        self.kubeai = KubeaiModels(api, self._convert, installation, [namespace], absent_s=0.05)
+        self.kubeai = KubeaiModels(api, self._convert, installation, [namespace])
 
     def _convert(self, value: object) -> tuple[Model | None, str, tuple[str, ...]]:
         self.read += 1
@@ -91,8 +94,9 @@ async def install(api: Api) -> None:
 
 
 async def test_models_of_kubeai_are_followed_from_a_cluster_without_the_kind_to_the_last_that_goes(
-    api: Api, namespace: str
+    api: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(kinds, "ABSENT_S", 0.05)
     following, path = Following(api, namespace), f"/apis/{API_VERSION}/namespaces/{namespace}/models"
     key = Key(namespace, "tiny")
     async with following.running():
@@ -105,7 +109,6 @@ async def test_models_of_kubeai_are_followed_from_a_cluster_without_the_kind_to_
             tiny = following.models()["tiny"]
             assert (tiny.spec.engine, tiny.slots, tiny.namespace) == ("vllm", 7, namespace)
             assert tiny.created_unix_s > 0
-            assert not following.kubeai.trouble
 
             await api.patch(f"{path}/tiny", {"spec": {"targetRequests": 9}}, MERGE)
             await following.until(lambda: following.models()["tiny"].slots == 9)

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from pathlib import Path
 
-import pytest
-
-from autoscaler.drivers.kubernetes.api import Api
+from tests.cluster.calls import Answered, good
 from tests.cluster.kubelet.node import Node
-from tests.cluster.many import LEASE_S, Answered, Estate, model
+from tests.cluster.many import LEASE_S, Estate, model
 from tests.cluster.plane import Plane
 
 LIMIT_S = 120
-
-
-@pytest.fixture
-def estate(tmp_path: Path, kubeconfig: Path, namespace: str, api: Api) -> Estate:
-    return Estate(tmp_path, kubeconfig, namespace, api)
-
-
-def good(name: str, *answers: Answered) -> bool:
-    return all(one.status == 200 and f"I am {name}" in one.said for one in answers)
 
 
 async def test_the_next_leads_when_one_was_killed_and_when_one_stops(estate: Estate, node: Node) -> None:

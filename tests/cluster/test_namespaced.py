@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from autoscaler.drivers.kubernetes.api import Api, Object
+from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
-from tests.cluster.test_wake import House, model
 
 GPU = "nvidia.com/gpu"
 WAIT_S_MAX = 60.0

@@ -17,24 +17,17 @@ from autoscaler.drivers.kubernetes.rights import rights
 from pilotlight.checks import Finding, blocked
 from pilotlight.checks_cluster import Scene, cluster
 from pilotlight.cli import cli
-from tests.cluster.definitions import install
+from tests.cluster.accounts import make_account, token
 from tests.cluster.kubelet.node import Node
-
-
-@pytest.fixture
-async def crds(api: Api) -> None:
-    """The definitions of this version."""
-    await install(api)
 
 
 async def account_kubeconfig(api: Api, admin: Path, namespace: str, name: str, folder: Path) -> Path:
     """A kubeconfig with a bound token of a service account of that name."""
-    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    await api.create(accounts, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}})
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": []}}
-    token = (await api.create(f"{accounts}/{name}/token", request))["status"]["token"]
+    await make_account(api, namespace, name)
     config: dict[str, Any] = yaml.safe_load(admin.read_text())
-    config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
+    config["users"] = [
+        {"name": config["contexts"][0]["context"]["user"], "user": {"token": await token(api, namespace, name)}}
+    ]
     path = folder / "account.kubeconfig"
     path.write_text(yaml.safe_dump(config))
     return path
@@ -48,7 +41,7 @@ def scene(namespace: str, **fields: Any) -> Scene:
     return Scene(**{"engines": namespace, "home": namespace, "scope": "cluster", **fields})
 
 
-@pytest.mark.usefixtures("crds")
+@pytest.mark.usefixtures("served")
 async def test_an_admin_finds_everything_there(api: Api, namespace: str, node: Node) -> None:
     findings = await cluster(api, scene(namespace))
     found = by_check(findings)
@@ -62,7 +55,7 @@ async def test_an_admin_finds_everything_there(api: Api, namespace: str, node: N
     assert not (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"], "the pod was a dry run"
 
 
-@pytest.mark.usefixtures("crds")
+@pytest.mark.usefixtures("served")
 async def test_a_service_account_without_rights_hears_each_that_is_missing(
     api: Api, kubeconfig: Path, namespace: str, tmp_path: Path
 ) -> None:

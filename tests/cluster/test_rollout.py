@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from pathlib import Path
 
 import pytest
 
 from autoscaler.drivers.kubernetes.api import Api, Object
+from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
-from tests.cluster.test_wake import House, model
 from tests.kit.fake_process import command
-
-
-@pytest.fixture
-def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
-    return House(tmp_path, kubeconfig, namespace)
 
 
 class Pods:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from pathlib import Path
 
 from autoscaler.drivers.kubernetes.api import Api
+from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
-from tests.cluster.test_wake import House, model
 
 WAIT_S_MAX = 60.0
 
 
 async def test_what_the_settings_say_of_a_node_counts_at_once_and_a_models_selector_chooses_it(
-    tmp_path: Path, kubeconfig: Path, api: Api, namespace: str, node: Node
+    house: House, api: Api, namespace: str, node: Node
 ) -> None:
     """No label tells the memory of its GPUs, so nothing large fits until the Settings do; other nodes are no choice."""
-    house = House(tmp_path, kubeconfig, namespace)
     large = model("ada", gpu={"memory": "20Gi", "models": ["a10"]}, pod={"nodeSelector": {"test": node.name}})
     house.write(large)
     async with house.running() as one, asyncio.timeout(WAIT_S_MAX):

@@ -25,7 +25,7 @@ class Server:
         self.version = 1
         self.stream: list[Event] = []
         self.ends: Callable[[], None] | None = None
-        self.lists = self.watches = 0
+        self.lists = 0
         self.streams = True
         self.idle = asyncio.Event()
         """All of the stream was said."""
@@ -43,7 +43,6 @@ class Server:
                 yield "ADDED", found
             yield bookmark(self.version, end=True)
             return
-        self.watches += 1
         while self.stream:
             yield self.stream.pop(0)
         self.idle.set()

@@ -6,10 +6,12 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from loadtest.client import Client
 from loadtest.result import Result, Shot
+from tests.kit.cuttable import Cuttable
 from tests.kit.serving import Serving, free_port
 
 START_S_MAX, STOP_S_MAX = 20.0, 30.0
@@ -20,9 +22,8 @@ class Outlying:
 
     def __init__(self, contract: Path) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
-        self._contract = contract
-        self._writers = set[asyncio.StreamWriter]()
-        self._open = True
+        self.way = Cuttable(partial(asyncio.open_unix_connection, str(contract)))
+        """To the autoscaler."""
 
     async def listens(self) -> None:
         """Returns when it does, which it does once it knows what there is."""
@@ -39,39 +40,16 @@ class Outlying:
 
     def cut(self) -> None:
         """Nobody reaches the autoscaler any more, and it nobody."""
-        self._open = False
-        for writer in self._writers:
-            writer.transport.abort()
+        self.way.closed = True
+        self.way.cut()
 
     def mend(self) -> None:
         """It may be reached again."""
-        self._open = True
+        self.way.closed = False
 
     def begin(self, *shots: Shot) -> asyncio.Task[list[Result]]:
         """Sends them in the background."""
         return asyncio.create_task(Client(self.url).run(shots))
-
-    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The gateway connects to what it takes for the autoscaler."""
-        if not self._open:
-            writer.transport.abort()
-            return
-        there, thither = await asyncio.open_unix_connection(str(self._contract))
-        both = {writer, thither}
-        self._writers |= both
-        await asyncio.gather(_pass(reader, thither), _pass(there, writer))
-        self._writers -= both
-
-
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while piece := await reader.read(1 << 16):
-            writer.write(piece)
-            await writer.drain()
-    except OSError:
-        pass
-    finally:
-        writer.transport.abort()
 
 
 @asynccontextmanager
@@ -79,7 +57,7 @@ async def outlying(one: Serving) -> AsyncIterator[Outlying]:
     """It listens as long as the context lasts."""
     run = one.state / "run"
     gateway = Outlying(run / "autoscaler.sock")
-    way = await asyncio.start_unix_server(gateway.connected, str(run / "outlying.sock"))
+    way = await asyncio.start_unix_server(gateway.way.connected, str(run / "outlying.sock"))
     words = (
         "gateway", "--id", "outlying", "--autoscaler", f"unix:{run}/outlying.sock", "--listen",
         gateway.url.removeprefix("http://"), "--ops", "127.0.0.1:0", "--grace", "1",

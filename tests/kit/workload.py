@@ -5,34 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.kubernetes.adoptable import (
+from autoscaler.drivers.kubernetes.adoption.annotations import model_of
+from autoscaler.drivers.kubernetes.adoption.seen import (
     PodSeen,
-    TargetKey,
-    TargetSeen,
+    WorkloadKey,
+    WorkloadSeen,
 )
-from autoscaler.drivers.kubernetes.adopting import model_of
-from autoscaler.drivers.kubernetes.scaling import Mode, Workload
+from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.model import ADOPTED_HASH
 from autoscaler.world import Replica
 
-KEY = TargetKey("Deployment", "default", "ada")
+KEY = WorkloadKey("Deployment", "default", "ada")
 
 
-def target(notes: dict[str, str] | None = None, **more: Any) -> TargetSeen:
+def annotated(notes: dict[str, str] | None = None, **more: Any) -> WorkloadSeen:
     """A Deployment that is annotated, at zero, as its manifest has it."""
     facts: dict[str, Any] = {
         "key": KEY, "uid": "u", "version": 1, "named_unix_s": 100, "selector": "app=ada", "container": "engine",
         "notes": tuple(sorted((notes or {"pilotlight.dev/models": "ada"}).items())), "replicas": 0, "ours": False,
         "scaled_by": "helm", "scaled_unix_s": 100.0, "since_adopted": False, "trouble": "", **more,
     }  # fmt: skip
-    return TargetSeen(**facts)
+    return WorkloadSeen(**facts)
 
 
 class Bench:
     """A Workload, what it told, and pods made in a line."""
 
-    def __init__(self, replicas: int = 0, mode: Mode = Mode.LEVEL, key: TargetKey = KEY) -> None:
-        self.seen = target(replicas=replicas, key=key)
+    def __init__(self, replicas: int = 0, mode: Mode = Mode.LEVEL, key: WorkloadKey = KEY) -> None:
+        self.seen = annotated(replicas=replicas, key=key)
         self.model = model_of(self.seen)
         self.core = Workload(self.seen, self.model, mode)
         self.now_s = 0.0
@@ -61,7 +61,7 @@ class Bench:
     def scaled(self, replicas: int, **more: Any) -> None:
         """The watch shows the workload so."""
         self.seen = self.seen._replace(replicas=replicas, version=self.seen.version + 1, **more)
-        self.core.see_target(self.seen, self.model, self.core.mode, self.now_s)
+        self.core.see(self.seen, self.model, self.core.mode, self.now_s)
 
     def write(self) -> int | None:
         """What the shell writes; the watch shows it at once."""

@@ -113,6 +113,7 @@ def world(
     known = (gateway(),) if gateways is None else gateways
     made = World(
         epoch=1,
+        documented=True,
         models={m.name: m for m in models},
         slices={s.id: s for s in slices},
         replicas={r.id: r for r in replicas},

@@ -11,7 +11,7 @@ import asyncio
 import copy
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -156,7 +156,7 @@ class Server:
         self.on_pod(found, "LEAVES")
         return said
 
-    async def follow(self, who: str, collection: str, query: Mapping[str, str]) -> AsyncIterator[Object]:
+    async def follow(self, who: str, collection: str, query: Mapping[str, str]) -> AsyncGenerator[Object, None]:
         """A watch. Raises ApiError, OSError."""
         initial, version = "sendInitialEvents" in query, query.get("resourceVersion")
         self._arrives(who, "LIST" if initial else "WATCH", collection)
@@ -244,7 +244,7 @@ class SimApi(Api):
 
     async def _stream(
         self, path: str, query: Mapping[str, str], headers: Mapping[str, str], silent_s: float
-    ) -> AsyncIterator[Object]:
+    ) -> AsyncGenerator[Object, None]:
         del headers, silent_s
         await asyncio.sleep(WAY_S)
         async for event in self._server.follow(self._who, path, query):

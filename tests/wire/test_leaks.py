@@ -13,7 +13,7 @@ import tracemalloc
 import pytest
 
 from gateway import pool
-from gateway.exchange import BREATH_S
+from gateway.exchange import BREATHS_S
 from gateway.pool import CONNECT_S_MAX, Pool
 from tests.kit.engine import (
     CLOSE,
@@ -115,7 +115,7 @@ async def test_a_client_leaves_just_as_its_call_is_about_to_move() -> None:
         await until("the engine broke", lambda: engine.requests and not pools(one)[0].connections)
         client.leave()
         await nothing_left(one)
-        await asyncio.sleep(2 * BREATH_S)
+        await asyncio.sleep(2 * BREATHS_S[0])
         assert len(engine.requests) == 1
         assert b"upstream_retries_total{" not in one.front.telemetry.text((), None), "it did not move"
 

@@ -14,7 +14,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +24,7 @@ import msgspec
 
 from autoscaler.drivers.kubernetes.access import Access
 from autoscaler.drivers.kubernetes.budget import Budget
+from autoscaler.drivers.kubernetes.vocabulary import WRITER
 
 Object = dict[str, Any]
 """As the API has it."""
@@ -41,8 +42,6 @@ LATER = 1.25
 """Up to so many times what Retry-After says: who was refused together does not come back together."""
 PAGE = 500
 """Objects of one answer: reading 5,000 pods at once holds the loop for a second."""
-WRITER = "pilotlight"
-"""Who wrote a field, as the API server notes it: the first word of the User-Agent, where a request does not say."""
 HALF_A_SECOND_S = 0.5
 """Of a Date, which is cut to the second."""
 BATCH = 50
@@ -253,10 +252,11 @@ class Api:
         *,
         initial: bool = False,
         silent_s: float = SILENT_S_MAX,
-    ) -> AsyncIterator[tuple[str, Object]]:
+    ) -> AsyncGenerator[tuple[str, Object], None]:
         """What happens from a version on: (ADDED, MODIFIED, DELETED or BOOKMARK; object). With `initial` first all that
         is there, to a bookmark that says it is the end (KEP-3157). An ERROR of the server is raised, and so is silence
-        of `silent_s`.
+        of `silent_s`. Who stops listening closes it (`contextlib.aclosing`): else its connection stays until the
+        collector comes.
         """
         asked = {**query, "watch": "1", "allowWatchBookmarks": "true"}
         if version is not None:
@@ -267,17 +267,18 @@ class Api:
         await self._budget.turn("GET")
         self.requests += 1
         try:
-            async for event in self._stream(path, asked, headers, silent_s):
-                if event["type"] == "ERROR":
-                    raise _status(event["object"])
-                yield event["type"], event["object"]
+            async with contextlib.aclosing(self._stream(path, asked, headers, silent_s)) as events:
+                async for event in events:
+                    if event["type"] == "ERROR":
+                        raise _status(event["object"])
+                    yield event["type"], event["object"]
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self.answers = False
             raise UnreachableError(f"watch {path}: {type(error).__name__}") from error
 
     async def _stream(
         self, path: str, query: Mapping[str, str], headers: Mapping[str, str], silent_s: float
-    ) -> AsyncIterator[Object]:
+    ) -> AsyncGenerator[Object, None]:
         """Raises ApiError, and what aiohttp raises."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_S_MAX, sock_read=silent_s)
         async with self._open().get(
@@ -286,8 +287,9 @@ class Api:
             self._answered(answer.headers.get("Date"))
             if answer.status >= 400:
                 raise _refusal(answer, await answer.read())
-            async for event in _lines(answer.content):
-                yield event
+            async with contextlib.aclosing(_lines(answer.content)) as events:
+                async for event in events:
+                    yield event
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -295,7 +297,7 @@ class Api:
         return self._session
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[Object]:
+async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[Object, None]:
     """The events of a watch, one in each line, however long. Others have their turn after each BATCH."""
     rest, count = b"", 0
     async for piece in content.iter_any():

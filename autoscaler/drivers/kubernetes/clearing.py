@@ -2,8 +2,9 @@
 
 Owns the patience. A kubelet lets a pod's object go once it has told how its processes ended: then what a GPU may still
 keep is *measured* to be gone, where the node has an agent that says so, or *assumed* to be after a while. A pod that
-was deleted by force is gone at once, and its processes may run on: nothing is assumed of those, unless their node is
-gone or was started anew. Measuring is given to it; it knows no report.
+was deleted by force is gone at once, and its processes may run on until their kubelet has ended them, which it does
+within the pod's own grace: nothing is assumed of those before that and FORCED_S more, all of which their kubelet was
+heard, unless their node is gone or was started anew. Measuring is given to it; it knows no report.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from autoscaler.drivers.kubernetes.pods import PodSeen
 
 ASSUME_AFTER_S = 30.0
 """A GPU may keep memory of a process that is gone (architecture, section 5: *assumed*)."""
+FORCED_S = 300.0
+"""Beyond the grace of a pod that was deleted by force. Its kubelet kills what it runs for a pod that is no more; it may
+be late (it looks at all pods every 2 s, and its runtime may be busy). Without an agent nothing else ever tells."""
 LOOK_S = 0.1
 ASSUMED, MEASURED = "assumed", "measured"
 FORCED = (
     "its pod was deleted by force, so its processes may run on: its devices are free once the agent of its node has "
-    "measured that, or the node was started anew"
+    "measured that, the node was started anew, or its kubelet has had the time of the pod's grace and "
+    f"{FORCED_S / 60:.0f} min more"
 )
 
 Measured = Callable[[ReplicaId, float], bool]
@@ -53,12 +58,16 @@ class Clearing:
     async def prove(self, pod: PodSeen, *, by_force: bool) -> str:
         """Returns the proof. The pod's object went just now."""
         gone_s, began_as = self._clock(), self._node(pod.node)
+        heard_s = gone_s
         while True:
             if pod.slices and self._measured(pod.replica, gone_s):
                 return MEASURED
             left_s = gone_s + self._assume_after_s - self._clock()
             node = self._node(pod.node)
-            if left_s <= 0 and not (by_force and node is not None and began_as is not None and _same(node, began_as)):
+            if node is not None and node.lost:
+                heard_s = self._clock()  # who is not heard may kill nothing
+            runs_on = by_force and node is not None and began_as is not None and _same(node, began_as)
+            if left_s <= 0 and (not runs_on or self._clock() >= heard_s + pod.grace_s + FORCED_S):
                 return ASSUMED
             await asyncio.sleep(min(LOOK_S, left_s) if left_s > 0 else LOOK_S)
 

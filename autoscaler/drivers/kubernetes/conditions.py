@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from autoscaler.actions import Unmet
 from autoscaler.demand import BEGINNING
+from autoscaler.drivers.kubernetes import vocabulary
 from autoscaler.model import Model
 from autoscaler.states import HOLDS_SLICE
 from autoscaler.states import ReplicaState as S
@@ -22,7 +23,7 @@ MESSAGE_MAX = 1024
 """Characters of a message; Kubernetes itself allows 32,768."""
 WORDS = {
     "ErrImagePull": "ImagePullBackOff", "InvalidImageName": "ImagePullBackOff", "ErrImageNeverPull": "ImagePullBackOff",
-    "ImageInspectError": "ImagePullBackOff", "RegistryUnavailable": "ImagePullBackOff", "CrashLoopBackOff": "CrashLoop",
+    "ImageInspectError": "ImagePullBackOff", "RegistryUnavailable": "ImagePullBackOff", vocabulary.CRASHES: "CrashLoop",
 }  # fmt: skip
 """What a kubelet or a scheduler says -> the reason that it is told as; other words are told as they are."""
 UNSCHEDULABLE = "Unschedulable"
@@ -63,9 +64,13 @@ class Said(NamedTuple):
     message: str
 
 
+ADOPTED = Said("Adopted", "False", "Managed", "its pods are Pilotlight's own")
+"""Of every Model object: what is adopted has none, and who else scales it is told by `explain` and an Event."""
+
+
 def conditions(case: Case) -> tuple[Said, ...]:
     """All six, in the order of interfaces section 2."""
-    return ready(case), _placed(case), _weights(case), _starting(case), _degraded(case), _adopted(case)
+    return ready(case), _placed(case), _weights(case), _starting(case), _degraded(case), ADOPTED
 
 
 def ready(case: Case) -> Said:
@@ -216,12 +221,6 @@ def _degraded(case: Case) -> Said:
     if broken is None:
         return Said("Degraded", "False", "AsExpected", "")
     return broken._replace(type="Degraded", status="True")
-
-
-def _adopted(case: Case) -> Said:
-    if case.model is not None and case.model.adopted is not None:
-        return Said("Adopted", "True", case.model.adopted.reason, case.model.adopted.message[:MESSAGE_MAX])
-    return Said("Adopted", "False", "Managed", "its pods are Pilotlight's own")
 
 
 def _in(case: Case, *states: S) -> list[Replica]:

@@ -18,11 +18,11 @@ import msgspec
 from autoscaler.drivers.base import CordonError
 from autoscaler.drivers.cordons import Kept, Observe, cordon, kept
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.vocabulary import NODES
 from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.ordered import Cordon, CordonsSeen, Place
 
 ANNOTATION = "pilotlight.dev/cordon"
-NODES = "/api/v1/nodes"
 TRIES = 5
 """Of a write that another overtook."""
 
@@ -38,7 +38,7 @@ class NodeOrders(NamedTuple):
     kept: tuple[Kept, ...]
 
 
-class Cordons:
+class NodeCordons:
     """The orders of a cluster. `writes` is the Api that may be fenced, `reads` need not be."""
 
     def __init__(

@@ -2,44 +2,33 @@
 
 Owns the reading of objects into documents, by the rules that files are read by (`parse`). Promises: an object is read
 again only when its spec was changed; a wrong one stops no other, what it said when it was last right stays in force,
-and `wrong` says why; many changes at once are told as one. A Tenant that was never right exists without keys, so that
-`auth: auto` stays closed. A cluster that does not have the kinds (yet) has none of them, and where we may not read
-Tenants there are none; Models that may not be read hold up the start, and the log says so.
+and `wrong` says why. A Tenant that was never right exists without keys, so that `auth: auto` stays closed. Where we may
+not read Tenants there are none; Models that may not be read hold up the start (`kinds`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.hearing import ABSENT
-from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
+from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.drivers.kubernetes.kinds import Kinds, collections, created_unix_s
+from autoscaler.drivers.kubernetes.watching import Key, Watched
 from autoscaler.expected import WrongKeyError, dotted
 from autoscaler.installation import CUSTOMS, Installation, Status
 from autoscaler.model import Model
 from autoscaler.names import Origin
+from autoscaler.podspec import API_VERSION
 from autoscaler.tenant import Tenant, TenantSpec
-
-API_VERSION = "pilotlight.dev/v1alpha1"
-TOGETHER_S = 0.02
-"""What changes within it is told as one."""
-ABSENT_S = 10.0
-"""Kinds that the cluster does not have are looked for this often."""
-RETRY_S = 1.0
 
 _log = logging.getLogger(__name__)
 
 Parse = Callable[[object], Model | Tenant]
 """A document as a plain value -> what it says; raises WrongKeyError (`autoscaler.documents.one`)."""
-
-
 Heard = Callable[[Origin, Status], None]
 
 
@@ -78,98 +67,39 @@ class Customs:
         heard: Heard | None = None,
     ) -> None:
         """`heard` is told of every later status of a Model, too: what its leader learns, for those who follow."""
-        self._api = api
         self._parse = parse
         self._installation = installation
         self._heard = heard
-        self._news = asyncio.Event()
         self._fresh: dict[Origin, Status] = {}
         """Status of Models seen for the first time, until it is told."""
-        self._absent: set[str] = set()
-        """Paths of kinds that the cluster does not have."""
-        self._trouble: dict[str, str] = {}
-        root = f"/apis/{API_VERSION}"
-        paths = [f"{root}/models"] if namespaces is None else [f"{root}/namespaces/{one}/models" for one in namespaces]
-        self._models = {path: Watched(api, path, self._read_model, self._changed) for path in paths}
-        self._tenants = Watched(api, f"{root}/tenants", self._read_tenant, self._changed, optional=True)
-        self._watches: dict[str, Watched[ModelObject] | Watched[TenantObject]] = {**self._models}
+        self._kinds = Kinds(api, self._put)
+        self._models = [
+            self._kinds.add(one, self._read_model) for one in collections(API_VERSION, "models", namespaces)
+        ]
+        self._tenants: Watched[TenantObject] | None = None
         if tenants:
-            self._watches[f"{root}/tenants"] = self._tenants
+            (path,) = collections(API_VERSION, "tenants", None)
+            self._tenants = self._kinds.add(path, self._read_tenant, optional=True)
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for path, watched in self._watches.items():
-                tasks.create_task(self._follow(path, watched))
-                tasks.create_task(self._say_synced(watched.synced))
-            tasks.create_task(self._put_often())
+        await self._kinds.run()
 
     @property
     def models(self) -> dict[Key, ModelObject]:
         """All there are."""
-        return {key: found for watched in self._models.values() for key, found in watched.items.items()}
+        return {key: found for watched in self._models for key, found in watched.items.items()}
 
     @property
     def tenants(self) -> Mapping[Key, TenantObject]:
         """All there are; their namespace is empty."""
-        return self._tenants.items
+        return {} if self._tenants is None else self._tenants.items
 
     @property
     def wrong(self) -> dict[Key, str]:
         """Objects whose spec is not in force, and why: KEY PATH: what was expected."""
         models = {key: found.wrong for key, found in self.models.items() if found.wrong}
         return models | {key: found.wrong for key, found in self.tenants.items() if found.wrong}
-
-    @property
-    def trouble(self) -> str:
-        """Why nothing is heard now; empty while all is well."""
-        watches = (watched.trouble for watched in self._watches.values())
-        return "; ".join(dict.fromkeys(one for one in (*self._trouble.values(), *watches) if one))
-
-    # --- following ----------------------------------------------------------------------------------------------------
-
-    async def _follow(self, path: str, watched: Watched[ModelObject] | Watched[TenantObject]) -> None:
-        """Waits for the kind to be there."""
-        pause_s = await self._look(path)
-        while pause_s is not None:
-            await asyncio.sleep(pause_s)
-            pause_s = await self._look(path)
-        await watched.run()
-
-    async def _look(self, path: str) -> float | None:
-        """None where the collection can be read, else when to look again."""
-        try:
-            await self._api.get(path, limit="1")
-        except ApiError as error:
-            self._trouble[path] = str(error)
-            if not self._watches[path].hearing.broke(error) and error.status != ABSENT:
-                return RETRY_S
-            self._absent.add(path)
-            self._news.set()
-            return ABSENT_S
-        except UnreachableError as error:
-            self._trouble[path] = str(error)
-            self._watches[path].hearing.broke(error)
-            return RETRY_S
-        self._trouble.pop(path, None)
-        self._absent.discard(path)
-        return None
-
-    async def _say_synced(self, synced: asyncio.Event) -> None:
-        await synced.wait()
-        self._news.set()
-
-    def _changed(self, changes: list[Change[ModelObject]] | list[Change[TenantObject]]) -> None:
-        del changes
-        self._news.set()
-
-    async def _put_often(self) -> None:
-        while True:
-            await self._news.wait()
-            await asyncio.sleep(TOGETHER_S)
-            self._news.clear()
-            if all(path in self._absent or watched.synced.is_set() for path, watched in self._watches.items()):
-                self._put()
 
     def _put(self) -> None:
         found_now = {Origin(CUSTOMS, *key): found for key, found in self.models.items()}
@@ -198,14 +128,14 @@ class Customs:
             self._fresh[Origin(CUSTOMS, *key)] = found.get("status", {})
         said, wrong = self._said(found, "Model", {"name": key.name, "namespace": key.namespace})
         if isinstance(said, Model):
-            model = replace(said, created_unix_s=_unix_s(metadata), uid=uid)
+            model = replace(said, created_unix_s=created_unix_s(metadata), uid=uid)
             return ModelObject(uid, generation, model, "")
         return ModelObject(uid, generation, old.model if old is not None and again else None, wrong)
 
     def _read_tenant(self, found: Object) -> TenantObject | None:
         metadata = found["metadata"]
         name, uid, generation = metadata["name"], metadata["uid"], metadata.get("generation", 0)
-        old = self._tenants.items.get(Key("", name))
+        old = self.tenants.get(Key("", name))
         if "deletionTimestamp" in metadata:
             return None
         if old is not None and old.uid == uid and old.generation == generation:
@@ -217,7 +147,7 @@ class Customs:
             tenant = old.tenant
         else:
             tenant = Tenant(name=TenantName(name), spec=TenantSpec(models=()))
-        return TenantObject(uid, generation, _unix_s(metadata), tenant, wrong)
+        return TenantObject(uid, generation, created_unix_s(metadata), tenant, wrong)
 
     def _said(self, found: Object, kind: str, metadata: Mapping[str, str]) -> tuple[Model | Tenant | None, str]:
         """The document, or what is wrong with it."""
@@ -231,10 +161,5 @@ class Customs:
             return None, wrong
 
     def _known(self, key: Key) -> ModelObject | None:
-        known = (watched.items.get(key) for watched in self._models.values())
+        known = (watched.items.get(key) for watched in self._models)
         return next((found for found in known if found is not None), None)
-
-
-def _unix_s(metadata: Mapping[str, str]) -> int:
-    """When it was created."""
-    return int(datetime.fromisoformat(metadata["creationTimestamp"]).timestamp())

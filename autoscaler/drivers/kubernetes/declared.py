@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.api import Object
-from autoscaler.drivers.kubernetes.conditions import UNSCHEDULABLE
 from autoscaler.drivers.kubernetes.nodes import UNKNOWN_BYTES
 from autoscaler.podspec import GPU
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind
 from autoscaler.states import ReplicaState
+from autoscaler.stranded import kept_off
 from autoscaler.world import DeviceId, Isolation, NodeId, Replica, Slice, SliceId
 
 DEVICES_MAX = 1000
@@ -104,7 +104,7 @@ def _of(node: str, kind: NodeKind, hard: int) -> Iterator[Slice]:
 def _waiting(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:
     """(node, why) of each Replica that the scheduler finds no node for."""
     for replica in replicas:
-        if replica.slices and replica.waits.partition(":")[0] == UNSCHEDULABLE:
+        if replica.slices and kept_off(replica.waits):
             why = f"{replica.model} waits for such a node already: {replica.waits[:WAITS_MAX]}"
             yield replica.slices[0].partition("/")[0], why
 

@@ -1,10 +1,10 @@
 """The Kubernetes driver: Replicas as pods of one namespace (architecture, section 5). I/O; it decides nothing.
 
-Watches nodes and its pods, and asks each engine itself whether it is ready (a kubelet would ask once a second); what it
-writes is `orders`'. Promises: a start that was made before is found by its name; who is called ready is the very pod
-that the watch has at that address; a pod that waits for room or an image says so, and only an image that cannot be had
-is a start that failed; CLEAN only when the pod's object is gone, which a kubelet allows once its processes are, and
-`clearing` knows that its devices keep nothing.
+Watches nodes, its pods and who else has devices, and asks each engine itself whether it is ready (a kubelet would ask
+once a second); what it writes is `orders`'. Promises: a start that was made before is found by its name; who is called
+ready is the very pod that the watch has at that address; a pod that waits for room or an image says so, and only an
+image that cannot be had is a start that failed; CLEAN only when the pod's object is gone, which a kubelet allows once
+its processes are, and `clearing` knows that its devices keep nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import Launcher, Observe
 from autoscaler.drivers.kubernetes import clearing, declared, nodes, pods
-from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.asking import Asking
 from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.drivers.kubernetes.clearing import Clearing
 from autoscaler.drivers.kubernetes.orders import Orders
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.told import is_news, seen_in, seen_of
+from autoscaler.drivers.kubernetes.vocabulary import NODES
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.model import Model
-from autoscaler.podspec import Pod
-from autoscaler.settings import NodeKind
+from autoscaler.settings import Settings
 from autoscaler.world import Replica, ReplicaSeen, Seen, SlicesSeen, Synced
 
 ADOPT_SECONDS_MAX = 10.0
@@ -41,9 +41,8 @@ DOUBT_EVERY_S = 5.0
 
 
 class KubernetesDriver:
-    """Runs Replicas in a namespace. `api` is open while it runs; `image` gives the one of a Model's engine, `defaults`
-    what the Settings lay over every pod, `kinds` their `nodes`. Without `inventory` nodes are not looked at: Slices are
-    told by another then (`quotas`).
+    """Runs Replicas in a namespace. `api` is open while it runs; `image` gives the one of a Model's engine. Without
+    `inventory` nodes are not looked at: Slices are told by another then (`quotas`).
     """
 
     def __init__(
@@ -56,22 +55,24 @@ class KubernetesDriver:
         *,
         assume_after_s: float = clearing.ASSUME_AFTER_S,
         measured: clearing.Measured = clearing.nothing_measured,
-        defaults: Callable[[], Pod] = Pod,
-        kinds: Callable[[], tuple[NodeKind, ...]] = tuple,
+        settings: Callable[[], Settings] = Settings,
         inventory: bool = True,
         pace: probes.Pace | None = None,
     ) -> None:
         path = f"/api/v1/namespaces/{namespace}/pods"
+        self._namespace = namespace
         self._launch = launch
         self._image = image
         self._clock = clock
         self._unix_s = api.unix_s
         self._clearing = Clearing(clock, self._node, measured, assume_after_s)
-        self._defaults = defaults
-        self._kinds = kinds
+        self._settings = settings
         self._inventory = inventory
-        self._nodes = Watched(api, "/api/v1/nodes", nodes.read, self._nodes_changed)
+        self._nodes = Watched(api, NODES, nodes.read, self._nodes_changed)
         self._pods = Watched(api, path, pods.read, self._pods_changed, labelSelector=pods.SELECTOR)
+        self._others = Watched(
+            api, "/api/v1/pods", self._read_other, self._others_changed, optional=True, fieldSelector=nodes.HOLDING
+        )
         self._orders = Orders(api, path, self._pods, self)
         self._observe: Observe = _not_running
         self._tasks = asyncio.TaskGroup()
@@ -99,7 +100,9 @@ class KubernetesDriver:
         async with self._tasks as tasks:
             if self._inventory:
                 tasks.create_task(self._nodes.run())
+                tasks.create_task(self._others.run())
                 await self._nodes.synced.wait()
+                await self._others.synced.wait()
             self._tell_slices()
             tasks.create_task(self._pods.run())
             await self._pods.synced.wait()
@@ -163,8 +166,12 @@ class KubernetesDriver:
             return
         try:
             launch = self._launch(model, pods.HOST, pods.port_of(replica.id))
-            where = declared.selector_of(self._kinds(), replica.slices)
-            wanted = pods.manifest(replica, model, launch, self._image(model), self._defaults(), where)
+            settings = self._settings()
+            where, ranked = (
+                declared.selector_of(settings.nodes, replica.slices),
+                settings.priority_class(model.spec.priority),
+            )
+            wanted = pods.manifest(replica, model, launch, self._image(model), settings.pod, where, ranked)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
             self._fail(replica, str(error))
             return
@@ -224,6 +231,14 @@ class KubernetesDriver:
             for pod in list(self._pods.items.values()):
                 self._judge(pod, pod)
 
+    def _read_other(self, pod: Object) -> nodes.OtherPod | None:
+        ours = pod["metadata"]["namespace"] == self._namespace and pods.read(pod) is not None
+        return None if ours else nodes.read_other(pod)
+
+    def _others_changed(self, _: list[Change[nodes.OtherPod]]) -> None:
+        if self._listens:
+            self._tell_slices()
+
     def look_again(self) -> None:
         """What the Settings say of nodes has changed."""
         if self._listens:
@@ -231,7 +246,9 @@ class KubernetesDriver:
 
     def _tell_slices(self) -> None:
         if self._inventory:
-            self._observe((SlicesSeen(slices=nodes.slices(list(self._nodes.items.values()), self._kinds())),))
+            found = nodes.slices(list(self._nodes.items.values()), self._settings().nodes)
+            others = nodes.others(self._nodes.items.values(), found, self._others.items.values())
+            self._observe((SlicesSeen(slices=found, others=others),))
 
     def _pods_changed(self, changes: list[Change[PodSeen]]) -> None:
         for _, old, new in changes:

@@ -13,16 +13,15 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Protocol
 
-from autoscaler.actions import Action
 from autoscaler.drivers.kubernetes import happenings
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, UnreachableError
+from autoscaler.drivers.kubernetes.decided import Decided
 from autoscaler.drivers.kubernetes.happenings import Book, Due, Regarding
+from autoscaler.drivers.kubernetes.vocabulary import WRITER
 from autoscaler.model import Model
-from autoscaler.world import Transition, World
 
 PER_S = 10.0
 RETRY_S = 10.0
@@ -32,33 +31,13 @@ NAME_MAX = 200
 _log = logging.getLogger(__name__)
 
 
-class Decided(Protocol):
-    """What is needed of a step of the loop (`autoscaler.loop.Step`)."""
-
-    @property
-    def before(self) -> World:
-        """The World before it."""
-
-    @property
-    def after(self) -> World:
-        """The World after it."""
-
-    @property
-    def actions(self) -> Sequence[Action]:
-        """What was ordered."""
-
-    @property
-    def transitions(self) -> Sequence[Transition]:
-        """The moves of Replicas."""
-
-
 class Events:
     """`regarding` says what object a Model's Events are about, `reporter` is the name of our pod."""
 
     def __init__(
         self,
         api: Api,
-        reporter: str = "pilotlight",
+        reporter: str = WRITER,
         regarding: Callable[[Model], Regarding | None] = happenings.regarding,
         *,
         clock: Callable[[], float] = time.monotonic,

@@ -16,14 +16,13 @@ from typing import NamedTuple
 
 from autoscaler.contract import GatewayId
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.vocabulary import ENDED, TEMPLATE_HASH
 from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.world import GatewayGone, GatewaySeen
 
 SELECTOR = "app.kubernetes.io/component=gateway"
-ENDED = frozenset(("Succeeded", "Failed"))
 LOOK_S = 5.0
 """Those that are silent are looked for so often."""
-_TEMPLATE_HASH = "pod-template-hash"
 _OF_A_DEPLOYMENT = re.compile(r"[a-z0-9]{1,10}-[a-z0-9]{5}")
 """What follows a Deployment's name in those of its pods."""
 
@@ -45,7 +44,7 @@ def read(pod: Object) -> GatewayPod:
     """Of its object."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
-    template = (metadata.get("labels") or {}).get(_TEMPLATE_HASH, "")
+    template = (metadata.get("labels") or {}).get(TEMPLATE_HASH, "")
     family = metadata.get("generateName", "").removesuffix(f"{template}-") if template else ""
     return GatewayPod(metadata["name"], metadata["uid"], ready, status.get("phase") in ENDED, family)
 

@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 from autoscaler.actions import Action, FailStart
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.kubernetes.vocabulary import WRITER
 from autoscaler.model import Model
 from autoscaler.phases import phases_s
+from autoscaler.podspec import API_VERSION
 from autoscaler.states import ReplicaState as S
 from autoscaler.words import seconds
 from autoscaler.world import Replica, Transition, World
@@ -73,7 +75,7 @@ def regarding(model: Model) -> Regarding | None:
     """The Model's own object; None: it is written down in a file, or adopted."""
     if not model.uid or model.adopted is not None:
         return None
-    return Regarding("pilotlight.dev/v1alpha1", "Model", model.namespace, model.served(), model.uid)
+    return Regarding(API_VERSION, "Model", model.namespace, model.served(), model.uid)
 
 
 def happenings(
@@ -205,8 +207,8 @@ def manifest(due: Due, name: str, reporter: str, unix: Callable[[float], str]) -
             "uid": about.uid,
         },
         "reason": said.reason, "type": said.type, "message": note(said.note), "count": due.times,
-        "firstTimestamp": unix(due.first_s), "lastTimestamp": unix(due.last_s), "source": {"component": "pilotlight"},
-        "reportingComponent": "pilotlight", "reportingInstance": reporter,
+        "firstTimestamp": unix(due.first_s), "lastTimestamp": unix(due.last_s), "source": {"component": WRITER},
+        "reportingComponent": WRITER, "reportingInstance": reporter,
     }  # fmt: skip
 
 

@@ -128,8 +128,12 @@ class Orders:
         await self._surely(replica.id, lambda: self._delete(replica, epoch, math.ceil(grace_s)))
 
     async def remove(self, pod: PodSeen) -> None:
-        """Deletes the object of a pod whose engine does not run: it has told all it can."""
-        await self._surely(pod.replica, lambda: self._delete_very(pod, None, 0))
+        """Deletes a pod whose engine does not run, with its own time to end; as it is now, where that may change yet.
+
+        Nothing is forced, also where its node is lost: should a container have begun after all, only its kubelet can
+        end it, and tell so. Where there is no node, or all has ended, the API server waits for nobody by itself.
+        """
+        await self._surely(pod.replica, lambda: self._remove(pod))
 
     async def unmark(self, pod: PodSeen) -> None:
         """Takes the mark of a leader before us off a pod that is not deleted: who wrote it can delete it no more."""
@@ -155,6 +159,19 @@ class Orders:
                 return
         raise UnreachableError(f"DELETE {name}: it changes all the time")
 
+    async def _remove(self, pod: PodSeen) -> None:
+        if pod.ended:
+            await self._delete_very(pod, None, None)
+            return
+        for _ in range(CONFLICTS_MAX):
+            found = await self._look(pod.name)
+            if found is None or found["metadata"]["uid"] != pod.uid:
+                self._watched.suspect()
+                return
+            if await self._delete_very(pod, str(found["metadata"]["resourceVersion"]), None):
+                return
+        raise UnreachableError(f"DELETE {pod.name}: it changes all the time")
+
     async def _mark(self, pod: PodSeen, body: Object) -> Object | None:
         """The pod with the mark; None where it is gone."""
         try:
@@ -169,8 +186,8 @@ class Orders:
             self._watched.suspect()
             return None
 
-    async def _delete_very(self, pod: PodSeen, version: str | None, grace_s: int) -> bool:
-        """Deletes this very pod; False where it is not any more what it was."""
+    async def _delete_very(self, pod: PodSeen, version: str | None, grace_s: int | None) -> bool:
+        """Deletes this very pod (None: with its own grace); False where it is not any more what it was."""
         path = f"{self._path}/{pod.name}"
         try:
             left = await self._api.delete(path, uid=pod.uid, version=version, grace_s=grace_s)

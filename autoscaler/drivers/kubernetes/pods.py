@@ -21,12 +21,12 @@ from autoscaler.drivers.base import Launch
 from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.beginning import READY_TO_START
 from autoscaler.drivers.kubernetes.overlay import lay
+from autoscaler.drivers.kubernetes.vocabulary import ENDED, WRITER
 from autoscaler.model import Model
 from autoscaler.podspec import GPU, MANAGED_BY, OURS, EnvSource, Pod
 from autoscaler.world import Replica, SliceId
 
-OWNER = "pilotlight"
-SELECTOR = f"{MANAGED_BY}={OWNER},{OURS}intent"
+SELECTOR = f"{MANAGED_BY}={WRITER},{OURS}intent"
 """Of all pods of Replicas."""
 DRAIN = OURS + "drain"
 """The mark of a leader that is about to delete it: its epoch."""
@@ -94,6 +94,8 @@ class PodSeen(NamedTuple):
     """The mark of a leader that is about to delete it."""
     disrupted: str
     """Why somebody else ends it: preempted, drained, evicted."""
+    grace_s: float = 30.0
+    """What it has to end, unless whoever deletes it says less."""
 
 
 def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings say
@@ -103,8 +105,10 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
     image: str,
     defaults: Pod | None = None,
     selector: Mapping[str, str] | None = None,
+    priority_class: str | None = None,
 ) -> Object:
-    """The pod of a Replica, on the node that the plan chose, if it chose one. `defaults`: of the Settings.
+    """The pod of a Replica, on the node that the plan chose, if it chose one. `defaults` and `priority_class`: of the
+    Settings.
 
     `selector`: labels of the nodes that will do, where the plan may not know nodes and the scheduler chooses.
     """
@@ -115,7 +119,7 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
         "metadata": {
             "name": name_of(replica.id), "annotations": _notes(replica, model, launch),
             "labels": {
-                MANAGED_BY: OWNER, OURS + "model": label_of(replica.model), OURS + "intent": replica.intent,
+                MANAGED_BY: WRITER, OURS + "model": label_of(replica.model), OURS + "intent": replica.intent,
             },
         },
         "spec": {
@@ -132,7 +136,7 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
         pod["spec"]["tolerations"] = [{"key": GPU, "operator": "Exists"}]
     if spec.pull_secret is not None:
         pod["spec"]["imagePullSecrets"] = [{"name": spec.pull_secret}]
-    for over in (defaults or Pod(), Pod(resources=spec.resources), spec.pod):
+    for over in (Pod(priority_class_name=priority_class), defaults or Pod(), Pod(resources=spec.resources), spec.pod):
         pod = lay(pod, over)
     if selector is not None:
         pod["spec"]["nodeSelector"] = {**selector, **pod["spec"].get("nodeSelector", {})}
@@ -241,6 +245,7 @@ def read(pod: Object) -> PodSeen | None:
         ports[0], _condition(status, READY_TO_START).get("status") == "True",
         None if started is None else datetime.fromisoformat(started).timestamp(),
         ended, waits, patience_s, "deletionTimestamp" in metadata, note("drain"), _disrupted(status),
+        float(pod["spec"].get("terminationGracePeriodSeconds", 30)),
     )  # fmt: skip
 
 
@@ -255,7 +260,7 @@ def _ended(status: dict[str, Any], state: dict[str, Any]) -> str:
     if status.get("reason") and status.get("phase") == "Failed":  # Evicted, OutOfcpu, NodeAffinity, ...
         return _sentence(status)
     if over is None:
-        return "was ended by its node" if status.get("phase") in ("Failed", "Succeeded") else ""
+        return "was ended by its node" if status.get("phase") in ENDED else ""
     code: int = over["exitCode"]
     if over.get("reason") == "OOMKilled":
         return "was killed for memory (OOMKilled): it needs more than resources.limits.memory, or than its node has"

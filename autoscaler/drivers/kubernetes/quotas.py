@@ -6,26 +6,14 @@ Owns when the Slices are told: as soon as the World, the Settings or a quota mak
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from autoscaler.drivers.base import Observe
 from autoscaler.drivers.kubernetes import declared
 from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.drivers.kubernetes.decided import Decided
 from autoscaler.drivers.kubernetes.declared import Quota
 from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.world import SlicesSeen, World
-
-
-class Stepped(Protocol):
-    """What is needed of a step of the loop (`autoscaler.loop.Step`)."""
-
-    @property
-    def before(self) -> World:
-        """The World before it."""
-
-    @property
-    def after(self) -> World:
-        """The World after it."""
 
 
 class DeclaredDevices:
@@ -41,7 +29,7 @@ class DeclaredDevices:
         """Until cancelled. Without the right to read quotas none is known: what one forbids waits at the API server."""
         await self._quotas.run()
 
-    def on_step(self, step: Stepped) -> None:
+    def on_step(self, step: Decided) -> None:
         """What a step of the loop changed."""
         before, after = step.before, step.after
         now = (after.settings, after.replicas, after.slices)

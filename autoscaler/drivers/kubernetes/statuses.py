@@ -15,17 +15,19 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
-from autoscaler.actions import Plan, Unmet
+from autoscaler.actions import Unmet
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes import status
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.decided import Decided
+from autoscaler.drivers.kubernetes.kinds import collections
 from autoscaler.drivers.kubernetes.status import NO_STATUS, Clocks, Status
 from autoscaler.drivers.kubernetes.subjects import Subject
+from autoscaler.drivers.kubernetes.vocabulary import WRITER
+from autoscaler.podspec import API_VERSION
 from autoscaler.world import World
 
-API_VERSION, OWNER = "pilotlight.dev/v1alpha1", "pilotlight"
 NEWS_S, CHANGE_S = 1.0, 60.0
 """Of one Model: so long after the last write at the earliest."""
 PER_S = 20.0
@@ -36,18 +38,6 @@ RETRY_S = 10.0
 """After a refusal, or while the API server does not answer."""
 
 _log = logging.getLogger(__name__)
-
-
-class Decided(Protocol):
-    """What is needed of a step of the loop (`autoscaler.loop.Step`)."""
-
-    @property
-    def after(self) -> World:
-        """The World after it."""
-
-    @property
-    def plan(self) -> Plan:
-        """The last Plan."""
 
 
 class _Kept:
@@ -76,9 +66,7 @@ class Statuses:
     ) -> None:
         """`namespaces`: those that may be read; None: all."""
         self._api = api
-        root = f"/apis/{API_VERSION}"
-        within = [root] if namespaces is None else [f"{root}/namespaces/{one}" for one in namespaces]
-        self._collections = [f"{one}/models" for one in within]
+        self._collections = collections(API_VERSION, "models", namespaces)
         self._clock = clock
         self._wall = wall or api.unix_s
         self._world = self._looked = World(epoch=0)
@@ -209,7 +197,7 @@ class Statuses:
         }  # fmt: skip
         path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
         try:
-            await self._api.apply(path, body, OWNER)
+            await self._api.apply(path, body, WRITER)
         except ApiError as error:
             kept.due_s = now_s + RETRY_S
             if error.status not in (404, 409):  # deleted, or another of its name: `put` will say so

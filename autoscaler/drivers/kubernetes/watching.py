@@ -11,9 +11,10 @@ One that cannot be read is said once and stays as it was: it harms no other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
@@ -174,14 +175,12 @@ class Watched(Generic[T]):
     async def _stream(self, missing: set[Key]) -> str:
         asked = {**self._query, "timeoutSeconds": "60"}
         watch = self._api.watch(self._path, None, asked, initial=True, silent_s=LIST_SILENT_S_MAX)
-        async for event, found in watch:
-            if event == "BOOKMARK":
-                version = str(found["metadata"]["resourceVersion"])
-                if found["metadata"].get("annotations", {}).get(INITIAL_END) == "true":
-                    await _close(watch)
-                    return version
-                continue
-            self._see(event, found, missing)
+        async with contextlib.aclosing(watch) as events:
+            async for event, found in events:
+                if event != "BOOKMARK":
+                    self._see(event, found, missing)
+                elif found["metadata"].get("annotations", {}).get(INITIAL_END) == "true":
+                    return str(found["metadata"]["resourceVersion"])
         raise UnreachableError(f"watch {self._path}: it ended before it had told everything")
 
     async def _list(self, missing: set[Key]) -> str:
@@ -196,9 +195,10 @@ class Watched(Generic[T]):
         """Until the stream ends. Raises SuspicionError."""
         limit_s = str(int(random.uniform(*WATCH_S)))  # noqa: S311  no secret
         try:
-            async with asyncio.timeout_at(self._due_s) as self._patience:
-                query = {**self._query, "timeoutSeconds": limit_s}
-                async for event, found in self._api.watch(self._path, self._version, query):
+            query = {**self._query, "timeoutSeconds": limit_s}
+            watch = contextlib.aclosing(self._api.watch(self._path, self._version, query))
+            async with asyncio.timeout_at(self._due_s) as self._patience, watch as events:
+                async for event, found in events:
                     self._heard = True
                     self.hearing.is_heard()
                     if event != "BOOKMARK":
@@ -263,10 +263,3 @@ class Watched(Generic[T]):
 def _number(version: str) -> int:
     """Versions of one collection rise (KEP-5504); 0: this server's are no numbers, so nothing is told by them."""
     return int(version) if version.isdecimal() else 0
-
-
-async def _close(watch: AsyncIterator[object]) -> None:
-    """Ends a stream that is not wanted any more."""
-    close = getattr(watch, "aclose", None)
-    if close is not None:
-        await close()

@@ -123,8 +123,13 @@ class Pod:
         return self.object["metadata"].get("annotations") or {}
 
     def seen(self, found: Object) -> None:
-        """It changed; perhaps it is to end."""
+        """It changed; perhaps it is to end, or somebody else wrote its readiness: the controllers do that of all pods
+        of a node that they take for lost.
+        """
         self.object = found
+        ready = [one["status"] for one in found.get("status", {}).get("conditions", []) if one["type"] == "Ready"]
+        if "Ready" in self._since and ready != [self._since["Ready"][0]]:
+            self._dirty.set()
         if EVICTED in self._annotations():
             for one in self.containers:
                 one.signal(signal.SIGKILL)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from tests.cluster.accounts import token
 
 Spec = dict[str, Any]
 OWN_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -119,11 +120,8 @@ class Volumes:
         spec: Spec = {"expirationSeconds": wanted.get("expirationSeconds", 3600), "boundObjectRef": pod}
         if "audience" in wanted:
             spec["audiences"] = [wanted["audience"]]
-        path = f"{self._base}/serviceaccounts/{self._spec['serviceAccountName']}/token"
-        made = await self._api.create(
-            path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
-        )
-        return {wanted["path"]: str(made["status"]["token"]).encode()}
+        shown = await token(self._api, self._metadata["namespace"], self._spec["serviceAccountName"], **spec)
+        return {wanted["path"]: shown.encode()}
 
 
 async def _empty(_: Spec) -> dict[str, bytes]:

@@ -1,8 +1,8 @@
 """One adopted workload at the API server: its pods are watched and probed, its scale and its pods' marks are written.
 
-Owns the I/O around `scaling.Workload`, which decides. Writes are levels, one at a time: what changes while one is under
-way goes into the next; a server that does not answer is asked again for as long as something is to be written. Engines
-are asked by us, so that no Call waits for a kubelet's next probe; where only a kubelet can ask, its answer counts.
+Owns the I/O around a `Workload`, which decides. Writes are levels, one at a time: what changes while one is under way
+goes into the next; a server that does not answer is asked again for as long as something is to be written. Engines are
+asked by us, so that no Call waits for a kubelet's next probe; where only a kubelet can ask, its answer counts.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import Observe
-from autoscaler.drivers.kubernetes.adoptable import COST, GOES_FIRST, INTENT, OWNER, REPLICA, PodSeen, read_pod
-from autoscaler.drivers.kubernetes.adoptedpod import Mark
-from autoscaler.drivers.kubernetes.adopting import port_of
+from autoscaler.drivers.kubernetes.adoption.annotations import port_of
+from autoscaler.drivers.kubernetes.adoption.pod import Mark
+from autoscaler.drivers.kubernetes.adoption.seen import COST, GOES_FIRST, INTENT, REPLICA, PodSeen, read_pod
+from autoscaler.drivers.kubernetes.adoption.workload import Workload
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.scaling import Workload
+from autoscaler.drivers.kubernetes.vocabulary import WRITER
 from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.world import Replica
 
@@ -41,7 +42,7 @@ class Means(NamedTuple):
     pace: probes.Pace
 
 
-class Adoptee:
+class Runner:
     """Runs one `Workload`."""
 
     def __init__(self, core: Workload, means: Means) -> None:
@@ -49,11 +50,11 @@ class Adoptee:
         self.begun = asyncio.Event()
         """Its pods have been observed."""
         self._means = means
-        key = core.target.key
+        key = core.seen.key
         self._scale_path = f"/apis/apps/v1/namespaces/{key.namespace}/{PLURALS[key.kind]}/{key.name}/scale"
         self._pods_path = f"/api/v1/namespaces/{key.namespace}/pods"
         self._pods = Watched(
-            means.api, self._pods_path, self._read, self._pods_changed, labelSelector=core.target.selector
+            means.api, self._pods_path, self._read, self._pods_changed, labelSelector=core.seen.selector
         )
         self._uids: dict[str, PodSeen] = {}
         self._tasks = asyncio.TaskGroup()
@@ -123,8 +124,8 @@ class Adoptee:
 
     def _read(self, found: Object) -> PodSeen | None:
         """By annotations that are right: the workload is never given others."""
-        target = self.core.target
-        return read_pod(found, target.key, target.container, port_of(target))
+        seen = self.core.seen
+        return read_pod(found, seen.key, seen.container, port_of(seen))
 
     def _pods_changed(self, changes: list[Change[PodSeen]]) -> None:
         for _, old, new in changes:
@@ -188,16 +189,16 @@ class Adoptee:
         try:
             await self._write()
         except UnreachableError as error:
-            _log.warning("scale not written target=%s error=%s", self.core.target.key, error)
+            _log.warning("scale not written workload=%s error=%s", self.core.seen.key, error)
             await self._again()
         except ApiError as error:
             self._refusals += 1
             if (error.status == 409 or error.status >= TRANSIENT) and self._refusals < REFUSALS_MAX:
                 await self._again()
             else:
-                self._refused(f"{self.core.target.key} cannot be scaled: {error}")
+                self._refused(f"{self.core.seen.key} cannot be scaled: {error}")
         except FencedError:  # a hand-over is nobody's failed start
-            _log.info("not scaled: another leads now target=%s", self.core.target.key)
+            _log.info("not scaled: another leads now workload=%s", self.core.seen.key)
             self.core.follow()
         else:
             self._refusals = 0
@@ -220,14 +221,14 @@ class Adoptee:
         if level is None:
             self.core.nothing_to_write(self._now_s())
         else:
-            key = self.core.target.key
+            key = self.core.seen.key
             scale = {
                 "apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": key.name},
                 "spec": {"replicas": level},
             }  # fmt: skip
-            done = await self._means.api.apply(self._scale_path, scale, OWNER)
+            done = await self._means.api.apply(self._scale_path, scale, WRITER)
             self.core.wrote(level, int(done["metadata"]["resourceVersion"]), self._now_s())
-            _log.info("scaled target=%s replicas=%d", key, level)
+            _log.info("scaled workload=%s replicas=%d", key, level)
         if told := self.core.take():
             self._means.observe(told)
         if self.core.level() is not None:

@@ -8,17 +8,17 @@ from autoscaler.compare import Case, compare
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import Wanted
 from autoscaler.drivers.base import Observe
-from autoscaler.drivers.kubernetes.adoptable import (
-    TargetKey,
+from autoscaler.drivers.kubernetes.adoption.annotations import model_of
+from autoscaler.drivers.kubernetes.adoption.seen import (
+    WorkloadKey,
 )
-from autoscaler.drivers.kubernetes.adopting import model_of
+from autoscaler.drivers.kubernetes.adoption.workload import UNORDERED_S, Mode
 from autoscaler.drivers.kubernetes.composite import CompositeDriver
-from autoscaler.drivers.kubernetes.scaling import UNORDERED_S, Mode
 from autoscaler.fold import fold
 from autoscaler.model import ADOPTED_HASH, Model, ModelSpec
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import DocumentsSeen, Replica, ReplicaSeen, Seen, Synced, World
-from tests.kit.workload import Bench, running, target
+from tests.kit.workload import Bench, annotated, running
 
 # --- which pod is which Replica ---------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ def test_nothing_is_judged_by_what_is_older_than_our_write() -> None:
     level = bench.core.level()
     assert level == 1
     bench.core.wrote(level, bench.seen.version + 5, bench.now_s)
-    bench.core.see_target(bench.seen, bench.model, Mode.LEVEL, bench.now_s)
+    bench.core.see(bench.seen, bench.model, Mode.LEVEL, bench.now_s)
     assert bench.told() == [], "it may still go"
 
 
@@ -182,7 +182,7 @@ def test_an_engine_that_ends_takes_its_pod_along() -> None:
 
 
 def test_only_the_highest_of_a_statefulset_can_go() -> None:
-    bench = running(3, key=TargetKey("StatefulSet", "default", "ada"))
+    bench = running(3, key=WorkloadKey("StatefulSet", "default", "ada"))
     bench.pod("p0", ended="ended with status 3", started_unix_s=None)
     assert bench.told() == [("r0", "exited"), ("r0", "clean")]
     assert bench.write() is None, "to lower the scale would end another one"
@@ -195,7 +195,7 @@ def test_only_the_highest_of_a_statefulset_can_go() -> None:
 def test_a_persons_scale_is_never_written_over() -> None:
     bench = running(2)
     bench.now_s = 10.0
-    bench.core.see_target(bench.seen, bench.model, Mode.HELD, bench.now_s)
+    bench.core.see(bench.seen, bench.model, Mode.HELD, bench.now_s)
     bench.stop("r1")
     assert bench.core.marks(going=True)[0].goes_first is False
     assert bench.write() is None
@@ -226,7 +226,7 @@ def test_where_another_scales_only_zero_or_one_is_written() -> None:
 
 def test_without_its_annotation_a_workload_is_left_as_it_is() -> None:
     bench = running(1)
-    bench.core.see_target(bench.seen, bench.model, Mode.RELEASED, 1.0)
+    bench.core.see(bench.seen, bench.model, Mode.RELEASED, 1.0)
     bench.stop("r0")
     assert bench.told() == [("r0", "leaving"), ("r0", "exited"), ("r0", "clean")]
     assert (bench.write(), bench.core.empty) == (None, True)
@@ -290,7 +290,7 @@ def seen(name: str, state: Seen, rank: int = 0) -> ReplicaSeen:
 
 def world(*observed: ReplicaSeen, model: Model | None = None) -> World:
     """After these observations."""
-    documents = DocumentsSeen(models=(model or model_of(target()),))
+    documents = DocumentsSeen(models=(model or model_of(annotated()),))
     after, _ = fold(World(epoch=1), [documents, *observed, Synced()], 0.0)
     return after
 
@@ -350,7 +350,7 @@ async def test_each_order_goes_to_the_driver_whose_replica_it_is_and_synced_is_s
     theirs = Bench().order("a")
     ours = replace(theirs, id=ReplicaId("b"), spec_hash="12345678")
     pods = Model(name=ModelName("bert"), spec=ModelSpec(engine="command"))
-    both.start(theirs, model_of(target()))
+    both.start(theirs, model_of(annotated()))
     both.start(ours, pods)
     both.stop(theirs, 5.0)
     both.stop(ours, 6.0)

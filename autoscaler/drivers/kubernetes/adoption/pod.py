@@ -1,7 +1,7 @@
 """One pod of an adopted workload: which Replica it is, what stands on it, and what is said of it. Pure.
 
 Owns the form of what is observed of such a Replica, with or without a pod, and the name of one that nobody ordered.
-What follows from it for the workload is `scaling`'s.
+What follows from it for the workload is `workload`'s.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import address
-from autoscaler.drivers.kubernetes.adoptable import PodSeen
+from autoscaler.drivers.kubernetes.adoption.seen import PodSeen
 from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.model import ADOPTED_HASH
 from autoscaler.world import Replica, ReplicaSeen, Seen

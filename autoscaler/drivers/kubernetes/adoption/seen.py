@@ -1,5 +1,4 @@
-"""What there is to adopt: Deployments and StatefulSets, their pods, and who else scales them, as little as is needed of
-each. Pure.
+"""What is seen of Deployments and StatefulSets, their pods, and who else scales them: as little as is needed. Pure.
 
 Owns the reading of these objects. Of a workload: its annotations that mean something here, its scale, and whose that
 is. Of a pod: where it answers, which comes from its own template (a rollout may change it), and what became of its
@@ -14,24 +13,21 @@ from typing import Any, Literal, NamedTuple
 
 from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.beginning import READY_TO_START
+from autoscaler.drivers.kubernetes.vocabulary import CRASHES, ENDED, TEMPLATE_HASH, WRITER
+from autoscaler.podspec import OURS
 
 Kind = Literal["Deployment", "StatefulSet"]
-OURS, LINGO = "pilotlight.dev/", "lingo.substratus.ai/"
-OWNER = "pilotlight"
-"""Whose fields ours are (KEP-555)."""
+LINGO = "lingo.substratus.ai/"
 REPLICA, INTENT = OURS + "replica", OURS + "intent"
 """On a pod: which Replica it is, and by which decision."""
 COST, GOES_FIRST = "controller.kubernetes.io/pod-deletion-cost", "-1000"
 CONTROLLERS: dict[Kind, str] = {"Deployment": "ReplicaSet", "StatefulSet": "StatefulSet"}
 """What makes the pods of each."""
-TEMPLATE_HASH = "pod-template-hash"
-"""The label that a Deployment's ReplicaSets and their pods have."""
-PORT = 8080
+PORT_DEFAULT = 8080
 """Where neither an annotation nor the container says."""
-CRASHES = "CrashLoopBackOff"
 
 
-class TargetKey(NamedTuple):
+class WorkloadKey(NamedTuple):
     """Which workload."""
 
     kind: Kind
@@ -42,10 +38,10 @@ class TargetKey(NamedTuple):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-class TargetSeen(NamedTuple):
+class WorkloadSeen(NamedTuple):
     """What is kept of a Deployment or StatefulSet that is annotated."""
 
-    key: TargetKey
+    key: WorkloadKey
     uid: str
     version: int
     """Its resourceVersion: they rise."""
@@ -71,7 +67,7 @@ class TargetSeen(NamedTuple):
 class ScalerSeen(NamedTuple):
     """Another autoscaler and what it scales."""
 
-    target: TargetKey
+    target: WorkloadKey
     title: str
 
 
@@ -113,7 +109,7 @@ class PodSeen(NamedTuple):
 # --- workloads --------------------------------------------------------------------------------------------------------
 
 
-def read_target(kind: Kind, found: Object) -> TargetSeen | None:
+def read_workload(kind: Kind, found: Object) -> WorkloadSeen | None:
     """None where it is not annotated, or is being deleted."""
     metadata, spec = found["metadata"], found["spec"]
     annotations: dict[str, str] = metadata.get("annotations") or {}
@@ -124,8 +120,8 @@ def read_target(kind: Kind, found: Object) -> TargetSeen | None:
     annotated = _annotated(managed)
     ours, owner = _scaled_by(managed)
     failure = [c for c in found.get("status", {}).get("conditions") or [] if _is(c, "ReplicaFailure")]
-    return TargetSeen(
-        key=TargetKey(kind, metadata["namespace"], metadata["name"]),
+    return WorkloadSeen(
+        key=WorkloadKey(kind, metadata["namespace"], metadata["name"]),
         uid=metadata["uid"],
         version=int(metadata["resourceVersion"]),
         named_unix_s=int(_unix_s(annotated)) if annotated else 0,
@@ -146,7 +142,7 @@ def read_target(kind: Kind, found: Object) -> TargetSeen | None:
 def _scaled_by(managed: list[dict[str, Any]]) -> tuple[bool, dict[str, Any] | None]:
     """(whether spec.replicas is ours, else the newest entry of managedFields that has it)."""
     owners = [one for one in managed if "f:replicas" in one.get("fieldsV1", {}).get("f:spec", {})]
-    if any((one["manager"], one.get("subresource")) == (OWNER, "scale") for one in owners):
+    if any((one["manager"], one.get("subresource")) == (WRITER, "scale") for one in owners):
         return True, None
     return False, max(owners, key=lambda one: str(one.get("time", "")), default=None)
 
@@ -180,7 +176,7 @@ def read_scaler(kind: str, found: Object) -> ScalerSeen | None:
     metadata = found["metadata"]
     for known in CONTROLLERS:
         if scaled == known:
-            key = TargetKey(known, metadata["namespace"], target.get("name", ""))
+            key = WorkloadKey(known, metadata["namespace"], target.get("name", ""))
             return ScalerSeen(key, f"{kind} {metadata['name']}")
     return None
 
@@ -188,7 +184,7 @@ def read_scaler(kind: str, found: Object) -> ScalerSeen | None:
 # --- pods -------------------------------------------------------------------------------------------------------------
 
 
-def read_pod(found: Object, key: TargetKey, container: str, port: int | None = None) -> PodSeen | None:
+def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None = None) -> PodSeen | None:
     """None of one that something else controls: selectors of two workloads may both take it."""
     metadata, status = found["metadata"], found.get("status", {})
     owners = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
@@ -217,7 +213,7 @@ def read_pod(found: Object, key: TargetKey, container: str, port: int | None = N
     )  # fmt: skip
 
 
-def _controller(key: TargetKey, metadata: dict[str, Any]) -> str:
+def _controller(key: WorkloadKey, metadata: dict[str, Any]) -> str:
     """The name of what makes the workload's pods with this template: a ReplicaSet has its hash in its name."""
     hash = (metadata.get("labels") or {}).get(TEMPLATE_HASH, "")
     return key.name if key.kind == "StatefulSet" else f"{key.name}-{hash}"
@@ -232,7 +228,7 @@ def _serving(containers: list[dict[str, Any]]) -> dict[str, Any]:
 def _port(container: dict[str, Any]) -> int:
     ports = container.get("ports") or []
     named = [port for port in ports if port.get("name") == "http"]
-    return next((int(port["containerPort"]) for port in (named or ports)), PORT)
+    return next((int(port["containerPort"]) for port in (named or ports)), PORT_DEFAULT)
 
 
 def _readiness(container: dict[str, Any], port: int) -> tuple[int, str | None, bool]:
@@ -264,7 +260,7 @@ def _rank(kind: Kind, name: str) -> int:
 def _ended(status: dict[str, Any], container: dict[str, Any]) -> tuple[str, bool]:
     """(how its container ended, whether that is for good). A kubelet starts it again, at first at once."""
     state = container.get("state", {})
-    if status.get("phase") in ("Failed", "Succeeded"):
+    if status.get("phase") in ENDED:
         said = _how(state.get("terminated")) or ": ".join(_both(status)) or "was ended by the node"
         return said, True
     if state.get("waiting", {}).get("reason") == CRASHES:

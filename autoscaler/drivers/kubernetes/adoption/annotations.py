@@ -15,10 +15,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.adoptable import LINGO, OURS, TargetSeen
+from autoscaler.drivers.kubernetes.adoption.seen import LINGO, WorkloadSeen
 from autoscaler.expected import WrongKeyError, nearest
 from autoscaler.model import Adopted, Auto, EngineName, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.naming import check_name
+from autoscaler.podspec import OURS
 
 ENGINE: EngineName = "command"
 """What it runs is its owner's business: no dialect is ruled out."""
@@ -32,10 +33,9 @@ LINGO_MAX, LINGO_SLOTS = 3, 100
 """Lingo's own defaults: `max-replicas`, and its CONCURRENCY."""
 ALIASES_MAX = 64
 USUAL, BY_ANOTHER, BY_HAND = "Adopted", "ScaledByAnother", "ScaledByHand"
-"""Reasons of the condition `Adopted`: the scale is ours, another autoscaler's but for zero, or a person's for a while.
-"""
+"""Why it is scaled as it is: the scale is ours, another autoscaler's but for zero, or a person's for a while."""
 REPLICAS_MAX, SLOTS_MAX, SECONDS_MAX, PORT_MAX = 1000, 100_000, 31_536_000, 65_535
-CONTROLLERS = frozenset({"kube-controller-manager"})
+NO_PERSONS = frozenset({"kube-controller-manager"})
 """Who scales for somebody else, and never of its own accord: an HPA's hand is no person's."""
 
 
@@ -65,7 +65,7 @@ class Others(NamedTuple):
 NOBODY = Others()
 
 
-def hand_of(before: TargetSeen | None, now: TargetSeen, known: Hand | None, now_unix_s: float) -> Hand | None:
+def hand_of(before: WorkloadSeen | None, now: WorkloadSeen, known: Hand | None, now_unix_s: float) -> Hand | None:
     """Who scaled it by hand, after it was seen so. `known`: who was known to have.
 
     At first sight only the scale subresource, and only since it was annotated, tells of a person: else it is what the
@@ -73,14 +73,14 @@ def hand_of(before: TargetSeen | None, now: TargetSeen, known: Hand | None, now_
     """
     if before is not None and before.replicas == now.replicas:
         return known
-    if now.ours or now.scaled_by in CONTROLLERS or (before is None and not now.since_adopted):
+    if now.ours or now.scaled_by in NO_PERSONS or (before is None and not now.since_adopted):
         return None
     written_s = now.scaled_unix_s
     at_unix_s = now_unix_s if before is not None or written_s is None else min(written_s, now_unix_s)
     return Hand(now.replicas, now.scaled_by, at_unix_s)
 
 
-def aged(before: TargetSeen | None, now: TargetSeen, now_unix_s: float) -> TargetSeen:
+def aged(before: WorkloadSeen | None, now: WorkloadSeen, now_unix_s: float) -> WorkloadSeen:
     """With its age as a Model: as old as its names, not as the object, or an old one that is annotated would take a
     name that another has. managedFields tell when its writer last wrote anything: what was seen first counts.
     """
@@ -89,17 +89,17 @@ def aged(before: TargetSeen | None, now: TargetSeen, now_unix_s: float) -> Targe
     return now if now.named_unix_s else now._replace(named_unix_s=int(now_unix_s))
 
 
-def _named(seen: TargetSeen) -> tuple[str | None, str | None]:
+def _named(seen: WorkloadSeen) -> tuple[str | None, str | None]:
     notes = dict(seen.notes)
     return notes.get(MODELS), notes.get(LINGO_MODELS)
 
 
-def port_of(seen: TargetSeen) -> int | None:
+def port_of(seen: WorkloadSeen) -> int | None:
     """The port of the annotation; None: the container's. Raises AnnotationError."""
     return _whole(seen, PORT, 1, PORT_MAX)
 
 
-def model_of(seen: TargetSeen, others: Others = NOBODY) -> Model:
+def model_of(seen: WorkloadSeen, others: Others = NOBODY) -> Model:
     """What it serves. Raises AnnotationError."""
     notes, key = dict(seen.notes), seen.key
     for name in notes:
@@ -148,7 +148,7 @@ def _clock(unix_s: float) -> str:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def _names(seen: TargetSeen, notes: Mapping[str, str]) -> list[str]:
+def _names(seen: WorkloadSeen, notes: Mapping[str, str]) -> list[str]:
     at = MODELS if MODELS in notes else LINGO_MODELS
     names = list(dict.fromkeys(stripped for part in notes[at].split(",") if (stripped := part.strip())))
     if not 1 <= len(names) <= ALIASES_MAX + 1:
@@ -161,7 +161,7 @@ def _names(seen: TargetSeen, notes: Mapping[str, str]) -> list[str]:
     return names
 
 
-def _replicas(seen: TargetSeen, high_default: int) -> ReplicaRange:
+def _replicas(seen: WorkloadSeen, high_default: int) -> ReplicaRange:
     low = _whole(seen, LOW, 0, REPLICAS_MAX, LINGO_LOW) or 0
     high = _whole(seen, HIGH, 1, REPLICAS_MAX, LINGO_HIGH)
     if high is not None and low > high:
@@ -170,7 +170,7 @@ def _replicas(seen: TargetSeen, high_default: int) -> ReplicaRange:
     return ReplicaRange(min=low, max=max(low, high_default) if high is None else high)
 
 
-def _idle(seen: TargetSeen, notes: Mapping[str, str]) -> float | Auto:
+def _idle(seen: WorkloadSeen, notes: Mapping[str, str]) -> float | Auto:
     written = notes.get(IDLE, "auto").strip()
     if written == "auto":
         return "auto"
@@ -183,7 +183,7 @@ def _idle(seen: TargetSeen, notes: Mapping[str, str]) -> float | Auto:
     return seconds
 
 
-def _whole(seen: TargetSeen, name: str, low: int, high: int, otherwise: str = "") -> int | None:
+def _whole(seen: WorkloadSeen, name: str, low: int, high: int, otherwise: str = "") -> int | None:
     """A whole number, of `name` or else of the annotation `otherwise`; None where neither is there."""
     notes = dict(seen.notes)
     at = name if name in notes else otherwise

@@ -15,8 +15,7 @@ from enum import Enum
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.adoptable import PodSeen, TargetSeen
-from autoscaler.drivers.kubernetes.adoptedpod import (
+from autoscaler.drivers.kubernetes.adoption.pod import (
     EXITED,
     RELEASED,
     Mark,
@@ -28,6 +27,7 @@ from autoscaler.drivers.kubernetes.adoptedpod import (
     state_of,
     unbound,
 )
+from autoscaler.drivers.kubernetes.adoption.seen import PodSeen, WorkloadSeen
 from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.model import Model
 from autoscaler.world import Placing, Replica, ReplicaSeen, Seen
@@ -48,10 +48,10 @@ class Mode(Enum):
 class Workload:
     """One Deployment or StatefulSet. After each call `take` has what is to be observed."""
 
-    def __init__(self, target: TargetSeen, model: Model, mode: Mode, zero_unix_s: float = 0.0) -> None:
+    def __init__(self, seen: WorkloadSeen, model: Model, mode: Mode, zero_unix_s: float = 0.0) -> None:
         self._zero_unix_s = zero_unix_s
         """What a calendar said when `now_s` was 0."""
-        self.target = target
+        self.seen = seen
         self.model = model
         self.mode = mode
         self._pods: dict[str, Pod] = {}
@@ -109,10 +109,10 @@ class Workload:
 
     # --- what is seen -------------------------------------------------------------------------------------------------
 
-    def see_target(self, target: TargetSeen, model: Model, mode: Mode, now_s: float) -> None:
+    def see(self, seen: WorkloadSeen, model: Model, mode: Mode, now_s: float) -> None:
         """It, what is made of it, or whose its scale is, has changed."""
         renamed = model.name != self.model.name
-        self.target, self.mode = target, mode
+        self.seen, self.mode = seen, mode
         if renamed:
             self.end_all("its workload serves another Model now")
         self.model = model
@@ -189,13 +189,13 @@ class Workload:
     def level(self) -> int | None:
         """The scale that is to be written now; None: none is."""
         alive = self._alive()
-        surging = min(max(len(alive) - self.target.replicas, 0), len(self._replaced(alive)))
+        surging = min(max(len(alive) - self.seen.replicas, 0), len(self._replaced(alive)))
         count = len(alive) - surging + len(self._orders)
-        if not self._leads or not self._due or (count == self.target.replicas and self._settled()):
+        if not self._leads or not self._due or (count == self.seen.replicas and self._settled()):
             return None
         if self.mode is Mode.LEVEL:
             return count
-        if self.mode is Mode.TOGGLE and (not count or not self.target.replicas):
+        if self.mode is Mode.TOGGLE and (not count or not self.seen.replicas):
             return min(count, 1)
         return None
 
@@ -245,9 +245,9 @@ class Workload:
         self._rescue()
         self._bind(now_s)
         for replica in self._orders.values():
-            if self.target.trouble != replica.waits:
-                self._orders[replica.id] = replace(replica, waits=self.target.trouble)
-                self._told.append(unbound(replica, Seen.STARTING, waits=self.target.trouble))
+            if self.seen.trouble != replica.waits:
+                self._orders[replica.id] = replace(replica, waits=self.seen.trouble)
+                self._told.append(unbound(replica, Seen.STARTING, waits=self.seen.trouble))
 
     def _bind(self, now_s: float) -> None:
         """Pods to Replicas: by their marks, then to those that wait, then by their own names while there is room."""
@@ -289,7 +289,7 @@ class Workload:
             return False
         alive = self._alive()
         surge = len(self._replaced(alive)) if pod.answers and not self._replaced([pod]) else 0
-        return len(alive) < self.target.replicas + surge
+        return len(alive) < self.seen.replicas + surge
 
     def _replaced(self, pods: list[Pod]) -> list[Pod]:
         """Those of them that a rollout will end: one of a newer template is there and answers."""
@@ -303,7 +303,7 @@ class Workload:
 
     def _settled(self) -> bool:
         """What is known of the workload is not older than our last write."""
-        return self.target.version >= self._version
+        return self.seen.version >= self._version
 
     def _pod_of(self, replica: ReplicaId) -> Pod | None:
         return next((pod for pod in self._pods.values() if pod.replica == replica), None)
@@ -339,7 +339,7 @@ class Workload:
     def _rescue(self) -> None:
         """Who was to go and stays, because another went or nothing was written, is a Replica anew."""
         staying = [pod for pod in self._pods.values() if pod.stays]
-        if self._due or not self._settled() or len(staying) > self.target.replicas:
+        if self._due or not self._settled() or len(staying) > self.seen.replicas:
             return
         for pod in staying:
             if pod.going:

@@ -21,27 +21,34 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import Observe
-from autoscaler.drivers.kubernetes import adopting
-from autoscaler.drivers.kubernetes.adoptable import (
+from autoscaler.drivers.kubernetes.adoption.annotations import (
+    USUAL,
+    AnnotationError,
+    Hand,
+    Others,
+    aged,
+    hand_of,
+    model_of,
+)
+from autoscaler.drivers.kubernetes.adoption.pod import EXITED, unbound
+from autoscaler.drivers.kubernetes.adoption.runner import PLURALS, Means, Runner
+from autoscaler.drivers.kubernetes.adoption.seen import (
     CONTROLLERS,
     Kind,
     ScalerSeen,
-    TargetKey,
-    TargetSeen,
+    WorkloadKey,
+    WorkloadSeen,
     read_scaler,
-    read_target,
+    read_workload,
 )
-from autoscaler.drivers.kubernetes.adoptedpod import EXITED, unbound
-from autoscaler.drivers.kubernetes.adoptee import PLURALS, Adoptee, Means
-from autoscaler.drivers.kubernetes.adopting import AnnotationError, Hand, Others
+from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
-from autoscaler.drivers.kubernetes.scaling import Mode, Workload
 from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.model import Model
 from autoscaler.names import Origin
 from autoscaler.world import Replica, Seen, Synced
 
-TARGETS_MAX = 1000
+WORKLOADS_MAX = 1000
 """Each has a watch of its own pods; more are not served, and that is said."""
 ADOPT_SECONDS_MAX = 10.0
 """Synced waits so long for the pods of all of them, and for what tells of other autoscalers."""
@@ -56,29 +63,29 @@ _log = logging.getLogger(__name__)
 class Note(NamedTuple):
     """What is to be said on a workload, as an Event."""
 
-    target: TargetKey
+    workload: WorkloadKey
     uid: str
     warning: bool
     reason: str
     message: str
 
 
-class _Target:
+class _Candidate:
     """One workload that is served, or would be if its annotations were right."""
 
-    def __init__(self, seen: TargetSeen) -> None:
+    def __init__(self, seen: WorkloadSeen) -> None:
         self.seen = seen
         self.hand: Hand | None = None
         self.hand_s = 0.0
         """When that was, by our own clock, which nobody sets."""
         self.model: Model | None = None
-        self.good: TargetSeen | None = None
+        self.good: WorkloadSeen | None = None
         """As it is, under the last annotations that were right."""
         self.called: ModelName | None = None
         """In the whole installation, where an older Model has its name."""
         self.problem = ""
-        self.told = ""
-        self.adoptee: Adoptee | None = None
+        self.told = self.logged = ""
+        self.runner: Runner | None = None
         self.running: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
@@ -107,11 +114,11 @@ class AdoptedDriver:
         self._unix_s = api.unix_s
         self._pace = pace or probes.Pace(clock)
         self._tasks = asyncio.TaskGroup()
-        self._targets: dict[TargetKey, _Target] = {}
-        self._scalers: dict[TargetKey, str] = {}
+        self._candidates: dict[WorkloadKey, _Candidate] = {}
+        self._scalers: dict[WorkloadKey, str] = {}
         self._last: Mapping[Origin, Model] | None = None
         self._listens = False
-        self._synced = False
+        self._synced = self._leads = False
         places = [""] if namespaces is None else [f"/namespaces/{name}" for name in namespaces]
         self._scaler_watches = [
             (
@@ -123,12 +130,12 @@ class AdoptedDriver:
             for kind, group, plural in SCALERS
             for place in places
         ]
-        self._target_watches = [
+        self._workload_watches = [
             Watched(
                 api,
                 f"/apis/apps/v1{place}/{PLURALS[kind]}",
-                partial(read_target, kind),
-                self._targets_changed,
+                partial(read_workload, kind),
+                self._workloads_changed,
                 optional=True,
             )
             for kind in CONTROLLERS
@@ -146,100 +153,107 @@ class AdoptedDriver:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ADOPT_SECONDS_MAX):
                     await asyncio.gather(*(self._heard(*watch) for watch in self._scaler_watches))
-            for targets in self._target_watches:
-                tasks.create_task(targets.run())
-            for targets in self._target_watches:
-                await targets.synced.wait()
+            for workloads in self._workload_watches:
+                tasks.create_task(workloads.run())
+            for workloads in self._workload_watches:
+                await workloads.synced.wait()
             self._listens = True
-            for key in tuple(self._targets):
+            for key in tuple(self._candidates):
                 self._judge(key)
             self._publish()
-            adoptees = self._adoptees()
+            runners = self._runners()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ADOPT_SECONDS_MAX):
-                    for adoptee in adoptees:
-                        await adoptee.begun.wait()
+                    for runner in runners:
+                        await runner.begun.wait()
             self._synced = True
             observe((Synced(),))
 
     def lead(self) -> None:
         """See SharedDriver; before the first Synced that is to come."""
-        for adoptee in self._adoptees():
-            adoptee.lead()
+        self._leads = True
+        for candidate in self._candidates.values():
+            self._say(candidate)
+        for runner in self._runners():
+            runner.lead()
         if self._synced:
             self._means.observe((Synced(),))
 
     async def follow(self) -> None:
         """See SharedDriver."""
-        await asyncio.gather(*(adoptee.follow() for adoptee in self._adoptees()))
+        self._leads = False
+        await asyncio.gather(*(runner.follow() for runner in self._runners()))
 
     def called(self, names: Mapping[Origin, ModelName]) -> None:
         """What each Model is called in the whole installation."""
-        for key, target in tuple(self._targets.items()):
+        for key, candidate in tuple(self._candidates.items()):
             called = names.get(_origin(key))
-            if called != target.called:
-                target.called = called
+            if called != candidate.called:
+                candidate.called = called
                 self._judge(key)
 
     def obstacle(self, model: Model) -> str:
         """What makes a start impossible: there is nothing to scale."""
         key = _key(model)
-        target = self._targets.get(key)
-        return "" if target is not None and target.adoptee is not None else f"there is no {key}"
+        candidate = self._candidates.get(key)
+        return "" if candidate is not None and candidate.runner is not None else f"there is no {key}"
 
     def start(self, replica: Replica, model: Model) -> None:
         """One more of its workload's pods."""
-        target = self._targets.get(_key(model))
-        if target is None or target.adoptee is None:
+        candidate = self._candidates.get(_key(model))
+        if candidate is None or candidate.runner is None:
             reason = f"there is no {_key(model)}"
             self._means.observe(
                 (unbound(replica, Seen.EXITED, reason=reason), unbound(replica, Seen.CLEAN, proof=EXITED))
             )
             return
-        target.adoptee.start(replica)
+        candidate.runner.start(replica)
 
     def stop(self, replica: Replica, grace_s: float) -> None:
         """One less; its time to end is its template's."""
         del grace_s
-        for target in tuple(self._targets.values()):
-            if target.adoptee is not None and target.adoptee.core.knows(replica.id):
-                target.adoptee.stop(replica)
-                self._drop_if_over(target)
+        for candidate in tuple(self._candidates.values()):
+            if candidate.runner is not None and candidate.runner.core.knows(replica.id):
+                candidate.runner.stop(replica)
+                self._drop_if_over(candidate)
                 return
         self._means.observe((unbound(replica, Seen.CLEAN, proof=EXITED),))
 
-    def _adoptees(self) -> list[Adoptee]:
-        return [target.adoptee for target in self._targets.values() if target.adoptee is not None]
+    def _runners(self) -> list[Runner]:
+        return [candidate.runner for candidate in self._candidates.values() if candidate.runner is not None]
 
     # --- workloads ----------------------------------------------------------------------------------------------------
 
-    def _targets_changed(self, changes: list[Change[TargetSeen]]) -> None:
+    def _workloads_changed(self, changes: list[Change[WorkloadSeen]]) -> None:
         for _, old, new in changes:
             if new is not None:
                 self._see(new)
-            elif old is not None and old.key in self._targets:
-                self._release(self._targets[old.key])
+            elif old is not None and old.key in self._candidates:
+                self._release(self._candidates[old.key])
         if self._listens:
             self._publish()
 
-    def _see(self, new: TargetSeen) -> None:
+    def _see(self, new: WorkloadSeen) -> None:
         """A workload came or changed."""
-        target = self._targets.get(new.key)
-        if target is not None and target.seen.uid != new.uid:  # a namesake
-            self._release(target, at_once=True)
-            target = None
-        before = None if target is None else target.seen
-        if target is None:
-            if len(self._targets) >= TARGETS_MAX:
-                self._note(Note(new.key, new.uid, True, "NotServed", f"{TARGETS_MAX} workloads are served already"))
+        candidate = self._candidates.get(new.key)
+        if candidate is not None and candidate.seen.uid != new.uid:  # a namesake
+            self._release(candidate, at_once=True)
+            candidate = None
+        before = None if candidate is None else candidate.seen
+        if candidate is None:
+            if len(self._candidates) >= WORKLOADS_MAX:
+                if self._leads:
+                    self._note(
+                        Note(new.key, new.uid, True, "NotServed", f"{WORKLOADS_MAX} workloads are served already")
+                    )
                 return
-            target = self._targets[new.key] = _Target(new)
+            candidate = self._candidates[new.key] = _Candidate(new)
         now_unix_s = self._unix_s()
-        new = adopting.aged(before, new, now_unix_s)
-        hand, target.seen = adopting.hand_of(before, new, target.hand, now_unix_s), new
-        if hand is not None and hand is not target.hand:
-            target.hand_s = self._clock() - (now_unix_s - hand.at_unix_s)
-        target.hand = hand
+        new = aged(before, new, now_unix_s)
+        hand, candidate.seen = hand_of(before, new, candidate.hand, now_unix_s), new
+        if hand is not None and hand is not candidate.hand:
+            candidate.hand_s = self._clock() - (now_unix_s - hand.at_unix_s)
+        candidate.hand = hand
         if self._listens:
             self._judge(new.key)
 
@@ -250,76 +264,77 @@ class AdoptedDriver:
             if new is not None:
                 self._scalers[new.target] = new.title
             for one in filter(None, (old, new)):
-                if self._listens and one.target in self._targets:
+                if self._listens and one.target in self._candidates:
                     self._judge(one.target)
         if self._listens:
             self._publish()
 
-    def _judge(self, key: TargetKey) -> None:
+    def _judge(self, key: WorkloadKey) -> None:
         """What is made of a workload as it is now."""
-        target = self._targets[key]
-        others = self._others(target)
-        good: TargetSeen | None = target.seen
+        candidate = self._candidates[key]
+        others = self._others(candidate)
+        good: WorkloadSeen | None = candidate.seen
         try:
-            target.model, target.problem = adopting.model_of(target.seen, others), ""
+            candidate.model, candidate.problem = model_of(candidate.seen, others), ""
         except AnnotationError as error:
-            target.problem = str(error)
-            good = None if target.good is None else target.seen._replace(notes=target.good.notes)
-            target.model = None if good is None else adopting.model_of(good, others)
-        target.good = good
-        self._say(target)
-        if target.model is None or good is None:
+            candidate.problem = str(error)
+            good = None if candidate.good is None else candidate.seen._replace(notes=candidate.good.notes)
+            candidate.model = None if good is None else model_of(good, others)
+        candidate.good = good
+        self._log_problem(candidate)
+        self._say(candidate)
+        if candidate.model is None or good is None:
             return
-        model = target.model if target.called is None else replace(target.model, name=target.called)
+        model = candidate.model if candidate.called is None else replace(candidate.model, name=candidate.called)
         mode = Mode.TOGGLE if others.scaler else Mode.HELD if others.hand is not None else Mode.LEVEL
-        if target.adoptee is None:
+        if candidate.runner is None:
             core = Workload(good, model, mode, self._unix_s() - self._clock())
-            target.adoptee = Adoptee(core, self._means)
-            target.running = self._tasks.create_task(target.adoptee.run())
+            candidate.runner = Runner(core, self._means)
+            candidate.running = self._tasks.create_task(candidate.runner.run())
         else:
-            target.adoptee.core.see_target(good, model, mode, self._clock())
-            target.adoptee.settle()
+            candidate.runner.core.see(good, model, mode, self._clock())
+            candidate.runner.settle()
 
-    def _others(self, target: _Target) -> Others:
+    def _others(self, candidate: _Candidate) -> Others:
         """Who else has a say; it is looked at again when a person's scale does not hold any more."""
-        if target.timer is not None:
-            target.timer.cancel()
-            target.timer = None
-        scaler, hand = self._scalers.get(target.seen.key, ""), target.hand
+        if candidate.timer is not None:
+            candidate.timer.cancel()
+            candidate.timer = None
+        scaler, hand = self._scalers.get(candidate.seen.key, ""), candidate.hand
         if scaler or hand is None:
             return Others(scaler)
         hold_s = self._hold_s()
-        left_s = target.hand_s + hold_s - self._clock()
+        left_s = candidate.hand_s + hold_s - self._clock()
         if left_s <= 0:
             return Others()
-        target.timer = asyncio.get_running_loop().call_later(left_s, self._hold_over, target.seen.key)
+        candidate.timer = asyncio.get_running_loop().call_later(left_s, self._hold_over, candidate.seen.key)
         return Others("", hand, hand.at_unix_s + hold_s)
 
-    def _hold_over(self, key: TargetKey) -> None:
-        target = self._targets.get(key)
-        if target is not None:
-            target.hand = None
+    def _hold_over(self, key: WorkloadKey) -> None:
+        candidate = self._candidates.get(key)
+        if candidate is not None:
+            candidate.hand = None
             self._judge(key)
             self._publish()
 
-    def _release(self, target: _Target, *, at_once: bool = False) -> None:
+    def _release(self, candidate: _Candidate, *, at_once: bool = False) -> None:
         """It is gone, or its annotation is: its Replicas are stopped without a write, as the plan says or at once."""
-        target.model, target.problem = None, ""
-        if target.timer is not None:
-            target.timer.cancel()
-        if target.adoptee is not None:
-            core = target.adoptee.core
-            core.see_target(core.target, core.model, Mode.RELEASED, self._clock())
+        candidate.model, candidate.problem = None, ""
+        if candidate.timer is not None:
+            candidate.timer.cancel()
+        if candidate.runner is not None:
+            core = candidate.runner.core
+            core.see(core.seen, core.model, Mode.RELEASED, self._clock())
             if at_once:
                 core.end_all("its workload is gone")
-            target.adoptee.settle()
-        self._drop_if_over(target)
+            candidate.runner.settle()
+        self._drop_if_over(candidate)
 
-    def _drop_if_over(self, target: _Target) -> None:
-        if target.model is None and (target.adoptee is None or target.adoptee.core.empty):
-            self._targets.pop(target.seen.key, None)
-            if target.running is not None:
-                target.running.cancel()
+    def _drop_if_over(self, candidate: _Candidate) -> None:
+        if candidate.model is None and (candidate.runner is None or candidate.runner.core.empty):
+            self._candidates.pop(candidate.seen.key, None)
+            if candidate.running is not None:
+                candidate.running.cancel()
 
     async def _heard(self, group: str, watched: Watched[ScalerSeen]) -> None:
         """All of a kind of autoscalers is known, where the server knows the kind."""
@@ -329,31 +344,41 @@ class AdoptedDriver:
 
     def _publish(self) -> None:
         """All Models."""
-        models = {_origin(key): target.model for key, target in self._targets.items() if target.model is not None}
+        models = {
+            _origin(key): candidate.model for key, candidate in self._candidates.items() if candidate.model is not None
+        }
         if models != self._last:
             self._last = models
             self._models(models)
 
-    def _say(self, target: _Target) -> None:
-        """An Event for each news about whose the scale is, and for wrong annotations, which are logged, too."""
-        adopted = None if target.model is None else target.model.adopted
-        said = target.problem or ("" if adopted is None else adopted.message)
-        reason = "WrongAnnotation" if target.problem or adopted is None else adopted.reason
-        usual = not target.told and reason == adopting.USUAL
-        if said not in ("", target.told) and not usual:
-            self._note(Note(target.seen.key, target.seen.uid, bool(target.problem), reason, said))
-        if target.problem not in ("", target.told):
-            _log.warning("not in force %s", target.problem)
-        target.told = said
+    def _log_problem(self, candidate: _Candidate) -> None:
+        """Once, whoever leads."""
+        if candidate.problem not in ("", candidate.logged):
+            _log.warning("not in force %s", candidate.problem)
+        candidate.logged = candidate.problem
+
+    def _say(self, candidate: _Candidate) -> None:
+        """An Event for each news about whose the scale is, and for wrong annotations: of who leads, and so at first of
+        all that was found before.
+        """
+        if not self._leads:
+            return
+        adopted = None if candidate.model is None else candidate.model.adopted
+        said = candidate.problem or ("" if adopted is None else adopted.message)
+        reason = "WrongAnnotation" if candidate.problem or adopted is None else adopted.reason
+        usual = not candidate.told and reason == USUAL
+        if said not in ("", candidate.told) and not usual:
+            self._note(Note(candidate.seen.key, candidate.seen.uid, bool(candidate.problem), reason, said))
+        candidate.told = said
 
 
-def _origin(key: TargetKey) -> Origin:
+def _origin(key: WorkloadKey) -> Origin:
     return Origin(*key)
 
 
-def _key(model: Model) -> TargetKey:
+def _key(model: Model) -> WorkloadKey:
     of = model.adopted
     if of is None:
         raise ValueError(f"Model {model.name} is not adopted")
     kind: Kind = of.kind
-    return TargetKey(kind, of.namespace, of.name)
+    return WorkloadKey(kind, of.namespace, of.name)

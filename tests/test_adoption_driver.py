@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from autoscaler.drivers.kubernetes.adopted import AdoptedDriver, Note
+from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object
 from autoscaler.drivers.kubernetes.lease import Elector
 from autoscaler.model import Model
@@ -149,6 +149,7 @@ async def serving(*names: str) -> AsyncIterator[House]:
     async with running(driver) as observed:
         house = House(driver, observed, plane, notes, models)
         await house.until(*((name, Seen.READY) for name in names))
+        driver.lead()
         yield house
 
 
@@ -169,6 +170,20 @@ async def test_annotations_that_get_wrong_leave_the_last_good_ones_in_force_and_
         await house.until_model("ada", lambda model: model.slots == 9)
 
 
+async def test_what_was_found_wrong_before_we_led_is_an_event_once_we_do() -> None:
+    """And only then; who led meanwhile told what came meanwhile."""
+    async with serving("ada") as house:
+        await house.driver.follow()
+        house.plane.put(APPS, deployment("bad", models="bad", slots="x"))
+        house.plane.put(APPS, deployment("ada", models="ada", slots="7"))
+        await house.until_model("ada", lambda model: model.slots == 7)
+        assert house.notes == []
+        for _ in range(2):
+            house.driver.lead()
+        (note,) = house.notes
+        assert (note.workload.name, note.reason, note.warning) == ("bad", "WrongAnnotation", True)
+
+
 async def test_a_pod_that_cannot_be_read_harms_no_other() -> None:
     """A kubelet that does not say when it began, and something that is no status at all."""
     async with serving("ada", "bert") as house:
@@ -186,11 +201,11 @@ async def test_an_order_that_is_not_written_because_another_leads_now_is_no_fail
         (before,) = house.now()
         more = Bench().order("more")
         house.driver.start(more, house.model("ada"))
-        while not house.plane.asked or house.driver._adoptees()[0].core.knows(more.id):
+        while not house.plane.asked or house.driver._runners()[0].core.knows(more.id):
             await asyncio.sleep(0)
-        house.driver._adoptees()[0].settle()
+        house.driver._runners()[0].settle()
         assert house.now() == {before: Seen.READY}
-        assert house.driver._adoptees()[0].core.level() is None
+        assert house.driver._runners()[0].core.level() is None
 
 
 async def test_a_persons_scale_holds_for_its_time_whatever_happens_to_the_clocks_of_others() -> None:

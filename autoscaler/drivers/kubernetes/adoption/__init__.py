@@ -1,0 +1,1 @@
+"""Deployments and StatefulSets that exist: served, and scaled through their scale subresource."""

@@ -1,0 +1,101 @@
+"""An autoscaler that adopts the workloads of a namespace, and those workloads as people write and scale them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from autoscaler.drivers.kubernetes.api import MERGE, Api, Object
+from tests.cluster.house import WAIT_S_MAX, House
+from tests.kit.fake_process import command
+
+LINGO, OURS = "lingo.substratus.ai/", "pilotlight.dev/"
+
+
+class Adopting(House):
+    """A House that adopts in its own namespace, and only there."""
+
+    def __init__(self, folder: Path, kubeconfig: Path, api: Api, namespace: str) -> None:
+        super().__init__(folder, kubeconfig, namespace, "--adopt-in", namespace)
+        self.api = api
+        self.apps = f"/apis/apps/v1/namespaces/{namespace}"
+        self.pods_path = f"/api/v1/namespaces/{namespace}/pods"
+        self._events_path = f"/api/v1/namespaces/{namespace}/events"
+        self.write()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Adopting]:
+        """Until the gateway knows the workloads."""
+        async with super().running():
+            async with asyncio.timeout(WAIT_S_MAX):
+                while not await self._lists_any():
+                    await asyncio.sleep(0.05)
+            yield self
+
+    async def _lists_any(self) -> bool:
+        async with self.session.get(f"{self.url}/v1/models") as answer:
+            return bool((await answer.json())["data"])
+
+    async def embed(self, model: str) -> tuple[int, str]:
+        """One Call for embeddings: (status, what was said)."""
+        asked = {"model": model, "input": "Your text string goes here"}
+        async with self.session.post(f"{self.url}/v1/embeddings", json=asked) as answer:
+            return answer.status, await answer.text()
+
+    async def said(self, path: str) -> str:
+        """What the autoscaler's operations port answers."""
+        async with self.session.get(f"http://127.0.0.1:{self.ops}/api/v1/{path}") as answer:
+            assert answer.status == 200
+            return await answer.text()
+
+    async def until_replicas(self, model: str, state: str, count: int) -> None:
+        """So many of a Model are in a state."""
+        while json.loads(await self.said(f"models/{model}"))["replicas"].get(state, 0) != count:
+            await asyncio.sleep(0.02)
+
+    async def pods(self) -> list[Object]:
+        """Those that are not being deleted."""
+        found: list[Object] = (await self.api.get(self.pods_path))["items"]
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    async def until_pods(self, count: int) -> list[Object]:
+        """There are so many, and no others end."""
+        while len(found := (await self.api.get(self.pods_path))["items"]) != count:
+            await asyncio.sleep(0.05)
+        return list(found)
+
+    async def event(self, name: str, reason: str) -> str:
+        """What an Event on a workload says; waits for it."""
+        selector = f"involvedObject.name={name},reason={reason}"
+        while not (found := (await self.api.get(self._events_path, fieldSelector=selector))["items"]):
+            await asyncio.sleep(0.05)
+        return str(found[-1]["message"])
+
+    async def scale(self, name: str) -> Object:
+        """A Deployment, to look at its scale and who owns that."""
+        return await self.api.get(f"{self.apps}/deployments/{name}")
+
+    async def by_hand(self, name: str, replicas: int) -> None:
+        """`kubectl scale`."""
+        path = f"{self.apps}/deployments/{name}/scale"
+        await self.api.patch(path, {"spec": {"replicas": replicas}}, MERGE, fieldManager="kubectl")
+
+
+def workload(name: str, replicas: int, notes: dict[str, str], kind: str = "Deployment", *knobs: str) -> Object:
+    """As a person writes it: a real probe of one second, and a template that says nothing of Pilotlight."""
+    words = command("--host", "$(POD_IP)", "--port", "8080", "--name", name, *knobs)
+    container = {
+        "name": "engine", "image": "engine", "command": words, "ports": [{"containerPort": 8080}],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": 8080}, "periodSeconds": 1},
+    }  # fmt: skip
+    spec: dict[str, Any] = {
+        "replicas": replicas, "selector": {"matchLabels": {"app": name}},
+        "template": {"metadata": {"labels": {"app": name}}, "spec": {"containers": [container]}},
+    }  # fmt: skip
+    if kind == "StatefulSet":
+        spec |= {"serviceName": name, "podManagementPolicy": "Parallel"}
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "annotations": notes}, "spec": spec}

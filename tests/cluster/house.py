@@ -1,0 +1,86 @@
+"""One autoscaler and one gateway as processes (several: `many`), and Models whose engine is the fake one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import yaml
+
+from tests.cluster import definitions
+from tests.cluster.calls import chat, lists_models
+from tests.cluster.definitions import API_VERSION
+from tests.cluster.plane import free_ports
+from tests.kit.fake_process import command
+
+WAIT_S_MAX = 30.0
+
+
+@asynccontextmanager
+async def process(log: Path, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`pilotlight WORDS`, ended at the end."""
+    with log.open("wb") as output:
+        one = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pilotlight", *words, stdout=output, stderr=output, env=dict(os.environ)
+        )
+    try:
+        yield one
+    finally:
+        if one.returncode is None:
+            one.terminate()
+        await asyncio.wait_for(one.wait(), WAIT_S_MAX)
+
+
+class House:
+    """One autoscaler and one gateway, as processes, and the documents that they were given."""
+
+    def __init__(self, folder: Path, kubeconfig: Path, namespace: str, *words: str) -> None:
+        self._folder = folder
+        self._words = ("--driver", "kubernetes", "--kubeconfig", str(kubeconfig), "--namespace", namespace, *words)
+        self.listen, self.ops, self._gateway_ops = free_ports(3)
+        self.url = f"http://127.0.0.1:{self.listen}"
+
+    def write(self, *documents: dict[str, object], **more: object) -> None:
+        """The documents; `more` of the Settings."""
+        settings = {"apiVersion": API_VERSION, "kind": "Settings", "auth": "none", **more}
+        (self._folder / "documents.yaml").write_text(yaml.safe_dump_all([settings, *documents]))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[House]:
+        """Until the gateway answers."""
+        folder, socket = self._folder, str(self._folder / "contract.sock")
+        async with AsyncExitStack() as stack:
+            scaler = ("autoscaler", *self._words, "--documents", str(folder / "documents.yaml"))
+            self.autoscaler = await stack.enter_async_context(
+                process(
+                    folder / "autoscaler.log", *scaler, "--contract-socket", socket,
+                    "--ops", f"127.0.0.1:{self.ops}", "--state", str(folder / "state"),
+                )
+            )  # fmt: skip
+            await stack.enter_async_context(
+                process(
+                    folder / "gateway.log", "gateway", "--id", "g1", "--autoscaler", f"unix:{socket}",
+                    "--listen", f"127.0.0.1:{self.listen}", "--ops", f"127.0.0.1:{self._gateway_ops}",
+                )
+            )  # fmt: skip
+            async with aiohttp.ClientSession() as self.session, asyncio.timeout(WAIT_S_MAX):
+                while not await lists_models(self.session, self.url):
+                    await asyncio.sleep(0.05)
+            async with aiohttp.ClientSession() as self.session:
+                yield self
+
+    async def call(self, model: str) -> tuple[int, str]:
+        """One chat completion: (status, what was said)."""
+        answer = await chat(self.session, self.url, model)
+        return answer.status, answer.said
+
+
+def model(name: str, **spec: object) -> dict[str, object]:
+    """A Model whose engine is the fake one."""
+    words = command("--host", "{host}", "--port", "{port}", "--name", name)
+    return definitions.model(name, **{"image": "fake-engine", "command": words, "gpu": {"memory": "1Gi"}, **spec})

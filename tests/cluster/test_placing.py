@@ -1,0 +1,162 @@
+"""Where a real scheduler would let a pod go, and where not: a Call is answered from the node that can take it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.world import Seen, SlicesSeen
+from tests.cluster.conftest import make_namespace, next_number
+from tests.cluster.house import House, model
+from tests.cluster.kubelet.node import Node
+from tests.cluster.scene import Scene, staged
+from tests.kit.observed import WAIT_S_MAX, running
+
+GPU = {"nvidia.com/gpu": "1"}
+LAB = {"key": "lab", "value": "chem", "effect": "NoSchedule"}
+
+
+class Pair:
+    """A house with two nodes of one GPU each: the first is where the plan would go."""
+
+    def __init__(self, api: Api, house: House, namespace: str, kubelets: tuple[Node, Node]) -> None:
+        self.api, self.house, self.namespace = api, house, namespace
+        self.first, self.second = kubelets
+        self.moved = False
+
+    async def answers_from(self, settings: dict[str, Any] | None = None, **spec: Any) -> str:
+        """One Call; the node of the pod that is there then. `moved`: it was tried elsewhere before."""
+        self.house.write(model("ada", idleSeconds=600, **spec), **(settings or {}))
+        async with self.house.running(), asyncio.timeout(60):
+            status, said = await self.house.call("ada")
+            assert status == 200, said
+            async with self.house.session.get(f"http://127.0.0.1:{self.house.ops}/api/v1/explain/last") as answer:
+                self.moved = "kept off its node" in await answer.text()
+            return await self.where()
+
+    async def pod(self) -> Any:
+        (pod,) = (await self.api.get(f"/api/v1/namespaces/{self.namespace}/pods"))["items"]
+        return pod
+
+    async def where(self) -> str:
+        return str((await self.pod())["spec"]["nodeName"])
+
+
+@pytest.fixture
+def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
+    return House(tmp_path, kubeconfig, namespace)
+
+
+@asynccontextmanager
+async def pair(
+    api: Api, house: House, namespace: str, logs: Path, taint: dict[str, str] | None = None, **first: str
+) -> AsyncIterator[Pair]:
+    """`taint` and `first` (amounts) are the first node's."""
+    async with AsyncExitStack() as stack:
+        kubelets = [
+            Node(api, f"{namespace}-{n}", next_number(), {**GPU, **(first if not n else {})}, {}, logs,
+                 taints=(taint,) if taint and not n else ())
+            for n in range(2)
+        ]  # fmt: skip
+        for one in kubelets:
+            await stack.enter_async_context(one.running())
+        yield Pair(api, house, namespace, (kubelets[0], kubelets[1]))
+
+
+@asynccontextmanager
+async def held_by_others(api: Api, node: str, gpus: str = "1") -> AsyncIterator[str]:
+    """A pod of another namespace that has GPUs of a node: its path."""
+    name = f"others-{uuid.uuid4().hex[:8]}"
+    await make_namespace(api, name)
+    limits = {"nvidia.com/gpu": gpus}
+    container = {"name": "a", "image": "x", "command": ["/bin/sleep", "600"], "resources": {"limits": limits}}
+    spec = {
+        "containers": [container], "nodeSelector": {"kubernetes.io/hostname": node}, "terminationGracePeriodSeconds": 1,
+    }  # fmt: skip
+    path = f"/api/v1/namespaces/{name}/pods"
+    await api.create(path, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs"}, "spec": spec})
+    try:
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not (await api.get(f"{path}/theirs"))["spec"].get("nodeName"):
+                await asyncio.sleep(0.02)
+        yield f"{path}/theirs"
+    finally:
+        await api.delete(f"/api/v1/namespaces/{name}")
+
+
+async def test_a_device_that_a_pod_of_others_has_is_left_alone(
+    api: Api, house: House, namespace: str, tmp_path: Path
+) -> None:
+    async with pair(api, house, namespace, tmp_path) as one, held_by_others(api, one.first.name):
+        assert (await one.answers_from(), one.moved) == (one.second.name, False)
+
+
+async def test_a_tainted_node_is_for_those_who_tolerate_it(
+    api: Api, house: House, namespace: str, tmp_path: Path
+) -> None:
+    async with pair(api, house, namespace, tmp_path, LAB) as one:
+        assert (await one.answers_from(), one.moved) == (one.second.name, False)
+
+
+async def test_who_tolerates_a_taint_is_placed_on_its_node(
+    api: Api, house: House, namespace: str, tmp_path: Path
+) -> None:
+    async with pair(api, house, namespace, tmp_path, LAB) as one:
+        tolerates = {"tolerations": [{"key": "lab", "operator": "Exists"}]}
+        assert await one.answers_from(pod=tolerates) == one.first.name
+
+
+async def test_a_pod_that_its_node_does_not_take_moves_where_there_is_room(
+    api: Api, house: House, namespace: str, tmp_path: Path
+) -> None:
+    """The plan does not know CPUs; the scheduler does."""
+    async with pair(api, house, namespace, tmp_path, cpu="1") as one:
+        wants = {"requests": {"cpu": "2"}}
+        assert (await one.answers_from(resources=wants), one.moved) == (one.second.name, True)
+
+
+async def test_a_priority_is_a_priority_class(api: Api, house: House, namespace: str, tmp_path: Path) -> None:
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": namespace}}
+    await api.create(classes, {**kind, "value": 4711})
+    try:
+        async with pair(api, house, namespace, tmp_path) as one:
+            table = {"priorityClasses": [{"least": 10, "name": namespace}, {"least": 20, "name": "of-nobody"}]}
+            await one.answers_from(table, priority=15)
+            assert (await one.pod())["spec"]["priority"] == 4711
+    finally:
+        await api.delete(f"{classes}/{namespace}")
+
+
+# --- what the driver says ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene]:
+    async with staged(api, namespace, tmp_path) as one:
+        yield one
+
+
+async def test_devices_of_others_are_counted_as_they_come_and_go_and_ours_are_not(scene: Scene) -> None:
+    driver, node = scene.driver(), scene.node.name
+    async with running(driver) as observed, asyncio.timeout(WAIT_S_MAX):
+        ours, of = scene.engine("r1")
+        driver.start(ours, of)
+        await observed.until(ours.id, Seen.READY)
+        async with held_by_others(scene.api, node) as theirs:
+            while _others(observed.slices(), node) != 1:
+                await observed.more()
+            await scene.api.delete(theirs)
+            while _others(observed.slices(), node) != 0:
+                await observed.more()
+
+
+def _others(seen: SlicesSeen, node: str) -> int:
+    return {str(name): many for name, many in seen.others.items()}.get(node, 0)

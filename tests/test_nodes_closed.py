@@ -1,0 +1,354 @@
+"""Places that a scheduler would refuse: devices that others have, taints, and nodes that it was wrong about before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.actions import DrainReplica, StartReplica, StopReplica
+from autoscaler.api import devices
+from autoscaler.contract import GatewayId, ModelName, Report
+from autoscaler.drivers.kubernetes import nodes
+from autoscaler.drivers.kubernetes.nodes import OtherPod
+from autoscaler.drivers.kubernetes.told import seen_of
+from autoscaler.explain import explain_model
+from autoscaler.fold import fold
+from autoscaler.log import Log
+from autoscaler.model import Model
+from autoscaler.nodes import OTHERS
+from autoscaler.packer import pack
+from autoscaler.packing import Outlook, Room, Shelf, Want
+from autoscaler.plan import plan
+from autoscaler.podspec import Pod, Toleration
+from autoscaler.settings import Settings
+from autoscaler.states import ReplicaState as S
+from autoscaler.stranded import SHUN_S, SHUN_S_MAX, STRANDED_S
+from autoscaler.taints import Shun, Taint, repels
+from autoscaler.world import History, NodeId, Replica, Reported, Seen, Slice, SlicesSeen, World
+from tests.kit.worlds import GI, T0, device, folded, gateway, kinds, level, model, replica, world
+
+LAB = Taint("lab", "chem", "NoSchedule")
+
+
+def gpus(node: str, count: int = 1, **fields: Any) -> list[Slice]:
+    return [device(f"{node}/gpu{n}", 24, node, shared=False, **fields) for n in range(count)]
+
+
+def called(*models: Model, on: list[Slice], **fields: Any) -> World:
+    return world(models, on, gateways=[gateway(levels=[level(one.name, 1) for one in models])], **fields)
+
+
+def places(there: World, now_s: float = T0) -> list[str]:
+    """Where starts go."""
+    return [a.replica.slices[0] for a in plan(there, now_s).actions if isinstance(a, StartReplica)]
+
+
+# --- pods of others ---------------------------------------------------------------------------------------------------
+
+
+def pod(*limits: str, first: tuple[tuple[str, str], ...] = (), node: str = "n1") -> Any:
+    """With so many GPUs in each container; `first`: (GPUs, restartPolicy) of those that run before."""
+
+    def has(many: str) -> dict[str, Any]:
+        return {"resources": {"limits": {"nvidia.com/gpu": many, "memory": "1Gi"}}}
+
+    spec = {"nodeName": node, "containers": [has(one) for one in limits] or [{"name": "a"}]}
+    spec["initContainers"] = [{**has(many), "restartPolicy": policy} for many, policy in first]
+    return {"metadata": {"name": "x", "namespace": "others"}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("found", "gpus"),
+    [
+        (pod("2", "1"), 3),
+        (pod("1", first=(("4", "Never"),)), 4),
+        (pod("1", first=(("2", "Always"),)), 3),
+        (pod(), None),
+        (pod("1", node=""), None),
+        ({"spec": {"nodeName": "n1", "containers": [{"resources": {}}], "initContainers": None}}, None),
+    ],
+    ids=["all containers", "what runs first has more", "what runs beside it", "none", "nowhere yet", "nothing said"],
+)
+def test_of_a_pod_of_others_is_kept_where_it_is_and_how_many_gpus_it_has(found: Any, gpus: int | None) -> None:
+    assert nodes.read_other(found) == (None if gpus is None else OtherPod("n1", gpus))
+
+
+def test_a_node_with_more_gpus_than_slices_has_some_to_spare() -> None:
+    there = [nodes.NodeSeen("n1", 4, {}, usable=True, lost=False), nodes.NodeSeen("n2", 2, {}, usable=True, lost=False)]
+    slices = [*gpus("n1", 2), *gpus("n2", 2)]
+    pods = [OtherPod("n1", 3), OtherPod("n2", 1), OtherPod("n2", 1), OtherPod("gone", 8)]
+    assert nodes.others(there, slices, pods) == {"n1": 1, "n2": 2}
+
+
+def test_a_model_goes_where_others_have_left_a_device() -> None:
+    a = model("a", 10)
+    there = called(a, on=[*gpus("n1"), *gpus("n2")])
+    assert places(there) == ["n1/gpu0"]
+    taken, _ = fold(there, (SlicesSeen(slices=tuple(there.slices.values()), others={NodeId("n1"): 1}),), T0)
+    assert places(taken) == ["n2/gpu0"]
+    full = replace(taken, others={NodeId("n1"): 1, NodeId("n2"): 1})
+    answer = plan(full, T0)
+    assert [(unmet.reason, unmet.never) for unmet in answer.unmet] == [(f"needs 10Gi on one device; {OTHERS}", False)]
+    assert [one.closed for one in devices(full, T0)] == [OTHERS] * 2
+    assert {one.ruled_out for one in explain_model(full, answer, Log(), a.name, T0).candidates} == {OTHERS}
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 6))
+def test_no_more_is_started_on_a_node_than_others_leave(many: int, others: int, ours: int) -> None:
+    """Ours keep what they hold, and only what is free beside them and others is given out."""
+    held = [model(f"h{n}", 10) for n in range(min(ours, many))]
+    there = [replica(one, one.name, [f"n1/gpu{n}"]) for n, one in enumerate(held)]
+    wants = model("a", 10, high=8)
+    begin = world(
+        [wants, *held], gpus("n1", many), there, others={NodeId("n1"): others},
+        gateways=[gateway(levels=[level("a", 32), *(level(one.name, 0, 1) for one in held)])],
+    )  # fmt: skip
+    assert len(places(begin)) == max(0, many - len(held) - others)
+
+
+# --- taints -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tolerated", "goes"),
+    [
+        (Toleration(key="lab", operator="Exists"), True),
+        (Toleration(key="lab", value="chem"), True),
+        (Toleration(key="lab", operator="Equal", value="chem", effect="NoSchedule"), True),
+        (Toleration(operator="Exists"), True),
+        (Toleration(key="lab", operator="Exists", effect="NoExecute"), False),
+        (Toleration(key="lab", value="bio"), False),
+        (Toleration(key="other", operator="Exists"), False),
+        (Toleration(), False),
+    ],
+)
+def test_a_toleration_covers_what_kubernetes_says_it_does(tolerated: Toleration, goes: bool) -> None:
+    assert (repels([LAB], [tolerated]) is None) is goes
+
+
+def test_which_taints_of_a_node_count() -> None:
+    taints = [{"key": key, "effect": effect} for key, effect in (
+        ("nvidia.com/gpu", "NoSchedule"), ("node.kubernetes.io/unschedulable", "NoSchedule"),
+        ("soft", "PreferNoSchedule"), ("node.kubernetes.io/disk-pressure", "NoSchedule"), ("out", "NoExecute"),
+    )]  # fmt: skip
+    status = {"allocatable": {"nvidia.com/gpu": "1"}}
+    seen = nodes.read({"metadata": {"name": "n"}, "spec": {"taints": taints}, "status": status})
+    assert [str(one) for one in seen.taints] == ["node.kubernetes.io/disk-pressure:NoSchedule", "out:NoExecute"]
+    assert nodes.slices([seen])[0].taints == seen.taints
+
+
+def test_a_model_stays_off_a_node_whose_taint_it_does_not_tolerate_and_that_is_told() -> None:
+    a, tolerates = model("a", 10), Pod(tolerations=(Toleration(key="lab", operator="Exists"),))
+    slices = [*gpus("n1", taints=(LAB,)), *gpus("n2")]
+    assert places(called(a, on=slices)) == ["n2/gpu0"]
+    assert places(called(model("b", 10, pod=tolerates), on=slices)) == ["n1/gpu0"]
+    assert places(called(a, on=slices, settings=Settings(pod=tolerates))) == ["n1/gpu0"]
+    only = called(a, on=slices[:1])
+    answer = plan(only, T0)
+    why = "its node is tainted lab=chem:NoSchedule, which spec.pod.tolerations do not tolerate"
+    assert [(one.reason, one.never) for one in answer.unmet] == [(f"needs 10Gi on one device; {why}", False)]
+    assert explain_model(only, answer, Log(), a.name, T0).candidates[0].ruled_out == why
+
+
+@settings(derandomize=True, deadline=None, max_examples=80)
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=5), st.permutations(range(6)))
+def test_whatever_is_tainted_or_avoided_the_packer_places_only_where_it_may(
+    there: list[tuple[bool, bool]], order: list[int]
+) -> None:
+    """Wants of different tolerations at once: each goes where it may, in whatever order they come."""
+    shelves = [
+        Shelf(slice=device(f"g{n}", 24, f"n{n}", taints=(LAB,) if tainted else ()), whole=True, incumbents=(),
+              free=Room(24 * GI, 100), coming=Room(0, 0), locked=False)
+        for n, (tainted, _) in enumerate(there)
+    ]  # fmt: skip
+    avoids = tuple(NodeId(f"n{n}") for n, (_, avoided) in enumerate(there) if avoided)
+    tolerant = (Toleration(operator="Exists"),)
+    wants = [
+        Want(
+            ModelName(f"m{n}"),
+            memory_bytes=24 * GI,
+            tolerations=tolerant if n % 2 else (),
+            avoids=avoids if n < 3 else (),
+        )
+        for n in order
+    ]
+    packing = pack(wants, shelves, frozenset(), Outlook(), T0)
+    for placement in packing.placements:
+        tainted, avoided = there[int(placement.slices[0][1:])]
+        assert not (tainted and not placement.want.tolerations)
+        assert not (avoided and placement.want.avoids)
+    free = {placement.slices[0] for placement in packing.placements}
+    for missing in packing.unmet:
+        want = missing.want
+        open_to = {f"g{n}" for n, (tainted, avoided) in enumerate(there)
+                   if not (tainted and not want.tolerations) and not (avoided and want.avoids)}  # fmt: skip
+        assert open_to <= free, "nothing that it could have is left over"
+        assert not missing.never
+
+
+# --- kept off ---------------------------------------------------------------------------------------------------------
+
+NO = "Unschedulable: 0/3 nodes are available: 1 Insufficient nvidia.com/gpu."
+
+
+class Kept:
+    """Model a starts on n1, and its scheduler says no."""
+
+    def __init__(self, *on: Slice, **spec: Any) -> None:
+        self.a = model("a", 10, **spec)
+        self.now_s, self.sequence = T0, 1
+        self.world = called(self.a, on=list(on))
+        self.act()
+        self.see(waits=NO)
+
+    @property
+    def last(self) -> Replica:
+        return max(self.world.replicas.values(), key=lambda one: (one.created_s, one.state is S.STARTING))
+
+    def act(self) -> list[str]:
+        """The plan, carried out."""
+        self.sequence += 1
+        said = Report(
+            gateway=GatewayId("g1"), boot="b", sequence=self.sequence, epoch=1, version=self.world.version,
+            levels=(level("a", 1),),
+        )  # fmt: skip
+        self.world, _ = fold(self.world, (Reported(report=said),), self.now_s)
+        answer = plan(self.world, self.now_s)
+        self.next_s = answer.next_s
+        self.world = folded(self.world, answer.actions, self.now_s)
+        for action in answer.actions:
+            if isinstance(action, StopReplica):
+                self.world, _ = fold(
+                    self.world, (seen_of(self.world.replicas[action.replica], Seen.CLEAN),), self.now_s
+                )
+        return [word.split()[0] for word in kinds(answer)]
+
+    def see(self, seen: Seen = Seen.STARTING, **of: Any) -> None:
+        self.world, _ = fold(self.world, (seen_of(self.last, seen, **of),), self.now_s)
+
+    def moves(self) -> str:
+        """It is given up, and started elsewhere: where."""
+        self.now_s += STRANDED_S
+        assert self.act() == ["drain"]
+        while self.last.state is not S.STARTING:
+            assert self.act()
+        return self.last.slices[0]
+
+
+def test_who_is_kept_off_its_node_goes_where_there_is_room_and_that_is_no_failure() -> None:
+    one = Kept(*gpus("n1"), *gpus("n2"))
+    assert one.last.slices == ("n1/gpu0",)
+    assert one.act() == []
+    assert one.next_s == T0 + STRANDED_S
+    first = one.last
+    assert one.moves() == "n2/gpu0"
+    history = one.world.histories.get(one.a.name)
+    assert history is None or (history.failure, history.tries, history.regrets) == ("", 0, 0)
+    assert first.id not in one.world.replicas
+    assert one.world.shuns.keys() == {("a", "n1")}
+
+
+def test_why_a_node_is_left_out_is_told() -> None:
+    a = model("a", 10)
+    there = called(a, on=gpus("n1"), shuns={(a.name, NodeId("n1")): Shun(until_s=T0 + 60, times=1)})
+    answer = plan(there, T0)
+    (unmet,) = answer.unmet
+    assert not unmet.never
+    assert "kept the last pod of the Model off its node" in unmet.reason
+    (told,) = explain_model(there, answer, Log(), a.name, T0).candidates
+    assert told.ruled_out in unmet.reason
+    assert answer.next_s is not None
+    assert answer.next_s <= T0 + 60
+    assert places(there, T0 + 60) == ["n1/gpu0"]
+
+
+def test_where_there_is_no_room_elsewhere_it_waits_for_capacity_where_it_is() -> None:
+    one = Kept(*gpus("n1"))
+    one.now_s += 100 * STRANDED_S
+    assert one.act() == []
+    busy = model("b", 10)
+    full = Kept(*gpus("n1"), *gpus("n2"))
+    full.world = world(
+        [full.a, busy], list(full.world.slices.values()), [full.last, replica(busy, "b-r", ["n2/gpu0"])],
+        gateways=[gateway(levels=[level("a", 1), level("b", 0, 4)])],
+    )  # fmt: skip
+    full.world = replace(
+        full.world, models={**full.world.models, busy.name: replace(busy, spec=replace(busy.spec, priority=9))}
+    )
+    full.now_s += STRANDED_S
+    assert full.act() == []
+
+
+def test_an_idle_one_elsewhere_makes_room_for_it() -> None:
+    one, idle = Kept(*gpus("n1"), *gpus("n2")), model("b", 10)
+    there = replica(idle, "b-r", ["n2/gpu0"], since_s=T0 - 1000, ready_s=T0 - 1000)
+    one.world = world([one.a, idle], list(one.world.slices.values()), [one.last, there],
+                      gateways=[gateway(levels=[level("a", 1)])],
+                      histories={"b": History(last_activity_s=T0 - 30)})  # fmt: skip
+    one.now_s += STRANDED_S
+    answer = plan(one.world, one.now_s)
+    drained = [a.replica for a in answer.actions if isinstance(a, DrainReplica) and a.stranded]
+    assert drained == [one.last.id]
+
+
+def test_it_is_tried_again_after_a_while_that_grows_and_ends() -> None:
+    """Two nodes, and neither takes it: it goes from one to the other, less and less often."""
+    one = Kept(*gpus("n1"), *gpus("n2"))
+    stays_s, where = list[float](), [one.moves()]
+    for _ in range(14):
+        one.see(waits=NO)
+        began_s = one.now_s
+        while not one.act():
+            assert one.next_s is not None, "time alone brings it back"
+            one.now_s = one.next_s
+        stays_s.append(one.now_s - began_s)
+        while one.last.state is not S.STARTING:
+            assert one.act()
+        where.append(one.last.slices[0])
+    assert where == ["n2/gpu0", "n1/gpu0"] * 7 + ["n2/gpu0"]
+    assert stays_s[0] == SHUN_S
+    assert max(stays_s) <= SHUN_S_MAX
+    assert stays_s[-1] > 4 * SHUN_S
+
+
+def test_a_node_that_takes_it_is_not_shunned_any_more() -> None:
+    one = Kept(*gpus("n1"), *gpus("n2"))
+    one.moves()
+    assert one.world.shuns.keys() == {("a", "n1")}
+    one.see(waits=NO)
+    one.now_s += SHUN_S
+    assert one.act() == ["drain"]
+    while one.last.state is not S.STARTING:
+        one.act()
+    one.see(Seen.READY)
+    assert one.world.shuns.keys() == {("a", "n2")}
+
+
+def test_that_it_waits_for_an_image_is_not_to_be_kept_off() -> None:
+    one = Kept(*gpus("n1"), *gpus("n2"))
+    one.now_s += STRANDED_S - 1
+    one.see(waits="node n1 gets its image and volumes ready")
+    one.now_s += 1000
+    assert one.act() == []
+
+
+def test_a_new_leader_that_finds_it_kept_off_counts_from_then() -> None:
+    one = Kept(*gpus("n1"), *gpus("n2"))
+    found = replace(one.world, replicas={}, by_model={}, by_slice={})
+    one.world, _ = fold(found, (seen_of(one.last, Seen.STARTING, waits=NO),), one.now_s)
+    assert one.moves() == "n2/gpu0"
+
+
+def test_two_that_are_kept_off_do_not_both_go_for_one_place() -> None:
+    a = model("a", 10, high=2)
+    on = [*gpus("n1", 2), *gpus("n2")]
+    waiting = [
+        replica(a, f"r{n}", [f"n1/gpu{n}"], S.STARTING, waits=NO, stranded_s=T0, started_s=None) for n in range(2)
+    ]
+    begin = world([a], on, waiting, gateways=[gateway(levels=[level("a", 8)])])
+    assert kinds(plan(begin, T0 + STRANDED_S)) == ["drain r0"]

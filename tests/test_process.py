@@ -1,0 +1,30 @@
+"""How the life of a process ends: an error that a user can mend is one, wherever it was raised."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+import pytest
+
+from pilotlight import process
+
+
+async def within_groups(error: Exception) -> None:
+    """As a gateway's listening socket is opened, while tasks run."""
+    async with asyncio.TaskGroup() as outer:
+        outer.create_task(asyncio.sleep(60))
+        async with asyncio.TaskGroup() as inner:
+            inner.create_task(asyncio.sleep(60))
+            raise error
+
+
+def test_a_users_error_is_raised_bare_however_many_task_groups_it_came_through() -> None:
+    with pytest.raises(click.ClickException, match="is taken"):
+        process.run(within_groups(click.ClickException("127.0.0.1:80 is taken")))
+
+
+def test_an_error_of_ours_keeps_all_that_is_known_of_it() -> None:
+    with pytest.raises(BaseExceptionGroup) as caught:
+        process.run(within_groups(ValueError("ours")))
+    assert caught.value.subgroup(ValueError) is not None
