@@ -120,11 +120,11 @@ class Draft:
                 self.gateways.put(gateway.id, replace(gateway, grants={**gateway.grants, replica: lowered}))
 
     def drop_replica(self, replica: Replica) -> None:
-        """Forgets a Replica and every hold on it."""
+        """Forgets a Replica and every hold on it. A new version: names are made of it, and this one is over."""
         self.replicas.drop(replica.id)
         self._unindex(replica)
         self.undivided.add(replica.model)
-        self.news = self.news or route_of(replica) is not None
+        self.news = True
         for gateway in tuple(self.gateways.now.values()):
             if replica.id in gateway.grants:
                 grants = {id: grants for id, grants in gateway.grants.items() if id != replica.id}

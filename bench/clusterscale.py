@@ -1,7 +1,7 @@
 """An API server with 5,000 pods of others and 500 Models: what an autoscaler weighs, how soon it knows, what it costs.
 
-Owns one table. The pods are objects only (nobody runs them: their scheduler is nobody), as heavy as such pods are. The
-autoscaler is started after they are there; it is synced when its operations port says so.
+Owns one table. The pods are objects only, as heavy as such pods are, on nodes that are objects only; one pod in ten has
+a GPU. The autoscaler is started after they are there; it is synced when its operations port says so.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import aiohttp
 import psutil
 import yaml
 
+from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import Api, Object
 from bench import kit
 from bench.clusterbed import bed
@@ -22,8 +23,9 @@ from bench.clusterhouse import House, house
 from bench.documents import API, ROOT, fake, settings
 from bench.kit import MIB, BenchError, Figures, cpu_s, say, spread
 
-PODS, MODELS = 5000, 500
-AT_ONCE = 16
+PODS, NODES, MODELS = 5000, 100, 500
+AT_ONCE = 8
+"""Clients, each with its own budget of requests."""
 STEADY_S = 20.0
 SYNCED_S_MAX = 60.0
 CRDS = ROOT / "charts" / "pilotlight" / "crds"
@@ -37,9 +39,10 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     async with bed(place) as one:
         await crds(one.api)
         begun_s = time.monotonic()
-        await made(one.api, f"/api/v1/namespaces/{one.namespace}/pods", (pod(number) for number in range(PODS)))
-        models = f"/apis/{API}/namespaces/{one.namespace}/models"
-        await made(one.api, models, (model(number) for number in range(MODELS)))
+        objects, namespace = one.plane.kubeconfig, f"namespaces/{one.namespace}"
+        await made(objects, "/api/v1/nodes", (node(number) for number in range(NODES)))
+        await made(objects, f"/api/v1/{namespace}/pods", (pod(number) for number in range(PODS)))
+        await made(objects, f"/apis/{API}/{namespace}/models", (model(number) for number in range(MODELS)))
         say(f"(all made in {time.monotonic() - begun_s:.0f} s)")
         for number in range(rounds):
             async with house(one, place / f"house-{number}", [settings(devices=[], auth="none")]) as running:
@@ -94,19 +97,31 @@ async def crds(api: Api) -> None:
             made = await api.get(f"{path}/{made['metadata']['name']}")
 
 
-async def made(api: Api, path: str, objects: Iterable[Object]) -> None:
+async def made(kubeconfig: Path, path: str, objects: Iterable[Object]) -> None:
     """All of them, a few at a time."""
     waiting = iter(objects)
 
     async def some() -> None:
-        for one in waiting:
-            await api.create(path, one)
+        async with Api(await access(kubeconfig), agent="bench") as api:
+            for one in waiting:
+                await api.create(path, one)
 
     await asyncio.gather(*(some() for _ in range(AT_ONCE)))
 
 
+def node(number: int) -> Object:
+    """With eight GPUs, and nobody behind it."""
+    amounts = {"cpu": "64", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": "8"}
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
+    return {
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": f"others-{number}", "labels": labels},
+        "status": {"capacity": amounts, "allocatable": amounts},
+    }  # fmt: skip
+
+
 def pod(number: int) -> Object:
-    """Somebody's."""
+    """Somebody's, which stays whatever becomes of its node."""
+    gpu = {"limits": {"nvidia.com/gpu": "1"}} if number % 10 == 0 else {}
     return {
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
@@ -114,11 +129,12 @@ def pod(number: int) -> Object:
             "annotations": {f"example.com/note-{i}": "x" * 150 for i in range(8)},
         },
         "spec": {
-            "schedulerName": "nobody",
+            "nodeName": f"others-{number % NODES}", "tolerations": [{"operator": "Exists"}],
             "containers": [
                 {
                     "name": name, "image": f"registry.example/{name}:1", "args": [f"--flag-{i}={i}" for i in range(8)],
                     "env": [{"name": f"NAME_{i}", "value": "value"} for i in range(8)],
+                    "resources": gpu if name == "main" else {},
                 }
                 for name in ("main", "side")
             ],

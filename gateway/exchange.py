@@ -33,8 +33,8 @@ PARKED, SENT, RELAYING, ENDED = range(4)
 """Waits for a grant; is with an engine that has answered nothing; is being answered (committed); has its Outcome."""
 
 BREATHS_S = (0.05, 1.0)
-"""Before a Call moves off an engine that broke its connection, and again. One that is killed may end connections before
-it stops listening; by now it refuses, or Routes have told. The second move is only off an engine that they say ends."""
+"""Before a Call moves off an engine that broke its connection, and again: by then it refuses, or Routes have told. One
+that is killed may end connections before it stops listening; the second move is only off one that they say ends."""
 
 Reason = Literal["connect", "reset", "busy", "timeout"]
 
@@ -97,8 +97,7 @@ class Exchange(Call):
         self._framed = head.minor == 1
         """What we frame ourselves goes out in chunks; else (HTTP/1.0) bare, and the end is the close."""
         self._close = not head.keep_alive or front.closing or isinstance(body, Growing)
-        self._early = False
-        """The head went out while the Call was parked."""
+        self._early = False  # the head went out while the Call was parked
         self._told_s = self.arrived_s
         """When a parked stream last heard something."""
         self._response = _NO_HEAD
@@ -192,9 +191,8 @@ class Exchange(Call):
         elif loss == "connect":
             self._bounce("connect")
         else:
-            self._breath = asyncio.get_running_loop().call_later(
-                BREATHS_S[self.fled is not None], self._bounce, "reset"
-            )
+            breath_s = BREATHS_S[self.fled is not None]
+            self._breath = asyncio.get_running_loop().call_later(breath_s, self._bounce, "reset")
 
     # --- what the client does --------------------------------------------------------------------------------------
 

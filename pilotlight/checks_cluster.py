@@ -26,7 +26,7 @@ from pilotlight.checks import Finding
 VERSION_MIN = (1, 30)
 """Definitions use CEL rules and selectable fields, which an older server does not know."""
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-CRDS_FIX = "kubectl apply --server-side -f charts/pilotlight/crds"
+CRDS_FIX = "kubectl apply --server-side --force-conflicts -f charts/pilotlight/crds"
 PROVIDERS = {
     "karpenter.sh": "Karpenter",
     "autoscaling.x-k8s.io": "ProvisioningRequest",

@@ -116,7 +116,7 @@ class Resources:
                 say(f"Tenant {tenant}: {why}")
         self._statuses.put(subjects(self._customs.models, self._installation.settled))
         self._loop.observe([*learned, seen])
-        self.adopted.called(self._installation.settled.names)
+        self.adopted.called(self._installation.settled.names, self._installation.settled.taken)
         self.told.set()
 
     def _heard(self, origin: Origin, said: Status) -> None:

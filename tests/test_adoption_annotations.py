@@ -11,6 +11,7 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.adoption.annotations import AnnotationError, Hand, Others, aged, hand_of, model_of
 from autoscaler.drivers.kubernetes.adoption.seen import (
     WorkloadKey,
+    WorkloadSeen,
     read_pod,
     read_scaler,
     read_workload,
@@ -161,7 +162,7 @@ def deployment(**annotations: str) -> dict[str, Any]:
 def test_a_workload_is_read_with_who_scaled_it_last() -> None:
     assert read_workload("Deployment", deployment()) is None
     seen = read_workload("Deployment", deployment(**{"pilotlight.dev/models": "ada", "other": "x"}))
-    assert seen is not None
+    assert isinstance(seen, WorkloadSeen)
     assert (seen.key, seen.version, seen.replicas, seen.ours) == (KEY, 7, 2, False)
     assert (seen.scaled_by, seen.since_adopted) == ("kubectl", True)
     assert seen.selector == "app=ada,tier in (a,b),x"
@@ -175,7 +176,7 @@ def test_who_scales_to_zero_and_then_annotates_has_not_switched_it_off() -> None
         {"manager": "kubectl", "time": "2026-01-03T00:00:00Z", "fieldsV1": fields}
     )
     seen = read_workload("Deployment", found)
-    assert seen is not None
+    assert isinstance(seen, WorkloadSeen)
     assert (seen.scaled_by, seen.since_adopted) == ("kubectl", False)
     assert seen.named_unix_s == datetime(2026, 1, 3, tzinfo=UTC).timestamp(), "it is as old as its annotation"
 

@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object
 from autoscaler.drivers.kubernetes.lease import Elector
@@ -223,6 +226,26 @@ async def test_a_persons_scale_holds_for_its_time_whatever_happens_to_the_clocks
         house.plane.put(APPS, found)
         await house.until_model("ada", lambda model: model.slots == 7)
         assert house.model("ada").spec.replicas.min == 3
+
+
+async def test_a_workload_that_is_released_stays_so_and_as_it_is() -> None:
+    """Whatever becomes known of names and of other autoscalers while its Replica ends."""
+    async with serving("ada", "bert") as house:
+        house.driver.called({Origin("Deployment", "n", name): ModelName(name) for name in ("ada", "bert")}, {})
+        while not house.plane.asked:
+            await asyncio.sleep(0)
+        (replica,) = (id for id in house.now() if id.startswith("ada"))
+        order = replace(Bench().order("x"), id=ReplicaId(replica))
+        house.plane.put(APPS, deployment("ada"))
+        while len(house.models) > 1:
+            await asyncio.sleep(0)
+        house.driver.called({Origin("Deployment", "n", "bert"): ModelName("bert")}, {})
+        house.driver.stop(order, 1.0)
+        await house.until(("ada", Seen.CLEAN), ("bert", Seen.READY))
+        house.plane.put(APPS, deployment("bert", models="bert", slots="7"))
+        await house.until_model("bert", lambda model: model.slots == 7)
+        assert len(house.models) == 1
+        assert {path.rpartition("/")[2] for path in house.plane.asked} == {"status"}
 
 
 def test_own_and_adopted_pods_are_probed_at_one_pace_and_in_no_haste_before_we_lead() -> None:

@@ -126,6 +126,13 @@ def test_a_replica_that_vanishes_has_failed_and_is_gone() -> None:
     assert at.histories[M].tries == 1
 
 
+@pytest.mark.parametrize("state", [S.STARTING, S.FAILED, S.STOPPING, S.SCRUBBING])
+def test_what_is_gone_leaves_a_new_version_so_that_no_later_decision_has_its_name(state: S) -> None:
+    """The intent of a start is made of the version (`plan.intent_of`), and names what it starts."""
+    at = world([DOC], replicas=[replica(DOC, "r", state=state, failure="it broke")])
+    assert after(at, seen(Seen.CLEAN))[0].version == at.version + 1
+
+
 def test_an_order_under_way_is_not_undone_by_a_process_that_still_answers() -> None:
     for state in (S.STOPPING, S.FAILED, S.SCRUBBING):
         at = world([DOC], replicas=[replica(DOC, "r", state=state)])

@@ -248,6 +248,9 @@ def test_notes_say_what_is_off() -> None:
     assert "TokenReview" not in notes["defaults"]
     assert "pilotlight key new" in notes["defaults"]
     assert "Whoever reaches the gateway may call" in notes["local"]
+    assert "KEY=YOUR_KEY pilotlight load coldstart --url http://" in notes["defaults"]
+    assert "--ops http://127.0.0.1:8081 --key-env KEY" in notes["defaults"]
+    assert "--key-env" not in notes["local"]
 
 
 @pytest.mark.parametrize("where", ["docs/kubernetes.md", "README.md", "NOTES"])

@@ -45,6 +45,8 @@ def adoption(where: str) -> set[Grant]:
         *grants(where, "apps", "statefulsets", READ),
         *grants(where, "apps", "deployments/scale", ("get", "patch")),
         *grants(where, "apps", "statefulsets/scale", ("get", "patch")),
+        *grants(where, "apps", "deployments/status", ("patch",)),
+        *grants(where, "apps", "statefulsets/status", ("patch",)),
         *grants(where, "autoscaling", "horizontalpodautoscalers", ("list", "watch")),
         *grants(where, "keda.sh", "scaledobjects", ("list", "watch")),
     }

@@ -79,9 +79,18 @@ class Adopting(House):
         """A Deployment, to look at its scale and who owns that."""
         return await self.api.get(f"{self.apps}/deployments/{name}")
 
-    async def by_hand(self, name: str, replicas: int) -> None:
+    async def shown(self, name: str, reason: str = "", kind: str = "deployments") -> Object:
+        """Our condition on a workload, with that reason (empty: none); waits for it."""
+        while True:
+            found = (await self.api.get(f"{self.apps}/{kind}/{name}"))["status"].get("conditions", [])
+            ours = [one for one in found if one["type"] == OURS + "Adopted"]
+            if [one["reason"] for one in ours] == ([reason] if reason else []):
+                return ours[0] if ours else {}
+            await asyncio.sleep(0.05)
+
+    async def by_hand(self, name: str, replicas: int, kind: str = "deployments") -> None:
         """`kubectl scale`."""
-        path = f"{self.apps}/deployments/{name}/scale"
+        path = f"{self.apps}/{kind}/{name}/scale"
         await self.api.patch(path, {"spec": {"replicas": replicas}}, MERGE, fieldManager="kubectl")
 
 

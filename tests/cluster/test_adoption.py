@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.kubernetes.access import Access, access
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
-from autoscaler.drivers.kubernetes.api import Object
+from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.model import Adopted, Model, ModelSpec
 from autoscaler.world import Replica, Seen, Synced
 from tests.cluster.adopting import LINGO, OURS, Adopting, workload
+from tests.cluster.kubelet.node import Node
 from tests.cluster.rig import ClusterRig
 from tests.contracts.driver import DriverContract, Manner, Rig
 from tests.kit.localrig import KNOBS
@@ -26,6 +29,15 @@ def owners_of_scale(found: Object) -> list[tuple[str, str, str]]:
     managed = found["metadata"]["managedFields"]
     owning = [one for one in managed if "f:replicas" in one["fieldsV1"].get("f:spec", {})]
     return [(one["manager"], one["operation"], one.get("subresource", "")) for one in owning]
+
+
+def writes_of_status(found: Object) -> list[str]:
+    """When we last wrote into its status."""
+    return [
+        one["time"]
+        for one in found["metadata"]["managedFields"]
+        if (one["manager"], one.get("subresource")) == ("pilotlight", "status")
+    ]
 
 
 async def test_the_lingo_walk_through(adopting: Adopting) -> None:
@@ -148,6 +160,129 @@ async def test_wrong_annotations_are_said_and_harm_nobody_else(adopting: Adoptin
         assert "annotation pilotlight.dev/slots: expected a whole number" in said
         status, said = await adopting.embed("babbage")
         assert (status, '"babbage"' in said) == (200, True), "its engine hears the name that the client said"
+
+
+async def test_a_workload_shows_whose_its_scale_is(adopting: Adopting) -> None:
+    """Until when a person's holds, then that it is ours; a wake by a Call and what its controller writes leave it."""
+    notes = {OURS + "models": "ada", OURS + "idle-seconds": "600"}
+    await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, notes))
+    adopting.write(adoption={"holdSeconds": 4})
+    async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
+        usual = await adopting.shown("ada", "Scaled")
+        assert (usual["status"], usual["message"]) == ("True", "its scale follows the Calls on Model ada")
+        before = writes_of_status(await adopting.scale("ada"))
+        assert (await adopting.embed("ada"))[0] == 200
+        while (await adopting.scale("ada"))["status"].get("availableReplicas") != 1:  # as its controller writes
+            await asyncio.sleep(0.05)
+        assert await adopting.shown("ada", "Scaled") == usual
+        assert writes_of_status(await adopting.scale("ada")) == before
+        began = datetime.now(UTC)
+        await adopting.by_hand("ada", 2)
+        held = await adopting.shown("ada", "ScaledByHand")
+        said, _, until = held["message"].rpartition(" ")
+        assert said == "scaled to 2 by kubectl, which holds until"
+        assert datetime.fromisoformat(until) > began
+        assert held["lastTransitionTime"] == usual["lastTransitionTime"], "its status is the same"
+        assert await adopting.shown("ada", "Scaled") == usual, "when the hold is over"
+        kinds = {one["type"] for one in (await adopting.scale("ada"))["status"]["conditions"]}
+        assert kinds == {"Available", "Progressing", OURS + "Adopted"}
+
+
+async def test_wrong_annotations_are_shown_and_a_release_takes_the_condition_away_and_leaves_the_pods(
+    adopting: Adopting,
+) -> None:
+    path = f"{adopting.apps}/deployments/ada"
+    await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 1, {OURS + "models": "ada"}))
+    async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
+        await adopting.shown("ada", "Scaled")
+        assert (await adopting.embed("ada"))[0] == 200
+        await adopting.api.patch(path, {"metadata": {"annotations": {OURS + "slots": "x"}}})
+        wrong = await adopting.shown("ada", "WrongAnnotation")
+        assert (wrong["status"], "expected a whole number" in wrong["message"]) == ("False", True)
+        await adopting.api.patch(path, {"metadata": {"annotations": {OURS + "slots": None, OURS + "models": None}}})
+        await adopting.shown("ada")
+        while (await adopting.embed("ada"))[0] != 404:
+            await asyncio.sleep(0.05)
+        assert len(await adopting.pods()) == 1
+        assert (await adopting.scale("ada"))["spec"]["replicas"] == 1
+
+
+async def test_what_was_released_while_no_autoscaler_ran_shows_nothing_when_one_does(adopting: Adopting) -> None:
+    """A name that another has is shown, too, and goes with its reason."""
+    path = f"{adopting.apps}/deployments/ada"
+    await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))
+    async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
+        await adopting.shown("ada", "Scaled")
+        await adopting.api.create(f"{adopting.apps}/deployments", workload("bert", 0, {OURS + "models": "ada"}))
+        taken = await adopting.shown("bert", "NameTaken")
+        assert (taken["status"], "`ada` belongs to Model" in taken["message"]) == ("True", True)
+    await adopting.api.patch(path, {"metadata": {"annotations": {OURS + "models": None}}})
+    async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
+        await adopting.shown("ada")
+        await adopting.shown("bert", "Scaled")
+
+
+async def test_what_is_shown_on_a_statefulset_is_put_back_when_its_controller_drops_it(adopting: Adopting) -> None:
+    """Only while it is out of the ordinary: else each start would cost a write."""
+    path = f"{adopting.apps}/statefulsets/ada"
+    body = workload("ada", 0, {OURS + "models": "ada"}, "StatefulSet")
+    await adopting.api.create(f"{adopting.apps}/statefulsets", body)
+    async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
+        assert (await adopting.embed("ada"))[0] == 200
+        assert await adopting.shown("ada", kind="statefulsets") == {}
+        await adopting.by_hand("ada", 2, "statefulsets")
+        await adopting.until_pods(2)
+        while (await adopting.api.get(path))["status"].get("readyReplicas") != 2:
+            await asyncio.sleep(0.05)  # each of which its controller wrote
+        assert (await adopting.shown("ada", "ScaledByHand", "statefulsets"))["status"] == "True"
+        await adopting.api.patch(path, {"metadata": {"annotations": {OURS + "models": None}}})
+        await adopting.shown("ada", kind="statefulsets")
+
+
+class Slow(Api):
+    """A process that is paused before it writes a scale: between its last look at the time and the sending."""
+
+    def __init__(self, way: Access) -> None:
+        super().__init__(way)
+        self.at_scale, self.goes_on = asyncio.Event(), asyncio.Event()
+        self.refused: list[int] = []
+
+    async def apply(self, path: str, body: Object, owner: str, *, force: bool = True) -> Object:
+        if path.endswith("/scale"):
+            self.at_scale.set()
+            await self.goes_on.wait()
+        try:
+            return await super().apply(path, body, owner, force=force)
+        except ApiError as error:
+            self.refused.append(error.status)
+            raise
+
+
+async def test_case_25_a_leader_paused_before_it_scales_undoes_nothing_that_others_wrote(
+    api: Api, kubeconfig: Path, namespace: str, node: Node
+) -> None:
+    """It would have written 1; meanwhile somebody wrote 2 (the next leader, or a person)."""
+    assert node.name
+    path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
+    await api.create(path, workload("ada", 0, {OURS + "models": "ada"}))
+    found = Adopted(kind="Deployment", namespace=namespace, name="ada")
+    model = Model(name=ModelName("ada"), spec=ModelSpec(engine="command"), adopted=found)
+    replica = Replica(
+        id=ReplicaId("ada-1"), model=model.name, spec_hash=model.spec_hash(), intent="1", slices=(), memory_bytes=0,
+        slots=4,
+    )  # fmt: skip
+    async with Slow(await access(kubeconfig)) as slow:
+        old = AdoptedDriver(slow, [namespace], lambda _: None, hold_s=lambda: 600.0)
+        async with running(old):
+            old.start(replica, model)
+            await slow.at_scale.wait()
+            await api.patch(f"{path}/ada/scale", {"spec": {"replicas": 2}}, MERGE, fieldManager="kubectl")
+            slow.goes_on.set()
+            async with asyncio.timeout(WAIT_S_MAX):
+                while not slow.refused:
+                    await asyncio.sleep(0.01)
+            assert slow.refused[0] == 409
+            assert (await api.get(f"{path}/ada"))["spec"]["replicas"] == 2
 
 
 class AdoptedRig(ClusterRig):

@@ -21,9 +21,13 @@ import helm_python
 import pytest
 import yaml
 
+from autoscaler.drivers.kubernetes.adoption.seen import REPLICA
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.drivers.kubernetes.cordons import ANNOTATION
+from autoscaler.drivers.kubernetes.vocabulary import NODES
 from pilotlight import keys
 from tests.cluster import definitions
+from tests.cluster.adopting import OURS, workload
 from tests.cluster.calls import chat
 from tests.cluster.conftest import next_number
 from tests.cluster.definitions import TENANTS, tenant
@@ -182,8 +186,24 @@ async def wakes_answers_and_sleeps(release: Release, engines: str, key: str = ""
     (pod,) = (await release.api.get(pods, labelSelector=mine))["items"]
     while (await release.api.get(pods, labelSelector=mine))["items"]:
         await asyncio.sleep(0.05)
+    await is_told_in_events(release, engines, "Started")
+    nothing_was_forbidden(release)
     found: Object = pod
     return found
+
+
+async def is_told_in_events(release: Release, namespace: str, reason: str) -> None:
+    """On the Model, for `kubectl describe`."""
+    selector = f"involvedObject.kind=Model,involvedObject.name=tiny,reason={reason}"
+    while not (await release.api.get(f"/api/v1/namespaces/{namespace}/events", fieldSelector=selector))["items"]:
+        await asyncio.sleep(0.05)
+
+
+def nothing_was_forbidden(release: Release) -> None:
+    """What an autoscaler may go on without, it says in its log: no right that it asked for was missing."""
+    logs = [path.read_text() for path in release.logs.glob("*autoscaler*.log")]
+    assert logs
+    assert not [line for log in logs for line in log.splitlines() if "orbidden" in line]
 
 
 async def test_a_model_wakes_answers_and_sleeps_with_the_rights_of_the_chart(release: Release) -> None:
@@ -253,12 +273,69 @@ async def one_of_those_that_are_left_leads(release: Release) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_the_agent_is_heard_and_helm_test_is_the_doctor(release: Release) -> None:
+async def what_is_adopted_wakes_and_sleeps(release: Release, kind: str) -> None:
+    """A Call makes its pod, which is marked with its Replica, and is answered; then its scale is 0 again."""
+    name, path = kind.lower(), f"/apis/apps/v1/namespaces/{release.namespace}/{kind.lower()}s"
+    notes = {OURS + "models": name, OURS + "idle-seconds": "1"}
+    await release.api.create(path, workload(name, 0, notes, kind))
+    gateway, *_ = await addresses(release.api, f"{NAME}-gateway", release.namespace)
+
+    async def answered() -> tuple[int, str]:
+        while (answer := await call(f"http://{gateway}:8080", name))[0] == 404:  # until it was found
+            await asyncio.sleep(0.05)
+        return answer
+
+    waits = asyncio.create_task(answered())
+    while not await marked(release, name):
+        await asyncio.sleep(0.05)
+    status, said = await waits
+    assert (status, f"I am {name}" in said) == (200, True), said
+    while (await release.api.get(f"{path}/{name}"))["spec"]["replicas"]:
+        await asyncio.sleep(0.05)
+
+
+async def marked(release: Release, app: str) -> bool:
+    """Whether there is a pod of it that says which Replica it is."""
+    pods = await release.api.get(f"/api/v1/namespaces/{release.namespace}/pods", labelSelector=f"app={app}")
+    return any(REPLICA in pod["metadata"].get("annotations", {}) for pod in pods["items"])
+
+
+async def it_is_shown_whose_its_scale_is(release: Release, deployment: str) -> None:
+    """As a condition."""
+    path = f"/apis/apps/v1/namespaces/{release.namespace}/deployments/{deployment}"
+    while OURS + "Adopted" not in {
+        one["type"] for one in (await release.api.get(path))["status"].get("conditions", [])
+    }:
+        await asyncio.sleep(0.05)
+
+
+async def a_cordon_is_kept_on_its_node(release: Release) -> None:
+    """What `pilotlight cordon` and `pilotlight uncordon` send, to each until the one that leads has taken it."""
+    for verb, closed in (("cordon", True), ("uncordon", False)):
+        answers = list[tuple[int, str]]()
+        for autoscaler in await addresses(release.api, f"{NAME}-autoscaler", release.namespace):
+            url = f"http://{autoscaler}:8081/api/v1/nodes/{release.node}/{verb}"
+            async with aiohttp.ClientSession() as session, session.post(url, json={}) as answer:
+                answers.append((answer.status, await answer.text()))
+        assert sorted(status for status, _ in answers) == [200, 503], answers
+        found = await release.api.get(f"{NODES}/{release.node}")
+        assert (ANNOTATION in found["metadata"].get("annotations", {})) is closed
+        assert found["spec"].get("unschedulable", False) is closed
+
+
+async def test_the_agent_is_heard_what_is_adopted_wakes_and_helm_test_is_the_doctor(release: Release) -> None:
+    """With the rights that the chart gives for adoption, cordons and agents."""
     agents = f"{release.namespace}-agents"
     changes: dict[str, Any] = {"adoption": {"namespaces": [release.namespace]}, "cordon": {"enabled": True}}
     await release.install(agent={"enabled": True, "namespace": agents}, **changes)
     async with asyncio.timeout(WAIT_S_MAX):
         await the_agent_is_heard(release)
+        await asyncio.gather(
+            *(what_is_adopted_wakes_and_sleeps(release, kind) for kind in ("Deployment", "StatefulSet"))
+        )
+        await it_is_shown_whose_its_scale_is(release, "deployment")
+        await a_cordon_is_kept_on_its_node(release)
+        nothing_was_forbidden(release)
     text = await asyncio.to_thread(partial(release.hook, "tests/doctor.yaml", **changes))
     pods = f"/api/v1/namespaces/{release.namespace}/pods"
     await release.api.create(pods, yaml.safe_load(text))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from autoscaler.contract import GatewayId, Report
+from autoscaler.contract import GatewayId, ReplicaId, Report
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes import lease, nodes, pods
 from autoscaler.drivers.kubernetes.api import Object
@@ -158,8 +158,23 @@ class Kubelet(Machine):
         )  # fmt: skip
         self.start(replica, next(one for one in self.models if one.name == found.model))
 
+    def delete_by_force(self, replica: ReplicaId) -> None:
+        """Its pod is gone at once, and so is its process, of which nothing is said any more."""
+        self._server.put(PODS, self._server.objects[PODS][pods.name_of(replica)], "DELETED")
+        self.kill(replica)
+
+    def evict(self, replica: ReplicaId) -> None:
+        """Its process is ended for its node's sake; its pod is kept, without an address."""
+        pod = self._server.objects[PODS][pods.name_of(replica)]
+        pod["status"] = {"phase": "Failed", "reason": "Evicted"}
+        self._server.put(PODS, pod, "MODIFIED")
+        self.kill(replica)
+
     def changed(self, engine: FakeEngine, what: str) -> None:
-        pod = self._server.objects[PODS][pods.name_of(engine.replica.id)]
+        pod = self._server.objects[PODS].get(pods.name_of(engine.replica.id), {})
+        if not pod or pod.get("status", {}).get("phase") == "Failed":
+            super().changed(engine, what)
+            return
         if what == "start":
             found = pods.read(pod)
             assert found is not None

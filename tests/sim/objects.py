@@ -49,6 +49,8 @@ class Server:
         """Asked for each request; what it gives is the answer."""
         self.on_pod: Callable[[Object, str], None] = lambda pod, event: None
         """The kubelet's: hears of a pod that is made (`ADDED`), or to be deleted (`LEAVES`)."""
+        self.loses: Callable[[str, str], bool] = lambda collection, event: False
+        """Of which changes no watch ever tells."""
         self._away = False
         self._versions = itertools.count(1)
         self.version = next(self._versions)
@@ -93,7 +95,8 @@ class Server:
             there.pop(found["metadata"]["name"], None)
         else:
             there[found["metadata"]["name"]] = found
-        self._events.append((self.version, collection, event, copy.deepcopy(found)))
+        if not self.loses(collection, event):
+            self._events.append((self.version, collection, event, copy.deepcopy(found)))
         self._wake()
         return copy.deepcopy(found)
 

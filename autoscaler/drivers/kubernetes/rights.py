@@ -49,6 +49,8 @@ _ADOPTION = (
     ("apps", "statefulsets", _READ, "annotated StatefulSets are found", True),
     ("apps", "deployments/scale", ("get", "patch"), "adopted Deployments are scaled", True),
     ("apps", "statefulsets/scale", ("get", "patch"), "adopted StatefulSets are scaled", True),
+    ("apps", "deployments/status", ("patch",), "adopted Deployments show why they are scaled so", True),
+    ("apps", "statefulsets/status", ("patch",), "adopted StatefulSets show why they are scaled so", True),
     ("autoscaling", "horizontalpodautoscalers", ("list", "watch"), "another autoscaler is noticed", True),
     ("keda.sh", "scaledobjects", ("list", "watch"), "another autoscaler is noticed", True),
 )

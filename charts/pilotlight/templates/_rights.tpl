@@ -12,6 +12,7 @@
 {{- define "pilotlight.adoptionRules" -}}
 - {apiGroups: [apps], resources: [deployments, statefulsets], verbs: [get, list, watch]}
 - {apiGroups: [apps], resources: [deployments/scale, statefulsets/scale], verbs: [get, patch]}
+- {apiGroups: [apps], resources: [deployments/status, statefulsets/status], verbs: [patch]}   # one condition of ours
 - {apiGroups: [autoscaling], resources: [horizontalpodautoscalers], verbs: [list, watch]}
 - {apiGroups: [keda.sh], resources: [scaledobjects], verbs: [list, watch]}
 {{- if include "pilotlight.cluster" . }}

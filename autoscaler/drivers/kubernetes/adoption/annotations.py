@@ -32,6 +32,7 @@ SLOTS_DEFAULT = 4
 LINGO_MAX, LINGO_SLOTS = 3, 100
 """Lingo's own defaults: `max-replicas`, and its CONCURRENCY."""
 ALIASES_MAX = 64
+WRONG = "WrongAnnotation"
 USUAL, BY_ANOTHER, BY_HAND = "Adopted", "ScaledByAnother", "ScaledByHand"
 """Why it is scaled as it is: the scale is ours, another autoscaler's but for zero, or a person's for a while."""
 REPLICAS_MAX, SLOTS_MAX, SECONDS_MAX, PORT_MAX = 1000, 100_000, 31_536_000, 65_535
@@ -133,7 +134,7 @@ def _for_others(model: Model, adopted: Adopted, others: Others) -> Model:
     if others.hand is None:
         return model
     replicas, by = others.hand.replicas, others.hand.by
-    message = f"scaled to {replicas} by {by or 'somebody'}, which holds until {_clock(others.until_unix_s)}"
+    message = f"scaled to {replicas} by {by or 'somebody'}, which holds until {stamp(others.until_unix_s)}"
     adopted = replace(adopted, reason=BY_HAND, message=message)
     if not replicas:
         return replace(model, spec=replace(model.spec, paused=True), adopted=adopted)
@@ -141,7 +142,8 @@ def _for_others(model: Model, adopted: Adopted, others: Others) -> Model:
     return replace(model, spec=replace(model.spec, replicas=held), adopted=adopted)
 
 
-def _clock(unix_s: float) -> str:
+def stamp(unix_s: float) -> str:
+    """A time as API servers write it (RFC 3339)."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

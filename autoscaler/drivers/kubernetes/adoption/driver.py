@@ -1,9 +1,10 @@
 """Serves what exists: Deployments and StatefulSets that are annotated, through their scale subresource. I/O.
 
 Watches them, who else scales them, and their pods; gives the Models that they serve, and is the driver of those Models'
-Replicas. Promises: nothing of a pod template is ever written, nor anything at all before a Replica is ordered; a scale
+Replicas. Promises: nothing of a pod template is ever written, nor a scale before a Replica is ordered; a scale
 is applied server-side (a merge patch to 0 would leave it nobody's); a person's scale holds for `hold_s`; annotations
-that are wrong harm nobody else, and the last good ones of that object stay in force while this process runs.
+that are wrong harm nobody else, and the last good ones of that object stay in force while this process runs. Each shows
+in its own status what is made of it.
 """
 
 from __future__ import annotations
@@ -23,24 +24,28 @@ from autoscaler.drivers import probes
 from autoscaler.drivers.base import Observe
 from autoscaler.drivers.kubernetes.adoption.annotations import (
     USUAL,
+    WRONG,
     AnnotationError,
-    Hand,
     Others,
     aged,
     hand_of,
     model_of,
 )
+from autoscaler.drivers.kubernetes.adoption.candidate import Candidate
+from autoscaler.drivers.kubernetes.adoption.condition import condition
 from autoscaler.drivers.kubernetes.adoption.pod import EXITED, unbound
 from autoscaler.drivers.kubernetes.adoption.runner import PLURALS, Means, Runner
 from autoscaler.drivers.kubernetes.adoption.seen import (
     CONTROLLERS,
     Kind,
+    Left,
     ScalerSeen,
     WorkloadKey,
     WorkloadSeen,
     read_scaler,
     read_workload,
 )
+from autoscaler.drivers.kubernetes.adoption.showing import Showing
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
 from autoscaler.drivers.kubernetes.watching import Change, Watched
@@ -70,26 +75,6 @@ class Note(NamedTuple):
     message: str
 
 
-class _Candidate:
-    """One workload that is served, or would be if its annotations were right."""
-
-    def __init__(self, seen: WorkloadSeen) -> None:
-        self.seen = seen
-        self.hand: Hand | None = None
-        self.hand_s = 0.0
-        """When that was, by our own clock, which nobody sets."""
-        self.model: Model | None = None
-        self.good: WorkloadSeen | None = None
-        """As it is, under the last annotations that were right."""
-        self.called: ModelName | None = None
-        """In the whole installation, where an older Model has its name."""
-        self.problem = ""
-        self.told = self.logged = ""
-        self.runner: Runner | None = None
-        self.running: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-
-
 class AdoptedDriver:
     """The driver of adopted Models. `namespaces`: only there; None: everywhere. `models` is given all of them, as they
     are now, under names that may be taken: `called` hears which they got. `note` is given what people are to be told.
@@ -113,8 +98,9 @@ class AdoptedDriver:
         self._clock = clock
         self._unix_s = api.unix_s
         self._pace = pace or probes.Pace(clock)
+        self._showing = Showing(api, clock)
         self._tasks = asyncio.TaskGroup()
-        self._candidates: dict[WorkloadKey, _Candidate] = {}
+        self._candidates: dict[WorkloadKey, Candidate] = {}
         self._scalers: dict[WorkloadKey, str] = {}
         self._last: Mapping[Origin, Model] | None = None
         self._listens = False
@@ -148,6 +134,7 @@ class AdoptedDriver:
         """Adopts, then observes until cancelled. One run per driver."""
         self._means = Means(self._api, observe, self._clock, self._pace)
         async with self._tasks as tasks:
+            tasks.create_task(self._showing.run())
             for _, scalers in self._scaler_watches:
                 tasks.create_task(scalers.run())
             with contextlib.suppress(TimeoutError):
@@ -172,6 +159,7 @@ class AdoptedDriver:
     def lead(self) -> None:
         """See SharedDriver; before the first Synced that is to come."""
         self._leads = True
+        self._showing.lead()
         for candidate in self._candidates.values():
             self._say(candidate)
         for runner in self._runners():
@@ -182,14 +170,14 @@ class AdoptedDriver:
     async def follow(self) -> None:
         """See SharedDriver."""
         self._leads = False
-        await asyncio.gather(*(runner.follow() for runner in self._runners()))
+        await asyncio.gather(self._showing.follow(), *(runner.follow() for runner in self._runners()))
 
-    def called(self, names: Mapping[Origin, ModelName]) -> None:
-        """What each Model is called in the whole installation."""
+    def called(self, names: Mapping[Origin, ModelName], taken: Mapping[Origin, str]) -> None:
+        """What each Model is called in the whole installation, and what others have of its names."""
         for key, candidate in tuple(self._candidates.items()):
-            called = names.get(_origin(key))
-            if called != candidate.called:
-                candidate.called = called
+            now = names.get(_origin(key)), taken.get(_origin(key), "")
+            if now != (candidate.called, candidate.taken):
+                candidate.called, candidate.taken = now
                 self._judge(key)
 
     def obstacle(self, model: Model) -> str:
@@ -224,11 +212,16 @@ class AdoptedDriver:
 
     # --- workloads ----------------------------------------------------------------------------------------------------
 
-    def _workloads_changed(self, changes: list[Change[WorkloadSeen]]) -> None:
+    def _workloads_changed(self, changes: list[Change[WorkloadSeen | Left]]) -> None:
         for _, old, new in changes:
-            if new is not None:
+            if isinstance(new, WorkloadSeen):
                 self._see(new)
-            elif old is not None and old.key in self._candidates:
+                continue
+            if new is not None:
+                self._showing.see(new, None)
+            elif old is not None:
+                self._showing.forget(old.key)
+            if old is not None and old.key in self._candidates:
                 self._release(self._candidates[old.key])
         if self._listens:
             self._publish()
@@ -242,18 +235,19 @@ class AdoptedDriver:
         before = None if candidate is None else candidate.seen
         if candidate is None:
             if len(self._candidates) >= WORKLOADS_MAX:
+                self._showing.see(new, None)
                 if self._leads:
                     self._note(
                         Note(new.key, new.uid, True, "NotServed", f"{WORKLOADS_MAX} workloads are served already")
                     )
                 return
-            candidate = self._candidates[new.key] = _Candidate(new)
+            candidate = self._candidates[new.key] = Candidate(new)
         now_unix_s = self._unix_s()
         new = aged(before, new, now_unix_s)
         hand, candidate.seen = hand_of(before, new, candidate.hand, now_unix_s), new
         if hand is not None and hand is not candidate.hand:
             candidate.hand_s = self._clock() - (now_unix_s - hand.at_unix_s)
-        candidate.hand = hand
+        candidate.hand, candidate.released = hand, False
         if self._listens:
             self._judge(new.key)
 
@@ -272,6 +266,8 @@ class AdoptedDriver:
     def _judge(self, key: WorkloadKey) -> None:
         """What is made of a workload as it is now."""
         candidate = self._candidates[key]
+        if candidate.released:
+            return
         others = self._others(candidate)
         good: WorkloadSeen | None = candidate.seen
         try:
@@ -295,7 +291,7 @@ class AdoptedDriver:
             candidate.runner.core.see(good, model, mode, self._clock())
             candidate.runner.settle()
 
-    def _others(self, candidate: _Candidate) -> Others:
+    def _others(self, candidate: Candidate) -> Others:
         """Who else has a say; it is looked at again when a person's scale does not hold any more."""
         if candidate.timer is not None:
             candidate.timer.cancel()
@@ -317,9 +313,9 @@ class AdoptedDriver:
             self._judge(key)
             self._publish()
 
-    def _release(self, candidate: _Candidate, *, at_once: bool = False) -> None:
+    def _release(self, candidate: Candidate, *, at_once: bool = False) -> None:
         """It is gone, or its annotation is: its Replicas are stopped without a write, as the plan says or at once."""
-        candidate.model, candidate.problem = None, ""
+        candidate.model, candidate.problem, candidate.released = None, "", True
         if candidate.timer is not None:
             candidate.timer.cancel()
         if candidate.runner is not None:
@@ -330,7 +326,7 @@ class AdoptedDriver:
             candidate.runner.settle()
         self._drop_if_over(candidate)
 
-    def _drop_if_over(self, candidate: _Candidate) -> None:
+    def _drop_if_over(self, candidate: Candidate) -> None:
         if candidate.model is None and (candidate.runner is None or candidate.runner.core.empty):
             self._candidates.pop(candidate.seen.key, None)
             if candidate.running is not None:
@@ -351,21 +347,24 @@ class AdoptedDriver:
             self._last = models
             self._models(models)
 
-    def _log_problem(self, candidate: _Candidate) -> None:
+    def _log_problem(self, candidate: Candidate) -> None:
         """Once, whoever leads."""
         if candidate.problem not in ("", candidate.logged):
             _log.warning("not in force %s", candidate.problem)
         candidate.logged = candidate.problem
 
-    def _say(self, candidate: _Candidate) -> None:
+    def _say(self, candidate: Candidate) -> None:
         """An Event for each news about whose the scale is, and for wrong annotations: of who leads, and so at first of
         all that was found before.
         """
+        if candidate.problem or candidate.called or candidate.taken:  # its names have been settled
+            said_of = condition(candidate.problem, candidate.model, candidate.called, candidate.taken)
+            self._showing.see(candidate.seen, said_of)
         if not self._leads:
             return
         adopted = None if candidate.model is None else candidate.model.adopted
         said = candidate.problem or ("" if adopted is None else adopted.message)
-        reason = "WrongAnnotation" if candidate.problem or adopted is None else adopted.reason
+        reason = WRONG if candidate.problem or adopted is None else adopted.reason
         usual = not candidate.told and reason == USUAL
         if said not in ("", candidate.told) and not usual:
             self._note(Note(candidate.seen.key, candidate.seen.uid, bool(candidate.problem), reason, said))

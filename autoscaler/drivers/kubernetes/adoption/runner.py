@@ -24,6 +24,8 @@ from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.world import Replica
 
 RETRY_S = 0.5
+CHANGED_S = 0.01
+"""The first pause where the workload is another than the one that was judged: the watch tells of it in a moment."""
 REFUSALS_MAX = 20
 """In a row of a server that is in trouble itself; then whoever waits for a pod is told."""
 TRANSIENT = 500
@@ -194,7 +196,7 @@ class Runner:
         except ApiError as error:
             self._refusals += 1
             if (error.status == 409 or error.status >= TRANSIENT) and self._refusals < REFUSALS_MAX:
-                await self._again()
+                await self._again(CHANGED_S * 2.0**self._refusals if error.status == 409 else RETRY_S)
             else:
                 self._refused(f"{self.core.seen.key} cannot be scaled: {error}")
         except FencedError:  # a hand-over is nobody's failed start
@@ -203,8 +205,8 @@ class Runner:
         else:
             self._refusals = 0
 
-    async def _again(self) -> None:
-        await asyncio.sleep(RETRY_S)
+    async def _again(self, after_s: float = RETRY_S) -> None:
+        await asyncio.sleep(min(after_s, RETRY_S))
         self._dirty.set()
 
     def _refused(self, reason: str) -> None:
@@ -223,7 +225,8 @@ class Runner:
         else:
             key = self.core.seen.key
             scale = {
-                "apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": key.name},
+                "apiVersion": "autoscaling/v1", "kind": "Scale",
+                "metadata": {"name": key.name, "resourceVersion": str(self.core.version)},
                 "spec": {"replicas": level},
             }  # fmt: skip
             done = await self._means.api.apply(self._scale_path, scale, WRITER)

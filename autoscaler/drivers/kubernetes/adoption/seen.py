@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.beginning import READY_TO_START
+from autoscaler.drivers.kubernetes.conditions import Said
 from autoscaler.drivers.kubernetes.vocabulary import CRASHES, ENDED, TEMPLATE_HASH, WRITER
 from autoscaler.podspec import OURS
 
@@ -23,6 +24,8 @@ REPLICA, INTENT = OURS + "replica", OURS + "intent"
 COST, GOES_FIRST = "controller.kubernetes.io/pod-deletion-cost", "-1000"
 CONTROLLERS: dict[Kind, str] = {"Deployment": "ReplicaSet", "StatefulSet": "StatefulSet"}
 """What makes the pods of each."""
+SHOWN = OURS + "Adopted"
+"""The type of our condition on a workload."""
 PORT_DEFAULT = 8080
 """Where neither an annotation nor the container says."""
 
@@ -36,6 +39,23 @@ class WorkloadKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.namespace}/{self.name}"
+
+
+class Shown(NamedTuple):
+    """Our condition, as it stands on a workload."""
+
+    said: Said
+    since: str
+    """When its status became so, as the API server has times."""
+
+
+class Left(NamedTuple):
+    """What is kept of a workload that is not annotated any more and still has our condition."""
+
+    key: WorkloadKey
+    uid: str
+    version: int
+    shown: Shown
 
 
 class WorkloadSeen(NamedTuple):
@@ -62,6 +82,7 @@ class WorkloadSeen(NamedTuple):
     """By its scale subresource, as `kubectl scale` does, and after it was annotated; else it came to us so."""
     trouble: str
     """Why no pod can be made, as its controller says."""
+    shown: Shown | None = None
 
 
 class ScalerSeen(NamedTuple):
@@ -109,19 +130,22 @@ class PodSeen(NamedTuple):
 # --- workloads --------------------------------------------------------------------------------------------------------
 
 
-def read_workload(kind: Kind, found: Object) -> WorkloadSeen | None:
-    """None where it is not annotated, or is being deleted."""
+def read_workload(kind: Kind, found: Object) -> WorkloadSeen | Left | None:
+    """None where it is not annotated and shows nothing of ours, or is being deleted."""
     metadata, spec = found["metadata"], found["spec"]
     annotations: dict[str, str] = metadata.get("annotations") or {}
     notes = tuple(sorted((key, value) for key, value in annotations.items() if key.startswith((OURS, LINGO))))
-    if not any(key in (OURS + "models", LINGO + "models") for key, _ in notes) or "deletionTimestamp" in metadata:
+    if "deletionTimestamp" in metadata:
         return None
+    key, shown = WorkloadKey(kind, metadata["namespace"], metadata["name"]), _shown(found)
+    if not any(name in (OURS + "models", LINGO + "models") for name, _ in notes):
+        return None if shown is None else Left(key, metadata["uid"], int(metadata["resourceVersion"]), shown)
     managed = metadata.get("managedFields") or []
     annotated = _annotated(managed)
     ours, owner = _scaled_by(managed)
     failure = [c for c in found.get("status", {}).get("conditions") or [] if _is(c, "ReplicaFailure")]
     return WorkloadSeen(
-        key=WorkloadKey(kind, metadata["namespace"], metadata["name"]),
+        key=key,
         uid=metadata["uid"],
         version=int(metadata["resourceVersion"]),
         named_unix_s=int(_unix_s(annotated)) if annotated else 0,
@@ -136,7 +160,16 @@ def read_workload(kind: Kind, found: Object) -> WorkloadSeen | None:
         and owner.get("subresource") == "scale"
         and str(owner.get("time", "")) > annotated,
         trouble=failure[0].get("message", "") if failure else "",
+        shown=shown,
     )
+
+
+def _shown(found: Object) -> Shown | None:
+    for one in found.get("status", {}).get("conditions") or []:
+        if one["type"] == SHOWN:
+            said = Said(SHOWN, one["status"], one.get("reason", ""), one.get("message", ""))
+            return Shown(said, one.get("lastTransitionTime") or "")
+    return None
 
 
 def _scaled_by(managed: list[dict[str, Any]]) -> tuple[bool, dict[str, Any] | None]:

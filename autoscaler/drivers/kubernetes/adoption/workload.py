@@ -199,6 +199,11 @@ class Workload:
             return min(count, 1)
         return None
 
+    @property
+    def version(self) -> int:
+        """Of the workload that `level` is right for: who writes later than others does not undo what they wrote."""
+        return max(self.seen.version, self._version)
+
     def wrote(self, level: int, version: int, now_s: float) -> None:
         """The scale is `level` as of `version`."""
         self._version = max(self._version, version)

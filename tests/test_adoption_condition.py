@@ -1,0 +1,172 @@
+"""What an adopted workload shows of its adoption, and when that is written, without any cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoscaler.contract import ModelName
+from autoscaler.drivers.kubernetes.adoption.annotations import Hand, Others, model_of
+from autoscaler.drivers.kubernetes.adoption.condition import AGAIN_S, NEWS_S, Sign, condition
+from autoscaler.drivers.kubernetes.adoption.seen import Left, Shown, WorkloadKey, WorkloadSeen, read_workload
+from autoscaler.drivers.kubernetes.conditions import MESSAGE_MAX, Said
+from tests.kit.workload import annotated
+
+SET = WorkloadKey("StatefulSet", "default", "ada")
+BY_HAND = Others("", Hand(3, "kubectl", 0.0), 600.0)
+BY_HPA = Others("HorizontalPodAutoscaler ada")
+TAKEN = "`ada` belongs to Model x/ada, so this one is called `default/ada`"
+
+
+def shown(
+    others: Others | None = None, called: str | None = "ada", taken: str = "", problem: str = "", **seen: Any
+) -> tuple[str, str, str] | None:
+    """(status, reason, message) of a workload with annotations that are right."""
+    model = model_of(annotated(**seen), others or Others())
+    said = condition(problem, model, None if called is None else ModelName(called), taken)
+    return None if said is None else said[1:]
+
+
+def said(reason: str = "Scaled", status: str = "True") -> Said:
+    return Said("pilotlight.dev/Adopted", status, reason, "")
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_usual_says_nothing_that_changes_with_the_calls() -> None:
+    usual = ("True", "Scaled", "its scale follows the Calls on Model ada")
+    assert [shown(replicas=replicas, version=1 + replicas) for replicas in (0, 1, 7)] == [usual] * 3
+
+
+def test_a_persons_scale_is_shown_with_the_time_at_which_it_ends() -> None:
+    message = "scaled to 3 by kubectl, which holds until 1970-01-01T00:10:00Z"
+    assert shown(BY_HAND) == ("True", "ScaledByHand", message)
+
+
+def test_another_autoscaler_is_named() -> None:
+    message = "HorizontalPodAutoscaler ada scales it, too: only zero or not zero is decided here"
+    assert shown(BY_HPA) == ("True", "ScaledByAnother", message)
+
+
+def test_a_name_that_another_has_is_said_beside_whatever_else_is_so() -> None:
+    usual = f"its scale follows the Calls on Model default/ada; {TAKEN}"
+    assert shown(called="default/ada", taken=TAKEN) == ("True", "NameTaken", usual)
+    by_hand = shown(BY_HAND, "default/ada", TAKEN)
+    assert by_hand is not None
+    assert (by_hand[1], TAKEN in by_hand[2], "holds until" in by_hand[2]) == ("ScaledByHand", True, True)
+
+
+def test_who_has_no_name_left_is_not_served() -> None:
+    assert shown(called=None, taken="both belong to others") == ("False", "NameTaken", "both belong to others")
+
+
+def test_wrong_annotations_say_whether_others_are_in_force() -> None:
+    assert shown(problem="x is wrong") == (
+        "False", "WrongAnnotation", "x is wrong; the last good annotations are in force",
+    )  # fmt: skip
+    alone = condition("x is wrong", None, None, "")
+    assert alone == ("pilotlight.dev/Adopted", "False", "WrongAnnotation", "x is wrong; it is not served")
+
+
+def test_a_message_ends() -> None:
+    long = shown(problem="x" * 40_000)
+    assert long is not None
+    assert len(long[2]) == MESSAGE_MAX
+
+
+def test_a_statefulset_shows_only_what_is_out_of_the_ordinary() -> None:
+    """Its controller drops it at each write of its own."""
+    assert shown(key=SET) is None
+    reasons = [
+        shown(BY_HAND, key=SET),
+        shown(BY_HPA, key=SET),
+        shown(taken=TAKEN, key=SET),
+        shown(problem="x", key=SET),
+    ]
+    assert [one and one[1] for one in reasons] == ["ScaledByHand", "ScaledByAnother", "NameTaken", "WrongAnnotation"]
+
+
+# --- when it is written -----------------------------------------------------------------------------------------------
+
+
+def test_it_is_written_once_and_its_time_moves_with_its_status_only() -> None:
+    sign = Sign("u")
+    sign.see(None, 1, said())
+    assert sign.due_s() == float("-inf")
+    assert sign.next("t1") == Shown(said(), "t1")
+    sign.wrote(sign.next("t1"), 5, 100.0)
+    sign.see(None, 4, said())
+    assert sign.due_s() is None, "that was before it was written"
+    sign.see(Shown(said(), "t1"), 6, said("ScaledByHand"))
+    assert (sign.due_s(), sign.next("t2")) == (100.0 + NEWS_S, Shown(said("ScaledByHand"), "t1"))
+    sign.see(Shown(said(), "t1"), 6, said("WrongAnnotation", "False"))
+    assert sign.next("t2") == Shown(said("WrongAnnotation", "False"), "t2")
+
+
+def test_what_is_there_already_is_not_written_by_another_leader() -> None:
+    sign = Sign("u")
+    sign.see(Shown(said(), "t0"), 1, said())
+    assert sign.due_s() is None
+
+
+def test_what_somebody_took_away_is_put_back_after_a_while() -> None:
+    sign = Sign("u")
+    sign.see(None, 1, said())
+    sign.wrote(sign.next("t1"), 5, 100.0)
+    sign.see(None, 6, said())
+    assert sign.due_s() == 100.0 + AGAIN_S
+
+
+def test_what_is_refused_is_asked_for_again_when_it_changes_or_another_leadership_begins() -> None:
+    sign = Sign("u")
+    sign.see(None, 1, said())
+    sign.refused()
+    sign.see(None, 2, said())
+    assert sign.due_s() is None
+    sign.lead()
+    assert sign.due_s() is not None
+    sign.refused()
+    sign.see(None, 3, said("ScaledByHand"))
+    assert sign.due_s() is not None
+
+
+def test_a_release_takes_it_away_and_leaves_nothing_to_do() -> None:
+    sign = Sign("u")
+    sign.see(Shown(said(), "t0"), 1, None)
+    assert (sign.due_s() is not None, sign.next("t1"), sign.empty) == (True, None, False)
+    sign.wrote(None, 2, 100.0)
+    assert (sign.due_s(), sign.empty) == (None, True)
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+def found(notes: dict[str, str], *conditions: dict[str, str], **metadata: str) -> dict[str, Any]:
+    """A Deployment as the API has it."""
+    facts = {"namespace": "n", "name": "ada", "uid": "u", "resourceVersion": "7", "annotations": notes, **metadata}
+    template = {"spec": {"containers": [{"name": "engine"}]}}
+    return {
+        "metadata": facts, "spec": {"selector": {"matchLabels": {"app": "ada"}}, "template": template},
+        "status": {"conditions": [{"type": "Available", "status": "True"}, *conditions]},
+    }  # fmt: skip
+
+
+OURS = {
+    "type": "pilotlight.dev/Adopted", "status": "True", "reason": "Scaled", "message": "", "lastTransitionTime": "t0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("conditions", "there"), [((), None), ((OURS,), Shown(said(), "t0"))])
+def test_only_our_condition_is_read(conditions: tuple[dict[str, str], ...], there: Shown | None) -> None:
+    seen = read_workload("Deployment", found({"pilotlight.dev/models": "ada"}, *conditions))
+    assert isinstance(seen, WorkloadSeen)
+    assert seen.shown == there
+
+
+def test_a_workload_that_was_released_while_nobody_looked_is_known_by_what_it_shows() -> None:
+    key = WorkloadKey("Deployment", "n", "ada")
+    assert read_workload("Deployment", found({}, OURS)) == Left(key, "u", 7, Shown(said(), "t0"))
+    assert read_workload("Deployment", found({})) is None
+    assert read_workload("Deployment", found({}, OURS, deletionTimestamp="t")) is None
