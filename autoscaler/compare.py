@@ -15,7 +15,7 @@ from typing import NamedTuple
 from autoscaler.actions import DrainReplica, FailStart, ReviveReplica, StopReplica, Unmet
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import BEGINNING, NO_HISTORY, Wanted, live, residency_s, unserved_since_s
-from autoscaler.model import Model
+from autoscaler.model import ADOPTED_HASH, Model
 from autoscaler.operators import moving, moving_reason, must_go
 from autoscaler.packing import Force, Want
 from autoscaler.shelves import want_of
@@ -80,6 +80,12 @@ def retire(replica: Replica, reason: str, victim_of: ModelName | None = None) ->
     if replica.state in DROPPABLE:
         return StopReplica(replica=replica.id, grace_s=STOP_GRACE_S, reason=reason)
     return None
+
+
+def absent(replica: Replica) -> str:
+    """What became of its Model, which is not known any more."""
+    adopted = replica.spec_hash == ADOPTED_HASH
+    return "no longer annotated, or it was deleted" if adopted else "no longer in the documents"
 
 
 def compare(case: Case) -> Compared:

@@ -145,7 +145,8 @@ def wanted(world: World, model: Model, now_s: float) -> Wanted:
         return replace(answer, count=max(1, len(case.supply)) if answer.count or model.spec.replicas.min else 0)
     low, high = model.spec.replicas.min, max(model.spec.replicas.min, model.spec.replicas.max)
     if answer.count < low:
-        return replace(answer, count=low, reason=f"replicas.min is {low}")
+        by_hand = model.adopted.message if model.adopted is not None and model.adopted.held else ""
+        return replace(answer, count=low, reason=by_hand or f"replicas.min is {low}")
     return replace(answer, count=high) if answer.count > high else answer
 
 

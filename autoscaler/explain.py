@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from autoscaler import demand
 from autoscaler.actions import Plan
-from autoscaler.compare import start_after_s
+from autoscaler.compare import absent, start_after_s
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import NO_HISTORY, NO_LOAD, Wanted
 from autoscaler.drain import known, silent, verdict
@@ -102,7 +102,8 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     never = _never(world, document, Fitting(world))
     sentences = [_wanted(document, answer, now_s), *_soonest(world, model, now_s)]
     sentences += [f"It fits on no device: {never}. Its Calls are refused with no_capacity."] if never else []
-    sentences += [f"{document.adopted.message}."] if document.adopted is not None else []
+    adopted = document.adopted
+    sentences += [f"{adopted.message}."] if adopted is not None and adopted.message != answer.reason else []
     sentences += _obstacle(world, model)
     for id in world.by_model.get(model, ()):
         sentences += [_replica(world, world.replicas[id], now_s), *_quiet(world, id, now_s)]
@@ -147,8 +148,9 @@ def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: flo
     entered = [r.since_s for r in replicas if r.state.value == state] or [r.since_s for r in replicas]
     began_s = min(entered, default=world.histories.get(name, NO_HISTORY).served_until_s)
     document = world.models.get(name)
-    why = "no longer in the documents"
-    if document is not None:
+    if document is None:
+        why = absent(replicas[0])
+    else:
         never = _never(world, document, fitting)
         why = f"fits on no device: {never}" if never else _why(world, document, unmet, now_s)
         if not never and not replicas and name in world.obstacles:
@@ -174,7 +176,8 @@ def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
         return unmet
     replicas = [world.replicas[id] for id in world.by_model.get(model.name, ())]
     waits = [replica.waits for replica in replicas if replica.waits and replica.state in demand.BEGINNING]
-    reasons = [replica.drain.reason for replica in replicas if replica.drain is not None]
+    lives = any(replica.state in demand.LIVE for replica in replicas)
+    reasons = [replica.drain.reason for replica in replicas if replica.drain is not None and not lives]
     return (waits or reasons or [demand.wanted(world, model, now_s).reason])[0]
 
 

@@ -86,7 +86,7 @@ class Adapter(Part, frozen=True):
 
 
 class ModelSpec(Part, frozen=True):
-    """The spec of a Model; every field has the default that interfaces section 2 states."""
+    """The spec of a Model; every field has the default that docs/configuration.md states."""
 
     engine: EngineName
     artifact: str | None = None
@@ -132,6 +132,8 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     toggled: bool = False
     """Another autoscaler scales it: only zero or not zero is decided here."""
+    held: bool = False
+    """A person's scale holds for a while: `replicas`, or `paused` at zero, say it, and no document does."""
     reason: str = "Adopted"
     """Why it is scaled as it is, in one word, as an Event on it has it; and in a sentence:"""
     message: str = ""

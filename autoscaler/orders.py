@@ -153,6 +153,8 @@ def _stop(world: World, model: Model, wish: Wish) -> Order:
 
 
 def _again(model: Model) -> str:
+    if model.adopted is not None and model.adopted.held:
+        return f"; {model.adopted.message}" + (", so it starts again" if model.spec.replicas.min else "")
     if model.spec.paused:
         return "; it is paused, so it stays stopped"
     if model.spec.replicas.min:

@@ -25,7 +25,7 @@ from autoscaler.actions import (
     StopReplica,
     Unmet,
 )
-from autoscaler.compare import STOP_GRACE_S, Case, Compared, compare, retire
+from autoscaler.compare import STOP_GRACE_S, Case, Compared, absent, compare, retire
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import NO_HISTORY, Wanted
 from autoscaler.drain import in_use, next_change_s, verdict
@@ -106,8 +106,8 @@ class _Tick:
                 continue
             self._take(name, compare(Case(world, world.models[name], answer, lacking, calls, now_s)))
         for name in sorted(world.by_model.keys() - world.models.keys()):
-            for id in world.by_model[name]:
-                self._retire(retire(world.replicas[id], "its Model is no longer in the documents"))
+            for replica in (world.replicas[id] for id in world.by_model[name]):
+                self._retire(retire(replica, f"its Model is {absent(replica)}"))
 
     def _take(self, name: ModelName, compared: Compared) -> None:
         self.later(compared.next_s)

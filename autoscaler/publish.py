@@ -240,7 +240,7 @@ def _refusal(history: History, unmet: Unmet | None, now_s: float) -> Refusal | N
     """Why Calls are refused at once. Texts are for clients: what went wrong inside is for `explain`."""
     if history.refused_until_s:
         retry_s = min(max(history.refused_until_s - now_s, 1.0), RETRY_S_MAX)
-        message = "The model failed to start; it will be tried again later."
+        message = "The model failed to start (see `pilotlight explain model NAME`)."
         return Refusal(code="model_start_failed", message=message, retry_after_s=retry_s)
     if unmet is not None and unmet.never:
         message = "The model fits on no device of this installation."

@@ -289,4 +289,5 @@ def _tell_verdict(console: Console, verdict: Verdict) -> None:
     for counts in (verdict.codes, verdict.broken):
         for reason, count in sorted(counts.items()):
             console.print(f"  {count} x {reason}", markup=False)
-    console.print(verdict.line(), style="green" if verdict.holds else "bold red")
+    good = "green" if verdict.admitted else "yellow"
+    console.print(verdict.line(), style=good if verdict.holds else "bold red")

@@ -25,7 +25,7 @@ def page(
     """The whole page. `said` stands under the verdict; figures are (name, value), sections (title, HTML)."""
     tiles = "".join(f"<div><b>{html.escape(value)}</b>{html.escape(name)}</div>" for name, value in figures)
     body = "".join(f"<section><h2>{html.escape(name)}</h2>{inner}</section>" for name, inner in sections)
-    state = "holds" if verdict.holds else "fails"
+    state = "fails" if not verdict.holds else "holds" if verdict.admitted else "none"
     note = f"<p>{html.escape(said)}</p>" if said else ""
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
@@ -77,7 +77,7 @@ STYLE = """
 *{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
 main{max-width:800px;margin:0 auto;padding:32px 16px 64px}h1{font-size:24px;margin:0}h2{font-size:15px;margin:0 0 8px}
 p{color:var(--soft);margin:4px 0 12px}.verdict{color:#fff;padding:10px 14px;border-radius:8px;font-weight:600}
-.holds{background:#23764f}.fails{background:#b3282f}
+.holds{background:#23764f}.fails{background:#b3282f}.none{background:#5b6776}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(100px,1fr));gap:8px}
 .tiles div,section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px 14px}
 .tiles div{color:var(--soft);font-size:13px}.tiles b{display:block;color:var(--ink);font-size:22px}

@@ -46,6 +46,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     def line(self) -> str:
         """The verdict as one line for people."""
+        if not self.admitted and self.holds:
+            return "no verdict: nothing was measured"
         counts = f"{self.completed} completed, {self.failed} failed, {self.abandoned} abandoned, {self.lost} lost"
         word = "holds" if self.holds else "DOES NOT HOLD"
         calls = "1 call" if self.admitted == 1 else f"{self.admitted} calls"

@@ -29,7 +29,8 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
     help="What would run Replicas: this machine, or a cluster.",
 )  # fmt: skip
 @click.option("--kubeconfig", type=FILE, help="The way to the API server; default: the pod's own, or kubectl's.")
-@click.option("--namespace", default="default", show_default=True, help="Where engines run (kubernetes).")
+@click.option("--namespace", default="default", show_default=True,
+              help="Where engines run (kubernetes); the chart's `engines.namespace`.")  # fmt: skip
 @click.option("--home", default="", help="Where gateways and autoscalers run; default: the same.")
 @click.option("--lease", default="pilotlight", show_default=True, help="By which one autoscaler leads (kubernetes).")
 @click.option("--scope", type=click.Choice(["cluster", "namespace"]), default="cluster", show_default=True,
@@ -69,7 +70,7 @@ async def _cluster(kubeconfig: Path | None, wanted: dict[str, object]) -> list[F
     try:
         way = await access(kubeconfig)
     except AccessError as error:
-        return [Finding("API server", "blocker", str(error), "give --kubeconfig, or run it in a pod")]
+        return [Finding("API server", "blocker", error.says, error.fix)]
     async with Api(way) as api:
         return await cluster(api, msgspec.convert(wanted, Scene))
 

@@ -59,6 +59,8 @@ def import_(kind: str, files: tuple[Path, ...], output: str, name: str) -> None:
     except DocumentError as error:
         raise click.UsageError(str(error)) from None
     click.echo(to_json(takens) if output == "json" else to_yaml(takens), nl=False)
+    if not takens:
+        click.echo(f"pilotlight: {', '.join(map(_shown, files))}: no Model found", err=True)
     for taken in takens:
         for key, why in taken.notes:
             click.echo(f"pilotlight: {taken.what}: not taken over: {key}: {why}", err=True)

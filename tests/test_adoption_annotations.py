@@ -123,7 +123,7 @@ def test_a_persons_scale_is_least_and_most_and_zero_is_a_pause() -> None:
     three = model_of(annotated(), Others("", Hand(3, "kubectl", 0.0), 600.0))
     assert (three.spec.replicas.min, three.spec.replicas.max, three.spec.paused) == (3, 3, False)
     assert three.adopted is not None
-    assert three.adopted.reason == "ScaledByHand"
+    assert (three.adopted.held, three.adopted.reason) == (True, "ScaledByHand")
     assert three.adopted.message == "scaled to 3 by kubectl, which holds until 1970-01-01T00:10:00Z"
     zero = model_of(annotated(), Others("", Hand(0, "", 0.0), 600.0))
     assert zero.spec.paused

@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes import clearing, nodes
-from autoscaler.drivers.kubernetes.clearing import ASSUMED, FORCED_S, MEASURED, Clearing, forced
+from autoscaler.drivers.kubernetes.clearing import ASSUMED, EXITED, FORCED_S, MEASURED, Clearing, forced
 from autoscaler.drivers.kubernetes.nodes import NodeSeen
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.world import SliceId
@@ -125,11 +125,10 @@ async def test_a_node_that_is_gone_or_was_started_anew_holds_nothing(stage: Stag
     assert await proof == ASSUMED
 
 
-async def test_what_held_no_slice_is_not_measured(stage: Stage) -> None:
-    stage.measured = True
-    proof = await stage.clear(RUNS._replace(slices=()))
-    stage.now_s += 30.0
-    assert (await proof, stage.asked) == (ASSUMED, [])
+@pytest.mark.parametrize(("ended", "proof"), [("ended with status 0", EXITED), ("", ASSUMED)])
+async def test_what_held_no_slice_is_not_measured_and_not_waited_for(stage: Stage, ended: str, proof: str) -> None:
+    told = await stage.clear(RUNS._replace(slices=(), ended=ended))
+    assert (await told, stage.asked, stage.now_s) == (proof, [], 100.0)
 
 
 def test_who_ran_when_its_object_went_was_deleted_by_force() -> None:

@@ -27,6 +27,7 @@ from autoscaler.drivers.base import CordonError
 from autoscaler.drivers.cordons import CordonFile
 from autoscaler.drivers.records import StateDirectory
 from autoscaler.log import Log
+from autoscaler.model import Adopted
 from autoscaler.ops import OperationsServer
 from autoscaler.ordered import Cordon, CordonsSeen, ModelStopped, ModelWoken, Place
 from autoscaler.settings import Settings
@@ -124,6 +125,15 @@ async def test_an_order_says_what_will_happen_and_is_observed(aiohttp_client: Ai
         ModelWoken(model=A.name), ModelWoken(model=B.name),
         ModelStopped(model=A.name, force=True), ModelStopped(model=B.name),
     ]  # fmt: skip
+
+
+async def test_a_stop_of_what_a_person_has_scaled_says_whose_scale_it_is(aiohttp_client: AiohttpClient) -> None:
+    message = "scaled to 2 by kubectl, which holds until then"
+    by_hand = Adopted(kind="Deployment", namespace="default", name="a", held=True, message=message)
+    made = replace(model("a", 20, low=2, high=2), adopted=by_hand)
+    port = Port(world([made], [device()], [replica(made, "r1")]))
+    said = await told(await port.client(aiohttp_client), "models/a/stop")
+    assert said.endswith(f"; {message}, so it starts again")
 
 
 async def test_places_are_cordoned_drained_and_opened(aiohttp_client: AiohttpClient) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,30 @@ def test_an_account_is_named_with_its_namespace(tmp_path: Path) -> None:
 def test_a_kubeconfig_that_is_not_there_is_a_blocker(tmp_path: Path) -> None:
     status, shown = run(tmp_path, "--driver", "kubernetes", "--kubeconfig", str(tmp_path / "none"))
     assert (status, shown.startswith("blocker  API server")) == (1, True)
+    assert f"there is no kubeconfig at {tmp_path / 'none'}\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("told", "where"), [("", "~/.kube/config"), ("/secret/a:/secret/b", "any path of $KUBECONFIG")]
+)
+def test_without_any_kubeconfig_one_line_says_so_and_the_client_says_nothing(
+    told: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", told)
+    status, shown = run(tmp_path, "--driver", "kubernetes")
+    first, fix, _ = shown.splitlines()
+    assert (status, first) == (1, f"blocker  API server  there is no kubeconfig at {where}")
+    assert fix.endswith("-> give --kubeconfig, or run it in a pod")
+    assert not caplog.records
+
+
+def test_without_the_extra_the_fix_is_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes.aio", None)
+    _, shown = run(tmp_path, "--driver", "kubernetes")
+    assert "the extra `kubernetes` is not installed" in shown
+    assert '-> pip install "$(ls dist/pilotlight-*.whl)[kubernetes]"' in shown
 
 
 # --- rights ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from autoscaler.actions import Plan, Unmet
@@ -9,11 +10,12 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.explain import Explanation, explain_model, last, model_state, status
 from autoscaler.fold import fold
 from autoscaler.log import Log
+from autoscaler.model import ADOPTED_HASH, Adopted
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
 from autoscaler.words import counted, seconds, size, tenants
 from autoscaler.world import Drain, History, Tick, Transition, World
-from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
+from tests.kit.worlds import T0, device, drain, gateway, level, model, replica, use, world
 
 A, B = model("a", 20), model("b", 20)
 
@@ -248,6 +250,30 @@ def test_status_has_a_row_for_every_model_and_for_what_is_left_of_others() -> No
     )
     assert (rows[ModelName("b")].state, rows[ModelName("b")].why) == ("zero", "nobody calls it")
     assert rows[ModelName("gone")].why == "no longer in the documents"
+    (row,) = status(world([], [device()], [replace(left, spec_hash=ADOPTED_HASH)]), Plan(), T0)
+    assert row.why == "no longer annotated, or it was deleted"
+
+
+def test_status_says_why_of_what_lives_before_why_of_what_ends() -> None:
+    ends = replica(A, "r1", state=S.SCRUBBING, drain=replace(drain(), reason="stopped by an operator"))
+    used = {"a": History(last_activity_s=T0)}
+    (row,) = status(world([A], [device()], [ends, replica(A, "r2")], histories=used), Plan(), T0)
+    assert (row.state, row.why) == ("ready", "last used 0 s ago, idle window 60 s")
+    (row,) = status(world([A], [device()], [ends]), Plan(), T0)
+    assert row.why == "stopped by an operator"
+
+
+@pytest.mark.parametrize(("held", "begins"), [(0, "No Replica is needed now"), (2, "2 Replicas are needed")])
+def test_a_persons_scale_is_told_once_and_as_it_is(held: int, begins: str) -> None:
+    said = f"scaled to {held} by kubectl, which holds until then"
+    by_hand = Adopted(kind="Deployment", namespace="default", name="a", held=True, reason="ScaledByHand", message=said)
+    made = replace(model("a", 20, low=held, high=held, paused=not held), adopted=by_hand)
+    first, *others = tell(world([made], [device()]), "a").sentences
+    assert first.startswith(begins)
+    assert first.endswith(f": {said}.")
+    assert not [line for line in others if "holds until" in line]
+    served = world([made], [device()], [replica(made, "r")], histories={"a": History(last_activity_s=T0)})
+    assert [said in line for line in tell(served, "a").sentences].count(True) == 1
 
 
 def test_one_word_says_the_state() -> None:

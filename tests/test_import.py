@@ -98,6 +98,13 @@ def test_a_wrong_file_is_one_line_with_file_key_and_what_was_expected(
     assert found.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("content", ["", "kind: List\nitems: []"])
+def test_no_model_at_all_is_said(content: str) -> None:
+    said = run("kubeai", "-", stdin=content)
+    assert (said.exit_code, said.stdout) == (0, "")
+    assert said.stderr == "pilotlight: standard input: no Model found\n"
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert run("kubeai", tmp_path / "none").stderr == f"pilotlight: {tmp_path / 'none'}: No such file or directory\n"
     (tmp_path / "x").write_bytes(b"\xff")

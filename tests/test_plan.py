@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.actions import DrainReplica, FailStart, ReviveReplica, StartReplica, StopReplica
-from autoscaler.model import Gpu, Rollout, Start
+from autoscaler.model import ADOPTED_HASH, Gpu, Rollout, Start
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Gateway, History, World
@@ -182,6 +182,9 @@ def test_a_model_that_left_the_documents_drains_and_a_paused_one_too() -> None:
     assert plan(gone, T0).actions == (
         DrainReplica(replica=replica(A, "r").id, reason="its Model is no longer in the documents"),
     )
+    ours = replace(replica(A, "r"), spec_hash=ADOPTED_HASH)
+    (drains,) = plan(world([], [device()], [ours]), T0).actions
+    assert drains.reason == "its Model is no longer annotated, or it was deleted"
     paused = model("a", 20, paused=True)
     assert kinds(plan(world([paused], [device()], [replica(paused, "r")]), T0)) == ["drain r"]
 

@@ -86,7 +86,7 @@ def test_calls_are_refused_while_a_failed_episode_backs_off() -> None:
     assert route.state == "failed"
     assert route.refusal is not None
     assert (route.refusal.code, route.refusal.retry_after_s) == ("model_start_failed", 60.0)
-    assert "secret" not in route.refusal.message
+    assert route.refusal.message == "The model failed to start (see `pilotlight explain model NAME`)."
     at, _ = fold(at, [Tick()], T0 + 60.0)
     assert told(at, T0 + 60.0).refusal is None
 

@@ -19,7 +19,7 @@ from autoscaler.drivers.kubernetes.subjects import Subject
 from autoscaler.loop import Step
 from autoscaler.model import Model
 from autoscaler.world import Load, World
-from tests.kit.worlds import T0, model, world
+from tests.kit.worlds import T0, device, model, replica, world
 
 WAIT_S_MAX = 5.0
 MODELS = [replace(model(f"m{number}"), uid=f"u{number}") for number in range(60)]
@@ -78,6 +78,11 @@ class House:
         made = {n: replace(m, spec=replace(m.spec, paused=not m.spec.paused)) for n, m in turned.items()}
         self.show(replace(self.at, models={**self.at.models, **made}))
 
+    def readiness(self, of: Model) -> tuple[str, str]:
+        """Status and reason of its condition Ready, as the API server has it."""
+        (kept,) = [kept for kept in self.statuses._kept.values() if kept.subject.model == of.name]
+        return kept.status.conditions[0].status, kept.status.conditions[0].reason
+
     def due(self) -> list[str]:
         return [kept.subject.name for kept in self.statuses._due()]
 
@@ -111,6 +116,24 @@ async def test_a_second_of_writes_is_the_budget_and_who_waits_longest_is_first()
     assert sorted(first) == sorted(one.name for one in MODELS[40:])
     assert first != second
     assert not set(first) & set(second)
+
+
+async def test_what_fits_on_no_device_says_so_without_a_call_until_there_is_one_or_it_runs() -> None:
+    house, huge = House(), MODELS[0]
+    small = world(MODELS, [device(memory_gi=4)])
+    house.show(small)
+    await house.settle()
+    assert house.readiness(huge) == ("False", "NoDeviceFits")
+    house.now_s += CHANGE_S
+    house.show(replace(house.at, version=house.at.version + 1))
+    assert house.due() == [], "it is known already"
+    house.show(world(MODELS, [device()]))
+    await house.settle()
+    assert house.readiness(huge) == ("True", "Idle")
+    house.now_s += CHANGE_S
+    house.show(world(MODELS, [device(memory_gi=4)], [replica(huge, "r")]))
+    await house.settle()
+    assert (house.readiness(huge), house.readiness(MODELS[1])) == (("True", "Serving"), ("False", "NoDeviceFits"))
 
 
 async def test_who_changes_all_the_time_takes_nobodys_turn() -> None:

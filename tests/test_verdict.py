@@ -39,6 +39,10 @@ def test_completed_failed_and_abandoned_calls_make_a_verdict_that_holds() -> Non
     assert verdict.codes == {"model_starting": 1, "upstream_error": 1}
 
 
+def test_a_run_of_no_calls_has_no_verdict() -> None:
+    assert judge(0, []).line() == "no verdict: nothing was measured"
+
+
 def test_one_cut_stream_breaks_the_verdict() -> None:
     verdict = judge(2, [WHOLE, CUT])
     assert not verdict.holds

@@ -1,6 +1,6 @@
 """Deployments and StatefulSets of Lingo: nothing to convert, since adoption reads its annotations as they are. Pure.
 
-Owns the same said in Pilotlight's words, as an object that holds annotations and nothing else: server-side apply lays
+Owns the same said in Pilotlight's words, as an object that holds annotations and nothing else: a merge patch lays
 it over the one that is there. Also what Lingo has for all of them (CONCURRENCY, SCALE_DOWN_DELAY), which Pilotlight
 wants with each, and the port, which Lingo takes from the Service of the same name.
 """
@@ -22,7 +22,11 @@ MAX_DEFAULT = "3"
 ENVIRONMENT = {"CONCURRENCY": "100", "SCALE_DOWN_DELAY": "30"}
 """Lingo's own settings and their defaults."""
 NOTHING_TO_DO = "adoption reads its annotations as they are: nothing needs to change"
-PATCH = "the same in Pilotlight's words: `kubectl apply --server-side -f` this file adds it and changes nothing else"
+PATCH = (
+    "the same in Pilotlight's words: "
+    "`kubectl patch -f FILE --type merge --patch-file FILE` adds it and changes nothing else"
+)
+"""No `apply`, server-side or not: the owner's own next `kubectl apply` would remove the annotations again."""
 
 
 class Thing(NamedTuple):

@@ -248,6 +248,8 @@ def test_notes_say_what_is_off() -> None:
     assert "TokenReview" not in notes["defaults"]
     assert "pilotlight key new" in notes["defaults"]
     assert "Whoever reaches the gateway may call" in notes["local"]
+    assert all("kubectl get models.pilotlight.dev " in text and "--rounds 3" in text for text in notes.values())
+    assert all("in a clone: .venv/bin/pilotlight" in text for text in notes.values())
     assert "KEY=YOUR_KEY pilotlight load coldstart --url http://" in notes["defaults"]
     assert "--ops http://127.0.0.1:8081 --key-env KEY" in notes["defaults"]
     assert "--key-env" not in notes["local"]

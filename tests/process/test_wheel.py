@@ -147,7 +147,7 @@ def test_without_the_extra_a_cluster_is_refused_in_one_line_that_says_what_to_in
         [installed.command, *words, "--state", "s"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2, done.stderr
-    assert "pip install 'pilotlight[kubernetes]'" in done.stderr.splitlines()[-1]
+    assert 'pip install "$(ls dist/pilotlight-*.whl)[kubernetes]"' in done.stderr.splitlines()[-1]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ plug-ins. Promises: a token is asked for anew for each request, so that one that
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,8 +16,16 @@ if TYPE_CHECKING:
     from kubernetes.aio import client
 
 
+DEFAULT = "~/.kube/config"
+EXTRA_FIX = 'pip install "$(ls dist/pilotlight-*.whl)[kubernetes]" (the wheel: `make wheel` in a clone)'
+
+
 class AccessError(Exception):
-    """No credentials, or such as cannot be read; the message says where they were looked for, or what is missing."""
+    """No credentials, or such as cannot be read; `says` where they were looked for, or what is missing."""
+
+    def __init__(self, says: str, fix: str = "give --kubeconfig, or run it in a pod") -> None:
+        super().__init__(f"{says}: {fix}")
+        self.says, self.fix = says, fix
 
 
 class Access:
@@ -51,21 +60,32 @@ async def access(kubeconfig: Path | None = None) -> Access:
         from kubernetes.aio import client, config  # only here: it is an extra
         from kubernetes.aio.config import ConfigException
     except ModuleNotFoundError as error:
-        raise AccessError(
-            f"Kubernetes needs the extra: pip install 'pilotlight[kubernetes]' ({error.name} is missing)"
-        ) from None
+        raise AccessError(f"the extra `kubernetes` is not installed ({error.name} is missing)", EXTRA_FIX) from None
     load_kube_config: Callable[..., Awaitable[None]] = config.load_kube_config
     load_incluster_config: Callable[..., None] = config.load_incluster_config
     configuration = client.Configuration()
     try:
         if kubeconfig is not None:
-            await load_kube_config(str(kubeconfig), client_configuration=configuration)
+            await load_kube_config(_there(str(kubeconfig), str(kubeconfig)), client_configuration=configuration)
         else:
             try:
                 load_incluster_config(client_configuration=configuration)
             except ConfigException:
-                await load_kube_config(client_configuration=configuration)
+                await load_kube_config(_where_kubectl_looks(), client_configuration=configuration)
     except (ConfigException, OSError) as error:
         where = kubeconfig or "the pod's service account, $KUBECONFIG or ~/.kube/config"
         raise AccessError(f"no way to a Kubernetes API server from {where}: {error}") from error
     return Access(configuration)
+
+
+def _where_kubectl_looks() -> str:
+    """Files, as $KUBECONFIG lists them. Raises AccessError."""
+    told = os.environ.get("KUBECONFIG", "")
+    return _there(told, "any path of $KUBECONFIG") if told else _there(DEFAULT, DEFAULT)
+
+
+def _there(paths: str, shown: str) -> str:
+    """The same. Raises AccessError where none of them exists: the client itself would log the paths and go on."""
+    if not any(Path(each).expanduser().exists() for each in paths.split(os.pathsep) if each):
+        raise AccessError(f"there is no kubeconfig at {shown}")
+    return paths

@@ -4,7 +4,8 @@ Owns the patience. A kubelet lets a pod's object go once it has told how its pro
 keep is *measured* to be gone, where the node has an agent that says so, or *assumed* to be after a while. A pod that
 was deleted by force is gone at once, and its processes may run on until their kubelet has ended them, which it does
 within the pod's own grace: nothing is assumed of those before that and FORCED_S more, all of which their kubelet was
-heard, unless their node is gone or was started anew. Measuring is given to it; it knows no report.
+heard, unless their node is gone or was started anew. What held no Slice has nothing to be cleared, and is not waited
+for. Measuring is given to it; it knows no report.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FORCED_S = 300.0
 """Beyond the grace of a pod that was deleted by force. Its kubelet kills what it runs for a pod that is no more; it may
 be late (it looks at all pods every 2 s, and its runtime may be busy). Without an agent nothing else ever tells."""
 LOOK_S = 0.1
-ASSUMED, MEASURED = "assumed", "measured"
+ASSUMED, MEASURED, EXITED = "assumed", "measured", "exited"
 FORCED = (
     "its pod was deleted by force, so its processes may run on: its devices are free once the agent of its node has "
     "measured that, the node was started anew, or its kubelet has had the time of the pod's grace and "
@@ -57,10 +58,12 @@ class Clearing:
 
     async def prove(self, pod: PodSeen, *, by_force: bool) -> str:
         """Returns the proof. The pod's object went just now."""
+        if not pod.slices:
+            return EXITED if pod.ended else ASSUMED
         gone_s, began_as = self._clock(), self._node(pod.node)
         heard_s = gone_s
         while True:
-            if pod.slices and self._measured(pod.replica, gone_s):
+            if self._measured(pod.replica, gone_s):
                 return MEASURED
             left_s = gone_s + self._assume_after_s - self._clock()
             node = self._node(pod.node)

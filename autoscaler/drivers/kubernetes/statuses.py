@@ -25,6 +25,7 @@ from autoscaler.drivers.kubernetes.kinds import collections
 from autoscaler.drivers.kubernetes.status import NO_STATUS, Clocks, Status
 from autoscaler.drivers.kubernetes.subjects import Subject
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
+from autoscaler.fitting import misfits
 from autoscaler.podspec import API_VERSION
 from autoscaler.world import World
 
@@ -72,6 +73,9 @@ class Statuses:
         self._world = self._looked = World(epoch=0)
         self._unmet: tuple[Unmet, ...] = ()
         self._looked_unmet: dict[ModelName, Unmet] = {}
+        self._fitted = self._world
+        self._misfits: dict[ModelName, Unmet] = {}
+        """Of the Models and Slices of `_fitted`."""
         self._subjects: Sequence[Subject] = ()
         self._told: Sequence[Subject] = ()
         """What `_subjects` is from the next step on."""
@@ -153,7 +157,7 @@ class Statuses:
     def _look(self, found: Mapping[str, Status]) -> None:
         """Notes who is to be written, and when."""
         now_s = self._clock()
-        unmet = {one.model: one for one in self._unmet}
+        unmet = self._lacking()
         names = status.changed(self._looked, self._world) | status.changed_keys(self._looked_unmet, unmet)
         self._looked, self._looked_unmet = self._world, unmet
         before, self._kept = self._kept, {}
@@ -166,6 +170,15 @@ class Statuses:
                 kept.subject = one
                 self._note(kept, unmet, now_s)
             self._kept[one.uid] = kept
+
+    def _lacking(self) -> dict[ModelName, Unmet]:
+        """What the plan could not place, and what fits on no Device and has nobody who calls it."""
+        now, then = self._world, self._fitted
+        if now.models is not then.models or now.slices is not then.slices or now.settings is not then.settings:
+            self._fitted = now
+            self._misfits = {name: Unmet(model=name, reason=why, never=True) for name, why in misfits(now).items()}
+        never = {name: unmet for name, unmet in self._misfits.items() if name not in now.by_model}
+        return {one.model: one for one in self._unmet} | never
 
     def _note(self, kept: _Kept, unmet: Mapping[ModelName, Unmet], now_s: float) -> None:
         case = status.case_of(self._world, unmet, kept.subject)
@@ -183,7 +196,7 @@ class Statuses:
     async def _write(self, kept: _Kept) -> bool:
         """Whether a request was made. Raises FencedError, UnreachableError."""
         now_s = self._clock()
-        unmet = {one.model: one for one in self._unmet}
+        unmet = self._lacking()
         case = status.case_of(self._world, unmet, kept.subject)
         made = status.render(case, kept.status, self._clocks())
         kept.due_s = math.inf

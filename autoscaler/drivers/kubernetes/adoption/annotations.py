@@ -135,7 +135,7 @@ def _for_others(model: Model, adopted: Adopted, others: Others) -> Model:
         return model
     replicas, by = others.hand.replicas, others.hand.by
     message = f"scaled to {replicas} by {by or 'somebody'}, which holds until {stamp(others.until_unix_s)}"
-    adopted = replace(adopted, reason=BY_HAND, message=message)
+    adopted = replace(adopted, held=True, reason=BY_HAND, message=message)
     if not replicas:
         return replace(model, spec=replace(model.spec, paused=True), adopted=adopted)
     held = ReplicaRange(min=replicas, max=replicas)
