@@ -24,10 +24,11 @@ PORT, HEALTH = 8080, 8082
 WAIT_S_MAX = 45.0
 
 
-def deployment(replicas: int, socket: Path, node: str, grace_s: int = 30) -> Object:
-    """As the chart has it, with a Unix socket for its autoscaler, and less time before SIGTERM."""
+def deployment(replicas: int, sockets: Sequence[Path], node: str, grace_s: int = 30) -> Object:
+    """As the chart has it, with the Unix sockets of its autoscalers, and less time before SIGTERM."""
+    followed = [word for socket in sockets for word in ("--autoscaler", f"unix:{socket}")]
     words = [
-        sys.executable, "-m", "pilotlight", "gateway", "--id", "$(POD_NAME)", "--autoscaler", f"unix:{socket}",
+        sys.executable, "-m", "pilotlight", "gateway", "--id", "$(POD_NAME)", *followed,
         "--listen", f"$(POD_IP):{PORT}", "--health", f"$(POD_IP):{HEALTH}", "--ops", "127.0.0.1:0",
         "--grace", str(grace_s),
     ]  # fmt: skip

@@ -79,11 +79,11 @@ async def staged(
         yield one
 
 
-async def runs(one: Estate, replicas: int, calls: int) -> None:
+async def runs(one: Estate, replicas: int, calls: int, autoscaler: str = "a1") -> None:
     """Until so many Replicas of ada are ready, with so many Calls on them."""
 
     async def so() -> bool:
-        states, demand = await one.counts("ada")
+        states, demand = await one.counts("ada", autoscaler)
         return (states.get("ready"), demand["running"]) == (replicas, calls)
 
     await one.until(so)

@@ -95,7 +95,7 @@ async def test_case_14_a_rolling_update_of_gateways_with_streams(
     ada = stage.ada(10, 200)
     front = Front(api, namespace)
     async with estate.open(ada, autoscalers=1, gateways=0) as one, asyncio.timeout(120):
-        wanted = deployment(2, one.socket("a1"), stage.node.name)
+        wanted = deployment(2, [one.socket("a1")], stage.node.name)
         async with front.running(wanted):
             before = await front.pods()
             assert (await front.send(shot("ada", tokens=1)))[0].ending is Ending.COMPLETED
@@ -128,31 +128,38 @@ async def test_case_14_a_rolling_update_of_gateways_with_streams(
 
 
 async def test_case_15_one_of_three_gateways_is_killed(stage: Stage, estate: Estate, api: Api, namespace: str) -> None:
-    """What it had is lost, and nothing else: no stream of another, no newcomer, no Slot, and no work of an engine."""
+    """And with it the one of two autoscalers that leads. What the gateway had is lost, and nothing else: no stream of
+    another, no newcomer, no Slot, and no work of an engine.
+    """
     slots = 24
     ada = stage.ada(8, slots)
     front = Front(api, namespace)
-    async with estate.open(ada, autoscalers=1, gateways=0) as one, asyncio.timeout(120):
-        async with front.running(deployment(3, one.socket("a1"), stage.node.name)):
+    async with estate.open(ada, autoscalers=2, gateways=0) as one, asyncio.timeout(120):
+        async with front.running(deployment(3, [one.socket("a1"), one.socket("a2")], stage.node.name)):
             assert (await front.send(shot("ada", tokens=1)))[0].ending is Ending.COMPLETED
+            leader = await one.leader()
+            (follower,) = {"a1", "a2"} - {leader}
             pods = await front.pods()
-            long = [shot("ada", tokens=60, timeout_s=60) for _ in range(slots // 3)]
+            long = [shot("ada", tokens=90, timeout_s=60) for _ in range(slots // 3)]
             streams = {name: asyncio.create_task(front.send(*long, to=pods[name])) for name in pods}
-            await runs(one, 1, slots)
+            await runs(one, 1, slots, leader)
             victim, *others = pods
             os.killpg(stage.pid(victim), signal.SIGKILL)
+            await one.stop(leader, signal.SIGKILL)
             lost = await streams[victim]
             assert {result.ending for result in lost} == {Ending.LOST}
             await until("no engine works for it", lambda: aborted(stage) == len(lost), WITHIN_S)
             more = [shot("ada", tokens=2, timeout_s=60) for _ in range(slots)]
             newcomers = [asyncio.create_task(front.send(*more, to=pods[name])) for name in others]
-            await runs(one, 1, slots)  # before any stream has ended: its Slots are the others'
+            await runs(one, 1, slots, follower)  # before any stream has ended: its Slots are the others'
+            assert await one.leads(follower)
             for name in others:
                 assert judge(len(long), await streams[name]).completed == len(long)
             for each in newcomers:
                 assert judge(slots, await each).completed == slots
         assert aborted(stage) == len(lost)
         assert max(call.at_once for call in stage.calls()) <= slots
+        assert one.made("ada") == 1
 
 
 def aborted(stage: Stage) -> int:

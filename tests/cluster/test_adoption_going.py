@@ -1,0 +1,50 @@
+"""Which pod of an adopted Deployment goes is ours to say: its ReplicaSet's controller takes the one that is idle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from autoscaler.drivers.kubernetes.adoption.seen import COST
+from tests.cluster.adopting import OURS, Adopting, workload
+
+WAIT_S_MAX = 60.0
+
+
+async def until_running(adopting: Adopting, calls: int) -> None:
+    """So many Calls are on Replicas."""
+    while json.loads(await adopting.said("models/ada"))["demand"]["running"] != calls:
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("busy", ["older", "younger"])
+async def test_from_two_to_one_the_idle_one_goes(adopting: Adopting, busy: str) -> None:
+    """Each has a Call, the second since the first was full; the client of one leaves; then there may be one only."""
+    notes = {OURS + "models": "ada", OURS + "slots": "1", OURS + "replicas-max": "2", OURS + "idle-seconds": "600"}
+    body = workload("ada", 1, notes, "Deployment", "--tokens-per-s", "20", "--tokens", "100")
+    await adopting.api.create(f"{adopting.apps}/deployments", body)
+    async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
+        calls = dict[str, asyncio.Task[tuple[int, str]]]()
+        pods = dict[str, str]()
+        for count, one in enumerate(("older", "younger"), 1):
+            calls[one] = asyncio.create_task(adopting.call("ada"))
+            await until_running(adopting, count)
+            (pods[one],) = {pod["metadata"]["name"] for pod in await adopting.until_pods(count)} - set(pods.values())
+        (idle,) = calls.keys() - {busy}
+        calls[idle].cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await calls[idle]
+        await until_running(adopting, 1)
+        patch = {"metadata": {"annotations": {OURS + "replicas-max": "1"}}}
+        await adopting.api.patch(f"{adopting.apps}/deployments/ada", patch)
+        (stays,) = await adopting.until_pods(1)
+        assert not calls[busy].done(), "it went on meanwhile"
+        assert stays["metadata"]["name"] == pods[busy]
+        assert COST not in stays["metadata"].get("annotations", {})
+        assert (await calls[busy])[0] == 200
+        assert (await adopting.embed("ada"))[0] == 200
+        (still,) = await adopting.pods()
+        assert still["metadata"]["uid"] == stays["metadata"]["uid"]
