@@ -22,6 +22,7 @@ from bench.clusterbed import Asked, Bed, bed
 from bench.clusterhouse import house
 from bench.documents import Document, body, fake, settings
 from bench.kit import BenchError, Figures, quantile, say, spread
+from bench.picture import Series, picture
 from loadtest.client import Client
 from loadtest.result import Ending, Shot
 
@@ -104,6 +105,11 @@ def told(starts: dict[str, list[Start | None]], asked: list[Asked], notes: dict[
     ):
         say(f"{what:<28} {spread(values):<24} p99 {quantile(values, 0.99):6.1f}   (at most {most})")
     say(f"{'requests per start':<28} {spread(per_start, 0):<24}              (at most 6)")
+    drawn = [
+        Series(name, [(float(i), one.took_ms) for i, one in enumerate(all_) if one is not None], number, dots=True)
+        for number, (name, all_) in enumerate(starts.items())
+    ]
+    picture("cluster-start", "round", "first byte, ms (periodSeconds: 1)", drawn)
     return {
         "create_ms_p99": quantile(create_ms, 0.99),
         "scale_ms_p99": quantile(scale_ms, 0.99),
