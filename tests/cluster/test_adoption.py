@@ -296,6 +296,17 @@ class AdoptedRig(ClusterRig):
         for body in self._bodies:
             await self._api.create(f"/apis/apps/v1/namespaces/{self._name}/deployments", body)
 
+    async def until_started_again(self, replica: ReplicaId) -> None:
+        """Its kubelet has told so: who looks sooner sees it end."""
+        pods = f"/api/v1/namespaces/{self._name}/pods"
+        async with asyncio.timeout(WAIT_S_MAX):
+            while True:
+                (pod,) = (await self._api.get(pods, labelSelector=f"app={replica}"))["items"]
+                (told,) = pod["status"]["containerStatuses"]
+                if told["restartCount"] and "running" in told["state"]:
+                    return
+                await asyncio.sleep(0.02)
+
     def driver(self) -> AdoptedDriver:
         return AdoptedDriver(self._api, [self._name], lambda _: None, hold_s=lambda: 600.0)
 
@@ -330,7 +341,7 @@ class TestAdoptedDriver(DriverContract):
 
         rig.run(scenario())
 
-    def test_what_ended_between_two_drivers_is_clean(self, rig: Rig) -> None:
+    def test_what_ended_between_two_drivers_is_clean(self, rig: AdoptedRig) -> None:  # type: ignore[override]
         """Its kubelet has started it again: it is the same Replica."""
         replica, model = rig.replica("r1", Manner.GOOD)
 
@@ -340,6 +351,7 @@ class TestAdoptedDriver(DriverContract):
                 first.start(replica, model)
                 await observed.until(replica.id, Seen.READY)
             rig.kill(replica.id)
+            await rig.until_started_again(replica.id)
             async with running(rig.driver()) as observed:
                 assert (await observed.until(replica.id, Seen.READY)).intent == replica.intent
 
