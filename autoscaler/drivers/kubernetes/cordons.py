@@ -23,8 +23,8 @@ from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.ordered import Cordon, CordonsSeen, Place
 
 ANNOTATION = "pilotlight.dev/cordon"
-TRIES = 5
-"""Of a write that another overtook."""
+TRIES = 20
+"""Of a write that another overtook: of those at once one gets through each time, and kubelets write there, too."""
 
 _log = logging.getLogger(__name__)
 _decode = msgspec.json.Decoder(tuple[Kept, ...]).decode
