@@ -23,7 +23,7 @@ from tests.cluster import definitions, network
 from tests.cluster.adopting import Adopting
 from tests.cluster.building import BuildError, build
 from tests.cluster.house import House
-from tests.cluster.kubelet.node import Node
+from tests.cluster.kubelet.node import CONTROLLERS_S_MAX, Node
 from tests.cluster.many import Estate
 from tests.cluster.plane import Plane
 
@@ -104,7 +104,7 @@ async def api(kubeconfig: Path) -> AsyncIterator[Api]:
 async def make_namespace(api: Api, name: str) -> None:
     """With its default ServiceAccount: before that is there, no pod is admitted."""
     await api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(CONTROLLERS_S_MAX):
         while True:
             try:
                 await api.get(f"/api/v1/namespaces/{name}/serviceaccounts/default")

@@ -21,6 +21,8 @@ from tests.cluster.kubelet.pod import Pod
 
 HEARTBEAT_S, LEASE_S = 1.0, 40
 QUICK = BackOff(0.2, 5.0)
+CONTROLLERS_S_MAX = 90.0
+"""After an API server that was away controllers come back one by one, each after up to half a minute and more."""
 LATE_S = 5.0
 """An address is given out again so late, as network plug-ins do: a router with an old list must not meet the next."""
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -107,7 +109,7 @@ class Node:
 
     async def _untainted(self) -> None:
         """A new node may not be used until the controllers have seen it ready."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(CONTROLLERS_S_MAX):
             while True:
                 taints = (await self.api.get(f"/api/v1/nodes/{self.name}"))["spec"].get("taints", [])
                 if not any(taint["key"].startswith("node.kubernetes.io/") for taint in taints):
