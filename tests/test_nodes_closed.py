@@ -14,7 +14,7 @@ from autoscaler.api import devices
 from autoscaler.contract import GatewayId, ModelName, Report
 from autoscaler.drivers.kubernetes import nodes
 from autoscaler.drivers.kubernetes.nodes import OtherPod
-from autoscaler.drivers.kubernetes.told import seen_of
+from autoscaler.drivers.kubernetes.told import unbound
 from autoscaler.explain import explain_model
 from autoscaler.fold import fold
 from autoscaler.log import Log
@@ -224,12 +224,12 @@ class Kept:
         for action in answer.actions:
             if isinstance(action, StopReplica):
                 self.world, _ = fold(
-                    self.world, (seen_of(self.world.replicas[action.replica], Seen.CLEAN),), self.now_s
+                    self.world, (unbound(self.world.replicas[action.replica], Seen.CLEAN),), self.now_s
                 )
         return [word.split()[0] for word in kinds(answer)]
 
     def see(self, seen: Seen = Seen.STARTING, **of: Any) -> None:
-        self.world, _ = fold(self.world, (seen_of(self.last, seen, **of),), self.now_s)
+        self.world, _ = fold(self.world, (unbound(self.last, seen, **of),), self.now_s)
 
     def moves(self) -> str:
         """It is given up, and started elsewhere: where."""
@@ -340,7 +340,7 @@ def test_that_it_waits_for_an_image_is_not_to_be_kept_off() -> None:
 def test_a_new_leader_that_finds_it_kept_off_counts_from_then() -> None:
     one = Kept(*gpus("n1"), *gpus("n2"))
     found = replace(one.world, replicas={}, by_model={}, by_slice={})
-    one.world, _ = fold(found, (seen_of(one.last, Seen.STARTING, waits=NO),), one.now_s)
+    one.world, _ = fold(found, (unbound(one.last, Seen.STARTING, waits=NO),), one.now_s)
     assert one.moves() == "n2/gpu0"
 
 

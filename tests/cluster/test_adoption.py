@@ -341,8 +341,9 @@ class TestAdoptedDriver(DriverContract):
 
         rig.run(scenario())
 
-    def test_what_ended_between_two_drivers_is_clean(self, rig: AdoptedRig) -> None:  # type: ignore[override]
+    def test_what_ended_between_two_drivers_is_clean(self, rig: Rig) -> None:
         """Its kubelet has started it again: it is the same Replica."""
+        assert isinstance(rig, AdoptedRig)
         replica, model = rig.replica("r1", Manner.GOOD)
 
         async def scenario() -> None:

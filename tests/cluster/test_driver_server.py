@@ -238,7 +238,7 @@ async def test_case_28_etcd_is_compacted_while_the_driver_is_cut_off(
     scene: Scene, plane: Plane, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile a pod goes. The version that the driver has is too old then (410): it reads everything anew."""
-    monkeypatch.setattr(watching, "SUSPECT_S", WAIT_S_MAX)  # its engine's silence would have it read anew before that
+    monkeypatch.setattr(watching, "SUSPECT_S", WAIT_S_MAX)  # else a suspicion may begin it anew before the watch does
     cutter = Cutter(port_of(plane))
     async with cutter.running() as port:
         way: Access = await access(kubeconfig)
@@ -259,7 +259,9 @@ async def test_case_28_etcd_is_compacted_while_the_driver_is_cut_off(
                 await asyncio.to_thread(plane.until_ready)
                 cutter.closed = False
                 await observed.until(ReplicaId("r0"), Seen.EXITED)
-                assert 410 in api.refused
+                async with asyncio.timeout(WAIT_S_MAX):  # a list may tell of the end before the watch comes back
+                    while 410 not in api.refused:
+                        await asyncio.sleep(0.01)
                 assert observed.words(ReplicaId("r1")) == ["starting", "ready"]
 
 

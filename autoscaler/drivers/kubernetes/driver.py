@@ -24,7 +24,7 @@ from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.drivers.kubernetes.clearing import Clearing
 from autoscaler.drivers.kubernetes.orders import Orders
 from autoscaler.drivers.kubernetes.pods import PodSeen
-from autoscaler.drivers.kubernetes.told import is_news, seen_in, seen_of
+from autoscaler.drivers.kubernetes.told import is_news, seen_in, unbound
 from autoscaler.drivers.kubernetes.vocabulary import NODES
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.model import Model
@@ -188,7 +188,7 @@ class KubernetesDriver:
 
     def start_waits(self, replica: Replica, reason: str) -> None:
         """The API server did not make its pod yet."""
-        self._observe((seen_of(replica, Seen.STARTING, waits=reason),))
+        self._observe((unbound(replica, Seen.STARTING, waits=reason),))
 
     def start_refused(self, replica: Replica, reason: str) -> None:
         """The API server will not make such a pod: admission, rights, a namespace that goes."""
@@ -200,7 +200,7 @@ class KubernetesDriver:
         if replica.id in self._cleared:
             return  # it was there: what it left is not proven to be gone yet
         self._stopping.discard(replica.id)
-        self._observe((seen_of(replica, Seen.CLEAN, proof=clearing.ASSUMED),))
+        self._observe((unbound(replica, Seen.CLEAN, proof=clearing.ASSUMED),))
 
     def _order(self, order: Coroutine[object, object, None]) -> None:
         task = self._tasks.create_task(order)
@@ -209,7 +209,7 @@ class KubernetesDriver:
 
     def _fail(self, replica: Replica, reason: str) -> None:
         self._observe(
-            (seen_of(replica, Seen.EXITED, reason=reason), seen_of(replica, Seen.CLEAN, proof=clearing.ASSUMED))
+            (unbound(replica, Seen.EXITED, reason=reason), unbound(replica, Seen.CLEAN, proof=clearing.ASSUMED))
         )
 
     def _refuse(self, model: ModelName, spec_hash: str, reason: str) -> None:

@@ -17,7 +17,7 @@ def is_news(told: ReplicaSeen, seen: Seen, waits: str) -> bool:
     return (told.seen, told.waits) != (seen, waits)
 
 
-def seen_of(replica: Replica, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> ReplicaSeen:
+def unbound(replica: Replica, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> ReplicaSeen:
     """Of a Replica that has no pod."""
     return ReplicaSeen(
         id=replica.id, model=replica.model, spec_hash=replica.spec_hash, intent=replica.intent, slices=replica.slices,

@@ -33,7 +33,7 @@ from autoscaler.drivers.kubernetes.adoption.annotations import (
 )
 from autoscaler.drivers.kubernetes.adoption.candidate import Candidate
 from autoscaler.drivers.kubernetes.adoption.condition import condition
-from autoscaler.drivers.kubernetes.adoption.pod import EXITED, unbound
+from autoscaler.drivers.kubernetes.adoption.pod import EXITED
 from autoscaler.drivers.kubernetes.adoption.runner import PLURALS, Means, Runner
 from autoscaler.drivers.kubernetes.adoption.seen import (
     CONTROLLERS,
@@ -48,6 +48,7 @@ from autoscaler.drivers.kubernetes.adoption.seen import (
 from autoscaler.drivers.kubernetes.adoption.showing import Showing
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
+from autoscaler.drivers.kubernetes.told import unbound
 from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.model import Model
 from autoscaler.names import Origin

@@ -14,7 +14,7 @@ from autoscaler.drivers import address
 from autoscaler.drivers.kubernetes.adoption.seen import PodSeen
 from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.model import ADOPTED_HASH
-from autoscaler.world import Replica, ReplicaSeen, Seen
+from autoscaler.world import ReplicaSeen, Seen
 
 EXITED = "exited"
 """The proof of clean: its kubelet says that nothing runs any more. It holds no Slice of ours."""
@@ -109,14 +109,5 @@ def seen_of(
         id=pod.replica or ReplicaId(""), model=model, spec_hash=ADOPTED_HASH, intent=pod.intent, slices=(),
         memory_bytes=0, slots=pod.slots, seen=seen, address=address_of(of), rank=rank,
         started_s=started_s, placing=pod.begun.placing,
-        reason=reason, waits=waits, proof=proof,
-    )  # fmt: skip
-
-
-def unbound(replica: Replica, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> ReplicaSeen:
-    """What is observed of a Replica that has no pod."""
-    return ReplicaSeen(
-        id=replica.id, model=replica.model, spec_hash=replica.spec_hash, intent=replica.intent, slices=replica.slices,
-        memory_bytes=replica.memory_bytes, compute_percent=replica.compute_percent, slots=replica.slots, seen=seen,
         reason=reason, waits=waits, proof=proof,
     )  # fmt: skip

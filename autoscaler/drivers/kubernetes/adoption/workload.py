@@ -25,10 +25,10 @@ from autoscaler.drivers.kubernetes.adoption.pod import (
     own_name,
     seen_of,
     state_of,
-    unbound,
 )
 from autoscaler.drivers.kubernetes.adoption.seen import PodSeen, WorkloadSeen
 from autoscaler.drivers.kubernetes.beginning import Beginning
+from autoscaler.drivers.kubernetes.told import unbound
 from autoscaler.model import Model
 from autoscaler.world import Placing, Replica, ReplicaSeen, Seen
 
