@@ -7,7 +7,7 @@ and for an event stream between two events unless `whole` is false; the end is g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Final
 
 from gateway import sse
 from gateway.sse import EventGate
@@ -18,6 +18,15 @@ ERROR_BODY_BYTES_MAX = 16 << 10
 _STREAM_ENDS = (b"[DONE]", b'"message_stop"', b'"response.completed"', b'"response.incomplete"', b'"response.failed"')
 """How the dialects say that a stream is whole; asked only where the end of the connection is the end of the body."""
 
+_EVENTS: Final = 0
+"""Whole events go on, in the engine's chunks."""
+_AS_IT_COMES: Final = 1
+_ANEW: Final = 2
+"""Framed by us."""
+_KEPT: Final = 3
+"""Kept for one event at the end."""
+_OVER: Final = 4
+
 
 class Answer:
     """One response from its first body byte. `early`: the client already has a head, of an event stream.
@@ -26,8 +35,8 @@ class Answer:
     """
 
     __slots__ = (
-        "_dialect", "_ended", "_framed", "_gate", "_json", "_kept", "_note", "_walker",
-        "chunked", "early", "length", "shape",
+        "_dialect", "_ended", "_framed", "_gate", "_json", "_kept", "_manner", "_note", "_walker",
+        "chunked", "early", "length",
     )  # fmt: skip
 
     def __init__(
@@ -49,14 +58,12 @@ class Answer:
             if stream
             else not early and (head.length is not None or (head.chunked and framed))
         )
-        self.shape: Callable[[bytes], bytes]
-        """The next bytes of the body -> what the client gets for them, but for the ending."""
         if early and not stream:
-            self.shape = self._keep
+            self._manner = _KEPT
         elif raw:
-            self.shape = walker.walk if gate is None else gate.pass_chunks
+            self._manner = _AS_IT_COMES if gate is None else _EVENTS
         else:
-            self.shape = self._content
+            self._manner = _ANEW
         self.length = head.length if raw else None
         """For the head; with neither length nor chunks the end is the close."""
         self.chunked = framed and (head.chunked or not raw)
@@ -79,6 +86,16 @@ class Answer:
             return not any(end in tail for end in _STREAM_ENDS)
         return self._json and not tail.rstrip().endswith(b"}")
 
+    def shape(self, data: bytes) -> bytes:
+        """The next bytes of the body -> what the client gets for them, but for the ending."""
+        if self._manner == _EVENTS and self._gate is not None:  # one call of a method whose place is known
+            return self._gate.pass_chunks(data)
+        if self._manner == _AS_IT_COMES:
+            return self._walker.walk(data)
+        if self._manner == _KEPT:
+            return self._keep(data)
+        return self._content(data) if self._manner == _ANEW else b""
+
     def take(self, data: bytes) -> bytes:
         """As `shape`, with the ending where it has come."""
         out = self.shape(data)
@@ -91,7 +108,7 @@ class Answer:
         if self._ended:
             return b""
         self._ended = True
-        self.shape = _nothing  # it may be a method of this object: a ring would wait for the garbage collector
+        self._manner = _OVER
         out = b""
         if self._gate is not None:
             out = self.frame(self._gate.rest())
@@ -116,7 +133,3 @@ class Answer:
         content = self._walker.strip(data)
         self._kept += content[: ERROR_BODY_BYTES_MAX + 1 - len(self._kept)]
         return b""
-
-
-def _nothing(_: bytes) -> bytes:
-    return b""

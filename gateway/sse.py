@@ -24,8 +24,6 @@ EVENT_BYTES_MAX: Final = 64 << 10
 PART_BYTES_MAX: Final = 8 << 10
 """The begin of a chunk that is kept until the rest of it has come; a longer one is taken apart."""
 
-_LINES: Final[dict[int, bytes]] = {}
-"""Bytes of a whole chunk, up to PART_BYTES_MAX -> its first line."""
 SIZES_MAX = 4096
 """Chunk sizes remembered as read."""
 RUNS_MAX = 4096
@@ -42,6 +40,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """May stand before a stream's first event."""
 _CHUNK_END: Final = b"\n\n\r\n"
 _CHUNK_END_CR: Final = b"\r\n\r\n\r\n"
+_EMPTY_LINE: Final = b"\r\n\r\n"
 _CHUNK_ENDS: Final = (_CHUNK_END, _CHUNK_END_CR)
 """How a chunk that ends with an event ends, with the CRLF of the chunk."""
 
@@ -78,12 +77,7 @@ def told_error(body: bytes, dialect: str) -> bytes:
 def is_one_chunk(data: bytes) -> bool:
     """Whether data, which begins between two chunks and ends with a line end, is exactly one of at least four bytes."""
     size = len(data)
-    line = _LINES.get(size)
-    if line is None:
-        line = _line_of(size)
-        if size <= PART_BYTES_MAX:
-            _LINES[size] = line
-    return size > 8 and data.startswith(line)
+    return size > 8 and data.startswith(_LINES[size] if size <= PART_BYTES_MAX else _line_of(size))
 
 
 def _line_of(size: int) -> bytes:
@@ -93,6 +87,10 @@ def _line_of(size: int) -> bytes:
         digits += 1
     line = b"%x\r\n" % max(0, size - digits - 4)
     return line if len(line) == digits + 2 else b"\n"  # no chunk is so long: nothing begins with that
+
+
+_LINES: Final[list[bytes]] = [_line_of(size) for size in range(PART_BYTES_MAX + 1)]
+"""By the bytes of a whole chunk; a list, for a dictionary would be asked with an object."""
 
 
 @lru_cache(SIZES_MAX)
@@ -162,25 +160,28 @@ class EventGate:
             if self._apart or not walker.between:
                 return piece + self._take_apart(data)
             return piece + self.pass_chunks(data)  # on as before: it does not come here again
-        if (  # `find`, for `in` makes an error and drops it where a number might have been meant
+        end = data[-4:]
+        if (
             not self._part
-            and (data.endswith(_CHUNK_END) or data.endswith(_CHUNK_END_CR))  # noqa: PIE810  the first is nearly always it
+            and (end == _CHUNK_END or (end == _EMPTY_LINE and data.endswith(_CHUNK_END_CR)))
             and is_one_chunk(data)
-            and not (self._drop_usage and data.find(b'"usage"') >= 0 and _EMPTY_LIST.search(data) is not None)
-        ):
-            walker.skip(data)  # one token, as most engines send them
-            return data
+        ):  # one token, as most engines send them
+            if data.find(b'"usage"') < 0:  # not `in`: that makes an error and drops it where a number might be meant
+                return data  # nothing of it is asked for at the end: it need not stay in memory
+            if not self._drop_usage or _EMPTY_LIST.search(data) is None:
+                walker.skip(data)
+                return data
         if self._part:
             data = self._part + data
             self._part = b""
         usage_at = data.find(b'"usage"') if self._drop_usage else -1
         if usage_at >= 0 and _EMPTY_LIST.search(data) is None:
             usage_at = -1  # some engines say it in every chunk
-        end, begun = whole_chunks(data, len(data) if usage_at < 0 else usage_at)
-        if end == len(data):
+        stop, begun = whole_chunks(data, len(data) if usage_at < 0 else usage_at)
+        if stop == len(data):
             walker.skip(data)
             return data
-        piece, rest = data[:end], data[end:]
+        piece, rest = data[:stop], data[stop:]
         if piece:
             walker.skip(piece)
         if begun and len(rest) <= PART_BYTES_MAX and _EVENT_END.search(rest) is None:

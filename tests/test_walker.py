@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.sse import EventGate, chunk, told_error, whole_chunks
+from gateway.usage import tokens
 from gateway.walker import (
     INTERIM_MAX,
     LAST_CHUNK,
@@ -229,6 +230,22 @@ STREAM = b"".join(map(chunk, [*EVENTS, USAGE, DONE])) + LAST_CHUNK
 def test_the_usage_chunk_is_taken_out_however_the_stream_is_cut(size: int) -> None:
     assert gate_through(pieces(STREAM, size), drop_usage=True) == b"".join([*EVENTS, DONE])
     assert gate_through(pieces(STREAM, size), drop_usage=False) == b"".join([*EVENTS, USAGE, DONE])
+
+
+@pytest.mark.parametrize("drop_usage", [True, False])
+def test_what_tells_of_usage_is_remembered_and_what_does_not_is_not(drop_usage: bool) -> None:
+    """Each event comes as a chunk of its own, as engines send them; of Anthropic's the first tells a part of it."""
+    began = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":9,"output_tokens":1}}}\n\n'
+    ended = b'event: message_delta\ndata: {"usage":{"output_tokens":64}}\n\n'
+    walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
+    gate = EventGate(walker, drop_usage=drop_usage)
+    for event in (began, *EVENTS * 50, ended, DONE):
+        gate.pass_chunks(chunk(event))
+    assert tokens(walker.tail()) == (9, 64)
+    assert EVENTS[0] not in walker.tail()
+    gate.pass_chunks(chunk(USAGE))
+    gate.pass_chunks(LAST_CHUNK)
+    assert (tokens(walker.tail()), walker.ended) == (tokens(USAGE), True)
 
 
 def test_pieces_of_whole_events_go_on_untouched() -> None:
