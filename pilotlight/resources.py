@@ -17,7 +17,7 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes import happenings, status
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
-from autoscaler.drivers.kubernetes.customs import Customs
+from autoscaler.drivers.kubernetes.customs import Customs, StatusSeen
 from autoscaler.drivers.kubernetes.events import Events
 from autoscaler.drivers.kubernetes.kubeai import KUBEAI, KubeaiModels
 from autoscaler.drivers.kubernetes.statuses import Statuses
@@ -119,11 +119,13 @@ class Resources:
         self.adopted.called(self._installation.settled.names, self._installation.settled.taken)
         self.told.set()
 
-    def _heard(self, origin: Origin, said: Status) -> None:
+    def _heard(self, origin: Origin, said: StatusSeen) -> None:
         """What a Model's leader wrote down: who follows will need it."""
         name = self._installation.settled.names.get(origin)
-        if name is not None and not self._loop.world.leads:
-            self._loop.observe(status.remembered({name: said}, self._clock(), self._unix_s())[0])
+        if self._loop.world.leads:
+            self._statuses.hear(said)
+        elif name is not None:
+            self._loop.observe(status.remembered({name: said.status}, self._clock(), self._unix_s())[0])
 
     def _note(self, note: Note) -> None:
         """What a workload's owner is to know."""

@@ -277,6 +277,20 @@ def test_another_leaders_mark_is_followed() -> None:
     assert bench.told() == [("r0", "leaving"), ("r0", "exited"), ("r0", "clean"), ("other", "ready")]
 
 
+def test_a_mark_of_a_leader_of_before_that_came_late_is_put_right() -> None:
+    """Also where the same was written here before: the pod would go first."""
+    bench = running(1)
+    bench.pod("p0", replica="r0", intent="i-r0", goes_first=True)
+    (mark,) = bench.core.marks(going=False)
+    assert (mark.replica, mark.goes_first) == ("r0", False)
+    bench.core.marked(mark)
+    assert bench.core.marks(going=False) == []
+    bench.pod("p0", goes_first=False)
+    assert bench.core.marks(going=False) == []
+    bench.pod("p0", goes_first=True)
+    assert bench.core.marks(going=False) == [mark]
+
+
 # --- what the plan makes of it ----------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from autoscaler.actions import FailStart, Plan
 from autoscaler.drivers.kubernetes import events, statuses
 from autoscaler.drivers.kubernetes.api import JSON, Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.customs import StatusSeen
 from autoscaler.drivers.kubernetes.events import Events
 from autoscaler.drivers.kubernetes.statuses import CHANGE_S, NEWS_S, PER_S, RETRY_S, Statuses
 from autoscaler.drivers.kubernetes.subjects import Subject
@@ -34,6 +35,10 @@ class Paper(Api):
     def __init__(self) -> None:
         self.wrote: list[Object] = []
         self.refusals: list[Exception] = []
+        self.version = 100
+        """Of what was written last."""
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What happens before the answer to a write is there."""
 
     def unix_s(self) -> float:
         return time.time()
@@ -53,7 +58,10 @@ class Paper(Api):
             raise self.refusals.pop(0)
         assert isinstance(body, dict)
         self.wrote.append(body)
-        return {}
+        self.version += 1
+        answer = {"metadata": {"resourceVersion": str(self.version)}}
+        self.meanwhile()
+        return answer
 
 
 class House:
@@ -178,6 +186,60 @@ async def test_a_model_that_is_gone_is_forgotten_and_one_of_its_name_begins_anew
     house.show(house.at)
     assert await house.write() == [MODELS[0].name], "though the last of its name had the same status"
     assert [one["metadata"]["uid"] for one in house.paper.wrote] == ["u0", "u1", "u2", "new"]
+
+
+# --- what another wrote -----------------------------------------------------------------------------------------------
+
+
+def heard(house: House, version: int, said: Mapping[str, object]) -> list[str]:
+    """Who is to be written after that was heard of the first Model, a while later."""
+    house.statuses.hear(StatusSeen(MODELS[0].uid, version, said))
+    house.now_s += NEWS_S
+    house.show(house.at)
+    return house.due()
+
+
+@pytest.fixture
+async def house() -> House:
+    """Of one Model, whose status is written."""
+    one = House()
+    one.statuses.put(SUBJECTS[:1])
+    one.show(one.at)
+    await one.settle()
+    return one
+
+
+async def test_what_a_leader_of_before_wrote_late_is_put_right(house: House) -> None:
+    ours, version = house.paper.wrote[-1]["status"], house.paper.version
+    assert heard(house, version, ours) == [], "it is ours"
+    assert heard(house, version - 1, {}) == [], "it is older than ours"
+    assert heard(house, version + 1, {**ours, "replicas": {"ready": 9}}) == ["m0"]
+    await house.settle()
+    assert house.paper.wrote[-1]["status"]["replicas"]["ready"] == 0
+    house.now_s += CHANGE_S
+    house.show(house.at)
+    assert house.due() == []
+
+
+async def test_what_is_no_status_is_written_anew(house: House) -> None:
+    assert heard(house, house.paper.version + 1, {"replicas": "many"}) == ["m0"]
+
+
+async def test_what_is_heard_before_the_answer_to_our_write_counts_as_what_it_is(house: House) -> None:
+    def another() -> None:
+        house.paper.version += 1
+        house.statuses.hear(StatusSeen(MODELS[0].uid, house.paper.version, {}))
+
+    house.paper.meanwhile = another
+    house.pause(MODELS[0])
+    house.now_s += NEWS_S
+    assert await house.write() == ["m0"]
+    house.paper.meanwhile = lambda: None
+    assert await house.write() == [], "not at once"
+    house.now_s += NEWS_S
+    assert await house.write() == ["m0"], "another wrote after us"
+    house.now_s += CHANGE_S
+    assert await house.write() == []
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

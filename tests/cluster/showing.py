@@ -10,7 +10,7 @@ from autoscaler.contract import ModelName
 from autoscaler.documents import one as parse
 from autoscaler.drivers.kubernetes import status, statuses
 from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.customs import Customs
+from autoscaler.drivers.kubernetes.customs import Customs, StatusSeen
 from autoscaler.drivers.kubernetes.events import Events
 from autoscaler.drivers.kubernetes.statuses import Statuses
 from autoscaler.drivers.kubernetes.subjects import subjects
@@ -67,10 +67,12 @@ class House:
     def _unix_s(self) -> float:
         return self._wall_at_0_s + self.stepped.now_s
 
-    def _hear(self, origin: Origin, said: Mapping[str, object]) -> None:
+    def _hear(self, origin: Origin, said: StatusSeen) -> None:
         name = self.installation.settled.names.get(origin)
-        if name is not None and not self.stepped.loop.world.leads:
-            self.stepped.step(*status.remembered({name: said}, self._now_s(), self._unix_s())[0])
+        if self.stepped.loop.world.leads:
+            self.statuses.hear(said)
+        elif name is not None:
+            self.stepped.step(*status.remembered({name: said.status}, self._now_s(), self._unix_s())[0])
 
     # --- what happens -------------------------------------------------------------------------------------------------
 

@@ -6,18 +6,21 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 from pytest_aiohttp import AiohttpClient
 
 from autoscaler.commands import Commands
 from autoscaler.drivers.base import CordonError
+from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import Api, ApiError
 from autoscaler.drivers.kubernetes.cordons import ANNOTATION, NodeCordons
 from autoscaler.drivers.kubernetes.vocabulary import NODES
 from autoscaler.log import Log
 from autoscaler.ops import OperationsServer
 from autoscaler.ordered import Cordon, CordonsSeen, Place
+from tests.cluster.relay import Fenced, Moment, Write
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import device, world
 
@@ -100,6 +103,25 @@ async def test_two_orders_at_once_are_both_kept_and_garbage_is_no_order(api: Api
     async with watching(api, seen) as one:
         await asyncio.gather(*(one.put(Cordon(place=gpu, node=name, since_s=1.0)) for gpu in gpus))
         await seen.until(lambda orders: orders.keys() == set(gpus))
+
+
+@pytest.mark.parametrize("moment", Moment)
+async def test_case_26_another_leads_when_an_order_is_to_be_kept(
+    api: Api, name: str, kubeconfig: Path, moment: Moment
+) -> None:
+    """Who gave it is told that it may not be in force; what came late undoes nothing that was ordered since."""
+    node, gpu, seen = Place("node", name), Place("device", f"{name}/gpu0"), Seen(name)
+    async with Fenced(await access(kubeconfig)) as first, watching(api, seen) as second:
+        first.leads = True
+        first.end_at(Write("PATCH", f"/nodes/{name}"), moment)
+        with pytest.raises(CordonError, match="try again"):
+            await NodeCordons(first, api, seen.observe).put(Cordon(place=node, node=name, since_s=1.0))
+        await second.put(Cordon(place=gpu, node=name, since_s=1.0))
+        if moment is Moment.LATE:
+            assert await first.release() == "Conflict"
+        kept = {node, gpu} if moment is Moment.AFTER else {gpu}
+        await seen.until(lambda orders: orders.keys() == kept)
+        assert (await api.get(f"{NODES}/{name}"))["spec"].get("unschedulable", False) is (moment is Moment.AFTER)
 
 
 async def test_an_order_about_a_node_that_is_gone_is_refused(api: Api, name: str) -> None:

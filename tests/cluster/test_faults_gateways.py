@@ -127,8 +127,13 @@ async def test_case_14_a_rolling_update_of_gateways_with_streams(
         assert not any(call.aborted for call in stage.calls())
 
 
-async def test_case_15_one_of_three_gateways_is_killed(stage: Stage, estate: Estate, api: Api, namespace: str) -> None:
-    """What it had is lost, and nothing else: no stream of another, no newcomer, no Slot, and no work of an engine."""
+@pytest.mark.parametrize("leader_too", [False, True])
+async def test_case_15_one_of_three_gateways_is_killed(
+    stage: Stage, estate: Estate, api: Api, namespace: str, leader_too: bool
+) -> None:
+    """What it had is lost, and nothing else: no stream of another, no newcomer, no Slot, and no work of an engine. Also
+    where the leader dies at the same moment, and the next one has to find out who holds what.
+    """
     slots = 24
     ada = stage.ada(8, slots)
     front = Front(api, namespace)
@@ -137,15 +142,18 @@ async def test_case_15_one_of_three_gateways_is_killed(stage: Stage, estate: Est
             assert (await front.send(shot("ada", tokens=1)))[0].ending is Ending.COMPLETED
             leader = await one.leader()
             pods = await front.pods()
-            long = [shot("ada", tokens=90, timeout_s=60) for _ in range(slots // 3)]
+            long = [shot("ada", tokens=200 if leader_too else 90, timeout_s=60) for _ in range(slots // 3)]
             streams = {name: asyncio.create_task(front.send(*long, to=pods[name])) for name in pods}
             await runs(one, 1, slots, leader)
             victim, *others = pods
             os.killpg(stage.pid(victim), signal.SIGKILL)
+            if leader_too:
+                await one.stop(leader, signal.SIGKILL)
+                (leader,) = {"a1", "a2"} - {leader}
             lost = await streams[victim]
             assert {result.ending for result in lost} == {Ending.LOST}
             await until("no engine works for it", lambda: aborted(stage) == len(lost), WITHIN_S)
-            more = [shot("ada", tokens=2, timeout_s=60) for _ in range(slots)]
+            more = [shot("ada", tokens=4, timeout_s=60) for _ in range(slots)]
             newcomers = [asyncio.create_task(front.send(*more, to=pods[name])) for name in others]
             await runs(one, 1, slots, leader)  # before any stream has ended: its Slots are the others'
             assert await one.leads(leader)

@@ -1,146 +1,176 @@
-"""A second leader at the moment of every write: the first may not write any more after its n-th, for each n."""
+"""A second leader at the moment of every write: it is not sent, nobody hears of it, or it comes when another has led
+for long. Whatever it was of (a pod, its mark, a scale, a status, a condition, an Event): what is there in the end is
+what one leader would have made, and nothing was done twice.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from autoscaler.contract import GatewayId, ModelName, ReplicaUse, Report
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api
-from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.loop import Loop
-from autoscaler.model import Model, ModelSpec
+from autoscaler.drivers.kubernetes import events, statuses
+from autoscaler.drivers.kubernetes.adoption import showing
+from autoscaler.drivers.kubernetes.adoption.annotations import LOW, WRONG
+from autoscaler.drivers.kubernetes.adoption.condition import SCALED
+from autoscaler.drivers.kubernetes.adoption.seen import COST, REPLICA
+from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.drivers.kubernetes.pods import DRAIN
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import DocumentsSeen, LeadingSeen, Reported, World
-from pilotlight.cluster import image, launch
+from tests.cluster import definitions
+from tests.cluster.adopting import OURS, workload
 from tests.cluster.kubelet.node import Node
+from tests.cluster.relay import Moment, Relay, Write, relay
+from tests.cluster.showing import condition
 from tests.kit.fake_process import command
-from tests.kit.worlds import level
 
-LIMIT_S = 60
-WRITES = 3
-"""One create; a mark and a delete."""
-
-
-def model(name: str) -> Model:
-    words = command("--host", "{host}", "--port", "{port}", "--name", name)
-    spec = ModelSpec(
-        engine="command", image="fake", command=tuple(words), idle_seconds=600.0, residency_seconds=0.0,
-    )  # fmt: skip
-    return Model(name=ModelName(name), spec=spec, memory_bytes=1 << 30, slots=4)
+WITHIN_S = 30.0
+SCALE = Write("PATCH", "/deployments/[^/]+/scale")
+MARK = Write("PATCH", "/pods/emb-[^/]+")
+STATUS = Write("PATCH", "/models/[^/]+/status")
+EVENT = Write("POST", "/events")
+POD = Write("POST", "/pods")
+UP = (EVENT, POD, SCALE, MARK, STATUS)
+DOWN = (Write("PATCH", "/pods/ada-[^/]+"), Write("DELETE", "/pods/ada-[^/]+"), SCALE, MARK, STATUS)
+SHOWN = Write("PATCH", "/deployments/[^/]+/status")
 
 
-ADA, BOB = model("ada"), model("bob")
+class Scene:
+    """A Model of ours, `ada`, and a Deployment of another's, `emb`, both at zero, and who leads."""
+
+    def __init__(self, api: Api, namespace: str, node: Node) -> None:
+        self.api = api
+        self.ada, self.emb = f"ada-{namespace}", f"emb-{namespace}"
+        self.pods = f"/api/v1/namespaces/{namespace}/pods"
+        self.deployment = f"/apis/apps/v1/namespaces/{namespace}/deployments/{self.emb}"
+        self.model = f"{definitions.models(namespace)}/{self.ada}"
+        self.ran = Counter[str]()
+        """Containers that were ever made, by the first three letters of their pods."""
+        node.on_container = lambda pod, _: self.ran.update([pod[:3]])
+        self.both: Relay
+
+    async def furnish(self) -> None:
+        words = command("--host", "{host}", "--port", "{port}", "--name", self.ada)
+        ada = definitions.model(
+            self.ada, image="fake", command=words, gpu={"memory": "1Gi"}, idleSeconds=0, residencySeconds=0
+        )
+        await self.api.create(self.model.rpartition("/")[0], ada)
+        notes = {OURS + "models": self.emb, OURS + "idle-seconds": "0", OURS + "replicas-max": "1"}
+        body = workload(self.emb, 0, notes)
+        body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
+        await self.api.create(self.deployment.rpartition("/")[0], body)
+
+    # --- what is to be so ---------------------------------------------------------------------------------------------
+
+    async def up(self) -> str:
+        """Both run, once each, and show it; what of that is not so."""
+        pods = (await self.api.get(self.pods))["items"]
+        notes = {pod["metadata"]["name"][:3]: pod["metadata"].get("annotations", {}) for pod in pods}
+        if len(pods) != 2 or len(notes) != 2 or any("deletionTimestamp" in pod["metadata"] for pod in pods):
+            return f"pods {[pod['metadata']['name'] for pod in pods]}"
+        if DRAIN in notes["ada"] or COST in notes["emb"]:
+            return f"marks {notes}"
+        states = {one.id: one.state for one in self.both.leader.world.replicas.values()}
+        (emb,) = (pod["metadata"] for pod in pods if pod["metadata"]["name"].startswith("emb-"))
+        named = notes["emb"].get(REPLICA, f"{emb['name']}-{emb['uid'][:5]}")
+        if list(states.values()) != [S.READY, S.READY] or named not in states:
+            return f"Replicas {states}, not {named}"
+        return await self._shows(1, "Serving")
+
+    async def down(self) -> str:
+        """Nothing runs, and that is shown."""
+        left = (await self.api.get(self.pods))["items"]
+        if left or self.both.leader.world.replicas:
+            return f"{len(left)} pods, {list(self.both.leader.world.replicas)}"
+        return await self._shows(0, "Idle")
+
+    async def _shows(self, replicas: int, reason: str) -> str:
+        deployment, model = await self.api.get(self.deployment), await self.api.get(self.model)
+        if deployment["spec"]["replicas"] != replicas:
+            return f"the scale is {deployment['spec']['replicas']}"
+        ready, shown = model.get("status", {}).get("replicas", {}).get("ready"), condition(model, "Ready").get("reason")
+        return "" if (ready, shown) == (replicas, reason) else f"status {ready} {shown}"
+
+    async def is_shown(self, reason: str) -> str:
+        """The workload shows its adoption so."""
+        conditions: list[Object] = (await self.api.get(self.deployment)).get("status", {}).get("conditions", [])
+        reasons = [one["reason"] for one in conditions if one["type"] == OURS + "Adopted"]
+        return "" if reasons == [reason] else f"conditions {reasons}"
+
+    # --- hand-overs ---------------------------------------------------------------------------------------------------
+
+    async def until(self, so: Callable[[], Awaitable[str]]) -> None:
+        """Raises what is not so."""
+        left = "nothing yet"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WITHIN_S):
+                while left:
+                    left = await so()
+                    await asyncio.sleep(0.02)
+        assert not left
+
+    async def woken(self) -> int:
+        """How often that is told of ada."""
+        selector = f"involvedObject.name={self.ada},reason=Woken"
+        events = await self.api.get(self.pods.replace("/pods", "/events"), fieldSelector=selector)
+        return sum(one["count"] for one in events["items"])
+
+    async def through(
+        self, write: Write, moment: Moment, change: Awaitable[None], so: Callable[[], Awaitable[str]]
+    ) -> None:
+        """A change, and a hand-over at a write that it brings."""
+        first = self.both.leader.api
+        first.end_at(write, moment)
+        await change
+        async with asyncio.timeout(WITHIN_S):
+            await self.both.hand_over()
+        await self.until(so)
+        if moment is Moment.LATE:
+            await first.release()
+            await self.until(so)
+
+    async def call(self, *names: str) -> None:
+        """Calls wait for these from now on."""
+        self.both.calls = names
+
+    async def annotate(self, key: str, value: str | None) -> None:
+        """As its owner does it."""
+        await self.api.patch(self.deployment, {"metadata": {"annotations": {key: value}}})
 
 
-class Fence:
-    """So many writes more, then none."""
-
-    def __init__(self) -> None:
-        self.left = math.inf
-
-    def write(self) -> float:
-        """Asked once for each write."""
-        self.left -= 1
-        return 0.0 if self.left < 0 else math.inf
-
-    def act(self) -> float:
-        """Asked at each step."""
-        return 0.0 if self.left <= 0 else math.inf
+@pytest.fixture
+async def scene(
+    served: Api, namespace: str, node: Node, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Scene]:
+    for module in (events, showing, statuses):
+        monkeypatch.setattr(module, "RETRY_S", 0.2)  # a write without an answer is one of the moments
+    one = Scene(served, namespace, node)
+    await one.furnish()
+    async with relay(kubeconfig, namespace) as one.both:
+        await one.until(one.down)
+        await one.until(lambda: one.is_shown(SCALED))
+        yield one
 
 
-class Process:
-    """One autoscaler: the real loop and driver, with a fence for an elector."""
-
-    def __init__(self, api: Api, fence: Fence, namespace: str) -> None:
-        self.fence = fence
-        self.driver = KubernetesDriver(api, namespace, launch, image, assume_after_s=0.05)
-        self.loop = Loop(World(epoch=0, leads=False), self.driver, time.monotonic, fence.act)
-
-    def lead(self, epoch: int) -> None:
-        self.loop.observe((LeadingSeen(epoch=epoch),))
-        self.driver.lead()
-
-    async def until(self, **wanted: S | None) -> None:
-        """Waits until the Replicas are exactly these, by Model."""
-        async with asyncio.timeout(LIMIT_S):
-            while [(r.model, r.state) for r in self.loop.world.replicas.values()] != sorted(wanted.items()):
-                await asyncio.sleep(0.02)
-
-
-class House:
-    """Two processes and one gateway, whose reports both get. `calls`: the Model that Calls wait for."""
-
-    def __init__(self, first: Process, second: Process) -> None:
-        self.first = first
-        self.second = second
-        self.calls = ""
-        self._sequence = 0
-
-    async def gateway(self) -> None:
-        """Acts on the Routes of the higher epoch."""
-        while True:
-            worlds = [one.loop.world for one in (self.first, self.second)]
-            acted_on = max(worlds, key=lambda world: world.epoch)
-            uses = tuple(ReplicaUse(replica=id) for id in acted_on.replicas)
-            self._sequence += 1
-            report = Report(
-                gateway=GatewayId("g1"), boot="b", sequence=self._sequence, epoch=acted_on.epoch,
-                version=acted_on.version, levels=(level(self.calls, 1),) if self.calls else (), replicas=uses,
-            )  # fmt: skip
-            for one in (self.first, self.second):
-                one.loop.observe((Reported(report=report),))
-            await asyncio.sleep(0.03)
-
-    def documents(self, *models: Model) -> None:
-        for one in (self.first, self.second):
-            one.loop.observe((DocumentsSeen(models=models),))
-
-
-@asynccontextmanager
-async def house(kubeconfig: Path, namespace: str) -> AsyncIterator[House]:
-    way, fences = await access(kubeconfig), (Fence(), Fence())
-    async with Api(way, fences[0].write) as one, Api(way, fences[1].write) as two, asyncio.TaskGroup() as tasks:
-        both = House(Process(one, fences[0], namespace), Process(two, fences[1], namespace))
-        works = [both.first.loop.run(), both.second.loop.run(), both.gateway()]
-        running = [tasks.create_task(work) for work in works]
-        yield both
-        for task in running:
-            task.cancel()
-
-
-@pytest.mark.parametrize("writes", range(WRITES + 1))
-async def test_case_26_the_second_leader_ends_what_the_first_began_at_every_write_and_does_nothing_twice(
-    kubeconfig: Path, namespace: str, node: Node, api: Api, writes: int
+@pytest.mark.parametrize("moment", Moment)
+async def test_case_26_another_leads_at_every_write_and_the_world_is_as_one_leader_makes_it(
+    scene: Scene, moment: Moment
 ) -> None:
-    """One Model goes from the documents, another is called: a create, a mark, a delete, and a hand-over in between."""
-    ran = list[str]()
-    node.on_container = lambda pod, _: ran.append(pod.partition("-")[0])
-    async with house(kubeconfig, namespace) as both, asyncio.timeout(LIMIT_S):
-        both.documents(ADA, BOB)
-        while not both.first.loop.world.synced or not both.second.loop.world.synced:
-            await asyncio.sleep(0.01)
-        both.first.lead(1)
-        both.calls = "bob"
-        await both.second.until(bob=S.READY)
+    for starts, stops in zip(UP, DOWN, strict=True):
+        before = scene.ran.copy()
+        await scene.through(starts, moment, scene.call(scene.ada, scene.emb), scene.up)
+        await scene.through(stops, moment, scene.call(), scene.down)
+        late = {"ada": 1} if (starts, moment) == (POD, Moment.LATE) else {}
+        assert scene.ran - before in (Counter(ada=1, emb=1), Counter(ada=1, emb=1) + Counter(late)), (starts, stops)
+    assert await scene.woken() <= scene.ran["ada"] + len(UP), "at each hand-over one may have come to nothing"
 
-        both.first.fence.left = writes
-        both.calls = "ada"
-        both.documents(ADA)
-        while both.first.fence.left > 0 and [r.model for r in both.second.loop.world.replicas.values()] != ["ada"]:
-            await asyncio.sleep(0.01)
-        while both.first.driver._ordered:  # the margin of leadership is for requests that are under way
-            await asyncio.sleep(0.01)
-        both.second.lead(2)
-        await both.second.until(ada=S.READY)
-        left = (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]
-        assert [one["metadata"]["name"].partition("-")[0] for one in left] == ["ada"]
-        assert ran == ["bob", "ada"], "no second start"
-        assert both.first.fence.left <= 0, "it wrote so often, and no more"
+
+@pytest.mark.parametrize("moment", Moment)
+async def test_case_26_another_leads_when_a_workload_is_to_show_something(scene: Scene, moment: Moment) -> None:
+    for value, shown in (("many", WRONG), (None, SCALED)):
+        await scene.through(SHOWN, moment, scene.annotate(LOW, value), partial(scene.is_shown, shown))

@@ -29,7 +29,17 @@ _log = logging.getLogger(__name__)
 
 Parse = Callable[[object], Model | Tenant]
 """A document as a plain value -> what it says; raises WrongKeyError (`autoscaler.documents.one`)."""
-Heard = Callable[[Origin, Status], None]
+
+
+class StatusSeen(NamedTuple):
+    """The status of a Model's object, as of a version of the object."""
+
+    uid: str
+    version: int
+    status: Status
+
+
+Heard = Callable[[Origin, StatusSeen], None]
 
 
 class ModelObject(NamedTuple):
@@ -66,7 +76,9 @@ class Customs:
         tenants: bool = True,
         heard: Heard | None = None,
     ) -> None:
-        """`heard` is told of every later status of a Model, too: what its leader learns, for those who follow."""
+        """`heard` is told of every later status of a Model, too: what its leader learns, for those who follow, and for
+        who leads what another wrote there.
+        """
         self._parse = parse
         self._installation = installation
         self._heard = heard
@@ -119,18 +131,19 @@ class Customs:
         uid, generation = metadata["uid"], metadata.get("generation", 0)
         if "deletionTimestamp" in metadata:
             return None
-        if old is not None and old.uid == uid and old.generation == generation:
-            if self._heard is not None:
-                self._heard(Origin(CUSTOMS, *key), found.get("status", {}))
-            return old
-        again = old is not None and old.uid == uid
-        if not again:
+        if old is None or old.uid != uid:
             self._fresh[Origin(CUSTOMS, *key)] = found.get("status", {})
+            old = None
+        elif self._heard is not None:
+            status = StatusSeen(uid, int(metadata["resourceVersion"]), found.get("status", {}))
+            self._heard(Origin(CUSTOMS, *key), status)
+        if old is not None and old.generation == generation:
+            return old
         said, wrong = self._said(found, "Model", {"name": key.name, "namespace": key.namespace})
         if isinstance(said, Model):
             model = replace(said, created_unix_s=created_unix_s(metadata), uid=uid)
             return ModelObject(uid, generation, model, "")
-        return ModelObject(uid, generation, old.model if old is not None and again else None, wrong)
+        return ModelObject(uid, generation, None if old is None else old.model, wrong)
 
     def _read_tenant(self, found: Object) -> TenantObject | None:
         metadata = found["metadata"]

@@ -4,7 +4,8 @@ Owns how often: what is news (conditions, Replicas by state) at most once in NEW
 (Calls, what is learned, messages) at most once in CHANGE_S, and PER_S writes a second of all Models together, who waits
 longest first. Promises: Models at rest cost no request; a step of the loop costs nothing, however many Models there
 are; what the API server has is read once at the beginning of each leadership, and nothing that is there already is
-written again. It is written by server-side apply of the whole status, so that no person's edit of a spec can conflict.
+written again; what somebody else puts there meanwhile, such as a leader of before whose request came late, is put
+right. It is written by server-side apply of the whole status, so that no person's edit of a spec can conflict.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from autoscaler.actions import Unmet
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes import status
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.customs import StatusSeen
 from autoscaler.drivers.kubernetes.decided import Decided
 from autoscaler.drivers.kubernetes.kinds import collections
 from autoscaler.drivers.kubernetes.status import NO_STATUS, Clocks, Status
@@ -44,14 +46,17 @@ _log = logging.getLogger(__name__)
 class _Kept:
     """One Model object: what the API server has of its status, and when it is to be written."""
 
-    __slots__ = ("due_s", "status", "subject", "weight", "wrote_s")
+    __slots__ = ("due_s", "status", "subject", "version", "weight", "wrote_s")
 
-    def __init__(self, one: Subject, known: Status) -> None:
+    def __init__(self, one: Subject, known: Status, version: int) -> None:
         self.subject = one
-        self.status = known
-        self.weight = status.weight(known)
         self.wrote_s = -math.inf
         self.due_s = math.inf
+        self.see(known, version)
+
+    def see(self, known: Status, version: int) -> None:
+        """It is so as of a version of the object."""
+        self.status, self.version, self.weight = known, version, status.weight(known)
 
 
 class Statuses:
@@ -93,6 +98,16 @@ class Statuses:
         """
         self._told = tuple(subjects)
 
+    def hear(self, said: StatusSeen) -> None:
+        """What the API server has of an object's status, whoever wrote it."""
+        kept = self._kept.get(said.uid)
+        if kept is None or said.version <= kept.version:
+            return
+        before = kept.status
+        kept.see(_there(said.status), said.version)
+        if kept.status != before:
+            kept.due_s = min(kept.due_s, max(self._clock(), kept.wrote_s + NEWS_S))
+
     def on_step(self, step: Decided) -> None:
         """Takes the newest World; what it means for whom is looked at later."""
         self._world, self._unmet, self._subjects = step.after, step.plan.unmet, self._told
@@ -101,6 +116,7 @@ class Statuses:
     async def run(self) -> None:
         """Until cancelled. While another leads nothing is kept, for what it writes is not known here."""
         while True:
+            self._news.clear()  # what is told meanwhile is looked at after it
             try:
                 if self._leads(self._world.epoch):
                     await self._lead(self._world.epoch)
@@ -109,7 +125,6 @@ class Statuses:
             except (ApiError, UnreachableError) as error:
                 self._troubled(f"statuses of Models are not kept up: {error}")
                 await asyncio.sleep(RETRY_S)
-            self._news.clear()
             await self._news.wait()  # there is a step every second
 
     async def flush(self, within_s: float) -> None:
@@ -140,21 +155,21 @@ class Statuses:
                 async with asyncio.timeout(LOOK_S_MAX - LOOK_S):
                     await self._news.wait()
 
-    async def _read(self) -> dict[str, Status]:
-        """Every status that is there, by the uid of its object."""
-        found: dict[str, Status] = {}
+    async def _read(self) -> dict[str, tuple[Status, int]]:
+        """Every status that is there and the version of its object, by the uid of that."""
+        found: dict[str, tuple[Status, int]] = {}
         for path in self._collections:
             try:
                 async for page in self._api.pages(path):
                     for one in page["items"]:
-                        with contextlib.suppress(ValueError):  # it is no status: it is written anew
-                            found[one["metadata"]["uid"]] = status.read(one.get("status", {}))
+                        of = one["metadata"]
+                        found[of["uid"]] = _there(one.get("status", {})), int(of["resourceVersion"])
             except ApiError as error:
                 if error.status != 404:  # the cluster does not have the kind
                     raise
         return found
 
-    def _look(self, found: Mapping[str, Status]) -> None:
+    def _look(self, found: Mapping[str, tuple[Status, int]]) -> None:
         """Notes who is to be written, and when."""
         now_s = self._clock()
         unmet = self._lacking()
@@ -164,7 +179,7 @@ class Statuses:
         for one in self._subjects:
             kept = before.get(one.uid)
             if kept is None:
-                kept = _Kept(one, found.get(one.uid, NO_STATUS))
+                kept = _Kept(one, *found.get(one.uid, (NO_STATUS, 0)))
                 self._note(kept, unmet, now_s)
             elif one != kept.subject or one.model in names:
                 kept.subject = one
@@ -210,13 +225,15 @@ class Statuses:
         }  # fmt: skip
         path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
         try:
-            await self._api.apply(path, body, WRITER)
+            done = await self._api.apply(path, body, WRITER)
         except ApiError as error:
             kept.due_s = now_s + RETRY_S
             if error.status not in (404, 409):  # deleted, or another of its name: `put` will say so
                 self._troubled(f"status of Model {one.namespace}/{one.name} cannot be written: {error}")
             return True
-        kept.status, kept.weight, self.trouble = made, status.weight(made), ""
+        self.trouble = ""
+        if (version := int(done["metadata"]["resourceVersion"])) > kept.version:
+            kept.see(made, version)
         return True
 
     def _clocks(self) -> Clocks:
@@ -227,3 +244,11 @@ class Statuses:
         if trouble != self.trouble:
             _log.warning("%s", trouble)
         self.trouble = trouble
+
+
+def _there(said: object) -> Status:
+    """What is no status is written anew."""
+    try:
+        return status.read(said)
+    except ValueError:
+        return NO_STATUS

@@ -130,6 +130,8 @@ class Workload:
         else:
             if new.replica not in ("", known.seen.replica, known.replica, *known.spent):
                 self._end(known, "another leader gave its pod to another Replica", RELEASED)
+            if (new.replica, new.goes_first) != (known.seen.replica, known.seen.goes_first):
+                known.marked = None  # what we wrote has come, or another wrote later: what stands there now counts
             known.seen = new
             known.answers = known.answers and bool(new.ip) and not new.ended
         if new is not None and known is not None:

@@ -1,0 +1,190 @@
+"""Two autoscalers of one namespace in this process, who lead in turn: the writes of the one end at a moment of a test.
+
+Each is the whole of what `pilotlight autoscaler --driver kubernetes` has of a cluster; only who leads is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from autoscaler.contract import GatewayId, ReplicaUse, Report
+from autoscaler.drivers.kubernetes.access import Access, access
+from autoscaler.drivers.kubernetes.api import JSON, REQUEST_S_MAX, Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.lease import Elector
+from autoscaler.world import DocumentsSeen, Reported, World
+from pilotlight.cluster import Cluster, ClusterOptions
+from tests.kit.worlds import level
+
+
+class Moment(Enum):
+    """When another leads: what becomes of the write that is awaited."""
+
+    BEFORE = "it is not sent"
+    AFTER = "it is carried out, and nobody hears of that"
+    LATE = "it is on its way, and carried out when the next leader has done its work"
+
+
+class Write(NamedTuple):
+    """One kind of write: its method, what its path ends with, and words in its body."""
+
+    method: str
+    path: str
+    words: str = ""
+
+
+class Fenced(Api):
+    """Writes as long as its process leads. The awaited write, once, is where that ends."""
+
+    def __init__(self, way: Access) -> None:
+        super().__init__(way, self.may_s)
+        self._way = way
+        self.leads = False
+        self.ended = asyncio.Event()
+        self._awaited: tuple[Write, Moment] | None = None
+        self._held: tuple[str, str, Object | list[Object] | None, str, Mapping[str, str]] | None = None
+
+    def may_s(self) -> float:
+        """For how much longer it may write."""
+        return math.inf if self.leads else 0.0
+
+    def end_at(self, write: Write, moment: Moment) -> None:
+        """From this write on it may not write any more."""
+        self.ended.clear()
+        self._awaited = write, moment
+
+    async def release(self) -> str:
+        """Has the write carried out that was on its way; what the server said to it: the reason of a refusal."""
+        assert self._held is not None
+        held, self._held = self._held, None
+        async with Api(self._way) as late:
+            try:
+                await late._ask(*held)
+            except ApiError as error:
+                return error.reason
+        return ""
+
+    async def _ask(  # noqa: PLR0917  as in Api
+        self,
+        method: str,
+        path: str,
+        body: Object | list[Object] | None = None,
+        kind: str = JSON,
+        query: Mapping[str, str] | None = None,
+        within_s: float = REQUEST_S_MAX,
+    ) -> Object:
+        if self._awaited is None or not self.leads or not _is(self._awaited[0], method, path, body):
+            return await super()._ask(method, path, body, kind, query, within_s)
+        (_, moment), self._awaited = self._awaited, None
+        try:
+            if moment is Moment.AFTER:
+                await super()._ask(method, path, body, kind, query, within_s)
+        finally:
+            self.leads = False
+            self.ended.set()
+        if moment is Moment.BEFORE:
+            return await super()._ask(method, path, body, kind, query, within_s)
+        if moment is Moment.LATE:
+            self._held = method, path, body, kind, query or {}
+        raise UnreachableError(f"{method}: no answer")
+
+
+def _is(write: Write, method: str, path: str, body: Object | list[Object] | None) -> bool:
+    return method == write.method and re.search(write.path + "$", path) is not None and write.words in str(body)
+
+
+class Chosen:
+    """In the place of an Elector: the test says who leads."""
+
+    def __init__(self, api: Fenced) -> None:
+        self._api = api
+        self.stands = asyncio.Event()
+
+    def writes_s(self) -> float:
+        return self._api.may_s()
+
+    def in_touch(self) -> bool:
+        return True
+
+    async def run(self, _: Cluster) -> None:
+        self.stands.set()
+
+
+class Process:
+    """One autoscaler."""
+
+    def __init__(self, name: str, options: ClusterOptions, acting: Fenced, asking: Api) -> None:
+        self.api = acting
+        self.chosen = Chosen(acting)
+        self.cluster = Cluster(options, (acting, asking), cast("Elector", self.chosen), name, time.monotonic)
+        self.cluster._own._clearing._assume_after_s = 0.05  # nobody measures here
+        self.loop = self.cluster.loop()
+
+    @property
+    def world(self) -> World:
+        return self.loop.world
+
+
+class Relay:
+    """Both of them, and one gateway, whose reports both get. `calls`: the Models that Calls wait for."""
+
+    def __init__(self, one: Process, other: Process) -> None:
+        self.leader, self.other = one, other
+        self.calls: tuple[str, ...] = ()
+        self._epoch = 0
+        self._sequence = 0
+
+    def lead(self) -> None:
+        """The leader leads."""
+        self._epoch += 1
+        self.leader.api.leads = True
+        self.leader.cluster.lead(self._epoch)
+
+    async def hand_over(self) -> None:
+        """Its writes have ended: the other one leads, and then the first finds out."""
+        await self.leader.api.ended.wait()
+        self.leader, self.other = self.other, self.leader
+        self.lead()
+        await self.other.cluster.follow()
+
+    async def gateway(self) -> None:
+        """Acts on the Routes of the higher epoch."""
+        while True:
+            acted_on = max((self.leader.world, self.other.world), key=lambda world: world.epoch)
+            self._sequence += 1
+            report = Report(
+                gateway=GatewayId("g1"), boot="b", sequence=self._sequence, epoch=acted_on.epoch,
+                version=acted_on.version, levels=tuple(level(name, 1) for name in self.calls),
+                replicas=tuple(ReplicaUse(replica=id) for id in acted_on.replicas),
+            )  # fmt: skip
+            for one in (self.leader, self.other):
+                one.loop.observe((Reported(report=report),))
+            await asyncio.sleep(0.03)
+
+
+@asynccontextmanager
+async def relay(kubeconfig: Path, namespace: str) -> AsyncIterator[Relay]:
+    """Inside, the first leads, and both know all there is. They adopt in that namespace."""
+    way = await access(kubeconfig)
+    options = ClusterOptions(namespace=namespace, gateway_pods="", adopt_in=(namespace,))
+    async with Fenced(way) as a1, Fenced(way) as a2, Api(way) as asking, asyncio.TaskGroup() as tasks:
+        one, other = (Process(name, options, acting, asking) for name, acting in (("a1", a1), ("a2", a2)))
+        both, running = Relay(one, other), []
+        for process in (one, other):
+            process.cluster.put_files(DocumentsSeen())
+            running += [tasks.create_task(process.loop.run()), tasks.create_task(process.cluster.run())]
+            await process.chosen.stands.wait()
+        running.append(tasks.create_task(both.gateway()))
+        both.lead()
+        yield both
+        for task in running:
+            task.cancel()
+        for process in (one, other):
+            await process.cluster.close()
