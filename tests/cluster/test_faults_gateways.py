@@ -154,14 +154,15 @@ async def test_case_15_one_of_three_gateways_is_killed(
             assert {result.ending for result in lost} == {Ending.LOST}
             await until("no engine works for it", lambda: aborted(stage) == len(lost), WITHIN_S)
             more = [shot("ada", tokens=4, timeout_s=60) for _ in range(slots)]
-            newcomers = [asyncio.create_task(front.send(*more, to=pods[name])) for name in others]
-            await runs(one, 1, slots, leader)  # before any stream has ended: its Slots are the others'
+            newcomers = await asyncio.gather(*(front.send(*more, to=pods[name]) for name in others))
+            assert not any(streams[name].done() for name in others), "its Slots are the others' before any stream ends"
             assert await one.leads(leader)
-            for name in others:
+            for name, came in zip(others, newcomers, strict=True):
+                assert judge(slots, came).completed == slots
                 assert judge(len(long), await streams[name]).completed == len(long)
-            for each in newcomers:
-                assert judge(slots, await each).completed == slots
         assert aborted(stage) == len(lost)
+        ids = {result.headers["x-request-id"] for came in newcomers for result in came}
+        assert max(call.at_once for call in stage.calls() if call.id in ids) == slots, "all of its Slots"
         assert max(call.at_once for call in stage.calls()) <= slots
         assert one.made("ada") == 1
 
