@@ -9,7 +9,6 @@ what is refused before it was read whole is answered, and then the connection en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from gateway import admission, early, errors, local, render
@@ -57,8 +56,7 @@ class Connection(Intake):
         if not self._front.opened(self):
             self._transport.abort()
             return
-        by_itself = transport.get_extra_info("sslcontext") is None  # TLS has a buffer of its own: it is never empty
-        self._transport.set_write_buffer_limits(high=0 if by_itself else WRITE_BUFFER_BYTES)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self.write = self._transport.write
 
     def data_received(self, data: bytes) -> None:
@@ -93,31 +91,6 @@ class Connection(Intake):
         self._front.closed(self)
 
     def pause_writing(self) -> None:
-        """The kernel does not take all: from now on what waits is counted.
-
-        Not before: with a limit of 0 the transport writes at once what it is given, else at the end of the loop's turn,
-        when nothing of it is in the cache any more; of a token that is a tenth of its whole cost.
-        """
-        self._write_by(self._write_behind)
-        self._count_behind()
-
-    def _write_by(self, write: Callable[[bytes], None]) -> None:
-        self.write = write
-        if self.exchange is not None:
-            self.exchange.write = write
-
-    def _write_behind(self, data: bytes) -> None:
-        """Behind what waits."""
-        if self._transport is not None:
-            self._transport.write(data)
-            self._count_behind()
-
-    def _count_behind(self) -> None:
-        transport = self._transport
-        if transport is not None and not self.paused and transport.get_write_buffer_size() >= WRITE_BUFFER_BYTES:
-            self._falls_behind()
-
-    def _falls_behind(self) -> None:
         """The client does not keep up."""
         self.paused = True
         self._since_s = self._front.clock()
@@ -129,10 +102,6 @@ class Connection(Intake):
 
     def resume_writing(self) -> None:
         """The client has caught up."""
-        if self._transport is not None:
-            self._write_by(self._transport.write)
-        if not self.paused:
-            return
         self.paused = False
         if self.exchange is not None:
             self.exchange.resume()

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.actions import FailStart, Plan
-from autoscaler.drivers.kubernetes import events, statuses
+from autoscaler.drivers.kubernetes import events, status, statuses
 from autoscaler.drivers.kubernetes.api import JSON, Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.customs import StatusSeen
 from autoscaler.drivers.kubernetes.events import Events
@@ -226,20 +226,42 @@ async def test_what_is_no_status_is_written_anew(house: House) -> None:
 
 
 async def test_what_is_heard_before_the_answer_to_our_write_counts_as_what_it_is(house: House) -> None:
-    def another() -> None:
-        house.paper.version += 1
-        house.statuses.hear(StatusSeen(MODELS[0].uid, house.paper.version, {}))
+    """Our own words are nothing new; what another wrote after us is."""
 
-    house.paper.meanwhile = another
-    house.pause(MODELS[0])
+    def echo(status: Mapping[str, object], later: int) -> None:
+        house.paper.version += later
+        house.statuses.hear(StatusSeen(MODELS[0].uid, house.paper.version, status))
+
+    house.paper.meanwhile = lambda: echo(house.paper.wrote[-1]["status"], 0)
     house.now_s += NEWS_S
+    house.pause(MODELS[0])
+    assert await house.write() == ["m0"]
+    house.now_s += NEWS_S
+    house.show(house.at)
+    assert house.due() == []
+    house.paper.meanwhile = lambda: echo({}, 1)
+    house.pause(MODELS[0])
     assert await house.write() == ["m0"]
     house.paper.meanwhile = lambda: None
-    assert await house.write() == [], "not at once"
+    house.show(house.at)
+    assert house.due() == [], "not at once"
     house.now_s += NEWS_S
     assert await house.write() == ["m0"], "another wrote after us"
     house.now_s += CHANGE_S
-    assert await house.write() == []
+    house.show(house.at)
+    assert house.due() == []
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_what_is_heard_while_all_is_listed_is_newer_than_the_list(house: House, late: bool) -> None:
+    """At the begin of a leadership."""
+    uid, version = MODELS[0].uid, house.paper.version
+    listed = status.read(house.paper.wrote[-1]["status"])
+    house.statuses._kept.clear()
+    if late:
+        house.statuses.hear(StatusSeen(uid, version + 1, {"replicas": {"ready": 9}}))
+    house.statuses._look({uid: (listed, version)})
+    assert await house.write() == (["m0"] if late else [])
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -82,13 +82,11 @@ class Fenced(Api):
     ) -> Object:
         if self._awaited is None or not self.leads or not _is(self._awaited[0], method, path, body):
             return await super()._ask(method, path, body, kind, query, within_s)
-        (_, moment), self._awaited = self._awaited, None
-        try:
-            if moment is Moment.AFTER:
-                await super()._ask(method, path, body, kind, query, within_s)
-        finally:
-            self.leads = False
-            self.ended.set()
+        moment = self._awaited[1]
+        if moment is Moment.AFTER:  # one that is refused is not carried out: the next one is awaited
+            await super()._ask(method, path, body, kind, query, within_s)
+        self._awaited, self.leads = None, False
+        self.ended.set()
         if moment is Moment.BEFORE:
             return await super()._ask(method, path, body, kind, query, within_s)
         if moment is Moment.LATE:
@@ -183,8 +181,10 @@ async def relay(kubeconfig: Path, namespace: str) -> AsyncIterator[Relay]:
             await process.chosen.stands.wait()
         running.append(tasks.create_task(both.gateway()))
         both.lead()
-        yield both
-        for task in running:
-            task.cancel()
-        for process in (one, other):
-            await process.cluster.close()
+        try:
+            yield both
+        finally:
+            for task in running:
+                task.cancel()
+            for process in (one, other):
+                await process.cluster.close()

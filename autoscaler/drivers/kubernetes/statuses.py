@@ -89,6 +89,8 @@ class Statuses:
         """Of the leadership that `_kept` is of."""
         self._kept: dict[str, _Kept] = {}
         """One for each object, by its uid."""
+        self._heard: dict[str, StatusSeen] = {}
+        """What was heard of each since the last look."""
         self.trouble = ""
         """Why the last write, or the reading at the beginning, was not done; empty while all is well."""
 
@@ -99,14 +101,10 @@ class Statuses:
         self._told = tuple(subjects)
 
     def hear(self, said: StatusSeen) -> None:
-        """What the API server has of an object's status, whoever wrote it."""
-        kept = self._kept.get(said.uid)
-        if kept is None or said.version <= kept.version:
-            return
-        before = kept.status
-        kept.see(_there(said.status), said.version)
-        if kept.status != before:
-            kept.due_s = min(kept.due_s, max(self._clock(), kept.wrote_s + NEWS_S))
+        """What the API server has of an object's status, whoever wrote it. Judged at the next look, when it is known
+        what came of our own writes, and what was listed.
+        """
+        self._heard[said.uid] = said
 
     def on_step(self, step: Decided) -> None:
         """Takes the newest World; what it means for whom is looked at later."""
@@ -185,6 +183,19 @@ class Statuses:
                 kept.subject = one
                 self._note(kept, unmet, now_s)
             self._kept[one.uid] = kept
+        for said in self._heard.values():
+            self._judge(said, now_s)
+        self._heard.clear()
+
+    def _judge(self, said: StatusSeen, now_s: float) -> None:
+        """What another wrote after us is put right."""
+        kept = self._kept.get(said.uid)
+        if kept is None or said.version <= kept.version:
+            return
+        before = kept.status
+        kept.see(_there(said.status), said.version)
+        if kept.status != before:
+            kept.due_s = min(kept.due_s, max(now_s, kept.wrote_s + NEWS_S))
 
     def _lacking(self) -> dict[ModelName, Unmet]:
         """What the plan could not place, and what fits on no Device and has nobody who calls it."""
@@ -232,8 +243,7 @@ class Statuses:
                 self._troubled(f"status of Model {one.namespace}/{one.name} cannot be written: {error}")
             return True
         self.trouble = ""
-        if (version := int(done["metadata"]["resourceVersion"])) > kept.version:
-            kept.see(made, version)
+        kept.see(made, int(done["metadata"]["resourceVersion"]))
         return True
 
     def _clocks(self) -> Clocks:

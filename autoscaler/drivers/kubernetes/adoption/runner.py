@@ -242,12 +242,15 @@ class Runner:
     async def _mark(self, mark: Mark) -> None:
         """A pod without its mark only costs its name at the next leader's, or that another one goes first."""
         notes = {REPLICA: mark.replica, INTENT: mark.intent, COST: GOES_FIRST if mark.goes_first else None}
+        self.core.marked(mark)  # before it is: what is heard meanwhile of what stands there is later
         try:
             patch = {"metadata": {"uid": mark.uid, "annotations": notes}}
             await self._means.api.patch(f"{self._pods_path}/{mark.pod}", patch)
         except (ApiError, FencedError) as error:
             _log.info("pod not marked pod=%s error=%s", mark.pod, error)
-        self.core.marked(mark)
+        except UnreachableError:
+            self.core.unmarked(mark)
+            raise
 
 
 async def _probe(pod: PodSeen) -> bool | None:

@@ -236,10 +236,16 @@ class Workload:
         return [mark for mark in wanted if mark is not None]
 
     def marked(self, mark: Mark) -> None:
-        """It was written."""
+        """It is being written."""
         pod = self._pods.get(mark.uid)
         if pod is not None:
             pod.marked = mark
+
+    def unmarked(self, mark: Mark) -> None:
+        """Nobody knows whether it was."""
+        pod = self._pods.get(mark.uid)
+        if pod is not None:
+            pod.marked = None
 
     # --- which pod is which Replica -----------------------------------------------------------------------------------
 
