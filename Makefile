@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster
+.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing
 
 PY := .venv/bin/python
 # What users get: the compiled gateway, found before the one beside it by us and by all that we start.
@@ -41,7 +41,7 @@ test-compiled: venv  ## the gateway's tests against it
 image: venv  ## dist/pilotlight-image.tar: the OCI image, without a docker engine; needs mmdebstrap
 	@$(PY) scripts/image.py
 
-fuzz: venv  ## the wire, bodies and messages, for FUZZ_S seconds; what breaks them is kept in tests/fuzz/found
+fuzz: venv  ## the wire, bodies, messages and manifests, for FUZZ_S seconds; what breaks them is kept in tests/fuzz/found
 	@FUZZ_S=$(FUZZ_S) nice -n 19 $(PY) -m tests.fuzz
 
 fast: venv  ## the pure tests only
@@ -62,6 +62,9 @@ bench-plan: venv  ## what a decision costs
 bench-cluster: compiled  ## on a real Kubernetes control plane; QUICK=1 for less than ten minutes
 	@$(PY) -m tests.cluster.building >/dev/null
 	@$(WITH_COMPILED) $(PY) -Pm tests.cluster.network $(PY) -Pm bench.cluster
+
+bench-packing: venv  ## the packing experiment of FGD with ours and its peers; QUICK=1 without the peers but FGD
+	@$(PY) -m bench.packing
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache

@@ -1,3 +1,3 @@
-"""Weights: what a model file says about itself (and, later, how it is packed, pulled and kept)."""
+"""Weights: where they lie, what they consist of, and what a model file says about itself."""
 
 PILOTLIGHT = True

@@ -1,9 +1,10 @@
-"""What a GGUF file says about itself: name, context, size of its weights, and how much memory serving it takes. I/O.
+"""What a GGUF file says about itself: its name, and what its architecture keeps in memory. I/O.
 
 Owns reading the header, and only the header: a model of 40 GB is known after a few MiB. A reader of our own, because
-the `gguf` package needs numpy and turns every token of a vocabulary into an object; here arrays are skipped. The file
-may be anything, so every length is checked against a bound or the size of the file before it is used, and nothing is
-allocated by a number that the file claims. Raises GgufError, one line that names the file and what is wrong with it.
+the `gguf` package makes an object of every token of a vocabulary; here arrays are skipped. The file may be anything, so
+every length is checked against a bound or the size of the file before it is used, and nothing is allocated by a number
+that the file claims. Raises GgufError, one line that names the file and what is wrong with it. What the keys mean for
+memory is `artifacts.ggufshape`'s.
 
 A vocabulary of 150,000 tokens with its 280,000 merges takes 35 ms: read a file once, not at every start.
 
@@ -19,6 +20,10 @@ from pathlib import Path
 
 import msgspec
 
+from artifacts import ggufshape
+from artifacts.caches import Shape
+from artifacts.ggufshape import LAYERS_MAX, Value
+
 HEADER_BYTES_MAX = 256 << 20
 """The largest vocabularies need about 20 MiB."""
 CHUNK_BYTES = 1 << 20
@@ -27,21 +32,13 @@ TENSORS_MAX = 1_000_000
 KEY_BYTES_MAX = 65_535
 TEXT_BYTES_MAX = 1 << 20
 """Of a text that we want, such as the name; others are skipped, however long."""
-LAYERS_MAX = 4096
-
-OVERHEAD_BYTES = 256 << 20
-"""The process, its libraries and the graph of one batch; the logits of a batch are counted apart."""
-BATCH_TOKENS = 512
-"""llama.cpp's default ubatch: it keeps one row of logits (float32) for each."""
-KV_ELEMENT_BYTES = 2
-"""llama.cpp keeps keys and values as float16 unless told otherwise."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _U64 = struct.Struct("<Q")
-
-Value = str | int | float | bool | tuple[int, ...]
+PER_BLOCK = (".attention.head_count", ".attention.sliding_window_pattern", ".feed_forward_length")
+"""Keys that may have one number for each block."""
 
 
 class GgufError(Exception):
@@ -49,28 +46,11 @@ class GgufError(Exception):
 
 
 class GgufInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the header says. Per-layer numbers are one per block."""
+    """What the header says."""
 
     name: str
     architecture: str
-    context_tokens: int
-    """What the model was trained for: the most that a slot can use."""
-    weights_bytes: int
-    """Of all parts of a split file."""
-    heads_kv: tuple[int, ...]
-    key_length: int
-    value_length: int
-    vocabulary: int
-
-    def memory_bytes(self, context_tokens: int | None, slots: int) -> int:
-        """An upper estimate of what one Replica takes: weights, KV cache, logits of a batch, and a fixed overhead.
-
-        `context_tokens` is of each slot; None means that all slots share the model's own context. Sliding windows,
-        latent attention and quantised caches take less.
-        """
-        tokens = context_tokens * slots if context_tokens else self.context_tokens
-        cache = tokens * sum(self.heads_kv) * (self.key_length + self.value_length) * KV_ELEMENT_BYTES
-        return self.weights_bytes + cache + BATCH_TOKENS * self.vocabulary * 4 + OVERHEAD_BYTES
+    shape: Shape
 
 
 def read(file: Path | str) -> GgufInfo:
@@ -79,9 +59,10 @@ def read(file: Path | str) -> GgufInfo:
     try:
         with FileIO(path) as opened:
             metadata = _Header(path, opened, Path(path).stat().st_size).metadata()
-    except OSError as error:
-        raise GgufError(f"{path}: {error.strerror or error}") from error
-    return _info(path, metadata)
+        weights_bytes = _weights_bytes(path)
+    except (OSError, ValueError) as error:  # a ValueError: a NUL in the path
+        raise GgufError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    return _info(path, metadata, weights_bytes)
 
 
 def stem(file: Path) -> str:
@@ -96,45 +77,17 @@ def is_first_part(file: Path) -> bool:
     return split is None or int(split[2]) == 1
 
 
-def _info(path: str, metadata: dict[str, Value]) -> GgufInfo:
-    architecture = metadata.get("general.architecture")
-    if not isinstance(architecture, str):
-        raise GgufError(f"{path}: general.architecture is missing")
-
-    def number(key: str, default: int | None = None) -> int:
-        value = metadata.get(f"{architecture}.{key}", default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
-            raise GgufError(f"{path}: {architecture}.{key} is missing or no number: not a language model?")
-        return value
-
-    blocks = number("block_count")
-    if blocks > LAYERS_MAX:
-        raise GgufError(f"{path}: {architecture}.block_count is above {LAYERS_MAX}")
-    heads = _per_block(path, metadata.get(f"{architecture}.attention.head_count"), blocks)
-    heads_kv = _per_block(path, metadata.get(f"{architecture}.attention.head_count_kv"), blocks) or heads
-    head_length = number("embedding_length") // max(*heads, 1, 1)
-    words = metadata.get("tokenizer.ggml.tokens", 0)
+def _info(path: str, metadata: dict[str, Value], weights_bytes: int) -> GgufInfo:
+    try:
+        shape = ggufshape.shape(metadata, weights_bytes)
+    except ValueError as error:
+        raise GgufError(f"{path}: {error}") from None
     name = metadata.get("general.name")
     return GgufInfo(
         name=name if isinstance(name, str) and name else stem(Path(path)),
-        architecture=architecture,
-        context_tokens=number("context_length"),
-        weights_bytes=_weights_bytes(path),
-        heads_kv=heads_kv,
-        key_length=number("attention.key_length", head_length),
-        value_length=number("attention.value_length", head_length),
-        vocabulary=words if isinstance(words, int) else 0,
+        architecture=str(metadata["general.architecture"]),
+        shape=shape,
     )
-
-
-def _per_block(path: str, value: Value | None, blocks: int) -> tuple[int, ...]:
-    """One number per block; the file may give one for all. Nothing: empty."""
-    numbers = value if isinstance(value, tuple) else () if value is None else (value,) * blocks
-    if numbers and len(numbers) != blocks:
-        raise GgufError(f"{path}: {len(numbers)} attention head counts for {blocks} blocks")
-    if not all(isinstance(n, int) and 0 <= n < 1 << 20 for n in numbers):
-        raise GgufError(f"{path}: an attention head count is no number")
-    return tuple(int(n) for n in numbers)
 
 
 def _weights_bytes(path: str) -> int:
@@ -206,7 +159,7 @@ class _Header:
         if kind not in _SCALARS:
             raise GgufError(f"{self.path}: {key[:80]!r} is an array of unknown type {kind}")
         width = struct.calcsize(_SCALARS[kind])
-        if ".attention.head_count" in key and count <= LAYERS_MAX and kind not in (6, 12):
+        if any(word in key for word in PER_BLOCK) and count <= LAYERS_MAX and kind not in (6, 12):
             return tuple(n for (n,) in struct.iter_unpack(_SCALARS[kind], self.bytes(width * count)))
         self.skip(width * count)
         return None

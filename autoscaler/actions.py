@@ -1,12 +1,13 @@
 """What a Plan consists of: Actions with reasons. Owns the words; `plan` makes, `fold` applies, `loop` performs them.
 
-An Action is an intent. Folding it (`Acted`) moves the Replica along the table of `autoscaler.states`, which raises when
+An Action is an intent. Folding it (`Acted`) moves its Replica along the table of `autoscaler.states`, which raises when
 the table does not allow it; so the World always shows what was ordered, before the driver has done it.
 """
 
 from __future__ import annotations
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.cuttable import CutOrder
 from autoscaler.world import Fact, Replica
 
 
@@ -25,6 +26,8 @@ class DrainReplica(Fact, frozen=True, tag_field="kind", tag="drain"):
     victim_of: ModelName | None = None
     stranded: bool = False
     """It was kept off its node, which its Model shuns for a while."""
+    crowded: bool = False
+    """More is on a Slice of its than that has, and it is the youngest there."""
 
 
 class ReviveReplica(Fact, frozen=True, tag_field="kind", tag="revive"):
@@ -56,7 +59,14 @@ class FailStart(Fact, frozen=True, tag_field="kind", tag="fail-start"):
     reason: str
 
 
-Action = StartReplica | DrainReplica | ReviveReplica | StopReplica | FailReplica | FailStart
+class CutNode(Fact, frozen=True, tag_field="kind", tag="cut"):
+    """The GPUs of an idle node are cut anew. It takes minutes, in which nothing is placed there."""
+
+    order: CutOrder
+    reason: str
+
+
+Action = StartReplica | DrainReplica | ReviveReplica | StopReplica | FailReplica | FailStart | CutNode
 
 
 class Acted(Fact, frozen=True):

@@ -16,13 +16,14 @@ from autoscaler.actions import DrainReplica, FailStart, ReviveReplica, StopRepli
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import BEGINNING, NO_HISTORY, Wanted, live, residency_s, unserved_since_s
 from autoscaler.model import ADOPTED_HASH, Model
+from autoscaler.nodes import is_lost
 from autoscaler.operators import moving, moving_reason, must_go
 from autoscaler.packing import Force, Want
 from autoscaler.shelves import want_of
 from autoscaler.states import ReplicaState as S
 from autoscaler.stranded import avoided, left_for_good
 from autoscaler.words import seconds
-from autoscaler.world import History, Replica, World
+from autoscaler.world import History, Move, Replica, World
 
 WANTS_MAX = 32
 """Replicas of one Model that are asked for in one tick; the next tick asks for more."""
@@ -125,7 +126,7 @@ def _revive(case: Case) -> tuple[ReviveReplica, ...]:
         drain = replica.drain
         if replica.state != S.DRAINING or drain is None or replica.spec_hash != hash:
             continue
-        if must_go(case.world, replica) or left_for_good(replica):
+        if must_go(case.world, replica) or left_for_good(replica) or is_lost(case.world, replica, case.now_s):
             continue
         if drain.victim_of is None or drain.victim_of not in case.pressing:
             back.append((replica.rank, drain.came_from != S.READY, -(replica.ready_s or 0.0), id))
@@ -164,14 +165,16 @@ def start_after_s(history: History) -> float:
 
 
 def _surplus(case: Case, supply: Sequence[Replica], many: int) -> Compared:
-    """The ones that go: of an old spec, then starting, then with the least Calls, then the youngest."""
-    answer, spec = case.answer, case.model.spec
+    """The ones that go: whose place another took, then of an old spec, then starting, then with the least Calls, then
+    the youngest.
+    """
+    answer, spec, moves = case.answer, case.model.spec, _moves(supply)
     many -= _surging(case, supply) if answer.count else 0
     resident_s = residency_s(case.model, case.history) if 0 < answer.count < spec.replicas.max else 0.0
     reason = answer.reason if answer.count == 0 else f"{answer.count} suffice: {answer.reason}"
     retires: list[DrainReplica | StopReplica] = []
     next_s: float | None = None
-    for replica in sorted(supply, key=lambda replica: _going_order(case, replica)):
+    for replica in sorted(supply, key=lambda one: (one.id not in moves, *_going_order(case, one))):
         if len(retires) >= many:
             break
         end_s = resident_s + (replica.since_s if replica.ready_s is None else replica.ready_s)
@@ -181,15 +184,27 @@ def _surplus(case: Case, supply: Sequence[Replica], many: int) -> Compared:
                 break  # no other can go before it
             continue
         cordon = moving(case.world, replica) if answer.count else None
-        action = retire(replica, reason if cordon is None else moving_reason(cordon))
+        move = moves.get(replica.id) if answer.count and cordon is None else None
+        if move is not None and replica.id in case.world.undisturbed:
+            many -= 1  # both serve until a PodDisruptionBudget lets the old one go
+            continue
+        told = reason if cordon is None else moving_reason(cordon)
+        told = told if move is None else f"another has taken its place, to make room for {move.room_for}"
+        action = retire(replica, told, victim_of=None if move is None else move.room_for)
         retires += [action] if action is not None else []
     return Compared(retires=tuple(retires), next_s=next_s)
 
 
+def _moves(supply: Sequence[Replica]) -> dict[ReplicaId, Move]:
+    """Whose place another of them takes."""
+    return {replica.move.replica: replica.move for replica in supply if replica.move is not None}
+
+
 def _surging(case: Case, supply: Sequence[Replica]) -> int:
-    """New Replicas of a rollout that start beside the old ones: so many more than wanted are right."""
+    """New Replicas that start beside those whose place they take: so many more than wanted are right."""
     begin = sum(replica.state in BEGINNING and not _outdated(case, replica) for replica in supply)
-    old = sum(_outdated(case, replica) for replica in supply)
+    moves = _moves(supply)
+    old = sum(replica.id in moves or _outdated(case, replica) for replica in supply)
     return min(begin, old, max(1, case.model.spec.rollout.surge))
 
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.drain import complete, silent
 from autoscaler.model import IDLE_AUTO_S, Model
-from autoscaler.operators import STOPPED, WOKEN
+from autoscaler.operators import STOPPED, WOKEN, moving
 from autoscaler.states import ReplicaState as S
 from autoscaler.words import seconds, tenants
 from autoscaler.world import Fact, History, Load, Replica, World
@@ -64,12 +64,20 @@ class _Case(NamedTuple):
     history: History
     supply: Sequence[Replica]
     now_s: float
+    spare: int = 0
+    """Live ones beside `supply`, which another takes the place of: they stay while Calls need them."""
 
 
 def live(world: World, name: ModelName) -> list[Replica]:
     """The Model's Replicas that serve or are about to, in order of their ids (as the index has them)."""
     replicas = world.replicas
     return [replica for id in world.by_model.get(name, ()) if (replica := replicas[id]).state in LIVE]
+
+
+def lasting(supply: Sequence[Replica]) -> list[Replica]:
+    """Of a Model's live Replicas those whose place no other of them takes: who goes is not counted beside its heir."""
+    left = {replica.move.replica for replica in supply if replica.move is not None}
+    return [replica for replica in supply if replica.id not in left] if left else list(supply)
 
 
 def quiet(world: World, model: Model) -> bool:
@@ -134,7 +142,9 @@ def wanted(world: World, model: Model, now_s: float) -> Wanted:
     if name in world.stops:
         return Wanted(model=name, count=0, reason=STOPPED)
     load, history = world.loads.get(name, NO_LOAD), world.histories.get(name, NO_HISTORY)
-    case = _Case(world, model, load, history, live(world, name), now_s)
+    there = live(world, name)
+    supply = lasting(there)
+    case = _Case(world, model, load, history, supply, now_s, len(there) - len(supply))
     if load.waiting or (load.running and case.supply):
         answer = _busy(case)
     elif case.supply:
@@ -153,14 +163,14 @@ def wanted(world: World, model: Model, now_s: float) -> Wanted:
 def _busy(case: _Case) -> Wanted:
     """Calls wait or run: as many as they need, none fewer than the idle window's peak needs."""
     model, load, have = case.model, case.load, len(case.supply)
-    need = max(1, _ceil(load.waiting + (load.running if have else 0), model.slots))
+    need = max(1, _enough(case, load.waiting + (load.running if have else 0)))
     need = min(need, max(model.spec.replicas.min, model.spec.replicas.max))
     count, reason, next_s = need, _calls(load), None
     if need < have:
         count, next_s = _fewer(case, need)
     elif need > max(have, 1):
         why_not, next_s = _not_yet(case)
-        count = max(have, 1) if why_not else need
+        count = max(have, 1, min(need, have + case.spare)) if why_not else need
         reason += f"; {why_not}" if why_not else f": {need} x {model.slots} slots"
     since_s = load.oldest_s if load.waiting else case.history.last_activity_s
     return Wanted(model=model.name, count=count, reason=reason, since_s=since_s, next_s=next_s, urgent=load.waiting > 0)
@@ -178,7 +188,7 @@ def _not_yet(case: _Case) -> tuple[str, float | None]:
             return f"one more starts when a Call has waited {seconds(persist_s)}", due_s
     call_s = mean_call_s(case.world, case.model.name, load)
     if median_s is not None and call_s is not None:
-        drain_s = load.waiting * call_s / (max(have, 1) * case.model.slots)
+        drain_s = load.waiting * call_s / (sum(one.slots for one in case.supply) or case.model.slots)
         if drain_s <= median_s:
             return f"done in about {seconds(drain_s)}, a start takes {seconds(median_s)}", None
     return "", None
@@ -191,13 +201,20 @@ def _fewer(case: _Case, need: int) -> tuple[int, float | None]:
         return have, None
     window_s = idle_window_s(case.model, history)
     peak, next_s = _peak(history, window_s, case.now_s)
-    need = max(need, _ceil(peak, case.model.slots))
+    need = max(need, _enough(case, peak))
     stay_s = min(EXTRA_WINDOWS * window_s, EXTRA_S_MAX)
     ready = [replica.created_s + stay_s for replica in case.supply if replica.state not in BEGINNING]
-    young_s = max(ready, default=0.0)
+    young_s = 0.0 if _replaced(case) else max(ready, default=0.0)
     if case.now_s < young_s:
         need, next_s = max(need, len(ready)), young_s if next_s is None else min(next_s, young_s)
     return min(have, need), next_s
+
+
+def _replaced(case: _Case) -> bool:
+    """Whether some take the places of others: who is new is there instead of an old one then, not as one more."""
+    hash = case.model.spec_hash()
+    old = sum(one.spec_hash != hash or moving(case.world, one) is not None for one in case.supply)
+    return 0 < old < len(case.supply)
 
 
 def _peak(history: History, window_s: float, now_s: float) -> tuple[int, float | None]:
@@ -270,6 +287,18 @@ def _calls(load: Load) -> str:
     counts = [f"{load.waiting} waiting"] if load.waiting else []
     counts += [f"{load.running} running"] if load.running else []
     return ", ".join([*counts, tenants(load.tenants)] if load.tenants else counts)
+
+
+def _enough(case: _Case, calls: int) -> int:
+    """How many Replicas hold so many Calls: those there are with the Slots that they have, the smallest first, since
+    any of them may go; and new ones.
+    """
+    many = 0
+    for slots in sorted(one.slots for one in case.supply):
+        if calls <= 0:
+            return many
+        many, calls = many + 1, calls - slots
+    return many + _ceil(max(0, calls), case.model.slots)
 
 
 def _ceil(calls: int, slots: int) -> int:

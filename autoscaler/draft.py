@@ -15,9 +15,11 @@ from msgspec.structs import replace
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, TenantName
 from autoscaler.demand import NO_LOAD
 from autoscaler.indices import load_of, with_id
+from autoscaler.measured import corrected
+from autoscaler.observations import Transition
 from autoscaler.ordered import Node
 from autoscaler.states import ReplicaState
-from autoscaler.world import Gateway, Grant, History, Load, Replica, SliceId, Transition, World
+from autoscaler.world import Gateway, Grant, History, Load, Replica, SliceId, World
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -73,6 +75,13 @@ class Draft:
         self.unsummed: set[ModelName] = set()
         self.settled = False
         """Shares has looked at all that was undivided."""
+
+    def correct(self, name: ModelName) -> None:
+        """What was measured of a Model holds for its next Replica."""
+        model, history = self.world.models.get(name), self.histories.now.get(name)
+        after = model if model is None or history is None else corrected(model, history)
+        if after is not None and after is not model:
+            self.change(models={**self.world.models, name: after})
 
     def change(self, **fields: object) -> None:
         """Replaces fields of the World that are not maps of this draft."""

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoscaler import demand
+from autoscaler import demand, sizing
 from autoscaler.actions import Plan
 from autoscaler.compare import absent, start_after_s
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.crowded import misplaced
 from autoscaler.demand import NO_HISTORY, NO_LOAD, Wanted
 from autoscaler.drain import known, silent, verdict
 from autoscaler.fitting import Fitting
+from autoscaler.lessons import told
 from autoscaler.log import Log, Refused
 from autoscaler.log import Row as LogRow
 from autoscaler.model import Model
+from autoscaler.observations import Transition
 from autoscaler.operators import closed
 from autoscaler.packing import Force
-from autoscaler.rulings import why_not
-from autoscaler.shelves import shelves, want_of
+from autoscaler.rulings import neighbours, why_not
+from autoscaler.shelves import hosts, shelves, want_of
 from autoscaler.states import ReplicaState as S
 from autoscaler.stranded import avoided
 from autoscaler.words import counted, seconds
-from autoscaler.world import Fact, Replica, SliceId, Transition, World
+from autoscaler.world import Fact, Replica, SliceId, World
 
 LAST_ROWS = 20
 """How many of the latest moves `last` tells."""
@@ -111,9 +114,10 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     sentences += [f"Not placed: {unmet.reason}." for unmet in plan.unmet if unmet.model == model and not never]
     sentences += _starts(world, model)
     sentences += _unknown(world, now_s)
+    lacks = answer.count > len(demand.live(world, model))
+    sentences += _lesson(world, document) if lacks or _begins(world, model) else []
     rows = log.of_model(model)
     sentences += [*_stopped(world, model, rows, now_s), *(f"Last: {_move(row, now_s)}." for row in rows[-1:])]
-    lacks = answer.count > len(demand.live(world, model))
     candidates = _candidates(world, document, now_s) if lacks or never else ()
     sentences += [f"{c.slice}: {c.ruled_out or 'nothing stands in the way'}." for c in candidates[:CANDIDATES_TOLD]]
     return Explanation(
@@ -232,7 +236,10 @@ def _quiet(world: World, id: ReplicaId, now_s: float) -> list[str]:
 def _replica(world: World, replica: Replica, now_s: float) -> str:
     """What one Replica does, since when, where and why."""
     where = ", ".join(replica.slices) or "no device"
-    where += "".join(f" ({why})" for why in _closed(world, replica)[:1])
+    where += "".join(f" ({why})" for why in [*_closed(world, replica)[:1], *filter(None, [misplaced(replica)])])
+    model = world.models.get(replica.model)
+    cut = "" if model is None else sizing.granted(model, replica)
+    where += f", {cut}" if cut else ""
     head = f"{replica.id} is {replica.state} since {seconds(now_s - replica.since_s)} on {where}"
     drain = replica.drain
     if replica.state is S.DRAINING and drain is not None:
@@ -286,6 +293,18 @@ def _unknown(world: World, now_s: float) -> list[str]:
     return [f"Nothing is scaled down while these gateways have not reported: {', '.join(who)}."] if who else []
 
 
+def _begins(world: World, name: ModelName) -> bool:
+    return any(world.replicas[id].state in demand.BEGINNING for id in world.by_model.get(name, ()))
+
+
+def _lesson(world: World, model: Model) -> list[str]:
+    """By what one of several places is chosen now, where that was learnt and a place is what it needs."""
+    lesson = world.lesson
+    if lesson is None or not lesson.learnt or not model.spec.gpu.count or len(world.slices) < 2:
+        return []
+    return [f"Among places of one price and size the choice is by what was learnt from {told(lesson.exercise)}."]
+
+
 def _stopped(world: World, name: ModelName, rows: Sequence[LogRow], now_s: float) -> list[str]:
     """Why it serves no more, while nothing of it serves: the last row tells only how its engine ended."""
     ends = (row for row in reversed(rows) if isinstance(row, Transition) and row.after in _ENDED)
@@ -309,5 +328,8 @@ def _move(row: LogRow, now_s: float) -> str:
 def _candidates(world: World, model: Model, now_s: float) -> tuple[Candidate, ...]:
     """Every Slice, and what keeps one more Replica from it."""
     want = want_of(model, 0, now_s, Force.BUSY, "", world.settings.pod, avoided(world, model.name, now_s))
-    calls = ((shelf.slice.id, why_not(want, shelf, now_s)) for shelf in shelves(world, now_s))
+    want, found = want.least, shelves(world, now_s)
+    there = neighbours(found)
+    left = hosts(world, now_s)
+    calls = ((shelf.slice.id, why_not(want, shelf, now_s, there, left.get(shelf.slice.node))) for shelf in found)
     return tuple(Candidate(slice=id, ruled_out=reason) for id, reason in calls)

@@ -1,8 +1,9 @@
 """The next World: `fold(world, batch, now_s)` puts what happened into the snapshot that decisions are taken on.
 
 Owns the order of things within one batch and the observations that are simple. Replicas move in `fold_replicas`,
-gateways report in `fold_reports`, leadership changes in `fold_leadership`, what is learnt of Models is in `histories`,
-every write goes through `draft`. Maps are copied once per batch, and only those that change. Observations never raise;
+gateways report in `fold_reports`, nodes are cut in `fold_cutting`, leadership changes in `fold_leadership`, what is
+learnt of Models is in `histories`, every write goes through `draft`. Maps are copied once per batch, and only those
+that change. Observations never raise;
 our own intents raise IllegalIntentError where the table of states does not allow them. The version rises by one with
 each batch after which gateways have something to learn.
 """
@@ -11,19 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoscaler import fold_leadership, fold_orders, fold_replicas, fold_reports, histories
-from autoscaler.actions import Acted
+from autoscaler import fold_cutting, fold_leadership, fold_orders, fold_replicas, fold_reports, histories
+from autoscaler.actions import Acted, CutNode
+from autoscaler.cuttable import CutRefused, CuttableSeen
+from autoscaler.demand import NO_HISTORY
 from autoscaler.draft import Draft
+from autoscaler.lesson import Lesson
+from autoscaler.measured import corrected
 from autoscaler.model import Model
-from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, NodeReported
-from autoscaler.world import (
+from autoscaler.observations import (
+    DisruptionsSeen,
     DocumentsSeen,
     FollowingSeen,
     GatewayGone,
     GatewaySeen,
     Granted,
     HistorySeen,
+    HostsSeen,
     LeadingSeen,
+    LessonLearnt,
     ReplicaSeen,
     Reported,
     SlicesSeen,
@@ -31,12 +38,15 @@ from autoscaler.world import (
     Synced,
     Tick,
     Transition,
-    World,
 )
+from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, NodeReported
+from autoscaler.world import World
 
 Observation = (
     DocumentsSeen
     | SlicesSeen
+    | HostsSeen
+    | DisruptionsSeen
     | StartSeen
     | ReplicaSeen
     | Synced
@@ -46,10 +56,13 @@ Observation = (
     | GatewaySeen
     | GatewayGone
     | HistorySeen
+    | LessonLearnt
     | CordonsSeen
     | ModelWoken
     | ModelStopped
     | NodeReported
+    | CuttableSeen
+    | CutRefused
     | Granted
     | Tick
     | Acted
@@ -75,6 +88,8 @@ def _one(draft: Draft, observation: Observation) -> None:
             fold_replicas.seen(draft, observation)
         case Reported():
             fold_reports.reported(draft, observation.report)
+        case Acted(action=CutNode() as action):
+            fold_cutting.acted(draft, action)
         case Acted():
             fold_replicas.acted(draft, observation.action)
         case Granted():
@@ -83,6 +98,11 @@ def _one(draft: Draft, observation: Observation) -> None:
             _documents(draft, observation)
         case SlicesSeen():
             _slices(draft, observation)
+        case HostsSeen():
+            _hosts(draft, observation)
+        case DisruptionsSeen():
+            if observation.undisturbed != draft.world.undisturbed:
+                draft.change(undisturbed=observation.undisturbed)
         case StartSeen():
             _start_seen(draft, observation)
         case GatewaySeen():
@@ -91,8 +111,12 @@ def _one(draft: Draft, observation: Observation) -> None:
             fold_reports.gateway_gone(draft, observation.gateway, observation.boot)
         case HistorySeen():
             _history(draft, observation)
+        case LessonLearnt():
+            _lesson(draft, observation.lesson)
         case CordonsSeen() | ModelWoken() | ModelStopped() | NodeReported():
             fold_orders.folded(draft, observation)
+        case CuttableSeen() | CutRefused():
+            fold_cutting.folded(draft, observation)
         case Synced():
             if not draft.world.synced:
                 draft.change(synced=True)
@@ -107,7 +131,8 @@ def _one(draft: Draft, observation: Observation) -> None:
 
 def _documents(draft: Draft, documents: DocumentsSeen) -> None:
     """Takes the documents as a whole. Failures of a Model whose spec was changed no longer keep it from starting."""
-    before, models = draft.world, {model.name: model for model in documents.models}
+    before, known = draft.world, draft.histories.now
+    models = {one.name: corrected(one, known.get(one.name, NO_HISTORY)) for one in documents.models}
     tenants = {tenant.name: tenant for tenant in documents.tenants}
     if not before.documented:
         draft.change(documented=True)
@@ -137,6 +162,14 @@ def _slices(draft: Draft, inventory: SlicesSeen) -> None:
         draft.change(slices=slices, others=inventory.others)
 
 
+def _hosts(draft: Draft, seen: HostsSeen) -> None:
+    """One that is as it was is the very one that it was."""
+    before = draft.world.hosts
+    if seen.hosts != before:
+        kept = {node: before.get(node, host) for node, host in seen.hosts.items()}
+        draft.change(hosts={node: kept[node] if kept[node] == host else host for node, host in seen.hosts.items()})
+
+
 def _start_seen(draft: Draft, seen: StartSeen) -> None:
     before = draft.world.obstacles
     if seen.model not in draft.world.models or before.get(seen.model, "") == seen.obstacle:
@@ -156,6 +189,14 @@ def _history(draft: Draft, seen: HistorySeen) -> None:
         draft.put_history(seen.model, seen.history)
     elif not draft.world.leads:
         draft.put_history(seen.model, histories.told(known, seen.history))
+    draft.correct(seen.model)
+
+
+def _lesson(draft: Draft, lesson: Lesson) -> None:
+    """What is only a beginning does not replace what was learnt."""
+    known = draft.world.lesson
+    if known != lesson and (lesson.learnt or known is None or not known.learnt):
+        draft.change(lesson=lesson)
 
 
 def _half_open(draft: Draft) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from autoscaler import fold_cutting
 from autoscaler.draft import Draft
 
 
@@ -18,11 +19,13 @@ def leads(draft: Draft, epoch: int) -> None:
         draft.drop_replica(replica)
     for gateway in tuple(draft.gateways.now.values()):
         draft.gateways.put(gateway.id, replace(gateway, in_epoch=False, grants={}))
+    fold_cutting.forget(draft)
     draft.change(epoch=epoch, leads=True, leading_since_s=draft.now_s, synced=False, handed_over=False)
     draft.news = True
 
 
 def follows(draft: Draft) -> None:
     """Another leads, or nobody."""
+    fold_cutting.forget(draft)
     draft.change(leads=False)
     draft.news = True

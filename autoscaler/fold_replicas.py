@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler import histories, stranded
+from autoscaler import crowded, histories, measured, stranded
 from autoscaler.actions import Action, DrainReplica, FailReplica, FailStart, ReviveReplica, StartReplica, StopReplica
 from autoscaler.contract import ReplicaId
-from autoscaler.demand import residency_s
+from autoscaler.demand import residency_s, used
 from autoscaler.draft import Draft
+from autoscaler.hosts import NOTHING
 from autoscaler.model import Model
+from autoscaler.nodes import is_lost
+from autoscaler.observations import ReplicaSeen, Seen
 from autoscaler.operators import must_go
+from autoscaler.sizing import is_cut
 from autoscaler.states import IllegalIntentError, follow
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import Drain, Placing, Replica, ReplicaSeen, Seen
+from autoscaler.world import Drain, Placing, Replica
 
 LIVE = {Seen.STARTING: S.STARTING, Seen.READY: S.READY, Seen.UNREADY: S.UNREADY}
 """The state that a Replica with a process is in, as far as the driver can tell."""
@@ -73,6 +77,8 @@ def _start(draft: Draft, action: StartReplica) -> None:
         created_s=pending.created_s or draft.now_s,
         reason=pending.reason or action.reason,
     )
+    if after.move is not None:
+        draft.change(moved_s=draft.now_s)
     draft.put_replica(after)
     draft.record(pending, after, "place", action.reason)
 
@@ -87,8 +93,9 @@ def _drain(draft: Draft, action: DrainReplica) -> None:
         version=draft.version,
         victim_of=action.victim_of,
         stranded=action.stranded,
+        crowded=action.crowded,
     )
-    if action.stranded:
+    if action.stranded or (action.crowded and before.chosen):
         draft.change(shuns=stranded.shunned(draft.world, before, draft.now_s))
     after = replace(before, state=follow(before.state, "drain"), drain=drain)
     if before.ready_s is not None:
@@ -113,7 +120,7 @@ def _stop(draft: Draft, action: StopReplica) -> None:
     load = draft.world.loads.get(before.model)
     if not drained_idle or model is None or model.spec.paused or (load is not None and load.waiting):
         return
-    if must_go(draft.world, before):
+    if must_go(draft.world, before) or is_lost(draft.world, before, draft.now_s):
         return
     if all(other.state in DOWN for other in draft.replicas_of(before.model)):
         draft.put_history(before.model, histories.stopped_idle(draft.history(before.model), draft.now_s))
@@ -127,6 +134,7 @@ def seen(draft: Draft, seen: ReplicaSeen) -> None:
             _adopt(draft, seen)
         return
     before = _facts(draft, before, seen)
+    _weighed(draft, before, seen)
     state = LIVE.get(seen.seen)
     if state is not None:
         _live(draft, before, state, seen.reason)
@@ -148,9 +156,10 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
         model=seen.model,
         spec_hash=seen.spec_hash,
         intent=seen.intent,
-        slices=seen.slices,
+        slices=seen.actual or seen.slices,
         memory_bytes=seen.memory_bytes,
         compute_percent=seen.compute_percent,
+        beside=seen.beside or NOTHING,
         slots=seen.slots,
         state=S.STOPPING if seen.seen is Seen.LEAVING else LIVE.get(seen.seen, S.FAILED),
         since_s=draft.now_s,
@@ -166,6 +175,7 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
         waits=seen.waits,
         stranded_s=draft.now_s if stranded.kept_off(seen.waits) else None,
         rank=seen.rank,
+        chosen=seen.slices if seen.actual else (),
         failure=seen.reason or "it ended" if seen.seen is Seen.EXITED else "",
     )
     draft.put_replica(after)
@@ -178,7 +188,7 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
     changes: dict[str, object] = {}
     if before.started_s is None and started_s is not None:
         changes["started_s"] = started_s
-        if draft.world.shuns:
+        if draft.world.shuns and not seen.actual:
             draft.change(shuns=stranded.admitted(draft.world, before))
     if seen.waits != before.waits:
         changes["waits"] = seen.waits
@@ -188,8 +198,9 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
         changes["grown_s"] = draft.now_s
     if seen.address and seen.address != before.address:
         changes["address"] = seen.address
-    if seen.slices and seen.slices != before.slices:
-        changes["slices"] = seen.slices
+    if seen.beside not in (None, before.beside):
+        changes["beside"] = seen.beside
+    changes |= _whereabouts(before, seen)
     if seen.rank != before.rank:
         changes["rank"] = seen.rank
     if seen.placing not in (NOT_SEEN, before.placing):
@@ -200,7 +211,34 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
         return before
     after = replace(before, **changes)
     draft.put_replica(after)
+    if after.chosen and after.slices != before.slices and not crowded.alike(draft.world, after):
+        draft.record(before, after, "misplaced", crowded.misplaced(after))
     return after
+
+
+def _whereabouts(before: Replica, seen: ReplicaSeen) -> dict[str, object]:
+    """What a scheduler did counts, whatever was chosen."""
+    there = seen.actual or seen.slices
+    if not there or there == before.slices:
+        return {}
+    return {"slices": there, "chosen": seen.slices if seen.actual else ()}
+
+
+def _weighed(draft: Draft, replica: Replica, seen: ReplicaSeen) -> None:
+    """What it uses is learnt of its Model, if it runs as the document says now. A Slice that it is on holds it, so it
+    never counts for more: else an engine that leaks would fit nowhere, ever again.
+    """
+    model = draft.world.models.get(replica.model)
+    if model is None or seen.used_bytes == 0 or seen.spec_hash != model.spec_hash():
+        return
+    history, ready_s = draft.history(model.name), replica.ready_s
+    served = ready_s is not None and draft.now_s >= ready_s + measured.SERVED_S and used(history, ready_s)
+    room_bytes = [draft.world.slices[id].memory_bytes for id in replica.slices if id in draft.world.slices]
+    served = served and not is_cut(model, replica)  # with more it would use more
+    after = measured.seen(history, model, min((seen.used_bytes, *room_bytes)), served=served)
+    if after is not history:
+        draft.put_history(model.name, after)
+        draft.correct(model.name)
 
 
 def _started_s(draft: Draft, seen: ReplicaSeen) -> float | None:

@@ -16,8 +16,9 @@ from autoscaler.contract import GatewayId, ModelName, ReplicaId, ReplicaUse, Rep
 from autoscaler.draft import Draft, with_grant
 from autoscaler.fairness import lifted
 from autoscaler.indices import expired, levels_of, uses_of
+from autoscaler.observations import Granted
 from autoscaler.tenant import weight_of
-from autoscaler.world import Gateway, Grant, Granted
+from autoscaler.world import Gateway, Grant
 
 BOOTS_MAX = 8
 """Dead boots remembered per gateway: their reports may still come late."""

@@ -105,6 +105,7 @@ def told(history: History, leaders: History) -> History:
         episodes=leaders.episodes,
         refused_until_s=leaders.refused_until_s,
         failure=leaders.failure,
+        used=leaders.used or history.used,
         last_activity_s=max(active, default=None),
     )
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from autoscaler.contract import ModelName
 from autoscaler.model import Model
 from autoscaler.names import Origin, Settled, settle, settle_tenants
+from autoscaler.observations import DocumentsSeen
 from autoscaler.tenant import Tenant
-from autoscaler.world import DocumentsSeen
 
 FILES, CUSTOMS = "files", "customs"
 

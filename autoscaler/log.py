@@ -12,7 +12,8 @@ from itertools import islice
 
 from autoscaler.actions import FailStart, Unmet
 from autoscaler.contract import ModelName
-from autoscaler.world import Fact, Transition
+from autoscaler.observations import Transition
+from autoscaler.world import Fact
 
 ROWS_MAX = 10_000
 """About 3 MiB."""

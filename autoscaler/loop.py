@@ -17,14 +17,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from autoscaler import shares
-from autoscaler.actions import Acted, Action, Plan, StartReplica, StopReplica
+from autoscaler.actions import Acted, Action, CutNode, Plan, StartReplica, StopReplica
 from autoscaler.contract import ModelName
-from autoscaler.drivers.base import Driver
+from autoscaler.cuttable import CutRefused
+from autoscaler.drivers.base import Cutter, Driver
 from autoscaler.fold import Observation, fold
 from autoscaler.inbox import Inbox
-from autoscaler.plan import plan
+from autoscaler.observations import StartSeen, Tick, Transition
+from autoscaler.plan import Planner
 from autoscaler.winddown import wind_down
-from autoscaler.world import StartSeen, Tick, Transition, World
+from autoscaler.world import World
 
 TICK_S_MAX = 1.0
 """At least one Tick in this time, whatever else is observed: back-offs end, and gauges age."""
@@ -60,6 +62,7 @@ class Loop:
     `writes_s` says for how many more seconds this process may act: one that was paused while it led finds 0. `in_touch`
     says whether an order could be carried out now. While it could not, nothing is decided: a Replica that was told to
     drain, by one who can neither stop it nor start another, would be lost to the Calls that it could still serve.
+    `cutter` has nodes cut anew; where there is none no node may be.
     """
 
     def __init__(
@@ -69,11 +72,14 @@ class Loop:
         clock: Callable[[], float],
         writes_s: Callable[[], float] = lambda: math.inf,
         in_touch: Callable[[], bool] = lambda: True,
+        *,
+        cutter: Cutter | None = None,
     ) -> None:
         self.world = world
         self.plan = Plan()
         self.listeners: list[Listener] = []
         self._driver = driver
+        self._cutter = cutter
         self._clock = clock
         self._writes_s = writes_s
         self._in_touch = in_touch
@@ -83,7 +89,7 @@ class Loop:
         """When the first of what woke us came."""
         self._rest_until_s = 0.0
         self._ticked_s = clock()
-        self._decide_now: Decide = plan
+        self._decide_now: Decide = Planner().plan
         self._empty = asyncio.Event()
 
     def observe(self, batch: Sequence[Observation]) -> None:
@@ -190,3 +196,11 @@ class Loop:
             self._driver.start(action.replica, self.world.models[action.replica.model])
         elif isinstance(action, StopReplica):
             self._driver.stop(self.world.replicas[action.replica], action.grace_s)
+        elif isinstance(action, CutNode):
+            self._cut(action)
+
+    def _cut(self, action: CutNode) -> None:
+        if self._cutter is None:
+            self.observe((CutRefused(node=action.order.node, reason="nobody here can have it cut anew"),))
+        else:
+            self._cutter.cut(action.order)

@@ -105,4 +105,13 @@ class _WorldCollector:
             memory.add_metric((slice_.node, slice_.device, "used"), used)
             memory.add_metric((slice_.node, slice_.device, "free"), max(0, slice_.memory_bytes - used))
         yield memory
+        kinds = GaugeMetricFamily(
+            "pilotlight_lesson_kinds",
+            "Kinds of requests that places are chosen for: learnt by replays, or sizes",
+            labels=("by",),
+        )
+        lesson = world.lesson
+        by = "nothing" if lesson is None else "replays" if lesson.learnt else "sizes"
+        kinds.add_metric((by,), 0 if lesson is None else len(lesson.exercise.demand))
+        yield kinds
         yield GaugeMetricFamily("pilotlight_leader", "Whether this process leads", value=float(world.leads))

@@ -31,14 +31,22 @@ RESIDENCY_AUTO_S = (1.0, 30.0)
 """Bounds of `residencySeconds: auto` = 3 x last start, clamped."""
 
 
-class Gpu(Part, frozen=True):
-    """What one Replica needs of a device. `count` 0: CPU only. Absent memory: the artifact's, else all of it."""
+class FixedGpu(Part, frozen=True):
+    """Of `Gpu` that for which a running Replica would have to be restarted."""
 
     count: Annotated[int, Meta(ge=0, le=64)] = 1
     memory_bytes: Bytes | None = field(default=None, name="memory")
     compute_percent: Annotated[int, Meta(ge=1, le=100)] | None = field(default=None, name="compute")
     isolation: Literal["any", "memory", "hardware"] = "any"
     models: tuple[str, ...] = ()
+
+
+class Gpu(FixedGpu, frozen=True):
+    """What one Replica needs of a device. `count` 0: CPU only. Absent memory: the artifact's, else all of it.
+    `elastic`: with how many percent less memory it makes do where that fills a hole.
+    """
+
+    elastic_percent: Annotated[int, Meta(ge=1, le=50)] | None = field(default=None, name="elastic")
 
 
 class ReplicaRange(Part, frozen=True):
@@ -121,6 +129,8 @@ class ModelSpec(Part, frozen=True):
     tenants: tuple[TenantName, ...] | None = None
     paused: bool = False
     unlisted: bool = False
+    spread: str | None = None
+    """A label of nodes: its Replicas are put under different values of it where they may as well be; None: anywhere."""
     pod: Pod = Pod()
 
 
@@ -139,6 +149,18 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
+class Cache(msgspec.Struct, frozen=True, kw_only=True):
+    """What a Replica's cache takes of its Device, as the artifact says."""
+
+    total_bytes: int
+    """Of all of the Replica."""
+    slot_bytes: int
+    """One Slot less takes so much less, and one token of context of a Slot:"""
+    token_bytes: int
+    context_tokens: int
+    """The model's own."""
+
+
 ADOPTED_HASH = "adopted"
 """Stands for the spec of every Replica that was adopted: its pods' template is its owner's."""
 
@@ -152,7 +174,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     uid: str = ""
     """Of its custom resource; empty: it has none."""
     memory_bytes: int = 0
-    """Memory one Replica needs of a device: the spec's, else the artifact's; 0 means the whole device."""
+    """Memory one Replica needs of a device: the spec's, else the artifact's as measured; 0 means the whole device."""
+    estimated_bytes: int = 0
+    """What was worked out of the artifact, before anything was measured; 0: nothing was, or the document decides."""
+    cache: Cache | None = None
+    """Of an elastic one of llama.cpp; None: nobody could read it."""
     slots: int = 1
     """Calls at once on one Replica: the spec's, else the engine's default."""
     served_name: str = ""
@@ -196,8 +222,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             s.args,
             sorted(s.env.items()),
             s.context_tokens,
-            s.gpu,
-            self.memory_bytes,
+            FixedGpu(**{name: getattr(s.gpu, name) for name in FixedGpu.__struct_fields__}),
+            int(s.gpu.memory_bytes or 0),  # as asked: another estimate, or a measurement, starts nothing anew
             self.slots,
             s.readiness_path,
             *(() if s.tls is None else (s.tls,)),

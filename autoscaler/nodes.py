@@ -9,13 +9,16 @@ or that pods of others have.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from autoscaler.contract import NODE_EXPIRY_S, DeviceReport, NodeReport, PodDevices, ReplicaId
+from autoscaler.crowded import crowded
 from autoscaler.ordered import Node
-from autoscaler.world import NodeId, PodRef, Replica, Slice, SliceId, World
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import DeviceId, PodRef, Replica, Slice, SliceId, World
 
 IDLE_BYTES_MAX = 1 << 30
 """What a driver and its daemons keep of a Device that nobody uses, and more: about 0.6 GiB of an H100."""
@@ -23,6 +26,10 @@ NOTICED_BYTES = 64 << 20
 """A Device's use that changes by less is no news."""
 ILL = "a device of its node is unhealthy, its agent says"
 OTHERS = "pods of others have a device of its node"
+STUCK_S = 60.0
+"""Stopping or scrubbing for longer than that is not counted on any more: a Want may take another victim, and nothing
+new is put on the Device.
+"""
 
 
 def fresh(node: Node, now_s: float) -> bool:
@@ -116,17 +123,32 @@ def _listed(pods: Iterable[PodDevices], pod: PodRef) -> tuple[str, ...]:
 
 
 def shut(world: World, now_s: float) -> dict[SliceId, str]:
-    """Slices on which nothing new is put, because of what is known of their node; why, in words."""
-    sick = ill(world, now_s)
+    """Slices on which nothing new is put, because of what is known of their node or Device; why, in words."""
+    sick = {**crowded(world), **stuck(world, now_s), **ill(world, now_s)}
     if not world.others:
         return sick
     free: dict[str, list[SliceId]] = {}
     for id in sorted(world.slices):
-        node = world.slices[id].node
-        if node in world.others and id not in sick and not world.by_slice.get(id):
-            free.setdefault(node, []).append(id)
-    taken = (id for node, ids in free.items() for id in ids[max(0, len(ids) - world.others[NodeId(node)]) :])
+        counted = world.slices[id].counted
+        if counted in world.others and id not in sick and not world.by_slice.get(id):
+            free.setdefault(counted, []).append(id)
+    taken = (id for counted, ids in free.items() for id in ids[max(0, len(ids) - world.others[counted]) :])
     return {**sick, **dict.fromkeys(taken, OTHERS)}
+
+
+def stuck(world: World, now_s: float) -> dict[SliceId, str]:
+    """Slices of Devices that somebody who ended does not let go of; why, in words. The host's memory is none: what is
+    stuck there takes no more than its room.
+    """
+    devices: dict[DeviceId, str] = {}
+    for replica in world.replicas.values():
+        if replica.state in {S.STOPPING, S.SCRUBBING} and now_s >= replica.since_s + STUCK_S:
+            held = (world.slices[id] for id in replica.slices if id in world.slices)
+            devices.update((one.device, replica.model) for one in held if one.product or one.kind)
+    if not devices:
+        return {}
+    why = "{} ended on its device long ago and still holds it"
+    return {id: why.format(devices[one.device]) for id, one in world.slices.items() if one.device in devices}
 
 
 def ill(world: World, now_s: float) -> dict[SliceId, str]:
@@ -141,15 +163,37 @@ def ill(world: World, now_s: float) -> dict[SliceId, str]:
     return {id: ILL for name, node in sick.items() for id in _ill_of(world, node, slices.get(name, []), now_s)}
 
 
+def lost(world: World, now_s: float) -> tuple[ReplicaId, ...]:
+    """Replicas on a Device that is lost, in order of ids."""
+    if not any(node.unhealthy for node in world.nodes.values()):
+        return ()
+    return tuple(id for id in sorted(world.replicas) if is_lost(world, world.replicas[id], now_s))
+
+
+def is_lost(world: World, replica: Replica, now_s: float) -> bool:
+    """Whether a Device that it has is unhealthy while another of its node is not. Where all are, the look itself may
+    have failed: then its engine says how it is.
+    """
+    node = _node_of(world, replica, now_s)
+    if node is None or not 0 < len(node.unhealthy) < len(node.report.devices):
+        return False
+    found = (measured(world, world.slices[id], now_s) for id in replica.slices if id in world.slices)
+    return any(one is not None and not one.healthy for one in found)
+
+
 def _ill_of(world: World, node: Node, slices: list[Slice], now_s: float) -> Iterable[SliceId]:
-    """Those that are known by their Device, and the last free ones: one for each that is nobody's.
+    """Those that are known by their Device, and the last free ones: as many as an unhealthy Device has of which it is
+    not known whose they are. It is a fault domain: where Devices are shared, all its shares are out.
 
     A device plug-in that has noticed takes a Device out of the node's count: there are fewer Slices than Devices then.
     """
     known = {one.id: report for one in slices if (report := measured(world, one, now_s)) is not None}
     yield from (id for id, report in known.items() if not report.healthy)
-    named = {report.id for report in known.values()} | {id for pod in node.report.pods for id in pod.devices}
-    left_out = max(0, len(node.report.devices) - len(slices))
-    nobodys = max(0, sum(id not in named for id in node.unhealthy) - left_out)
+    shares = max(Counter(one.device for one in slices).values(), default=1)
+    taken = Counter(id for pod in node.report.pods for id in pod.devices)
+    if shares == 1:  # the Device itself may be its Slice, and named so
+        taken |= Counter({report.id: 1 for report in known.values()})
+    left_out = max(0, len(node.report.devices) * shares - len(slices))
+    nobodys = max(0, sum(max(0, shares - taken[id]) for id in node.unhealthy) - left_out)
     free = [one.id for one in slices if one.id not in known and not world.by_slice.get(one.id)]
     yield from free[len(free) - min(nobodys, len(free)) :]

@@ -13,6 +13,7 @@ import msgspec
 from autoscaler.actions import Plan
 from autoscaler.api import DeviceView, ModelView, NodeView, Problem, Sentences, TenantView
 from autoscaler.explain import Explanation, Row
+from autoscaler.fit import Fit
 from autoscaler.orders import Told, Wish
 
 VERSION = "3.1.0"
@@ -40,6 +41,7 @@ READS = (
     Read("/api/v1/nodes", "All nodes, and what their agents say", tuple[NodeView, ...]),
     Read("/api/v1/plan", "The latest Plan", Plan),
     Read("/api/v1/explain/model/{name}", "Why a Model runs, waits or is stopped", Explanation, named=True),
+    Read("/api/v1/explain/fit/{name}", "How much memory a Model needs, and where it would fit", Fit, named=True),
     Read("/api/v1/explain/last", "The latest decisions, newest first", Sentences),
 )
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from math import inf
 
 from autoscaler.contract import ReplicaId
+from autoscaler.cuts import shut
 from autoscaler.ordered import Cordon, Place
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Replica, Slice, World
@@ -33,9 +34,12 @@ def cordons_on(world: World, slice_: Slice) -> Iterator[Cordon]:
 
 
 def closed(world: World, slice_: Slice) -> str:
-    """Why nothing new is put on a Slice, in words; empty: neither its driver nor an operator minds."""
-    if slice_.closed or not world.cordons:
-        return slice_.closed
+    """Why nothing new is put on a Slice, in words; empty: neither its driver nor an operator minds,
+    nor is its node being cut anew.
+    """
+    why = (shut(world, slice_.node) if world.cuttable else "") or slice_.closed
+    if why or not world.cordons:
+        return why
     return next((f"{_named(cordon.place)} is {CLOSED}" for cordon in cordons_on(world, slice_)), "")
 
 

@@ -17,9 +17,11 @@ from aiohttp import web
 
 from autoscaler import api, explain, openapi, page
 from autoscaler.commands import Commands
+from autoscaler.fit import Needs, explain_fit
 from autoscaler.log import Log
 from autoscaler.loop import Loop
 from autoscaler.merge import merge
+from autoscaler.model import Model
 from autoscaler.world import World
 
 SCRAPE_TIMEOUT_S = 1.0
@@ -32,7 +34,7 @@ OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 class OperationsServer:
     """The operations port as an aiohttp application. `gateway_sockets` lists the gateways' own ports as they are; `off`
-    says what does not work in this mode.
+    says what does not work in this mode; `needs` reads a Model's artifact, in a thread.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class OperationsServer:
         *,
         commands: Commands | None = None,
         off: Sequence[str] = (),
+        needs: Callable[[Model], Needs] = lambda _: Needs(problem="nothing here reads artifacts"),
     ) -> None:
         self._loop = loop
         self._log = log
@@ -52,6 +55,7 @@ class OperationsServer:
         self._gateway_sockets = gateway_sockets
         self._openapi = openapi.document(version)
         self._commands = commands
+        self._needs = needs
         self._off = api.Sentences(sentences=tuple(off))
 
     def application(self) -> web.Application:
@@ -72,6 +76,7 @@ class OperationsServer:
         get("/api/v1/nodes", self._nodes)
         get("/api/v1/plan", self._plan)
         get("/api/v1/explain/model/{name:.+}", self._explain)
+        get("/api/v1/explain/fit/{name:.+}", self._fit)
         get("/api/v1/explain/last", self._last)
         if self._commands is not None:
             self._commands.add_to(app)
@@ -141,6 +146,13 @@ class OperationsServer:
         if known is None:
             return self._no_model()
         return answer(explain.explain_model(self._world, self._loop.plan, self._log, known.name, self._now_s()))
+
+    async def _fit(self, request: web.Request) -> web.Response:
+        known = api.named(self._world, request.match_info["name"])
+        if known is None:
+            return self._no_model()
+        needs = await asyncio.to_thread(self._needs, known)
+        return answer(explain_fit(self._world, known, needs, self._now_s()))
 
     async def _last(self, _: web.Request) -> web.Response:
         return answer(api.Sentences(sentences=explain.last(self._log, self._now_s())))

@@ -1,4 +1,4 @@
-"""What the packer may expect: which shapes of Wants come how often, and what a restart of each Model costs.
+"""What the packer may expect: which Kinds come how often, and what a restart of each Model costs.
 
 Owns the Outlook of a World. The demand lately of a Model is the Replicas that its most Calls at once need, fading since
 the last Call; declared Models that nobody calls count for nothing. Promises: the same World gives the same Outlook
@@ -7,48 +7,66 @@ whatever order things were observed in, and its size is bounded. It places nothi
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from math import exp2, inf
 
 from autoscaler.contract import ModelName
 from autoscaler.demand import NO_HISTORY, NO_LOAD, median_start_s
+from autoscaler.lanes import Kind, Wanted
 from autoscaler.model import Model
-from autoscaler.packing import Outlook, Shape
+from autoscaler.packing import Force, Outlook
+from autoscaler.shelves import want_of
 from autoscaler.world import History, Load, World
 
 HALF_LIFE_S = 3600.0
 """A Model last called so long ago counts half."""
-SHAPES_MAX = 256
-"""Shapes in the histogram: the most wanted ones. The rest is left out of it."""
+KINDS_MAX = 256
+"""Kinds in the histogram: the most wanted ones. The rest is left out of it."""
 _PARTS = 1 << 20
 """Weights are whole parts of a Replica, because sums of floats depend on their order."""
 
 
-def outlook(world: World, now_s: float) -> Outlook:
-    """What may be expected at `now_s`, as far as demand and starts are remembered."""
-    costs: dict[ModelName, float] = {}
-    for name in world.by_model:
-        median_s = median_start_s(world.histories.get(name, NO_HISTORY))
-        if median_s is not None:
-            costs[name] = median_s
-    return Outlook(histogram=histogram(world, now_s), start_s=costs)
+def outlook(world: World) -> Outlook:
+    """What may be expected, as far as starts are remembered."""
+    return Outlook(start_s=_Starts(world))
 
 
-def histogram(world: World, now_s: float) -> dict[Shape, float]:
-    """Shape -> its share of the demand lately, the largest first; they sum to 1. Empty while nobody has called."""
-    histories, loads = world.histories, world.loads
-    parts: dict[tuple[int, int, int], int] = {}
+class _Starts(Mapping[ModelName, float]):
+    """Seconds that a start of each Model takes whose starts are remembered; worked out when it is asked for."""
+
+    def __init__(self, world: World) -> None:
+        self._histories = world.histories
+        self._known: dict[ModelName, float | None] = {}
+
+    def __getitem__(self, name: ModelName) -> float:
+        if name not in self._known:
+            self._known[name] = median_start_s(self._histories.get(name, NO_HISTORY))
+        median_s = self._known[name]
+        if median_s is None:
+            raise KeyError(name)
+        return median_s
+
+    def __iter__(self) -> Iterator[ModelName]:
+        return (name for name, history in self._histories.items() if history.starts_s)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def histogram(world: World, now_s: float) -> tuple[Wanted, ...]:
+    """What was asked for lately, the most wanted first, in parts of a Replica. Empty while nobody has called."""
+    histories, loads, defaults = world.histories, world.loads, world.settings.pod
+    parts: dict[Kind, int] = {}
     for name, model in world.models.items():
         history, load = histories.get(name, NO_HISTORY), loads.get(name, NO_LOAD)
         if history is NO_HISTORY and load is NO_LOAD and not model.spec.replicas.min:
             continue  # as most are
         weight = int(_PARTS * wanted_lately(model, history, load, now_s))
         if weight:
-            gpu = model.spec.gpu
-            shape = (gpu.count, model.memory_bytes, gpu.compute_percent or 0)
-            parts[shape] = parts.get(shape, 0) + weight
-    most = sorted(parts, key=lambda shape: (-parts[shape], shape))[:SHAPES_MAX]
-    total = sum(parts[shape] for shape in most)
-    return {Shape(*shape): parts[shape] / total for shape in most}
+            kind = want_of(model, 0, inf, Force.NONE, "", defaults).kind
+            parts[kind] = parts.get(kind, 0) + weight
+    most = sorted(parts, key=lambda kind: (-parts[kind], kind))[:KINDS_MAX]
+    return tuple(Wanted(kind, parts[kind]) for kind in most)
 
 
 def wanted_lately(model: Model, history: History, load: Load, now_s: float) -> float:

@@ -1,266 +1,221 @@
 """The packer: which Replica goes to which Slice, and who makes room for it.
 
 Owns the choice of Slices and victims, for production, what-if questions and simulation alike. Promises: no Slice is
-over-committed; nobody of higher priority, within residency, or awaited makes room; one Want takes victims on one Slice
-only (several Devices: of one node), and none while room is coming; the same input in any order gives the same answer.
-Placement is best fit in memory, then compute. It never starts or drains anything: `autoscaler.plan` does.
+over-committed, nor the CPU or memory of a node; nobody of higher priority, within residency, or awaited makes room; one
+Want takes victims on one Slice only (several Devices, or too little CPU or memory: of one node), and none while room is
+coming; no victim goes whose room is not needed in the end; the same input in any order gives the same answer, and what
+it is given stays as it was. Where there is room, the Stock chooses (`autoscaler.stock`: preferred products, then cheap
+Devices, then apart from others of its Model, then nodes with a Copy, then the least waste), and an elastic Want may be
+granted less than it asks for (`autoscaler.elastic`); else the cheapest way to make some is taken. It never starts or
+drains anything: `autoscaler.plan` does.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence, Set
+from functools import cached_property, reduce
 
-from autoscaler.contract import ModelName
-from autoscaler.packing import Choice, Incumbent, Missing, Outlook, Packing, Placement, Room, Shelf, Victim, Want
-from autoscaler.rulings import admits, barred, evictable, need, product_rank, unmet_reason
-from autoscaler.world import Copy, DeviceId, NodeId, SliceId
-
-FREE, LOCKED, COMING, EVICT = range(4)
-"""Rungs, cheapest first: room now; room now, but another Replica is starting there; room soon; room by victims."""
-
-Key = tuple[float | int | str, ...]
-
-
-class Option(NamedTuple):
-    """One way to place a Want on one Slice; the smallest `key` is the best."""
-
-    rung: int
-    key: Key
-    shelf: Shelf
-    need: Room
-    victims: tuple[Incumbent, ...] = ()
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.elastic import MEAN, Budget, settle
+from autoscaler.eviction import COMING, EVICT, Key, Option, cost_of
+from autoscaler.hosting import amounts
+from autoscaler.hosts import NOTHING, Beside
+from autoscaler.packing import Incumbent, Missing, Outlook, Packing, Placement, Shelf, Victim, Want
+from autoscaler.rulings import need, team_reason, unmet_reason
+from autoscaler.stock import Place
+from autoscaler.supposed import Supposed
+from autoscaler.ways import Ways
+from autoscaler.world import Copy, NodeId, SliceId
+from autoscaler.yard import Yard
 
 
-def pack(wanted: Sequence[Want], slices: Sequence[Shelf], copies: Set[Copy], outlook: Outlook, now_s: float) -> Packing:
+def pack(wanted: Sequence[Want], yard: Yard, copies: Set[Copy], outlook: Outlook, now_s: float) -> Packing:
     """Places what fits, in order of priority, then longest unserved, then name; names victims for what does not.
 
     A Want with victims is in `unmet` too: it is placed by a later call, when they are gone.
     """
-    bench = _Bench(wanted, slices, copies, outlook, now_s)
+    yard.tell_copies(copies)
+    yard.stock.mark()
+    try:
+        most = reduce(Beside.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
+        return _packed(wanted, _Bench(yard, outlook, now_s, most))
+    finally:
+        yard.rewind()
+
+
+def _packed(wanted: Sequence[Want], bench: _Bench) -> Packing:
     placements: list[Placement] = []
-    victims: list[Victim] = []
+    victims: dict[ReplicaId, tuple[Incumbent, Want]] = {}
+    promised: dict[int, tuple[Option, ...]] = {}
     unmet: list[Missing] = []
     hopeless: dict[Want, Missing] = {}
     for want in sorted(wanted, key=_order):
+        placement = bench.place(want)
+        if placement is not None:
+            placements.append(placement)
+            continue
         alike = want._replace(ordinal=0)
         if alike in hopeless:
             unmet.append(hopeless[alike]._replace(want=want))
             continue
-        options = bench.best(want)
+        options = bench.cheapest(want)
         if options is None:
-            reason, never = unmet_reason(want, slices, list(bench.shelves.values()), now_s)
-            hopeless[alike] = Missing(want, reason, never)
+            hopeless[alike] = bench.hopeless(want)
             unmet.append(hopeless[alike])
-        elif max((option.rung for option in options), default=FREE) == FREE:
-            placements.append(bench.place(want, options))
         else:
-            unmet.append(Missing(want, bench.wait(options)))
-            victims += (Victim(v.replica, v.model, want) for v in bench.evict(options))
-    return Packing(tuple(placements), tuple(victims), tuple(unmet))
+            promised[len(unmet)] = options
+            unmet.append(Missing(want, bench.wait(options), promised=True))
+            victims |= {victim.replica: (victim, want) for victim in bench.evict(want, options)}
+    spared = bench.spare([victim for victim, _ in victims.values()])
+    for at, options in promised.items() if spared else ():
+        unmet[at] = unmet[at]._replace(reason=bench.wait([bench.without(one, spared) for one in options]))
+    going = (Victim(id, one.model, want) for id, (one, want) in victims.items() if id not in spared)
+    return Packing(tuple(placements), tuple(going), tuple(unmet))
 
 
 def _order(want: Want) -> Key:
     return (-want.priority, want.unserved_since_s, want.model, want.ordinal)
 
 
-def face(shelf: Shelf, choices: Sequence[Choice] = ()) -> Key:
-    """What `need` and `product_rank` look at: equal for equal Devices, so that they are asked once."""
-    s = shelf.slice
-    alike = (s.memory_bytes, s.compute_percent, s.isolation, s.shared, shelf.whole, s.product)
-    if not choices:
-        return alike
-    return (*alike, *(admits(one.selector, s) for one in choices), *(not barred(one, s) for one in choices))
-
-
-def choices_of(wanted: Iterable[Want], shelves: Iterable[Shelf]) -> tuple[Choice, ...]:
-    """By what these Wants choose among these nodes, if at all: for `face`."""
-    tainted = any(shelf.slice.taints for shelf in shelves)
-    choosy = (want for want in wanted if tainted or want.selector or want.avoids)
-    return tuple(dict.fromkeys(want.choice for want in choosy))
-
-
 class _Bench:
-    """The Shelves while one call works on them, and what was worked out about those that did not change since."""
+    """One call of the packer."""
 
-    def __init__(
-        self, wanted: Sequence[Want], slices: Sequence[Shelf], copies: Set[Copy], outlook: Outlook, now_s: float
-    ) -> None:
-        self._choices = choices_of(wanted, slices)
-        usable = (shelf for shelf in slices if shelf.slice.healthy and not shelf.closed)
-        usable_sorted = sorted(usable, key=lambda shelf: shelf.slice.id)
-        self.shelves: dict[SliceId, Shelf] = {shelf.slice.id: shelf.copy() for shelf in usable_sorted}
-        self._devices: dict[DeviceId, list[Shelf]] = {}
-        self._open: dict[Key, list[tuple[int, int, SliceId]]] = {}
-        """Per face: (free memory, free compute, Slice) of those where nobody starts, sorted."""
-        for shelf in self.shelves.values():
-            self._devices.setdefault(shelf.slice.device, []).append(shelf)
-            if not shelf.locked:
-                self._open.setdefault(self._face(shelf), []).append((*shelf.free, shelf.slice.id))
-        for entries in self._open.values():
-            entries.sort()
+    def __init__(self, yard: Yard, outlook: Outlook, now_s: float, most: Beside) -> None:
+        self._yard = yard
         self._now_s = now_s
         self._outlook = outlook
-        self._models = {incumbent.model for shelf in self.shelves.values() for incumbent in shelf.incumbents}
-        self._nodes: dict[str, set[NodeId]] = {}
-        for copy in copies:
-            self._nodes.setdefault(copy.artifact, set()).add(copy.node)
-        self._known: dict[Want, dict[SliceId, Option | None]] = {}
-        """Options by everything of a Want that they depend on."""
+        self._supposed = Supposed(yard, most)
+        self._ways = Ways(self._supposed, outlook, now_s)
+        self._placed: dict[ModelName, list[NodeId]] = {}
+        """Of who would be apart: where others of their Models were put."""
+        self._evicted: dict[ReplicaId, list[SliceId]] = {}
+        self._unwelcome: set[ReplicaId] = set()
+        """Strangers to somebody who has room promised: they go whether their room is needed or not."""
 
-    def _face(self, shelf: Shelf) -> Key:
-        return face(shelf, self._choices)
+    @cached_property
+    def _budget(self) -> Budget:
+        """Who is placed or promised room here counts, too."""
+        return self._yard.budget()
 
-    def best(self, want: Want) -> tuple[Option, ...] | None:
-        """The Options to take, one per Device; empty for a Want without Devices; None: there is no way now."""
+    # --- room now -----------------------------------------------------------------------------------------------------
+
+    def place(self, want: Want) -> Placement | None:
+        """Takes the room, and locks the Devices: a Replica is about to start there. None: there is no room now."""
+        yard, spread = self._yard, want.spread
+        if spread is not None:
+            spread = spread._replace(nodes=(*spread.nodes, *self._placed.get(want.model, ())))
+        found = settle(
+            want.kind,
+            lambda: self._budget,
+            lambda kind: yard.choose(kind, want.choice, want.artifact, want.trust, spread),
+            yard.granted,
+        )
+        place = None if found is None else found[0]
         if want.devices == 0:
-            return ()
-        if want.devices > 1:
-            return self._node(want)
-        option = self._free(want)
-        if option is None:
-            option = min(self._options(want), key=lambda o: o.key, default=None)
-        return None if option is None else (option,)
-
-    def _free(self, want: Want) -> Option | None:
-        """The best Slice with room now and nobody starting: the same choice as the best of `_options`, much faster."""
-        near = self._nodes.get(want.artifact, set())
-        best: tuple[Key, Shelf, Room] | None = None
-        for entries in self._open.values():
-            alike = self.shelves[entries[0][2]] if entries else None
-            room = need(want, alike) if alike is not None else None
-            rank = product_rank(want, alike.slice.product) if alike is not None else None
-            if alike is None or room is None or rank is None or barred(want.choice, alike.slice):
-                continue
-            for i in range(bisect_left(entries, room), len(entries)):
-                memory_bytes, compute_percent, id = entries[i]
-                if compute_percent < room.compute_percent:
-                    continue
-                shelf = self.shelves[id]
-                away, left = shelf.slice.node not in near, memory_bytes - room.memory_bytes
-                spare = compute_percent - room.compute_percent
-                key = (rank, away, left, spare, shelf.slice.memory_bytes, id)
-                if best is None or key < best[0]:
-                    best = (key, shelf, room)
-                if not (near and away):
-                    break
-        return None if best is None else Option(FREE, best[0], best[1], best[2])
-
-    def _options(self, want: Want) -> Iterator[Option]:
-        """The cheapest Option of each Slice that has one."""
-        model = want.model if want.model in self._models else ModelName("")
-        artifact = want.artifact if want.artifact in self._nodes else ""
-        alike = want._replace(model=model, artifact=artifact, ordinal=0, unserved_since_s=0.0, reason="")
-        known = self._known.setdefault(alike, {})
-        for id, shelf in self.shelves.items():
-            if id not in known:
-                known[id] = self._option(want, shelf)
-            option = known[id]
-            if option is not None:
-                yield option
-
-    def _moved(self, shelf: Shelf, before: Room) -> None:
-        """Something of the Shelf changed: what was worked out about it is void. `before` is what was free."""
-        id = shelf.slice.id
-        for known in self._known.values():
-            known.pop(id, None)
-        entries, entry = self._open.get(self._face(shelf), []), (*before, id)
-        at = bisect_left(entries, entry)
-        if at < len(entries) and entries[at] == entry:
-            del entries[at]
-            if not shelf.locked:
-                insort(entries, (*shelf.free, id))
-
-    def _node(self, want: Want) -> tuple[Option, ...] | None:
-        """The node whose `devices` cheapest Devices are the cheapest together."""
-        by_node: dict[NodeId, list[Option]] = {}
-        for option in self._options(want):
-            by_node.setdefault(option.shelf.slice.node, []).append(option)
-        teams = [
-            tuple(sorted(options, key=lambda o: o.key)[: want.devices])
-            for options in by_node.values()
-            if len(options) >= want.devices
-        ]
-        return min(teams, key=lambda team: (team[-1].rung, *(o.key for o in reversed(team))), default=None)
-
-    def _option(self, want: Want, shelf: Shelf) -> Option | None:
-        """The cheapest way to use this Slice; None: none now."""
-        room, rank = need(want, shelf), product_rank(want, shelf.slice.product)
-        if room is None or rank is None or barred(want.choice, shelf.slice):
+            return Placement(want, (), want.memory_bytes, self._seat(want, place))
+        if found is None or place is None:
             return None
-        chosen: tuple[Incumbent, ...] = ()
-        soon = shelf.free.plus(shelf.coming)
-        if shelf.free.holds(room):
-            rung = LOCKED if shelf.locked else FREE
-        elif soon.holds(room):
-            rung = COMING
-        else:
-            chosen, rung = self._victims(want, shelf, room.less(soon)), EVICT
-            if not chosen:
-                return None
-        away = shelf.slice.node not in self._nodes.get(want.artifact, ())
-        after = (shelf.free if rung <= LOCKED else soon).less(room)
-        tie = (shelf.slice.memory_bytes, shelf.slice.id)
-        key = (rung, *self._cost(chosen), shelf.locked, rank, away, after.memory_bytes, after.compute_percent, *tie)
-        return Option(rung, key, shelf, room, chosen)
+        got = want.granted(found[1].memory_bytes)
+        if spread is not None:
+            self._placed.setdefault(want.model, []).append(yard.nodes[place.node])
+        shelves = [self._supposed.shelf(id) for id in yard.slices(place)]
+        for id in yard.slices(place):
+            shelf = self._supposed.change(id)
+            room = need(got, shelf)
+            if room is None or not shelf.free.holds(room):
+                raise AssertionError(f"{id} was chosen for {want.model}, and has no room for it")
+            shelf.reserve(room)
+            self._supposed.promise(want, shelf.slice)
+            self._supposed.lock(shelf.slice)
+        return Placement(want, yard.slices(place), claim(got, shelves), self._seat(want, place))
 
-    def _cost(self, victims: Sequence[Incumbent]) -> Key:
-        """(busy ones, highest priority, seconds to start them again, how many)."""
-        if not victims:
-            return (0, 0, 0.0, 0)
-        restart_s = sum(self._outlook.restart_s(v.model) for v in victims)
-        return (sum(v.busy for v in victims), max(v.priority for v in victims), restart_s, len(victims))
+    def _seat(self, want: Want, place: Place | None) -> NodeId | None:
+        """Takes the CPU and memory of its node, where it is known what that has."""
+        node = None if place is None else self._yard.nodes[place.node]
+        host = None if node is None else self._supposed.host(node)
+        if node is None or host is None:
+            return None
+        self._supposed.suppose(node, host.promised(want.beside))
+        return node
 
-    def _price(self, incumbent: Incumbent) -> Key:
-        """`_cost` of one alone; its id breaks ties."""
-        restart_s = self._outlook.restart_s(incumbent.model)
-        return (incumbent.busy, incumbent.priority, restart_s, incumbent.replica)
+    # --- room to be made ----------------------------------------------------------------------------------------------
 
-    def _victims(self, want: Want, shelf: Shelf, lack: Room) -> tuple[Incumbent, ...]:
-        """The cheapest incumbents that make at least `lack`, the best one alone or the cheapest few; empty: none do."""
-        willing = [i for i in shelf.incumbents if evictable(want, i, self._now_s)]
-        if not sum_of(willing).holds(lack):
-            return ()
-        candidates = sorted(willing, key=self._price)
-        few: list[Incumbent] = []
-        for incumbent in candidates:
-            few.append(incumbent)
-            if sum_of(few).holds(lack):
-                break
-        if len(few) == 1:
-            return tuple(few)
-        for incumbent in reversed(few[:-1]):
-            fewer = [other for other in few if other is not incumbent]
-            if sum_of(fewer).holds(lack):
-                few = fewer
-        alone = next(([i] for i in candidates if i.room.holds(lack)), few)
-        return tuple(alone if self._cost(alone) < self._cost(few) else few)
+    def hopeless(self, want: Want) -> Missing:
+        """There is no way now, and why."""
+        never = self._yard.why.never(want)
+        if never is not None:
+            return Missing(want, never, never=True)
+        closed = self._yard.why.closed(want)
+        scarce = self._yard.why.scarce(want)
+        if want.devices > 1:
+            node = [self._supposed.shelf(id) for id in self._yard.why.team(want)]
+            return Missing(want, team_reason(want, node, closed, self._now_s, scarce))
+        best = self._yard.why.roomiest(want)
+        why = unmet_reason(want, None if best is None else self._supposed.shelf(best), closed, self._now_s, scarce)
+        if want.spare_bytes and not self._budget.allows(want.memory_bytes, want.least.memory_bytes):
+            why += f"; all elastic Replicas together are to have {MEAN // 10} % of what they ask for"
+        return Missing(want, why)
 
-    def place(self, want: Want, options: Sequence[Option]) -> Placement:
-        """Takes the room, and locks the Devices: a Replica is about to start there."""
-        for option in options:
-            before = option.shelf.free
-            option.shelf.reserve(option.need)
-            for shelf in self._devices[option.shelf.slice.device]:
-                shelf.locked = True
-                self._moved(shelf, before if shelf is option.shelf else shelf.free)
-        claims = [option.need.memory_bytes for option in options if want.memory_bytes == 0 or option.shelf.slice.shared]
-        memory_bytes = min(claims, default=want.memory_bytes)
-        return Placement(want, tuple(option.shelf.slice.id for option in options), memory_bytes)
+    def cheapest(self, want: Want) -> tuple[Option, ...] | None:
+        """The Options to take, one per Device; None: there is no way now."""
+        return self._ways.cheapest(want, lambda: self._budget)
 
-    def evict(self, options: Sequence[Option]) -> tuple[Incumbent, ...]:
+    def evict(self, want: Want, options: Sequence[Option]) -> tuple[Incumbent, ...]:
         """Promises the room to the Want, so that no later one counts on it; gives the victims, each once."""
         victims = {victim.replica: victim for option in options for victim in option.victims}
+        chosen = [id for option in options for id in self._touched(option)]
         for replica, victim in victims.items():
-            for shelf in tuple(self.shelves.values()) if victim.others else (option.shelf for option in options):
+            held = self._yard.held_by(victim, chosen)
+            self._evicted[replica] = [id for id in held if self._supposed.holds(id, replica)]
+            for id in self._evicted[replica]:
+                shelf = self._supposed.change(id)
                 shelf.evict(replica)
-                self._moved(shelf, shelf.free)
-        for option in options:
-            before = option.shelf.free
-            option.shelf.reserve(option.need)
-            self._moved(option.shelf, before)
+                self._yard.sync(shelf)
+        for one in options:
+            self._unwelcome |= {stranger.replica for stranger in one.strangers}
+            shelf = self._supposed.change(one.shelf.slice.id)
+            shelf.reserve(one.need)
+            self._supposed.promise(want, shelf.slice)
+            self._yard.sync(shelf)
+        node = options[0].shelf.slice.node
+        host = self._supposed.host(node)
+        if host is not None:
+            coming = host.coming.plus(amounts(victims.values()))
+            self._supposed.suppose(node, host._replace(coming=coming).promised(want.beside))
         return tuple(victims.values())
+
+    def spare(self, victims: Sequence[Incumbent]) -> Set[ReplicaId]:
+        """Those who may stay after all, dearest first: who went for a later Want makes room enough for all."""
+        spared: set[ReplicaId] = set()
+        for victim in sorted(victims, key=lambda one: (*cost_of([one], self._outlook), one.replica), reverse=True):
+            shelves = [self._supposed.shelf(id) for id in self._evicted[victim.replica]]
+            roomy = all(one.free.plus(one.coming).holds(victim.room) for one in shelves)
+            node = shelves[0].slice.node
+            host = self._supposed.host(node)
+            roomy = roomy and (host is None or host.soon.holds(victim.beside))
+            if not roomy or victim.replica in self._unwelcome:
+                continue
+            for one in shelves:
+                one.keep(victim)
+            if host is not None:
+                self._supposed.hosts[node] = host.kept(victim.beside)
+            spared.add(victim.replica)
+        return spared
+
+    def without(self, one: Option, spared: Set[ReplicaId]) -> Option:
+        """That Option as it is when they stay."""
+        victims = tuple(victim for victim in one.victims if victim.replica not in spared)
+        if len(victims) == len(one.victims):
+            return one
+        return one._replace(
+            victims=victims, rung=EVICT if victims else COMING, shelf=self._supposed.shelf(one.shelf.slice.id)
+        )
+
+    def _touched(self, one: Option) -> Sequence[SliceId]:
+        """The Slices that its victims may be on."""
+        if one.wide:
+            return self._yard.slices_of(one.shelf.slice.node)
+        return self._yard.together(one.shelf.slice) if one.strangers else (one.shelf.slice.id,)
 
     def wait(self, options: Sequence[Option]) -> str:
         """Why a Want that has room promised is not placed yet."""
@@ -268,7 +223,8 @@ class _Bench:
         where = worst.shelf.slice.id
         if worst.rung == EVICT:
             return f"makes room on {where}: {_names(worst.victims)} {_verb(worst.victims)} to leave"
-        leaving = tuple(i for i in worst.shelf.incumbents if i.leaving)
+        there = self._supposed.around(worst.shelf.slice.node) if worst.wide else worst.shelf.incumbents
+        leaving = tuple(i for i in (*worst.strangers, *there) if i.leaving)
         if worst.rung == COMING and leaving:
             return f"waits on {where} until {_names(leaving)} {_verb(leaving, 'has', 'have')} left"
         if worst.rung == COMING:
@@ -276,13 +232,11 @@ class _Bench:
         return f"waits on {where} until the Replica that is starting there is ready: one starts at a time"
 
 
-def sum_of(incumbents: Sequence[Incumbent]) -> Room:
-    """Their rooms together."""
-    memory_bytes = compute_percent = 0
-    for incumbent in incumbents:
-        memory_bytes += incumbent.room.memory_bytes
-        compute_percent += incumbent.room.compute_percent
-    return Room(memory_bytes, compute_percent)
+def claim(want: Want, shelves: Iterable[Shelf]) -> int:
+    """Bytes that the Want claims on each of these, which it is to have."""
+    shared = [shelf for shelf in shelves if want.memory_bytes == 0 or shelf.slice.shared]
+    rooms = (room for shelf in shared if (room := need(want, shelf)) is not None)
+    return min((room.memory_bytes for room in rooms), default=want.memory_bytes)
 
 
 def _names(incumbents: Sequence[Incumbent]) -> str:

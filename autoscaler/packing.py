@@ -13,9 +13,12 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.hosts import NOTHING, Beside
+from autoscaler.lanes import Isolation, Kind, Lane, Room
 from autoscaler.podspec import Toleration
 from autoscaler.states import ReplicaState
-from autoscaler.world import Isolation, NodeId, Slice, SliceId
+from autoscaler.trust import Trust
+from autoscaler.world import NodeId, Slice, SliceId
 
 
 class Force(IntEnum):
@@ -37,6 +40,15 @@ class Choice(NamedTuple):
     selector: tuple[tuple[str, str], ...]
     tolerations: tuple[Toleration, ...]
     avoids: tuple[NodeId, ...]
+
+
+class Spread(NamedTuple):
+    """By what a Want would be apart from the other Replicas of its Model."""
+
+    label: str
+    """Of nodes: those with one value of it fail together; so do those without it."""
+    nodes: tuple[NodeId, ...] = ()
+    """Where the others are, each as often as there are some."""
 
 
 class Want(NamedTuple):
@@ -65,30 +77,40 @@ class Want(NamedTuple):
     """Taints of nodes that do not keep it away."""
     avoids: tuple[NodeId, ...] = ()
     """Nodes that did not take it lately, sorted."""
+    cpu_milli: int = 0
+    host_bytes: int = 0
+    """CPU and memory of its node, beside Devices."""
+    trust: Trust = ()
+    spare_bytes: int = 0
+    """Of `memory_bytes`: with so much less it makes do."""
+    spread: Spread | None = None
+
+    @property
+    def beside(self) -> Beside:
+        """Both."""
+        return Beside(self.cpu_milli, self.host_bytes)
+
+    @property
+    def kind(self) -> Kind:
+        """What decides where it fits."""
+        return Kind(
+            self.devices, self.memory_bytes, self.compute_percent, self.isolation, self.products, self.cpu_milli,
+            self.host_bytes, self.spare_bytes,
+        )  # fmt: skip
+
+    @property
+    def least(self) -> Want:
+        """With which it makes do."""
+        return self.granted(self.memory_bytes - self.spare_bytes)
+
+    def granted(self, memory_bytes: int) -> Want:
+        """The same, of which so much was granted."""
+        return self._replace(memory_bytes=memory_bytes, spare_bytes=0) if self.spare_bytes else self
 
     @property
     def choice(self) -> Choice:
         """By what it chooses among nodes."""
         return Choice(self.selector, self.tolerations, self.avoids)
-
-
-class Room(NamedTuple):
-    """An amount of one Slice."""
-
-    memory_bytes: int
-    compute_percent: int
-
-    def holds(self, need: Room) -> bool:
-        """Whether `need` fits in."""
-        return need.memory_bytes <= self.memory_bytes and need.compute_percent <= self.compute_percent
-
-    def plus(self, more: Room) -> Room:
-        """Both together."""
-        return Room(self.memory_bytes + more.memory_bytes, self.compute_percent + more.compute_percent)
-
-    def less(self, need: Room) -> Room:
-        """What is left, never below nothing."""
-        return Room(max(0, self.memory_bytes - need.memory_bytes), max(0, self.compute_percent - need.compute_percent))
 
 
 class Incumbent(NamedTuple):
@@ -112,6 +134,9 @@ class Incumbent(NamedTuple):
     """It should have left long ago: its room is not counted on."""
     others: int = 0
     """On how many other Slices it is, too."""
+    trust: Trust = ()
+    beside: Beside = NOTHING
+    """What it has of its node."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,6 +155,15 @@ class Shelf:
     """A Replica is starting on its Device, so that no other may start there now."""
     closed: str = ""
     """Why nothing new is put here, in words; empty: it is open."""
+    price: float = 0.0
+    """Of its Device, per hour; 0: nothing at the margin, or not known."""
+    trusts: frozenset[Trust] = frozenset()
+    """Of those on it that are not for everybody, where strangers may not be on one Device (`autoscaler.trust`)."""
+
+    @property
+    def lane(self) -> Lane:
+        """What it has in common with those that are alike."""
+        return lane_of(self.slice, whole=self.whole, price=self.price)
 
     def copy(self) -> Shelf:
         """Another Shelf with the same things on it."""
@@ -141,6 +175,8 @@ class Shelf:
             coming=self.coming,
             locked=self.locked,
             closed=self.closed,
+            price=self.price,
+            trusts=self.trusts,
         )
 
     def reserve(self, need: Room) -> None:
@@ -160,21 +196,17 @@ class Shelf:
                 after.append(incumbent)
         self.incumbents = tuple(after)
 
+    def keep(self, victim: Incumbent) -> None:
+        """It stays after all: its room is neither coming nor free."""
+        rest = victim.room.less(self.coming)
+        self.coming = self.coming.less(victim.room)
+        self.free = self.free.less(rest)
+        self.incumbents = tuple(victim if one.replica == victim.replica else one for one in self.incumbents)
 
-class Offer(NamedTuple):
-    """Capacity that could be added. There is no Provider yet, so there are no Offers and the packer reads none."""
 
-    slices: tuple[Slice, ...]
-    expected_s: float
-    price: float
-
-
-class Shape(NamedTuple):
-    """What the histogram of demand counts: equal Wants."""
-
-    devices: int
-    memory_bytes: int
-    compute_percent: int
+def lane_of(one: Slice, *, whole: bool, price: float = 0.0) -> Lane:
+    """What a Slice has in common with those that are alike. `whole`: it is all of its Device."""
+    return Lane(one.memory_bytes, one.product, one.compute_percent, one.isolation, one.shared, whole, price)
 
 
 UNKNOWN_START_S = 60.0
@@ -182,14 +214,10 @@ UNKNOWN_START_S = 60.0
 
 
 class Outlook(NamedTuple):
-    """What the packer may expect: who is wanted how often, what a restart costs, and what could be added."""
+    """What the packer may expect: what a restart costs."""
 
-    histogram: Mapping[Shape, float] = {}
-    """Shape -> share of the demand lately; they sum to 1. For policies that place by what will come: best fit does not.
-    """
     start_s: Mapping[ModelName, float] = {}
     """Seconds that a start of the Model takes: the cost of evicting it."""
-    offers: tuple[Offer, ...] = ()
 
     def restart_s(self, model: ModelName) -> float:
         """The cost of starting `model` again."""
@@ -202,6 +230,10 @@ class Placement(NamedTuple):
     want: Want
     slices: tuple[SliceId, ...]
     memory_bytes: int
+    node: NodeId | None = None
+    """Where it is known what nodes have beside Devices; else None, and also for who needs no Device and fits on none of
+    these: it may still be put on another.
+    """
 
 
 class Victim(NamedTuple):
@@ -218,6 +250,8 @@ class Missing(NamedTuple):
     want: Want
     reason: str
     never: bool = False
+    promised: bool = False
+    """Room for it is coming, or is made."""
 
 
 class Packing(NamedTuple):

@@ -2,20 +2,26 @@
 
 `plan(world, now_s)` is pure and looks at one snapshot: broken starts fail, and so do those that could not work, before
 they are tried; acknowledged drains stop, Replicas wanted again revive, what is not wanted drains, victims make room,
-and what fits starts, in this order; who is kept off its node drains where another has room. Folding its Actions and
-planning again at the same time adds nothing of the same kind. One Replica at a time starts on a Device. `next_s` says
-when time alone changes the answer, so that the loop can sleep. It performs nothing.
+and what fits starts, in this order; who is kept off its node drains where another has room, and where room is free
+only in pieces one Replica at a time moves (`autoscaler.defrag`); an idle node is cut anew for what fits no cut
+that there is (`autoscaler.cutting`). Folding its Actions and planning again at the same
+time adds nothing of the same kind. One Replica at a time starts on a Device. `next_s` says when time alone changes the
+answer, so that the loop can sleep. It performs nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Iterator
 from math import inf
+
+from msgspec.structs import replace
 
 from autoscaler import demand
 from autoscaler.actions import (
     Action,
+    CutNode,
     DrainReplica,
     FailReplica,
     FailStart,
@@ -25,19 +31,29 @@ from autoscaler.actions import (
     StopReplica,
     Unmet,
 )
-from autoscaler.compare import STOP_GRACE_S, Case, Compared, absent, compare, retire
+from autoscaler.compare import NOTHING, STOP_GRACE_S, Case, Compared, absent, compare, retire
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.crowded import leaving
+from autoscaler.cutting import cut
+from autoscaler.defrag import Ground, defragment
 from autoscaler.demand import NO_HISTORY, Wanted
 from autoscaler.drain import in_use, next_change_s, verdict
 from autoscaler.histories import limit_s
+from autoscaler.model import Model
+from autoscaler.nodes import ILL, lost
 from autoscaler.outlook import outlook
 from autoscaler.packer import pack
-from autoscaler.packing import Force, Packing, Placement, Shelf, Want
-from autoscaler.shelves import locks, shelves, stuck_s, want_of
+from autoscaler.packing import Force, Missing, Outlook, Packing, Placement, Want
+from autoscaler.resting import Resting
+from autoscaler.shelves import locks, stuck_s, want_of
+from autoscaler.sizing import slots
+from autoscaler.spread import apart
 from autoscaler.states import ReplicaState as S
 from autoscaler.stranded import STRANDED_S, avoided, gives_up_s, nodes_of
+from autoscaler.survey import Survey
 from autoscaler.words import seconds
-from autoscaler.world import Replica, World
+from autoscaler.world import Move, Replica, World
+from autoscaler.yard import Yard
 
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 MOVES = "kept off its node"
@@ -48,18 +64,35 @@ NAME_MAX = 100
 
 def plan(world: World, now_s: float) -> Plan:
     """The ordered Actions for this snapshot; empty while the driver has not listed what exists, or another leads."""
-    if not world.synced or not world.leads:
-        return Plan()
-    tick = _Tick(world, now_s)
-    tick.compare_models()
-    tick.end_replicas()
-    tick.place()
-    return tick.plan()
+    return Planner().plan(world, now_s)
 
 
-def all_wanted(world: World, now_s: float) -> dict[ModelName, Wanted]:
-    """What is wanted of every Model of which anything is wanted or there, by name."""
-    answers = [demand.wanted(world, model, now_s) for model in world.models.values() if not demand.quiet(world, model)]
+class Planner:
+    """Plans one World after the other, and looks only at what is not as it was. What it says does not depend on what it
+    was asked before.
+    """
+
+    def __init__(self) -> None:
+        self._survey, self._resting = Survey(), Resting()
+
+    def plan(self, world: World, now_s: float) -> Plan:
+        """See `plan`."""
+        if not world.synced or not world.leads:
+            return Plan()
+        tick = _Tick(world, now_s, self._survey, self._resting)
+        tick.compare_models()
+        tick.leave_lost()
+        tick.leave_crowded()
+        tick.end_replicas()
+        tick.place()
+        return tick.plan()
+
+
+def all_wanted(world: World, now_s: float, models: Iterable[Model] | None = None) -> dict[ModelName, Wanted]:
+    """What is wanted of these Models, by name; None: of every one of which anything is wanted or there."""
+    if models is None:
+        models = (model for model in world.models.values() if not demand.quiet(world, model))
+    answers = [demand.wanted(world, model, now_s) for model in models]
     return {answer.model: answer for answer in sorted(answers, key=lambda answer: answer.model)}
 
 
@@ -76,14 +109,16 @@ def pressing(world: World, answers: dict[ModelName, Wanted], now_s: float) -> di
 class _Tick:
     """One plan in the making."""
 
-    def __init__(self, world: World, now_s: float) -> None:
+    def __init__(self, world: World, now_s: float, survey: Survey, resting: Resting) -> None:
         self.world, self.now_s = world, now_s
+        self.survey, self.resting = survey, resting
         self.fails: list[FailReplica] = []
         self.impossible: list[FailStart] = []
         self.stops: list[StopReplica] = []
         self.revives: list[ReviveReplica] = []
         self.drains: list[DrainReplica] = []
         self.starts: list[StartReplica] = []
+        self.cut: CutNode | None = None
         self.unmet: dict[ModelName, Unmet] = {}
         self.wants: list[Want] = []
         self.rollouts: dict[ModelName, DrainReplica] = {}
@@ -98,16 +133,32 @@ class _Tick:
     def compare_models(self) -> None:
         """Wanted against what there is, Model by Model, in order of names."""
         world, now_s = self.world, self.now_s
-        answers = all_wanted(world, now_s)
+        answers = all_wanted(world, now_s, self._stirring())
         lacking, calls = pressing(world, answers, now_s), in_use(world)
         for name, answer in answers.items():
             self.later(answer.next_s)
             if answer.count == 0 and name not in world.by_model:
                 continue
-            self._take(name, compare(Case(world, world.models[name], answer, lacking, calls, now_s)))
+            model = world.models[name]
+            compared = compare(Case(world, model, answer, lacking, calls, now_s))
+            self._take(name, compared)
+            if compared is NOTHING:
+                self.resting.note(world, model, now_s, answer.next_s)
         for name in sorted(world.by_model.keys() - world.models.keys()):
             for replica in (world.replicas[id] for id in world.by_model[name]):
                 self._retire(retire(replica, f"its Model is {absent(replica)}"))
+
+    def _stirring(self) -> Iterator[Model]:
+        """Models that are not known to be at rest."""
+        self.resting.look(self.world, self.now_s)
+        for model in self.world.models.values():
+            if demand.quiet(self.world, model):
+                continue
+            rest = self.resting.rest(self.world, model, self.now_s)
+            if rest is None:
+                yield model
+            else:
+                self.later(rest.next_s)
 
     def _take(self, name: ModelName, compared: Compared) -> None:
         self.later(compared.next_s)
@@ -127,6 +178,19 @@ class _Tick:
             self.drains.append(action)
         elif action is not None:
             self.stops.append(action)
+
+    def leave_lost(self) -> None:
+        """Who is on a Device that is lost goes at once: the next look starts another."""
+        going = self._going()
+        for id in lost(self.world, self.now_s):
+            if id not in going:
+                self._retire(retire(self.world.replicas[id], ILL))
+
+    def leave_crowded(self) -> None:
+        """Where a scheduler put more than there is room for, the youngest go: the next look starts others elsewhere."""
+        for id, reason in leaving(self.world, self._going()).items():
+            action = retire(self.world.replicas[id], reason)
+            self._retire(replace(action, crowded=True) if isinstance(action, DrainReplica) else action)
 
     def end_replicas(self) -> None:
         """Starts over their limit fail; failed ones and acknowledged drains stop, unless they are revived."""
@@ -158,11 +222,13 @@ class _Tick:
     def place(self) -> None:
         """Asks the packer, and turns its answer into starts, victims' drains and sentences."""
         moves = self._moves()
-        wants = [*self.wants, *moves]
-        if not wants:
+        if not self.wants and not moves:
             return
-        shelved = self._shelves()
-        packing = pack(wants, shelved, self.world.copies, outlook(self.world, self.now_s), self.now_s)
+        going = self._going()
+        wants = [*(apart(self.world, want, going) for want in self.wants), *moves]
+        yard = self.survey.yard(self.world, self.now_s, going, {action.replica for action in self.revives})
+        expected = outlook(self.world)
+        packing = pack(wants, yard, self.world.copies, expected, self.now_s)
         for placement in packing.placements:
             if placement.want not in moves:
                 self.starts.append(self._start(placement))
@@ -175,7 +241,36 @@ class _Tick:
                 self.later(None if shun is None else shun.until_s)
         room = dict.fromkeys((*(one.want for one in packing.placements), *(one.want for one in packing.victims)))
         self.drains += [_gives_up(moves[want]) for want in room if want in moves]
-        self._wait(packing._replace(unmet=tuple(one for one in packing.unmet if one.want not in moves)), shelved)
+        unmet = tuple(one for one in packing.unmet if one.want not in moves)
+        unmet = self._cut(self._defragment(unmet, packing, yard, expected), packing)
+        self._wait(packing._replace(unmet=unmet), yard)
+
+    def _cut(self, unmet: tuple[Missing, ...], packing: Packing) -> tuple[Missing, ...]:
+        """An idle node may be cut anew for what is unmet."""
+        taken = [id for placement in packing.placements for id in placement.slices]
+        taken += [id for start in self.starts for id in start.replica.slices]
+        found = cut(unmet, self.world, self.now_s, taken)
+        self.cut = found.order
+        self.later(found.next_s)
+        return found.unmet
+
+    def _defragment(
+        self, unmet: tuple[Missing, ...], packing: Packing, yard: Yard, expected: Outlook
+    ) -> tuple[Missing, ...]:
+        """What is unmet only because what is free is in pieces says so; a Replica may begin to move for it."""
+        ground = Ground(
+            world=self.world,
+            yard=yard,
+            outlook=expected,
+            now_s=self.now_s,
+            going=self._going(),
+            astir={want.model for want in self.wants} | {action.replica.model for action in self.starts},
+            taken=[id for placement in packing.placements for id in placement.slices],
+        )
+        found = defragment(unmet, ground)
+        self.later(found.next_s)
+        self.starts += [self._start(step.home, step.move) for step in found.steps[:1]]
+        return found.unmet
 
     def _moves(self) -> dict[Want, Replica]:
         """Who is kept off its node for too long -> the place elsewhere that it would take: asked for, not taken."""
@@ -194,13 +289,10 @@ class _Tick:
             found[want] = replica
         return found
 
-    def _shelves(self) -> tuple[Shelf, ...]:
-        return shelves(self.world, self.now_s, self._going(), {action.replica for action in self.revives})
-
     def _going(self) -> set[ReplicaId]:
         return {a.replica for a in self.drains} | {a.replica for a in self.stops} | {a.replica for a in self.fails}
 
-    def _start(self, placement: Placement) -> StartReplica:
+    def _start(self, placement: Placement, move: Move | None = None) -> StartReplica:
         want, world = placement.want, self.world
         self.tries.add(want.model)
         model = world.models[want.model]
@@ -219,12 +311,14 @@ class _Tick:
             slices=placement.slices,
             memory_bytes=placement.memory_bytes,
             compute_percent=want.compute_percent,
-            slots=model.slots,
+            beside=want.beside,
+            slots=slots(model, placement.memory_bytes),
             state=S.PENDING,
             since_s=self.now_s,
             created_s=self.now_s,
             wanted_s=None if want.unserved_since_s == inf else want.unserved_since_s,
             reason=want.reason,
+            move=move,
         )
         return StartReplica(replica=replica, reason=want.reason)
 
@@ -240,7 +334,7 @@ class _Tick:
     def _since(self, at_s: float) -> str:
         return seconds(self.now_s - at_s)
 
-    def _wait(self, packing: Packing, shelved: tuple[Shelf, ...]) -> None:
+    def _wait(self, packing: Packing, yard: Yard) -> None:
         """Sentences for what is not placed, rollouts that need a Slice, and when time could help."""
         for missing in packing.unmet:
             name = missing.want.model
@@ -252,8 +346,8 @@ class _Tick:
             return
         for end_s in locks(self.world, self.now_s).values():
             self.later(end_s)
-        for shelf in shelved:
-            for incumbent in shelf.incumbents:
+        for id in yard.shelves:
+            for incumbent in yard.shelf(id).incumbents:
                 self.later(incumbent.evictable_s)
                 self.later(stuck_s(self.world.replicas[incumbent.replica]))
 
@@ -261,6 +355,7 @@ class _Tick:
         """The Actions in their order."""
         actions: list[Action] = [*self.fails, *self.impossible, *self.stops, *self.revives, *self.drains]
         actions += self.starts
+        actions += [] if self.cut is None else [self.cut]
         self.later(next_change_s(self.world, self.now_s))
         unmet = tuple(self.unmet[name] for name in sorted(self.unmet))
         next_s = None if self.next_s == inf else self.next_s

@@ -6,11 +6,16 @@ Grammar: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/
 from __future__ import annotations
 
 import re
+from typing import Final
 
 _QUANTITY = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
+_ODD = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?(?:([nu])|[eE]([+-]?[0-9]{1,2}))")
+"""What others may have written, too."""
 _SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18} | {
     f"{p}i": 1 << 10 * i for i, p in enumerate("KMGTPE", 1)
 }
+SIZE_MAX: Final = (1 << 63) - 1
+"""The largest that Kubernetes computes with, too."""
 
 
 class Bytes(int):
@@ -29,7 +34,7 @@ def parse_bytes(text: str | int) -> Bytes:
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
             raise ValueError("expected a size such as 16Gi, got a negative number")
-        return Bytes(text)
+        return _bounded(text)
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     if match is None or match[3] == "m":
         raise ValueError("expected a size such as 16Gi or 500M")
@@ -38,6 +43,12 @@ def parse_bytes(text: str | int) -> Bytes:
     size, rest = divmod(scaled, 10 ** len(fraction))
     if rest:
         raise ValueError("expected a whole number of bytes")
+    return _bounded(size)
+
+
+def _bounded(size: int) -> Bytes:
+    if size > SIZE_MAX:
+        raise ValueError("expected a size such as 16Gi, got 8Ei or more")
     return Bytes(size)
 
 
@@ -49,6 +60,26 @@ def parse_bytes_or_auto(text: str | int) -> BytesOrAuto:
     if not size:
         raise ValueError("expected auto, or a size such as 16Gi above 0")
     return BytesOrAuto(size)
+
+
+def parse_milli(text: str | int) -> int:
+    """`0.5`, `500m` or `16Gi` -> thousandths of it, rounded up. Raises ValueError on anything else."""
+    match = _QUANTITY.fullmatch(str(text))
+    if match is None:
+        raise ValueError("expected a quantity such as 500m or 16Gi")
+    whole, fraction, suffix = match[1], match[2] or "", match[3] or ""
+    scaled: int = int(whole + fraction) * (1 if suffix == "m" else 1000 * _SUFFIX[suffix])
+    return int(-(-scaled // 10 ** len(fraction)))
+
+
+def read_milli(text: str | int) -> int:
+    """The same of what an API server says: also of `129e6` and `1500u`, which documents do not say."""
+    odd = _ODD.fullmatch(str(text))
+    if odd is None:
+        return parse_milli(text)
+    digits, power = int(odd[1] + (odd[2] or "")), {"n": -9, "u": -6}.get(odd[3]) or int(odd[4] or 0)
+    power += 3 - len(odd[2] or "")
+    return int(digits * 10**power if power >= 0 else -(-digits // 10**-power))
 
 
 def format_bytes(size: int) -> str:

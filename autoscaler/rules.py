@@ -15,13 +15,17 @@ from autoscaler.model import ModelSpec
 from autoscaler.naming import NAME, NAME_CHARS_MAX, check_name
 from autoscaler.not_yet import MESSAGE, SCHEMES
 from autoscaler.podspec import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
-from autoscaler.settings import Settings, Tls
+from autoscaler.settings import NodeKind, Settings, Tls
 from autoscaler.tenant import TenantSpec, unix_seconds
 
 __all__ = ["NAME", "NAME_CHARS_MAX", "check_name"]  # beside what is defined here
 
 ADAPTERS_MAX = 64
 """Of one Model."""
+OPERATORS_OWN = {"default-mig-parted-config", "custom-mig-parted-config"}
+"""ConfigMaps that the GPU operator writes."""
+REPLICATED = {"timeslice", "mps"}
+"""Kinds of Slice of which Settings say how many a device has."""
 SET_BY_DRIVER = {
     "CUDA_VISIBLE_DEVICES": "to the devices that it gives",
     "PILOTLIGHT_REPLICA": "to know the engine's processes by it",
@@ -33,6 +37,8 @@ ADAPTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")
 """What has a meaning of its own in some engine's list of adapters is left out."""
 HUB = re.compile(r"hf://[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?(@[A-Za-z0-9._/-]+)?")
+
+PRODUCT_WANTED = "expected a product's name or a part of it, such as *h100*; leave models out for any device"
 
 
 def check_own_names(name: str, spec: ModelSpec) -> None:
@@ -82,13 +88,19 @@ def check_model(spec: ModelSpec) -> None:
             raise WrongKeyError(("spec", "env", key), "is set by Pilotlight, for it says where to listen: leave it out")
     if spec.tls is not None and spec.tls.server_name is not None and not _is_host(spec.tls.server_name):
         raise WrongKeyError(("spec", "tls", "serverName"), "expected a host name such as engine.example")
+    for position, products in enumerate(spec.gpu.models):
+        if not products.strip():
+            raise WrongKeyError(("spec", "gpu", "models", position), PRODUCT_WANTED)
     check_resources(spec.resources, ("spec", "resources"))
     check_pod(spec.pod, ("spec", "pod"))
+    if spec.spread is not None:
+        check_labels({spec.spread: ""}, ("spec", "spread"))
     if spec.pull_secret is not None:
         check_object_name(spec.pull_secret, ("spec", "pullSecret"))
     _check_artifact(spec)
     _check_adapters(spec)
     _check_command(spec)
+    _check_elastic(spec)
 
 
 def _check_artifact(spec: ModelSpec) -> None:
@@ -152,6 +164,27 @@ def _check_command(spec: ModelSpec) -> None:
         raise WrongKeyError(at, "{context_tokens} needs spec.contextTokens")
 
 
+def _check_elastic(spec: ModelSpec) -> None:
+    """A Replica that may be given less is one whose engine can be told so."""
+    at: Path = ("spec", "gpu", "elastic")
+    engine = ENGINES[spec.engine]
+    if spec.gpu.elastic_percent is None:
+        return
+    if spec.gpu.count != 1:
+        raise WrongKeyError(at, "only a part of one device can be smaller: leave it out, or say gpu.count 1")
+    if engine.sizes_itself:
+        raise WrongKeyError(at, f"engine {spec.engine} cannot be told how large its cache is to be: leave it out")
+    if engine.pages and not spec.gpu.memory_bytes:
+        raise WrongKeyError(at, f"needs gpu.memory, since engine {spec.engine} takes what it is given")
+    if spec.engine == "command" and not any("{memory_bytes}" in word for word in spec.command):
+        raise WrongKeyError(at, "needs {memory_bytes} in spec.command, by which it is told what it was given")
+    for position, arg in enumerate(spec.args):
+        if arg.partition("=")[0].replace("_", "-") in engine.sized_by:
+            raise WrongKeyError(("spec", "args", position), "not together with gpu.elastic: it says how much to take")
+    for key in spec.env.keys() & engine.sized_by:
+        raise WrongKeyError(("spec", "env", key), "not together with gpu.elastic: it says how much to take")
+
+
 def check_tenant(spec: TenantSpec) -> None:
     """A Tenant's spec."""
     for position, key in enumerate(spec.keys):
@@ -189,9 +222,58 @@ def check_settings(settings: Settings) -> None:
         check_object_name(one.name, ("priorityClasses", position, "name"))
         if any(one.least == other.least for other in settings.priority_classes[:position]):
             raise WrongKeyError(("priorityClasses", position, "least"), f"{one.least} occurs twice")
+    for position, price in enumerate(settings.prices):
+        if not price.device:
+            raise WrongKeyError(("prices", position, "device"), "expected the name of a product, such as T4")
+        if price.currency != settings.prices[0].currency:
+            first = settings.prices[0].currency
+            raise WrongKeyError(("prices", position, "currency"), f"expected {first} as in the first: one for all")
+        if any(
+            (price.device.lower(), price.bought) == (other.device.lower(), other.bought)
+            for other in settings.prices[:position]
+        ):
+            raise WrongKeyError(
+                ("prices", position, "device"), f"`{price.device}` occurs twice in class {price.bought}"
+            )
     for position, kind in enumerate(settings.nodes):
         check_labels(kind.selector, ("nodes", position, "selector"))
         if not kind.device.model:
             raise WrongKeyError(("nodes", position, "device", "model"), "expected the name of a product, such as T4")
         if not kind.device.memory_bytes:
             raise WrongKeyError(("nodes", position, "device", "memory"), "expected more than nothing")
+        _check_slicing(kind, ("nodes", position, "slicing", "replicas"))
+        _check_cut(kind, ("nodes", position, "slicing", "cut"))
+        _check_giver(kind, ("nodes", position, "slicing"))
+    _check_cutting(settings)
+
+
+def _check_cut(kind: NodeKind, at: Path) -> None:
+    if kind.slicing is not None and kind.slicing.cut and kind.slicing.kind not in {"mig", "dra"}:
+        raise WrongKeyError(at, "only devices of kind mig or dra can be cut: leave it out, or say one of them")
+
+
+def _check_giver(kind: NodeKind, at: Path) -> None:
+    """What only some that give devices out can do."""
+    slicing = kind.slicing
+    if slicing is not None and not slicing.overcommit and slicing.kind not in {"hami", "volcano"}:
+        raise WrongKeyError((*at, "overcommit"), "only devices of kind hami or volcano are overcommitted: leave it out")
+    if slicing is not None and slicing.alternatives and slicing.kind != "dra":
+        raise WrongKeyError((*at, "alternatives"), "only claims have them: leave it out, or say kind dra")
+
+
+def _check_cutting(settings: Settings) -> None:
+    check_object_name(settings.cutting.namespace, ("cutting", "namespace"))
+    check_object_name(settings.cutting.config_map, ("cutting", "configMap"))
+    if settings.cutting.config_map in OPERATORS_OWN:
+        raise WrongKeyError(("cutting", "configMap"), "the GPU operator writes this one itself: name one of your own")
+
+
+def _check_slicing(kind: NodeKind, at: Path) -> None:
+    slicing = kind.slicing
+    if slicing is None or (slicing.kind not in REPLICATED) == (slicing.replicas is None):
+        return
+    if slicing.kind not in REPLICATED:
+        why = {"whole": "a whole device has none", "kai": "KAI shares a device by memory"}
+        what = why.get(slicing.kind, f"nodes tell the parts of kind {slicing.kind}")
+        raise WrongKeyError(at, f"{what}: leave it out, or say kind timeslice or mps")
+    raise WrongKeyError(at, f"missing; kind {slicing.kind} needs how many times each device is offered")

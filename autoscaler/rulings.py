@@ -6,28 +6,30 @@ Owns these three questions and the sentences that answer the last one. `autoscal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Mapping, Sequence
 
-from autoscaler.packing import Choice, Force, Incumbent, Room, Shelf, Want
-from autoscaler.states import ReplicaState
-from autoscaler.taints import repels
+from autoscaler.hosts import CORE, NOTHING, Beside, Host
+from autoscaler.lanes import Kind, Room
+from autoscaler.packing import Choice, Force, Incumbent, Shelf, Want
+from autoscaler.states import LEAVING, ReplicaState
+from autoscaler.taints import Taint, repels
+from autoscaler.trust import Domain, domain_of, strange
 from autoscaler.words import seconds, size
 from autoscaler.world import Slice
 
-
-def product_rank(want: Want, product: str) -> int | None:
-    """Position of the first glob that matches the product, 0 where none is named; None: no match."""
-    if not want.products:
-        return 0
-    low = product.lower()
-    return next((i for i, glob in enumerate(want.products) if low and fnmatchcase(low, glob.lower())), None)
+TOLD_MAX = 3
+"""Of the Slices of one node so many are told with who is on them."""
 
 
 def admits(selector: Sequence[tuple[str, str]], slice_: Slice) -> bool:
     """Whether a Slice's node has these labels, as far as its labels are known."""
     labels, whole = slice_.labels, slice_.labels_known
     return all(labels.get(key, None if whole else value) == value for key, value in selector)
+
+
+def tolerated(choice: Choice, taints: Sequence[Taint]) -> bool:
+    """Whether none of a node's taints keeps who chooses so away."""
+    return not taints or repels(taints, choice.tolerations) is None
 
 
 def barred(choice: Choice, slice_: Slice) -> str:
@@ -40,18 +42,32 @@ def barred(choice: Choice, slice_: Slice) -> str:
     return ""
 
 
+def keep_away(want: Want, slice_: Slice, there: Iterable[Incumbent]) -> str:
+    """Who of those in a Slice's Domain is for other Tenants than the Want, in words; empty: nobody."""
+    names = sorted({one.model for one in there if strange(want.trust, one.trust)})
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {_there(slice_)}" if names else ""
+
+
+def promised(slice_: Slice) -> str:
+    """Who is about to come there is for other Tenants."""
+    return f"a Model that waits longer is to be {_there(slice_)}"
+
+
+def _there(slice_: Slice) -> str:
+    domain = domain_of(slice_)
+    where = "on its device" if domain is None or domain[1] is not None else "on a shared device of its node"
+    return f"{where} for other tenants"
+
+
 def need(want: Want, shelf: Shelf) -> Room | None:
     """What the Want takes of this Slice; None: it can never be there, however empty the Slice is."""
-    slice_ = shelf.slice
-    if want.selector and not admits(want.selector, slice_):
-        return None
-    all_of_it = Room(slice_.memory_bytes, slice_.compute_percent)
-    room = Room(want.memory_bytes, want.compute_percent)
-    if want.memory_bytes == 0 or want.devices > 1 or want.isolation > slice_.isolation:
-        return all_of_it if shelf.whole and all_of_it.holds(room) else None
-    if not all_of_it.holds(room):
-        return None
-    return room if slice_.shared else all_of_it
+    return takes(want, want.kind, shelf)
+
+
+def takes(want: Want, kind: Kind, shelf: Shelf) -> Room | None:
+    """The same; `kind`: the Want's, which is a little work to make."""
+    room = kind.takes(shelf.lane) if not want.selector or admits(want.selector, shelf.slice) else None
+    return room._replace(places=1) if room is not None and shelf.slice.holders_max else room
 
 
 def evictable(want: Want, incumbent: Incumbent, now_s: float) -> bool:
@@ -63,70 +79,122 @@ def evictable(want: Want, incumbent: Incumbent, now_s: float) -> bool:
     return not incumbent.kept and want.force >= (Force.BUSY if incumbent.busy else Force.IDLE)
 
 
-def never_reason(want: Want, shelves: Sequence[Shelf]) -> str | None:
-    """Why no Slice could hold the Want, which needs one, however empty; None: one could."""
-    if not shelves:
+def never_reason(want: Want, kinds: Sequence[Shelf], most: int) -> str | None:
+    """Why no Slice could hold the Want, which needs one, however empty; None: one could. `kinds`: one of each kind of
+    Shelf that there is; `most`: of how many Devices that could hold it the node with the most has.
+    """
+    if not kinds:
         return f"needs {ask(want)}; there is no device"
-    matching = [shelf for shelf in shelves if product_rank(want, shelf.slice.product) is not None]
+    matching = [shelf for shelf in kinds if want.kind.rank(shelf.slice.product) is not None]
     if not matching:
-        products = sorted({shelf.slice.product or "unnamed" for shelf in shelves})
+        products = sorted({shelf.slice.product or "unnamed" for shelf in kinds})
         return f"needs a device named like {' or '.join(want.products)}; there are: {', '.join(products)}"
     matching = [shelf for shelf in matching if admits(want.selector, shelf.slice)]
     if not matching:
         return f"needs a node labelled {labelled(want)}; none that has such a device is"
-    fitting = [shelf for shelf in matching if need(want, shelf) is not None]
-    if not fitting:
-        largest = max(shelf.slice.memory_bytes for shelf in matching)
-        return f"needs {ask(want)}; the largest has {size(largest)}"
-    if want.devices > 1:
-        nodes = [shelf.slice.node for shelf in fitting]
-        most = max(nodes.count(node) for node in set(nodes))
-        if most < want.devices:
-            return f"needs {ask(want)} of one node; the largest node has {most}"
+    if all(need(want, shelf) is None for shelf in matching):
+        return f"needs {ask(want)}; {_too_small(want, [shelf.lane.room for shelf in matching])}"
+    if most < want.devices:
+        return f"needs {ask(want)} of one node; the largest node has {most}"
     return None
 
 
-def unmet_reason(want: Want, shelves: Sequence[Shelf], now: Sequence[Shelf], now_s: float) -> tuple[str, bool]:
-    """(why the Want is not placed, whether it can never be). `shelves` are all, `now` what is left of the usable."""
-    never = never_reason(want, shelves)
-    if never is not None:
-        return never, True
-    choice = want.choice
-    fitting = [s for s in now if _fits(want, s) and not barred(choice, s.slice)]
-    why = (s.closed or barred(choice, s.slice) for s in shelves if _fits(want, s))
-    closed = next(filter(None, why), "")
-    if not fitting:
-        return f"needs {ask(want)}; {closed or 'no device that has it is healthy'}", False
-    best = max(fitting, key=lambda shelf: (shelf.free.memory_bytes, shelf.free.compute_percent, shelf.slice.id))
-    what = f"{size(best.free.memory_bytes)} free of {size(best.slice.memory_bytes)}"
+def _too_small(want: Want, rooms: Sequence[Room]) -> str:
+    """What there is instead of what it needs."""
+    if any(room.holds(Room(want.memory_bytes, want.compute_percent)) for room in rooms):
+        return "what is large enough is only a part of a device" + (", and not kept apart so" if want.isolation else "")
+    largest = max(rooms)
+    return f"the largest has {size(largest.memory_bytes)}{_compute(want, largest)}"
+
+
+def small_reason(want: Want, cpu_milli: int, host_bytes: int) -> str:
+    """Why no node could hold it, however empty. The others: the most that any with Devices for it has."""
+    most = Beside(cpu_milli if want.cpu_milli else 0, host_bytes if want.host_bytes else 0)
+    has = f"none that has such devices has more than {beside(most)}"
+    return f"needs {beside(want.beside)} of one node beside {ask(want)}; {has}"
+
+
+def scarce(want: Want, host: Host | None, node: str) -> str:
+    """What a node has too little of beside its Devices, in words; empty: it has enough. None: it is not known."""
+    lack = NOTHING if host is None else host.left.lack(want.beside)
+    if host is None or lack == NOTHING:
+        return ""
+    pairs = zip(lack, _told(host.left.most(NOTHING)), _told(host.all), ("CPU", "memory"), strict=True)
+    short = [(name, f"{left} left of {all_}") for lacks, left, all_, name in pairs if lacks]
+    names, amounts = " and ".join(name for name, _ in short), ", ".join(amount for _, amount in short)
+    return f"{node} has not {names} enough beside its devices: {amounts}"
+
+
+def unmet_reason(want: Want, best: Shelf | None, closed: str, now_s: float, scarce: str = "") -> str:
+    """Why the Want, which could be placed some day, is not now. `best`: the Shelf that could hold it with the most
+    room; None: none is open. `closed`: what keeps it from others; `scarce`: see there, of who has room on its Devices.
+    """
+    if best is None:
+        return f"needs {ask(want)}; {closed or 'no device that has it is healthy'}"
     elsewhere = f"; elsewhere {closed}" if closed else ""
-    return f"needs {ask(want)}; the largest has {what}, {held(want, best, now_s)}{elsewhere}", False
+    if scarce:
+        return f"needs {ask(want)} and {beside(want.beside)} of its node; {scarce}{elsewhere}"
+    return f"needs {ask(want)}; the largest has {left(want, best)}, {held(want, best, now_s)}{elsewhere}"
 
 
-def _fits(want: Want, shelf: Shelf) -> bool:
-    """Whether the Want could be there, were the Slice empty."""
-    return need(want, shelf) is not None and product_rank(want, shelf.slice.product) is not None
+def team_reason(want: Want, node: Sequence[Shelf], closed: str, now_s: float, scarce: str = "") -> str:
+    """Why the Want of several Devices, which could be placed some day, is not now. `node`: what could hold it of the
+    node that has the most of that free; empty: no node has enough that is open. The others as in `unmet_reason`.
+    """
+    asks = f"needs {ask(want)} of one node"
+    if not node:
+        return f"{asks}; {closed or 'no node has as many that are healthy'}"
+    elsewhere = f"; elsewhere {closed}" if closed else ""
+    full = [one for one in node if (room := need(want, one)) is None or not one.free.holds(room)]
+    free = len(node) - len(full)
+    if scarce:
+        return f"{asks} and {beside(want.beside)} beside them; {scarce}{elsewhere}"
+    if free >= want.devices:
+        return f"{asks}; {closed or 'another Replica is starting there, and one starts at a time'}"
+    told = [f"{one.slice.id} is {held(want, one, now_s)}" for one in full[:TOLD_MAX]]
+    more = f" and {len(full) - TOLD_MAX} more are not free" if len(full) > TOLD_MAX else ""
+    return f"{asks}; the node with the most has {free} free, {', '.join(told)}{more}{elsewhere}"
 
 
-def why_not(want: Want, shelf: Shelf, now_s: float) -> str:
-    """What keeps the Want from this Slice, for people; empty: nothing does."""
+def neighbours(shelves: Iterable[Shelf]) -> Mapping[Domain | None, Sequence[Incumbent]]:
+    """Who is in each Domain."""
+    found: dict[Domain | None, list[Incumbent]] = {}
+    for shelf in shelves:
+        domain = domain_of(shelf.slice)
+        if domain is not None:
+            found.setdefault(domain, []).extend(shelf.incumbents)
+    return found
+
+
+def why_not(
+    want: Want,
+    shelf: Shelf,
+    now_s: float,
+    there: Mapping[Domain | None, Sequence[Incumbent]],
+    host: Host | None = None,
+) -> str:
+    """What keeps the Want from this Slice, for people; empty: nothing does. `there`: see `neighbours`; `host`: its
+    node's, as far as that is known.
+    """
     if shelf.closed:
         return shelf.closed
     if not shelf.slice.healthy:
         return "it is not healthy"
-    if product_rank(want, shelf.slice.product) is None:
+    if want.kind.rank(shelf.slice.product) is None:
         return f"it is {shelf.slice.product or 'of no named product'}, not {' or '.join(want.products)}"
     if not admits(want.selector, shelf.slice):
         return f"its node is not labelled {labelled(want)}"
     bar = barred(want.choice, shelf.slice)
+    bar = bar or keep_away(want, shelf.slice, there.get(domain_of(shelf.slice), ()))
     if bar:
         return bar
     room = need(want, shelf)
     if room is None:
         return f"it has {size(shelf.slice.memory_bytes)} in all, which cannot be {ask(want)}"
     if not shelf.free.holds(room):
-        return f"{size(shelf.free.memory_bytes)} free of {size(shelf.slice.memory_bytes)}, {held(want, shelf, now_s)}"
-    return "another Replica is starting on this device, and one starts at a time" if shelf.locked else ""
+        return f"{left(want, shelf)}, {held(want, shelf, now_s)}"
+    short = scarce(want, host, "its node")
+    return short or ("another Replica is starting on this device, and one starts at a time" if shelf.locked else "")
 
 
 def ask(want: Want) -> str:
@@ -137,7 +205,28 @@ def ask(want: Want) -> str:
         return "a whole device"
     compute = f" and {want.compute_percent} % of compute" if want.compute_percent else ""
     apart = f" with {want.isolation.name.lower()} isolation" if want.isolation else ""
-    return f"{size(want.memory_bytes)}{compute} on one device{apart}"
+    least = f" or {size(want.least.memory_bytes)} at least" if want.spare_bytes else ""
+    return f"{size(want.memory_bytes)}{least}{compute} on one device{apart}"
+
+
+def left(want: Want, shelf: Shelf) -> str:
+    """`4Gi free of 24Gi`, `4Gi and 30 % of compute free of 24Gi and 100 %` for who asks for compute."""
+    free, all_ = shelf.free, shelf.lane.room
+    percent = f" and {all_.compute_percent} %" if want.compute_percent else ""
+    return f"{size(free.memory_bytes)}{_compute(want, free)} free of {size(all_.memory_bytes)}{percent}"
+
+
+def _compute(want: Want, room: Room) -> str:
+    return f" and {room.compute_percent} % of compute" if want.compute_percent else ""
+
+
+def beside(amounts: Beside) -> str:
+    """`4 cores and 16Gi`."""
+    return " and ".join(told for amount, told in zip(amounts, _told(amounts), strict=True) if amount)
+
+
+def _told(amounts: Beside) -> tuple[str, str]:
+    return f"{amounts.cpu_milli / CORE:g} cores", size(amounts.host_bytes)
 
 
 def labelled(want: Want) -> str:
@@ -147,9 +236,11 @@ def labelled(want: Want) -> str:
 
 def held(want: Want, shelf: Shelf, now_s: float) -> str:
     """`held by llama-8b (busy, residency ends in 12 s)`."""
-    if not shelf.incumbents:
-        return "promised to Models that wait longer"
-    return "held by " + ", ".join(f"{i.model} ({standing(want, i, now_s)})" for i in shelf.incumbents)
+    full = shelf.slice.holders_max > 0 and not shelf.free.places
+    there = [f"{i.model} ({standing(want, i, now_s)})" for i in shelf.incumbents]
+    there += [f"pods of others ({shelf.slice.theirs})"] if full and shelf.slice.theirs else []
+    told = f"held by {', '.join(there)}" if there else "promised to Models that wait longer"
+    return f"{told}, and takes no more than {shelf.slice.holders_max} at once" if full else told
 
 
 def standing(want: Want, incumbent: Incumbent, now_s: float) -> str:
@@ -157,7 +248,7 @@ def standing(want: Want, incumbent: Incumbent, now_s: float) -> str:
     if incumbent.stuck:
         return f"{incumbent.state}, and should long be gone"
     if incumbent.leaving:
-        return str(incumbent.state) if incumbent.state in _LEAVING else "leaves soon"
+        return str(incumbent.state) if incumbent.state in LEAVING else "leaves soon"
     words = ["busy" if incumbent.busy else "idle"]
     if incumbent.state in (ReplicaState.STARTING, ReplicaState.WAKING):
         words = [str(incumbent.state)]
@@ -168,6 +259,3 @@ def standing(want: Want, incumbent: Incumbent, now_s: float) -> str:
     elif now_s < incumbent.evictable_s < float("inf"):
         words.append(f"residency ends in {seconds(incumbent.evictable_s - now_s)}")
     return ", ".join(words)
-
-
-_LEAVING = frozenset({ReplicaState.DRAINING, ReplicaState.STOPPING, ReplicaState.SCRUBBING, ReplicaState.FAILED})

@@ -24,8 +24,9 @@ from autoscaler.actions import Unmet
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta, decoder
 from autoscaler.door import Door
 from autoscaler.loop import Loop, Step
+from autoscaler.observations import GatewayGone, GatewaySeen, Reported
 from autoscaler.processwatch import ProcessWatch
-from autoscaler.world import GatewayGone, GatewaySeen, Reported, World
+from autoscaler.world import World
 
 HEARTBEAT_S = 1.0
 """A stream with no news says so this often: five missed ones are a silent leader."""

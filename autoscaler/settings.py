@@ -31,11 +31,35 @@ class NodeDevice(Part, frozen=True):
     count: Annotated[int, Meta(ge=1, le=64)] = 1
 
 
+class NodeSlicing(Part, frozen=True):
+    """How each device of a node is shared: its kind of Slice, and how many there are of it; or who gives parts of it
+    out, and tells them: MIG, HAMi, a DRA driver, Volcano; or that KAI lets pods share it.
+    """
+
+    kind: Literal["whole", "timeslice", "mps", "mig", "hami", "dra", "volcano", "kai"]
+    replicas: Annotated[int, Meta(ge=2, le=1000)] | None = None
+    cut: bool = False
+    """MIG: whether we may cut the GPUs of such a node anew while nobody uses it. DRA: whether who needs less than a GPU
+    that nobody is on claims a part of it."""
+    overcommit: bool = True
+    """HAMi, Volcano: whether more of a card may be given out than it has, where they say so."""
+    alternatives: Annotated[int, Meta(ge=0, le=7)] = 0
+    """DRA: how many devices of the node that would do as well a claim names, should the chosen one be gone by then."""
+
+
 class NodeKind(Part, frozen=True):
     """Nodes that have these labels, and what their own do not tell of their devices. No labels: any node."""
 
     selector: dict[str, str]
     device: NodeDevice
+    slicing: NodeSlicing | None = None
+
+
+class Cutting(Part, frozen=True):
+    """The ConfigMap from which NVIDIA's mig-manager reads how nodes are cut; our part of it is written by us."""
+
+    namespace: str = "gpu-operator"
+    config_map: str = "pilotlight-mig"
 
 
 class Limits(Part, frozen=True):
@@ -81,10 +105,23 @@ class Adoption(Part, frozen=True):
 
 
 class PriorityClass(Part, frozen=True):
-    """The PriorityClass of pods of Models from this priority on."""
+    """What pods of Models from this priority on have: a PriorityClass, and on HAMi's cards a task priority."""
 
     least: Priority
     name: str
+    hami_priority: Literal[0, 1] | None = None
+    """0 goes before 1, which waits while a 0 computes on its card."""
+
+
+class Price(Part, frozen=True):
+    """What an hour of one Device costs that is bought in a certain way."""
+
+    device: str
+    per_hour: Annotated[float, Meta(ge=0, le=1_000_000)]
+    bought: Literal["on-demand", "spot", "reserved", "committed", "flex", "fabric"] = field(
+        name="class", default="on-demand"
+    )
+    currency: Annotated[str, Meta(pattern="^[A-Z]{3}$")] = "USD"
 
 
 class Settings(Part, frozen=True):
@@ -98,14 +135,17 @@ class Settings(Part, frozen=True):
     devices: tuple[DeclaredDevice, ...] = ()
     nodes: tuple[NodeKind, ...] = ()
     """The first that matches a node counts. Where nodes may not be read each stands for one node."""
+    cutting: Cutting = Cutting()
     limits: Limits = Limits()
     lease_seconds: Annotated[int, Meta(ge=2, le=600)] = 15
+    prices: tuple[Price, ...] = ()
+    """The first that names a Device counts."""
     adoption: Adoption = Adoption()
     priority_classes: tuple[PriorityClass, ...] = ()
     pod: Pod = Pod()
     """What is laid over all pods, under what their Model says."""
 
-    def priority_class(self, priority: int) -> str | None:
+    def priority_class(self, priority: int) -> PriorityClass | None:
         """Of a Model's pods: the one that begins the highest at or below its priority."""
         reached = [one for one in self.priority_classes if one.least <= priority]
-        return max(reached, key=lambda one: one.least).name if reached else None
+        return max(reached, key=lambda one: one.least) if reached else None

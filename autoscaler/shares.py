@@ -19,9 +19,10 @@ from msgspec.structs import replace
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, TenantName
 from autoscaler.fairness import Claimant, Part, max_min, split
 from autoscaler.indices import expired
+from autoscaler.observations import Granted
 from autoscaler.states import ReplicaState
 from autoscaler.tenant import weight_of
-from autoscaler.world import Gateway, Granted, Replica, World
+from autoscaler.world import Gateway, Replica, World
 
 KEEP_S = 0.100
 """A hold moves to a Call of the same Tenant elsewhere only if that is older by this: every move costs a round trip."""

@@ -10,37 +10,44 @@ from collections.abc import Collection, Mapping
 from math import inf
 from typing import NamedTuple
 
+from autoscaler.beside import beside
 from autoscaler.contract import ReplicaId
+from autoscaler.crowded import all_of, room_of
 from autoscaler.demand import (
     BEGINNING,
     LIVE,
     NO_HISTORY,
     NO_LOAD,
     held_until_s,
+    lasting,
     live,
     refused_until_s,
     residency_s,
     used,
 )
 from autoscaler.drain import complete, in_use
+from autoscaler.elastic import Budget
+from autoscaler.hosts import Beside, Host
+from autoscaler.lanes import NO_ROOM, Isolation
 from autoscaler.model import Model, Start
-from autoscaler.nodes import shut
+from autoscaler.nodes import STUCK_S, shut
 from autoscaler.operators import closed
-from autoscaler.packing import Force, Incumbent, Room, Shelf, Want
+from autoscaler.packing import Force, Incumbent, Shelf, Spread, Want
 from autoscaler.podspec import Pod
+from autoscaler.prices import Prices
+from autoscaler.sizing import spare_bytes
+from autoscaler.states import LEAVING
 from autoscaler.states import ReplicaState as S
 from autoscaler.taints import tolerations
-from autoscaler.world import DeviceId, Isolation, NodeId, Replica, Slice, SliceId, World
+from autoscaler.trust import NOBODY, Trust, domain_of
+from autoscaler.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 
-STUCK_S = 60.0
-"""Stopping or scrubbing for longer than that is not counted on any more: a Want may take another victim."""
 SERVE_FIRST_S = 1.0
 """A new Replica stays for who waits until a Call is seen on it, or so long: a start serves, however short residency."""
 EXCLUSIVE_S = Start().exclusive_seconds
 """The start lock of a Replica whose Model has no document any more."""
 ISOLATION = {"any": Isolation.NONE, "memory": Isolation.MEMORY, "hardware": Isolation.HARDWARE}
 ENDING = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
-LEAVING = ENDING | {S.DRAINING}
 
 
 def want_of(  # noqa: PLR0917  in the order of a Want
@@ -56,6 +63,7 @@ def want_of(  # noqa: PLR0917  in the order of a Want
     that the Model shuns now.
     """
     gpu, own = model.spec.gpu, model.spec.pod.node_selector
+    asked = beside(model, defaults)
     labels = own if defaults is None or not defaults.node_selector else {**defaults.node_selector, **own}
     return Want(
         model=model.name,
@@ -73,7 +81,19 @@ def want_of(  # noqa: PLR0917  in the order of a Want
         selector=tuple(sorted(labels.items())) if labels else (),
         tolerations=tolerations(defaults, model.spec.pod),
         avoids=avoids,
+        cpu_milli=asked.cpu_milli,
+        host_bytes=asked.host_bytes,
+        trust=trust_of(model),
+        spare_bytes=spare_bytes(model),
+        spread=None if model.spec.spread is None else Spread(model.spec.spread),
     )
+
+
+def trust_of(model: Model | None) -> Trust:
+    """The Tenants that a Model is for; None: it is not known any more."""
+    if model is None:
+        return NOBODY
+    return () if model.spec.tenants is None else tuple(sorted(set(model.spec.tenants))) or NOBODY
 
 
 def locks(world: World, now_s: float) -> dict[DeviceId, float]:
@@ -112,7 +132,7 @@ def evictable_s(world: World, replica: Replica, model: Model, calls: int) -> flo
     return held_until_s(model, history, replica)
 
 
-class _Look(NamedTuple):
+class Look(NamedTuple):
     """What all Shelves of one tick are made with."""
 
     world: World
@@ -124,35 +144,76 @@ class _Look(NamedTuple):
     leaving: Collection[ReplicaId]
     staying: Collection[ReplicaId]
     shut: Mapping[SliceId, str]
+    prices: Prices
+
+
+def look_at(
+    world: World,
+    now_s: float,
+    leaving: Collection[ReplicaId] = (),
+    staying: Collection[ReplicaId] = (),
+    whole: Collection[DeviceId] | None = None,
+) -> Look:
+    """`leaving` and `staying`: Replicas that this tick drains and revives; `whole`: Devices of one Slice, if known."""
+    return Look(
+        world=world,
+        now_s=now_s,
+        calls=in_use(world),
+        told=complete(world, now_s),
+        whole=alone(world.slices.values()) if whole is None else whole,
+        locked=locks(world, now_s),
+        leaving=leaving,
+        staying=staying,
+        shut=shut(world, now_s),
+        prices=Prices(world.settings.prices),
+    )
 
 
 def shelves(
     world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
 ) -> tuple[Shelf, ...]:
-    """All Slices in order of their ids. `leaving` and `staying`: Replicas that this tick drains and revives."""
-    look = _Look(
-        world=world,
-        now_s=now_s,
-        calls=in_use(world),
-        told=complete(world, now_s),
-        whole=_alone(world.slices.values()),
-        locked=locks(world, now_s),
-        leaving=leaving,
-        staying=staying,
-        shut=shut(world, now_s),
-    )
-    return tuple(_shelf(look, world.slices[id]) for id in sorted(world.slices))
+    """All Slices in order of their ids, see `look_at`."""
+    look = look_at(world, now_s, leaving, staying)
+    return tuple(shelf_of(look, world.slices[id]) for id in sorted(world.slices))
+
+
+def hosts(
+    world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
+) -> dict[NodeId, Host]:
+    """What is left of each node beside its Devices, see `look_at`."""
+    look, ids = look_at(world, now_s, leaving, staying, whole=()), slices_by_node(world)
+    return {node: host_of(look, node, ids.get(node, ())) for node in world.hosts}
+
+
+def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
+    """The Slices of each."""
+    found: dict[NodeId, list[SliceId]] = {}
+    for id, slice_ in world.slices.items():
+        found.setdefault(slice_.node, []).append(id)
+    return found
+
+
+def host_of(look: Look, node: NodeId, slices: Collection[SliceId]) -> Host:
+    """A node of which it is known what it has, with what is left of that. `slices`: all of them."""
+    world = look.world
+    host, coming = world.hosts[node], Beside()
+    for id in {one for slice_ in slices for one in world.by_slice.get(slice_, ())}:
+        replica = world.replicas[id]
+        host = host.without(replica.beside)
+        if _leaves(look, replica) and look.now_s < stuck_s(replica):
+            coming = coming.plus(replica.beside)
+    return host._replace(coming=coming)
 
 
 def empty_shelves(world: World) -> tuple[Shelf, ...]:
     """All Slices in order of their ids, as if nobody were on them."""
-    whole, nothing = _alone(world.slices.values()), Room(0, 0)
+    whole, nothing = alone(world.slices.values()), NO_ROOM
     return tuple(
         Shelf(
             slice=slice_,
             whole=slice_.device in whole,
             incumbents=(),
-            free=Room(slice_.memory_bytes, slice_.compute_percent),
+            free=all_of(slice_),
             coming=nothing,
             locked=False,
         )
@@ -160,54 +221,86 @@ def empty_shelves(world: World) -> tuple[Shelf, ...]:
     )
 
 
-def _shelf(look: _Look, slice_: Slice) -> Shelf:
+def shelf_of(look: Look, slice_: Slice) -> Shelf:
+    """A Slice with who is on it."""
+    shelf = bare(look, slice_)
     on_it = (look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ()))
-    incumbents = tuple(_incumbent(look, replica, slice_) for replica in on_it)
-    free, coming = Room(slice_.memory_bytes, slice_.compute_percent), Room(0, 0)
-    for incumbent in incumbents:
-        free = free.less(incumbent.room)
-        if incumbent.leaving and not incumbent.stuck:
-            coming = coming.plus(incumbent.room)
-    device = slice_.device
+    shelf.incumbents = tuple(_incumbent(look, replica, slice_) for replica in on_it)
+    return shelf
+
+
+def bare(look: Look, slice_: Slice) -> Shelf:
+    """A Slice with what is free of it, without saying who has the rest."""
+    free, coming = all_of(slice_), NO_ROOM
+    trusts, common = set[Trust](), domain_of(slice_) is not None
+    for replica in (look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ())):
+        if common:
+            trusts.add(trust_of(look.world.models.get(replica.model)))
+        room = room_of(replica, slice_)
+        free = free.less(room)
+        if _leaves(look, replica) and look.now_s < stuck_s(replica):
+            coming = coming.plus(room)
     return Shelf(
         slice=slice_,
-        whole=device in look.whole,
-        incumbents=incumbents,
+        whole=slice_.device in look.whole,
+        incumbents=(),
         free=free,
         coming=coming,
-        locked=device in look.locked,
+        locked=slice_.device in look.locked,
         closed=closed(look.world, slice_) or look.shut.get(slice_.id, ""),
+        price=look.prices.of(slice_),
+        trusts=frozenset(trust for trust in trusts if trust),
     )
 
 
-def _alone(slices: Collection[Slice]) -> set[DeviceId]:
-    """Devices that are one Slice."""
+def _leaves(look: Look, replica: Replica) -> bool:
+    """Whether its room is coming."""
+    if replica.id in look.staying:
+        return False
+    return replica.state in LEAVING or replica.model not in look.world.models or replica.id in look.leaving
+
+
+def budget(look: Look) -> Budget:
+    """What elastic Replicas, as their documents are now, have of what they asked for. Who leaves does not count: those
+    that stay are to have enough without it.
+    """
+    found, world = Budget(), look.world
+    for name, model in world.models.items():
+        for id in world.by_model.get(name, ()) if model.spec.gpu.elastic_percent and spare_bytes(model) else ():
+            replica = world.replicas[id]
+            same = replica.spec_hash == model.spec_hash() and replica.memory_bytes > 0
+            if same and not _leaves(look, replica):
+                found.add(model.memory_bytes, min(model.memory_bytes, replica.memory_bytes))
+    return found
+
+
+def alone(slices: Collection[Slice]) -> set[DeviceId]:
+    """Devices that are one Slice, which is all of them."""
     counts: dict[DeviceId, int] = {}
     for slice_ in slices:
-        counts[slice_.device] = counts.get(slice_.device, 0) + 1
+        is_part = slice_.device_bytes > slice_.memory_bytes
+        counts[slice_.device] = counts.get(slice_.device, 0) + 1 + is_part
     return {device for device, count in counts.items() if count == 1}
 
 
-def _incumbent(look: _Look, replica: Replica, slice_: Slice) -> Incumbent:
+def _incumbent(look: Look, replica: Replica, slice_: Slice) -> Incumbent:
     world, model = look.world, look.world.models.get(replica.model)
     load = world.loads.get(replica.model, NO_LOAD)
-    alone = not slice_.shared or len(replica.slices) > 1 or replica.memory_bytes == 0
     calls = look.calls.get(replica.id, 0)
-    everything, claim = Room(slice_.memory_bytes, slice_.compute_percent), replica.memory_bytes
-    leaving = (replica.state in LEAVING or model is None or replica.id in look.leaving) and (
-        replica.id not in look.staying
-    )
+    leaving = _leaves(look, replica)
     stays = model is None or leaving or replica.state not in LIVE
     return Incumbent(
         replica=replica.id,
         model=replica.model,
         state=replica.state,
-        room=everything if alone else Room(claim, replica.compute_percent),
+        room=room_of(replica, slice_),
         priority=0 if model is None else model.spec.priority,
         busy=not look.told or load.waiting > 0 or calls > 0,
-        kept=model is not None and 0 < model.spec.replicas.min >= len(live(world, model.name)),
+        kept=model is not None and 0 < model.spec.replicas.min >= len(lasting(live(world, model.name))),
         evictable_s=inf if model is None or stays else evictable_s(world, replica, model, calls),
         leaving=leaving,
         stuck=look.now_s >= stuck_s(replica),
         others=len(replica.slices) - 1,
+        trust=trust_of(model),
+        beside=replica.beside,
     )

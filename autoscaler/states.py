@@ -52,6 +52,8 @@ TRANSITIONS: dict[tuple[ReplicaState, str], ReplicaState] = {
 
 HOLDS_SLICE = frozenset(S) - {S.PENDING, S.GONE}
 """States in which a Replica's Slices are not free; asleep ones hold what their engine keeps."""
+LEAVING = frozenset({S.DRAINING, S.STOPPING, S.SCRUBBING, S.FAILED})
+"""States in which its room is coming."""
 
 
 class IllegalIntentError(Exception):

@@ -48,16 +48,19 @@ def avoided(world: World, model: ModelName, now_s: float) -> tuple[NodeId, ...]:
 
 
 def left_for_good(replica: Replica) -> bool:
-    """Whether it drains because it was kept off its node: to take it back would help nobody."""
-    return replica.drain is not None and replica.drain.stranded
+    """Whether it drains because it cannot be where it is: to take it back would help nobody."""
+    return replica.drain is not None and (replica.drain.stranded or replica.drain.crowded)
 
 
 def shunned(world: World, replica: Replica, now_s: float) -> dict[tuple[ModelName, NodeId], Shun]:
-    """All shuns, now that it is given up; those that are long over are forgotten."""
+    """All shuns, now that it is given up; those that are long over are forgotten. A node where it was given what
+    was not chosen is tried again at once, the first time.
+    """
     after = {key: shun for key, shun in world.shuns.items() if now_s < shun.until_s + FORGET_S}
     for node in nodes_of(world, replica):
         times = after[replica.model, node].times + 1 if (replica.model, node) in after else 1
         until_s = now_s + min(SHUN_S * 2.0 ** min(times - 1, 16), SHUN_S_MAX)
+        until_s = now_s if times == 1 and replica.chosen else until_s
         after[replica.model, node] = Shun(until_s=until_s, times=times)
     return after
 

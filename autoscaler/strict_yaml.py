@@ -1,13 +1,15 @@
 """YAML as configuration: what PyYAML lets pass and a person would not want is an error with its line.
 
 Owns reading YAML text into plain values: mappings with text keys, lists, text, numbers, true and false, null. Refuses
-what hides mistakes: a key that occurs twice, a key that is not text, `.nan` and `.inf`. Dates stay text. It knows
-nothing of documents. Raises YamlError, whose text is one line and begins with the line number.
+what hides mistakes: a key that occurs twice, a key that is not text, `.nan` and `.inf`. Dates stay text; numbers are
+also read as JSON writes them (`1e-05`). It knows nothing of documents. Raises YamlError, whose text is one line and
+begins with the line number.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 import yaml
@@ -57,6 +59,10 @@ class _Loader(yaml.SafeLoader):
         return number
 
 
+_Loader.add_implicit_resolver(
+    _FLOAT, re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE][-+][0-9]+"), list("-0123456789")
+)
+"""As JSON writes it, and YAML 1.2 reads it: YAML 1.1 wants a point, too. One without a sign (`12e4`) stays text."""
 _Loader.add_constructor(_MAP, _Loader.keys_once)
 _Loader.add_constructor(_FLOAT, _Loader.finite)
 

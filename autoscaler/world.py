@@ -1,17 +1,21 @@
-"""The World: one immutable snapshot of everything a decision may depend on, and the observations that change it.
+"""The World: one immutable snapshot of everything a decision may depend on.
 
-Owns the types only; `autoscaler.fold` makes the next World out of an old one and a batch of observations. Entities are
-frozen and replaced whole. All times are seconds of one monotonic clock (`now_s`), given from outside.
+Owns the types only; `autoscaler.fold` makes the next World out of an old one and a batch of observations
+(`autoscaler.observations`). Entities are frozen and replaced whole. All times are seconds of one monotonic clock
+(`now_s`), given from outside.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum, StrEnum
 from typing import NewType
 
 import msgspec
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
+from autoscaler.cuttable import Cuttable, Intent
+from autoscaler.hosts import NOTHING, Beside, Host
+from autoscaler.lanes import Isolation
+from autoscaler.lesson import Lesson
 from autoscaler.model import Model
 from autoscaler.ordered import Cordon, Node, Place, StopOrder
 from autoscaler.settings import Settings
@@ -26,14 +30,6 @@ NodeId = NewType("NodeId", str)
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """Base of everything in the World."""
-
-
-class Isolation(IntEnum):
-    """How well a Slice is kept apart from its neighbours, from worst to best."""
-
-    NONE = 0
-    MEMORY = 1
-    HARDWARE = 2
 
 
 class Slice(Fact, frozen=True):
@@ -56,6 +52,24 @@ class Slice(Fact, frozen=True):
     """Of its node, but for those that every pod of ours tolerates."""
     closed: str = ""
     """Why nothing new may be put there now, as its driver sees it; empty: it is open."""
+    kind: str = ""
+    """How its Device is sliced: the name of its Slicer (`autoscaler.slicing`); empty: by nobody, the machine's own."""
+    device_bytes: int = 0
+    """All the memory of its Device, or of what it was cut from, where others have some; 0: it is all its own."""
+    holders_max: int = 0
+    """So many may be on it, Replicas and pods of others together; 0: as many as have room."""
+    theirs: int = 0
+    """So many pods of others are on it, where that is known of this very Slice."""
+    handle: str = ""
+    """What its Slicer calls it: a resource's name, a device's UUID, a device of a ResourceSlice."""
+
+    link: str = ""
+    """What joins its Device to others of its node more closely than the node does (a PCIe root); empty: not known."""
+
+    @property
+    def counted(self) -> str:
+        """What it is counted by: its node, and what its Slicer calls it. Of such Slices nobody knows which is whose."""
+        return f"{self.node} {self.handle}" if self.handle else self.node
 
 
 class Copy(Fact, frozen=True):
@@ -95,6 +109,15 @@ class Drain(Fact, frozen=True):
     victim_of: ModelName | None = None
     """The Model that its Slice is wanted for; None when it drains for its own sake."""
     stranded: bool = False
+    crowded: bool = False
+    """More is on a Slice of its than that has (`autoscaler.crowded`)."""
+
+
+class Move(Fact, frozen=True):
+    """Whose place a Replica takes, and for whom that makes room."""
+
+    replica: ReplicaId
+    room_for: ModelName
 
 
 class Replica(Fact, frozen=True):
@@ -106,9 +129,12 @@ class Replica(Fact, frozen=True):
     intent: str
     """The idempotency key of the decision that made it."""
     slices: tuple[SliceId, ...]
+    """Where it really is, as far as that is known."""
     memory_bytes: int
     """Claimed on each of its Slices."""
     compute_percent: int = 0
+    beside: Beside = NOTHING
+    """What it has of its node beside them, by its request."""
     slots: int = 1
     state: ReplicaState = ReplicaState.PENDING
     since_s: float = 0.0
@@ -134,6 +160,10 @@ class Replica(Fact, frozen=True):
     """Why its first process has not started yet, as the driver sees it; `start.secondsMax` does not count that."""
     stranded_s: float | None = None
     """Since when a scheduler keeps it off its node; None: it does not (`autoscaler.stranded`)."""
+    chosen: tuple[SliceId, ...] = ()
+    """Where it was placed, if a scheduler put it elsewhere; empty: it is there."""
+    move: Move | None = None
+    """It was started so that another of its Model can go (`autoscaler.defrag`); None: for its own sake."""
     rank: int = 0
     """Of Replicas that can only go in order (a StatefulSet's) the highest goes first."""
     failure: str = ""
@@ -177,6 +207,17 @@ class Gateway(Fact, frozen=True):
     """Derived from `report`: its Replicas by id, less what merely ages. Never expires: expired is not dead."""
 
 
+class Used(Fact, frozen=True):
+    """The most memory that one Replica of a Model was seen to use of a Device."""
+
+    spec_hash: str
+    estimated_bytes: int
+    """Both of the Model as it was: of another spec or another file it says nothing."""
+    bytes: int
+    served: bool = False
+    """It had served for a while when it was looked at."""
+
+
 class History(Fact, frozen=True):
     """What is remembered of a Model beyond its Replicas; survives a restart."""
 
@@ -207,6 +248,8 @@ class History(Fact, frozen=True):
     """When it last went to zero for idleness; a start soon after is a regret."""
     regrets: int = 0
     """Each doubles the `auto` idle window, within its bounds."""
+    used: Used | None = None
+    """None: nothing was measured."""
     peaks: tuple[tuple[int, int], ...] = ()
     """(bucket, most Calls at once in it) over the idle window: fewer Replicas only when the peak fits them."""
 
@@ -243,9 +286,15 @@ class World(Fact, frozen=True):
     models: dict[ModelName, Model] = {}
     tenants: dict[TenantName, Tenant] = {}
     slices: dict[SliceId, Slice] = {}
-    others: dict[NodeId, int] = {}
-    """Devices of each node that pods of others have; which ones is not known."""
+    others: dict[str, int] = {}
+    """By `Slice.counted`: how many of these Slices pods of others have; which ones is not known."""
+    hosts: dict[NodeId, Host] = {}
+    """What nodes have beside their Devices, and what others leave of it; of one that is not here any amount fits."""
     shuns: dict[tuple[ModelName, NodeId], Shun] = {}
+    moved_s: float | None = None
+    """When a Replica was last started to take the place of another; None: never, under this leader."""
+    undisturbed: dict[ReplicaId, str] = {}
+    """Replicas of which PodDisruptionBudgets allow no disruption now: their names. Nobody moves them."""
     copies: frozenset[Copy] = frozenset()
     replicas: dict[ReplicaId, Replica] = {}
     gateways: dict[GatewayId, Gateway] = {}
@@ -258,143 +307,13 @@ class World(Fact, frozen=True):
     stops: dict[ModelName, StopOrder] = {}
     nodes: dict[str, Node] = {}
     """By name, what agents said; `autoscaler.nodes.fresh` tells what still counts."""
+    cuttable: dict[str, Cuttable] = {}
+    """By name: the nodes that may be cut anew."""
+    cutting: dict[str, Intent] = {}
+    """By node: our orders to cut it that it does not show yet."""
+    lesson: Lesson | None = None
+    """What room is worth here; None: nobody knows yet what is asked for."""
 
     by_model: dict[ModelName, tuple[ReplicaId, ...]] = {}
     by_slice: dict[SliceId, tuple[ReplicaId, ...]] = {}
     loads: dict[ModelName, Load] = {}
-
-
-# --- observations: what happened; each is a level or a fact, never a wish ---------------------------------------------
-
-
-class Seen(StrEnum):
-    """What a driver sees of a Replica."""
-
-    STARTING = "starting"
-    """Its process exists and does not answer yet."""
-    READY = "ready"
-    UNREADY = "unready"
-    """It was ready and its probes fail."""
-    LEAVING = "leaving"
-    """Somebody else ordered its end: it takes no new Calls, and nothing can keep it."""
-    EXITED = "exited"
-    """Its main process ended; something of it may be left."""
-    CLEAN = "clean"
-    """Nothing of it is left; `proof` names how that is known."""
-
-
-class DocumentsSeen(Fact, frozen=True):
-    """The whole set of documents, as it is now."""
-
-    models: tuple[Model, ...] = ()
-    tenants: tuple[Tenant, ...] = ()
-    settings: Settings = Settings()
-
-
-class SlicesSeen(Fact, frozen=True):
-    """The whole inventory of one driver, as it is now."""
-
-    slices: tuple[Slice, ...]
-    others: dict[NodeId, int] = {}
-
-
-class StartSeen(Fact, frozen=True):
-    """What stands in the way of a start of a Model, as a driver sees it without starting anything."""
-
-    model: ModelName
-    obstacle: str = ""
-    """Why a start would surely fail, and what to do, in a sentence; empty: nothing is known to stand in its way."""
-
-
-class ReplicaSeen(Fact, frozen=True):
-    """One Replica as the driver sees it, with its identity, so that a new leader adopts it."""
-
-    id: ReplicaId
-    model: ModelName
-    spec_hash: str
-    intent: str
-    slices: tuple[SliceId, ...]
-    memory_bytes: int
-    slots: int
-    seen: Seen
-    compute_percent: int = 0
-    address: str = ""
-    started_s: float | None = None
-    placing: Placing = Placing()
-    pod: PodRef | None = None
-    grew: bool = False
-    """Its memory grew since the last look."""
-    reason: str = ""
-    """Why it is so, where the driver knows: exit status, signal, a line of the engine's log."""
-    rank: int = 0
-    """See Replica."""
-    waits: str = ""
-    """Of one that is starting: why no process of it has started yet (no room, no image); empty where one has."""
-    proof: str = ""
-
-
-class Synced(Fact, frozen=True):
-    """The driver has listed everything."""
-
-
-class LeadingSeen(Fact, frozen=True):
-    """We lead from now on, in this epoch. The driver says again what there is, to a `Synced`."""
-
-    epoch: int
-
-
-class FollowingSeen(Fact, frozen=True):
-    """We lead no more; nothing that we ordered is under way."""
-
-
-class Reported(Fact, frozen=True):
-    """A gateway reported."""
-
-    report: Report
-
-
-class GatewaySeen(Fact, frozen=True):
-    """A gateway process or pod exists, whether or not it reported."""
-
-    gateway: GatewayId
-    boot: str = ""
-    """Its boot where known: a new one proves the old one dead."""
-
-
-class GatewayGone(Fact, frozen=True):
-    """A gateway process or pod is proven not to exist any more."""
-
-    gateway: GatewayId
-    boot: str = ""
-    """Its boot where known: another one that has come since lives on."""
-
-
-class HistorySeen(Fact, frozen=True):
-    """What was remembered of a Model before this process started; to who follows: what the leader remembers."""
-
-    model: ModelName
-    history: History
-
-
-class Granted(Fact, frozen=True):
-    """`shares` moved holds: (gateway, Replica, new hold). The fold gives them the next version."""
-
-    holds: tuple[tuple[GatewayId, ReplicaId, int], ...]
-
-
-class Tick(Fact, frozen=True):
-    """Time passed: reports expire, back-offs end."""
-
-
-class Transition(Fact, frozen=True):
-    """One row of the log: a Replica went from one state to another, and why. `explain` and the ledger read these."""
-
-    at_s: float
-    replica: ReplicaId
-    model: ModelName
-    slices: tuple[SliceId, ...]
-    before: ReplicaState | None
-    after: ReplicaState
-    verb: str
-    """The verb of the table, or "seen" where an observation jumped."""
-    reason: str

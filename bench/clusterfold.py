@@ -11,7 +11,8 @@ from pathlib import Path
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.fold import fold
 from autoscaler.indices import rebuild
-from autoscaler.world import ReplicaSeen, Seen, World
+from autoscaler.observations import ReplicaSeen, Seen
+from autoscaler.world import World
 from bench import kit
 from bench.kit import Figures, say, spread
 from bench.plan import NOW_S, build

@@ -23,9 +23,9 @@ import aiohttp
 import psutil
 
 from autoscaler.documents import load
+from autoscaler.drivers.base import Launch
 from autoscaler.drivers.ports import Ports
 from autoscaler.drivers.probes import probe
-from autoscaler.engines import Launch
 from autoscaler.model import Model
 from bench.documents import ROOT, Document, text
 from pilotlight.gathering import completed, launcher
@@ -183,7 +183,7 @@ def launch_of(model: Model, port: int) -> Launch:
 @contextlib.contextmanager
 def by_hand(launch: Launch, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The engine, spawned as the driver spawns it: same words, same environment, its own session, output to a file."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PILOTLIGHT_")} | launch.env
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PILOTLIGHT_")} | dict(launch.env)
     with running(launch.argv, log, {**env, "PILOTLIGHT_REPLICA": "bench/by-hand"}) as process:
         yield process
 

@@ -17,7 +17,7 @@ PAGE = Path(__file__).parent.parent / "ARCHITECTURE.md"
 ABOUT = {
     "gateway": "The data plane: N equal processes that know nothing but what they are told.",
     "autoscaler": "The control plane: one process that decides.",
-    "artifacts": "Weights; so far only what a GGUF file says of itself.",
+    "artifacts": "Weights: where they lie, what they consist of, what they say of themselves.",
     "loadtest": "A black box that knows only the inference port.",
     "pilotlight": "The front door: the command line, and the one place that composes processes.",
 }

@@ -9,7 +9,7 @@ what is refused before it was read whole is answered, and then the connection en
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from gateway import admission, early, errors, local, render
 from gateway.body import Pieces
@@ -18,21 +18,19 @@ from gateway.ends import LINGER_S
 from gateway.errors import CallError
 from gateway.exchange import admit
 from gateway.head import Head, Request
-from gateway.intake import Intake, nowhere
+from gateway.intake import Intake
 from gateway.pressure import Pressure
 from gateway.wire import AHEAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from gateway.front import Front
 
-WRITE_BUFFER_BYTES = 64 << 10
-"""What may wait for a client before its engine is paused."""
 ANSWERS_A_TURN = 32
 """Of requests that were pipelined, in one turn of the loop: about a millisecond."""
 
 
 class Connection(Intake):
-    """One client connection. `exchange` is its running Call; `paused`: the client does not read."""
+    """One client connection. `exchange` is its running Call."""
 
     __slots__ = ("_serving", "address", "cors", "id_bytes", "request_id")
 
@@ -49,15 +47,11 @@ class Connection(Intake):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is here; one too many from its address is closed unanswered."""
-        self._transport = cast("asyncio.Transport", transport)
+        peer = self._made(transport).get_extra_info("peername")
         self._since_s = self._front.clock()
-        peer = self._transport.get_extra_info("peername")
         self.address = peer[0] if isinstance(peer, tuple) else ""
         if not self._front.opened(self):
-            self._transport.abort()
-            return
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self.write = self._transport.write
+            self._abort()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
@@ -83,16 +77,14 @@ class Connection(Intake):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         del exc
+        self.let_go()
         self._left()
-        self.write = nowhere
         self._transport = None
         self._drop_intake()
         self._held, self._lingers = None, True  # a turn that is still to come finds nothing to do
         self._front.closed(self)
 
-    def pause_writing(self) -> None:
-        """The client does not keep up."""
-        self.paused = True
+    def _fell_behind(self) -> None:
         self._since_s = self._front.clock()
         if self.exchange is not None:
             self.exchange.pause()
@@ -100,18 +92,18 @@ class Connection(Intake):
             self._run("stall")
             self._stop_reading()  # who does not read its answers is not asked for more
 
-    def resume_writing(self) -> None:
-        """The client has caught up."""
-        self.paused = False
+    def _caught_up(self) -> None:
         if self.exchange is not None:
             self.exchange.resume()
         elif not self._lingers and not self._serving:
-            self._read_on()
+            asyncio.get_running_loop().call_soon(self._read_on)  # a transport that says so cannot bear to be closed
 
     def _read_on(self) -> None:
         """Goes on where the client stopped reading."""
         if self._held is not None:
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._turn()
+        elif self._occupied():
+            return
         elif self._reader.waiting_for == "nothing":
             self._next()
         else:
@@ -255,9 +247,7 @@ class Connection(Intake):
             self.exchange.fail(error)
             return
         if self.exchange is not None:  # sent ahead of its turn: the answer to the request before it is not out yet
-            self._left()
-            if self._transport is not None:
-                self._transport.abort()
+            self._abort()
             return
         head = self._reader.told()
         operation = None if head is None else lookup(head.method, head.path)

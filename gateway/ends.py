@@ -1,16 +1,17 @@
 """How a client connection is read, clocked and ended: what `gateway.edge` builds on.
 
-Owns the transport, the one clock that runs, and the ways to end: after what is written, at once, or by a reset. It
-must not know what is said on the connection.
+Owns the one clock that runs, and the ways to end: after what is written, at once, or by a reset. It must not know what
+is said on the connection.
 """
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from gateway.outlet import Outlet
 
 if TYPE_CHECKING:
     from gateway.exchange import Exchange
@@ -23,15 +24,14 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER on, for no time: close(2) sends a reset."""
 
 
-class Ends(asyncio.Protocol):
+class Ends(Outlet):
     """One client connection without its requests. `exchange` is its running Call."""
 
-    __slots__ = ("_clock", "_front", "_left_bytes", "_lingers", "_reading", "_since_s", "_transport", "exchange",
-                 "paused", "unsent")  # fmt: skip
+    __slots__ = ("_clock", "_front", "_left_bytes", "_lingers", "_reading", "_since_s", "exchange", "unsent")
 
     def __init__(self, front: Front) -> None:
+        super().__init__()
         self._front = front
-        self._transport: asyncio.Transport | None = None
         self._reading = True
         self._lingers = False
         """Nothing is answered any more."""
@@ -41,8 +41,6 @@ class Ends(asyncio.Protocol):
         self._left_bytes = 0
         """What waited for the client at the last look."""
         self.exchange: Exchange | None = None
-        self.paused = False
-        """The client does not read what it is told."""
         self.unsent: Callable[[], int] | None = None
         """Over TLS (`gateway.handshake`): bytes that have not gone out yet."""
 
@@ -53,10 +51,6 @@ class Ends(asyncio.Protocol):
     def _said_all(self) -> bool:
         """Over TLS a close waits for the client's goodbye, which nobody owes us (RFC 8446, 6.1): not for long."""
         return self._lingers and self.unsent is not None and not self.unsent()
-
-    def backlog(self) -> int:
-        """Bytes that wait for a client which does not keep up."""
-        return self._transport.get_write_buffer_size() if self.paused and self._transport is not None else 0
 
     def _takes(self, now_s: float) -> bool:
         """Whether the client has taken anything since the last look; then its clock begins anew."""
@@ -94,15 +88,18 @@ class Ends(asyncio.Protocol):
         if self._transport is not None:
             self._run("stall")
             self._lingers = True
+            self.let_go()
             self._transport.close()
 
     def _abort(self) -> None:
         self._left()
+        self.let_go()
         if self._transport is not None:
             self._transport.abort()
 
     def _reset(self) -> None:
         """Ends the connection so that nobody takes what was sent for whole, and the kernel drops what was not taken."""
+        self.let_go()
         if self._transport is not None:
             sock = self._transport.get_extra_info("socket")
             if sock is not None:

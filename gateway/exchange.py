@@ -75,7 +75,7 @@ class Exchange(Call):
 
     __slots__ = (
         "_alive_s", "_answer", "_body", "_breath", "_client", "_close", "_early", "_entry", "_framed",
-        "_front", "_moved", "_operation", "_response", "_stage", "_told_s", "_upwards", "_walker", "_write",
+        "_front", "_moved", "_operation", "_response", "_stage", "_told_s", "_upwards", "_walker",
         "drop_usage", "engine",
     )  # fmt: skip
 
@@ -86,7 +86,6 @@ class Exchange(Call):
         self._moved = False  # bytes came since the last sweep; this and the next three are one line of a cache
         self._walker = _NO_BODY
         self._answer = _NO_ANSWER  # what the engine's bytes become, once committed
-        self._write = client.write
         self._front = front
         self._client = client
         self._operation = operation
@@ -157,7 +156,7 @@ class Exchange(Call):
             return
         rest = self._answer.ending()
         if rest:
-            self._write(rest)
+            self._client.write(rest)
         self._finish(self._response.status, self._walker.tail())
 
     def engine_whole(self, head: ResponseHead, body: bytes) -> None:
@@ -171,7 +170,7 @@ class Exchange(Call):
         front = self._front
         self.first_byte_s = front.clock()
         self._close = self._close or front.closing
-        self._write(self._relayed_head(head, length=head.length, chunked=False) + body)
+        self._client.write(self._relayed_head(head, length=head.length, chunked=False) + body)
         self._finish(head.status, tail(body))
 
     def _finish(self, status: int, tail: bytes) -> None:
@@ -278,7 +277,7 @@ class Exchange(Call):
             more = client.cors + (_COLD if self.cold else b"")
             out = render.early_head(client.id_bytes, chunked=self._framed, close=self._close, more=more)
         position, expected_s = self._front.dispatch.wait_note(self, now_s)
-        self._write(out + self._frame(sse.waiting(position, expected_s, self.dialect)))
+        self._client.write(out + self._frame(sse.waiting(position, expected_s, self.dialect)))
 
     # --- the body --------------------------------------------------------------------------------------------------
 
@@ -307,7 +306,7 @@ class Exchange(Call):
             engine.take = self._relay
             if self._client.paused:
                 engine.pause()
-        self._write(out)
+        self._client.write(out)
 
     def _relay(self, data: bytes) -> None:
         """The hot path: one piece of the body, straight into the client's transport."""
@@ -317,7 +316,7 @@ class Exchange(Call):
         if self._walker.ended:
             out += answer.ending()
         if out:
-            self._write(out)
+            self._client.write(out)
 
     def _frame(self, content: bytes) -> bytes:
         return sse.chunk(content) if self._framed else content
@@ -374,7 +373,7 @@ class Exchange(Call):
         self._let_go()
         told = self._answer.whole
         if told:
-            self._write(self._frame(errors.event(error, self.dialect)))
+            self._client.write(self._frame(errors.event(error, self.dialect)))
         self._end(Outcome.FAILED, error.code)
         self._client.broke_off(told=told or self._framed)
 
@@ -382,7 +381,7 @@ class Exchange(Call):
         """The one error of a Call, as an answer or, after an early head, as the last event of the stream."""
         if self._early:
             event = self._frame(errors.event(error, self.dialect))
-            self._write(event + LAST_CHUNK if self._framed else event)
+            self._client.write(event + LAST_CHUNK if self._framed else event)
         else:
             self._client.say_error(error, self.dialect, close=self._close)
         self._client.answered(close=self._close or error.close)

@@ -292,6 +292,8 @@ class Front:
         except TimeoutError:
             for exchange in tuple(self._exchanges):
                 exchange.fail(errors.shutting_down())
+        for connection in tuple(self._connections):
+            connection.let_go()
         self.upstreams.close()
         self.telemetry.flush()
 

@@ -8,7 +8,6 @@ goes on while it arrives, once its model is known, and no engine has all of it b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gateway import early, errors, render, rewrite
@@ -34,7 +33,7 @@ REST_S_MAX, GROWING_S_MAX = 1.0, 3.0
 class Intake(Ends):
     """One client connection, as far as it brings bodies."""
 
-    __slots__ = ("_continued", "_growing", "_grows_since_s", "_held", "_intake", "_reader", "write")
+    __slots__ = ("_continued", "_growing", "_grows_since_s", "_held", "_intake", "_reader")
 
     def __init__(self, front: Front) -> None:
         super().__init__(front)
@@ -48,7 +47,6 @@ class Intake(Ends):
         self._grows_since_s = 0.0
         self._held: Request | None = None
         """Whole, but its large body is not read yet."""
-        self.write: Callable[[bytes], None] = nowhere
 
     # --- what the edge does ------------------------------------------------------------------------------------------
 
@@ -259,7 +257,3 @@ class Intake(Ends):
         if not room.wanted or pieces is None or room.waits(self):
             return False
         return past_s > PACE_GRACE_S and pieces.size < past_s * PACE_BYTES_PER_S
-
-
-def nowhere(_: bytes) -> None:
-    """The client is gone."""

@@ -6,6 +6,7 @@ Owns the order of its start and stop. At SIGTERM every engine is stopped and pro
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -24,7 +25,9 @@ from autoscaler.drivers.base import Driver
 from autoscaler.drivers.cordons import CordonFile
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.histories import HistoryFile
+from autoscaler.drivers.lessons import LessonFile
 from autoscaler.drivers.local import LocalDriver
+from autoscaler.drivers.nvml import open_nvml
 from autoscaler.drivers.processes import become_subreaper
 from autoscaler.drivers.records import StateDirectory, StateError
 from autoscaler.engines.installed import available
@@ -32,13 +35,16 @@ from autoscaler.log import Log
 from autoscaler.loop import Listener, Loop, Step
 from autoscaler.metrics import Metrics
 from autoscaler.model import Model
+from autoscaler.observations import DocumentsSeen, GatewaySeen, HistorySeen
 from autoscaler.ops import OperationsServer
 from autoscaler.serve import ContractServer
-from autoscaler.world import DocumentsSeen, GatewaySeen, HistorySeen, World
+from autoscaler.settings import Settings
+from autoscaler.world import World
 from pilotlight import __version__, access, cluster, health, hosts, process, webserver
 from pilotlight.access import Access
 from pilotlight.cluster import Cluster, ClusterOptions
 from pilotlight.cpubound import CpuBound
+from pilotlight.fit import needs
 from pilotlight.gathering import NONE_KNOWN, launcher, read_documents
 from pilotlight.listen import Address, check_operations
 from pilotlight.misfits import Misfits
@@ -46,9 +52,12 @@ from pilotlight.narrator import Narrator
 from pilotlight.preflight import Preflight
 from pilotlight.quiet import say
 from pilotlight.renewal import Files
+from pilotlight.tutor import Tutor
 
 SAVE_S = 60.0
 """Histories are written this often, and at the end."""
+nvml = functools.cache(open_nvml)
+"""Opened once: whoever reads documents asks whether there are GPUs, before the driver does."""
 Tell = Callable[[DocumentsSeen], None]
 """Takes what files say."""
 ENGINE_GRACE_S = 5.0
@@ -103,7 +112,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     state = StateDirectory.open(options.state) if by_hand else StateDirectory.attach(options.state)
     become_subreaper()
     histories = HistoryFile(state, clock, time.time)
-    devices = Devices(() if options.cluster else documents.settings.devices)
+    devices = Devices(() if options.cluster else documents.settings.devices, nvml)
     driver: Driver
     house: Cluster | None = None
     if options.cluster is None:
@@ -121,18 +130,15 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     loop.listeners.append(telling(log, Narrator()))
     tell(seen(documents))
     remember(histories, loop)
+    tutor = Tutor(loop, LessonFile(state), clock)
+    tutor.remember()
     loop.observe([GatewaySeen(gateway=GatewayId(path.stem)) for path in options.gateway_sockets])
     files = Files()
     orders = take_orders(state, loop, clock, house)
     operations = OperationsServer(
-        loop,
-        log,
-        metrics.text,
-        lambda: options.gateway_sockets,
-        __version__,
-        commands=orders,
-        off=() if house is None else house.off,
-    )
+        loop, log, metrics.text, lambda: options.gateway_sockets, __version__,
+        commands=orders, off=() if house is None else house.off, needs=needs,
+    )  # fmt: skip
     runners = await ports(options, ContractServer(loop), operations, files, None if house is None else house.admits)
     process.settle()
     async with asyncio.TaskGroup() as tasks:
@@ -143,6 +149,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
             tasks.create_task(files.follow()),
             tasks.create_task(preflight.run()),
             tasks.create_task(cpu_bound.run()),
+            tasks.create_task(tutor.run()),
         ]
         if house is not None:
             running.append(tasks.create_task(house.run()))
@@ -208,7 +215,12 @@ def read(options: AutoscalerOptions, known: Mapping[ModelName, Model] = NONE_KNO
 
     The supervisor has looked at a listener that it hands down.
     """
-    documents = read_documents(options.documents, known)
+
+    def gpus(settings: Settings) -> bool:
+        """Whether what an engine keeps in the host's memory is not on its Device."""
+        return options.cluster is not None or (not settings.devices and nvml() is not None)
+
+    documents = read_documents(options.documents, known, gpus)
     if options.ops_fd is None:
         check_operations(options.ops, documents.settings.auth)
     return documents

@@ -55,6 +55,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """Namespaces where workloads are adopted; None: all."""
     cordons: bool = False
     """Whether orders about nodes are to be kept on them."""
+    cutting: tuple[str, str] | None = None
+    """Namespace and name of the ConfigMap by which nodes are cut anew; None: none is."""
 
 
 Check = Callable[[Api, Scene], Awaitable[list[Finding]]]
@@ -140,7 +142,7 @@ async def _resources(api: Api, path: str) -> list[dict[str, Any]]:
 async def rights_given(api: Api, scene: Scene) -> list[Finding]:
     """Every right of the list, of the account or of oneself; one line for each that is missing."""
     missing: list[Finding] = []
-    asked = rights(scene.scope, scene.adopted, cordons=scene.cordons)
+    asked = rights(scene.scope, scene.adopted, cordons=scene.cordons, cutting=scene.cutting)
     for right in asked:
         lacks = [verb for verb in right.verbs if not await _may(api, scene, right, verb)]
         if lacks:
@@ -169,7 +171,7 @@ def _namespace(scene: Scene, right: Right) -> str:
 async def _may(api: Api, scene: Scene, right: Right, verb: str) -> bool:
     resource, _, part = right.resource.partition("/")
     wanted = {"group": right.group, "resource": resource, "subresource": part, "verb": verb}
-    wanted |= {"namespace": _namespace(scene, right), "name": scene.lease if right.named else ""}
+    wanted |= {"namespace": _namespace(scene, right), "name": scene.lease if right.named else right.name}
     spec: Object = {"resourceAttributes": {key: value for key, value in wanted.items() if value}}
     kind = "SelfSubjectAccessReview"
     if scene.account:

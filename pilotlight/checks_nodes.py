@@ -9,13 +9,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from autoscaler.podspec import GPU
+from autoscaler.slicing import sharing as shared
+from autoscaler.slicing.base import NodeFacts
 from autoscaler.words import counted
+from autoscaler.world import NodeId
 from pilotlight.checks import Finding
 
 NVIDIA = "nvidia.com/"
-GPU = NVIDIA + "gpu"
-PRODUCT, MEMORY = NVIDIA + "gpu.product", NVIDIA + "gpu.memory"
-STRATEGY, REPLICAS, MPS_CAPABLE = NVIDIA + "gpu.sharing-strategy", NVIDIA + "gpu.replicas", NVIDIA + "mps.capable"
+PRODUCT, MEMORY, MPS_CAPABLE = shared.PRODUCT, shared.MEMORY_MIB, NVIDIA + "mps.capable"
+UNTOLD = "untold"
+NAMES = {shared.TIMESLICE: "time-slicing"}
 TOLERATED = frozenset({GPU})
 """Taints that engine pods tolerate by default."""
 NAMES_TOLD = 5
@@ -38,9 +42,10 @@ def judge(nodes: Sequence[Node], *, dra: bool) -> list[Finding]:
 
 
 def gpus(node: Node) -> int:
-    """How many GPUs, or MIG slices, a node offers."""
-    offered = node.get("status", {}).get("allocatable", {}).items()
-    return sum(int(count) for name, count in offered if name == GPU or name.startswith(NVIDIA + "mig-"))
+    """How many GPUs, shares of one, or MIG slices, a node offers."""
+    amounts = _amounts(node)
+    mig = sum(shared.number(count) for name, count in amounts.items() if name.startswith(NVIDIA + "mig-"))
+    return shared.offered(amounts)[1] + mig
 
 
 def labelled(nodes: Sequence[Node]) -> list[Finding]:
@@ -75,20 +80,24 @@ def sharing(nodes: Sequence[Node]) -> list[Finding]:
     """How GPUs are shared, on how many nodes."""
     kinds = Counter(kind(node) for node in nodes)
     told = ", ".join(f"{name} on {counted(count, 'node')}" for name, count in sorted(kinds.items()))
-    if kinds.keys() == {"whole"}:
+    untold = [_name(node) for node in nodes if kind(node) == UNTOLD]
+    if untold:
+        fix = "label them by GPU feature discovery, or say it in Settings `nodes`, by `slicing`; else they get nothing"
+        return [Finding("sharing", "warning", f"{told}: labels do not tell how {_some(untold)} shares GPUs", fix)]
+    if "mig" not in kinds:
         return [Finding("sharing", "ok", told)]
-    return [Finding("sharing", "info", told, "this version gives whole GPUs: what is shared already is taken as whole")]
+    return [Finding("sharing", "info", told, "this version gives no slices of MIG with names of their own")]
 
 
 def kind(node: Node) -> str:
-    """whole, time-slicing, mps or mig."""
-    labels = _labels(node)
-    if any(name.startswith(NVIDIA + "mig-") for name in node.get("status", {}).get("allocatable", {})):
+    """whole, time-slicing, mps or mig, as labels tell; UNTOLD where they do not."""
+    amounts = _amounts(node)
+    if any(name.startswith(NVIDIA + "mig-") for name in amounts):
         return "mig"
-    strategy, replicas = labels.get(STRATEGY, "none"), labels.get(REPLICAS, "1")
-    if strategy in {"time-slicing", "mps"}:
-        return strategy
-    return "time-slicing" if replicas.isdecimal() and int(replicas) > 1 else "whole"
+    found = shared.gpus(NodeFacts(NodeId(_name(node)), _labels(node), allocatable=amounts))
+    if found is None or found.sharing is None:
+        return UNTOLD
+    return NAMES.get(found.sharing.kind, found.sharing.kind)
 
 
 def mps(nodes: Sequence[Node]) -> list[Finding]:
@@ -98,6 +107,10 @@ def mps(nodes: Sequence[Node]) -> list[Finding]:
         return []
     says = f"GPUs are shared by MPS, and its daemon does not run, on {_some(without)}"
     return [Finding("MPS daemon", "warning", says, "look at the DaemonSet of the MPS control daemon on these nodes")]
+
+
+def _amounts(node: Node) -> dict[str, str]:
+    return dict(node.get("status", {}).get("allocatable", {}))
 
 
 def _labels(node: Node) -> dict[str, str]:

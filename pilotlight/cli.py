@@ -42,6 +42,7 @@ ELSEWHERE = {
     "load": "loadtest.cli",
     "import": "pilotlight.importing",
     "doctor": "pilotlight.doctor",
+    "plan": "pilotlight.planning",
     "agent": "pilotlight.agent_process",
     **dict.fromkeys(("gateway", "autoscaler"), "pilotlight.cli_processes"),
     **dict.fromkeys(("wake", "stop", "cordon", "uncordon", "drain"), "pilotlight.operating"),
@@ -154,6 +155,17 @@ def explain_model(name: str, ops: str, output: str) -> None:
     from pilotlight import show
 
     show.explain(ops, f"model/{name}", output)
+
+
+@explain.command("fit", epilog="Example: pilotlight explain fit llama")
+@click.argument("model")
+@ops_option
+@output_option
+def explain_fit(model: str, ops: str, output: str) -> None:
+    """How much memory a model needs, part by part, and where it would fit."""
+    from pilotlight import show
+
+    show.explain(ops, f"fit/{model}", output)
 
 
 @explain.command("last", epilog="Example: pilotlight explain last")

@@ -29,11 +29,14 @@ from autoscaler.fold import Observation
 from autoscaler.loop import Loop, Step
 from autoscaler.model import Model
 from autoscaler.nodes import is_back
-from autoscaler.world import DocumentsSeen, FollowingSeen, LeadingSeen, World
+from autoscaler.observations import DocumentsSeen, FollowingSeen, LeadingSeen
+from autoscaler.sizing import AS_ASKED, Given
+from autoscaler.world import World
 
 if TYPE_CHECKING:
     from autoscaler.drivers.kubernetes.api import Api
     from autoscaler.drivers.kubernetes.cordons import NodeCordons
+    from autoscaler.drivers.kubernetes.cutting import NodeCutter
     from autoscaler.drivers.kubernetes.lease import Elector
     from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
 
@@ -86,6 +89,8 @@ class Cluster:
         """`apis`: for what acts, whose writes end with our leadership, and for questions. `name` is ours in Events."""
         from autoscaler.drivers.kubernetes.composite import CompositeDriver
         from autoscaler.drivers.kubernetes.cordons import NodeCordons
+        from autoscaler.drivers.kubernetes.cutting import NodeCutter
+        from autoscaler.drivers.kubernetes.disruptions import Disruptions
         from autoscaler.drivers.kubernetes.driver import KubernetesDriver
         from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
         from autoscaler.drivers.kubernetes.tokens import Tokens
@@ -108,12 +113,16 @@ class Cluster:
         """Devices, where nodes may not be read."""
         if options.scope == "namespace":
             self._declared = DeclaredDevices(asking, options.namespace, self._observe, lambda: self._loop.world)
+        self._disruptions = Disruptions(asking, options.namespace, self._observe)
         self._resources = Resources(options, acting, asking, reporter=name, clock=clock, pace=self._pace)
         self.driver: SharedDriver = CompositeDriver(own, self._resources.adopted)
         self.cordons: NodeCordons | None = None
         """On Node objects, where they may be read."""
+        self._cutter: NodeCutter | None = None
+        """Of their GPUs."""
         if options.scope == "cluster":
             self.cordons = NodeCordons(acting, asking, self._observe, clock)
+            self._cutter = NodeCutter(acting, asking, self._observe, lambda: self._loop.world.settings, clock)
         self._tokens = Tokens(asking, options.users)
         self.admits: Admits | None = self._tokens.admits if options.users else None
         """Who may report, beside those who know the shared secret."""
@@ -129,7 +138,8 @@ class Cluster:
         """The loop of our driver, which leads once we are elected."""
         elector = self._elector
         self._loop = Loop(
-            World(epoch=0, leads=False), self.driver, self._clock, elector.writes_s, elector.in_touch
+            World(epoch=0, leads=False), self.driver, self._clock, elector.writes_s, elector.in_touch,
+            cutter=self._cutter,
         )  # fmt: skip
         self._resources.join(self._loop)
         self._loop.listeners.append(self._on_step)
@@ -162,6 +172,8 @@ class Cluster:
             self._declared.on_step(step)
         elif step.before.settings is not step.after.settings:
             self._own.look_again()
+            if self._cutter is not None:
+                self._cutter.look_again()
 
     # --- drivers.kubernetes.lease.Process -----------------------------------------------------------------------------
 
@@ -184,6 +196,8 @@ class Cluster:
         """All that was ordered ends."""
         self._pace.leads = False
         await self.driver.follow()
+        if self._cutter is not None:
+            await self._cutter.follow()
         self._loop.observe((FollowingSeen(),))
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -202,8 +216,11 @@ class Cluster:
                 tasks.create_task(pods.run())
             if self.cordons is not None:
                 tasks.create_task(self.cordons.run())
+            if self._cutter is not None:
+                tasks.create_task(self._cutter.run())
             if self._declared is not None:
                 tasks.create_task(self._declared.run())
+            tasks.create_task(self._disruptions.run())
             tasks.create_task(self._resources.run())
             await self._listed.wait()
             await self._resources.told.wait()  # what runs would look like strangers
@@ -246,10 +263,10 @@ def identity(given: str) -> str:
     return f"{given or environ.get('POD_NAME') or socket.gethostname()}_{secrets.token_hex(4)}"
 
 
-def launch(model: Model, host: str, port: int) -> engines.Launch:
+def launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> engines.Launch:
     """How its engine is started in a pod. Raises EngineError, also where no image is named."""
     image(model)
-    return engines.launch(model, None, host, port, IN_IMAGES, gpus=True)
+    return engines.launch(model, None, host, port, IN_IMAGES, gpus=True, given=given)
 
 
 def image(model: Model) -> str:

@@ -38,6 +38,9 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
 @click.option("--adoption", is_flag=True, help="Everything that is annotated is to be served (`adoption.everywhere`).")
 @click.option("--adopt-in", multiple=True, metavar="NAMESPACE", help="What is annotated there; repeatable.")
 @click.option("--cordon", is_flag=True, help="Orders about nodes are to be kept on them (`cordon.enabled`).")
+@click.option(
+    "--cutting", default="", metavar="NAMESPACE/NAME", help="Nodes are cut anew by this ConfigMap (`cutting.enabled`)."
+)
 @click.option("--account", default="", metavar="NAMESPACE:NAME", help="Whose rights to ask for; default: one's own.")
 @listen_option
 @operations_option
@@ -45,17 +48,21 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
 @output_option
 def doctor(  # noqa: PLR0917  click passes by keyword
     driver: str, kubeconfig: Path | None, namespace: str, home: str, lease: str, scope: str, adoption: bool,
-    adopt_in: tuple[str, ...], cordon: bool, account: str, listen: Address, ops: Address, state: Path, output: str,
+    adopt_in: tuple[str, ...], cordon: bool, cutting: str, account: str, listen: Address, ops: Address, state: Path,
+    output: str,
 ) -> None:  # fmt: skip
     """Check what Pilotlight needs here, and say how to fix what is missing."""
     if account and account.count(":") != 1:
         raise click.UsageError("--account: expected NAMESPACE:NAME of a service account")
+    if cutting and cutting.count("/") != 1:
+        raise click.UsageError("--cutting: expected NAMESPACE/NAME of a ConfigMap")
     if driver == "local":
         findings = checks_here.machine(listen, ops, state)
     else:
         wanted: dict[str, object] = {
             "engines": namespace, "home": home or namespace, "lease": lease, "scope": scope, "account": account,
             "adopted": None if adoption else adopt_in, "cordons": cordon,
+            "cutting": cutting.split("/") if cutting else None,
         }  # fmt: skip
         findings = asyncio.run(_cluster(kubeconfig, wanted))
     tell(findings, output)

@@ -19,10 +19,14 @@ from artifacts import gguf
 from autoscaler import engines
 from autoscaler.contract import ModelName
 from autoscaler.documents import DocumentError, Documents, load, to_yaml
+from autoscaler.drivers.base import Launcher
 from autoscaler.engines.installed import available
 from autoscaler.model import Model, ModelSpec
 from autoscaler.rules import NAME_CHARS_MAX
-from pilotlight.modelfile import check_file, header
+from autoscaler.settings import Settings
+from autoscaler.sizing import AS_ASKED, Given
+from pilotlight.modelfile import check_file
+from pilotlight.needs import adapter_paths, cache_of, estimate, local_path, pages
 from pilotlight.quiet import say
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -82,62 +86,56 @@ def with_stored_keys(documents: Documents, path: Path) -> Documents:
     return msgspec.structs.replace(documents, tenants=tuple(tenants.values()))
 
 
-def read_documents(path: Path, known: Mapping[ModelName, Model] = NONE_KNOWN) -> Documents:
+def read_documents(
+    path: Path, known: Mapping[ModelName, Model] = NONE_KNOWN, gpus: Callable[[Settings], bool] = lambda _: False
+) -> Documents:
     """Documents of a file (the supervisor writes one), or of a folder, with every Model's memory from its artifact.
 
-    A Model that was `known` before keeps the time at which it was made.
+    A Model that was `known` before keeps the time at which it was made. `gpus`: whether Devices are not the host's
+    memory, with such Settings.
     """
-    documents = load_files(sorted(path.glob("*.yaml")) if path.is_dir() else [path])
+    documents = load_files(sorted(path.glob("*.yaml")) if _is_folder(path) else [path])
     now_unix_s = int(time.time())
-    models = []
+    models, apart = [], gpus(documents.settings)
     for model in documents.models:
         before = known.get(model.name)
         created_unix_s = now_unix_s if before is None else before.created_unix_s
-        models.append(msgspec.structs.replace(completed(model), created_unix_s=created_unix_s))
+        models.append(msgspec.structs.replace(completed(model, gpus=apart), created_unix_s=created_unix_s))
     return msgspec.structs.replace(documents, models=tuple(models))
 
 
-def completed(model: Model) -> Model:
-    """The Model with its memory from the GGUF header, and its adapters' files, where the document states none;
-    unreadable = the whole device.
+def completed(model: Model, *, gpus: bool = False) -> Model:
+    """The Model with its memory from its artifact, and its adapters' files, where the document states none; unreadable
+    = the whole device, and so is an engine that takes a share of it. `gpus`: Devices are not the host's memory.
     """
-    path = local_path(model)
-    if model.memory_bytes or path is None or model.spec.gpu.count == 0:
+    elastic = model.spec.gpu.elastic_percent is not None and model.spec.engine == "llama.cpp"
+    if (model.memory_bytes and not elastic) or model.spec.gpu.count == 0 or pages(model):
         return model
-    if path.suffix != ".gguf" and model.spec.engine != "llama.cpp":
-        return model  # nobody says that it is one
     try:
-        info = header(path)
-        adapters_bytes = sum(file.stat().st_size for file in adapter_paths(model))
-    except (gguf.GgufError, OSError):
+        needed = estimate(model)
+    except (gguf.GgufError, OSError, ValueError):
         return model  # its start fails with the reason, and only this Model's
-    needed = info.memory_bytes(model.spec.context_tokens, model.slots) + adapters_bytes
-    return msgspec.structs.replace(model, memory_bytes=needed)
+    if needed is None:
+        return model
+    total_bytes = needed.total_bytes(gpus=gpus)
+    cache = cache_of(model, needed, gpus=gpus) if elastic else None
+    if model.memory_bytes:
+        return msgspec.structs.replace(model, cache=cache)
+    return msgspec.structs.replace(model, memory_bytes=total_bytes, estimated_bytes=total_bytes, cache=cache)
 
 
-def local_path(model: Model) -> Path | None:
-    """The file behind a `file://` artifact."""
-    artifact = model.spec.artifact
-    return Path(artifact.removeprefix("file://")) if artifact is not None and artifact.startswith("file://") else None
-
-
-def adapter_paths(model: Model) -> list[Path]:
-    """The files or folders of its adapters."""
-    return [Path(adapter.artifact.removeprefix("file://")) for adapter in model.spec.adapters]
-
-
-def launcher(gpus: Callable[[], bool] = lambda: False) -> Callable[[Model, str, int], engines.Launch]:
+def launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
     """How engines are started on this machine; raises engines.EngineError at a start that cannot work. `gpus`: whether
     its Devices are GPUs.
     """
     found = available()
 
-    def launch(model: Model, host: str, port: int) -> engines.Launch:
+    def launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> engines.Launch:
         nonlocal found
         path = local_path(model)
         if path is not None:
             check_file(model, path)
-        missing = next((path for path in adapter_paths(model) if not path.exists()), None)
+        missing = next((path for path in adapter_paths(model) if not os.path.exists(path)), None)  # noqa: PTH110  Path's raises
         if missing is not None and model.spec.engine != "command":
             raise engines.EngineError(f"Model {model.name}: {missing}: there is no such adapter")
         sourced = next((name for name, value in model.spec.env.items() if not isinstance(value, str)), None)
@@ -145,10 +143,10 @@ def launcher(gpus: Callable[[], bool] = lambda: False) -> Callable[[Model, str, 
             raise engines.EngineError(f"Model {model.name}: spec.env.{sourced}.valueFrom: only pods have one")
         weights = None if path is None else str(path)
         try:
-            return engines.launch(model, weights, host, port, found, gpus=gpus())
+            return engines.launch(model, weights, host, port, found, gpus=gpus(), given=given)
         except engines.EngineError:
             found = available()  # it may have been installed since
-            return engines.launch(model, weights, host, port, found, gpus=gpus())
+            return engines.launch(model, weights, host, port, found, gpus=gpus(), given=given)
 
     return launch
 
@@ -182,11 +180,15 @@ def _gguf_files(path: Path) -> list[Path]:
 
     A file of a folder that has no name for a Model is left out, and that is said.
     """
-    if not path.is_dir():
+    if not _is_folder(path):
         if not model_name(path):
             raise click.UsageError(f"{path}: {RENAME}")
         return [path]
-    found = [file for file in sorted(path.glob("*.gguf")) if gguf.is_first_part(file)]
+    try:
+        files = sorted(path.glob("*.gguf"))
+    except OSError as error:
+        raise click.UsageError(f"{path}: {error.strerror}") from None
+    found = [file for file in files if gguf.is_first_part(file)]
     files = [file for file in found if model_name(file)]
     if not files:
         why = "has a usable name: rename them" if found else "in this folder"
@@ -197,6 +199,14 @@ def _gguf_files(path: Path) -> list[Path]:
     return files
 
 
+def _is_folder(path: Path) -> bool:
+    """Raises click.UsageError where nobody can say: it may not be looked at, or its name is too long."""
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise click.UsageError(f"{path}: {error.strerror}") from None
+
+
 def _model_of(file: Path, order: int) -> Model:
     name = ModelName(model_name(file))
     try:
@@ -204,10 +214,9 @@ def _model_of(file: Path, order: int) -> Model:
     except (gguf.GgufError, OSError) as error:
         hint = f"; documents are given with `-c {file}`" if file.suffix in DOCUMENT_SUFFIXES else ""
         raise click.UsageError(f"{error}{hint}") from None
-    tokens = min(info.context_tokens, DEFAULT_CONTEXT_TOKENS)
+    tokens = min(info.shape.context_tokens, DEFAULT_CONTEXT_TOKENS)
     spec = ModelSpec(engine="llama.cpp", artifact=f"file://{file.resolve()}", context_tokens=tokens)
-    slots = engines.default_slots("llama.cpp")
-    return Model(name=name, spec=spec, memory_bytes=info.memory_bytes(tokens, slots), slots=slots, order=order)
+    return completed(Model(name=name, spec=spec, slots=engines.default_slots("llama.cpp"), order=order))
 
 
 def needs_tenant(documents: Documents, *, loopback: bool) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from autoscaler.loop import Loop, Step
 from autoscaler.model import Model
-from autoscaler.world import StartSeen
+from autoscaler.observations import StartSeen
 from pilotlight.news import News
 from pilotlight.quiet import say
 

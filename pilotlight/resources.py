@@ -28,8 +28,8 @@ from autoscaler.foreign.kubeai_system import CHART
 from autoscaler.installation import CUSTOMS, FILES, Installation, Status
 from autoscaler.model import Model
 from autoscaler.names import Origin
+from autoscaler.observations import DocumentsSeen
 from autoscaler.tenant import Tenant
-from autoscaler.world import DocumentsSeen
 from pilotlight.quiet import say
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object
 from autoscaler.drivers.kubernetes.lease import Elector
 from autoscaler.model import Model
 from autoscaler.names import Origin
-from autoscaler.world import ReplicaSeen, Seen
+from autoscaler.observations import ReplicaSeen, Seen
 from pilotlight.cluster import Cluster, ClusterOptions
 from tests.kit.apiserver import Event, bookmark
 from tests.kit.observed import Observed, running

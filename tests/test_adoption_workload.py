@@ -16,8 +16,9 @@ from autoscaler.drivers.kubernetes.adoption.workload import UNORDERED_S, Mode
 from autoscaler.drivers.kubernetes.composite import CompositeDriver
 from autoscaler.fold import fold
 from autoscaler.model import ADOPTED_HASH, Model, ModelSpec
+from autoscaler.observations import DocumentsSeen, ReplicaSeen, Seen, Synced
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import DocumentsSeen, Replica, ReplicaSeen, Seen, Synced, World
+from autoscaler.world import Replica, World
 from tests.kit.workload import Bench, annotated, running
 
 # --- which pod is which Replica ---------------------------------------------------------------------------------------

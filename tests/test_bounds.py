@@ -78,7 +78,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "open files of a gateway": (),
     "memory of a gateway": (),
     "idle client connection": ("gateway.limits.Limits.idle_seconds_max",),
-    "client that does not read": ("gateway.edge.WRITE_BUFFER_BYTES", "gateway.limits.Limits.write_stall_seconds_max"),
+    "client that does not read": ("gateway.outlet.WRITE_BUFFER_BYTES", "gateway.limits.Limits.write_stall_seconds_max"),
     "kept by the kernel for a client that does not read; of an engine's answer that nobody takes": (
         "pilotlight.listen.UNSENT_BYTES",
         "gateway.upstream.RECEIVE_BYTES",
@@ -126,7 +126,39 @@ ROWS: dict[str, tuple[str, ...]] = {
     "starts in one episode": ("autoscaler.model.Start.retries", "autoscaler.model.Start.seconds_max"),
     "starts at once on a Device": (),
     "Replicas asked for in one tick": ("autoscaler.compare.WANTS_MAX",),
+    "moves of Replicas for room in pieces": ("autoscaler.defrag.EVERY_S", "autoscaler.defrag.AGAIN_S"),
+    "search for moves": (
+        "autoscaler.defrag.KINDS_MAX",
+        "autoscaler.defrag.WANTS_MAX",
+        "autoscaler.defrag.PLACES_MAX",
+        "autoscaler.defrag.CANDIDATES_MAX",
+        "autoscaler.defrag.MOVES_MAX",
+        "autoscaler.defrag.PROOFS_MAX",
+    ),
+    "nodes that are cut anew": (
+        "autoscaler.cutting.EVERY_S",
+        "autoscaler.cutting.NODE_EVERY_S",
+        "autoscaler.cutting.NODES_MAX",
+        "autoscaler.cutting.WANTS_MAX",
+        "autoscaler.cuts.CUT_S_MAX",
+        "autoscaler.cuts.TRIES_MAX",
+    ),
+    "our configurations in mig-manager's ConfigMap": ("autoscaler.drivers.kubernetes.cutting.KEPT_MAX",),
+    "sets of Tenants for which it is kept where no stranger is": ("autoscaler.trust.TRUSTS_MAX",),
     "observations that wait for a step": ("autoscaler.inbox.INBOX_MAX",),
+    "what is learnt from": (
+        "autoscaler.outlook.KINDS_MAX",
+        "autoscaler.lessons.ALIKE_MAX",
+        "autoscaler.lessons.LANES_MAX",
+        "autoscaler.learning.WEIGHTS_MAX",
+    ),
+    "learning": (
+        "pilotlight.learner_process.CPU_S_MAX",
+        "pilotlight.tutor.LEARNS_S_MAX",
+        "pilotlight.learner_process.MEMORY_BYTES_MAX",
+        "autoscaler.lessons.AGAIN_S",
+        "autoscaler.lessons.FAILED_S",
+    ),
     "plans in one step": ("autoscaler.loop.ROUNDS_MAX",),
     "probes": ("autoscaler.drivers.probes.PROBES_PER_S_MAX", "autoscaler.drivers.probes.PROBE_SECONDS_MAX"),
     "SIGTERM to SIGKILL": ("autoscaler.compare.STOP_GRACE_S", "pilotlight.autoscaler_process.ENGINE_GRACE_S"),
@@ -138,7 +170,47 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.drivers.logs.FILES_MAX",
     ),
     "Call events on disk": ("pilotlight.eventfile.BYTES_MAX",),
+    "a registry: manifest; answer of a realm; error": (
+        "artifacts.manifest.MANIFEST_BYTES_MAX",
+        "artifacts.tokens.TOKEN_BYTES_MAX",
+        "artifacts.client.ERROR_BYTES_MAX",
+    ),
+    "a registry: tries in a row; waits of one request, Retry-After included; redirects": (
+        "artifacts.retrying.TRIES_MAX",
+        "artifacts.retrying.WAIT_S_MAX",
+        "artifacts.retrying.RETRY_AFTER_S_MAX",
+        "artifacts.origin.REDIRECTS_MAX",
+    ),
+    "a registry: connect, head, between two reads; a blob's pace": (),
+    "a registry: tags, referrers, pages of either": (
+        "artifacts.registry.TAGS_MAX",
+        "artifacts.referrers.REFERRERS_MAX",
+        "artifacts.registry.PAGES_MAX",
+    ),
+    "a credential program": ("artifacts.credentials.PROGRAM_S_MAX", "artifacts.credentials.PROGRAM_BYTES_MAX"),
     "GGUF header": ("artifacts.gguf.HEADER_BYTES_MAX", "artifacts.gguf.KEYS_MAX", "artifacts.gguf.TENSORS_MAX"),
+    "manifest of an artifact; its config; its layers; entries of an index; indexes in indexes": (
+        "artifacts.manifest.MANIFEST_BYTES_MAX",
+        "artifacts.manifest.CONFIG_BYTES_MAX",
+        "artifacts.manifest.LAYERS_MAX",
+        "artifacts.manifest.ENTRIES_MAX",
+        "artifacts.platforms.INDEX_DEPTH_MAX",
+    ),
+    "one layer of an artifact; all together": (
+        "artifacts.descriptors.BLOB_BYTES_MAX",
+        "artifacts.contents.BYTES_MAX",
+    ),
+    "JSON from a registry": (
+        "artifacts.strict_json.DEPTH_MAX",
+        "artifacts.strict_json.PARTS_MAX",
+        "artifacts.descriptors.ANNOTATIONS_MAX",
+    ),
+    "path of a file in an artifact": (
+        "artifacts.paths.PATH_BYTES_MAX",
+        "artifacts.paths.PARTS_MAX",
+        "artifacts.paths.NAME_BYTES_MAX",
+    ),
+    "reference to an artifact": ("artifacts.reference.TEXT_CHARS_MAX", "artifacts.reference.NAME_CHARS_MAX"),
     "documents": ("autoscaler.strict_yaml.TEXT_CHARS_MAX",),
     "a file of certificates; of tokens": (
         "pilotlight.certificates.TOKEN_FILE_BYTES_MAX",
@@ -190,7 +262,8 @@ def spellings(path: str, value: float) -> set[str]:
     """How a page may say it: `64 KiB`, `15 s`, `1,000`, `16 million`."""
     number = int(value)
     if "BYTES" in path.upper():
-        return {f"{number >> shift} {unit}" for shift, unit in ((0, "B"), (10, "KiB"), (20, "MiB")) if number >> shift}
+        units = ((0, "B"), (10, "KiB"), (20, "MiB"), (40, "TiB"))
+        return {f"{number >> shift} {unit}" for shift, unit in units if number >> shift}
     if re.search(r"_S\b|_S_|SECONDS|SWEEPS", path.upper()):  # upstreams are swept once a second
         return {f"{value:g} s", f"{value:g} to ", f"{value:g} a second"}
     millions = {f"{number / 1e6:g} million", f"{number >> 20} million", "a million"} if number >= 1_000_000 else set()

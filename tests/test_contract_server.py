@@ -19,8 +19,9 @@ from pytest_aiohttp import AiohttpClient
 from autoscaler import serve
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta
 from autoscaler.model import Model
+from autoscaler.observations import DocumentsSeen, GatewayGone
 from autoscaler.serve import ContractServer, Feed
-from autoscaler.world import DocumentsSeen, GatewayGone, World
+from autoscaler.world import World
 from tests.kit.steps import SteppedLoop
 from tests.kit.waiting import until
 from tests.kit.worlds import device, gateway, level, model, replica, world

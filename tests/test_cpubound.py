@@ -7,7 +7,8 @@ import asyncio
 from autoscaler.contract import ModelName
 from autoscaler.engines import LLAMA_CPP
 from autoscaler.model import Gpu, Model, ModelSpec
-from autoscaler.world import DocumentsSeen, Synced, World
+from autoscaler.observations import DocumentsSeen, Synced
+from autoscaler.world import World
 from pilotlight.cpubound import NAMED_MAX, NO_GPU, CpuBound
 from tests.kit.steps import SteppedLoop
 from tests.kit.waiting import until

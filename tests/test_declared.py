@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 from msgspec.structs import replace
@@ -14,12 +14,13 @@ from autoscaler.drivers.kubernetes.api import Api, Object
 from autoscaler.drivers.kubernetes.declared import Quota
 from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
 from autoscaler.model import Model
+from autoscaler.observations import DocumentsSeen
 from autoscaler.plan import plan
 from autoscaler.podspec import Pod
 from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, Settings
+from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, PriorityClass, Settings
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import DocumentsSeen, Replica, SliceId, World
+from autoscaler.world import Replica, SliceId, World
 from tests.kit.apiserver import Server
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import GI, T0, gateway, kinds, level, model, replica, world
@@ -151,3 +152,27 @@ async def test_slices_are_told_when_a_quota_or_the_settings_change() -> None:
     assert list(stepped.loop.world.slices) == ["quota[]/gpu0"]
     stepped.step(DocumentsSeen(settings=Settings(nodes=(A100,))))
     assert list(stepped.step().slices) == ["nodes[0]/gpu0"], "the quota allows one of two"
+
+
+@pytest.mark.parametrize("kind", ["mig", "dra"])
+def test_parts_that_only_nodes_tell_are_closed_and_the_reason_says_what_to_do(
+    kind: Literal["mig", "dra"],
+) -> None:
+    told = declared.slices((replace(A100, slicing=NodeSlicing(kind)),), (), {})
+    assert {one.closed for one in told} == {declared.UNTOLD.format(kind=kind)}
+
+
+def test_cards_of_hami_are_shared_by_memory_and_none_is_asked_for_by_its_name() -> None:
+    kinds = (replace(A100, slicing=NodeSlicing("hami"), device=replace(A100.device, count=2)),)
+    told = declared.slices(kinds, (), {})
+    assert [(one.shared, one.closed, one.holders_max, one.kind) for one in told] == [(True, "", 10, "hami")] * 2
+    assert {one.memory_bytes for one in told} == {A100.device.memory_bytes}
+    ranked = Settings(priority_classes=(PriorityClass(0, "usual", hami_priority=1),)).priority_class(5)
+    asks = declared.fields(kinds, replica(model("a", 8), "r", [told[0].id]), ranked)
+    assert asks is not None
+    assert asks.limits == {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "8192", "nvidia.com/priority": "1"}
+    assert (asks.scheduler, sorted(asks.annotations)) == (
+        "hami-scheduler", ["hami.io/gpu-scheduler-policy", "hami.io/node-scheduler-policy"],
+    )  # fmt: skip
+    quota = Quota("q", hard=1, used=0)
+    assert len(declared.slices(kinds, (quota,), {})) == 1, "no more cards than pods may ask for"

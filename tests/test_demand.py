@@ -52,6 +52,13 @@ def test_a_spike_of_one_tick_starts_no_second_replica_but_a_lasting_one_does() -
     assert ask(a, now_s=T0 + 1.5, **spike).count == 3
 
 
+def test_a_replica_counts_with_the_slots_that_it_was_granted() -> None:
+    a = model("a", slots=4, high=2)
+    calls = [gateway(levels=[level("a", 1, 3, wait_s=60)])]
+    assert ask(a, replicas=[replica(a, "r1")], gateways=calls).count == 1
+    assert ask(a, replicas=[replica(a, "r1", slots=3)], gateways=calls).count == 2
+
+
 def test_supply_that_is_starting_counts() -> None:
     a = model("a", slots=4, high=4)
     supply = [replica(a, "r1"), replica(a, "r2", state=S.STARTING)]

@@ -7,10 +7,11 @@ import pytest
 from autoscaler.drivers import devices
 from autoscaler.drivers.devices import Devices, host_bytes
 from autoscaler.drivers.processes import MARK
+from autoscaler.lanes import Isolation
 from autoscaler.quantity import Bytes
 from autoscaler.rules import SET_BY_DRIVER
 from autoscaler.settings import DeclaredDevice
-from autoscaler.world import Isolation, SliceId
+from autoscaler.world import SliceId
 from tests.kit.fakenvml import FakeNvml
 
 A, B = SliceId("GPU-a"), SliceId("GPU-b")
@@ -20,6 +21,7 @@ async def test_declared_devices_are_believed_and_nvml_is_not_asked() -> None:
     nvml = FakeNvml()
     inventory = Devices((DeclaredDevice(name="gpu0", memory_bytes=Bytes(80 << 30), model="H100"),), lambda: nvml)
     (only,) = await inventory.open()
+    assert not inventory.host
     assert (only.id, only.device, only.node, only.memory_bytes, only.product) == (
         "gpu0",
         "gpu0",

@@ -132,13 +132,21 @@ def test_labelled_whole_gpus_are_all_fine() -> None:
 
 def test_labels_taints_sharing_and_mps_are_each_one_line_with_a_fix() -> None:
     shared = node("n2", 4, taints=("dedicated", "node.kubernetes.io/unschedulable"), gpu_replicas="4", **TOLD)
-    by_mps = node("n3", 10, gpu_sharing_strategy="mps", **TOLD)
+    by_mps = node("n3", 10, gpu_sharing_strategy="mps", gpu_replicas="10", **TOLD)
     found = {one.check: one for one in checks_nodes.judge([node("n1"), shared, by_mps], dra=False)}
     assert found["GPU labels"].says.startswith("no nvidia.com/gpu.product and nvidia.com/gpu.memory on n1")
     assert found["taints"].says == "dedicated:NoSchedule on n2 is not tolerated by engine pods"
     assert "{key: dedicated, operator: Exists}" in found["taints"].fix
     assert found["sharing"].says == "mps on 1 node, time-slicing on 1 node, whole on 1 node"
     assert found["MPS daemon"].says.endswith("on n3")
+
+
+def test_nodes_whose_labels_do_not_tell_how_gpus_are_shared_are_named() -> None:
+    hidden = node("n2", 4, gpu_count="1", **TOLD)
+    found = {one.check: one for one in checks_nodes.judge([node("n1", **TOLD), hidden], dra=False)}
+    assert found["sharing"].grade == "warning"
+    assert found["sharing"].says.endswith("on 1 node: labels do not tell how n2 shares GPUs")
+    assert "Settings `nodes`, by `slicing`" in found["sharing"].fix
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -228,5 +236,5 @@ def test_with_scope_namespace_no_right_is_needed_in_the_whole_cluster() -> None:
 
 
 def test_no_right_stands_in_the_list_twice() -> None:
-    named = [(one.group, one.resource, verb, one.where) for one in rights("cluster") for verb in one.verbs]
+    named = [(one.group, one.resource, verb, one.where, one.name) for one in rights("cluster") for verb in one.verbs]
     assert len(named) == len(set(named))

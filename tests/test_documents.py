@@ -15,6 +15,7 @@ from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.model import EngineTls
 from autoscaler.not_yet import KEYS
 from autoscaler.podspec import API_VERSION
+from autoscaler.rules import PRODUCT_WANTED
 from autoscaler.settings import Tls
 from autoscaler.strict_yaml import YamlError, read
 
@@ -82,6 +83,8 @@ def test_the_example_loads() -> None:
         ("gpu: 3", "spec.gpu: expected keys with values"),
         ("priority: 2000000000", "spec.priority: expected a whole number, at least -1000000000 and at most 1000000000"),
         ("gpu: {count: 65}", "spec.gpu.count: expected a whole number, at least 0 and at most 64"),
+        ("gpu: {models: ['*h100*', '']}", f"spec.gpu.models[1]: {PRODUCT_WANTED}"),
+        ("gpu: {models: [' ']}", f"spec.gpu.models[0]: {PRODUCT_WANTED}"),
         ("gpu: {isolation: good}", "spec.gpu.isolation: expected one of any, hardware, memory"),
         ("stallSecondsMax: 5s", "spec.stallSecondsMax: expected a number of seconds, at least 0 and at most 31536000"),
         ("drainSecondsMax: -1", "spec.drainSecondsMax: expected a number of seconds, at least 0 and at most 31536000"),
@@ -328,7 +331,12 @@ text_values = st.text(st.characters(exclude_categories=["Cs"], exclude_character
 names = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._:/-]{0,8}[A-Za-z0-9])?", fullmatch=True)
 seconds = st.floats(0, 31_536_000)
 gpus = st.fixed_dictionaries(
-    {}, optional={"count": st.integers(0, 64), "memory": st.integers(0, 1 << 50), "models": st.lists(text_values)}
+    {},
+    optional={
+        "count": st.integers(0, 64),
+        "memory": st.integers(0, 1 << 50),
+        "models": st.lists(text_values.filter(str.strip)),
+    },
 )
 sizes = st.sampled_from(["1Mi", "7M", 5])
 queues = st.fixed_dictionaries({}, optional={"bytesMax": sizes, "waitSecondsMax": seconds})
@@ -361,6 +369,10 @@ def test_what_is_written_loads_as_the_same_documents(specs: dict[str, object], n
     assert load([("again", to_yaml(loaded))]) == loaded
 
 
+def test_numbers_are_read_as_json_writes_them_and_what_is_no_number_stays_text() -> None:
+    assert read("[1e-05, -2.5E+3, 1e3, 12e4567, 1e-, 01e-5]") == [[1e-05, -2500.0, "1e3", "12e4567", "1e-", "01e-5"]]
+
+
 NODES = """
 nodes:
 - selector: {node.kubernetes.io/instance-type: g4dn.xlarge}
@@ -376,25 +388,3 @@ def test_nodes_of_the_settings() -> None:
         {"node.kubernetes.io/instance-type": "g4dn.xlarge"}, "T4", 1,
     )  # fmt: skip
     assert (second.selector, second.device.memory_bytes, second.device.count) == ({}, 80 << 30, 8)
-
-
-@pytest.mark.parametrize(
-    ("entry", "line"),
-    [
-        ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: mps}}",
-         "nodes[0].slicing: is not in force yet in this version"),
-        ("{selector: {}, device: {model: T4, memory: 1Gi}, devicesMax: 8}",
-         "nodes[0].devicesMax: is not in force yet in this version"),
-        ("{device: {model: T4, memory: 1Gi}}", "nodes[0].selector: missing; expected keys with values"),
-        ("{selector: {}}", "nodes[0].device: missing; expected keys with values"),
-        ("{selector: {a b: c}, device: {model: T4, memory: 1Gi}}",
-         "nodes[0].selector.a b: expected a label of Kubernetes: at most 63 of A-Za-z0-9._-"),
-        ("{selector: {}, device: {model: '', memory: 1Gi}}",
-         "nodes[0].device.model: expected the name of a product, such as T4"),
-        ("{selector: {}, device: {model: T4, memory: 0}}", "nodes[0].device.memory: expected more than nothing"),
-        ("{selector: {}, device: {model: T4, memory: 1Gi, count: 0}}",
-         "nodes[0].device.count: expected a whole number, at least 1 and at most 64"),
-    ],
-)  # fmt: skip
-def test_nodes_of_the_settings_that_are_wrong(entry: str, line: str) -> None:
-    assert wrong(f"{HEAD}Settings\nnodes: [{entry}]") == f"a.yaml: Settings: {line}"

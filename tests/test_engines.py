@@ -13,6 +13,7 @@ from autoscaler.engines.installed import computes_on_cpu_only
 from autoscaler.engines.launching import LAUNCHER
 from autoscaler.engines.xllamacpp_server import parse
 from autoscaler.model import EngineName, EngineTls, Gpu, Model, ModelSpec
+from autoscaler.sizing import Given
 
 
 def model(engine: EngineName, *, memory_bytes: int = 0, **spec: object) -> Model:
@@ -30,7 +31,9 @@ def test_llama_cpp_prefers_the_wheel() -> None:
     got = start(model("llama.cpp", context_tokens=512, args=("--threads=1",)), "llama-server", "xllamacpp")
     ours = f"/bin/xllamacpp -I -u {LAUNCHER} --model /w/m.gguf --host 127.0.0.1 --port 9000 --slots 8 --alias m"
     assert got == Launch(
-        argv=(*ours.split(), "--context-tokens", "512", "--threads=1"), env={}, readiness_path="/health"
+        argv=(*ours.split(), "--ctx-checkpoints", "3", "--context-tokens", "512", "--threads=1"),
+        env={},
+        readiness_path="/health",
     )
 
 
@@ -103,6 +106,16 @@ def test_our_launcher_speaks_no_tls_and_says_so_before_the_start() -> None:
     ):
         start(spoken, "xllamacpp", "llama-server")
     assert start(spoken, "llama-server").argv[0] == "/bin/llama-server"
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"), [("vllm", "--gpu-memory-utilization"), ("sglang", "--mem-fraction-static")]
+)
+def test_an_engine_that_would_take_all_of_a_device_is_told_its_part(engine: EngineName, flag: str) -> None:
+    of, there = model(engine, args=("--last",)), {str(engine): "/bin/it"}
+    told = launch(of, None, "h", 1, there, gpus=True, given=Given(memory_fraction=0.333)).argv
+    assert told[-3:] == (flag, "0.333", "--last"), "what the Model says comes last, and wins"
+    assert flag not in launch(of, None, "h", 1, there, gpus=True).argv
 
 
 def test_vllm_serves_a_folder_or_a_revision_of_the_hub() -> None:

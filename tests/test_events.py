@@ -13,8 +13,9 @@ from autoscaler.drivers.kubernetes import happenings
 from autoscaler.drivers.kubernetes.happenings import MINUTE_MAX, PENDING_MAX, Book, Happening, Regarding
 from autoscaler.fold import Observation
 from autoscaler.model import Adopted
+from autoscaler.observations import Seen
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import Seen, World
+from autoscaler.world import World
 from tests.kit.folding import DOC, M, R, after, pending, seen
 from tests.kit.worlds import T0, device, model, replica, world
 

@@ -9,12 +9,16 @@ from autoscaler.actions import Plan, Unmet
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.explain import Explanation, explain_model, last, model_state, status
 from autoscaler.fold import fold
+from autoscaler.indices import rebuild
+from autoscaler.lessons import begin
 from autoscaler.log import Log
 from autoscaler.model import ADOPTED_HASH, Adopted
+from autoscaler.observations import Tick, Transition
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
 from autoscaler.words import counted, seconds, size, tenants
-from autoscaler.world import Drain, History, Tick, Transition, World
+from autoscaler.world import Drain, History, World
+from tests.kit.taught import cluster, exercise_of, lesson
 from tests.kit.worlds import T0, device, drain, gateway, level, model, replica, use, world
 
 A, B = model("a", 20), model("b", 20)
@@ -36,6 +40,23 @@ def test_it_says_who_holds_the_slice_and_until_when() -> None:
         f"gpu0: {held}.",
     )
     assert [candidate.slice for candidate in told.candidates] == ["gpu0"]
+
+
+def test_it_says_by_what_a_place_is_chosen_once_that_is_learnt_and_while_one_is_needed() -> None:
+    at, calls = cluster(), [gateway(levels=[level("b", 1)])]
+    known = exercise_of(at)
+    chosen = "Among places of one price and size the choice is by what was learnt from 2 kinds, 3 nodes, seed 7."
+    waits = world(at.models.values(), at.slices.values(), gateways=calls, lesson=lesson(replace(known, seed=7), 1))
+    assert chosen in tell(waits).sentences
+    starts = replica(at.models[B.name], "r", ["g0"], S.STARTING)
+    assert chosen in tell(rebuild(replace(waits, replicas={starts.id: starts}), T0)).sentences
+    runs = replica(at.models[B.name], "r", ["g0"])
+    for other in (
+        replace(waits, lesson=None),
+        replace(waits, lesson=begin(known)),
+        replace(waits, replicas={runs.id: runs}),
+    ):
+        assert not any("learnt" in sentence for sentence in tell(rebuild(other, T0)).sentences)
 
 
 def test_it_says_why_a_replica_runs_and_how_long_starts_take() -> None:

@@ -11,6 +11,7 @@ from autoscaler.outlook import outlook
 from autoscaler.packer import pack
 from autoscaler.packing import Force
 from autoscaler.shelves import shelves, want_of
+from autoscaler.yard import Yard
 from tests.kit.worlds import T0, device, model, replica, world
 
 TWO = Gpu(count=2)
@@ -76,7 +77,7 @@ def test_it_is_what_the_packer_says_of_empty_devices(one: Model, fields: list[tu
     there = [device(f"gpu{n}", gi, node, product=what, shared=many) for n, (gi, node, what, many) in enumerate(fields)]
     made = world([one], there)
     want = want_of(one, 0, T0, Force.BUSY, "")
-    packed = pack([want], shelves(made, T0), made.copies, outlook(made, T0), T0)
+    packed = pack([want], Yard(shelves(made, T0)), made.copies, outlook(made), T0)
     never = [missing.reason for missing in packed.unmet if missing.never]
     assert Fitting(made).never(one) == "".join(never)
     assert bool(never) is not bool(packed.placements)

@@ -9,19 +9,18 @@ from autoscaler.actions import Acted, Action, DrainReplica, FailReplica, ReviveR
 from autoscaler.contract import ReplicaId
 from autoscaler.fold import Observation, fold
 from autoscaler.histories import limit_s
-from autoscaler.states import IllegalIntentError
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import (
+from autoscaler.observations import (
     DocumentsSeen,
     GatewaySeen,
-    History,
     HistorySeen,
     Seen,
     SlicesSeen,
     Synced,
     Tick,
-    World,
 )
+from autoscaler.states import IllegalIntentError
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import History, World
 from tests.kit.folding import DOC, G1, M, R, after, moved, pending, reported, seen, total
 from tests.kit.worlds import T0, device, level, replica, world
 

@@ -11,20 +11,19 @@ from autoscaler.actions import Acted, Action, DrainReplica, FailReplica, ReviveR
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, TenantName, Total
 from autoscaler.fold import Observation, fold
 from autoscaler.indices import rebuild
-from autoscaler.ordered import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeReported, Place
-from autoscaler.states import IllegalIntentError
-from autoscaler.world import (
+from autoscaler.observations import (
     DocumentsSeen,
     GatewayGone,
     GatewaySeen,
     ReplicaSeen,
     Reported,
     Seen,
-    Slice,
     Synced,
     Tick,
-    World,
 )
+from autoscaler.ordered import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeReported, Place
+from autoscaler.states import IllegalIntentError
+from autoscaler.world import Slice, World
 from tests.kit.folding import DOC, G1, pending, reported, seen
 from tests.kit.worlds import T0, level, model
 

@@ -12,14 +12,9 @@ from autoscaler.draft import with_grant
 from autoscaler.drain import next_change_s
 from autoscaler.fold import fold
 from autoscaler.fold_reports import acknowledged
+from autoscaler.observations import DocumentsSeen, GatewayGone, GatewaySeen, Tick
 from autoscaler.tenant import Tenant, TenantSpec
-from autoscaler.world import (
-    DocumentsSeen,
-    GatewayGone,
-    GatewaySeen,
-    Grant,
-    Tick,
-)
+from autoscaler.world import Grant
 from tests.kit.folding import DOC, G1, M, R, after, reported, total
 from tests.kit.worlds import T0, device, level, replica, world
 

@@ -86,6 +86,18 @@ def test_a_file_that_is_no_model_is_named(folder: Path, name: str, content: byte
     assert said in wrong(folder, folder / name)
 
 
+def test_a_path_that_cannot_be_looked_at_is_named_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = folder / ("a" * 300 + ".gguf")
+    assert wrong(folder, long) == f"{long}: File name too long"
+    assert "File name too long" in wrong(folder, configs=(folder / ("a" * 300 + ".yaml"),))
+
+    def refused(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    assert wrong(folder, folder / "x.gguf") == f"{folder}/x.gguf: Permission denied"
+
+
 def test_two_files_of_one_name_are_refused_naming_both(folder: Path) -> None:
     ada, other = folder / "models" / "ada.gguf", folder / "other" / "ada.gguf"
     other.parent.mkdir()
@@ -193,6 +205,9 @@ def test_adapters_count_into_the_memory_and_a_missing_one_is_said_before_the_sta
         return read_documents(path).models[0].memory_bytes
 
     assert memory_bytes(files[1]) == memory_bytes() + files[1].stat().st_size
+    assert memory_bytes(files[1], folder / ("a" * 300)) == 0, "a name that no disk takes"
+    with pytest.raises(EngineError, match=r"^Model ada: .*aaa: there is no such adapter$"):
+        launcher()(read_documents(folder / "d.yaml").models[0], "127.0.0.1", 1)
     assert memory_bytes(*files[1:]) == 0
     with pytest.raises(EngineError, match=r"^Model ada: .*/gone\.gguf: there is no such adapter$"):
         launcher()(read_documents(folder / "d.yaml").models[0], "127.0.0.1", 1)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts import gguf
+from artifacts.caches import Layer, Shape
 from loadtest import tinygguf
 
 
@@ -51,47 +52,46 @@ def wrong(path: Path, content: bytes) -> str:
 
 def test_a_header_says_name_context_and_attention(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf", tokens=5)
+    layer = Layer(key_elements=32, value_elements=32)
     assert gguf.read(path) == gguf.GgufInfo(
         name="A name",
         architecture="llama",
-        context_tokens=2048,
-        weights_bytes=path.stat().st_size,
-        heads_kv=(2, 2),
-        key_length=16,
-        value_length=16,
-        vocabulary=5,
+        shape=Shape(
+            weights_bytes=path.stat().st_size,
+            layers=(layer, layer),
+            context_tokens=2048,
+            vocabulary=5,
+            width=64,
+            inner=256,
+            heads=4,
+        ),
     )
 
 
 def test_heads_may_differ_per_block_and_key_length_may_come_last(tmp_path: Path) -> None:
     info = gguf.read(write(tmp_path / "a.gguf", heads_kv=[1, 3], key_length=32))
-    assert (info.heads_kv, info.key_length, info.value_length) == ((1, 3), 32, 16)
+    assert [(one.key_elements, one.value_elements) for one in info.shape.layers] == [(32, 16), (96, 48)]
 
 
-def test_memory_is_weights_cache_logits_and_overhead() -> None:
-    info = gguf.GgufInfo(
-        name="x", architecture="llama", context_tokens=4096, weights_bytes=1000, heads_kv=(8,) * 32,
-        key_length=128, value_length=128, vocabulary=10,
-    )  # fmt: skip
-    fixed = 1000 + 512 * 10 * 4 + (256 << 20)
-    per_token = 32 * 8 * (128 + 128) * 2
-    assert per_token == 128 << 10, "what an 8B model with grouped heads is known to need"
-    assert info.memory_bytes(100, 4) == fixed + 400 * per_token
-    assert info.memory_bytes(None, 4) == fixed + 4096 * per_token
+def test_a_path_that_cannot_be_opened_is_said_in_one_line(tmp_path: Path) -> None:
+    for name, why in (("a" * 300, "File name too long"), ("a\0b", "embedded null byte")):
+        with pytest.raises(gguf.GgufError, match=why) as caught:
+            gguf.read(f"{tmp_path}/{name}")
+        assert "\n" not in str(caught.value)
 
 
 def test_a_large_vocabulary_is_skipped_and_counted(tmp_path: Path) -> None:
     """Also across the chunks in which the file is read."""
     path = write(tmp_path / "a.gguf", tokens=200_000)
     assert path.stat().st_size > 3 * gguf.CHUNK_BYTES
-    assert gguf.read(path).vocabulary == 200_000
+    assert gguf.read(path).shape.vocabulary == 200_000
 
 
 def test_parts_of_a_split_model_are_joined(tmp_path: Path) -> None:
     first = write(tmp_path / "big-00001-of-00003.gguf")
     for part in (2, 3):
         (tmp_path / f"big-{part:05}-of-00003.gguf").write_bytes(bytes(1000))
-    assert gguf.read(first).weights_bytes == first.stat().st_size + 2000
+    assert gguf.read(first).shape.weights_bytes == first.stat().st_size + 2000
     assert gguf.stem(first) == "big"
     assert [gguf.is_first_part(path) for path in sorted(tmp_path.iterdir())] == [True, False, False]
 
@@ -169,7 +169,7 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(
         content[at] = value
     path.write_bytes(content)
     with contextlib.suppress(gguf.GgufError):  # any other error fails
-        assert gguf.read(path).weights_bytes == len(content)
+        assert gguf.read(path).shape.weights_bytes == len(content)
 
 
 def test_the_tiny_model_reads_as_the_reference_package_reads_it(tmp_path: Path) -> None:
@@ -177,8 +177,8 @@ def test_the_tiny_model_reads_as_the_reference_package_reads_it(tmp_path: Path) 
     tinygguf.make(path, "Hello, I am Ada.", context_tokens=1024)
     fields = reference.GGUFReader(path).fields
     info = gguf.read(path)
-    assert (info.name, info.architecture, info.context_tokens) == ("ada", "llama", 1024)
-    assert info.vocabulary == len(fields["tokenizer.ggml.tokens"].data)
+    assert (info.name, info.architecture, info.shape.context_tokens) == ("ada", "llama", 1024)
+    assert info.shape.vocabulary == len(fields["tokenizer.ggml.tokens"].data)
     assert fields["llama.context_length"].contents() == 1024
 
 

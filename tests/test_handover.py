@@ -12,10 +12,10 @@ import pytest
 from autoscaler import serve, shares
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, ReplicaUse, Report, RoutesDelta
 from autoscaler.fold import Observation, fold
+from autoscaler.observations import FollowingSeen, LeadingSeen, Reported, Seen, SlicesSeen, Synced
 from autoscaler.plan import plan
 from autoscaler.serve import Feed, take_report
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import FollowingSeen, LeadingSeen, Reported, Seen, SlicesSeen, Synced
 from gateway.finding import Finding
 from gateway.sync import Link, Sync
 from tests.kit.observed import seen_of

@@ -19,8 +19,8 @@ from autoscaler.drivers.kubernetes.lease import Elector
 from autoscaler.drivers.kubernetes.watching import Watched
 from autoscaler.installation import CUSTOMS, Installation
 from autoscaler.model import Model, ModelSpec
+from autoscaler.observations import DocumentsSeen
 from autoscaler.tenant import Key, Tenant, TenantSpec
-from autoscaler.world import DocumentsSeen
 from pilotlight import resources
 from pilotlight.cluster import Cluster, ClusterOptions
 from tests.kit.apiserver import Server

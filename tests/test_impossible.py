@@ -9,10 +9,11 @@ from autoscaler.contract import GatewayId, ModelName
 from autoscaler.fold import fold
 from autoscaler.histories import EPISODE_AFTER_S
 from autoscaler.indices import rebuild
+from autoscaler.observations import DocumentsSeen, StartSeen, Tick
 from autoscaler.plan import plan
 from autoscaler.publish import model_route
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import DocumentsSeen, Gateway, History, StartSeen, Tick, World
+from autoscaler.world import Gateway, History, World
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, Scene, device, drain, folded, gateway, kinds, level, model, replica, world
 

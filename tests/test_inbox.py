@@ -10,7 +10,7 @@ from autoscaler import inbox
 from autoscaler.contract import ModelName, TenantName, Total
 from autoscaler.fold import Observation, fold
 from autoscaler.inbox import INBOX_MAX, Inbox, merged
-from autoscaler.world import Reported, Seen, Tick
+from autoscaler.observations import Reported, Seen, Tick
 from tests.kit.folding import DOC, reported, seen, total
 from tests.kit.worlds import T0, level, use, world
 

@@ -8,8 +8,8 @@ from autoscaler.contract import ModelName
 from autoscaler.installation import CUSTOMS, FILES, Installation, Status
 from autoscaler.model import Model, ModelSpec
 from autoscaler.names import Origin
+from autoscaler.observations import DocumentsSeen
 from autoscaler.settings import Settings
-from autoscaler.world import DocumentsSeen
 
 X, Y = Origin(CUSTOMS, "a", "x"), Origin(CUSTOMS, "b", "x")
 

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from autoscaler.actions import StartReplica
+from autoscaler.documents import DocumentError, load
 from autoscaler.drivers.kubernetes import nodes
 from autoscaler.explain import explain_model
 from autoscaler.fitting import misfits
 from autoscaler.log import Log
 from autoscaler.model import Model
 from autoscaler.plan import plan
-from autoscaler.podspec import Pod
+from autoscaler.podspec import API_VERSION, Pod
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, Settings
 from autoscaler.world import Slice, World
@@ -52,6 +53,58 @@ def test_what_labels_do_not_tell_the_first_match_in_the_settings_does(node: Any,
 def test_of_what_nobody_tells_there_is_little() -> None:
     (there,) = nodes.slices([nodes.read(gpu_node(type="x"))], DECLARED[:1])
     assert (there.product, there.memory_bytes) == ("", 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: mps}}",
+         "nodes[0].slicing.replicas: missing; kind mps needs how many times each device is offered"),
+        ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: whole, replicas: 2}}",
+         "nodes[0].slicing.replicas: a whole device has none: leave it out, or say kind timeslice or mps"),
+        ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: mig, replicas: 7}}",
+         "nodes[0].slicing.replicas: nodes tell the parts of kind mig: leave it out, or say kind timeslice or mps"),
+        ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: kai, replicas: 7}}",
+         "nodes[0].slicing.replicas: KAI shares a device by memory: leave it out, or say kind timeslice or mps"),
+        ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: whole, cut: true}}",
+         "nodes[0].slicing.cut: only devices of kind mig or dra can be cut: leave it out, or say one of them"),
+        ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: dra, overcommit: false}}",
+         "nodes[0].slicing.overcommit: only devices of kind hami or volcano are overcommitted: leave it out"),
+        ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: timeslice, replicas: 1}}",
+         "nodes[0].slicing.replicas: expected a whole number, at least 2 and at most 1000"),
+        ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: sliced, replicas: 2}}",
+         "nodes[0].slicing.kind: expected one of dra, hami, kai, mig, mps, timeslice, volcano, whole"),
+        ("{selector: {}, device: {model: T4, memory: 1Gi}, devicesMax: 8}",
+         "nodes[0].devicesMax: is not in force yet in this version"),
+        ("{device: {model: T4, memory: 1Gi}}", "nodes[0].selector: missing; expected keys with values"),
+        ("{selector: {}}", "nodes[0].device: missing; expected keys with values"),
+        ("{selector: {a b: c}, device: {model: T4, memory: 1Gi}}",
+         "nodes[0].selector.a b: expected a label of Kubernetes: at most 63 of A-Za-z0-9._-"),
+        ("{selector: {}, device: {model: '', memory: 1Gi}}",
+         "nodes[0].device.model: expected the name of a product, such as T4"),
+        ("{selector: {}, device: {model: T4, memory: 0}}", "nodes[0].device.memory: expected more than nothing"),
+        ("{selector: {}, device: {model: T4, memory: 1Gi, count: 0}}",
+         "nodes[0].device.count: expected a whole number, at least 1 and at most 64"),
+    ],
+)  # fmt: skip
+def test_nodes_of_the_settings_that_are_wrong(entry: str, line: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        load([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nnodes: [{entry}]")])
+    assert str(caught.value) == f"a.yaml: Settings: {line}"
+
+
+@pytest.mark.parametrize(
+    ("cutting", "line"),
+    [
+        ("{configMap: default-mig-parted-config}",
+         "cutting.configMap: the GPU operator writes this one itself: name one of your own"),
+        ("{namespace: A}", "cutting.namespace: expected the name of an object: lower-case letters, digits, - and ."),
+    ],
+)  # fmt: skip
+def test_a_configmap_that_is_not_ours_to_write_is_refused(cutting: str, line: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        load([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\ncutting: {cutting}")])
+    assert str(caught.value) == f"a.yaml: Settings: {line}"
 
 
 # --- Models that choose nodes by their labels -------------------------------------------------------------------------
@@ -103,6 +156,6 @@ def test_that_no_node_has_its_labels_is_known_without_a_call_and_told() -> None:
 
 
 def test_where_labels_are_not_known_only_a_contradiction_counts() -> None:
-    slices = (device("g0", labels={"zone": "z1"}), device("g1"))
+    slices = (device("g0", labels={"zone": "z1"}), device("g1", node="n2"))
     assert places(called(choosy(zone="z1", disk="ssd"), slices=slices[:1])) == {"a": "g0"}
     assert places(called(choosy(zone="z2"), slices=slices)) == {"a": "g1"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from autoscaler.actions import FailStart, Unmet
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.log import REFUSED_EVERY_S, Log
+from autoscaler.observations import Transition
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import Transition
 
 
 def row(at_s: float, model: str = "m") -> Transition:

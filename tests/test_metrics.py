@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler import inbox
 from autoscaler.metrics import Metrics
+from autoscaler.observations import ReplicaSeen, Seen, Tick
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica, ReplicaSeen, Seen, Tick, World
+from autoscaler.world import Replica, World
 from tests.kit.folding import reported
 from tests.kit.observed import seen_of
 from tests.kit.steps import SteppedLoop
@@ -66,6 +67,7 @@ def test_the_names_that_are_promised_are_all_there() -> None:
         "pilotlight_reports_merged": "counter",
         "pilotlight_actions": "counter",
         "pilotlight_slice_memory_bytes": "gauge",
+        "pilotlight_lesson_kinds": "gauge",
         "pilotlight_leader": "gauge",
     }
 

@@ -12,8 +12,9 @@ from autoscaler.actions import Plan
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.log import Refused
 from autoscaler.loop import Step
+from autoscaler.observations import Transition
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import Transition, World
+from autoscaler.world import World
 from pilotlight.narrator import Narrator
 
 LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3}  (.*)$")

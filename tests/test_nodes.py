@@ -9,18 +9,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pytest_aiohttp import AiohttpClient
 
-from autoscaler.actions import StartReplica
+from autoscaler.actions import DrainReplica, ReviveReplica, StartReplica
 from autoscaler.api import devices
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices
 from autoscaler.fold import fold
 from autoscaler.fold_orders import FORGET_S, PODS_BEFORE_MAX
-from autoscaler.nodes import IDLE_BYTES_MAX, ILL, NOTICED_BYTES, devices_of, ill, is_back, repeats
+from autoscaler.lanes import Isolation
+from autoscaler.nodes import IDLE_BYTES_MAX, ILL, NOTICED_BYTES, devices_of, ill, is_back, lost, repeats
 from autoscaler.ordered import NodeReported
 from autoscaler.plan import plan
 from autoscaler.serve import ContractServer
-from autoscaler.world import Isolation, PodRef, Replica, Slice, World
+from autoscaler.world import PodRef, Replica, Slice, World
 from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.kit.worlds import GI, T0, device, folded, gateway, level, model, replica, world
 
 A = model("a", memory_gi=0)
 POD = PodRef(namespace="engines", name="r", uid="u1")
@@ -204,3 +205,28 @@ async def test_a_report_that_only_repeats_wakes_nobody_and_is_folded_all_the_sam
     await post(3, images=["new"])
     await post(1, boot="another")
     assert len(stepped.loop.observed) == 3
+
+
+# --- a Device that is lost --------------------------------------------------------------------------------------------
+
+
+def test_who_is_on_a_device_that_is_lost_drains_and_is_not_revived() -> None:
+    waiting = [gateway(levels=[level("a", waiting=1)])]
+    begin = world([A], gpus(2), [ours()], waiting)
+    at = said(begin, T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
+    assert lost(at, T0) == ("r",)
+    made = plan(at, T0)
+    assert [(one.replica, one.reason) for one in made.actions if isinstance(one, DrainReplica)] == [("r", ILL)]
+    after = folded(at, made.actions)
+    assert not [one for one in plan(after, T0).actions if isinstance(one, ReviveReplica)]
+
+
+def test_where_all_devices_of_a_node_are_unhealthy_the_look_may_have_failed() -> None:
+    at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b", healthy=False), pods=(OURS,))
+    assert lost(at, T0) == ()
+    assert lost(said(world([A], gpus(2), [ours()]), T0, gpu("GPU-b", healthy=False), pods=(OURS,)), T0) == ()
+
+
+def test_a_report_that_is_too_old_moves_nobody() -> None:
+    at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
+    assert lost(at, T0 + 10) == ()

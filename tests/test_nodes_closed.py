@@ -17,18 +17,21 @@ from autoscaler.drivers.kubernetes.nodes import OtherPod
 from autoscaler.drivers.kubernetes.told import unbound
 from autoscaler.explain import explain_model
 from autoscaler.fold import fold
+from autoscaler.lanes import Room
 from autoscaler.log import Log
 from autoscaler.model import Model
 from autoscaler.nodes import OTHERS
+from autoscaler.observations import Reported, Seen, SlicesSeen
 from autoscaler.packer import pack
-from autoscaler.packing import Outlook, Room, Shelf, Want
+from autoscaler.packing import Outlook, Shelf, Want
 from autoscaler.plan import plan
-from autoscaler.podspec import Pod, Toleration
+from autoscaler.podspec import GPU, Pod, Toleration
 from autoscaler.settings import Settings
 from autoscaler.states import ReplicaState as S
 from autoscaler.stranded import SHUN_S, SHUN_S_MAX, STRANDED_S
 from autoscaler.taints import Shun, Taint, repels
-from autoscaler.world import History, NodeId, Replica, Reported, Seen, Slice, SlicesSeen, World
+from autoscaler.world import History, NodeId, Replica, Slice, World
+from autoscaler.yard import Yard
 from tests.kit.worlds import GI, T0, device, folded, gateway, kinds, level, model, replica, world
 
 LAB = Taint("lab", "chem", "NoSchedule")
@@ -74,14 +77,17 @@ def pod(*limits: str, first: tuple[tuple[str, str], ...] = (), node: str = "n1")
     ids=["all containers", "what runs first has more", "what runs beside it", "none", "nowhere yet", "nothing said"],
 )
 def test_of_a_pod_of_others_is_kept_where_it_is_and_how_many_gpus_it_has(found: Any, gpus: int | None) -> None:
-    assert nodes.read_other(found) == (None if gpus is None else OtherPod("n1", gpus))
+    assert nodes.read_other(found) == (None if gpus is None else OtherPod("n1", {"nvidia.com/gpu": gpus}))
 
 
 def test_a_node_with_more_gpus_than_slices_has_some_to_spare() -> None:
-    there = [nodes.NodeSeen("n1", 4, {}, usable=True, lost=False), nodes.NodeSeen("n2", 2, {}, usable=True, lost=False)]
-    slices = [*gpus("n1", 2), *gpus("n2", 2)]
-    pods = [OtherPod("n1", 3), OtherPod("n2", 1), OtherPod("n2", 1), OtherPod("gone", 8)]
-    assert nodes.others(there, slices, pods) == {"n1": 1, "n2": 2}
+    there = [
+        nodes.NodeSeen(name, {}, usable=True, lost=False, amounts={GPU: many})
+        for name, many in (("n1", "4"), ("n2", "2"))
+    ]
+    slices = [replace(one, handle=GPU) for one in (*gpus("n1", 2), *gpus("n2", 2))]
+    pods = [OtherPod(name, {GPU: many}) for name, many in (("n1", 3), ("n2", 1), ("n2", 1), ("gone", 8))]
+    assert nodes.others(there, slices, pods) == {f"n1 {GPU}": 1, f"n2 {GPU}": 2}
 
 
 def test_a_model_goes_where_others_have_left_a_device() -> None:
@@ -177,7 +183,7 @@ def test_whatever_is_tainted_or_avoided_the_packer_places_only_where_it_may(
         )
         for n in order
     ]
-    packing = pack(wants, shelves, frozenset(), Outlook(), T0)
+    packing = pack(wants, Yard(shelves), frozenset(), Outlook(), T0)
     for placement in packing.placements:
         tainted, avoided = there[int(placement.slices[0][1:])]
         assert not (tainted and not placement.want.tolerations)
@@ -352,3 +358,18 @@ def test_two_that_are_kept_off_do_not_both_go_for_one_place() -> None:
     ]
     begin = world([a], on, waiting, gateways=[gateway(levels=[level("a", 8)])])
     assert kinds(plan(begin, T0 + STRANDED_S)) == ["drain r0"]
+
+
+@pytest.mark.parametrize("state", [S.STOPPING, S.SCRUBBING])
+def test_case_20_nothing_starts_on_a_device_that_is_not_let_go(state: S) -> None:
+    """There is room beside what it holds: for a minute that may be used, then no more until it is free."""
+    small, ended = model("b", 2), replica(model("a"), "a-r", state=state, since_s=T0, memory_bytes=GI)
+    for product, starts in (("H100", []), ("", ["start b"])):
+        waits = [gateway(levels=[level("b", 1, wait_s=90)], seen_s=T0 + 60)]
+        at = world([model("a"), small], [device(product=product)], [ended], waits)
+        assert kinds(plan(at, T0 + 59)) == ["start b"]
+        assert kinds(plan(at, T0 + 60)) == starts, "the host's memory is no GPU: it is not closed"
+        freed = world([model("a"), small], [device(product=product)], [], waits)
+        assert kinds(plan(freed, T0 + 60)) == ["start b"]
+    stuck = world([model("a"), small], [device(product="H100")], [ended], waits)
+    assert "a ended on its device long ago and still holds it" in plan(stuck, T0 + 60).unmet[0].reason

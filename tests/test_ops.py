@@ -22,10 +22,11 @@ from autoscaler import openapi, page
 from autoscaler.actions import DrainReplica, Plan
 from autoscaler.contract import ReplicaId, TenantName
 from autoscaler.log import Log
+from autoscaler.observations import Transition
 from autoscaler.ops import OperationsServer
 from autoscaler.states import ReplicaState as S
 from autoscaler.tenant import Key, Tenant, TenantSpec
-from autoscaler.world import Transition, World
+from autoscaler.world import World
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
 
@@ -103,7 +104,9 @@ async def test_the_answers_are_those_of_the_world(aiohttp_client: AiohttpClient)
 def test_a_plan_says_of_what_kind_each_action_is() -> None:
     made = Plan(actions=(DrainReplica(replica=ReplicaId("r1"), reason="idle"),))
     (shown,) = json.loads(msgspec.json.encode(made))["actions"]
-    assert shown == {"kind": "drain", "replica": "r1", "reason": "idle", "victim_of": None, "stranded": False}
+    assert shown == {
+        "kind": "drain", "replica": "r1", "reason": "idle", "victim_of": None, "stranded": False, "crowded": False,
+    }  # fmt: skip
 
 
 async def test_a_model_is_found_by_its_aliases_too(aiohttp_client: AiohttpClient) -> None:

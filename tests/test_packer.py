@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.packer import FREE, _Bench, pack
-from autoscaler.packing import Force, Incumbent, Outlook, Packing, Room, Shelf, Want
+from autoscaler.eviction import EVICT, TIES_MAX, Search, floor, option, willing
+from autoscaler.lanes import Isolation, Room
+from autoscaler.packer import pack
+from autoscaler.packing import Force, Incumbent, Outlook, Packing, Shelf, Want
 from autoscaler.rulings import admits
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import Copy, Isolation, NodeId, Slice
+from autoscaler.stock import LANES_MAX
+from autoscaler.world import Copy, NodeId, Slice
+from autoscaler.yard import Yard
 from tests.kit.worlds import GI, T0, device
 
 
@@ -42,7 +48,7 @@ def want(name: str, memory_gi: float = 10, **fields: Any) -> Want:
 
 
 def run(wants: Iterable[Want], shelves: Iterable[Shelf], copies: frozenset[Copy] = frozenset()) -> Packing:
-    return pack(tuple(wants), tuple(shelves), copies, Outlook(start_s={ModelName("cheap"): 1.0}), T0)
+    return pack(tuple(wants), Yard(shelves), copies, Outlook(start_s={ModelName("cheap"): 1.0}), T0)
 
 
 def placed(packing: Packing) -> list[tuple[str, ...]]:
@@ -131,7 +137,7 @@ def test_nobody_goes_before_the_end_of_residency() -> None:
     assert answer.unmet[0].reason == (
         "needs 20Gi on one device; the largest has 6Gi free of 24Gi, held by llama-8b (busy, residency ends in 12 s)"
     )
-    after = pack((want("a", 20),), tuple(slices), frozenset(), Outlook(), T0 + 12)
+    after = pack((want("a", 20),), Yard(slices), frozenset(), Outlook(), T0 + 12)
     assert [victim.model for victim in after.victims] == ["llama-8b"]
 
 
@@ -208,8 +214,9 @@ ZONES = ("z1", "z2")
 @st.composite
 def benches(draw: st.DrawFn) -> list[Shelf]:
     made: list[Shelf] = []
+    zones = [{"zone": draw(st.sampled_from(ZONES))} for _ in range(2)]
     for i in range(draw(st.integers(1, 5))):
-        zone = {"zone": draw(st.sampled_from(ZONES))}
+        zone = zones[i % 2]
         slice_ = device(f"g{i}", 24, f"n{i % 2}", healthy=draw(st.integers(0, 9)) > 0, labels=zone, labels_known=True)
         made.append(shelf(slice_, *draw(incumbents(i)), locked=draw(st.integers(0, 4)) == 0))
     return made
@@ -301,13 +308,73 @@ def test_what_is_given_stays_as_it_is(wants: list[Want], shelves: list[Shelf]) -
 
 @QUICK
 @given(wanted(), benches())
-def test_the_fast_choice_is_the_careful_one(wants: list[Want], shelves: list[Shelf]) -> None:
-    copies = frozenset({Copy(artifact="oci://a", node=NodeId("n1"))})
+def test_the_search_for_victims_finds_what_looking_at_all_slices_finds(wants: list[Want], shelves: list[Shelf]) -> None:
     for one in wants:
-        want_one = one._replace(devices=1, artifact="oci://a")
-        quick, slow = (_Bench([want_one], shelves, copies, Outlook(), T0) for _ in range(2))
-        fast = quick._free(want_one)
-        careful = min(slow._options(want_one), key=lambda o: o.key, default=None)
-        assert (fast is not None) == (careful is not None and careful.rung == FREE)
-        if fast is not None and careful is not None:
-            assert fast.shelf.slice.id == careful.shelf.slice.id
+        if one.devices != 1:
+            continue
+        everywhere = (option(one, shelf, Outlook(), T0, away=True) for shelf in shelves)
+        options = {found.shelf.slice.id: found for found in everywhere if found is not None and found.rung == EVICT}
+        who = [(shelf, willing(one, shelf, Outlook(), T0)) for shelf in shelves]
+        for each, those in who:
+            known_who = option(one, each, Outlook(), T0, away=True, those=those)
+            assert known_who == option(one, each, Outlook(), T0, away=True), "it is only quicker"
+        floors = [(floor(one, shelf, those, away=True), 24, shelf.slice.id) for shelf, those in who]
+        known = [(lowest, size, id) for lowest, size, id in floors if lowest is not None]
+        assert {id for _, _, id in known} >= options.keys()
+        search = Search(known, options.get)
+        assert search.best() == min(options.values(), key=lambda found: found.key, default=None)
+        for id in sorted(options):
+            del options[id]
+            search.change(id)
+            assert search.best() == min(options.values(), key=lambda found: found.key, default=None)
+
+
+def test_a_slice_that_cannot_be_keeps_nobody_from_the_others() -> None:
+    odd = [device("g0", 0), device("g1", -1), device("g2", 1 << 40), device("g3", 24, compute_percent=-1)]
+    assert placed(run([want("a")], [*(shelf(one) for one in odd), shelf(device("g9", 24))])) == [("a", "g9")]
+    assert (
+        run([want("a")], [shelf(one) for one in odd]).unmet[0].reason == "needs 10Gi on one device; there is no device"
+    )
+    many = [shelf(device(f"g{number:05}", 1)) for number in range(LANES_MAX + 1)]
+    assert placed(run([want("a", 1)], many)) == [("a", "g00000")]
+    with pytest.raises(ValueError, match="two Slices have one id"):
+        Yard([shelf(device("g0")), shelf(device("g0"))])
+
+
+def test_of_many_slices_that_cost_the_same_the_near_the_cheap_and_the_small_are_found() -> None:
+    """More than are compared with each other."""
+    many = 3 * TIES_MAX
+
+    def held(number: int, memory_gi: float = 24) -> Shelf:
+        return shelf(device(f"g{number:03}", memory_gi, f"n{number:03}"), on(f"x{number}", memory_gi))
+
+    copies = frozenset({Copy(artifact="oci://a", node=NodeId("n150"))})
+    near = run([want("a", artifact="oci://a")], [held(number) for number in range(many)], copies)
+    assert victims(near) == ["x150"]
+    dear = [replace(held(number), price=1.0 if number >= 100 else 30.0) for number in range(many)]
+    assert victims(run([want("a")], dear)) == ["x100"]
+    large = [held(number, 80 if number < 100 else 24) for number in range(many)]
+    assert victims(run([want("a")], large)) == ["x100"]
+
+
+def test_all_that_a_victim_has_is_coming() -> None:
+    """Of two Devices one is enough; who comes later waits for the other, and takes nobody else."""
+    both = on("cheap", 20, others=1)
+    slices = [shelf(device("g0"), both), shelf(device("g1"), both), shelf(device("g2"), on("y", 20))]
+    answer = run([want("a", 20), want("b", 20, force=Force.NONE)], slices)
+    assert victims(answer) == ["cheap"]
+    assert [one.reason for one in answer.unmet] == [
+        "makes room on g0: cheap is to leave", "waits on g1 until cheap has left",
+    ]  # fmt: skip
+
+
+def test_cards_that_tell_slightly_different_sizes_are_of_one_size() -> None:
+    """A hole that is exactly filled is better than breaking up a card that is a MiB smaller."""
+    holed, whole = device("g0", 15361 / 1024, "n0"), device("g1", 15360 / 1024, "n1")
+    assert placed(run([want("a")], [shelf(holed, on("x", 5121 / 1024)), shelf(whole)])) == [("a", "g0")]
+
+
+def test_a_node_is_judged_by_all_of_its_slices() -> None:
+    zone = (("zone", "z1"),)
+    slices = [shelf(device("g0", labels={"zone": "z1"}, labels_known=True)), shelf(device("g1", labels_known=True))]
+    assert placed(run([want("a", selector=zone)], slices)) == []

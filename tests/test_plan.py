@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.actions import DrainReplica, FailStart, ReviveReplica, StartReplica, StopReplica
+from autoscaler.actions import CutNode, DrainReplica, FailStart, ReviveReplica, StartReplica, StopReplica
 from autoscaler.model import ADOPTED_HASH, Gpu, Rollout, Start
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
@@ -231,6 +231,15 @@ def seen_ready(world: World) -> World:
     return replace(world, replicas=replicas)
 
 
+def test_a_rollout_of_one_of_many_that_there_may_be_starts_one() -> None:
+    old = model("a", 5, low=1, high=4, idle_seconds=100.0)
+    new = model("a", 5, low=1, high=4, idle_seconds=100.0, args=("--other",))
+    scene = Scene(world([new], [device(memory_gi=80)], [replica(old, "r1")]), lambda _now_s, _scene: [])
+    scene.run(60)
+    assert [verb(action) for _, action in scene.actions] == ["start", "drain", "stop"]
+    assert [scene.world.replicas[id].spec_hash for id in scene.ready("a")] == [new.spec_hash()]
+
+
 @pytest.mark.parametrize(
     ("surge", "devices", "first"),
     [
@@ -323,7 +332,7 @@ def test_folding_a_plan_and_planning_again_adds_nothing_of_the_same_kind(begin: 
         made = plan(after, T0)
         assert not seen & set(kinds(made))
         for action in made.actions:
-            if not isinstance(action, StartReplica | FailStart):
+            if not isinstance(action, StartReplica | FailStart | CutNode):
                 seen.add(f"{verb(action)} {action.replica}")
         after = folded(after, made.actions)
     assert plan(after, T0).actions == ()

@@ -12,6 +12,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.documents import DocumentError, load
 from autoscaler.drivers.kubernetes import nodes, pods
 from autoscaler.drivers.kubernetes.overlay import claimed, lay
+from autoscaler.hosts import Beside
 from autoscaler.model import Model
 from autoscaler.podspec import Pod, Resources, SecretName, Toleration
 from autoscaler.settings import PriorityClass, Settings
@@ -89,6 +90,7 @@ def test_what_a_new_leader_must_know_stands_in_the_pod() -> None:
         "0123456789", ("n1/gpu0",), 5, 10, 3, "/health",
     )  # fmt: skip
     assert (found.tls_name, found.ip, found.port) == ("engine.example", "10.0.0.1", pods.port_of(found.replica))
+    assert found.beside == Beside(100)
     assert pods.same(found, replica(of, "n1/gpu0"))
     assert not pods.same(found, replica(of, "n1/gpu1"))
     assert not pods.same(found._replace(leaving=True), replica(of, "n1/gpu0"))
@@ -188,7 +190,8 @@ def test_what_is_laid_over_a_pod_is_merged_and_the_model_has_the_last_word() -> 
 )
 def test_a_priority_has_the_class_that_begins_the_highest_below_it(priority: int, name: str | None) -> None:
     table = Settings(priority_classes=(PriorityClass(least=100, name="urgent"), PriorityClass(least=0, name="usual")))
-    assert table.priority_class(priority) == name
+    ranked = table.priority_class(priority)
+    assert (None if ranked is None else ranked.name) == name
     assert Settings().priority_class(priority) is None
 
 
@@ -197,6 +200,7 @@ def test_a_priority_has_the_class_that_begins_the_highest_below_it(priority: int
     [
         ("[{least: 1, name: a}, {least: 1, name: b}]", "priorityClasses[1].least: 1 occurs twice"),
         ("[{least: 1, name: A_}]", "priorityClasses[0].name: expected the name of an object"),
+        ("[{least: 1, name: a, hamiPriority: 2}]", "priorityClasses[0].hamiPriority: expected"),
     ],
 )
 def test_a_table_of_priorities_that_is_wrong_is_one_line(table: str, line: str) -> None:

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.model import Model
-from autoscaler.world import DocumentsSeen, Synced, World
+from autoscaler.observations import DocumentsSeen, Synced
+from autoscaler.world import World
 from pilotlight import preflight
 from pilotlight.news import SAID_MAX
 from pilotlight.preflight import Preflight

@@ -20,24 +20,21 @@ from autoscaler.contract import (
     TenantName,
 )
 from autoscaler.fold import Observation, fold
+from autoscaler.observations import (
+    DocumentsSeen,
+    GatewayGone,
+    GatewaySeen,
+    ReplicaSeen,
+    Reported,
+    Seen,
+    Synced,
+    Tick,
+)
 from autoscaler.phases import last_phases_ms
 from autoscaler.states import IllegalIntentError
 from autoscaler.states import ReplicaState as S
 from autoscaler.tenant import Tenant, TenantSpec
-from autoscaler.world import (
-    DocumentsSeen,
-    GatewayGone,
-    GatewaySeen,
-    History,
-    Replica,
-    ReplicaSeen,
-    Reported,
-    Seen,
-    SliceId,
-    Synced,
-    Tick,
-    World,
-)
+from autoscaler.world import History, Replica, SliceId, World
 from tests.kit.worlds import T0, gateway, level, model, replica, world
 
 M, G1, G2 = ModelName("m"), GatewayId("g1"), GatewayId("g2")

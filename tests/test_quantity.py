@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.quantity import Bytes, format_bytes, parse_bytes
+from autoscaler.quantity import Bytes, format_bytes, parse_bytes, parse_milli
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,7 @@ from autoscaler.quantity import Bytes, format_bytes, parse_bytes
         ("2k", 2000),
         ("0.5Ki", 512),
         ("1Ei", 1 << 60),
+        ("9223372036854775807", (1 << 63) - 1),
     ],
 )
 def test_what_kubernetes_reads_is_read_alike(text: str | int, size: int) -> None:
@@ -34,8 +35,8 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize("wrong", [-1, True])
-def test_numbers_that_are_no_sizes_are_refused(wrong: int) -> None:
+@pytest.mark.parametrize("wrong", [-1, True, 1 << 63, "8Ei", "9223372036854775808", "9999999999999999999Ei"])
+def test_numbers_that_are_no_sizes_are_refused(wrong: int | str) -> None:
     with pytest.raises(ValueError, match="expected a size"):
         parse_bytes(wrong)
 
@@ -55,3 +56,15 @@ def test_the_largest_unit_that_divides_is_written() -> None:
     assert [format_bytes(size) for size in (0, 1, 1023, 1 << 10, 3 << 20, (1 << 30) + 1)] == [
         "0", "1", "1023", "1Ki", "3Mi", "1073741825",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "milli"), [("500m", 500), ("2", 2_000), (2, 2_000), ("0.5", 500), ("0.0001", 1), ("1.5Ki", 1_536_000)]
+)
+def test_thousandths_are_rounded_up(text: str | int, milli: int) -> None:
+    assert parse_milli(text) == milli
+
+
+def test_what_is_no_quantity_has_no_thousandths() -> None:
+    with pytest.raises(ValueError, match="expected a quantity such as 500m or 16Gi"):
+        parse_milli("1e3")

@@ -11,18 +11,17 @@ from autoscaler import publish, shares
 from autoscaler.contract import GatewayId, Level, ReplicaId, ReplicaUse, Report, TenantName
 from autoscaler.fold import fold
 from autoscaler.model import Model, ModelSpec
-from autoscaler.world import (
+from autoscaler.observations import (
     DocumentsSeen,
     GatewayGone,
     GatewaySeen,
     ReplicaSeen,
     Reported,
     Seen,
-    SliceId,
     Synced,
     Tick,
-    World,
 )
+from autoscaler.world import SliceId, World
 from tests.kit.fleet import Fleet, Service
 from tests.kit.hold_gateway import MODEL, HoldGateway
 

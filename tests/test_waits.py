@@ -6,9 +6,10 @@ from autoscaler.actions import Plan, StartReplica
 from autoscaler.explain import explain_model, status
 from autoscaler.histories import limit_s
 from autoscaler.log import Log
+from autoscaler.observations import Seen
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import Seen, World
+from autoscaler.world import World
 from tests.kit.folding import DOC, M, R, after, pending, seen
 from tests.kit.worlds import T0, device, kinds, world
 

@@ -16,7 +16,7 @@ import msgspec
 from autoscaler.engines.table import ENGINES
 from autoscaler.not_yet import MESSAGE, SCHEMES
 from autoscaler.podspec import GPU, MANAGED_BY, OURS
-from autoscaler.rules import ADAPTER, ADAPTER_PATH, HOST, HUB, NAME, NAME_CHARS_MAX
+from autoscaler.rules import ADAPTER, ADAPTER_PATH, HOST, HUB, NAME, NAME_CHARS_MAX, PRODUCT_WANTED
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -157,6 +157,7 @@ RULES: Mapping[tuple[str, str], tuple[Rule, ...]] = {
         ),
     ),
     ("ModelSpec", ""): _SPEC,
+    ("Gpu", "models"): (Rule(r"self.all(one, one.matches(r'\S'))", PRODUCT_WANTED),),
     ("ModelSpec", "aliases[]"): (Rule(f"self.matches({_whole(NAME)})", _NAME_WANTED),),
     ("ModelSpec", "readinessPath"): (Rule("self.matches(r'^/[!-~]*$')", "expected a path such as /health"),),
     ("EngineTls", "serverName"): (

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from autoscaler.cuttable import CutOrder
 from autoscaler.model import Model
+from autoscaler.observations import HostsSeen, ReplicaSeen, SlicesSeen, Synced
 from autoscaler.ordered import Cordon, Place
-from autoscaler.world import Replica, ReplicaSeen, SlicesSeen, Synced
+from autoscaler.sizing import AS_ASKED, Given
+from autoscaler.world import Replica
 
-Observation = ReplicaSeen | SlicesSeen | Synced
+Observation = ReplicaSeen | HostsSeen | SlicesSeen | Synced
 Observe = Callable[[tuple[Observation, ...]], None]
 """Where a driver puts what it sees. Never blocks."""
 
@@ -35,8 +38,11 @@ class Launch(Protocol):
         """GET on it answers 200 when, and only when, Calls may be sent."""
 
 
-Launcher = Callable[[Model, str, int], Launch]
-"""(Model, host, port) -> Launch. What it raises is a failed start, with its message as the reason."""
+class Launcher(Protocol):
+    """(Model, host, port) -> Launch. What it raises is a failed start, with its message as the reason."""
+
+    def __call__(self, model: Model, host: str, port: int, given: Given = AS_ASKED, /) -> Launch:
+        """`given`: what its engine has of what the document asks for."""
 
 
 class Driver(Protocol):
@@ -66,6 +72,15 @@ class SharedDriver(Driver, Protocol):
 
     async def follow(self) -> None:
         """We lead no more: returns when nothing that was ordered is under way."""
+
+
+class Cutter(Protocol):
+    """Who has the GPUs of nodes cut anew. Which nodes may be, and what came of an order, is observed."""
+
+    def cut(self, order: CutOrder) -> None:
+        """Gives the order, if the node is as it was thought to be and nobody has anything there; else it is observed as
+        refused. Returns at once.
+        """
 
 
 class CordonError(Exception):

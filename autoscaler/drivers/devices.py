@@ -16,8 +16,10 @@ import msgspec
 import psutil
 
 from autoscaler.drivers.nvml import Gpu, Nvml, NvmlError, open_nvml
+from autoscaler.model import Model
 from autoscaler.settings import DeclaredDevice
-from autoscaler.world import DeviceId, NodeId, Slice, SliceId
+from autoscaler.sizing import spare_bytes
+from autoscaler.world import DeviceId, NodeId, Replica, Slice, SliceId
 
 NODE = NodeId("local")
 ANSWER_SECONDS_MAX = 5.0
@@ -59,6 +61,11 @@ class Devices:
         """Whether NVML tells of these devices; without it there is nothing to look at again."""
         return self._nvml is not None
 
+    @property
+    def host(self) -> bool:
+        """Whether its one device is the host's memory."""
+        return self._nvml is None and not self._declared
+
     async def look(self) -> tuple[Slice, ...] | None:
         """The inventory where it changed since the last look, else None."""
         if self._nvml is None:
@@ -91,6 +98,13 @@ class Devices:
             return {}
         known = {s.id: s.device for s in self._slices}
         return {"CUDA_VISIBLE_DEVICES": ",".join(known[s] for s in slices if s in known)}
+
+    def fraction(self, model: Model, replica: Replica) -> float | None:
+        """The part of its Device that an elastic one was granted, rounded down; None: it was not asked for."""
+        sizes = [s.memory_bytes for s in self._slices if s.id in replica.slices]
+        if not spare_bytes(model) or not sizes:
+            return None
+        return max(1, min(1000, replica.memory_bytes * 1000 // max(sizes))) / 1000
 
     async def holding(self, slices: Iterable[SliceId], pids: Iterable[int]) -> dict[int, int]:
         """Bytes of these Slices' devices per process, of those asked for. Raises NvmlError."""

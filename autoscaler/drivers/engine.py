@@ -13,7 +13,8 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.ports import HOST
 from autoscaler.drivers.processes import Claim
 from autoscaler.drivers.records import Record
-from autoscaler.world import Replica, ReplicaSeen, Seen
+from autoscaler.observations import ReplicaSeen, Seen
+from autoscaler.world import Replica
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -32,7 +33,9 @@ class Engine:
     failed_probes: int = 0
     """In a row."""
     memory_bytes: int = 0
-    """At the last look."""
+    """At the last look, of the host and of its devices."""
+    used_bytes: int = 0
+    """At the last look, of each Device that it is on; 0: that cannot be told."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """It has ended or is to be stopped."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -61,6 +64,7 @@ class Engine:
             address=address(record),
             started_s=self.born_s if record.pid else None,
             grew=grew,
+            used_bytes=self.used_bytes,
             reason=self.reason,
             proof=proof,
         )

@@ -32,8 +32,10 @@ from autoscaler.drivers.readiness import Readiness
 from autoscaler.drivers.records import Record, StateDirectory
 from autoscaler.drivers.shortage import patiently
 from autoscaler.model import Model
+from autoscaler.observations import Seen, SlicesSeen, Synced
 from autoscaler.processwatch import ProcessWatch
-from autoscaler.world import Replica, Seen, SlicesSeen, Synced
+from autoscaler.sizing import given
+from autoscaler.world import Replica
 
 HOUSE_EVERY_S = 1.0
 LOOK_EVERY_S = 5.0
@@ -107,7 +109,7 @@ class LocalDriver:
         record = record_of(replica)
         try:
             port = self._ports.choose(self._clock())
-            launch = self._launch(model, HOST, port)
+            launch = self._launch(model, HOST, port, given(model, replica, self._devices.fraction(model, replica)))
             record = msgspec.structs.replace(
                 record, port=port, readiness_path=launch.readiness_path, tls=model.spec.tls, boot=self._boot
             )

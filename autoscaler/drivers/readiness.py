@@ -23,10 +23,12 @@ from autoscaler.drivers.ports import HOST, holds_one, listeners
 from autoscaler.drivers.processes import Reaper, find
 from autoscaler.drivers.records import Record
 from autoscaler.drivers.shortage import patiently
-from autoscaler.world import Seen
+from autoscaler.observations import Seen
 
 WEIGH_EVERY_S = 1.0
 """How often the memory of an engine that starts is looked at."""
+WEIGH_READY_S = 60.0
+"""And of one that is ready."""
 GREW_BYTES = 1 << 20
 FIRST_CALLS_S = 0.05
 """An engine that just got ready is about to get its first Calls: looking at its processes waits until they are out."""
@@ -67,10 +69,9 @@ class Readiness:
             began_s = self._clock()
             answered = await self._probe(engine.record)
             pause_s = await self._judge(engine, answered=answered)
-            if engine.seen is Seen.STARTING and self._clock() >= weigh_s:
-                weigh_s = self._clock() + WEIGH_EVERY_S
-                if await self._weigh(engine):
-                    self._see(engine, Seen.STARTING, reason=engine.reason, grew=True)
+            if self._clock() >= weigh_s:
+                weigh_s = self._clock() + (WEIGH_EVERY_S if engine.seen is Seen.STARTING else WEIGH_READY_S)
+                await self._look_again(engine)
             await asyncio.sleep(max(0.0, began_s + pause_s - self._clock()))
 
     async def answers(self, engine: Engine) -> bool:
@@ -114,6 +115,14 @@ class Readiness:
         await self._weigh(engine)
         self._remember(engine.record)
 
+    async def _look_again(self, engine: Engine) -> None:
+        """Whether the memory of one that starts grows; what one that is ready uses."""
+        grew = await self._weigh(engine)
+        if engine.seen is Seen.STARTING and grew:
+            self._see(engine, Seen.STARTING, reason=engine.reason, grew=True)
+        elif engine.seen is Seen.READY and engine.used_bytes:
+            self._see(engine, Seen.READY)
+
     async def _look_early(self, engine: Engine, *, listens: bool) -> None:
         """Looks whose the port is while the engine still loads: at its first 200 Calls would wait for the answer."""
         if not listens:
@@ -141,6 +150,8 @@ class Readiness:
         if held:
             pids = tuple(sorted({*engine.record.gpu_pids, *held}))
             engine.record = msgspec.structs.replace(engine.record, gpu_pids=pids)
+        on_device = memory_bytes if self._devices.host else sum(held.values())
+        engine.used_bytes = on_device // max(1, len(engine.record.slices))
         memory_bytes += sum(held.values())
         grew, engine.memory_bytes = memory_bytes - engine.memory_bytes >= GREW_BYTES, memory_bytes
         return grew

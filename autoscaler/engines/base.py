@@ -13,7 +13,9 @@ from typing import Literal
 import msgspec
 
 PLACEHOLDERS = frozenset({"host", "port", "model_path", "name", "memory_bytes", "slots", "context_tokens"})
-"""What `command` of a Model may use. Engines' own templates also use `program`, `revision`, `gpus` and `cpu_only`."""
+"""What `command` of a Model may use. Engines' own templates also use `program`, `revision`, `gpus`, `cpu_only` and
+`memory_fraction`, which is there where others share its Device and nothing else holds its memory, and
+`shared_context_tokens`, where it is less than the model's own."""
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 Word = str | tuple[str, ...]
@@ -30,6 +32,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
     found: str
     argv: tuple[Word, ...]
+    env: dict[str, str] = {}
+    """Added to the environment. What an older version does not know goes here: a variable is ignored, a flag is not."""
     for_gpus: str = ""
     """Not empty: as commonly installed it computes on the CPU. On GPUs others go before it, and this says what to
     install instead.
@@ -70,6 +74,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     dialects: tuple[str, ...] = ("openai", "anthropic")
     slots: int
     """Calls at once when the Model does not say."""
+    pages: bool = False
+    """Its cache is paged: it takes a share of its Devices at its start, and its Calls share that."""
+    sized_by: tuple[str, ...] = ()
+    """Flags and variables that say how large its cache is: a Model that is elastic must not give them."""
+    sizes_itself: bool = False
+    """Nobody can tell it how large its cache is to be."""
     takes_cache_salt: bool = False
     """Its prefix cache is kept apart by the body's `cache_salt`."""
     adapters: Adapters | None = None

@@ -13,6 +13,7 @@ from autoscaler.engines import xllamacpp_server
 from autoscaler.engines.base import Adapters, Engine, EngineError, Program, fill
 from autoscaler.engines.table import ENGINES
 from autoscaler.model import Model
+from autoscaler.sizing import AS_ASKED, Given
 
 LAUNCHER = xllamacpp_server.__file__
 
@@ -28,29 +29,32 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launch(
-    model: Model, model_path: str | None, host: str, port: int, available: Mapping[str, str], *, gpus: bool = False
-) -> Launch:
+    model: Model, model_path: str | None, host: str, port: int, available: Mapping[str, str], *, gpus: bool = False,
+    given: Given = AS_ASKED,
+) -> Launch:  # fmt: skip
     """How to start one Replica listening on (host, port).
 
     `model_path`: where the weights lie on this node; None: where the artifact says. `available`: name -> path of the
     programs of this node (`llama-server`, `vllm`, `ollama`; for `xllamacpp` and `sglang` a Python that can import it).
-    `gpus`: its Devices are GPUs. Raises EngineError, one line that names the Model and the fix.
+    `gpus`: its Devices are GPUs. `given`: what of that which the document asks for it has. Raises EngineError, one line
+    that names the Model and the fix.
     """
     engine = ENGINES[model.spec.engine]
-    values = _values(model, model_path, host, port)
+    values, env = _values(model, model_path, host, port, given), dict[str, str]()
     try:
         if engine.programs:
             program = chosen(engine, available, gpus=gpus and model.spec.gpu.count > 0)
             if program is None:
                 raise EngineError(f"{engine.name} is not installed here: {engine.install}")  # noqa: TRY301  one boundary
             values["program"] = available[program.found]
+            env |= program.env
             argv = (*fill(program.argv, values), *_adapters(model, engine.adapters), *model.spec.args)
             _check(program, argv)
             if program.found == "xllamacpp" and model.spec.tls is not None:
                 raise EngineError("spec.tls: the llama extra's server speaks no TLS: use llama-server")  # noqa: TRY301  one boundary
         else:
             argv = (*fill(model.spec.command, values), *model.spec.args)
-        env = {key: text for key, word in engine.env.items() for text in fill((word,), values)}
+        env |= {key: text for key, word in engine.env.items() for text in fill((word,), values)}
     except EngineError as error:
         raise EngineError(f"Model {model.name}: {error}") from None
     told = {name: value for name, value in model.spec.env.items() if isinstance(value, str)}
@@ -83,19 +87,22 @@ def _adapters(model: Model, told: Adapters | None) -> tuple[str, ...]:
     return (*told.words, told.joint.join(rows)) if told.joint else (*told.words, *rows)
 
 
-def _values(model: Model, model_path: str | None, host: str, port: int) -> dict[str, str | None]:
+def _values(model: Model, model_path: str | None, host: str, port: int, given: Given) -> dict[str, str | None]:
     spec = model.spec
-    context = spec.context_tokens
+    context, slots = spec.context_tokens, given.slots or model.slots
+    memory_bytes, shared = given.memory_bytes or model.memory_bytes, given.shared_context_tokens
     revision = (spec.artifact or "").partition("@")[2] if (spec.artifact or "").startswith("hf://") else ""
     return {
         "host": host,
         "port": str(port),
         "model_path": model_path or artifact_path(spec.artifact),
         "name": model.served(),
-        "memory_bytes": str(model.memory_bytes) if model.memory_bytes else None,
-        "slots": str(model.slots),
+        "memory_bytes": str(memory_bytes) if memory_bytes else None,
+        "memory_fraction": None if given.memory_fraction is None else f"{given.memory_fraction:.3f}",
+        "slots": str(slots),
         "context_tokens": str(context) if context else None,
-        "all_context_tokens": str(context * model.slots) if context else None,
+        "all_context_tokens": str(context * slots) if context else None,
+        "shared_context_tokens": str(shared) if shared else None,
         "revision": revision or None,
         "gpus": str(spec.gpu.count) if spec.gpu.count > 1 else None,
         "cpu_only": "0" if spec.gpu.count == 0 else None,

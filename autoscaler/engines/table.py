@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from autoscaler.engines.base import Adapters, Engine, Program
 
+CHECKPOINTS = 3
+"""Of each slot llama.cpp keeps so many copies of what windows and recurrent states have forgotten, to go back to, in
+the host's memory; by itself 32, which can be several times the memory of the model. Three were its first default."""
+
 LLAMA_CPP = Engine(
     name="llama.cpp",
     programs=(
@@ -17,7 +21,9 @@ LLAMA_CPP = Engine(
             argv=(
                 *("{program}", "-I", "-u", "{launcher}", "--model", "{model_path}", "--host", "{host}"),
                 *("--port", "{port}", "--slots", "{slots}", "--alias", "{name}"),
+                *("--ctx-checkpoints", str(CHECKPOINTS)),
                 ("--context-tokens", "{context_tokens}"),
+                ("--shared-context-tokens", "{shared_context_tokens}"),
                 ("--gpu-layers", "{cpu_only}"),
             ),
             for_gpus="put a llama-server that was built with CUDA on the PATH, or `pip install --force-reinstall "
@@ -29,14 +35,21 @@ LLAMA_CPP = Engine(
                 *("{program}", "--model", "{model_path}", "--host", "{host}", "--port", "{port}", "--alias", "{name}"),
                 *("--parallel", "{slots}", "--offline", "--metrics"),
                 ("--ctx-size", "{all_context_tokens}"),  # of all slots together
+                ("--ctx-size", "{shared_context_tokens}"),
                 ("--gpu-layers", "{cpu_only}"),
             ),
+            # Prompts of earlier Calls would take up to 8 GiB of the host's memory, for which nobody planned.
+            env={"LLAMA_ARG_CTX_CHECKPOINTS": str(CHECKPOINTS), "LLAMA_ARG_CACHE_RAM": "0"},
         ),
     ),
     install="pip install 'pilotlight[llama]', or put llama-server on the PATH",
     readiness_path="/health",  # 503 while it loads, 200 after
     artifacts="file",
     slots=4,
+    sized_by=(
+        *("--context-tokens", "--shared-context-tokens", "--ctx-size", "-c", "--slots", "--parallel", "-np"),
+        *("LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_N_PARALLEL"),
+    ),
     adapters=Adapters(
         # At scale 0, so that only a body's `lora` applies one: --lora-init-without-apply leaves them at 1
         # (ggml-org/llama.cpp#28674). Prompts kept in host memory are kept without their adapter: what was computed
@@ -62,6 +75,7 @@ VLLM = Engine(
                 *("--served-model-name", "{name}", "--max-num-seqs", "{slots}"),
                 ("--max-model-len", "{context_tokens}"),
                 ("--tensor-parallel-size", "{gpus}"),
+                ("--gpu-memory-utilization", "{memory_fraction}"),  # of all the device's memory, whoever else is there
                 ("--revision", "{revision}"),
             ),
         ),
@@ -71,6 +85,8 @@ VLLM = Engine(
     slots=64,
     dialects=EVERY_DIALECT,  # rerank, score and tokenize, too
     adapters=Adapters(words=("--enable-lora", "--lora-modules"), each="{name}:{adapter}={adapter_path}"),
+    pages=True,
+    sized_by=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--num-gpu-blocks-override"),
     takes_cache_salt=True,
 )
 
@@ -84,6 +100,7 @@ SGLANG = Engine(
                 *("--port", "{port}", "--served-model-name", "{name}", "--max-running-requests", "{slots}"),
                 ("--context-length", "{context_tokens}"),
                 ("--tp-size", "{gpus}"),
+                ("--mem-fraction-static", "{memory_fraction}"),  # of what is free when it starts: never more
                 ("--revision", "{revision}"),
             ),
         ),
@@ -93,6 +110,8 @@ SGLANG = Engine(
     slots=64,
     adapters=Adapters(words=("--enable-lora", "--lora-paths"), each="{adapter}={adapter_path}"),
     colon_in_name=False,  # it takes what follows one for an adapter
+    pages=True,
+    sized_by=("--mem-fraction-static", "--max-total-tokens"),
     takes_cache_salt=True,
 )
 
@@ -110,6 +129,7 @@ OLLAMA = Engine(
     readiness_path="/",  # the server; the model itself is read at the first Call
     artifacts="optional-file",
     slots=4,
+    sizes_itself=True,
 )
 
 COMMAND = Engine(

@@ -24,10 +24,12 @@ NUMBERS = (
     "--port",
     "--slots",
     "--context-tokens",  # of each slot; absent: the model's own context, shared by all slots
+    "--shared-context-tokens",  # so much instead of the model's own
     "--threads",
     "--gpu-layers",
     "--batch-size",
     "--ubatch-size",
+    "--ctx-checkpoints",  # of each slot, in the host's memory
     "--cache-ram",  # MiB of host memory for prompts of earlier Calls; 0 here, since nobody planned for it
 )
 SWITCHES = ("--embeddings", "--warmup")
@@ -82,13 +84,14 @@ def serve(options: dict[str, str]) -> None:
     p.model_alias = {options.get("--alias", "")} - {""}
     p.hostnames, p.port = [options["--host"]], number["--port"]
     p.n_parallel = number["--slots"]
-    p.n_ctx = number.get("--context-tokens", 0) * p.n_parallel  # 0: the model's own
-    p.kv_unified = p.n_ctx == 0
+    p.kv_unified = "--context-tokens" not in number
+    p.n_ctx = number.get("--context-tokens", 0) * p.n_parallel or number.get("--shared-context-tokens", 0)  # 0: its own
     p.fit_params = False  # the plan already knows that it fits; looking again would load the model twice
     p.n_gpu_layers = number.get("--gpu-layers", p.n_gpu_layers)
     p.cpuparams.n_threads = p.cpuparams_batch.n_threads = number.get("--threads", p.cpuparams.n_threads)
     p.n_batch = number.get("--batch-size", p.n_batch)
     p.n_ubatch = number.get("--ubatch-size", p.n_ubatch)
+    p.n_ctx_checkpoints = number.get("--ctx-checkpoints", p.n_ctx_checkpoints)
     if "--lora-scaled" in options:
         from xllamacpp import CommonAdapterLoraInfo
 

@@ -15,6 +15,7 @@ from tests.kit.chart import SETS, Object, Values, objects, of_kind, pod_specs
 
 READ = ("get", "list", "watch")
 LEASE = "pl-pilotlight"
+CONFIG_MAPS = ("nvidia-device-plugin", "time-slicing-config", "time-slicing-config-all")
 
 
 class Grant(NamedTuple):
@@ -59,6 +60,7 @@ def adopted(where: str) -> set[Grant]:
 def home(engines: str) -> set[Grant]:
     return {
         *grants(engines, "", "pods", (*READ, "create", "patch", "delete")),
+        *grants(engines, "policy", "poddisruptionbudgets", READ),
         *grants("home", "coordination.k8s.io", "leases", ("create",)),
         *grants("home", "coordination.k8s.io", "leases", (*READ, "update"), LEASE),
         *grants("home", "", "pods", READ),
@@ -70,15 +72,22 @@ CLUSTER = {
     *grants("*", "", "pods", READ),
     *grants("*", "authentication.k8s.io", "tokenreviews", ("create",)),
     *grants("*", "pilotlight.dev", "tenants", READ),
+    *(one for name in CONFIG_MAPS for one in grants("*", "", "configmaps", READ, name)),
     *documents("*"),
+    *grants("*", "resource.k8s.io", "resourceslices", ("list", "watch")),
+    *grants("*", "resource.k8s.io", "resourceclaims", ("list", "watch")),
     *home("pilotlight-engines"),
+    *grants("pilotlight-engines", "resource.k8s.io", "resourceclaims", ("get", "create", "patch", "delete")),
 }
 CORDON, DELETION_COST = grants("*", "", "nodes", ("patch",)), grants("*", "", "pods", ("patch",))
+CUTTING = grants("gpu-operator", "", "configmaps", ("create",)) | grants(
+    "gpu-operator", "", "configmaps", ("get", "patch"), "pilotlight-mig"
+)
 QUOTAS = grants("home", "", "resourcequotas", READ)
 WANTED: dict[str, set[Grant]] = {
     "defaults": CLUSTER,
     "minimal": CLUSTER,
-    "everything": CLUSTER | CORDON | adoption("*") | DELETION_COST,
+    "everything": CLUSTER | CORDON | CUTTING | adoption("*") | DELETION_COST,
     "kubeai": CLUSTER | grants("*", "kubeai.org", "models", READ),
     "adopting": CLUSTER | adopted("team-a") | adopted("team-b"),
     "namespaced": documents("home") | adoption("home") | home("home") | QUOTAS,
@@ -130,8 +139,10 @@ def test_the_doctor_asks_for_what_the_chart_gives(
 ) -> None:
     place = {"cluster": "*", "home": "home", "engines": "pilotlight-engines" if scope == "cluster" else "home"}
     asked = {
-        Grant(one.namespace or place[one.where], one.group, one.resource, verb, LEASE if one.named else "")
-        for one in rights(scope, where, cordons=cordons)
+        Grant(one.namespace or place[one.where], one.group, one.resource, verb, LEASE if one.named else one.name)
+        for one in rights(
+            scope, where, cordons=cordons, cutting=("gpu-operator", "pilotlight-mig") if cordons else None
+        )
         for verb in one.verbs
     }
     assert asked == WANTED[name]
@@ -141,7 +152,7 @@ def test_the_doctor_asks_for_what_the_chart_gives(
     ("name", "scaler", "doctor"),
     [
         ("defaults", ["--no-adoption"], []),
-        ("everything", [], ["--adoption", "--cordon"]),
+        ("everything", [], ["--adoption", "--cordon", "--cutting=gpu-operator/pilotlight-mig"]),
         ("adopting", ["--adopt-in=team-a", "--adopt-in=team-b"], ["--adopt-in=team-a", "--adopt-in=team-b"]),
         ("namespaced", ["--adopt-in=home"], ["--adopt-in=home"]),
     ],
@@ -149,7 +160,7 @@ def test_the_doctor_asks_for_what_the_chart_gives(
 def test_the_command_lines_say_the_same(name: str, scaler: list[str], doctor: list[str]) -> None:
     for component, wanted in (("autoscaler", scaler), ("doctor", doctor)):
         (spec,) = (spec for part, spec in pod_specs(SETS[name]) if part == component)
-        words = [one for one in spec["containers"][0]["args"] if re.match("--(no-)?adopt|--cordon", one)]
+        words = [one for one in spec["containers"][0]["args"] if re.match("--(no-)?adopt|--cordon|--cutting", one)]
         assert words == wanted
 
 
@@ -170,3 +181,12 @@ def test_nobody_may_do_everything_or_read_secrets(values: Values) -> None:
 def test_with_scope_namespace_nothing_is_outside_of_it(name: str) -> None:
     for one in objects(SETS[name]):
         assert one["metadata"].get("namespace") == "home", one["kind"]
+
+
+def test_the_configmap_by_which_nodes_are_cut_is_the_one_of_the_settings() -> None:
+    told = {"cutting": {"namespace": "nvidia", "configMap": "mine"}}
+    found = set(given({"cutting": {"enabled": True}, "settings": told}))
+    assert found == CLUSTER | CORDON | grants("nvidia", "", "configmaps", ("create",)) | grants(
+        "nvidia", "", "configmaps", ("get", "patch"), "mine"
+    )
+    assert set(given({"scope": "namespace", "cutting": {"enabled": True}})) <= WANTED["namespaced"]

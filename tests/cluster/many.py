@@ -21,6 +21,7 @@ from tests.cluster import house
 from tests.cluster.calls import Answered, chat, lists_models
 from tests.cluster.definitions import API_VERSION
 from tests.cluster.plane import free_ports
+from tests.kit.freezing import deliver
 
 WAIT_S_MAX = 45.0
 LEASE_S = 2
@@ -105,8 +106,8 @@ class Estate:
         ]  # fmt: skip
 
     def signal(self, name: str, number: int) -> None:
-        """To one process."""
-        self.processes[name].send_signal(number)
+        """To one process; SIGSTOP has taken effect then."""
+        deliver(self.processes[name].pid, number)
 
     async def stop(self, name: str, number: int = SIGTERM) -> None:
         """Ends one process and waits for that."""

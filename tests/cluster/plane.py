@@ -20,10 +20,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from tests.kit.freezing import deliver
+
 HOST = "127.0.0.1"
 TOKEN = "admin-of-a-test"
 ROLES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 READY_S_MAX = 60.0
+PROFILES = Path(__file__).parents[2] / "docs" / "kube-scheduler.yaml"
+"""Of the scheduler: what the manual says to those who want its nodes filled up."""
 _PORTS = range(28_192, 32_000)
 _ports = itertools.cycle(random.sample(_PORTS, len(_PORTS)))
 _PR_SET_PDEATHSIG = 1
@@ -69,8 +75,8 @@ class Plane:
             )  # fmt: skip
 
     def signal_part(self, role: str, number: int) -> None:
-        """SIGSTOP, SIGCONT, ..."""
-        self._processes[role].send_signal(number)
+        """SIGSTOP, which has taken effect then, SIGCONT, ..."""
+        deliver(self._processes[role].pid, number)
 
     def kill_part(self, role: str) -> None:
         """SIGKILL, and gone."""
@@ -108,9 +114,9 @@ class Plane:
     def _answers(self, path: str) -> bool:
         if not self.authority.exists():
             return False
-        context = ssl.create_default_context(cafile=str(self.authority))
         asked = urllib.request.Request(self.server + path, headers={"Authorization": f"Bearer {TOKEN}"})
         try:
+            context = ssl.create_default_context(cafile=str(self.authority))  # which may be written half
             with urllib.request.urlopen(asked, timeout=2, context=context) as answer:
                 return bool(answer.status == 200)
         except OSError:
@@ -132,7 +138,7 @@ class Plane:
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
         }))  # fmt: skip
         (self.folder / "scheduler.yaml").write_text(json.dumps({
-            "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
+            **yaml.safe_load(PROFILES.read_text()),
             "leaderElection": {"leaderElect": False},
             "clientConnection": {"kubeconfig": str(self.kubeconfig), "qps": 1000, "burst": 2000},
         }))  # fmt: skip

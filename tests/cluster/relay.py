@@ -9,17 +9,18 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from autoscaler.contract import GatewayId, ReplicaUse, Report
 from autoscaler.drivers.kubernetes.access import Access, access
-from autoscaler.drivers.kubernetes.api import JSON, REQUEST_S_MAX, Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.lease import Elector
-from autoscaler.world import DocumentsSeen, Reported, World
+from autoscaler.observations import DocumentsSeen, Reported
+from autoscaler.world import World
 from pilotlight.cluster import Cluster, ClusterOptions
 from tests.kit.worlds import level
 
@@ -49,7 +50,8 @@ class Fenced(Api):
         self.leads = False
         self.ended = asyncio.Event()
         self._awaited: tuple[Write, Moment] | None = None
-        self._held: tuple[str, str, Object | list[Object] | None, str, Mapping[str, str]] | None = None
+        self._held: tuple[Any, ...] | None = None
+        """What was asked, and waits for its `release`."""
 
     def may_s(self) -> float:
         """For how much longer it may write."""
@@ -71,30 +73,23 @@ class Fenced(Api):
                 return error.reason
         return ""
 
-    async def _ask(  # noqa: PLR0917  as in Api
-        self,
-        method: str,
-        path: str,
-        body: Object | list[Object] | None = None,
-        kind: str = JSON,
-        query: Mapping[str, str] | None = None,
-        within_s: float = REQUEST_S_MAX,
-    ) -> Object:
-        if self._awaited is None or not self.leads or not _is(self._awaited[0], method, path, body):
-            return await super()._ask(method, path, body, kind, query, within_s)
+    async def _ask(self, *asked: Any, **more: Any) -> Object:
+        """Every request; what is asked is only looked at, and asked as it is."""
+        if self._awaited is None or not self.leads or not _is(self._awaited[0], *asked[:3]):
+            return await super()._ask(*asked, **more)
         moment = self._awaited[1]
         if moment is Moment.AFTER:  # one that is refused is not carried out: the next one is awaited
-            await super()._ask(method, path, body, kind, query, within_s)
+            await super()._ask(*asked, **more)
         self._awaited, self.leads = None, False
         self.ended.set()
         if moment is Moment.BEFORE:
-            return await super()._ask(method, path, body, kind, query, within_s)
+            return await super()._ask(*asked, **more)
         if moment is Moment.LATE:
-            self._held = method, path, body, kind, query or {}
-        raise UnreachableError(f"{method}: no answer")
+            self._held = asked
+        raise UnreachableError(f"{asked[0]}: no answer")
 
 
-def _is(write: Write, method: str, path: str, body: Object | list[Object] | None) -> bool:
+def _is(write: Write, method: str, path: str, body: object = None) -> bool:
     return method == write.method and re.search(write.path + "$", path) is not None and write.words in str(body)
 
 

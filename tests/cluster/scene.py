@@ -16,9 +16,10 @@ from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.api import Api
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.model import Model
+from autoscaler.observations import ReplicaSeen
 from autoscaler.podspec import Pod
 from autoscaler.states import ReplicaState
-from autoscaler.world import Drain, Replica, ReplicaSeen
+from autoscaler.world import Drain, Replica
 from tests.cluster.conftest import next_number
 from tests.cluster.kubelet.container import Container
 from tests.cluster.kubelet.node import Node

@@ -16,7 +16,8 @@ from autoscaler.drivers.kubernetes.statuses import Statuses
 from autoscaler.drivers.kubernetes.subjects import subjects
 from autoscaler.installation import CUSTOMS, FILES, Installation
 from autoscaler.names import Origin
-from autoscaler.world import DocumentsSeen, Seen, World
+from autoscaler.observations import DocumentsSeen, Seen
+from autoscaler.world import World
 from tests.kit.folding import reported
 from tests.kit.observed import seen_of
 from tests.kit.steps import SteppedLoop

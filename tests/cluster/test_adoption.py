@@ -13,7 +13,8 @@ from autoscaler.drivers.kubernetes.access import Access, access
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
 from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.model import Adopted, Model, ModelSpec
-from autoscaler.world import Replica, Seen, Synced
+from autoscaler.observations import Seen, Synced
+from autoscaler.world import Replica
 from tests.cluster.adopting import LINGO, OURS, Adopting, workload
 from tests.cluster.kubelet.node import Node
 from tests.cluster.rig import ClusterRig

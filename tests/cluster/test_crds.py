@@ -39,6 +39,7 @@ WRONG: list[tuple[str, Object]] = [
     ("adapter's name", model("a", adapters=[{"name": "x:", "artifact": "file:///x"}])),
     ("adapter's scheme", model("a", adapters=[{"name": "x", "artifact": "oci://x"}])),
     ("adapter's path", model("a", adapters=[{"name": "x", "artifact": "file:///x,y"}])),
+    ("no product", model("a", gpu={"models": ["*h100*", ""]})),
     ("own name", model("a", aliases=["a"])),
     ("alias", model("a", aliases=["-"])),
     ("readiness path", model("a", readinessPath="health")),

@@ -18,8 +18,8 @@ from autoscaler.drivers.kubernetes.watching import Key
 from autoscaler.installation import CUSTOMS, FILES, Installation, Status
 from autoscaler.model import Model, ModelSpec
 from autoscaler.names import Origin
+from autoscaler.observations import DocumentsSeen
 from autoscaler.tenant import Tenant, TenantSpec
-from autoscaler.world import DocumentsSeen
 from tests.cluster import definitions
 from tests.cluster.conftest import make_namespace
 from tests.cluster.definitions import TENANTS, model, models, tenant

@@ -15,7 +15,7 @@ import pytest
 from autoscaler.drivers.kubernetes import pods
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.world import Seen
+from autoscaler.observations import Seen
 from tests.cluster.conftest import make_namespace, next_number
 from tests.cluster.kubelet.node import Node
 from tests.cluster.kubelet.pod import IMAGE_ERROR, OUT_OF_MEMORY

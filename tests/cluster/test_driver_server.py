@@ -15,17 +15,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from autoscaler.compare import STOP_GRACE_S
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes import pods, watching
 from autoscaler.drivers.kubernetes.access import Access, access
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
+from autoscaler.observations import ReplicaSeen, Seen, Synced
 from autoscaler.podspec import Pod
-from autoscaler.world import ReplicaSeen, Seen, Synced
 from tests.cluster.conftest import next_number
 from tests.cluster.cutting import Cutter, port_of
 from tests.cluster.plane import Plane
 from tests.cluster.scene import Scene, drained, staged, until_told
+from tests.contracts.driver import Manner
 from tests.kit.localrig import launch, replica
 from tests.kit.observed import WAIT_S_MAX, running
 
@@ -80,6 +82,41 @@ async def test_case_25_a_leader_paused_before_its_delete_deletes_nothing_that_an
                 left = await scene.api.get(f"{scene.pods}/r1")
                 assert "deletionTimestamp" not in left["metadata"]
                 assert seen_by_new.words(one.id) == ["ready"]
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["its end is heard of", "its end is not heard of"])
+async def test_case_26_a_pod_that_a_leader_before_us_stops_leaves_and_has_not_failed(
+    scene: Scene, plane: Plane, kubeconfig: Path, heard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no condition of its Model tells of a failure. It ends within our own time to stop, and was not deleted by
+    force, whoever deleted it.
+    """
+    monkeypatch.setattr("autoscaler.drivers.kubernetes.driver.ADOPT_SECONDS_MAX", 0.05)  # not waited for
+    one, model = scene.engine("r1", manner=Manner.IGNORES_SIGTERM)
+    old, cutter, way = scene.driver(), Cutter(port_of(plane)), await access(kubeconfig)
+    async with running(old) as seen_by_old:
+        old.start(one, model)
+        await seen_by_old.until(one.id, Seen.READY)
+        old.stop(drained(one, 4), 300.0)
+        while old._ordered:
+            await asyncio.sleep(0.01)
+    async with cutter.running() as port:
+        way.server = f"https://127.0.0.1:{port}"
+        async with Api(way) as api, running(scene.driver(api)) as seen_by_new, asyncio.timeout(2 * WAIT_S_MAX):
+            await seen_by_new.until(one.id, Seen.LEAVING)
+            while (await scene.api.get(f"{scene.pods}/r1"))["metadata"]["deletionGracePeriodSeconds"] > STOP_GRACE_S:
+                await asyncio.sleep(0.02)
+            cutter.closed = not heard
+            if not heard:
+                cutter.cut()
+            scene.kill("r1")
+            while (await scene.api.get(scene.pods))["items"]:
+                await asyncio.sleep(0.02)
+            if not heard:
+                await forget(plane)
+            cutter.closed = False
+            await seen_by_new.until(one.id, Seen.CLEAN)
+            assert seen_by_new.words(one.id) == ["leaving", "exited", "clean"]
 
 
 async def until_unmarked(scene: Scene) -> None:
@@ -216,6 +253,14 @@ async def test_case_18_watches_that_are_cut_all_the_time_lose_nothing(
     assert not (await scene.api.get(scene.pods))["items"]
 
 
+async def forget(plane: Plane) -> None:
+    """What happened until now is told to no watch any more."""
+    plane.compact()
+    plane.kill_part("kube-apiserver")  # it remembers some of what etcd forgets
+    plane.start_part("kube-apiserver")
+    await asyncio.to_thread(plane.until_ready)
+
+
 class Noting(Api):
     """An API that remembers what its watches were refused for."""
 
@@ -253,10 +298,7 @@ async def test_case_28_etcd_is_compacted_while_the_driver_is_cut_off(
                 cutter.closed = True
                 cutter.cut()
                 await scene.api.delete(f"{scene.pods}/r0", grace_s=0)
-                plane.compact()
-                plane.kill_part("kube-apiserver")  # it remembers some of what etcd forgets
-                plane.start_part("kube-apiserver")
-                await asyncio.to_thread(plane.until_ready)
+                await forget(plane)
                 cutter.closed = False
                 await observed.until(ReplicaId("r0"), Seen.EXITED)
                 async with asyncio.timeout(WAIT_S_MAX):  # a list may tell of the end before the watch comes back

@@ -17,7 +17,7 @@ from autoscaler.drivers.kubernetes.api import Api, FencedError, Object
 from autoscaler.drivers.kubernetes.gateways import GatewayPods
 from autoscaler.drivers.kubernetes.lease import Elector
 from autoscaler.drivers.kubernetes.tokens import KEPT_S, STANDS_S, Tokens
-from autoscaler.world import GatewayGone, GatewaySeen
+from autoscaler.observations import GatewayGone, GatewaySeen
 from tests.cluster.accounts import make_account, token
 from tests.cluster.kubelet.node import Node
 from tests.cluster.plane import Plane

@@ -16,7 +16,7 @@ from autoscaler.drivers.kubernetes.watching import Key
 from autoscaler.foreign import kubeai
 from autoscaler.installation import Installation, Status
 from autoscaler.model import Model
-from autoscaler.world import DocumentsSeen
+from autoscaler.observations import DocumentsSeen
 
 WAIT_S_MAX = 20.0
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

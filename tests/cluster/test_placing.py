@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autoscaler.drivers.kubernetes.api import Api
-from autoscaler.world import Seen, SlicesSeen
+from autoscaler.observations import Seen, SlicesSeen
 from tests.cluster.conftest import make_namespace, next_number
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
@@ -71,11 +71,11 @@ async def pair(
 
 
 @asynccontextmanager
-async def held_by_others(api: Api, node: str, gpus: str = "1") -> AsyncIterator[str]:
-    """A pod of another namespace that has GPUs of a node: its path."""
+async def held_by_others(api: Api, node: str, gpus: str = "1", **more: str) -> AsyncIterator[str]:
+    """A pod of another namespace that has GPUs of a node, or something else: its path."""
     name = f"others-{uuid.uuid4().hex[:8]}"
     await make_namespace(api, name)
-    limits = {"nvidia.com/gpu": gpus}
+    limits = {"nvidia.com/gpu": gpus, **more}
     container = {"name": "a", "image": "x", "command": ["/bin/sleep", "600"], "resources": {"limits": limits}}
     spec = {
         "containers": [container], "nodeSelector": {"kubernetes.io/hostname": node}, "terminationGracePeriodSeconds": 1,
@@ -116,10 +116,42 @@ async def test_who_tolerates_a_taint_is_placed_on_its_node(
 async def test_a_pod_that_its_node_does_not_take_moves_where_there_is_room(
     api: Api, house: House, namespace: str, tmp_path: Path
 ) -> None:
-    """The plan does not know CPUs; the scheduler does."""
-    async with pair(api, house, namespace, tmp_path, cpu="1") as one:
-        wants = {"requests": {"cpu": "2"}}
+    """The plan does not know of a node's disk; the scheduler does."""
+    async with pair(api, house, namespace, tmp_path, None, **{"ephemeral-storage": "1Gi"}) as one:
+        wants = {"requests": {"ephemeral-storage": "2Gi"}}
         assert (await one.answers_from(resources=wants), one.moved) == (one.second.name, True)
+
+
+async def test_a_node_whose_cpu_others_have_gets_nobody_though_its_gpu_is_free(
+    api: Api, house: House, namespace: str, tmp_path: Path
+) -> None:
+    async with pair(api, house, namespace, tmp_path) as one, held_by_others(api, one.first.name, "0", cpu="30"):
+        wants = {"requests": {"cpu": "4", "memory": "1Gi"}}
+        assert (await one.answers_from(resources=wants), one.moved) == (one.second.name, False)
+
+
+async def test_where_others_have_the_cpu_of_all_nodes_a_call_waits_until_one_of_them_goes(
+    api: Api, house: House, namespace: str, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(pair(api, house, namespace, tmp_path))
+        nodes = one.first.name, one.second.name
+        _, theirs = [await stack.enter_async_context(held_by_others(api, node, "0", cpu="30")) for node in nodes]
+        house.write(model("ada", idleSeconds=600, resources={"requests": {"cpu": "4"}}))
+        async with house.running(), asyncio.timeout(60):
+            calling = asyncio.create_task(house.call("ada"))
+            said = ""
+            while "has not CPU enough beside its devices" not in said:
+                await asyncio.sleep(0.1)
+                async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/explain/model/ada") as answer:
+                    said = await answer.text()
+            assert not calling.done()
+            assert f"node {nodes[0]} has not CPU" in said or f"node {nodes[1]} has not CPU" in said
+            assert "2 cores left of 32 cores" in said
+            await api.delete(theirs)
+            status, text = await calling
+            assert status == 200, text
+            assert await one.where() == one.second.name
 
 
 async def test_a_priority_is_a_priority_class(api: Api, house: House, namespace: str, tmp_path: Path) -> None:
@@ -159,4 +191,4 @@ async def test_devices_of_others_are_counted_as_they_come_and_go_and_ours_are_no
 
 
 def _others(seen: SlicesSeen, node: str) -> int:
-    return {str(name): many for name, many in seen.others.items()}.get(node, 0)
+    return seen.others.get(f"{node} {next(iter(GPU))}", 0)

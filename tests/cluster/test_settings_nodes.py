@@ -22,9 +22,8 @@ async def test_what_the_settings_say_of_a_node_counts_at_once_and_a_models_selec
         while "no_capacity" not in (await one.call("ada"))[1]:
             await asyncio.sleep(0.05)
         others = {"selector": {"test": "another"}, "device": {"model": "H100", "memory": "80Gi"}}
-        house.write(
-            large, nodes=[others, {"selector": {"test": node.name}, "device": {"model": "A10", "memory": "24Gi"}}]
-        )
+        its_own = {"selector": {"test": node.name}, "device": {"model": "A10", "memory": "24Gi", "count": 2}}
+        house.write(large, nodes=[others, its_own])
         house.autoscaler.send_signal(signal.SIGHUP)
         while (await one.call("ada"))[0] != 200:
             await asyncio.sleep(0.05)

@@ -16,7 +16,7 @@ from autoscaler.drivers.kubernetes.api import MERGE, Api
 from autoscaler.drivers.kubernetes.happenings import MINUTE_MAX
 from autoscaler.drivers.kubernetes.statuses import CHANGE_S, NEWS_S
 from autoscaler.loop import Step
-from autoscaler.world import FollowingSeen, LeadingSeen, Seen, Synced
+from autoscaler.observations import FollowingSeen, LeadingSeen, Seen, Synced
 from tests.cluster import definitions
 from tests.cluster.definitions import model
 from tests.cluster.showing import UNIX0, WAIT_S_MAX, House, condition, looks, says, until

@@ -15,7 +15,8 @@ from typing import Protocol
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.base import Driver
 from autoscaler.model import Model
-from autoscaler.world import Replica, Seen, SlicesSeen, Synced
+from autoscaler.observations import Seen, SlicesSeen, Synced
+from autoscaler.world import Replica
 from tests.kit.observed import running
 
 

@@ -20,14 +20,14 @@ from hypothesis import HealthCheck, given, seed, settings
 
 INPUT_BYTES_MAX = 2000
 GUIDED = importlib.util.find_spec("atheris") is not None
-NAMES = ("requests", "answers", "documents", "forms", "messages")
+NAMES = ("requests", "answers", "documents", "forms", "messages", "manifests")
 """The targets. They are imported by who runs one, after the coverage of what they import is watched."""
 
 
 def with_atheris(name: str, seconds: int, folder: Path) -> None:
     """Runs one target, with its files in an empty folder; ends this process, and nothing after it."""
     atheris = importlib.import_module("atheris")  # it has no types
-    with atheris.instrument_imports(include=["gateway", "autoscaler.contract"]):
+    with atheris.instrument_imports(include=["gateway", "autoscaler.contract", "artifacts"]):
         targets = importlib.import_module("tests.fuzz.targets")
     target, kept = targets.TARGETS[name], targets.FOUND / name
     kept.mkdir(parents=True, exist_ok=True)

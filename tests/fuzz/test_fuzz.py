@@ -46,7 +46,7 @@ def test_every_target_is_run_by_make_fuzz() -> None:
 
 @pytest.mark.skipif(not GUIDED, reason="atheris is not installed: nothing guides the fuzz")
 def test_the_fuzzer_runs_a_target() -> None:
-    environment = os.environ | {"FUZZ_S": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"FUZZ_S": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "tests.fuzz", "messages"]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -34,6 +34,7 @@ EVERYTHING: Values = {
     },
     "settings": {"limits": {"bodyBytesMax": "32Mi", "memoryBytes": "auto", "idleSecondsMax": 30}, "leaseSeconds": 10},
     "tenantsSecret": "tenants", "adoption": {"everywhere": True}, "cordon": {"enabled": True},
+    "cutting": {"enabled": True},
 }  # fmt: skip
 MINIMAL: Values = {
     "gateway": {"replicas": 1, "maxUnavailable": 0, "preStopSeconds": 0},

@@ -16,7 +16,7 @@ from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.local import LocalDriver
 from autoscaler.drivers.processes import become_subreaper
 from autoscaler.drivers.records import StateDirectory
-from autoscaler.world import ReplicaSeen, Synced
+from autoscaler.observations import ReplicaSeen, Synced
 from tests.kit.localrig import GPU0, launch, python, replica
 
 

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-SCRIPT = Path(__file__).resolve().parents[2] / "loadtest" / "fake_engine.py"
+import loadtest
+
+SCRIPT = Path(loadtest.__file__).parent / "fake_engine.py"  # the one that this run imports, wherever the tests lie
 
 
 class FakeEngine(NamedTuple):

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.base import Observe
 from autoscaler.model import Model
-from autoscaler.world import Replica, ReplicaSeen, Seen, Slice, SlicesSeen, Synced
+from autoscaler.observations import ReplicaSeen, Seen, SlicesSeen, Synced
+from autoscaler.world import Replica, Slice
 from tests.kit.observed import seen_of
 
 STOPPED = "stopped"
@@ -89,7 +90,7 @@ class FakeMachine:
         self.on_change: Callable[[FakeEngine, str], None] = lambda engine, what: None
         """Told of each `start`, `ready`, `stop` (ordered), `kill` (any other end) and `clean`, before a driver is."""
         self._loop = loop
-        self._fate = fate
+        self.fate = fate
         self._unsaid: list[Replica] = []
         """Clean since while no driver watched."""
 
@@ -99,7 +100,7 @@ class FakeMachine:
         if known is not None:
             self.tell(known)
             return
-        fate, now_s = self._fate(replica, model), self._loop.time()
+        fate, now_s = self.fate(replica, model), self._loop.time()
         engine = FakeEngine(replica, fate, f"10.0.0.1:{len(self.started) + 1}", now_s)
         self.engines[replica.id] = engine
         if fate.refused:

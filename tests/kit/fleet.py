@@ -17,19 +17,18 @@ from autoscaler import publish, shares
 from autoscaler.contract import BUSY_PERIOD_S, REPORT_GAP_S, GatewayId, ReplicaId, Report, RoutesDelta, TenantName
 from autoscaler.fold import Observation, fold
 from autoscaler.model import Model, ModelSpec
-from autoscaler.tenant import Tenant, TenantSpec
-from autoscaler.world import (
+from autoscaler.observations import (
     DocumentsSeen,
     GatewayGone,
     GatewaySeen,
     ReplicaSeen,
     Reported,
     Seen,
-    SliceId,
     Synced,
     Tick,
-    World,
 )
+from autoscaler.tenant import Tenant, TenantSpec
+from autoscaler.world import SliceId, World
 from tests.kit.hold_gateway import MODEL, HoldGateway, Running
 
 Service = Callable[[random.Random], float]

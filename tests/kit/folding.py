@@ -12,15 +12,9 @@ from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaU
 from autoscaler.fold import Observation, fold
 from autoscaler.indices import rebuild
 from autoscaler.model import Start
+from autoscaler.observations import ReplicaSeen, Reported, Seen, Transition
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import (
-    Replica,
-    ReplicaSeen,
-    Reported,
-    Seen,
-    Transition,
-    World,
-)
+from autoscaler.world import Replica, World
 from tests.kit.worlds import GI, T0, device, model, replica
 
 M, R, G1 = ModelName("m"), ReplicaId("r"), GatewayId("g1")

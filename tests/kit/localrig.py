@@ -20,6 +20,7 @@ from autoscaler.drivers.records import StateDirectory
 from autoscaler.model import Model, ModelSpec
 from autoscaler.quantity import Bytes
 from autoscaler.settings import DeclaredDevice
+from autoscaler.sizing import AS_ASKED, Given
 from autoscaler.world import Replica, SliceId
 from tests.contracts.driver import Manner
 from tests.kit.fake_process import command
@@ -55,8 +56,9 @@ class ArgvLaunch(NamedTuple):
     readiness_path: str = "/health"
 
 
-def launch(model: Model, host: str, port: int) -> ArgvLaunch:
-    """Starts the Model's command with {host} and {port} filled in."""
+def launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> ArgvLaunch:
+    """Starts the Model's command with {host} and {port} filled in, whatever its memory."""
+    del given
     argv = tuple(word.replace("{host}", host).replace("{port}", str(port)) for word in model.spec.command)
     return ArgvLaunch(argv, {name: value for name, value in model.spec.env.items() if isinstance(value, str)})
 

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.base import Driver, Observation
-from autoscaler.world import Replica, ReplicaSeen, Seen, SlicesSeen, Synced
+from autoscaler.observations import ReplicaSeen, Seen, SlicesSeen, Synced
+from autoscaler.world import Replica
 
 WAIT_S_MAX = 20.0
 

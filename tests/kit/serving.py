@@ -265,8 +265,12 @@ class Serving:
 
     def get(self, path: str) -> object:
         """JSON of the operations port."""
+        return json.loads(self.text(path))
+
+    def text(self, path: str) -> str:
+        """What the operations port answers."""
         with urllib.request.urlopen(self.ops + path, timeout=5) as response:
-            return json.load(response)
+            return str(response.read().decode())
 
     def answers(self) -> bool:
         """Whether the operations port answers (it does not while the autoscaler is replaced)."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from autoscaler.actions import Acted, Action, FailReplica, FailStart, Plan, StartReplica, StopReplica
+from autoscaler.actions import Acted, Action, CutNode, FailReplica, FailStart, Plan, StartReplica, StopReplica
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.fold import fold
 from autoscaler.indices import rebuild
 from autoscaler.model import Gpu, Model, ModelSpec, ReplicaRange
-from autoscaler.plan import plan
+from autoscaler.observations import Reported, Seen, Tick, Transition
+from autoscaler.plan import Planner, plan
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import (
     DeviceId,
@@ -22,12 +23,8 @@ from autoscaler.world import (
     History,
     NodeId,
     Replica,
-    Reported,
-    Seen,
     Slice,
     SliceId,
-    Tick,
-    Transition,
     World,
 )
 from tests.kit.observed import seen_of
@@ -139,6 +136,8 @@ def _of(action: Action) -> str:
     """The Model of a start, else the Replica."""
     if isinstance(action, FailStart):
         return action.model
+    if isinstance(action, CutNode):
+        return action.order.node
     return action.replica.model if isinstance(action, StartReplica) else action.replica
 
 
@@ -162,6 +161,7 @@ class Scene:
         self.actions: list[tuple[float, Action]] = []
         self.transitions: list[Transition] = []
         self.plan = Plan()
+        self._planner = Planner()
         self._began: dict[ReplicaId, float] = {}
         self._sequence = 1
         self._waits_since: dict[str, float] = {}
@@ -179,7 +179,8 @@ class Scene:
             self._engines()
             self._report()
             for _ in range(4):
-                self.plan = plan(self.world, self.now_s)
+                self.plan = self._planner.plan(self.world, self.now_s)
+                assert self.plan == plan(self.world, self.now_s), "who planned before says what a new one says"
                 if not self.plan.actions:
                     break
                 for action in self.plan.actions:

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from loadtest.result import Ending
-from tests.kit.serving import Serving, fake, serving
+from tests.kit import shapes
+from tests.kit.serving import API, Serving, fake, model, serving
 from tests.kit.waiting import until
 
 
@@ -75,3 +76,31 @@ async def test_a_watch_into_a_file_tells_each_change(tmp_path: Path) -> None:
             assert process.wait(10) == 0
         states = [json.loads(line)["models"][0]["state"] for line in written.read_text().splitlines()]
     assert (states[0], states[-1]) == ("zero", "ready")
+
+
+async def test_how_much_memory_a_model_needs_is_explained_before_it_ever_ran_and_measured_after(tmp_path: Path) -> None:
+    """The host's memory is the Device here: Settings that declare none."""
+    shapes.attending(tmp_path / "ada.gguf", layers=6, window=256)
+    weights = {"artifact": f"file://{tmp_path}/ada.gguf", "args": ["--threads=1"], "contextTokens": 1024}
+    ada = model("ada", engine="llama.cpp", aliases=["al-ada"], gpu={}, **weights)
+    paged = model("paged", engine="vllm", artifact=f"file://{tmp_path}/ada.gguf", gpu={})
+    async with serving(tmp_path, ada, paged, {"apiVersion": API, "kind": "Settings"}) as one:
+        told = run("explain", "fit", "al-ada", "--ops", one.ops)
+        assert told.returncode == 0, told.stderr
+        assert "  cache 38Mi: 1 layer keeps all of 4 x 1024 tokens, 5 the last 256.\n" in told.stdout
+        assert told.stdout.splitlines()[-1].startswith("host: ")
+        share = run("explain", "fit", "paged", "--ops", one.ops).stdout
+        assert share.startswith(
+            "paged is counted with the whole of each of its Devices. Its GGUF header (gemma3) says:"
+        )
+        assert "\nvllm takes 90% of its Devices" in share
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+
+        def fit() -> dict[str, int]:  # the numbers of it
+            found = json.loads(run("explain", "fit", "ada", "--output", "json", "--ops", one.ops).stdout)
+            return {key: value for key, value in found.items() if isinstance(value, int)}
+
+        await until("its use is measured", lambda: fit()["used_bytes"] > 0, within_s=15)
+        assert fit()["used_bytes"] < fit()["memory_bytes"]
+        unknown = run("explain", "fit", "eve", "--ops", one.ops)
+        assert (unknown.returncode, unknown.stderr) == (1, "pilotlight: no such model; there are: ada, paged\n")

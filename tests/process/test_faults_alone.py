@@ -19,6 +19,7 @@ import pytest
 
 from autoscaler.contract import LEADER_SILENT_S
 from loadtest.result import Ending
+from tests.kit.freezing import freeze
 from tests.kit.serving import STOP_S, Serving, fake, free_port, serving, shot
 from tests.kit.waiting import until
 
@@ -30,7 +31,7 @@ async def no_autoscaler(one: Serving, how: str) -> AsyncIterator[None]:
     """Inside, it hangs; or it dies as often as it is started, for its documents are broken."""
     if how == "hangs":
         autoscaler = one.autoscaler()
-        os.kill(autoscaler, signal.SIGSTOP)
+        freeze(autoscaler)
         try:
             yield
         finally:

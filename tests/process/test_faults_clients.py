@@ -24,6 +24,7 @@ from loadtest.verdict import judge
 from pilotlight.listen import BACKLOG
 from tests.kit import endless
 from tests.kit.crowd import SLACK_BYTES, Crowd, Stream, chat, counted, many_files, resident_bytes
+from tests.kit.freezing import freeze
 from tests.kit.serving import Serving, Transcribed, fake, model, serving, settings, shot, transcript
 from tests.kit.waiting import until
 
@@ -323,7 +324,7 @@ async def test_case_37_thousands_connect_at_once(tmp_path: Path) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada"), settings(limits=limits)) as one, Crowd(one) as crowd:
         assert b" 200 OK" in await crowd.ask(HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         gateway = one.gateways()["gateway-1"]
-        os.kill(gateway, signal.SIGSTOP)
+        freeze(gateway)
         try:
             socks = [begin_connect(one) for _ in range(count + 100)]
             taken = [sock for sock in socks if established(sock)]

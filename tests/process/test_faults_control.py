@@ -18,6 +18,7 @@ from autoscaler.drivers.processes import facts
 from loadtest.arrivals import constant
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge
+from tests.kit.freezing import freeze
 from tests.kit.older import older
 from tests.kit.serving import Serving, fake, most_at_once, running, serving, shot, transcript
 from tests.kit.waiting import until
@@ -201,7 +202,7 @@ async def test_case_25_the_autoscaler_is_paused_while_warm_traffic_runs(tmp_path
         assert (await one.call("ada")).ending is Ending.COMPLETED
         autoscaler = one.autoscaler()
         await asyncio.sleep(1.5)  # what gateways keep on disk is written once a second
-        os.kill(autoscaler, signal.SIGSTOP)
+        freeze(autoscaler)
         try:
             traffic = warm(one, 20, seconds)
             wait = (("Prefer", "wait=3"),)

@@ -12,6 +12,7 @@ import pytest
 
 from loadtest.result import Ending
 from loadtest.verdict import judge
+from tests.kit.freezing import freeze
 from tests.kit.serving import fake, running, serving, settings, shot, transcript
 from tests.kit.waiting import until
 
@@ -158,7 +159,7 @@ async def test_a_gateway_that_hangs_does_not_keep_serve_from_ending(tmp_path: Pa
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, options=("--gateways", "2", "--grace", "1")) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
-        os.kill(one.gateways()["gateway-1"], signal.SIGSTOP)
+        freeze(one.gateways()["gateway-1"])
         assert await one.stop() == 1
         assert "gateway-1 did not end within 6 s and is killed" in one.said()
         assert one.marked() == [], "engines are stopped all the same"

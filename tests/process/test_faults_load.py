@@ -23,6 +23,7 @@ from gateway.desk import RETRIES_MAX
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge
 from tests.kit.crowd import SLACK_BYTES, Crowd, chat, counted, resident_bytes
+from tests.kit.freezing import freeze
 from tests.kit.serving import Serving, fake, most_at_once, serving, shot, transcript
 from tests.kit.waiting import until
 
@@ -51,7 +52,7 @@ async def nothing_moves(one: Serving, *, warm: bool) -> AsyncIterator[None]:
             await until("the Slot is taken", lambda: one.busy("ada") == 1)
             yield
         else:
-            os.kill(engine, signal.SIGSTOP)
+            freeze(engine)
             holder.leave()
             await until("nobody waits", lambda: one.demand("ada") == {"waiting": 0, "running": 0})
             try:

@@ -15,6 +15,7 @@ import yaml
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge
 from tests.kit.crowd import counted
+from tests.kit.freezing import freeze
 from tests.kit.outlying import outlying
 from tests.kit.serving import Serving, fake, serving, settings, shot, transcript
 from tests.kit.waiting import until
@@ -118,7 +119,7 @@ async def test_case_18_a_replica_is_gone_and_nobody_tells_the_gateways(tmp_path:
         await one.ready("ada", 2)
         pid = one.autoscaler()
         victim, _ = one.engines("ada")
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         try:
             os.kill(victim, signal.SIGKILL)
             results = [await one.call("ada", stream=n % 2 == 0) for n in range(40)]

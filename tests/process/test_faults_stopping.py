@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.result import Ending
+from tests.kit.freezing import freeze
 from tests.kit.serving import fake, running, serving, shot
 from tests.kit.waiting import until
 
@@ -37,7 +38,7 @@ async def test_sigterm_while_the_autoscaler_is_dead_stops_all_engines(tmp_path: 
                 await until("its death is said", lambda: one.said().count("autoscaler ended") == deaths)  # noqa: B023  awaited
             assert await one.stop() == 0
         else:
-            one.process.send_signal(signal.SIGSTOP)
+            freeze(one.process.pid)
             os.kill(one.autoscaler(), signal.SIGKILL)
             one.process.send_signal(signal.SIGTERM)
             one.process.send_signal(signal.SIGCONT)
@@ -62,7 +63,7 @@ async def test_sigterm_while_engines_are_adopted_stops_them(tmp_path: Path) -> N
         said = one.said().count("ready on")
         one.begin_start()
         autoscaler = await until("an autoscaler is being started", one.autoscaler)
-        os.kill(autoscaler, signal.SIGSTOP)
+        freeze(autoscaler)
         assert one.process is not None
         one.process.send_signal(signal.SIGTERM)
         await until("it is told to stop", lambda: told_to_stop(autoscaler))

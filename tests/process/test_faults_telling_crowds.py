@@ -19,6 +19,7 @@ import pytest
 
 from tests.kit.betrayals import BODY_BYTES_MAX, CHAT, GOOD, KEY, MESSAGES, PROMPT, Fault, chat, post, prompt
 from tests.kit.crowd import Crowd, Stream, counted, many_files
+from tests.kit.freezing import freeze
 from tests.kit.hearing import AT_ONCE, Heard, repeating, talk, tenant
 from tests.kit.serving import Document, serving, settings
 from tests.kit.waiting import until
@@ -121,7 +122,7 @@ async def they_are_too_many(heard: Heard, crowd: Crowd) -> None:
 async def they_come_at_once(heard: Heard) -> None:
     """Case 37, the other half: all connect and ask while the gateway does not even run (SIGSTOP)."""
     gateway = heard.one.gateways()["gateway-1"]
-    os.kill(gateway, signal.SIGSTOP)
+    freeze(gateway)
     try:
         coming = [asyncio.create_task(heard.answer(post(CHAT, chat("talks")))) for _ in range(4 * AT_ONCE)]
         coming += [asyncio.create_task(heard.answer(post(CHAT, chat("nobody")))) for _ in range(AT_ONCE)]

@@ -27,6 +27,7 @@ from autoscaler.contract import LEADER_SILENT_S
 from bench.documents import key, tenant
 from loadtest.client import Client
 from loadtest.result import Ending, Shot
+from tests.kit.freezing import freeze
 from tests.kit.gates import Gates, Sent, gates
 from tests.kit.laps import PAUSE_S, Laps, laps, visit, visit_by
 from tests.kit.serving import API, Serving, Transcribed, fake, most_at_once, serving, settings, shot, transcript
@@ -255,7 +256,7 @@ async def test_a_gateway_that_comes_back_while_the_autoscaler_is_away_serves_wha
         await settled(house, f"run-{slots}")
     await until("it is kept that all are ready", lambda: kept_ready(one, late) == {f"run-{slots}" for slots in SLOTS})
     victim, autoscaler = one.gateways()[late], one.autoscaler()
-    os.kill(autoscaler, signal.SIGSTOP)
+    freeze(autoscaler)
     silent_s = time.monotonic() + LEADER_SILENT_S
     try:
         os.kill(victim, signal.SIGKILL)
@@ -265,7 +266,7 @@ async def test_a_gateway_that_comes_back_while_the_autoscaler_is_away_serves_wha
             assert "event=serving_from_kept" in one.said()
             await asyncio.sleep(silent_s - time.monotonic())
             everywhere = [(gateway, slots) for slots in SLOTS for gateway in house.gateways for _ in range(slots)]
-            assert await whole([await gate.send(gateway, brief(slots)) for gateway, slots in everywhere])
+            assert await whole([await gate.send(gateway, longer(slots)) for gateway, slots in everywhere])
         assert one.autoscaler() == autoscaler
     finally:
         os.kill(autoscaler, signal.SIGCONT)
@@ -279,6 +280,11 @@ async def test_a_gateway_that_comes_back_while_the_autoscaler_is_away_serves_wha
 def brief(slots: int) -> Shot:
     """A Call that takes a moment of a Slot."""
     return shot(f"run-{slots}", tokens=10, stream=False)
+
+
+def longer(slots: int) -> Shot:
+    """One that takes so long of a Slot that all of many such are there at once."""
+    return shot(f"run-{slots}", tokens=60, stream=False)
 
 
 async def whole(calls: Sequence[Sent]) -> bool:

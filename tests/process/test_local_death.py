@@ -13,7 +13,7 @@ import pytest
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.processes import facts
-from autoscaler.world import Seen
+from autoscaler.observations import Seen
 from tests.kit.localrig import TINY_ENGINE, LocalRig, python
 from tests.kit.observed import running
 

@@ -21,8 +21,9 @@ from autoscaler.drivers.engine import Engine
 from autoscaler.drivers.processes import BLANK, MARK, boot_id, facts, mark_of
 from autoscaler.drivers.readiness import Readiness
 from autoscaler.drivers.records import Record
-from autoscaler.world import Seen
+from autoscaler.observations import Seen
 from tests.contracts.driver import Manner
+from tests.kit.freezing import freeze
 from tests.kit.localrig import TINY_ENGINE, LocalRig, python, replica
 from tests.kit.observed import running
 from tests.kit.waiting import until
@@ -179,13 +180,17 @@ def test_an_engine_that_dies_on_start_is_quoted_and_one_that_was_ready_is_not(ri
     async def scenario() -> None:
         driver = rig.driver()
         fails = replica("r1", python("import sys; print('a', flush=True); sys.exit('no such model: x.gguf\\n\\n')"))
-        dies = replica("r2", python(TINY_ENGINE.replace("c.close()", "sys.exit('the prompt')"), "{port}"))
+        dies_when_asked_again = TINY_ENGINE.replace("c.close()", "c.close(); s.accept(); sys.exit('the prompt')")
+        dies = replica("r2", python(dies_when_asked_again, "{port}"))
         async with running(driver) as observed:
             driver.start(*fails)
             driver.start(*dies)
             assert (await observed.until(R1, Seen.EXITED)).reason == "exited with status 1: no such model: x.gguf"
+            host, _, port = (await observed.until(ReplicaId("r2"), Seen.READY)).address.rpartition(":")
+            _, again = await asyncio.open_connection(host.removeprefix("http://"), int(port))
             assert (await observed.until(ReplicaId("r2"), Seen.EXITED)).reason == "exited with status 1"
             await observed.until(ReplicaId("r2"), Seen.CLEAN)
+            again.close()
 
     rig.run(scenario())
 
@@ -316,7 +321,7 @@ def test_an_engine_that_hangs_gets_unready_holds_up_nobody_and_recovers(rig: Loc
         async with running(driver) as observed:
             driver.start(*replica("r1", python(TINY_ENGINE, "{port}")))
             await observed.until(R1, Seen.READY)
-            os.kill(rig.main(R1), signal.SIGSTOP)
+            freeze(rig.main(R1))
             driver.start(*replica("r2", python(TINY_ENGINE, "{port}")))
             await observed.until(r2, Seen.READY)
             assert observed.words(R1) == ["starting", "ready"], "nobody waits for the three probes"

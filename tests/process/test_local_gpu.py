@@ -10,9 +10,11 @@ import pytest
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers import clearing, local
-from autoscaler.world import Seen
+from autoscaler.drivers.devices import Devices
+from autoscaler.drivers.local import LocalDriver
+from autoscaler.observations import Seen
 from tests.kit.fakenvml import FakeNvml
-from tests.kit.localrig import TINY_ENGINE, LocalRig, python, replica
+from tests.kit.localrig import GPU0, TINY_ENGINE, LocalRig, launch, python, replica
 from tests.kit.observed import running
 
 R1 = ReplicaId("r1")
@@ -71,6 +73,52 @@ def test_a_slice_is_clean_only_when_nvml_says_that_the_memory_is_back(
     rig.run(scenario())
 
 
+WORKER = """
+import os, sys, time
+worker = os.fork()
+if worker == 0:
+    time.sleep(60)
+with open(sys.argv[2], "w") as written:
+    written.write(str(worker))
+"""
+"""A worker in the engine's group that holds the memory: it does not end with the main process."""
+
+
+def test_case_20_a_worker_that_outlives_its_engine_holds_the_device_until_memory_is_free(
+    rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """SIGKILL of the main process: its worker is killed with its group. NVML shows the memory of the worker on, as it
+    does while a driver is stuck: that is said every ALARM_S, and it is not clean until it is free.
+    """
+    monkeypatch.setattr(clearing, "ALARM_S", 0.2)
+    written = tmp_path / "worker"
+
+    async def scenario() -> None:
+        driver, (r1, served) = (
+            rig.driver(),
+            replica("r1", python(WORKER + TINY_ENGINE, "{port}", str(written)), ("GPU-a",)),
+        )
+        async with running(driver) as observed:
+            driver.start(r1, served)
+            await observed.until(R1, Seen.READY)
+            worker = int(written.read_text())
+            nvml.holders = {"GPU-a": {worker: 1 << 30}}
+            async with asyncio.timeout(5):
+                while not rig.state.records()[0][0].gpu_pids:
+                    await asyncio.sleep(0.005)
+            rig.kill(R1)
+            await observed.until(R1, Seen.EXITED, times=3)
+            assert not rig.processes(R1), "the whole group is killed"
+            assert Seen.CLEAN not in [one.seen for one in observed.of(R1)]
+            alarms = [one.reason for one in observed.of(R1) if "still hold GPU memory" in one.reason]
+            assert len(alarms) == 2
+            assert str(worker) in alarms[0]
+            nvml.holders = {}
+            assert (await observed.until(R1, Seen.CLEAN)).proof == "measured"
+
+    rig.run(scenario())
+
+
 def test_a_replica_that_nvml_never_saw_is_proven_by_its_processes(rig: LocalRig) -> None:
     async def scenario() -> None:
         driver, (r1, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a",))
@@ -116,3 +164,54 @@ def test_an_engine_whose_memory_grows_while_it_starts_is_told_so(
             await observed.until(R1, Seen.CLEAN)
 
     rig.run(scenario())
+
+
+def test_what_an_engine_uses_of_its_gpus_is_told_while_it_serves(
+    rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each Device that it is on, and nothing of the host's memory."""
+    monkeypatch.setattr("autoscaler.drivers.readiness.WEIGH_READY_S", 0.05)
+
+    async def scenario() -> None:
+        driver, (r1, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a", "GPU-b"))
+        async with running(driver) as observed:
+            driver.start(r1, model)
+            await observed.until(R1, Seen.READY)
+            assert observed.of(R1)[-1].used_bytes == 0, "nobody has looked, or it uses nothing"
+            for gib in (6, 8):
+                nvml.holders = {"GPU-a": {rig.main(R1): gib << 30}, "GPU-b": {rig.main(R1): 2 << 30}}
+                async with asyncio.timeout(5):
+                    while observed.of(R1)[-1].used_bytes != (gib + 2) << 29:
+                        await asyncio.sleep(0.005)
+            assert observed.of(R1)[-1].seen is Seen.READY
+
+    rig.run(scenario())
+
+
+def test_on_the_hosts_memory_it_is_what_is_resident_and_on_declared_devices_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoscaler.drivers.readiness.WEIGH_READY_S", 0.05)
+    rig = LocalRig(tmp_path)
+    grows = python("x = b'x' * (64 << 20)" + TINY_ENGINE, "{port}")
+
+    async def used(devices: Devices, slice_: str, name: str) -> int:
+        driver, (one, model) = LocalDriver(rig.state, launch, devices), replica(name, grows, slices=(slice_,))
+        async with running(driver) as observed:
+            driver.start(one, model)
+            await observed.until(one.id, Seen.READY)
+            async with asyncio.timeout(5):
+                while not rig.state.records()[0][0].was_ready:  # written after a look
+                    await asyncio.sleep(0.005)
+            driver.stop(one, 1.0)
+            await observed.until(one.id, Seen.CLEAN)
+            return max(seen.used_bytes for seen in observed.of(one.id))
+
+    async def scenario() -> None:
+        assert 64 << 20 < await used(Devices((), lambda: None), "host", "h1") < 256 << 20
+        assert await used(Devices((GPU0,)), "gpu0", "h2") == 0
+
+    try:
+        rig.run(scenario())
+    finally:
+        rig.close()

@@ -38,10 +38,17 @@ def post(port: int, path: str, body: dict[str, object]) -> tuple[int, bytes]:
 
 
 @contextmanager
-def started(folder: Path, *args: str, file: str = "ada.gguf") -> Iterator[tuple[subprocess.Popen[str], int, set[int]]]:
+def started(
+    folder: Path, *args: str, file: str = "ada.gguf", slots: int = 2, context_tokens: int | None = None
+) -> Iterator[tuple[subprocess.Popen[str], int, set[int]]]:
     """The process, its port, and the statuses that its readiness path answered on the way to 200 (or to its end)."""
-    spec = ModelSpec(engine="llama.cpp", artifact=f"file://{folder / file}", args=("--threads=1", *args))
-    model = Model(name=ModelName("ada"), spec=spec, slots=2)
+    spec = ModelSpec(
+        engine="llama.cpp",
+        artifact=f"file://{folder / file}",
+        args=("--threads=1", *args),
+        context_tokens=context_tokens,
+    )
+    model = Model(name=ModelName("ada"), spec=spec, slots=slots)
     port, statuses = free_port(), set()
     start = launch(model, None, "127.0.0.1", port, {"xllamacpp": available()["xllamacpp"]})
     process = subprocess.Popen(start.argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -141,4 +148,5 @@ def test_a_broken_file_ends_it_with_the_reason(folder: Path) -> None:
         assert process.returncode == 1
         assert 200 not in statuses
         assert "corrupted or incomplete" in out
-        assert out.rstrip().splitlines()[-1].startswith("xllamacpp server: the model could not be served")
+        said = [line for line in out.splitlines() if line.startswith("xllamacpp server: the model could not be served")]
+        assert len(said) == 1, "the library writes beside us, and may be later"

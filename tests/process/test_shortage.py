@@ -19,7 +19,7 @@ from autoscaler.drivers.clearing import kill_all
 from autoscaler.drivers.ports import holds_one
 from autoscaler.drivers.probes import probe
 from autoscaler.drivers.processes import MARK, Claim, Reaper, facts, find, mark_of
-from autoscaler.world import Seen
+from autoscaler.observations import Seen
 from tests.kit.localrig import INSTANCE, R1, TINY_ENGINE, LocalRig, python, replica
 from tests.kit.observed import running
 from tests.kit.shortage import no_file_descriptors

@@ -16,6 +16,7 @@ from autoscaler.contract import LEADER_SILENT_S
 from autoscaler.demand import LIVE
 from autoscaler.loop import Step
 from autoscaler.model import Model
+from autoscaler.nodes import is_lost
 from autoscaler.states import ReplicaState
 from gateway.call import CallState, Outcome
 from tests.kit.fakedriver import FakeEngine
@@ -27,6 +28,8 @@ CONSERVATION_S = 0.050
 """I4: the longest that a Call may wait while a Slot it may use is free, when nothing is lost (interfaces section 6)."""
 TRAVEL_S = 0.1
 """What decides and what is told of it may be so far apart: a step of the loop, or a sample."""
+STOP_S = 1.0
+"""A stop is that long on its way to an API server, at most, while a start that was ordered with it is quicker."""
 COLD_S_MIN = 10.0
 """A Call that was refused because its Model is cold asks for a start so long, or for twice its Retry-After."""
 
@@ -88,11 +91,17 @@ class Watcher:
 
     def _no_more_than_planned(self, engine: FakeEngine) -> None:
         """I6: when a Replica starts, no more of its Model are alive than it may have, or than the Calls fill of which
-        the leader was told; those that drain are leaving. Without such Calls, one was refused of late.
+        the leader was told; those that drain are leaving, and so are those whose stop has just been ordered.
+        Without such Calls, one was refused of late.
         """
         town, model = self._town, self._model(engine.replica.model)
         known = town.autoscaler.loop.world.replicas if town.autoscaler is not None else {}
-        leaving = {id for id, replica in known.items() if replica.state == ReplicaState.DRAINING}
+        leaving = {
+            id
+            for id, replica in known.items()
+            if replica.state == ReplicaState.DRAINING
+            or (replica.state == ReplicaState.STOPPING and town.now() - replica.since_s <= STOP_S)
+        }
         alive = [
             e for e in town.machine.engines.values() if e.replica.model == model.name and e.alive and not e.stopping
         ]
@@ -121,6 +130,8 @@ class Watcher:
         for action in step.actions:
             replica = step.after.replicas.get(action.replica) if isinstance(action, DrainReplica) else None
             if replica is None or not isinstance(action, DrainReplica):
+                continue
+            if is_lost(step.after, replica, self._town.now()):
                 continue
             if action.victim_of is None:
                 self._all_have_told(replica.model, replica.id)

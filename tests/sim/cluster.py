@@ -16,14 +16,17 @@ import pytest
 
 from autoscaler.contract import GatewayId, ReplicaId, Report
 from autoscaler.drivers import probes
-from autoscaler.drivers.kubernetes import lease, nodes, pods
+from autoscaler.drivers.kubernetes import lease, pods
 from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.lease import Elector
 from autoscaler.loop import Step
 from autoscaler.model import Model
+from autoscaler.nodes import is_back
+from autoscaler.observations import FollowingSeen, LeadingSeen
 from autoscaler.podspec import GPU
-from autoscaler.world import FollowingSeen, LeadingSeen, Replica, Slice
+from autoscaler.slicing.sharing import MEMORY_MIB
+from autoscaler.world import Replica, Slice
 from tests.kit.fakedriver import STOPPED, FakeEngine
 from tests.kit.localrig import launch
 from tests.sim import checks, ends, process
@@ -64,7 +67,10 @@ class Elected(Autoscaler):
         self.told = Told(clock())
         self.elector = Elector(SimApi(town.server, name), "town", "pilotlight", name, clock)
         api = SimApi(town.server, name, self.elector.writes_s)
-        driver = KubernetesDriver(api, "town", launch, lambda _: "image", clock, assume_after_s=0.05)
+        driver = KubernetesDriver(
+            api, "town", launch, lambda _: "image", clock, assume_after_s=0.05,
+            measured=lambda replica, since_s: is_back(self.loop.world, replica, since_s, clock()),
+        )  # fmt: skip
         super().__init__(town, 0, driver, self.elector.writes_s, self.elector.in_touch)
         self.loop.listeners.append(self._on_step)
 
@@ -158,10 +164,13 @@ class Kubelet(Machine):
         )  # fmt: skip
         self.start(replica, next(one for one in self.models if one.name == found.model))
 
-    def delete_by_force(self, replica: ReplicaId) -> None:
-        """Its pod is gone at once, and so is its process, of which nothing is said any more."""
+    def delete_by_force(self, replica: ReplicaId, runs_on_s: float = 0.0) -> None:
+        """Its pod is gone at once; its process, of which nothing is said any more, too, or so long after."""
         self._server.put(PODS, self._server.objects[PODS][pods.name_of(replica)], "DELETED")
-        self.kill(replica)
+        if runs_on_s:
+            self._loop.call_later(runs_on_s, self.kill, replica)
+        else:
+            self.kill(replica)
 
     def evict(self, replica: ReplicaId) -> None:
         """Its process is ended for its node's sake; its pod is kept, without an address."""
@@ -220,7 +229,7 @@ class Cluster(Town):
         self._killed: list[Elected] = []
         self.epochs: list[tuple[str, int]] = []
         """Who led, in which epoch."""
-        labels = {nodes.MEMORY_MIB: str(16 * GIB >> 20)}
+        labels = {MEMORY_MIB: str(16 * GIB >> 20)}
         self.server.put(NODES, {
             "metadata": {"name": NODE, "labels": labels}, "spec": {},
             "status": {"allocatable": {GPU: str(gpus)}, "conditions": [{"type": "Ready", "status": "True"}]},

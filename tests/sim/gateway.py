@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta
+from autoscaler.observations import GatewayGone, GatewaySeen
 from autoscaler.serve import take_report
-from autoscaler.world import GatewayGone, GatewaySeen
 from gateway import errors
 from gateway.call import Call, Outcome
 from gateway.desk import Bounce

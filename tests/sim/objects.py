@@ -25,6 +25,7 @@ from autoscaler.drivers.kubernetes.watching import GONE, INITIAL_END
 WAY_S = 0.001
 """Of a request there, and of its answer back."""
 NODES, PODS = "/api/v1/nodes", "/api/v1/namespaces/town/pods"
+COLLECTIONS = ("/pods", "/nodes", "/leases", "/resourceclaims", "/resourceslices")
 BEGAN_UNIX_S = 1_767_225_600.0
 """True time, when a virtual loop's is 0."""
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
@@ -135,7 +136,7 @@ class Server:
             raise refusal
 
     def _split(self, path: str, method: str) -> tuple[str, str]:
-        if method == "POST" or path.endswith(("/pods", "/nodes", "/leases")):
+        if method == "POST" or path.endswith(COLLECTIONS):
             return path, ""
         collection, _, name = path.rpartition("/")
         return collection, name

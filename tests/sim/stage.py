@@ -63,13 +63,13 @@ class Stage:
 
 def play(
     act: Callable[[Stage], Coroutine[object, object, T]], *models: Model, seed: int = 1, gateways: int = 1,
-    devices: int = 1, manners: Manners = QUICK, rates: Rates = CALM, strict: bool = True,
+    devices: int = 1, manners: Manners = QUICK, rates: Rates = CALM, strict: bool = True, kind: type[Town] = Town,
 ) -> T:  # fmt: skip
     """Plays one act in virtual time, then checks every invariant that holds always."""
 
     async def whole() -> T:
         slices = tuple(one_device(16 * GIB, f"gpu{number}") for number in range(devices))
-        town = Town(seed, models=models, slices=slices, gateways=gateways, manners=manners, rates=rates)
+        town = kind(seed, models=models, slices=slices, gateways=gateways, manners=manners, rates=rates)
         watcher = checks.Watcher(town, strict=strict)
         stage = Stage(town, watcher)
         await asyncio.sleep(0.5)

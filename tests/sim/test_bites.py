@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from autoscaler import demand, drain, indices, shares, shelves
+from autoscaler import crowded, demand, drain, indices, shares, shelves
 from autoscaler.contract import RoutesDelta
+from autoscaler.lanes import Room
 from autoscaler.model import Model
-from autoscaler.packing import Incumbent, Room
 from autoscaler.states import ReplicaState
 from autoscaler.world import Replica, Slice, World
 from gateway.queue import Queue
@@ -69,13 +69,12 @@ def only_the_newest_grant_counts(patch: pytest.MonkeyPatch) -> None:
 
 
 def free_before_it_is_clean(patch: pytest.MonkeyPatch) -> None:
-    incumbent = shelves._incumbent
+    room = crowded.room_of
 
-    def gone(look: shelves._Look, replica: Replica, slice_: Slice) -> Incumbent:
-        found = incumbent(look, replica, slice_)
-        return found._replace(room=Room(0, 0)) if replica.state is ReplicaState.SCRUBBING else found
+    def gone(replica: Replica, slice_: Slice) -> Room:
+        return Room(0, 0) if replica.state is ReplicaState.SCRUBBING else room(replica, slice_)
 
-    patch.setattr(shelves, "_incumbent", gone)
+    patch.setattr(shelves, "room_of", gone)
 
 
 def never_idle(patch: pytest.MonkeyPatch) -> None:

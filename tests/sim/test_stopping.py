@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from autoscaler.actions import DrainReplica
 from autoscaler.loop import Step
 from autoscaler.model import ReplicaRange
+from autoscaler.observations import DocumentsSeen
 from autoscaler.states import ReplicaState
-from autoscaler.world import DocumentsSeen
 from gateway.call import Outcome
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.machine import Manners

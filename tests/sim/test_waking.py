@@ -13,8 +13,8 @@ import pytest
 from autoscaler.contract import ModelName
 from autoscaler.drivers.histories import EVERY_S
 from autoscaler.model import Start
+from autoscaler.observations import StartSeen
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import StartSeen
 from gateway.call import Outcome
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.machine import Manners

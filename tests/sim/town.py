@@ -16,13 +16,14 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, ModelName, Report, TenantName
-from autoscaler.drivers.base import SharedDriver
+from autoscaler.drivers.base import Cutter, SharedDriver
 from autoscaler.drivers.histories import EVERY_S, FORGOTTEN
 from autoscaler.loop import Loop, Step
 from autoscaler.model import Model
+from autoscaler.observations import DocumentsSeen, GatewaySeen, HistorySeen, LeadingSeen
 from autoscaler.serve import Feed
 from autoscaler.tenant import Tenant
-from autoscaler.world import DocumentsSeen, GatewaySeen, History, HistorySeen, LeadingSeen, Slice, World
+from autoscaler.world import History, Slice, World
 from gateway.call import Call, Outcome
 from gateway.effects import Grant
 from gateway.errors import CallError
@@ -67,7 +68,7 @@ class Autoscaler:
         clock = asyncio.get_running_loop().time
         self.driver = FakeDriver(town.machine) if driver is None else driver
         world = World(epoch=epoch, leads=epoch > 0, leading_since_s=clock())
-        self.loop = Loop(world, self.driver, clock, writes_s, in_touch)
+        self.loop = Loop(world, self.driver, clock, writes_s, in_touch, cutter=town.cutter(self))
         self.feed = Feed(self.loop)
         self.loop.listeners.append(lambda step: town.note(*(f"{t.replica} {t.after}" for t in step.transitions)))
         self.loop.listeners.append(town.stepped)
@@ -141,6 +142,11 @@ class Town:
     def make_machine(self, slices: tuple[Slice, ...], manners: Manners) -> Machine:
         """Where engines run."""
         return Machine(self.rng, slices, manners)
+
+    def cutter(self, autoscaler: Autoscaler) -> Cutter | None:
+        """Who has nodes cut anew for it; here nobody."""
+        del autoscaler
+        return None
 
     def links(self, gateway: GatewayId) -> list[SimLink]:
         """A gateway's ways to the autoscalers."""

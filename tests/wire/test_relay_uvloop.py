@@ -13,11 +13,12 @@ from tests.wire import test_edge as edge
 from tests.wire import test_faults as faults
 from tests.wire import test_large as large
 from tests.wire import test_leaks as leaks
+from tests.wire import test_outlet as outlet
 from tests.wire import test_relay as relay
 
 PLAIN = {
     name: test
-    for module in (edge, faults, large, leaks, relay)
+    for module in (edge, faults, large, leaks, outlet, relay)
     for name, test in vars(module).items()
     if name.startswith("test_") and inspect.iscoroutinefunction(test) and not inspect.signature(test).parameters
 }

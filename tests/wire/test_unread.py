@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from gateway.body import LARGE_BYTES
-from gateway.edge import ANSWERS_A_TURN, WRITE_BUFFER_BYTES
+from gateway.edge import ANSWERS_A_TURN
 from gateway.limits import Limits
+from gateway.outlet import WRITE_BUFFER_BYTES
 from gateway.wire import AHEAD_BYTES_MAX
 from tests.kit.engine import HOLD, OK, ScriptedEngine
 from tests.kit.played import heard

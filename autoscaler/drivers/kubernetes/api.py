@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import msgspec
@@ -25,6 +25,10 @@ import msgspec
 from autoscaler.drivers.kubernetes.access import Access
 from autoscaler.drivers.kubernetes.budget import Budget
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
+
+if TYPE_CHECKING:
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.client_reqrep import ConnectionKey
 
 Object = dict[str, Any]
 """As the API has it."""
@@ -94,7 +98,7 @@ class Api:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self._access.tls(), limit=0),
+            connector=_Connector(ssl=self._access.tls(), limit=0),
             headers=self._agent,
             read_bufsize=BUFFER_BYTES,
         )
@@ -295,6 +299,17 @@ class Api:
         if self._session is None:
             raise RuntimeError("use Api as `async with`")
         return self._session
+
+
+class _Connector(aiohttp.TCPConnector):
+    """What is broken off ends at once. aiohttp says goodbye first, and TLS waits 30 s for the other side to say it too:
+    a server that hangs would keep each connection so long, and a loop that ends sooner leaves its socket open.
+    """
+
+    def _release(self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False) -> None:
+        if should_close or protocol.should_close:
+            protocol.abort()
+        super()._release(key, protocol, should_close=should_close)
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[Object, None]:

@@ -14,7 +14,7 @@ from autoscaler.contract import ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.watching import Key, Watched
-from autoscaler.world import Seen
+from autoscaler.observations import Seen
 
 
 class See(Protocol):

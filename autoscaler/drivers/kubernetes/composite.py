@@ -11,7 +11,8 @@ from functools import partial
 
 from autoscaler.drivers.base import Observation, Observe, SharedDriver
 from autoscaler.model import ADOPTED_HASH, Model
-from autoscaler.world import Replica, Synced
+from autoscaler.observations import Synced
+from autoscaler.world import Replica
 
 
 class CompositeDriver:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from autoscaler.actions import Action, Plan
-from autoscaler.world import Transition, World
+from autoscaler.observations import Transition
+from autoscaler.world import World
 
 
 class Decided(Protocol):

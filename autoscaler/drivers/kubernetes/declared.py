@@ -1,9 +1,10 @@
 """Devices where nodes may not be read (scope `namespace`): those that the Settings' `nodes` declare. Pure.
 
 Each entry of `nodes` stands for one node, which the scheduler chooses by the entry's labels, so these Slices have names
-that no node can have. Where nothing is declared, a ResourceQuota says how many devices there may be. Promises: no more
-is offered than every quota leaves; while the scheduler finds no node for a Replica of ours, nothing more is offered
-where that one waits. What is held stays what it is: to evict an idle Replica is still a way.
+that no node can have; of cards that HAMi shares HAMi chooses which one. Where nothing is declared, a ResourceQuota says
+how many devices there may be. Promises: no more is offered than every quota leaves; while the scheduler finds no node
+for a Replica of ours, nothing more is offered where that one waits. What is held stays what it is: to evict an idle
+Replica is still a way.
 """
 
 from __future__ import annotations
@@ -13,20 +14,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.api import Object
-from autoscaler.drivers.kubernetes.nodes import UNKNOWN_BYTES
 from autoscaler.podspec import GPU
 from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind
+from autoscaler.settings import NodeDevice, NodeKind, PriorityClass
+from autoscaler.slicing import table
+from autoscaler.slicing.base import NodeFacts, PodFields
+from autoscaler.slicing.figures import in_mib
+from autoscaler.slicing.hami import ALONE, NVIDIA, TASKS, Hami
+from autoscaler.slicing.sharing import UNKNOWN_BYTES
 from autoscaler.states import ReplicaState
 from autoscaler.stranded import kept_off
-from autoscaler.world import DeviceId, Isolation, NodeId, Replica, Slice, SliceId
+from autoscaler.world import NodeId, Replica, Slice, SliceId
 
 DEVICES_MAX = 1000
 """That a quota stands for where nothing is declared."""
+UNTOLD = (
+    "Settings `nodes` say that its devices are {kind}, whose parts only nodes tell, and these may not be read in scope "
+    "`namespace`: leave `slicing` out, or use scope `cluster`"
+)
 WAITS_MAX = 200
 """Characters of what the scheduler says."""
 _HARD = f"requests.{GPU}"
@@ -83,6 +93,14 @@ def selector_of(kinds: Sequence[NodeKind], slices: Sequence[SliceId]) -> dict[st
     return kinds[position].selector if position < len(kinds) else {}
 
 
+def fields(kinds: Sequence[NodeKind], replica: Replica, ranked: PriorityClass | None) -> PodFields | None:
+    """What the pod of a Replica asks for; None: its Slices are not declared (any more). `ranked`: by its priority."""
+    asks = table.fields(replica, {one.id: one for one in slices(kinds, (), {})}, ranked)
+    if asks is None:
+        return None
+    return asks._replace(annotations={name: said for name, said in asks.annotations.items() if name != NVIDIA.use})
+
+
 def _of_quota(quotas: Sequence[Quota]) -> dict[str, NodeKind]:
     """Devices of which nothing is known but how many there may be."""
     if not quotas or not _hard(quotas):
@@ -92,13 +110,25 @@ def _of_quota(quotas: Sequence[Quota]) -> dict[str, NodeKind]:
 
 
 def _of(node: str, kind: NodeKind, hard: int) -> Iterator[Slice]:
-    """The Slices of an entry."""
-    for number in range(min(kind.device.count, hard)):
-        name = f"{node}/gpu{number}"
-        yield Slice(
-            id=SliceId(name), device=DeviceId(name), node=NodeId(node), memory_bytes=int(kind.device.memory_bytes),
-            isolation=Isolation.HARDWARE, shared=False, product=kind.device.model, labels=kind.selector,
-        )  # fmt: skip
+    """The Slices of an entry, as if a node had what it says."""
+    shares = (kind.slicing.replicas if kind.slicing is not None else None) or 1
+    many, said = min(kind.device.count * shares, hard), kind.slicing.kind if kind.slicing is not None else ""
+    told = {NVIDIA.register: _cards(kind.device, many)} if said == Hami().kind else {}
+    facts = NodeFacts(NodeId(node), annotations=told, allocatable={GPU: str(many)}, declared=kind)
+    closed = UNTOLD.format(kind=said) if said in table.GIVERS and not told else ""
+    return (replace(one, labels=kind.selector, closed=closed or one.closed) for one in table.inventory(facts))
+
+
+def _cards(device: NodeDevice, many: int) -> str:
+    """As HAMi would register them; what it calls each is not known, so none can be asked for by its name."""
+    card = {
+        "count": TASKS,
+        "devmem": in_mib(device.memory_bytes),
+        "devcore": ALONE,
+        "type": device.model,
+        "health": True,
+    }
+    return msgspec.json.encode([{"id": f"card-{at}", **card} for at in range(many)]).decode()
 
 
 def _waiting(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:

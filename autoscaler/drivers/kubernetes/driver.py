@@ -12,29 +12,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 
-from autoscaler.contract import ModelName, ReplicaId
+from msgspec.structs import replace
+
+from autoscaler.contract import ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import Launcher, Observe
-from autoscaler.drivers.kubernetes import clearing, declared, nodes, pods
+from autoscaler.drivers.kubernetes import claims, clearing, declared, pods
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.asking import Asking
 from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.drivers.kubernetes.clearing import Clearing
+from autoscaler.drivers.kubernetes.inventory import Inventory
+from autoscaler.drivers.kubernetes.nodes import NodeSeen
 from autoscaler.drivers.kubernetes.orders import Orders
 from autoscaler.drivers.kubernetes.pods import PodSeen
-from autoscaler.drivers.kubernetes.told import is_news, seen_in, unbound
-from autoscaler.drivers.kubernetes.vocabulary import NODES
+from autoscaler.drivers.kubernetes.refused import Refused
+from autoscaler.drivers.kubernetes.told import is_news, is_of, seen_in, unbound
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.model import Model
+from autoscaler.observations import ReplicaSeen, Seen, Synced
 from autoscaler.settings import Settings
-from autoscaler.world import Replica, ReplicaSeen, Seen, SlicesSeen, Synced
+from autoscaler.sizing import given
+from autoscaler.world import Replica, SliceId
 
 ADOPT_SECONDS_MAX = 10.0
 """Synced waits so long for what is half gone."""
-REFUSED_S = 60.0
-"""What a start was refused for is in the way of the next ones of the same spec for so long: no storm of tries."""
 REFRESH_RETRY_S = 0.2
 DOUBT_EVERY_S = 5.0
 """How often it is asked whether those are still there that are being deleted, or do not answer any more."""
@@ -65,14 +69,13 @@ class KubernetesDriver:
         self._image = image
         self._clock = clock
         self._unix_s = api.unix_s
-        self._clearing = Clearing(clock, self._node, measured, assume_after_s)
+        self._clearing = Clearing(clock, self._node, measured, assume_after_s, self._reserved)
         self._settings = settings
-        self._inventory = inventory
-        self._nodes = Watched(api, NODES, nodes.read, self._nodes_changed)
+        self._inventory = None if not inventory else Inventory(
+            api, namespace, settings, is_ours=self._is_ours, held=self._held, changed=self._devices_changed,
+            hosts_changed=self.look_again,
+        )  # fmt: skip
         self._pods = Watched(api, path, pods.read, self._pods_changed, labelSelector=pods.SELECTOR)
-        self._others = Watched(
-            api, "/api/v1/pods", self._read_other, self._others_changed, optional=True, fieldSelector=nodes.HOLDING
-        )
         self._orders = Orders(api, path, self._pods, self)
         self._observe: Observe = _not_running
         self._tasks = asyncio.TaskGroup()
@@ -89,8 +92,7 @@ class KubernetesDriver:
         """Whose pods are gone, and which are not proven clean yet."""
         self._clean: dict[ReplicaId, asyncio.Event] = {}
         """Of those that were half gone when they were adopted."""
-        self._refused: dict[ModelName, tuple[str, float, str]] = {}
-        """Model -> (spec hash, until when, why): what no start of it can do anything about."""
+        self._refused = Refused()
         self._listens = False
         """What was there at first is known: changes count."""
 
@@ -98,16 +100,12 @@ class KubernetesDriver:
         """Adopts, then observes until cancelled. One run per driver."""
         self._observe = observe
         async with self._tasks as tasks:
-            if self._inventory:
-                tasks.create_task(self._nodes.run())
-                tasks.create_task(self._others.run())
-                await self._nodes.synced.wait()
-                await self._others.synced.wait()
+            if self._inventory is not None:
+                await self._inventory.begin(tasks)
             self._tell_slices()
             tasks.create_task(self._pods.run())
             await self._pods.synced.wait()
             await self._adopt()
-            self._take_over()
             observe((Synced(),))
             tasks.create_task(self._doubt())
 
@@ -122,8 +120,8 @@ class KubernetesDriver:
         """What the leader before did last may not have been heard of: it would be done a second time."""
         while True:
             try:
-                if self._inventory:
-                    await self._nodes.refresh()
+                if self._inventory is not None:
+                    await self._inventory.refresh()
                 await self._pods.refresh()
             except (ApiError, UnreachableError):
                 await asyncio.sleep(REFRESH_RETRY_S)
@@ -134,7 +132,7 @@ class KubernetesDriver:
             self._judge(None, pod)  # what we were about to delete is not ready any more
         for told in list(self._told.values()):
             self._observe((told,))
-        self._take_over()
+        self._order(*self._orders.take_over(self._stopping))
         self._observe((Synced(),))
 
     async def follow(self) -> None:
@@ -147,8 +145,7 @@ class KubernetesDriver:
 
     def obstacle(self, model: Model) -> str:
         """What makes its launch impossible, or made it a moment ago."""
-        spec_hash, until_s, reason = self._refused.get(model.name, ("", 0.0, ""))
-        if spec_hash == model.spec_hash() and self._clock() < until_s:
+        if reason := self._refused.reason(model, self._clock()):
             return reason
         try:
             self._launch(model, pods.HOST, pods.PORTS[0])
@@ -165,17 +162,18 @@ class KubernetesDriver:
             self._see(found, Seen.STARTING, again=True)
             return
         try:
-            launch = self._launch(model, pods.HOST, pods.port_of(replica.id))
             settings = self._settings()
-            where, ranked = (
-                declared.selector_of(settings.nodes, replica.slices),
-                settings.priority_class(model.spec.priority),
-            )
-            wanted = pods.manifest(replica, model, launch, self._image(model), settings.pod, where, ranked)
+            known, ranked = self._inventory, settings.priority_class(model.spec.priority)
+            asks = declared.fields(settings.nodes, replica, ranked) if known is None else known.fields(replica, ranked)
+            part = given(model, replica, asks and asks.memory_fraction)
+            launch = self._launch(model, pods.HOST, pods.port_of(replica.id), part)
+            where = declared.selector_of(settings.nodes, replica.slices)
+            named = None if ranked is None else ranked.name
+            wanted = pods.manifest(replica, model, launch, self._image(model), settings.pod, where, named, asks)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
             self._fail(replica, str(error))
             return
-        self._order(self._orders.create(replica, wanted))
+        self._order(self._orders.create(replica, wanted, claims.wanted(replica, asks)))
 
     def stop(self, replica: Replica, grace_s: float) -> None:
         """Deletes its pod, with so much time. A later order can only shorten that. What is not known is clean."""
@@ -192,7 +190,7 @@ class KubernetesDriver:
 
     def start_refused(self, replica: Replica, reason: str) -> None:
         """The API server will not make such a pod: admission, rights, a namespace that goes."""
-        self._refuse(replica.model, replica.spec_hash, reason)
+        self._refused.note(replica.model, replica.spec_hash, reason, self._clock())
         self._fail(replica, reason)
 
     def is_gone(self, replica: Replica) -> None:
@@ -202,53 +200,41 @@ class KubernetesDriver:
         self._stopping.discard(replica.id)
         self._observe((unbound(replica, Seen.CLEAN, proof=clearing.ASSUMED),))
 
-    def _order(self, order: Coroutine[object, object, None]) -> None:
-        task = self._tasks.create_task(order)
-        self._ordered.add(task)
-        task.add_done_callback(self._ordered.discard)
+    def _order(self, *orders: Coroutine[object, object, None]) -> None:
+        for task in map(self._tasks.create_task, orders):
+            self._ordered.add(task)
+            task.add_done_callback(self._ordered.discard)
 
     def _fail(self, replica: Replica, reason: str) -> None:
         self._observe(
             (unbound(replica, Seen.EXITED, reason=reason), unbound(replica, Seen.CLEAN, proof=clearing.ASSUMED))
         )
 
-    def _refuse(self, model: ModelName, spec_hash: str, reason: str) -> None:
-        self._refused[model] = (spec_hash, self._clock() + REFUSED_S, reason)
-
-    def _take_over(self) -> None:
-        """Marks of leaders before are void: what they were about to delete is the plan's again."""
-        for pod in self._pods.items.values():
-            if pod.ended and not pod.leaving:
-                self._order(self._orders.remove(pod))
-            elif pod.drain and not pod.leaving and pod.replica not in self._stopping:
-                self._order(self._orders.unmark(pod))
-
     # --- what is seen -------------------------------------------------------------------------------------------------
 
-    def _nodes_changed(self, _: list[Change[nodes.NodeSeen]]) -> None:
+    def _devices_changed(self, is_node: bool) -> None:
+        self.look_again()
         if self._listens:
-            self._tell_slices()
             for pod in list(self._pods.items.values()):
-                self._judge(pod, pod)
+                self._locate(pod)
+                if is_node:
+                    self._judge(pod, pod)
 
-    def _read_other(self, pod: Object) -> nodes.OtherPod | None:
-        ours = pod["metadata"]["namespace"] == self._namespace and pods.read(pod) is not None
-        return None if ours else nodes.read_other(pod)
+    def _is_ours(self, pod: Object) -> bool:
+        return bool(pod["metadata"]["namespace"] == self._namespace) and pods.read(pod) is not None
 
-    def _others_changed(self, _: list[Change[nodes.OtherPod]]) -> None:
-        if self._listens:
-            self._tell_slices()
+    def _held(self) -> Iterator[SliceId]:
+        there = (told for told in self._told.values() if told.seen is not Seen.CLEAN)
+        return (id for told in there for id in told.actual or told.slices)
 
     def look_again(self) -> None:
-        """What the Settings say of nodes has changed."""
+        """What the Settings say of nodes has changed, or what others have of them."""
         if self._listens:
             self._tell_slices()
 
     def _tell_slices(self) -> None:
-        if self._inventory:
-            found = nodes.slices(list(self._nodes.items.values()), self._settings().nodes)
-            others = nodes.others(self._nodes.items.values(), found, self._others.items.values())
-            self._observe((SlicesSeen(slices=found, others=others),))
+        if self._inventory is not None:
+            self._observe(self._inventory.look())
 
     def _pods_changed(self, changes: list[Change[PodSeen]]) -> None:
         for _, old, new in changes:
@@ -256,6 +242,7 @@ class KubernetesDriver:
                 self._begins(old, new)
             if self._listens:
                 self._judge(old, new)
+                self._locate(new)
 
     def _begins(self, old: PodSeen | None, new: PodSeen) -> None:
         if old is not None and old.uid != new.uid:
@@ -275,6 +262,7 @@ class KubernetesDriver:
             if is_ready and not pod.leaving:
                 self._see(pod, Seen.READY)  # at once: how long it has run is not how long it took to start
             self._judge(None, self._pods.items.get(_key(pod)))
+        self._order(*self._orders.take_over(self._stopping))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ADOPT_SECONDS_MAX):
                 for clean in half_gone.values():
@@ -315,20 +303,20 @@ class KubernetesDriver:
         if pod.replica in self._stopping or (told is not None and told.seen is Seen.STARTING and not pod.drain):
             return
         if pod.drain:  # by a leader before us, who saw that no Call was on it
-            self._see(pod, Seen.EXITED, reason="it was being stopped")
+            self._see(pod, Seen.LEAVING, reason="it was being stopped")
         else:
             self._see(pod, Seen.UNREADY, reason=f"its pod is being deleted: {pod.disrupted or 'somebody asked for it'}")
 
     def _is_lost(self, node: str) -> bool:
         found = self._node(node)
-        return self._inventory and bool(node) and (found is None or found.lost)
+        return self._inventory is not None and bool(node) and (found is None or found.lost)
 
     def _lose_hope(self, key: Key, uid: str) -> None:
         """Its image, or a Secret, could not be had for too long: the start has failed, and so would the next."""
         pod = self._pods.items.get(key)
         if pod is None or pod.uid != uid or pod.patience_s is None:
             return
-        self._refuse(pod.model, pod.spec_hash, pod.waits)
+        self._refused.note(pod.model, pod.spec_hash, pod.waits, self._clock())
         self._see(pod, Seen.EXITED, reason=pod.waits)
         self._order(self._orders.remove(pod))
 
@@ -340,20 +328,34 @@ class KubernetesDriver:
     def _is_gone(self, pod: PodSeen) -> None:
         self._asking.stop(pod.replica)
         self._give_hope(pod.replica)
-        ours = self._pods.gap and pod.replica in self._stopping  # its end, which we ordered, was not heard of
+        ordered = pod.replica in self._stopping or (pod.leaving and pod.drain)
+        ours = self._pods.gap and ordered  # its end, which a leader ordered, was not heard of
         by_force = clearing.forced(pod) and not ours
         self._see(pod, Seen.EXITED, reason=pod.ended or (clearing.FORCED if by_force else "stopped"))
         self._cleared.add(pod.replica)
         self._tasks.create_task(self._clear(pod, by_force=by_force))
 
-    def _node(self, name: str) -> nodes.NodeSeen | None:
-        return self._nodes.items.get(Key("", name))
+    def _reserved(self, pod: PodSeen) -> bool:
+        return self._inventory is not None and self._inventory.reserved(pod)
+
+    def _locate(self, pod: PodSeen | None) -> None:
+        """Tells what it really has, once that is known and is not what was chosen. What it has, it keeps."""
+        told = self._told.get(pod.replica) if pod is not None else None
+        if pod is None or told is None or told.actual or self._inventory is None or not is_of(told, pod):
+            return
+        if actual := self._inventory.actual(pod):
+            self._told[pod.replica] = replace(told, actual=actual)
+            self._tell_slices()
+            self._observe((self._told[pod.replica],))
+
+    def _node(self, name: str) -> NodeSeen | None:
+        return None if self._inventory is None else self._inventory.node(name)
 
     async def _clear(self, pod: PodSeen, *, by_force: bool) -> None:
         proof = await self._clearing.prove(pod, by_force=by_force)
         self._cleared.discard(pod.replica)
         self._see(pod, Seen.CLEAN, proof=proof)
-        self._told.pop(pod.replica, None)
+        self._tell_if_strange(self._told.pop(pod.replica, None))
         self._begun.pop(pod.replica, None)
         self._stopping.discard(pod.replica)
         self._clean.pop(pod.replica, asyncio.Event()).set()
@@ -379,8 +381,15 @@ class KubernetesDriver:
             return
         from_unix_s = self._clock() - self._unix_s()
         begun = self._begun.get(pod.replica, Beginning())
-        self._told[pod.replica] = seen_in(pod, begun, from_unix_s, seen, reason=reason, waits=waits, proof=proof)
-        self._observe((self._told[pod.replica],))
+        now = seen_in(pod, begun, from_unix_s, seen, told, reason=reason, waits=waits, proof=proof)
+        self._told[pod.replica] = now
+        self._observe((now,))
+        self._tell_if_strange(now)
+
+    def _tell_if_strange(self, told: ReplicaSeen | None) -> None:
+        """It holds a Slice that is none now: which ones are open depends on it."""
+        if told is not None and self._inventory is not None and not self._inventory.knows(told.actual or told.slices):
+            self._tell_slices()
 
 
 def _key(pod: PodSeen) -> Key:

@@ -18,7 +18,7 @@ from autoscaler.contract import GatewayId
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.vocabulary import ENDED, TEMPLATE_HASH
 from autoscaler.drivers.kubernetes.watching import Change, Watched
-from autoscaler.world import GatewayGone, GatewaySeen
+from autoscaler.observations import GatewayGone, GatewaySeen
 
 SELECTOR = "app.kubernetes.io/component=gateway"
 LOOK_S = 5.0

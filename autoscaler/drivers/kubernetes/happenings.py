@@ -1,9 +1,10 @@
 """What is told as Events on Models (interfaces, section 7), and when one more of a kind is only counted. Pure.
 
-Owns the reasons Woken, Started, StartFailed, Drained, Stopped and Evicted, which moves of Replicas they stand for, and
-the book of what is still to be sent. Promises: one Model costs at most MINUTE_MAX requests in a minute, however it
-flaps; what is not sent at once is not lost but counted into the Event that is sent next; there are at most PENDING_MAX
-to be sent, and what is left out is counted. Events of a kind that come within SERIES_S are one object with a count.
+Owns the reasons Woken, Started, StartFailed, Misplaced, Drained, Stopped and Evicted, which moves of Replicas they
+stand for, and the book of what is still to be sent. Promises: one Model costs at most MINUTE_MAX requests in a minute,
+however it flaps; what is not sent at once is not lost but counted into the Event that is sent next; there are at most
+PENDING_MAX to be sent, and what is left out is counted. Events of a kind that come within SERIES_S are one object with
+a count.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from autoscaler.actions import Action, FailStart
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
 from autoscaler.model import Model
+from autoscaler.observations import Transition
 from autoscaler.phases import phases_s
 from autoscaler.podspec import API_VERSION
 from autoscaler.states import ReplicaState as S
 from autoscaler.words import seconds
-from autoscaler.world import Replica, Transition, World
+from autoscaler.world import Replica, World
 
 NORMAL, WARNING = "Normal", "Warning"
 MINUTE_MAX = 10
@@ -108,12 +110,14 @@ def _told(move: Transition, replica: Replica | None) -> Happening | None:
         if move.before in BEGINNING:
             return Happening(model, "StartFailed", f"{name}: {move.reason}", WARNING)
         return Happening(model, "Stopped", f"{name} broke: {move.reason}", WARNING)
-    if move.verb == "drain" and replica is not None and replica.drain is not None and replica.drain.victim_of:
+    if move.verb == "misplaced":
+        return Happening(model, "Misplaced", f"{name}: {move.reason}", WARNING)
+    drain = None if replica is None else replica.drain
+    if move.verb == "drain" and drain is not None and (drain.victim_of or drain.crowded):
         return Happening(model, "Evicted", f"{name}: {move.reason}")
     if move.verb == "acknowledged":
         return Happening(model, "Drained", f"{name}: {move.reason}")
     if move.after is S.GONE:
-        drain = None if replica is None else replica.drain
         return Happening(model, "Stopped", f"{name}: {move.reason if drain is None else drain.reason}")
     return None
 

@@ -1,31 +1,43 @@
-"""Nodes as inventory: whole GPUs, as the device plug-in counts them and labels describe them. Pure.
+"""Nodes as inventory: what of a node, and of pods that are not ours, is kept, and the Slices that follow. Pure.
 
-Owns the reading of labels (GPU feature discovery's), and where the Settings' `nodes` count: for what the labels of a
-node do not tell. A Slice's id is NODE/gpuN: which of a node's GPUs a pod gets is the kubelet's choice, so the number
-only counts them. A GPU that a device plug-in shares is offered several times: it is one Slice all the same.
-Of pods that are not ours it is only kept how many GPUs each has, and where: they are as many fewer for us.
+Owns what is read of Node objects; how a node's devices are shared its Slicers know (`autoscaler.slicing`). Of pods that
+are not ours it is only kept what each has of devices, CPU and memory, and where: so much less is for us. So is what
+pods of ours hold that is not there any more, since their node is shared otherwise now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+from autoscaler.beside import amount_of
+from autoscaler.drivers.kubernetes import cordons
 from autoscaler.drivers.kubernetes.api import Object
+from autoscaler.drivers.kubernetes.hosts import requested
+from autoscaler.hosts import NOTHING, Beside
 from autoscaler.podspec import GPU
-from autoscaler.settings import NodeDevice, NodeKind
+from autoscaler.settings import NodeKind
+from autoscaler.slicing import sharing, table
+from autoscaler.slicing.base import NodeFacts
+from autoscaler.slicing.hami import Held, noticed
+from autoscaler.slicing.kai import RESERVES, parts_of
+from autoscaler.slicing.sharing import KAI
 from autoscaler.taints import Taint
-from autoscaler.world import DeviceId, Isolation, NodeId, Slice, SliceId
+from autoscaler.world import DeviceId, NodeId, Slice, SliceId
 
-PRODUCT, MEMORY_MIB, COUNT = "nvidia.com/gpu.product", "nvidia.com/gpu.memory", "nvidia.com/gpu.count"
-UNKNOWN_BYTES = 1 << 30
-"""Of a GPU whose memory nobody tells: little, so that nothing is placed on a guess."""
-
+RESLICED = "a Replica is still there that began before its device was shared as it is now"
 
 TAINTS_TOLD = frozenset({
     GPU, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/unschedulable",
 })  # fmt: skip
 """Every pod of ours tolerates the first; the others say again what `usable` says."""
+NO_AMOUNTS: Mapping[str, int] = {}
 HOLDING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Selects pods that have what they asked for."""
 
@@ -34,8 +46,6 @@ class NodeSeen(NamedTuple):
     """What is kept of a node."""
 
     name: str
-    gpus: int
-    """As many as pods may ask for."""
     labels: dict[str, str]
     usable: bool
     """Ready, and open to new pods."""
@@ -45,23 +55,48 @@ class NodeSeen(NamedTuple):
     """Differs at every start of its machine."""
     taints: tuple[Taint, ...] = ()
     """By which it keeps pods away, as ours are without what a Model says."""
+    amounts: Mapping[str, str] = {}
+    """What it has of extended resources: those with a `/` in their name."""
+    annotations: Mapping[str, str] = {}
+    """Those that Slicers read."""
+    beside: Beside = NOTHING
+    """What pods may have of its CPU and memory; nothing: it does not say."""
+    cordoned: frozenset[str] = frozenset()
+    """Devices that an operator closed."""
 
 
 class OtherPod(NamedTuple):
-    """What is kept of a pod that is not ours, and has GPUs."""
+    """What is kept of a pod that is not ours, or has no Slice."""
 
     node: str
-    gpus: int
+    amounts: Mapping[str, int] = {}
+    """How many of each resource that a kind of Slice counts by."""
+    cards: tuple[Held, ...] = ()
+    """What it has of cards that HAMi shares."""
+    kai: int = 0
+    """Of how many GPUs KAI gave it a part."""
+    reserves: bool = False
+    """It keeps a GPU of which KAI gives parts to others: those count where KAI has all GPUs, else it does."""
+    lost: int = 0
+    """How many Slices it has of which nobody knows any more what they were."""
+    beside: Beside = NOTHING
+    """What it has of its node by its requests."""
+
+    @property
+    def has_devices(self) -> bool:
+        """Whether it leaves fewer for us."""
+        return bool(self.amounts or self.cards or self.kai or self.lost)
 
 
 def read(node: Object) -> NodeSeen:
     """Also of a node without GPUs, where the scheduler may have put a Replica."""
     status = node.get("status", {})
-    gpus = str(status.get("allocatable", {}).get(GPU, 0))
+    allocatable: dict[str, str | int] = status.get("allocatable", {})
+    amounts = {name: str(many) for name, many in allocatable.items() if "/" in name}
+    notes: dict[str, str] = node["metadata"].get("annotations") or {}
     ready = next((one["status"] for one in status.get("conditions") or [] if one["type"] == "Ready"), "")
     return NodeSeen(
         node["metadata"]["name"],
-        int(gpus) if gpus.isdecimal() else 0,
         node["metadata"].get("labels") or {},
         ready == "True" and not node["spec"].get("unschedulable", False),
         ready == "Unknown",
@@ -71,65 +106,102 @@ def read(node: Object) -> NodeSeen:
             for one in node["spec"].get("taints") or ()
             if one["effect"] != "PreferNoSchedule" and one["key"] not in TAINTS_TOLD
         ),
+        amounts,
+        noticed({name: said for name, said in notes.items() if name in table.ANNOTATIONS}),
+        amount_of(allocatable),
+        frozenset(one.place.name for one in cordons.read(node).kept if one.place.kind == "device"),
     )
 
 
 def read_other(pod: Object) -> OtherPod | None:
-    """None: it has no GPU. What containers have is theirs together; what the first ones take one after the other, and
-    give back, counts where it is more.
+    """None: it has nothing. What containers have of devices is theirs together; what the first ones take one after the
+    other, and give back, counts where it is more.
     """
     spec = pod["spec"]
-    first = [(one, _gpus(one)) for one in spec.get("initContainers") or ()]
-    stay = sum(map(_gpus, spec["containers"])) + sum(n for one, n in first if one.get("restartPolicy") == "Always")
-    gpus = max(stay, max((n for _, n in first), default=0))
-    return OtherPod(spec["nodeName"], gpus) if gpus and spec.get("nodeName") else None
+    node = spec.get("nodeName")
+    if not node:
+        return None
+    first: list[Object] = spec.get("initContainers") or []
+    stay = Counter[str]()
+    for one in (*spec["containers"], *(one for one in first if one.get("restartPolicy") == "Always")):
+        stay.update(_asked(one))
+    most = reduce(or_, map(_asked, first), stay)
+    metadata = pod.get("metadata", {})
+    notes: dict[str, str] = metadata.get("annotations") or {}
+    cards, kai, beside = table.held(notes), parts_of(notes), requested(spec)
+    reserves = metadata.get("namespace") == RESERVES
+    found = OtherPod(sys.intern(node), dict(most) if most else NO_AMOUNTS, cards, kai, reserves, beside=beside)
+    return found if found.has_devices or any(beside) else None
 
 
-def _gpus(container: Object) -> int:
-    limits: Mapping[str, object] = container.get("resources", {}).get("limits") or {}
-    text = str(limits.get(GPU, 0))
-    return int(text) if text.isdecimal() else 0
+def _asked(container: Object) -> Counter[str]:
+    limits = container.get("resources", {}).get("limits") or {}
+    return +Counter({name: sharing.number(many) for name, many in limits.items() if table.counts(name)})
 
 
-def others(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods: Iterable[OtherPod]) -> dict[NodeId, int]:
-    """How many Slices of each node those pods leave none for. A node may have more GPUs than Slices."""
-    spare = {NodeId(node.name): node.gpus for node in nodes}
+def others(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods: Iterable[OtherPod]) -> dict[str, int]:
+    """By `Slice.counted`: how many Slices those pods leave none for. A node may have more of a resource than Slices."""
+    there = {f"{node.name} {name}": sharing.number(many) for node in nodes for name, many in node.amounts.items()}
+    slices = list(slices)
+    spare: dict[str, dict[str, int]] = {}
     for slice_ in slices:
-        spare[slice_.node] -= 1
+        if slice_.counted in there:
+            left = spare.setdefault(slice_.node, {})
+            left[slice_.handle] = left.get(slice_.handle, there[slice_.counted]) - 1
+    kais = {slice_.node for slice_ in slices if slice_.kind == KAI}
     for pod in pods:
-        if pod.node in spare:
-            spare[NodeId(pod.node)] -= pod.gpus
-    return {node: -left for node, left in spare.items() if left < 0}
+        left, by_kai = spare.get(pod.node, {}), pod.node in kais
+        for name in left:
+            whole = 0 if by_kai and pod.reserves else pod.amounts.get(name, 0)
+            left[name] -= whole + pod.lost + (pod.kai if by_kai else 0)
+    return {f"{node} {name}": -many for node, left in spare.items() for name, many in left.items() if many < 0}
 
 
-def slices(nodes: Sequence[NodeSeen], declared: Sequence[NodeKind] = ()) -> tuple[Slice, ...]:
-    """All of them, in order. `declared`: the Settings' `nodes`."""
+def slices(
+    nodes: Iterable[NodeSeen],
+    declared: Sequence[NodeKind] = (),
+    plugin: Callable[[Mapping[str, str]], Mapping[str, Any]] = lambda _: {},
+    published: Mapping[str, Sequence[Object]] = {},
+    kept: Sequence[str] = (),
+) -> tuple[Slice, ...]:
+    """All of them, in order. `declared`: the Settings' `nodes`. `plugin`: labels of a node -> the configuration of its
+    device plug-in, as far as that is known. `published`: by node, its ResourceSlices; `kept`: see NodeFacts.
+    """
     return tuple(
-        slice_ for node in sorted(nodes) if node.gpus for slice_ in _of(node, device_of(node.labels, declared))
-    )
-
-
-def device_of(labels: Mapping[str, str], declared: Sequence[NodeKind]) -> NodeDevice | None:
-    """What the Settings say of the devices of a node with these labels; None: nothing."""
-    return next((kind.device for kind in declared if kind.selector.items() <= labels.items()), None)
-
-
-def _of(node: NodeSeen, declared: NodeDevice | None) -> list[Slice]:
-    product, memory, count = (node.labels.get(name, "") for name in (PRODUCT, MEMORY_MIB, COUNT))
-    memory_bytes = UNKNOWN_BYTES if declared is None else int(declared.memory_bytes)
-    many = node.gpus if declared is None else declared.count
-    if memory.isdecimal():
-        memory_bytes = int(memory) << 20
-    if count.isdecimal():
-        many = int(count)
-    if declared is not None:
-        product = product or declared.model
-    return [
-        Slice(
-            id=SliceId(f"{node.name}/gpu{number}"), device=DeviceId(f"{node.name}/gpu{number}"),
-            node=NodeId(node.name), memory_bytes=memory_bytes, isolation=Isolation.HARDWARE, shared=False,
-            product=product, healthy=node.usable, labels=node.labels, labels_known=True,
-            taints=node.taints,
+        replace(one, healthy=node.usable, labels=node.labels, labels_known=True, taints=node.taints)
+        for node in sorted(nodes, key=lambda one: one.name)
+        if node.amounts or node.annotations or node.name in published
+        for one in table.inventory(
+            NodeFacts(
+                NodeId(node.name), node.labels, node.annotations, node.amounts, kind_of(node.labels, declared),
+                plugin(node.labels), published.get(node.name, ()), kept,
+            )
         )
-        for number in range(min(node.gpus, many))
-    ]  # fmt: skip
+    )  # fmt: skip
+
+
+def kind_of(labels: Mapping[str, str], declared: Sequence[NodeKind]) -> NodeKind | None:
+    """What the Settings say of a node with these labels; None: nothing."""
+    return next((kind for kind in declared if kind.selector.items() <= labels.items()), None)
+
+
+def resliced(slices: Sequence[Slice], held: Iterable[SliceId]) -> tuple[tuple[Slice, ...], list[OtherPod]]:
+    """The Slices, closed where a pod of ours holds its Device, or a part of it, by an id of before. And what pods hold
+    of Devices that are not there at all: it counts as others'; where others' devices are known by their names, nobody
+    can say which it is, so their node waits. `held`: of all our pods that have not ended.
+    """
+    known, devices = {one.id for one in slices}, {one.device for one in slices}
+    shut, lost = set[DeviceId](), list[OtherPod]()
+    for id in held:
+        device = DeviceId("/".join(id.split("/")[:2]))
+        if device in devices and id not in known:
+            shut.add(device)
+        elif id not in known:
+            lost.append(OtherPod(id.partition("/")[0], lost=1))
+    waits = {one.node for one in lost}
+    shut |= {one.device for one in slices if one.node in waits and not table.counts(one.handle)}
+    if not shut:
+        return tuple(slices), lost
+    return tuple(
+        replace(one, closed=RESLICED) if one.device in shut and not one.closed else one for one in slices
+    ), lost

@@ -13,12 +13,14 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Sequence
 from typing import Protocol
 
+from autoscaler.compare import STOP_GRACE_S
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes import pods
 from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.claims import Claims
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.watching import Key, Watched
 from autoscaler.world import Replica
@@ -58,6 +60,7 @@ class Orders:
     def __init__(self, api: Api, path: str, watched: Watched[PodSeen], hears: Hears) -> None:
         self._api = api
         self._path = path
+        self._claims = Claims(api, path.split("/")[4])
         self._watched = watched
         self._hears = hears
         self._making: dict[ReplicaId, asyncio.Event] = {}
@@ -71,41 +74,47 @@ class Orders:
 
     # --- make ---------------------------------------------------------------------------------------------------------
 
-    async def create(self, replica: Replica, wanted: Object) -> None:
-        """Makes the pod, or finds that it was made."""
+    async def create(self, replica: Replica, wanted: Object, claims: Sequence[Object] = ()) -> None:
+        """Makes the pod and the claims that it names, or finds that they were made."""
         if replica.id in self._making:
             return
         unwanted = self._making[replica.id] = asyncio.Event()
         over = self._made[replica.id] = asyncio.Event()
         try:
-            await self._create(replica, wanted, unwanted)
+            if not await self._create(replica, wanted, claims, unwanted) and claims:
+                await self._surely(replica.id, lambda: self._claims.drop(claims))
         except FencedError:
             _log.info("not started: another leads now replica=%s", replica.id)
         finally:
             del self._making[replica.id], self._made[replica.id]
             over.set()
 
-    async def _create(self, replica: Replica, wanted: Object, unwanted: asyncio.Event) -> None:
+    async def _create(
+        self, replica: Replica, wanted: Object, claims: Sequence[Object], unwanted: asyncio.Event
+    ) -> bool:
+        """Whether there is a pod."""
         pauses = _Pauses()
         while not unwanted.is_set():
             try:
-                await self._create_once(replica, wanted)
+                await self._claims.make(claims)
+                await self._claims.give(claims, await self._create_once(replica, wanted))
             except UnreachableError:
                 reason = NO_ANSWER
             except ApiError as error:
                 reason = error.message or error.reason
                 if not _passes(error):
                     self._hears.start_refused(replica, f"its pod was refused: {reason}")
-                    return
+                    return False
             else:
                 self._hears.start_made(replica)
-                return
+                return True
             if unwanted.is_set():
-                return
+                return False
             self._hears.start_waits(replica, reason)
             await pauses.rest(unwanted)
+        return False
 
-    async def _create_once(self, replica: Replica, wanted: Object) -> None:
+    async def _create_once(self, replica: Replica, wanted: Object) -> Object:
         try:
             made = await self._api.create(self._path, wanted)
         except ApiError as error:
@@ -116,6 +125,19 @@ class Orders:
             if found is None or not pods.same(found, replica):
                 raise ApiError(409, error.reason, "a pod of its name exists that another made") from error
         self._watched.expect(str(made["metadata"]["resourceVersion"]))
+        return made
+
+    async def tidy(self) -> None:
+        """What a leader before us left of claims between a pod and none."""
+
+        def uid(name: str) -> str | None:
+            pod = self.known(name)
+            return None if pod is None else pod.uid
+
+        try:
+            await self._claims.tidy(uid, lambda name: name in map(pods.name_of, self._making))
+        except (ApiError, UnreachableError, FencedError) as error:
+            _log.warning("claims are not tidied up now; who leads next does it error=%s", error)
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
@@ -134,6 +156,21 @@ class Orders:
         end it, and tell so. Where there is no node, or all has ended, the API server waits for nobody by itself.
         """
         await self._surely(pod.replica, lambda: self._remove(pod))
+
+    async def hasten(self, pod: PodSeen, grace_s: float) -> None:
+        """Leaves a pod that is being deleted no more than so much time."""
+        await self._surely(pod.replica, lambda: self._delete_very(pod, None, math.ceil(grace_s)))
+
+    def take_over(self, stopping: Container[ReplicaId]) -> Iterator[Coroutine[object, object, None]]:
+        """Marks of leaders before are void: what they were about to delete is the plan's again. What they deleted, or
+        marked and somebody else deleted, ends as soon as any that is stopped. `stopping`: who is stopped by us.
+        """
+        yield self.tidy()
+        for pod in self._watched.items.values():
+            if pod.ended and not pod.leaving:
+                yield self.remove(pod)
+            elif pod.drain and pod.replica not in stopping:
+                yield self.hasten(pod, STOP_GRACE_S) if pod.leaving else self.unmark(pod)
 
     async def unmark(self, pod: PodSeen) -> None:
         """Takes the mark of a leader before us off a pod that is not deleted: who wrote it can delete it no more."""

@@ -36,7 +36,8 @@ def lay(pod: Object, over: Pod) -> Object:
         "schedulerName": over.scheduler_name, "priorityClassName": over.priority_class_name,
     }  # fmt: skip
     spec |= {key: name for key, name in names.items() if name is not None}
-    engine["resources"] = claimed(engine.get("resources", {}), over.resources)
+    has: Object = engine.get("resources", {})
+    engine["resources"] = claimed(has, over.resources) | {kind: has[kind] for kind in ("claims",) if kind in has}
     return new
 
 

@@ -16,20 +16,28 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from autoscaler.beside import UNASKED
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.base import Launch
 from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.beginning import READY_TO_START
+from autoscaler.drivers.kubernetes.hosts import requested
 from autoscaler.drivers.kubernetes.overlay import lay
 from autoscaler.drivers.kubernetes.vocabulary import ENDED, WRITER
+from autoscaler.hosts import NOTHING, Beside
 from autoscaler.model import Model
 from autoscaler.podspec import GPU, MANAGED_BY, OURS, EnvSource, Pod
+from autoscaler.slicing import table
+from autoscaler.slicing.base import PodFields
+from autoscaler.slicing.hami import Held
 from autoscaler.world import Replica, SliceId
 
 SELECTOR = f"{MANAGED_BY}={WRITER},{OURS}intent"
 """Of all pods of Replicas."""
 DRAIN = OURS + "drain"
 """The mark of a leader that is about to delete it: its epoch."""
+SLICES = OURS + "slices"
+"""An annotation: the Slices of its Replica; empty: none."""
 ENGINE = "engine"
 PORTS = range(20_000, 28_192)
 """Of engines. Each Replica has one of its own, so that it is known by its address: an address that is given to another
@@ -96,6 +104,12 @@ class PodSeen(NamedTuple):
     """Why somebody else ends it: preempted, drained, evicted."""
     grace_s: float = 30.0
     """What it has to end, unless whoever deletes it says less."""
+    beside: Beside = NOTHING
+    """What it requests of its node beside devices."""
+    cards: tuple[Held, ...] = ()
+    """What HAMi gave it, as its own scheduler wrote down."""
+    claims: tuple[str, ...] = ()
+    """Names of its ResourceClaims."""
 
 
 def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings say
@@ -106,24 +120,29 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
     defaults: Pod | None = None,
     selector: Mapping[str, str] | None = None,
     priority_class: str | None = None,
+    asks: PodFields | None = None,
 ) -> Object:
     """The pod of a Replica, on the node that the plan chose, if it chose one. `defaults` and `priority_class`: of the
     Settings.
 
     `selector`: labels of the nodes that will do, where the plan may not know nodes and the scheduler chooses.
+    `asks`: what it says to get its Slices; None: that is not known, and it asks for so many GPUs.
     """
     spec = model.spec
-    gpus = sum("/gpu" in one for one in replica.slices) if replica.slices else spec.gpu.count
+    if asks is None:
+        gpus = len(replica.slices) if replica.slices else spec.gpu.count
+        asks = PodFields(limits={GPU: str(gpus)} if gpus else {})
     pod: Object = {
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "name": name_of(replica.id), "annotations": _notes(replica, model, launch),
+            "name": name_of(replica.id), "annotations": {**asks.annotations, **_notes(replica, model, launch)},
             "labels": {
-                MANAGED_BY: WRITER, OURS + "model": label_of(replica.model), OURS + "intent": replica.intent,
+                **asks.labels, MANAGED_BY: WRITER, OURS + "model": label_of(replica.model),
+                OURS + "intent": replica.intent,
             },
         },
         "spec": {
-            "restartPolicy": "Never", "containers": [_engine(replica, model, launch, image, gpus)],
+            "restartPolicy": "Never", "containers": [_engine(replica, model, launch, image, asks)],
             "enableServiceLinks": False, "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": max(1, int(spec.drain_seconds_max)),
             "securityContext": {
@@ -132,7 +151,14 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
             },
         },
     }  # fmt: skip
-    if gpus:
+    if asks.claims:
+        pod["spec"]["resourceClaims"] = [
+            {"name": claim, "resourceClaimName": name_of(one["metadata"]["name"])}
+            for claim, one in zip(_claims(asks), asks.claims, strict=True)
+        ]
+    if asks.scheduler:
+        pod["spec"]["schedulerName"] = asks.scheduler
+    if asks.limits or asks.claims or asks.scheduler:
         pod["spec"]["tolerations"] = [{"key": GPU, "operator": "Exists"}]
     if spec.pull_secret is not None:
         pod["spec"]["imagePullSecrets"] = [{"name": spec.pull_secret}]
@@ -157,18 +183,20 @@ def _notes(replica: Replica, model: Model, launch: Launch) -> dict[str, str]:
     return {OURS + name: value for name, value in notes.items()}
 
 
-def _engine(replica: Replica, model: Model, launch: Launch, image: str, gpus: int) -> Object:
+def _engine(replica: Replica, model: Model, launch: Launch, image: str, asks: PodFields) -> Object:
     """Its container. It requests little CPU and has no limit of it: an engine that is throttled is slow to start."""
     scheme = "HTTP" if model.spec.tls is None else "HTTPS"
     sources = {name: one for name, one in model.spec.env.items() if isinstance(one, EnvSource)}
     env: list[Object] = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     if "HOME" not in launch.env and "HOME" not in sources:
         env.append({"name": "HOME", "value": HOME})
-    env += [{"name": name, "value": value} for name, value in launch.env.items()]
+    env += [{"name": name, "value": value} for name, value in {**launch.env, **asks.env}.items()]
     env += [{"name": name, "valueFrom": _source(one)} for name, one in sources.items()]
-    resources: Object = {"requests": {"cpu": "100m"}}
-    if gpus:
-        resources["limits"] = {GPU: str(gpus)}
+    resources: Object = {"requests": dict(UNASKED)}
+    if asks.limits:
+        resources["limits"] = dict(asks.limits)
+    if asks.claims:
+        resources["claims"] = [{"name": claim} for claim in _claims(asks)]
     return {
         "name": ENGINE, "image": image, "command": list(launch.argv), "env": env, "resources": resources,
         "ports": [{"name": "http", "containerPort": port_of(replica.id)}],
@@ -177,6 +205,11 @@ def _engine(replica: Replica, model: Model, launch: Launch, image: str, gpus: in
         },
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }  # fmt: skip
+
+
+def _claims(asks: PodFields) -> list[str]:
+    """What the pod and its container call them."""
+    return [f"claim-{at}" for at in range(len(asks.claims))]
 
 
 def _source(source: EnvSource) -> Object:
@@ -245,14 +278,15 @@ def read(pod: Object) -> PodSeen | None:
         ports[0], _condition(status, READY_TO_START).get("status") == "True",
         None if started is None else datetime.fromisoformat(started).timestamp(),
         ended, waits, patience_s, "deletionTimestamp" in metadata, note("drain"), _disrupted(status),
-        float(pod["spec"].get("terminationGracePeriodSeconds", 30)),
+        float(pod["spec"].get("terminationGracePeriodSeconds", 30)), requested(pod["spec"]), table.held(notes),
+        tuple(one.get("resourceClaimName", "") for one in pod["spec"].get("resourceClaims") or ()),
     )  # fmt: skip
 
 
 def same(found: PodSeen, replica: Replica) -> bool:
     """Whether a pod of that name is this very decision, and may be taken for it."""
     decided = (found.intent, found.spec_hash, found.slices)
-    return not found.leaving and decided == (replica.intent, replica.spec_hash, replica.slices)
+    return not found.leaving and decided == (replica.intent, replica.spec_hash, replica.chosen or replica.slices)
 
 
 def _ended(status: dict[str, Any], state: dict[str, Any]) -> str:

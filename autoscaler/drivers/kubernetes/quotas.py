@@ -13,7 +13,8 @@ from autoscaler.drivers.kubernetes.api import Api
 from autoscaler.drivers.kubernetes.decided import Decided
 from autoscaler.drivers.kubernetes.declared import Quota
 from autoscaler.drivers.kubernetes.watching import Change, Watched
-from autoscaler.world import SlicesSeen, World
+from autoscaler.observations import SlicesSeen
+from autoscaler.world import World
 
 
 class DeclaredDevices:

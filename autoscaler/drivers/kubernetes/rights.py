@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from autoscaler.drivers.kubernetes.plugins import PLACES
+
 Scope = Literal["cluster", "namespace"]
 Where = Literal["cluster", "engines", "home", "adopted"]
 
@@ -28,16 +30,26 @@ class Right(NamedTuple):
     """Without it something is off, and the rest works."""
     named: bool = False
     """On our own object only (the Lease)."""
+    name: str = ""
+    """On objects of that name only."""
     namespace: str = ""
     """Which one, where something is adopted."""
 
 
 _READ = ("get", "list", "watch")
+_SHARING = "how a node's GPUs are shared is read of the device plug-in's configuration, where labels do not tell"
+_DEVICES = "devices of DRA drivers are found, and who has them"
 _EVERYWHERE = (
     Right("", "nodes", _READ, "cluster", "devices are found"),
     Right("", "pods", _READ, "cluster", "devices that others use are seen"),
     Right("authentication.k8s.io", "tokenreviews", ("create",), "cluster", "gateways are let in by their tokens"),
     Right("pilotlight.dev", "tenants", _READ, "cluster", "Tenant resources are read"),
+    *(
+        Right("", "configmaps", _READ, "cluster", _SHARING, optional=True, name=name)
+        for name in dict.fromkeys(place.name for place in PLACES)
+    ),
+    Right("resource.k8s.io", "resourceslices", ("list", "watch"), "cluster", _DEVICES, optional=True),
+    Right("resource.k8s.io", "resourceclaims", ("list", "watch"), "cluster", _DEVICES, optional=True),
 )
 _DOCUMENTS = (
     ("pilotlight.dev", "models", _READ, "Model resources are read", False),
@@ -56,7 +68,20 @@ _ADOPTION = (
 )
 _ADOPTED_PODS = ("", "pods", ("patch",), "the drained pod of an adopted Deployment goes first", True)
 _CORDONS = (Right("", "nodes", ("patch",), "cluster", "`pilotlight cordon` and `drain` are kept", optional=True),)
-_ENGINES = (Right("", "pods", (*_READ, "create", "patch", "delete"), "engines", "engines are started and stopped"),)
+_CUT = "GPUs of idle nodes are cut anew"
+_ENGINES = (
+    Right("", "pods", (*_READ, "create", "patch", "delete"), "engines", "engines are started and stopped"),
+    Right(
+        "policy", "poddisruptionbudgets", _READ, "engines", "PodDisruptionBudgets keep Replicas from being moved",
+        optional=True,
+    ),
+)  # fmt: skip
+_CLAIMS = (
+    Right(
+        "resource.k8s.io", "resourceclaims", ("get", "create", "patch", "delete"), "engines",
+        "engines get devices of DRA drivers", optional=True,
+    ),
+)  # fmt: skip
 _QUOTAS = (Right("", "resourcequotas", _READ, "engines", "what a ResourceQuota leaves is known", optional=True),)
 _HOME = (
     Right("coordination.k8s.io", "leases", ("create",), "home", "one autoscaler leads"),
@@ -77,15 +102,19 @@ OFF = (
 """What does not work with scope `namespace`, for people."""
 
 
-def rights(scope: Scope, adopted: Sequence[str] | None = (), *, cordons: bool = False) -> tuple[Right, ...]:
+def rights(
+    scope: Scope, adopted: Sequence[str] | None = (), *, cordons: bool = False, cutting: tuple[str, str] | None = None
+) -> tuple[Right, ...]:
     """All of them for an installation of that scope. `adopted`: namespaces in which workloads are adopted; None: in all
-    that the scope reaches.
+    that the scope reaches. `cutting`: namespace and name of the ConfigMap of Settings `cutting`; None: nothing is cut.
     """
     where: Where = "cluster" if scope == "cluster" else "engines"
     own = [Right(group, resource, verbs, where, use, optional) for group, resource, verbs, use, optional in _DOCUMENTS]
     if scope == "namespace":
         return (*own, *_adoption(where, adopted), *_ENGINES, *_QUOTAS, *_HOME)
-    return (*_EVERYWHERE, *(_CORDONS if cordons else ()), *own, *_adoption(where, adopted), *_ENGINES, *_HOME)
+    changed = _CORDONS if cordons else () if cutting is None else (_CORDONS[0]._replace(use=_CUT),)
+    own += [] if cutting is None else _cutting(*cutting)
+    return (*_EVERYWHERE, *changed, *own, *_adoption(where, adopted), *_ENGINES, *_CLAIMS, *_HOME)
 
 
 def _adoption(where: Where, adopted: Sequence[str] | None) -> list[Right]:
@@ -95,4 +124,12 @@ def _adoption(where: Where, adopted: Sequence[str] | None) -> list[Right]:
         Right(group, resource, verbs, place, use, optional, namespace=namespace)
         for place, namespace in places
         for group, resource, verbs, use, optional in (*_ADOPTION, *(() if place == "engines" else (_ADOPTED_PODS,)))
+    ]
+
+
+def _cutting(namespace: str, name: str) -> list[Right]:
+    """A right to make something cannot be for one name."""
+    return [
+        Right("", "configmaps", ("create",), "adopted", _CUT, optional=True, namespace=namespace),
+        Right("", "configmaps", ("get", "patch"), "adopted", _CUT, optional=True, name=name, namespace=namespace),
     ]

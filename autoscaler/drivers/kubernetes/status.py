@@ -21,10 +21,11 @@ from autoscaler.demand import NO_HISTORY, NO_LOAD
 from autoscaler.drivers.kubernetes.conditions import Case, conditions
 from autoscaler.drivers.kubernetes.subjects import Subject
 from autoscaler.histories import STARTS_MAX
+from autoscaler.observations import HistorySeen
 from autoscaler.part import Part
 from autoscaler.phases import last_start, phases_s, told_s
 from autoscaler.states import ReplicaState
-from autoscaler.world import History, HistorySeen, Replica, World
+from autoscaler.world import History, Replica, World
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -5,16 +5,26 @@ from __future__ import annotations
 from autoscaler.drivers import address
 from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.drivers.kubernetes.pods import PodSeen
-from autoscaler.world import PodRef, Replica, ReplicaSeen, Seen
+from autoscaler.observations import ReplicaSeen, Seen
+from autoscaler.world import PodRef, Replica
 
 
 def is_news(told: ReplicaSeen, seen: Seen, waits: str) -> bool:
-    """Whether that is to be said after `told`. An end is the end: nothing but CLEAN comes after it."""
+    """Whether that is to be said after `told`. An end is the end: nothing but CLEAN comes after it, and
+    nothing but an end when it is on its way.
+    """
     if told.seen is Seen.EXITED:
         return seen is Seen.CLEAN
+    if told.seen is Seen.LEAVING:
+        return seen in (Seen.EXITED, Seen.CLEAN)
     if told.seen in (Seen.READY, Seen.UNREADY) and seen is Seen.STARTING:
         return False
     return (told.seen, told.waits) != (seen, waits)
+
+
+def is_of(told: ReplicaSeen, pod: PodSeen) -> bool:
+    """Whether that was told of this very pod."""
+    return told.pod is not None and told.pod.uid == pod.uid
 
 
 def unbound(replica: Replica, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> ReplicaSeen:
@@ -31,12 +41,15 @@ def seen_in(
     begun: Beginning,
     from_unix_s: float,
     seen: Seen,
+    told: ReplicaSeen | None = None,
     *,
     reason: str = "",
     waits: str = "",
     proof: str = "",
 ) -> ReplicaSeen:
-    """Of one that has a pod. `from_unix_s`: what makes a time of the calendar one of the clock of observations."""
+    """Of one that has a pod, of which `told` was said before: what it really has, it keeps. `from_unix_s`: what makes a
+    time of the calendar one of the clock of observations.
+    """
     started_s = begun.started_s
     if started_s is None and pod.started_unix_s is not None:
         started_s = pod.started_unix_s + from_unix_s
@@ -45,5 +58,6 @@ def seen_in(
         memory_bytes=pod.memory_bytes, compute_percent=pod.compute_percent, slots=pod.slots, seen=seen,
         address=address.of_engine(pod.ip, pod.port, pod.tls_name) if pod.ip else "", started_s=started_s,
         placing=begun.placing, pod=PodRef(namespace=pod.namespace, name=pod.name, uid=pod.uid), reason=reason,
-        waits=waits, proof=proof,
+        waits=waits, beside=pod.beside, proof=proof,
+        actual=told.actual if told is not None and is_of(told, pod) else (),
     )  # fmt: skip

@@ -42,6 +42,14 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{- if include "pilotlight.cluster" . }}{{ .Values.engines.namespace }}{{ else }}{{ .Release.Namespace }}{{ end -}}
 {{- end -}}
 
+{{- define "pilotlight.cuttingNamespace" -}}
+{{- dig "cutting" "namespace" "gpu-operator" .Values.settings -}}
+{{- end -}}
+
+{{- define "pilotlight.cuttingConfigMap" -}}
+{{- dig "cutting" "configMap" "pilotlight-mig" .Values.settings -}}
+{{- end -}}
+
 {{- define "pilotlight.contractAuth" -}}
 {{- if and (eq .Values.contract.auth "token") (not (include "pilotlight.cluster" .)) -}}
 {{- fail "contract.auth: token needs scope: cluster (TokenReview is a right of the whole cluster): use certificate" -}}

@@ -52,7 +52,8 @@ from autoscaler.drivers.kubernetes.told import unbound
 from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.model import Model
 from autoscaler.names import Origin
-from autoscaler.world import Replica, Seen, Synced
+from autoscaler.observations import Seen, Synced
+from autoscaler.world import Replica
 
 WORKLOADS_MAX = 1000
 """Each has a watch of its own pods; more are not served, and that is said."""

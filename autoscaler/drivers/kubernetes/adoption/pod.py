@@ -14,7 +14,7 @@ from autoscaler.drivers import address
 from autoscaler.drivers.kubernetes.adoption.seen import PodSeen
 from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.model import ADOPTED_HASH
-from autoscaler.world import ReplicaSeen, Seen
+from autoscaler.observations import ReplicaSeen, Seen
 
 EXITED = "exited"
 """The proof of clean: its kubelet says that nothing runs any more. It holds no Slice of ours."""

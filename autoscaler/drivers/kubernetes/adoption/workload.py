@@ -30,7 +30,8 @@ from autoscaler.drivers.kubernetes.adoption.seen import PodSeen, WorkloadSeen
 from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.drivers.kubernetes.told import unbound
 from autoscaler.model import Model
-from autoscaler.world import Placing, Replica, ReplicaSeen, Seen
+from autoscaler.observations import ReplicaSeen, Seen
+from autoscaler.world import Placing, Replica
 
 UNORDERED_S = 1.0
 """A pod without a mark may be one that the leader just ordered: it becomes a Replica of its own name only then."""

@@ -1,0 +1,141 @@
+"""Blobs as streams: in parts, on after breaks, checked. I/O.
+
+Owns the reading of one blob or a part of it. Promises: exactly the bytes asked for, or an error; of a whole blob also
+that its digest holds, so that nothing may be used before the stream has ended without one; each try begins at the
+registry, so that a presigned URL that has ended does no harm. `urls` of descriptors are never asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import NamedTuple
+
+from artifacts import digests, ranges
+from artifacts.client import Client
+from artifacts.digests import Digest
+from artifacts.pace import Tries
+from artifacts.ranges import Part
+from artifacts.refusals import BrokenError, MismatchError
+from artifacts.transport import Answer
+
+PROGRESS_BYTES = 1 << 20
+"""So much in one try, and the tries are counted anew."""
+ENDED = frozenset({400, 401, 403, 410})
+"""What stores answer to a presigned URL whose time is over."""
+
+
+class Blob(NamedTuple):
+    """A descriptor's claim about bytes in a repository."""
+
+    repository: str
+    digest: Digest
+    size: int
+
+    def __str__(self) -> str:
+        """As errors call it."""
+        return f"blob {self.digest} of {self.repository}"
+
+
+async def exists(client: Client, blob: Blob, *, scopes: frozenset[str] | None = None) -> bool:
+    """The registry has this blob in this repository."""
+    url = client.url(f"{blob.repository}/blobs/{digests.parse(blob.digest)}")
+    found = await client.whole("HEAD", url, blob.repository, bytes_max=0, what="a blob", scopes=scopes)
+    if found.status == 404:
+        return False
+    if found.status != 200:
+        raise client.refusal(found.status, found.body, str(blob))
+    return True
+
+
+async def read(client: Client, blob: Blob, first: int = 0, end: int | None = None) -> AsyncGenerator[bytes, None]:
+    """Bytes `first` up to, and without, `end` of a blob; close it (`contextlib.aclosing`) to stop.
+
+    Raises AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError.
+    """
+    repository, digest, size = blob
+    wanted = Part(first, size if end is None else end, size)
+    if not 0 <= wanted.first <= wanted.end <= size:
+        raise ValueError(f"bytes {wanted.first} to {wanted.end} are no part of {size}")
+    url, said = client.url(f"{repository}/blobs/{digests.parse(digest)}"), f"{client.said}: {blob}"
+    summed = hashlib.new(digests.algorithm(digest)) if wanted.whole else None
+    tries, at, in_parts = Tries(client.pace), wanted.first, True
+    while at < wanted.end:
+        part = Part(at, wanted.end, size)
+        asks = in_parts and not part.whole
+        headers = {"Range": part.header} if asks else {}
+        answer = await client.ask("GET", url, repository, headers=headers, tries=tries)
+        try:
+            async with answer:
+                if asks and answer.status == 416:
+                    in_parts = False  # it gives no parts, or has less: the whole of it shows which
+                    continue
+                await _judge(client, answer, blob)
+                skip = ranges.begins(part, answer.status, answer.headers, asks, said)
+                async with (
+                    aclosing(answer.chunks()) as chunks,
+                    aclosing(_in_time(client, answer, chunks)) as timed,
+                    aclosing(_kept(timed, part, skip, answer.status, said)) as pieces,
+                ):
+                    async for piece in pieces:
+                        at += len(piece)
+                        if at - part.first >= PROGRESS_BYTES:
+                            tries.progressed()
+                        if summed is not None:
+                            summed.update(piece)
+                        yield piece
+        except BrokenError as error:
+            await tries.again(error)
+    if summed is not None and summed.hexdigest() != digests.encoded(digest):
+        raise MismatchError(f"{said}: its bytes are others than its digest says; nothing of it is kept")
+
+
+async def _judge(client: Client, answer: Answer, blob: Blob) -> None:
+    if answer.status in {200, 206}:
+        return
+    if answer.foreign and answer.status in ENDED:
+        raise BrokenError(f"{answer.said}: answered {answer.status} to what the registry sent us to")
+    raise await client.refused(answer, str(blob))
+
+
+async def _kept(
+    chunks: AsyncIterator[bytes], part: Part, skip: int, status: int, said: str
+) -> AsyncGenerator[bytes, None]:
+    """The part's bytes out of an answer that begins `skip` bytes before it."""
+    left = part.end - part.first
+    goes_on = status == 200 and part.end < part.size
+    async for chunk in chunks:
+        if skip >= len(chunk):
+            skip -= len(chunk)
+            continue
+        piece, skip = chunk[skip:], 0
+        if len(piece) > left:
+            if not goes_on:
+                raise MismatchError(f"{said}: the registry gives more of it than there should be")
+            piece = piece[:left]
+        left -= len(piece)
+        if piece:
+            yield piece
+        if not left and goes_on:
+            return  # an answer without ranges has more behind the part
+    if left:
+        raise MismatchError(f"{said}: the registry has less of it than there should be ({left} bytes are missing)")
+
+
+async def _in_time(client: Client, answer: Answer, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Chunks; only the time that the registry takes counts, not the reader's. Raises BrokenError."""
+    limits = client.limits
+    waited_s, came = 0.0, 0
+    while True:
+        asked_s = client.pace.monotonic_s()
+        chunk = await anext(chunks, None)
+        if chunk is None:
+            return
+        waited_s += client.pace.monotonic_s() - asked_s
+        came += len(chunk)
+        if waited_s >= limits.pace_s:
+            if came < limits.pace_bytes:
+                raise BrokenError(f"{answer.said}: gives only {came} bytes in {waited_s:.0f} s")
+            waited_s, came = 0.0, 0
+        yield chunk

@@ -1,0 +1,86 @@
+"""CNCF ModelPack (`vnd.cncf.model`), its older name (`vnd.cnai.model`), and what Docker adds to it. Pure.
+
+Specification: https://github.com/modelpack/model-spec (docs/spec.md, docs/annotations.md). Weights whose type ends with
+a form that the specification does not have (`weight.v1.gguf`) are Docker Model Runner's; they are taken by the prefix.
+ramalama's artifacts say what they are as a whole, and of their layers only what podman guesses; there the name decides.
+"""
+
+from __future__ import annotations
+
+import re
+
+from artifacts import strict_json
+from artifacts.descriptors import Descriptor
+from artifacts.dialects.base import Dialect, Encoding, Reading, Said, path_of
+from artifacts.kinds import Role
+from artifacts.manifest import Manifest
+
+CURRENT, LEGACY = "ModelPack", "ModelPack by its older name (cnai)"
+_MANIFEST = re.compile(r"application/vnd\.(cncf|cnai)\.model\.(?:manifest|config)\.v1\+json")
+_LAYER = re.compile(
+    r"application/vnd\.(?:cncf|cnai)\.model\.(weight|weight\.config|doc|code|dataset|layer)\.v1\.([a-z0-9]+(?:\+[a-z0-9]+)?)"
+)
+_ROLES: dict[str, Role] = {
+    "weight": "weight",
+    "weight.config": "config",
+    "doc": "doc",
+    "code": "code",
+    "dataset": "dataset",
+    "layer": "mixed",
+}
+_ENCODINGS: dict[str, Encoding] = {"raw": "raw", "tar": "tar", "tar+gzip": "tar+gzip", "tar+zstd": "tar+zstd"}
+_METADATA = ("org.cncf.model.file.metadata+json", "org.cnai.model.file.metadata+json")
+_REGULAR, _FOLDER = frozenset({0, ord("0")}), frozenset({ord("5")})
+_METADATA_BYTES_MAX = 16 << 10
+
+
+def _knows(of: Manifest) -> bool:
+    """Old registries drop the artifactType; then the config's type says as much, or the layers'."""
+    said = (of.artifact_type, of.config.media_type)
+    return any(_MANIFEST.fullmatch(one) for one in said) or any(_LAYER.fullmatch(one.media_type) for one in of.layers)
+
+
+def _read(of: Manifest, _: bytes | None) -> Reading:
+    said = (of.artifact_type, of.config.media_type, *(one.media_type for one in of.layers))
+    legacy = any(one.startswith("application/vnd.cnai.") for one in said)
+    return Reading(LEGACY if legacy else CURRENT, [layer(one) for one in of.layers])
+
+
+def layer(one: Descriptor) -> Said:
+    """What one layer is meant to be."""
+    found = _LAYER.fullmatch(one.media_type)
+    path, note = path_of(one)
+    if found is None and path and not one.media_type.startswith("application/vnd."):
+        said = Said(path=path, note=note or "its type says nothing, its name decides")
+        return said._replace(refusal=_metadata_refusal(one, said.encoding))
+    if found is None:
+        return Said(refusal=f"{one.media_type} is no layer of a ModelPack")
+    kind, ending = found.groups()
+    if ending in _ENCODINGS:
+        said = Said(_ROLES[kind], _ENCODINGS[ending], path, note=note)
+        return said._replace(refusal=_metadata_refusal(one, said.encoding))
+    if kind == "weight" and "+" not in ending:
+        said = Said("weight", "raw", path or f"model.{ending}", form=ending, note=note)
+        return said._replace(refusal=_metadata_refusal(one, said.encoding))
+    return Said(refusal=f"{ending} is no encoding that is known")
+
+
+def _metadata_refusal(one: Descriptor, encoding: Encoding) -> str:
+    """Why what it says of its file cannot be so; empty where it can, or says nothing."""
+    text = next((one.annotations[name] for name in _METADATA if name in one.annotations), None)
+    if text is None:
+        return ""
+    try:
+        found = strict_json.decode_object(text.encode(errors="surrogatepass"), _METADATA_BYTES_MAX)
+    except strict_json.BadJsonError as error:
+        return f"its file's metadata are {error}"
+    flag, size = found.get("typeflag", 0), found.get("size")
+    kinds = _REGULAR if encoding == "raw" else _REGULAR | _FOLDER
+    if not isinstance(flag, int) or flag not in kinds:
+        return "by its metadata it is no regular file"
+    if encoding == "raw" and size is not None and (not isinstance(size, int) or size != one.size):
+        return "its metadata give its file another size than the layer has"
+    return ""
+
+
+DIALECT = Dialect(_knows, _read)

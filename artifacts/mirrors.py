@@ -1,0 +1,87 @@
+"""A registry with mirrors before it: each asked in turn, each with its own login, none believed. I/O.
+
+Owns the order. Promises: what a digest names may come from anybody, for it is checked; what a tag means the registry
+itself says, unless a person says that a mirror may; a mirror that lies, lacks something or is away costs one try, and
+is said in the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+from artifacts import blobs, digests, registry
+from artifacts.blobs import Blob
+from artifacts.client import Client
+from artifacts.refusals import MismatchError, RegistryError
+from artifacts.registry import Manifest
+
+log = logging.getLogger("pilotlight.registry")
+
+
+class Mirror(NamedTuple):
+    """Somebody who has what the registry has."""
+
+    client: Client
+    prefix: str = ""
+    """Before the repository's name, with its /: `dockerhub/`."""
+    tags: bool = False
+    """It may say what a tag means."""
+
+
+class Mirrored:
+    """One registry and its mirrors, which come first."""
+
+    def __init__(self, client: Client, mirrors: Sequence[Mirror] = ()) -> None:
+        self._places = [*mirrors, Mirror(client, tags=True)]
+
+    async def manifest(self, repository: str, asked: str, size: int | None = None) -> Manifest:
+        """As `registry.manifest`; the error is the registry's own."""
+        for client, prefix, tags in self._places[:-1]:
+            if ":" not in asked and not tags:
+                continue
+            try:
+                return await registry.manifest(client, prefix + repository, asked, size)
+            except RegistryError as error:
+                _tell(error)
+        return await registry.manifest(self._places[-1].client, repository, asked, size)
+
+    async def read(self, blob: Blob, first: int = 0, end: int | None = None) -> AsyncGenerator[bytes, None]:
+        """As `blobs.read`. Where a mirror fails after some bytes, the next goes on from there.
+
+        Bytes of two places are still bytes of one digest, so of a whole blob all are summed here; where that does not
+        hold, nobody knows who lied, and it is an error: the caller asks again without mirrors.
+        """
+        at, end = first, blob.size if end is None else end
+        whole = first == 0 and end == blob.size and len(self._places) > 1
+        summed = hashlib.new(digests.algorithm(blob.digest)) if whole else None
+        for client, prefix, _ in self._places[:-1]:
+            try:
+                async with aclosing(
+                    blobs.read(client, blob._replace(repository=prefix + blob.repository), at, end)
+                ) as pieces:
+                    async for piece in pieces:
+                        at += len(piece)
+                        if summed is not None:
+                            summed.update(piece)
+                        yield piece
+            except RegistryError as error:
+                _tell(error)
+                if isinstance(error, MismatchError) and at > first:
+                    raise
+            else:
+                return
+        async with aclosing(blobs.read(self._places[-1].client, blob, at, end)) as pieces:
+            async for piece in pieces:
+                if summed is not None:
+                    summed.update(piece)
+                yield piece
+        if summed is not None and summed.hexdigest() != digests.encoded(blob.digest):
+            raise MismatchError(f"{blob}: its bytes, of more than one place, are others than its digest says")
+
+
+def _tell(error: RegistryError) -> None:
+    log.warning("event=registry_mirror reason=%r", str(error))

@@ -1,0 +1,62 @@
+"""Time for a client of registries: a clock, waiting, and counting the tries of one request. I/O.
+
+Owns the pauses between tries; when there is another is decided in `retrying`. Tests give it a clock of their own, so
+that none of them waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+
+from artifacts import retrying
+from artifacts.refusals import BrokenError, UnreachableError
+
+log = logging.getLogger("pilotlight.registry")
+
+
+class Pace:
+    """The machine's clock."""
+
+    def monotonic_s(self) -> float:
+        """For how long things take."""
+        return time.monotonic()
+
+    def unix_s(self) -> float:
+        """For dates that others wrote."""
+        return time.time()
+
+    def draw(self) -> float:
+        """Within 0 and 1."""
+        return random.random()  # noqa: S311 -- spreads tries out, keeps no secret
+
+    async def wait(self, wait_s: float) -> None:
+        """Until then."""
+        await asyncio.sleep(wait_s)
+
+
+class Tries:
+    """Of one request to one registry."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._tries = 0
+        self._waited_s = 0.0
+
+    def progressed(self) -> None:
+        """Much came: what failed before does not count any more."""
+        self._tries, self._waited_s = 0, 0.0
+
+    async def again(self, error: BrokenError) -> None:
+        """Returns when it is time for the next try. Raises UnreachableError when it was enough."""
+        self._tries += 1
+        asked_s = retrying.retry_after_s(error.retry_after, self._pace.unix_s())
+        wait_s = retrying.wait_s(self._tries, self._waited_s, asked_s, self._pace.draw())
+        if wait_s is None:
+            asks = f", and asks to wait {asked_s:.0f} s" if asked_s is not None else ""
+            raise UnreachableError(f"{error}{asks}; given up after {self._tries} tries") from None
+        log.info("event=registry_again reason=%r wait_s=%.2f", str(error), wait_s)
+        self._waited_s += wait_s
+        await self._pace.wait(wait_s)

@@ -1,0 +1,130 @@
+"""References: where an artifact lies in a registry, as people write it. Pure.
+
+Owns the grammar of `host:port/repository:tag@digest` (the OCI distribution specification's names, Docker's short ones)
+and of Ollama's names, which lie in a registry too. What comes out may stand in a URL as it is. Whose the host is, and
+whether it may be asked, is the client's question.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import NamedTuple
+
+from artifacts import digests
+from artifacts.digests import Digest
+
+DOCKER, DOCKER_HOST = "docker.io", "registry-1.docker.io"
+OLLAMA = "registry.ollama.ai"
+NAME_CHARS_MAX = 255
+"""Of registry and repository together, as the specification advises."""
+TEXT_CHARS_MAX = 1024
+_SHOWN_CHARS_MAX = 120
+
+_REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
+_OLLAMA_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]|\.(?!\.)){0,79}")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST = re.compile(rf"(?P<name>{_LABEL}(?:\.{_LABEL})*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{{1,5}}))?")
+
+
+class BadReferenceError(ValueError):
+    """No reference; the text is one line that shows what was given, without credentials, and what to write."""
+
+
+class Reference(NamedTuple):
+    """An artifact in a registry. Its parts may stand in a URL as they are."""
+
+    registry: str
+    """Host in lower case, and port where one is written: `docker.io`, `localhost:5000`, `[::1]:5000`."""
+    repository: str
+    tag: str | None = None
+    digest: Digest | None = None
+    """Where there is one it decides, and the tag is only said."""
+
+    def __str__(self) -> str:
+        """As it is written, in full."""
+        tag = f":{self.tag}" if self.tag is not None else ""
+        return f"{self.registry}/{self.repository}{tag}" + (f"@{self.digest}" if self.digest is not None else "")
+
+    @property
+    def asked(self) -> str:
+        """What manifests are asked by: the digest, else the tag, else `latest`."""
+        return self.digest or self.tag or "latest"
+
+    @property
+    def host(self) -> str:
+        """Who is asked: Docker Hub's registry has another name than its images."""
+        return DOCKER_HOST if self.registry == DOCKER else self.registry
+
+
+def parse(text: str) -> Reference:
+    """The reference that this is, with or without `oci://`; also `ollama://name:tag`. Raises BadReferenceError."""
+    scheme, found, rest = text.partition("://")
+    if not found:
+        scheme, rest = "oci", text
+    if scheme not in {"oci", "ollama"} or not rest.isascii() or not rest.isprintable() or len(text) > TEXT_CHARS_MAX:
+        raise refusal(text, "expected oci://registry/repository:tag or ...@sha256:DIGEST")
+    name, pinned, digest_text = rest.partition("@")
+    try:
+        digest = digests.parse(digest_text) if pinned else None
+    except digests.BadDigestError:
+        raise refusal(text, "what follows @ is no digest: expected sha256: and 64 digits in lower case") from None
+    before, colon, last = name.rpartition(":")
+    tag = last if colon and "/" not in last else None
+    name = name if tag is None else before
+    if tag is not None and not _TAG.fullmatch(tag):
+        raise refusal(text, "its tag may have 128 letters, digits, _ . and -, and begins with no . or -")
+    registry, repository = _ollama(text, name) if scheme == "ollama" else _oci(text, name)
+    if len(registry) + 1 + len(repository) > NAME_CHARS_MAX:
+        raise refusal(text, f"registry and repository have more than {NAME_CHARS_MAX} characters")
+    return Reference(registry, repository, tag, digest)
+
+
+def refusal(text: str, fix: str) -> BadReferenceError:
+    """The error about this text. What may be a password before an @ is not shown."""
+    scheme, found, rest = text.partition("://")
+    authority, slash, path = rest.partition("/") if found else text.partition("/")
+    secret = "@" in authority and not re.search(r"@sha(256|512):", authority)
+    authority = "..." + authority[authority.rindex("@") :] if secret else authority
+    said = (scheme + found if found else "") + authority + slash + path
+    return BadReferenceError(f"{said[:_SHOWN_CHARS_MAX]!r} is no reference to an artifact: {fix}")
+
+
+def _oci(text: str, name: str) -> tuple[str, str]:
+    """Registry and repository. As Docker has it, a first part is a host where it looks like one."""
+    first, slash, rest = name.partition("/")
+    is_host = bool(slash) and (any(c in first for c in ".:[") or first == "localhost" or first != first.lower())
+    registry = _host(text, first) if is_host else DOCKER
+    repository = rest if is_host else name
+    if registry in {DOCKER, "index.docker.io", DOCKER_HOST}:
+        registry, repository = DOCKER, repository if "/" in repository else f"library/{repository}"
+    if not _REPOSITORY.fullmatch(repository):
+        raise refusal(
+            text, "its repository is lower-case letters and digits, with single . _ or - between, in parts by /"
+        )
+    return registry, repository
+
+
+def _ollama(text: str, name: str) -> tuple[str, str]:
+    """Registry and repository of `model`, `space/model` or `host/space/model`; Ollama's names may have capitals."""
+    parts = name.split("/")
+    if len(parts) > 3 or not all(_OLLAMA_NAME.fullmatch(part) for part in parts[-2:]):
+        raise refusal(text, "expected ollama://model:tag, ollama://owner/model:tag or ollama://host/owner/model:tag")
+    registry = _host(text, parts[0]) if len(parts) == 3 else OLLAMA
+    return registry, "/".join(parts[-2:]) if len(parts) > 1 else f"library/{parts[0]}"
+
+
+def _host(text: str, host: str) -> str:
+    """The host and port in lower case."""
+    found = _HOST.fullmatch(host)
+    if found is None or len(found["name"]) > 253:
+        raise refusal(text, "its registry is a host, or host:port; credentials do not belong there")
+    if found["port"] is not None and not 0 < int(found["port"]) < 65536:
+        raise refusal(text, "its registry's port is not within 1 to 65535")
+    if host.startswith("["):
+        try:
+            ipaddress.IPv6Address(found["name"][1:-1])
+        except ValueError:
+            raise refusal(text, "what stands in [] is no IPv6 address") from None
+    return host.lower()

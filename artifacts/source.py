@@ -1,0 +1,85 @@
+"""Where a Model's weights come from, as `spec.artifact` says it: one parse for all schemes. Pure.
+
+Owns the grammar of `file:///path`, `hf://owner/name@revision` and `s3://bucket/key`; `oci://` and `ollama://` are
+`artifacts.reference`'s. What comes out may stand in a URL (a key after quoting); whether it is there is not asked.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from artifacts import reference
+from artifacts.reference import Reference, refusal
+
+TEXT_CHARS_MAX = 4096
+"""What a document's `spec.artifact` may have."""
+_PART = r"[A-Za-z0-9_-](?:[A-Za-z0-9_-]|\.(?!\.)){0,95}"
+_HUB = re.compile(rf"(?P<name>{_PART}(?:/{_PART})?)(?:@(?P<revision>{_PART}(?:/{_PART})*))?")
+_BUCKET = re.compile(r"[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
+_KEY_BYTES_MAX = 1024
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class Hub(NamedTuple):
+    """A repository of models at Hugging Face, or at a mirror of it."""
+
+    name: str
+    """`owner/name`, or the `name` of an old model without an owner."""
+    revision: str | None = None
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the revision is a commit, which never means other files tomorrow."""
+        return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
+
+
+class Bucket(NamedTuple):
+    """An object, or all below a key that ends with /, in a store that speaks S3."""
+
+    bucket: str
+    key: str
+
+
+class Local(NamedTuple):
+    """A file or a folder on the node."""
+
+    path: str
+
+
+Source = Reference | Hub | Bucket | Local
+
+
+def parse(text: str) -> Source:
+    """What the text names. Raises BadReferenceError."""
+    scheme, found, rest = text.partition("://")
+    if len(text) > TEXT_CHARS_MAX or not text.isprintable():
+        raise refusal(text, f"expected at most {TEXT_CHARS_MAX} characters that can be shown")
+    if found and scheme in {"oci", "ollama"}:
+        return reference.parse(text)
+    if found and scheme == "file":
+        if not rest.startswith("/") or len(rest) < 2:
+            raise refusal(text, "expected an absolute path such as file:///models/a.gguf")
+        return Local(rest)
+    if found and scheme == "hf":
+        return _hub(text, rest)
+    if found and scheme == "s3":
+        return _bucket(text, rest)
+    raise refusal(text, "expected oci://, hf://, s3://, ollama:// or file:///")
+
+
+def _hub(text: str, rest: str) -> Hub:
+    parts = _HUB.fullmatch(rest)
+    if parts is None:
+        raise refusal(text, "expected hf://owner/name@revision")
+    return Hub(parts["name"], parts["revision"])
+
+
+def _bucket(text: str, rest: str) -> Bucket:
+    bucket, _, key = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise refusal(text, "expected s3://bucket/key; a bucket has 3 to 63 lower-case letters, digits, - and single .")
+    parts = key.removesuffix("/").split("/")
+    if {"", ".", ".."} & set(parts) or len(key.encode()) > _KEY_BYTES_MAX:
+        raise refusal(text, f"its key is empty, above {_KEY_BYTES_MAX} bytes, or has an empty part, . or .. in it")
+    return Bucket(bucket, key)

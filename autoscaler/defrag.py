@@ -1,0 +1,355 @@
+"""Defragmentation: who moves first, where a Want is unmet only because what is free is in pieces.
+
+Owns the search for moves and their limits. Promises: who moves has a new home that is free now, with all moves before
+it done; after the last the Want fits, and none of them could be left out; the room that is gained is worth more than
+the starts; one Replica moves at a time in the whole cluster, at most one in EVERY_S, and none on or to a node where
+anything else comes or goes; only who has served its residency moves, and nobody again within AGAIN_S, so that nobody is
+sent to and fro; nobody of whom a PodDisruptionBudget allows no disruption. Searches are bounded, so that a way may be
+missed. It starts nothing: `autoscaler.plan` starts the first successor, and `autoscaler.compare` lets go whose place
+is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import reduce
+from itertools import combinations
+from math import inf
+from typing import NamedTuple
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.demand import BEGINNING, NO_HISTORY, residency_s
+from autoscaler.drain import complete
+from autoscaler.eviction import sum_of
+from autoscaler.hosts import NOTHING, Beside
+from autoscaler.lanes import Kind, Room
+from autoscaler.model import Model
+from autoscaler.operators import must_go
+from autoscaler.packer import claim
+from autoscaler.packing import Choice, Force, Incumbent, Missing, Outlook, Placement, Shelf, Want
+from autoscaler.rulings import ask, need
+from autoscaler.shelves import want_of
+from autoscaler.spread import apart
+from autoscaler.states import ReplicaState as S
+from autoscaler.stranded import avoided
+from autoscaler.words import seconds, size
+from autoscaler.world import Move, NodeId, Replica, SliceId, World
+from autoscaler.yard import Pieces, Yard
+
+EVERY_S = 300.0
+"""Between two starts of moves: a start reads a Model's weights as fast as it can, which others on that node and on the
+way to it feel, and most starts are over by then, so that the next choice sees what became of the last."""
+AGAIN_S = 1800.0
+"""Who was moved stays so long: what it made room for has come by then, or is not wanted any more."""
+WORTH_S = 600.0
+"""A device that comes to use counts so many seconds; a start costs as many as it takes, on each device it needs."""
+BUSY = 2.0
+"""So much dearer is a Replica with Calls on it: they may have to end on the old one while both hold their places."""
+PRIORITY_MAX = 3
+"""Each priority that the Want is above whom it moves doubles what it gains, and each below halves it; so often."""
+MOVES_MAX, CANDIDATES_MAX, PLACES_MAX = 4, 8, 16
+"""Moves for one Want; Replicas of a place that are thought of, the cheapest; places, the roomiest."""
+PROOFS_MAX = 16
+"""Sets of moves for which new homes are looked for, the cheapest first."""
+FORBIDDEN_TOLD = 3
+"""So many are named who may not move for a PodDisruptionBudget."""
+KINDS_MAX, WANTS_MAX = 32, 4
+"""Different kinds of Wants of which it is asked in one Plan whether room for them is in pieces, in the order in which
+they are served; and Wants for which moves are looked for then.
+"""
+
+
+class Ground(NamedTuple):
+    """What a search begins with."""
+
+    world: World
+    yard: Yard
+    outlook: Outlook
+    now_s: float
+    going: Collection[ReplicaId] = ()
+    """Who leaves by this Plan."""
+    astir: Collection[ModelName] = ()
+    """Models about which this Plan does something else."""
+    taken: Collection[SliceId] = ()
+    """Slices that this Plan puts somebody on."""
+
+
+class Step(NamedTuple):
+    """One move, proven."""
+
+    move: Move
+    home: Placement
+    """The successor's."""
+
+
+class Defragmented(NamedTuple):
+    """What is said of the unmet Wants, and the moves after which one of them fits: only the first is to begin now."""
+
+    unmet: tuple[Missing, ...]
+    steps: tuple[Step, ...] = ()
+    next_s: float = inf
+    """When time alone may allow a move."""
+
+
+class Moves(NamedTuple):
+    """Replicas whose leaving makes room at one place, and what that costs."""
+
+    key: tuple[float | int | ReplicaId, ...]
+    leave: frozenset[ReplicaId]
+    cost_s: float
+    slices: tuple[SliceId, ...]
+    """Those that the Want is to have."""
+
+
+def defragment(unmet: Sequence[Missing], ground: Ground) -> Defragmented:
+    """The first move for the first of these Wants that is to be served by one; each of them says what it waits for."""
+    search: _Search | None = None
+    known: dict[tuple[Kind, Choice], Pieces] = {}
+    told: dict[Want, str] = {}
+    after: list[Missing] = []
+    for missing in unmet:
+        after.append(missing)
+        want = missing.want._replace(ordinal=0, unserved_since_s=0.0, reason="", spare_bytes=0)
+        if not _movable_for(missing):
+            continue
+        if want not in told and len(told) < WANTS_MAX:
+            pieces = known.get((want.kind, want.choice))
+            if pieces is None and len(known) < KINDS_MAX:
+                pieces = known[want.kind, want.choice] = ground.yard.pieces(want.kind, want.choice, PLACES_MAX)
+            if pieces is not None and pieces.most < pieces.need <= pieces.total:
+                search = search or _Search(ground)
+                told[want] = f"needs {ask(want)}; {_free(want, pieces)}; {search.first(want, pieces)}"
+        after[-1] = missing._replace(reason=told.get(want, missing.reason))
+    return Defragmented(tuple(unmet)) if search is None else Defragmented(tuple(after), search.steps, search.next_s)
+
+
+def _movable_for(missing: Missing) -> bool:
+    """Nobody moves for what can never be, comes by itself, or may as well not be."""
+    return not missing.never and not missing.promised and missing.want.force > Force.NONE and missing.want.devices > 0
+
+
+def _free(want: Want, pieces: Pieces) -> str:
+    if want.devices > 1:
+        return f"{pieces.total} are free, at most {pieces.most} on one node"
+    return f"{size(pieces.total)} is free, at most {size(pieces.most)} on one device"
+
+
+def under_way(world: World, going: Collection[ReplicaId]) -> Replica | None:
+    """The Replica that leaves its place, or is about to, because another takes it; None: no move is under way. Where
+    both serve and neither goes, both are wanted by now: that move is over.
+    """
+    for heir in world.replicas.values():
+        old = None if heir.move is None else world.replicas.get(heir.move.replica)
+        if old is not None and (heir.state in BEGINNING or old.state is not S.READY or old.id in going):
+            return old
+    return None
+
+
+class _Search:
+    """For the Wants of one Plan."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self.steps: tuple[Step, ...] = ()
+        self.next_s = inf
+        world = ground.world
+        self._moving = under_way(world, ground.going)
+        self._settled: dict[ReplicaId, bool] = {}
+        self._forbidden = set[ModelName]()
+        """Models of which one would move, and a PodDisruptionBudget does not allow it."""
+        restless = {
+            world.slices[id].node
+            for replica in world.replicas.values()
+            if replica.state is not S.READY or replica.id in ground.going
+            for id in replica.slices
+            if id in world.slices
+        }
+        self._restless: set[NodeId] = restless | {world.slices[id].node for id in ground.taken}
+
+    def first(self, want: Want, pieces: Pieces) -> str:
+        """What is done about it, in words; the first move that may begin now is kept."""
+        world, now_s = self._ground.world, self._ground.now_s
+        if self._moving is not None:
+            return f"{self._moving.model} moves from {self._where(self._moving.slices)} first"
+        if self.steps:
+            return f"{self.steps[0].home.want.model} moves first, to make room for {self.steps[0].move.room_for}"
+        due_s = max(world.leading_since_s, world.moved_s or 0.0) + EVERY_S  # who led before may just have moved one
+        if now_s < due_s:
+            self.next_s = min(self.next_s, due_s)
+            return f"the next Replica may move in {seconds(due_s - now_s)}"
+        if not complete(world, now_s):
+            return "nobody moves while gateways are silent"
+        found, why = self._cheapest(want, pieces)
+        if not found:
+            return why
+        self.steps = found
+        old, home = world.replicas[found[0].move.replica], found[0].home
+        then = ", ".join(step.home.want.model for step in found[1:])
+        begin = f"moves {old.model} from {self._where(old.slices)} to {self._where(home.slices)} first"
+        return f"{begin}, then {then}" if then else begin
+
+    def _where(self, slices: Sequence[SliceId]) -> str:
+        known = [self._ground.world.slices[id] for id in slices if id in self._ground.world.slices]
+        return ", ".join(sorted({one.node if len(slices) > 1 else one.id for one in known})) or "nowhere"
+
+    # --- who could leave ----------------------------------------------------------------------------------------------
+
+    def _cheapest(self, want: Want, pieces: Pieces) -> tuple[tuple[Step, ...], str]:
+        """The moves after which the Want fits; none, and why."""
+        ways = sorted((way for at in pieces.places for way in self._ways(want, at)), key=lambda way: way.key)
+        if not ways:
+            return (), self._nobody()
+        worth = [way for way in ways if way.cost_s < self._gain_s(want, way)]
+        if not worth:
+            return (), f"to move {self._names(ways[0])} would cost more than it gains"
+        proofs = (self._proven(want, way) for way in worth[:PROOFS_MAX])
+        steps = next(filter(None, proofs), ())
+        return steps, f"there is no other place for {self._names(worth[0])}"
+
+    def _nobody(self) -> str:
+        if not self._forbidden:
+            return "nobody in the way may move now"
+        return f"a PodDisruptionBudget forbids to move {', '.join(sorted(self._forbidden)[:FORBIDDEN_TOLD])}"
+
+    def _names(self, way: Moves) -> str:
+        replicas = self._ground.world.replicas
+        return ", ".join(sorted({replicas[id].model for id in way.leave}))
+
+    def _gain_s(self, want: Want, way: Moves) -> float:
+        """Device-seconds, weighed by priority."""
+        world = self._ground.world
+        devices = want.devices
+        share = 1.0
+        if devices == 1 and want.memory_bytes:
+            share = min(1.0, want.memory_bytes / world.slices[way.slices[0]].memory_bytes)
+        above = min(want.priority - world.models[world.replicas[id].model].spec.priority for id in way.leave)
+        return devices * share * WORTH_S * 2.0 ** max(-PRIORITY_MAX, min(above, PRIORITY_MAX))
+
+    def _ways(self, want: Want, at: Sequence[SliceId]) -> Iterator[Moves]:
+        """Sets of Replicas whose leaving makes room there; none holds another."""
+        shelves = [self._ground.yard.shelf(id) for id in at]
+        if shelves[0].slice.node in self._restless:
+            return
+        by_id = {one.replica: one for shelf in shelves for one in shelf.incumbents if self._may_move(one, want)}
+        prices = {id: self._price(one, self._ground.world.replicas[id]) for id, one in by_id.items()}
+        cheap = sorted(by_id, key=lambda one: (by_id[one].busy, prices[one], one))[:CANDIDATES_MAX]
+        found: list[frozenset[ReplicaId]] = []
+        for many in range(1, MOVES_MAX + 1):
+            for few in combinations(cheap, many):
+                leave = frozenset(few)
+                if any(less <= leave for less in found):
+                    continue
+                slices = _room(want, shelves, leave)
+                if slices and self._has_beside(want, shelves[0].slice.node, leave):
+                    found.append(leave)
+                    cost_s, busy = sum(prices[id] for id in few), sum(by_id[id].busy for id in few)
+                    yield Moves((busy, cost_s, many, *sorted(few)), leave, cost_s, slices)
+
+    def _has_beside(self, want: Want, node: NodeId, leave: Collection[ReplicaId]) -> bool:
+        """Whether the node has CPU and memory enough when these have left."""
+        host = self._ground.yard.hosts.get(node)
+        return host is None or host.left.plus(self._amounts(leave)).holds(want.beside)
+
+    def _amounts(self, leave: Iterable[ReplicaId]) -> Beside:
+        replicas = self._ground.world.replicas
+        return reduce(Beside.plus, (replicas[id].beside for id in leave), NOTHING)
+
+    def _price(self, incumbent: Incumbent, replica: Replica) -> float:
+        """Device-seconds of starting it elsewhere, at least one a move: none is for nothing."""
+        world = self._ground.world
+        sizes = [world.slices[id].memory_bytes for id in replica.slices if id in world.slices]
+        share = 1.0 if incumbent.others else min(1.0, incumbent.room.memory_bytes / max(1, *sizes))
+        restart_s = max(1.0, self._ground.outlook.restart_s(replica.model))
+        return restart_s * share * len(replica.slices) * (BUSY if incumbent.busy else 1.0)
+
+    def _may_move(self, incumbent: Incumbent, want: Want) -> bool:
+        id = incumbent.replica
+        if id not in self._settled:
+            self._settled[id] = self._at_rest(self._ground.world.replicas[id])
+        return self._settled[id] and incumbent.model != want.model
+
+    def _at_rest(self, replica: Replica) -> bool:
+        """Whether it and its Model are as they should be, and have been for a while."""
+        ground = self._ground
+        world, name = ground.world, replica.model
+        model = world.models.get(name)
+        if model is None or name in ground.astir or not _moves_at_all(world, model, replica):
+            return False
+        others = [world.replicas[id] for id in world.by_model.get(name, ())]
+        if any(one.state is not S.READY or one.id in ground.going for one in others):
+            return False
+        history = world.histories.get(name, NO_HISTORY)
+        if name in world.obstacles or history.tries or history.episodes:
+            return False
+        since_s = replica.since_s if replica.ready_s is None else replica.ready_s
+        due_s = since_s + residency_s(model, history)
+        if replica.move is not None:
+            due_s = max(due_s, replica.created_s + AGAIN_S)
+        if ground.now_s < due_s:
+            self.next_s = min(self.next_s, due_s)
+            return False
+        if replica.id in world.undisturbed:
+            self._forbidden.add(name)
+            return False
+        return True
+
+    # --- where to -----------------------------------------------------------------------------------------------------
+
+    def _proven(self, want: Want, way: Moves) -> tuple[Step, ...]:
+        """A new home for each, the largest first, and then room for the Want; none: it cannot be done so."""
+        yard, world = self._ground.yard, self._ground.world
+        steps: list[Step] = []
+        yard.stock.mark()
+        try:
+            for node in self._restless:
+                yard.set_aside(yard.slices_of(node))
+            yard.set_aside(way.slices)
+            leave = [world.replicas[id] for id in way.leave]
+            for replica in sorted(leave, key=lambda one: (-len(one.slices), -one.memory_bytes, one.id)):
+                home = self._home(replica, want)
+                if home is None:
+                    return ()
+                steps.append(Step(Move(replica=replica.id, room_for=want.model), home))
+            for id in way.slices:
+                yard.set_free(id, _left(yard.shelf(id), way.leave))
+            yard.gain(world.slices[way.slices[0]].node, self._amounts(way.leave))
+            return tuple(steps) if yard.choose(want.kind, want.choice, want.artifact, want.trust) is not None else ()
+        finally:
+            yard.stock.rewind()
+
+    def _home(self, replica: Replica, want: Want) -> Placement | None:
+        """Where it would be, which it takes."""
+        yard, world = self._ground.yard, self._ground.world
+        model = world.models[replica.model]
+        reason = f"move {model.name}: makes room for {want.model}"
+        avoids = avoided(world, model.name, self._ground.now_s)
+        asked = want_of(model, 0, inf, Force.NONE, reason, world.settings.pod, avoids)._replace(spare_bytes=0)
+        spread = apart(world, asked, {replica.id}).spread
+        place = yard.choose(asked.kind, asked.choice, asked.artifact, asked.trust, spread)
+        if place is None:
+            return None
+        yard.take(asked.kind, place)
+        slices = yard.slices(place)
+        return Placement(asked, slices, claim(asked, (yard.shelves[id] for id in slices)))
+
+
+def _moves_at_all(world: World, model: Model, replica: Replica) -> bool:
+    """Whether another could be started beside it that is just like it, and then it could go."""
+    own = model.adopted is None and not replica.rank and bool(replica.slices)
+    same = replica.spec_hash == model.spec_hash() and not must_go(world, replica)
+    return own and same and model.spec.rollout.surge > 0 and not model.spec.paused
+
+
+def _left(shelf: Shelf, leave: Collection[ReplicaId]) -> Room:
+    """What it has when these have left."""
+    return shelf.free.plus(sum_of([one for one in shelf.incumbents if one.replica in leave]))
+
+
+def _room(want: Want, shelves: Sequence[Shelf], leave: Collection[ReplicaId]) -> tuple[SliceId, ...]:
+    """The Slices that it could have when these have left, those first that are free anyway; none: too few."""
+    enough: list[tuple[bool, SliceId]] = []
+    for shelf in shelves:
+        room = need(want, shelf)
+        if room is not None and _left(shelf, leave).holds(room):
+            enough.append((not shelf.free.holds(room), shelf.slice.id))
+    return tuple(id for _, id in sorted(enough)[: want.devices]) if len(enough) >= want.devices else ()

@@ -1,0 +1,74 @@
+"""What a kind of Slice is: a Slicer reads a node as inventory, and says what the pod of a Replica must ask for.
+
+Owns the Protocol and its two records; each kind is one file beside this one. All of it is pure: nodes, labels and
+objects come in as they were read, and what goes out is data. It knows no API server and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from autoscaler.settings import NodeKind
+from autoscaler.world import NodeId, Slice
+
+Object = dict[str, Any]
+"""As the Kubernetes API has it."""
+
+
+class NodeFacts(NamedTuple):
+    """What of a node a Slicer reads."""
+
+    name: NodeId
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    allocatable: Mapping[str, str] = {}
+    """Extended resource -> how many, as it is written there."""
+    declared: NodeKind | None = None
+    """What Settings say of it; None: nothing."""
+    plugin: Mapping[str, Any] = {}
+    """The device plug-in's configuration for it, parsed; empty: it is not known."""
+    devices: Sequence[Object] = ()
+    """The ResourceSlices (resource.k8s.io/v1) that name it."""
+    kept: Sequence[str] = ()
+    """Their entries that are offered before others: those that claims hold, then those that were chosen."""
+
+
+class Part(NamedTuple):
+    """One Slice that a Replica has, and how much of it."""
+
+    slice: Slice
+    memory_bytes: int
+    compute_percent: int = 0
+
+
+class PodFields(NamedTuple):
+    """What a pod says to get its Slices; laid over what every pod of ours says."""
+
+    limits: Mapping[str, str] = {}
+    """Of its engine's container: extended resources."""
+    env: Mapping[str, str] = {}
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    memory_fraction: float | None = None
+    """Of each Device, what its engine is told to take; None: it need not be told."""
+    scheduler: str = ""
+    """Who places it; empty: the cluster's own."""
+    claims: tuple[Object, ...] = ()
+    """ResourceClaims that are made before it, each with `metadata.name`; the pod and its container name them."""
+
+
+class Slicer(Protocol):
+    """One kind. `kind` is its name in Settings and in `Slice.kind`."""
+
+    @property
+    def kind(self) -> str:
+        """See Slice.kind."""
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """The node's Slices of this kind, in order; None: its devices are not shared in this way. What is known in
+        general of a node (labels, taints, health) is not filled in here.
+        """
+
+    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+        """What the pod of that Replica asks for; all parts are of this kind and of one node."""

@@ -1,0 +1,315 @@
+"""Dynamic Resource Allocation: ResourceSlices as inventory, claims that pin what was chosen, and what they got.
+
+Owns the Slicer `dra`. A whole GPU is one Slice, or a shared one where it may be allocated many times (its memory is
+what is consumed). Of entries that cannot be had at once (a GPU and its MIG parts) only such are offered as can be:
+those that are `kept`, then the largest that the counters still allow. So what claims hold must be kept, and so must
+what was chosen (`places` tells what a cut of `autoscaler.mig_packing` is called here).
+
+The scheduler takes the first entry that a claim admits, and looks at nothing else; so a claim admits one. Of parts that
+do not exist yet NVIDIA's driver tells no place that a claim could name: of one profile on one GPU the first in the
+driver's order is taken, and `decode` tells which it was. So it does where Settings let a claim name others of its node
+(`instead`) behind the chosen one, for when that is gone by then; and where they let a GPU be cut: who was given all of
+one that nobody is on, and needs less, claims the smallest part that holds it, and what is left is offered from then on.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from autoscaler.lanes import Isolation
+from autoscaler.mig_geometry import Cut
+from autoscaler.slicing.base import NodeFacts, Object, Part, PodFields
+from autoscaler.slicing.dra_pools import Entry, Policy, Pools, pools
+from autoscaler.slicing.figures import MIB, in_mib, size
+from autoscaler.slicing.mig import cut_from, known_of
+from autoscaler.world import DeviceId, Slice, SliceId
+
+API = "resource.k8s.io/v1"
+NVIDIA = "gpu.nvidia.com"
+ALTERNATIVES_MAX = 8
+REQUESTS_MAX = 32
+UNKNOWN_BYTES = 1 << 30
+_CONFIG = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}
+
+
+class Smaller(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a GPU that nobody is on, of one profile."""
+
+    compute_percent: int
+    memory_bytes: int
+    device_class: str
+    where: str
+
+
+class Handle(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a Slice's `handle` says, as JSON."""
+
+    entry: str
+    """DRIVER/POOL/DEVICE."""
+    device_class: str
+    where: str
+    shared: bool = False
+    """It is consumed by its memory, of which only these amounts are given."""
+    least: int = 0
+    step: int = 1
+    values: tuple[int, ...] = ()
+    cuts: tuple[Smaller, ...] = ()
+    """What may be claimed of it by who needs less, the smallest first."""
+
+
+class Got(NamedTuple):
+    """What a claim really has."""
+
+    request: str
+    """`NAME`, or `NAME/ALTERNATIVE`."""
+    entry: str
+    memory_bytes: int | None
+    """Consumed; None: all of it is its own."""
+
+
+class Dra(NamedTuple):
+    """The Slicer of one driver."""
+
+    driver: str = NVIDIA
+    sharing: Literal["", "MPS", "TimeSlicing"] = ""
+    """Of whole GPUs: many pods have one claim, and this keeps them apart, as far as it does."""
+
+    @property
+    def kind(self) -> str:
+        """See Slice.kind."""
+        return "dra"
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """What can be had at once."""
+        found = pools(node.devices, node.name, self.driver)
+        said = node.declared.slicing if node.declared is not None else None
+        cuts = self._cuts(found.entries) if said is not None and said.kind == self.kind and said.cut else {}
+        return tuple(self._slice(node, entry, cuts) for entry in self._offered(found, node.kept)) or None
+
+    def places(self, node: NodeFacts) -> dict[DeviceId, dict[Cut, str]]:
+        """By Device, what each cut that it may have is called, to be `kept`."""
+        named: dict[DeviceId, dict[Cut, str]] = {}
+        for entry in pools(node.devices, node.name, self.driver).entries:
+            if entry.mig and entry.start is not None:
+                named.setdefault(_device(node, entry), {})[Cut(entry.profile, entry.start)] = entry.name
+        return named
+
+    def _offered(self, found: Pools, kept: Sequence[str]) -> list[Entry]:
+        rank = {name: number for number, name in enumerate(dict.fromkeys(kept))}  # a claim holds what was chosen
+        offered: list[Entry] = []
+        taken: dict[str, list[Entry]] = {}
+        for entry in sorted(
+            found.entries,
+            key=lambda one: (rank.get(one.name, len(rank)), one.closed != "", -(one.memory_bytes or 0), one.name),
+        ):
+            others = taken.setdefault(entry.pool, [])
+            if not entry.consumes or found.room(entry.pool, [*others, entry]):
+                offered.append(entry)
+                if entry.consumes:
+                    others.append(entry)
+        return sorted(offered, key=lambda one: one.name)
+
+    def _cuts(self, entries: Iterable[Entry]) -> dict[str, tuple[Smaller, ...]]:
+        """By GPU the parts that it may have, of each profile the first; without those that have what it has once."""
+        firsts: dict[str, dict[str, Smaller]] = {}
+        for one in sorted(entries, key=lambda one: one.name):
+            memory_bytes, percent = _amounts(one)
+            if one.mig and not one.closed and percent < 100 and "+" not in one.profile:
+                cut = Smaller(percent, memory_bytes or 0, self._class(one), one.where)
+                firsts.setdefault(one.parent, {}).setdefault(one.profile, cut)
+        return {parent: tuple(sorted(cuts.values(), key=_size_of)) for parent, cuts in firsts.items()}
+
+    def _slice(self, node: NodeFacts, entry: Entry, cuts: Mapping[str, tuple[Smaller, ...]]) -> Slice:
+        alone = not entry.shared and not (self.sharing and not entry.mig)
+        memory_bytes, percent = _amounts(entry)
+        apart = Isolation.HARDWARE if alone else Isolation.MEMORY if self.sharing == "MPS" else Isolation.NONE
+        handle = Handle(
+            entry.name, self._class(entry), entry.where, entry.shared, entry.policy.least, entry.policy.step,
+            entry.policy.values, cuts.get(entry.parent, ()) if alone and not entry.mig else (),
+        )  # fmt: skip
+        return Slice(
+            id=id_called(entry.name, node.name), device=_device(node, entry), node=node.name,
+            memory_bytes=memory_bytes or UNKNOWN_BYTES, compute_percent=percent, isolation=apart, shared=not alone,
+            product=re.sub(r"\s+", "-", entry.product), closed=entry.closed, kind=self.kind,
+            link=entry.link, handle=msgspec.json.encode(handle).decode(),
+            device_bytes=cut_from(entry.product, memory_bytes or UNKNOWN_BYTES, percent) if entry.mig else 0,
+        )  # fmt: skip
+
+    def _class(self, entry: Entry) -> str:
+        return "mig.nvidia.com" if entry.mig and self.driver == NVIDIA else self.driver
+
+    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+        """One claim of the Replica's own; of GPUs that are shared by `sharing` one for each, which others have too."""
+        if not 0 < len(parts) <= REQUESTS_MAX:
+            raise ValueError(f"{replica}: a claim is for 1 to {REQUESTS_MAX} devices, not {len(parts)}")
+        told = [(part, _told(part, alone=len(parts) == 1)) for part in parts]
+        common = [(part, one) for part, one in told if part.slice.shared and not one.shared]
+        own = [(part, one) for part, one in told if (part, one) not in common]
+        claims = [_claim(replica, [_request(f"gpu-{at}", "exactly", _wish(*one)) for at, one in enumerate(own)])]
+        claims = claims if own else []
+        for part, one in common:
+            claims.append(
+                _claim(_common_name(one.entry), [_request("gpu", "exactly", _wish(part, one))], self._config())
+            )
+        return PodFields(claims=tuple(claims), env=self._limits([part for part, _ in common]))
+
+    def either(self, replica: str, choices: Sequence[Part]) -> PodFields:
+        """One of these, the first that can be had: the scheduler takes them in order (a prioritized list)."""
+        if not 0 < len(choices) <= ALTERNATIVES_MAX:
+            raise ValueError(f"{replica}: a claim has 1 to {ALTERNATIVES_MAX} alternatives, not {len(choices)}")
+        wishes = [{"name": f"choice-{at}", **_wish(part, _told(part, alone=True))} for at, part in enumerate(choices)]
+        return PodFields(claims=(_claim(replica, [_request("gpu", "firstAvailable", wishes)]),))
+
+    def _config(self) -> list[Object]:
+        sharing: Object = {"strategy": self.sharing}
+        if self.sharing == "TimeSlicing":
+            sharing["timeSlicingConfig"] = {"interval": "Default"}
+        opaque = {"driver": self.driver, "parameters": {**_CONFIG, "sharing": sharing}}
+        return [{"requests": ["gpu"], "opaque": opaque}]
+
+    def _limits(self, parts: Sequence[Part]) -> dict[str, str]:
+        """A client of an MPS server is held to less than the server's own limits by its environment."""
+        if self.sharing != "MPS" or not parts:
+            return {}
+        memory = ",".join(f"{at}={in_mib(part.memory_bytes)}M" for at, part in enumerate(parts))
+        percent = min(part.compute_percent for part in parts)
+        threads = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(min(100, percent))} if percent else {}
+        return {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": memory, **threads}
+
+
+def _device(node: NodeFacts, entry: Entry) -> DeviceId:
+    return DeviceId(f"{node.name}/{entry.parent}")
+
+
+def _amounts(entry: Entry) -> tuple[int | None, int]:
+    """Its memory, and its percent of its GPU's compute."""
+    if not entry.mig:
+        return entry.memory_bytes, 100
+    known_bytes, slices, of_all = known_of(entry.profile, entry.product)
+    return entry.memory_bytes or known_bytes, max(1, 100 * slices // of_all)
+
+
+def _size_of(cut: Smaller) -> tuple[int, int]:
+    return cut.compute_percent, cut.memory_bytes
+
+
+def _told(part: Part, *, alone: bool) -> Handle:
+    """What to claim for it: where that may be cut, and it is the only one, no more than it needs. Who asks for no
+    memory wants all of it.
+    """
+    told = msgspec.json.decode(part.slice.handle, type=Handle)
+    for one in told.cuts if alone and part.memory_bytes else ():
+        if one.memory_bytes >= part.memory_bytes and one.compute_percent >= part.compute_percent:
+            return Handle(told.entry, one.device_class, one.where)
+    return told
+
+
+def _wish(part: Part, told: Handle) -> Object:
+    wish: Object = {"deviceClassName": told.device_class, "selectors": [{"cel": {"expression": told.where}}]}
+    if told.shared:
+        memory = Policy(told.least, told.step, told.values).given(part.memory_bytes)
+        wish["capacity"] = {"requests": {"memory": _quantity(memory)}}
+    return wish
+
+
+def _request(name: str, how: str, wish: Object | list[Object]) -> Object:
+    return {"name": name, how: wish}
+
+
+def _claim(name: str, requests: list[Object], config: Sequence[Object] = ()) -> Object:
+    devices: Object = {"requests": requests}
+    if config:
+        devices["config"] = list(config)
+    return {"apiVersion": API, "kind": "ResourceClaim", "metadata": {"name": name}, "spec": {"devices": devices}}
+
+
+def _common_name(entry: str) -> str:
+    """Of the claim that all pods on a GPU have."""
+    short = re.sub(r"[^a-z0-9]+", "-", entry.rpartition("/")[2].lower()).strip("-")[:40]
+    return f"shared-{short}-{zlib.crc32(entry.encode()):08x}"
+
+
+def _quantity(bytes_: int) -> str:
+    return f"{bytes_ // MIB}Mi" if bytes_ % MIB == 0 else str(bytes_)
+
+
+# --- what claims really have ------------------------------------------------------------------------------------------
+
+
+class _Result(msgspec.Struct, frozen=True, rename="camel"):
+    request: str
+    driver: str
+    pool: str
+    device: str
+    admin_access: bool | None = None
+    consumed_capacity: dict[str, Any] = {}
+
+
+def decode(claim: Object) -> tuple[Got, ...]:
+    """Of any claim, ours or not; what was allocated for administration takes nothing from anybody."""
+    found: list[Got] = []
+    for said in _results(claim):
+        try:
+            one = msgspec.convert(said, _Result)
+        except msgspec.ValidationError:
+            continue  # the API server admits no such thing
+        if not one.admin_access:
+            consumed = one.consumed_capacity.get("memory", one.consumed_capacity.get(f"{one.driver}/memory"))
+            found.append(Got(one.request, f"{one.driver}/{one.pool}/{one.device}", size(consumed)))
+    return tuple(found)
+
+
+def _results(claim: Object) -> Sequence[object]:
+    said: Any = claim
+    for key in ("status", "allocation", "devices", "results"):
+        said = said.get(key) if isinstance(said, dict) else None
+    return said if isinstance(said, list) else ()
+
+
+def instead(of: Slice, slices: Iterable[Slice], gone: Collection[str]) -> Iterator[Slice]:
+    """Those of its node that would do as well, each the first of those that one claim cannot tell apart. `gone`: ids of
+    Slices that somebody has, names by which they are counted, and Devices that are closed.
+    """
+    if of.kind != "dra" or of.shared:
+        return
+    told = msgspec.json.decode(of.handle, type=Handle)
+    seen, wanted = {told.where}, (of.node, of.kind, told.device_class, *_size(of))
+    for one in slices:
+        if one.kind != of.kind or one.closed or not one.healthy or {one.id, one.counted, one.device} & {*gone}:
+            continue
+        other = msgspec.json.decode(one.handle, type=Handle)
+        if (one.node, one.kind, other.device_class, *_size(one)) == wanted and other.where not in seen:
+            seen.add(other.where)
+            yield one
+
+
+def _size(of: Slice) -> tuple[object, ...]:
+    return of.product, of.memory_bytes, of.compute_percent, of.isolation, of.shared
+
+
+def slice_of(got: Got, slices: Iterable[Slice]) -> Slice | None:
+    """Which Slice that is; None: it is none of these, so it must be `kept` to be one."""
+    return next((one for one in slices if one.kind == "dra" and entry_of(one) == got.entry), None)
+
+
+def entry_of(slice_: Slice) -> str:
+    """Which entry a Slice of this kind is."""
+    return msgspec.json.decode(slice_.handle, type=Handle).entry
+
+
+def entry_called(id: SliceId, driver: str = NVIDIA) -> str:
+    """Which entry the Slice of that id is, if it is one."""
+    node, _, rest = id.partition("/")
+    pool, _, device = rest.rpartition("/")
+    return f"{driver}/{pool or node}/{device}"
+
+
+def id_called(entry: str, node: str) -> SliceId:
+    """What an entry of a node is called as a Slice."""
+    pool, _, device = entry.partition("/")[2].rpartition("/")
+    return SliceId(f"{node}/{device}" if pool == node else f"{node}/{pool}/{device}")

@@ -1,0 +1,273 @@
+"""What ResourceSlices (resource.k8s.io/v1) say there is on a node: entries, and the counters that some of them share.
+
+Owns the reading of one driver's pools. An entry is what a claim may get: a GPU, or a part of one that does not exist
+until it is claimed; where several cannot be had at once, they say so by consuming counters. Promises: objects that are
+not as they should be raise nothing, and what the scheduler would not give is closed, with the reason. Must not choose.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from autoscaler.slicing.base import Object
+from autoscaler.slicing.figures import MEMORY_MIB_MAX, MIB, size
+
+Counters = Mapping[tuple[str, str], int]
+"""(counter set, counter) -> how much."""
+TYPES = {"gpu", "mig"}
+"""Attribute `type`: others (`vfio`) are another way to the same hardware. One without it is a GPU."""
+_LINK = "resource.kubernetes.io", "pcieRoot"
+SURE = ("uuid", "resource.kubernetes.io/pciBusID", "pciAddr")
+"""Attributes that name one entry, the best first."""
+_MEMORY_SLICE = re.compile(r"memory-?[sS]lice-?([0-9]{1,2})")
+_EFFECTS = {"NoSchedule", "NoExecute"}
+
+
+class _Struct(msgspec.Struct, frozen=True, rename="camel"):
+    """Base: what is not named here is not looked at."""
+
+
+class _Attribute(_Struct, frozen=True):
+    string: str = ""
+
+
+class _Range(_Struct, frozen=True):
+    min: str | int = 0
+    max: str | int | None = None
+    step: str | int | None = None
+
+
+class _Policy(_Struct, frozen=True):
+    valid_values: list[str | int] = []
+    valid_range: _Range | None = None
+
+
+class _Value(_Struct, frozen=True):
+    value: str | int
+    request_policy: _Policy | None = None
+
+
+class _Consumed(_Struct, frozen=True):
+    counter_set: str
+    counters: dict[str, _Value]
+
+
+class _Taint(_Struct, frozen=True):
+    key: str
+    effect: str
+    value: str = ""
+
+
+class _Device(_Struct, frozen=True):
+    name: str
+    attributes: dict[str, _Attribute] = {}
+    capacity: dict[str, _Value] = {}
+    consumes_counters: list[_Consumed] = []
+    taints: list[_Taint] = []
+    allow_multiple_allocations: bool = False
+    binding_conditions: list[str] = []
+    node_name: str = ""
+
+
+class _Counters(_Struct, frozen=True):
+    name: str
+    counters: dict[str, _Value]
+
+
+class _Pool(_Struct, frozen=True):
+    name: str
+    generation: int = 0
+    resource_slice_count: int = 1
+
+
+class _Spec(_Struct, frozen=True):
+    driver: str
+    pool: _Pool
+    node_name: str = ""
+    devices: list[_Device] | None = None
+    shared_counters: list[_Counters] | None = None
+
+
+class _Slice(_Struct, frozen=True):
+    spec: _Spec
+
+
+class Policy(NamedTuple):
+    """What amounts of memory an entry gives. Nothing said: any."""
+
+    least: int = 0
+    step: int = 1
+    values: tuple[int, ...] = ()
+
+    def given(self, asked: int) -> int:
+        """The least that holds so much; what no amount holds stays as it is, and is refused by the scheduler."""
+        if self.values:
+            return min((one for one in self.values if one >= asked), default=asked)
+        over = max(0, asked - self.least)
+        return self.least + -(-over // self.step) * self.step
+
+
+class Entry(NamedTuple):
+    """What a claim may get."""
+
+    name: str
+    """DRIVER/POOL/DEVICE: in the whole cluster."""
+    pool: str
+    device: str
+    mig: bool
+    profile: str
+    """Of MIG."""
+    parent: str
+    """Which GPU it is, or is a part of: a UUID, where it is told."""
+    start: int | None
+    """Its first memory slice, where it is told."""
+    product: str
+    memory_bytes: int | None
+    policy: Policy
+    link: str
+    """Of the node's PCIe roots, where it is told."""
+    shared: bool
+    consumes: Counters
+    where: str
+    """What is so of no other entry, in CEL: of a part that does not exist yet, of no other GPU's and profile's."""
+    closed: str
+
+
+class Pools(NamedTuple):
+    """One driver's, on one node."""
+
+    entries: tuple[Entry, ...]
+    counters: Mapping[str, Counters]
+    """By pool."""
+
+    def room(self, pool: str, taken: Iterable[Entry]) -> bool:
+        """Whether its counters let all of these be had at once."""
+        left = dict(self.counters.get(pool, {}))
+        for entry in taken:
+            for counter, much in entry.consumes.items():
+                left[counter] = left.get(counter, 0) - much
+        return all(much >= 0 for much in left.values())
+
+
+def pools(objects: Sequence[Object], node: str, driver: str) -> Pools:
+    """Of each pool its newest generation."""
+    found: dict[str, list[_Spec]] = {}
+    for one in objects:
+        try:
+            spec = msgspec.convert(one, _Slice).spec
+        except msgspec.ValidationError:
+            continue  # its pool is not whole, and says so
+        if spec.driver == driver:
+            found.setdefault(spec.pool.name, []).append(spec)
+    entries: list[Entry] = []
+    counters: dict[str, Counters] = {}
+    for name, told in sorted(found.items()):
+        newest = max(spec.pool.generation for spec in told)
+        specs = [spec for spec in told if spec.pool.generation == newest]
+        counters[name] = _counters(
+            ((one.name, one.counters) for spec in specs for one in spec.shared_counters or ()), 0
+        )
+        closed = _not_whole(name, specs)
+        entries += [
+            _entry(driver, name, one, closed)
+            for spec in specs
+            for one in spec.devices or ()
+            if (spec.node_name or one.node_name) == node and one.attributes.get("type", _GPU).string in TYPES
+        ]
+    return Pools(tuple(entries), counters)
+
+
+_GPU = _Attribute("gpu")
+
+
+def _not_whole(name: str, specs: Sequence[_Spec]) -> str:
+    """Why the scheduler gives nothing of that pool; empty: it does."""
+    many = max(spec.pool.resource_slice_count for spec in specs)
+    if len(specs) != many:
+        return f"its pool {name} has {len(specs)} of {many} ResourceSlices: its driver is about to say more"
+    devices = [one.name for spec in specs for one in spec.devices or ()]
+    return f"its pool {name} names a device twice" if len(set(devices)) < len(devices) else ""
+
+
+def _counters(sets: Iterable[tuple[str, Mapping[str, _Value]]], unknown: int) -> Counters:
+    """`unknown`: what counts for what is no amount."""
+    return {
+        (name, counter): 0 if one.value in (0, "0") else size(one.value) or unknown
+        for name, counters in sets
+        for counter, one in counters.items()
+    }
+
+
+def _entry(driver: str, pool: str, device: _Device, closed: str) -> Entry:
+    told = {_domain(key, driver): one.string for key, one in device.attributes.items()}
+    capacity = {_domain(key, driver): one for key, one in device.capacity.items()}
+    mig = told.get((driver, "type")) == "mig"
+    profile, memory = told.get((driver, "profile"), "") if mig else "", capacity.get((driver, "memory"))
+    uuid = told.get((driver, "uuid"), "")
+    consumes = _counters(((one.counter_set, one.counters) for one in device.consumes_counters), MEMORY_MIB_MAX * MIB)
+    starts = [int(match[1]) for _, key in capacity if (match := _MEMORY_SLICE.fullmatch(key))]
+    taken = [int(match[1]) for _, key in consumes if (match := _MEMORY_SLICE.fullmatch(key))]
+    where = _where(driver, told, min(starts, default=None) if mig else None)
+    return Entry(
+        name=f"{driver}/{pool}/{device.name}", pool=pool, device=device.name, mig=mig, profile=profile,
+        parent=told.get((driver, "parentUUID"), "") or uuid or device.name,
+        start=min(starts or taken, default=None) if mig else None, product=told.get((driver, "productName"), ""),
+        memory_bytes=None if memory is None else size(memory.value), policy=_policy(memory),
+        link=told.get(_LINK, ""), shared=device.allow_multiple_allocations, consumes=consumes, where=where,
+        closed=closed or _closed(device) or ("" if where else "its driver tells nothing by which to claim it alone"),
+    )  # fmt: skip
+
+
+def _domain(key: str, driver: str) -> tuple[str, str]:
+    """An attribute's or capacity's domain and name; without one it is its driver's."""
+    domain, slash, name = key.rpartition("/")
+    return (domain, name) if slash else (driver, key)
+
+
+def _closed(device: _Device) -> str:
+    for taint in device.taints:
+        if taint.effect in _EFFECTS:
+            return f"its driver tainted it {taint.key}={taint.value}:{taint.effect}"
+    return f"it is to be attached first ({device.binding_conditions[0]})" if device.binding_conditions else ""
+
+
+def _policy(memory: _Value | None) -> Policy:
+    said = memory.request_policy if memory is not None else None
+    if said is None:
+        return Policy()
+    in_range = said.valid_range or _Range()
+    values = sorted(filter(None, map(size, said.valid_values)))
+    return Policy(
+        size(in_range.min) or 0, (size(in_range.step) if in_range.step is not None else None) or 1, (*values,)
+    )
+
+
+def _where(driver: str, told: Mapping[tuple[str, str], str], start: int | None) -> str:
+    """In CEL; empty: nothing is told that is so of it alone."""
+    for key in SURE:
+        domain, name = _domain(key, driver)
+        if told.get((domain, name)):
+            return _is(domain, name, told[domain, name])
+    if not (told.get((driver, "parentUUID")) and told.get((driver, "profile"))):
+        return ""
+    said = [_is(driver, name, told[driver, name]) for name in ("parentUUID", "profile")]
+    if start is not None:
+        said.append(f"'memorySlice{start}' in device.capacity[{_text(driver)}]")
+        said += [f"!('memorySlice{start - 1}' in device.capacity[{_text(driver)}])"] if start else []
+    return " && ".join(said)
+
+
+def _is(domain: str, name: str, value: str) -> str:
+    """An attribute that an entry lacks must not be read: that fails the claim, whichever entry it is."""
+    of = f"device.attributes[{_text(domain)}]"
+    return f"{_text(name)} in {of} && {of}[{_text(name)}] == {_text(value)}"
+
+
+def _text(value: str) -> str:
+    """As CEL writes it."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,186 @@
+"""MIG as the NVIDIA device plug-in shows it: cuts that are there, each a Slice of its own, and how a node is cut anew.
+
+Owns the reading of both strategies: `mixed`, where each profile is a resource (`nvidia.com/mig-1g.10gb`), and `single`,
+where all cuts are alike and called `nvidia.com/gpu`; and the form in which a layout that was chosen
+(`autoscaler.mig_packing`) is told to NVIDIA's mig-parted. Must not choose, nor say when a node may be cut.
+
+No label says which GPU a cut is on, and the kubelet takes any cut of the profile. So each cut counts as a Device of its
+own. That is safe: hardware keeps it apart, a program can use one cut at a time (so no Replica has two), and as many
+Replicas get cuts of a profile as there are. What is lost: that two cuts may fail with one GPU is not seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import yaml
+
+from autoscaler.lanes import Isolation
+from autoscaler.mig_geometry import Geometry, MigError, geometry_of
+from autoscaler.slicing.base import NodeFacts, Object, Part, PodFields
+from autoscaler.slicing.figures import counted, mebibytes, whole
+from autoscaler.world import DeviceId, NodeId, Slice, SliceId
+
+GPU, MIXED = "nvidia.com/gpu", "nvidia.com/mig-"
+CONFIG, STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
+PRODUCT, STRATEGY = "nvidia.com/gpu.product", "nvidia.com/mig.strategy"
+_SINGLE = re.compile(r"(.+)-MIG-([0-9a-z.+]+?)(-SHARED)?")
+_PROFILE = re.compile(r"([1-9])g\.([0-9]{1,4})gb([+.-][a-z.]{1,12})?")
+"""A whole GI, as NVIDIA says: `1c.3g.20gb` is a part of one, and shares its memory with the others."""
+ALL = 100
+"""Percent."""
+_COMPUTE_MOST, _SURE_PERCENT, _GB = 7, 95, 10**9
+"""What is taken of a profile that no table has: sevenths of its GPU, and 95 % of the gigabytes in its name."""
+
+
+class _Resource(NamedTuple):
+    """What pods ask for, and what it is."""
+
+    name: str
+    profile: str
+    product: str
+    labels: str
+    """Its own labels begin so."""
+    shared: bool
+
+
+class Mig(NamedTuple):
+    """The Slicer."""
+
+    @property
+    def kind(self) -> str:
+        """See Slice.kind."""
+        return "mig"
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """The cuts that the kubelet has, by profile."""
+        found = [slice_ for one in _resources(node) for slice_ in _slices(node, one, self.kind)]
+        return tuple(found) or None
+
+    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+        """One cut; ValueError for more."""
+        if len(parts) != 1:
+            raise ValueError(f"{replica}: a program can use one MIG device, not {len(parts)}; ask for one larger")
+        return PodFields(limits={parts[0].slice.handle: "1"})
+
+
+def _resources(node: NodeFacts) -> list[_Resource]:
+    product = node.labels.get(PRODUCT, "")
+    single = _SINGLE.fullmatch(product)
+    plain = single[1] if single else product.removesuffix("-SHARED")
+    found = [
+        _Resource(name, name.removeprefix(MIXED).removesuffix(".shared"), plain, name.removesuffix(".shared"), shared)
+        for name in sorted(node.allocatable)
+        if name.startswith(MIXED)
+        for shared in [name.endswith(".shared") or _replicas(node, name) != 1]
+    ]
+    if single and not found:
+        shared = bool(single[3]) or _replicas(node, GPU) != 1
+        name = GPU if counted(node.allocatable.get(GPU)) else f"{GPU}.shared"
+        found.append(_Resource(name, single[2], plain, GPU, shared))
+    return [one._replace(profile=re.sub(r"\.(me|gfx)", r"+\1", one.profile)) for one in found]
+
+
+def _replicas(node: NodeFacts, labels: str) -> int:
+    """How many times each cut is offered."""
+    return max(1, counted(node.labels.get(f"{labels}.replicas")))
+
+
+def _slices(node: NodeFacts, of: _Resource, kind: str) -> list[Slice]:
+    many, told = counted(node.allocatable.get(of.name)), node.labels.get(f"{of.labels}.count")
+    if of.shared:
+        many //= _replicas(node, of.labels)
+    if told is not None:
+        many = min(many, counted(told))
+    memory_bytes, compute_percent = _what(node, of)
+    short = f"mig-{of.profile}"
+    return [
+        Slice(
+            id=SliceId(f"{node.name}/{short}-{number}"), device=DeviceId(f"{node.name}/{short}-{number}"),
+            node=node.name, memory_bytes=memory_bytes, compute_percent=compute_percent, isolation=Isolation.HARDWARE,
+            shared=False, product=of.product, closed=_closed(node, of), kind=kind, handle=of.name,
+            device_bytes=cut_from(of.product, memory_bytes, compute_percent),
+        )
+        for number in range(many)
+    ]  # fmt: skip
+
+
+def _what(node: NodeFacts, of: _Resource) -> tuple[int, int]:
+    """Memory, and percent of its GPU's work, by labels; else as they are known of the profile."""
+    memory_bytes, slices, of_all = known_of(of.profile, of.product)
+    memory_bytes = mebibytes(node.labels.get(f"{of.labels}.memory")) or memory_bytes
+    slices = whole(node.labels.get(f"{of.labels}.slices.gi"), of_all) or slices
+    return memory_bytes, max(1, 100 * slices // of_all)
+
+
+def known_of(profile: str, product: str) -> tuple[int, int, int]:
+    """Its memory, and its compute slices of how many: by the table of geometries, else by its name."""
+    geometry, match = geometry_of(product), _PROFILE.fullmatch(profile)
+    if geometry is not None and geometry.has(profile):
+        found = geometry.profile(profile)
+        return found.memory_bytes, found.compute, geometry.compute
+    slices, gb = (int(match[1]), int(match[2])) if match else (1, 1)
+    of_all = _COMPUTE_MOST if geometry is None else geometry.compute
+    return max(1, gb) * _GB * _SURE_PERCENT // 100, min(slices, of_all), of_all
+
+
+def cut_from(product: str, memory_bytes: int, compute_percent: int) -> int:
+    """The memory of the GPU that a cut of that size is a part of; 0: it is all of it."""
+    if compute_percent >= ALL:
+        return 0
+    geometry = geometry_of(product)
+    known = max((one.memory_bytes for one in geometry.profiles), default=0) if geometry is not None else 0
+    return max(known, memory_bytes * ALL // compute_percent)
+
+
+def _closed(node: NodeFacts, of: _Resource) -> str:
+    if of.shared:
+        return "its cut is offered to several pods, and which of them are on one cut is not known"
+    if not _PROFILE.fullmatch(of.profile):
+        return f"MIG profile {of.profile} is a part of a larger one, and others use its memory"
+    state = node.labels.get(STATE, "success")
+    return "" if state == "success" else f"its node is being cut anew: label {STATE} is {state[:63]}"
+
+
+def cut_of(node: NodeId, product: str, profile: str) -> Slice:
+    """A cut as its node would show it, were it there."""
+    resource = MIXED + profile.replace("+", ".")
+    (found,) = Mig().inventory(NodeFacts(node, {PRODUCT: product}, {}, {resource: "1"})) or ()
+    return found
+
+
+# --- cutting anew -----------------------------------------------------------------------------------------------------
+
+
+def parted(name: str, geometry: Geometry, wanted: Mapping[int, Sequence[str]]) -> Object:
+    """The profiles on each GPU of a node, by its index, in the form of NVIDIA's mig-parted, called `name`.
+
+    It takes how many of each there are, and finds their places itself: places must be read back.
+    """
+    for number, profiles in wanted.items():
+        for profile in profiles:
+            if not geometry.has(profile):
+                raise MigError(f"GPU {number}: {geometry.name} has no MIG profile {profile!r}")
+    return {
+        "version": "v1",
+        "mig-configs": {
+            name: [
+                {
+                    "devices": [number], "mig-enabled": bool(profiles),
+                    "mig-devices": dict(sorted(Counter(profiles).items())),
+                }
+                for number, profiles in sorted(wanted.items())
+            ]
+        },
+    }  # fmt: skip
+
+
+def config_map(name: str, namespace: str, parted_: Object) -> Object:
+    """The ConfigMap from which a node that is cut by mig-parted chooses, by its label CONFIG."""
+    return {
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace},
+        "data": {"config.yaml": yaml.safe_dump(parted_, sort_keys=False)},
+    }  # fmt: skip

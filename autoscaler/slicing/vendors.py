@@ -1,0 +1,240 @@
+"""Devices of other makers, as data: what clusters call them, how much memory they have, and what shares them.
+
+Owns the table, and the Slicers that read it: whole devices, which a pod gets by a resource's name; HAMi's shared cards
+(`autoscaler.slicing.hami`); and Ascend's NPUs in parts of one template, which HAMi cuts. A resource that several pods
+may have of one device, where nobody tells which, is closed. Facts: HAMi 2.10 (charts/hami, pkg/device), AMD's node
+labeller, Intel's device plug-ins; the memory of Intel's GPUs is that of their data sheets, less 5 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from autoscaler.lanes import Isolation
+from autoscaler.slicing.base import NodeFacts, Part, PodFields, Slicer
+from autoscaler.slicing.figures import MIB, counted, size
+from autoscaler.slicing.hami import SCHEDULER, Card, Hami, Words, cards
+from autoscaler.world import DeviceId, Slice, SliceId
+
+UNKNOWN_BYTES = 1 << 30
+_SURE_MIB_OF_GB = 10**9 * 95 // 100 // MIB
+
+
+class Vendor(NamedTuple):
+    """Devices that pods ask for by one resource."""
+
+    kind: str
+    resource: str
+    """How many."""
+    product: str = ""
+    """What they are called where no label says it."""
+    memory_mib: int = 0
+    """Of one, where no label says it; 0: it differs."""
+    product_label: str = ""
+    memory_label: str = ""
+    """A quantity."""
+    count_label: str = ""
+    products: Mapping[str, int] = {}
+    """Memory in MiB by what the label says."""
+    register: str = ""
+    """HAMi's annotation on nodes where it shares them."""
+    parts: bool = False
+    """The resource counts shares of devices: which are on one device is not known."""
+
+
+class Template(NamedTuple):
+    """A part that an Ascend NPU can be cut into."""
+
+    name: str
+    memory_mib: int
+    cores: int
+
+
+class Npu(NamedTuple):
+    """An Ascend NPU, as HAMi knows it."""
+
+    word: str
+    memory_mib: int
+    """That can be given out."""
+    cores: int
+    templates: tuple[Template, ...]
+
+    @property
+    def resource(self) -> str:
+        """How many; those of its memory and cores begin so."""
+        return f"huawei.com/{self.word}"
+
+    @property
+    def register(self) -> str:
+        """On nodes."""
+        return f"hami.io/node-register-{self.word}"
+
+    @property
+    def allocated(self) -> str:
+        """On pods."""
+        return f"hami.io/{self.word}-devices-allocated"
+
+
+_V5, _V10 = Template("vir05_1c_16g", 16384, 5), Template("vir10_3c_32g", 32768, 10)
+NPUS = (
+    Npu("Ascend910A", 32768, 30, (
+        Template("vir02", 2184, 2), Template("vir04", 4369, 4), Template("vir08", 8738, 8),
+        Template("vir16", 17476, 16),
+    )),
+    Npu("Ascend910B2", 65536, 24, (
+        Template("vir03_1c_8g", 8192, 3), Template("vir06_1c_16g", 16384, 6), Template("vir12_3c_32g", 32768, 12),
+    )),
+    Npu("Ascend910B3", 65536, 20, (_V5, _V10)),
+    Npu("Ascend910B4-1", 65536, 20, (_V5, _V10)),
+    Npu("Ascend910B4", 32768, 20, (Template("vir05_1c_8g", 8192, 5), Template("vir10_3c_16g", 16384, 10))),
+    Npu("Ascend910C", 65536, 20, (_V5, _V10)),
+    Npu("Ascend310P", 21527, 8, (Template("vir01", 3072, 1), Template("vir02", 6144, 2), Template("vir04", 12288, 4))),
+)  # fmt: skip
+_INTEL = {
+    name: gb * _SURE_MIB_OF_GB for name, gb in (("Max_1550", 128), ("Max_1100", 48), ("Flex_170", 16), ("Flex_140", 6))
+}
+HAMI = (
+    Words(
+        "hami-amd", "amd.com/gpu", "amd.com/gpumem", "amd.com/gpucores", "amd.com/use-gpu-uuid",
+        "hami.io/node-amd-register", "hami.io/amd-devices-allocated", all_unless_said=True,
+    ),
+    Words(
+        "hami-hygon", "hygon.com/dcunum", "hygon.com/dcumem", "hygon.com/dcucores", "hygon.com/use-gpuuuid",
+        "hami.io/node-dcu-register", "hami.io/dcu-devices-allocated", all_unless_said=True,
+    ),
+)  # fmt: skip
+"""What takes memory in MiB and tells each card by its UUID."""
+VENDORS = (
+    Vendor(
+        "amd", "amd.com/gpu", product_label="amd.com/gpu.product-name", memory_label="amd.com/gpu.vram",
+        register=HAMI[0].register,
+    ),
+    *(
+        Vendor(f"intel-{driver}", f"gpu.intel.com/{driver}", product_label="gpu.intel.com/product",
+               count_label="gpu.intel.com/device.count", products=_INTEL)
+        for driver in ("i915", "xe")
+    ),
+    Vendor("ascend910", "huawei.com/Ascend910", "Ascend910", product_label="node.kubernetes.io/npu.chip.name"),
+    *(Vendor(one.word.lower(), one.resource, one.word, one.memory_mib, register=one.register) for one in NPUS),
+    Vendor("metax", "metax-tech.com/gpu", "MetaX"),
+    Vendor("enflame", "enflame.com/gcu", "Enflame-GCU"),
+    Vendor("kunlun", "kunlunxin.com/xpu", "Kunlun-XPU", register="hami.io/node-register-xpu"),
+    Vendor("neuron", "aws.amazon.com/neuron", "AWS-Neuron"),
+    Vendor("vastai", "vastaitech.com/va", "Vastai"),
+    Vendor("biren", "birentech.com/gpu", "Biren"),
+    Vendor("metax-shared", "metax-tech.com/sgpu", "MetaX", parts=True),
+    Vendor("enflame-shared", "enflame.com/drs-gcu", "Enflame-GCU", parts=True),
+    Vendor("kunlun-shared", "kunlunxin.com/vxpu", "Kunlun-XPU", parts=True),
+    Vendor("cambricon-shared", "cambricon.com/vmlu", "Cambricon-MLU", parts=True),
+    Vendor("mthreads-shared", "mthreads.com/vgpu", "MThreads", parts=True),
+    *(
+        Vendor(f"iluvatar-{chip.lower()}", f"iluvatar.ai/{chip}-vgpu", f"Iluvatar-{chip}", parts=True)
+        for chip in ("MR-V100", "MR-V50", "BI-V150", "BI-V100")
+    ),
+)  # fmt: skip
+
+
+class Whole(NamedTuple):
+    """The Slicer of whole devices of one resource."""
+
+    vendor: Vendor
+
+    @property
+    def kind(self) -> str:
+        """See Slice.kind."""
+        return self.vendor.kind
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """One Slice for each; of shares one in all, which is closed. None where HAMi gives them out."""
+        vendor, device = self.vendor, node.declared.device if node.declared is not None else None
+        many = counted(node.allocatable.get(vendor.resource))
+        if not many or vendor.register in node.annotations:
+            return None
+        there = counted(node.labels.get(vendor.count_label)) or (device.count if device is not None else many)
+        closed = (
+            "" if not vendor.parts else f"{vendor.resource} counts shares, and which are on one device is not known"
+        )
+        if vendor.count_label in node.labels and many > there:
+            closed = f"{vendor.resource} is offered {many} times for {there} devices"
+        told = node.labels.get(vendor.product_label, "")
+        product = told or (device.model if device is not None else "") or vendor.product
+        memory_bytes = size(node.labels.get(vendor.memory_label)) or vendor.products.get(told, 0) * MIB
+        memory_bytes = memory_bytes or (int(device.memory_bytes) if device is not None else vendor.memory_mib * MIB)
+        return tuple(
+            Slice(
+                id=SliceId(f"{node.name}/{vendor.kind}-{at}"), device=DeviceId(f"{node.name}/{vendor.kind}-{at}"),
+                node=node.name, memory_bytes=memory_bytes or UNKNOWN_BYTES, isolation=Isolation.HARDWARE, shared=False,
+                product=product, closed=closed, kind=self.kind, handle=vendor.resource,
+            )
+            for at in range(1 if vendor.parts else min(many, there))
+        )  # fmt: skip
+
+    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+        """As many of the resource."""
+        del replica
+        return PodFields(limits={self.vendor.resource: str(len(parts))})
+
+
+class Ascend(NamedTuple):
+    """The Slicer of one Ascend NPU where HAMi cuts it: all of it, or equal parts of one template."""
+
+    npu: Npu
+    template: str = ""
+
+    @property
+    def kind(self) -> str:
+        """See Slice.kind."""
+        return f"hami-{self.npu.word.lower()}"
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """Of each NPU as many Slices as it has room for parts; hardware keeps them apart."""
+        said = node.annotations.get(self.npu.register)
+        there = cards(said) if said is not None else None
+        if there is None:
+            return None
+        return tuple(slice_ for card in there for slice_ in self._slices(node, card))
+
+    def _slices(self, node: NodeFacts, card: Card) -> list[Slice]:
+        part = self._part()
+        many = min(card.memory_mib // part.memory_mib, self.npu.cores // part.cores, card.tasks_max)
+        return [
+            Slice(
+                id=SliceId(f"{node.name}/{card.uuid}-{at}"), device=DeviceId(f"{node.name}/{card.uuid}"),
+                node=node.name, memory_bytes=part.memory_mib * MIB, compute_percent=100 * part.cores // self.npu.cores,
+                isolation=Isolation.HARDWARE, shared=False, product=self.npu.word, healthy=card.healthy,
+                kind=self.kind, handle=card.uuid,
+            )
+            for at in range(many)
+        ]  # fmt: skip
+
+    def _part(self) -> Template:
+        if not self.template:
+            return Template("", self.npu.memory_mib, self.npu.cores)
+        for one in self.npu.templates:
+            if one.name == self.template:
+                return one
+        known = ", ".join(one.name for one in self.npu.templates)
+        raise ValueError(f"{self.npu.word} has no template {self.template!r}; it has {known}")
+
+    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+        """NPUs by their UUIDs. A part is asked for by its memory, and is one NPU's; ValueError for more."""
+        if self.template and len(parts) != 1:
+            raise ValueError(f"{replica}: HAMi gives one part of an {self.npu.word}, or whole ones, not {len(parts)}")
+        uuids = dict.fromkeys(part.slice.handle for part in parts)
+        limits = {self.npu.resource: str(len(uuids)), f"{self.npu.resource}-memory": str(self._part().memory_mib)}
+        use = f"hami.io/use-{self.npu.word}-uuid"
+        return PodFields(limits=limits, annotations={use: ",".join(uuids)}, scheduler=SCHEDULER)
+
+
+def makers() -> tuple[tuple[Slicer, ...], ...]:
+    """One of each kind, those of one maker's devices together, HAMi's first."""
+    told: list[tuple[str, Slicer]] = [
+        *((words.resource, Hami(words)) for words in HAMI), *((npu.resource, Ascend(npu)) for npu in NPUS),
+        *((vendor.resource, Whole(vendor)) for vendor in VENDORS),
+    ]  # fmt: skip
+    found: dict[str, tuple[Slicer, ...]] = {}
+    for resource, slicer in told:
+        maker = resource.partition("/")[0]
+        found[maker] = (*found.get(maker, ()), slicer)
+    return tuple(found.values())

@@ -1,0 +1,135 @@
+"""The Yard of a World, kept in step: from one look to the next only Slices are told on which something changed.
+
+Owns which changes of a World show on a Slice. Promises: its Yard is what a new one of the same World would be. It keeps
+the World it looked at last, and compares by identity: what was not replaced did not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from typing import TypeVar
+
+from autoscaler.contract import ReplicaId
+from autoscaler.hosts import Host
+from autoscaler.lessons import taught
+from autoscaler.packing import Shelf
+from autoscaler.shelves import ENDING, Look, bare, budget, host_of, look_at, shelf_of, slices_by_node, trust_of
+from autoscaler.waste import Taught
+from autoscaler.world import DeviceId, NodeId, Replica, Slice, SliceId, World
+from autoscaler.yard import Yard
+
+K = TypeVar("K")
+V = TypeVar("V")
+NOTHING: World = World(epoch=0)
+
+
+class Survey:
+    """Knows nothing at first."""
+
+    def __init__(self) -> None:
+        self._yard = Yard(())
+        self._look = look_at(NOTHING, 0.0)
+        self._taught: Taught | None = None
+        self._ending: frozenset[SliceId] = frozenset()
+        """Slices whose room is counted on for a time only."""
+        self._beside: dict[DeviceId, list[SliceId]] = {}
+
+    def yard(
+        self, world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
+    ) -> Yard:
+        """As it is now; good until the next call. `leaving` and `staying`: see `look_at`."""
+        before = self._look
+        whole = before.whole if before.world.slices is world.slices else None
+        look = look_at(world, now_s, leaving, staying, whole)
+        self._look = look
+        if before.world.lesson is not world.lesson:
+            self._taught = None if world.lesson is None else taught(world.lesson)
+            self._yard.teach(self._taught)
+        other = before.whole is not look.whole and before.whole != look.whole
+        if other or _rebuilt(before, look):
+            self._begin(look)
+        else:
+            changed = self._changed(before, look)
+            for id in changed:
+                self._yard.put(bare(look, world.slices[id]))
+            if world.hosts:
+                nodes = {world.slices[id].node for id in changed} | _differ(before.world.hosts, world.hosts)
+                for node in nodes & world.hosts.keys():
+                    self._yard.put_host(node, host_of(look, node, self._yard.slices_of(node)))
+        self._ending = frozenset(_slices_of(world, (r for r in world.replicas.values() if r.state in ENDING)))
+        seen: dict[SliceId, Shelf] = {}
+
+        def full(id: SliceId) -> Shelf:
+            if id not in seen:
+                seen[id] = shelf_of(look, world.slices[id])
+            return seen[id]
+
+        self._yard.budget = partial(budget, look)
+        self._yard.full, self._yard.models = full, world.by_model.keys()
+        self._yard.held = lambda replica: world.replicas[replica].slices
+        return self._yard
+
+    def _begin(self, look: Look) -> None:
+        slices = look.world.slices
+        self._beside = {}
+        for id, slice_ in slices.items():
+            self._beside.setdefault(slice_.device, []).append(id)
+        on, there = slices_by_node(look.world), look.world.hosts
+        hosts = {node: host_of(look, node, on.get(node, ())) for node in there}
+        self._yard = Yard((bare(look, slice_) for slice_ in slices.values()), hosts, self._taught)
+
+    def _changed(self, before: Look, look: Look) -> set[SliceId]:
+        """Slices that may be another Shelf than before."""
+        old, new = before.world, look.world
+        if old.cordons != new.cordons or old.cuttable is not new.cuttable or old.cutting is not new.cutting:
+            return set(new.slices)
+        found = set(_differ(old.slices, new.slices))
+        found |= _differ(old.by_slice, new.by_slice)
+        moved = _differ(old.replicas, new.replicas)
+        for name in _differ(old.models, new.models):
+            was, now = old.models.get(name), new.models.get(name)
+            if (was is None) != (now is None) or trust_of(was) != trust_of(now):
+                moved |= {*new.by_model.get(name, ())}
+        moved |= {*before.leaving, *before.staying, *look.leaving, *look.staying}
+        found |= {*_slices_of(new, (new.replicas[id] for id in moved if id in new.replicas))}
+        found |= self._ending
+        found |= {id for device in {*before.locked} ^ {*look.locked} for id in self._beside.get(device, ())}
+        found |= _differ(before.shut, look.shut)
+        return found & new.slices.keys()
+
+
+def _rebuilt(before: Look, look: Look) -> bool:
+    """Whether there are other Slices or nodes than before, or one is of another kind."""
+    old, new = before.world.slices, look.world.slices
+    if before.prices.entries != look.prices.entries or _resized(before.world.hosts, look.world.hosts):
+        return True
+    if old is new:
+        return False
+    differ = (id for id in _differ(old, new) if id in new)
+    return old.keys() != new.keys() or any(
+        _kind(old[id], before.prices.of(old[id])) != _kind(new[id], look.prices.of(new[id])) for id in differ
+    )
+
+
+def _resized(old: Mapping[NodeId, Host], new: Mapping[NodeId, Host]) -> bool:
+    if old is new:
+        return False
+    return old.keys() != new.keys() or any(old[node].all != new[node].all for node in _differ(old, new))
+
+
+def _kind(one: Slice, price: float) -> tuple[object, ...]:
+    size = one.memory_bytes, one.device_bytes, one.compute_percent
+    return (one.node, one.device, one.kind, one.product, one.isolation, one.shared, one.link, *size, price)
+
+
+def _differ(old: Mapping[K, V], new: Mapping[K, V]) -> set[K]:
+    """Keys of which the values are not the same, or that only one has."""
+    if old is new:
+        return set()
+    found = {key for key, value in new.items() if old.get(key) is not value}
+    return found | (old.keys() - new.keys())
+
+
+def _slices_of(world: World, replicas: Iterator[Replica]) -> Iterator[SliceId]:
+    return (id for replica in replicas for id in replica.slices if id in world.slices)

@@ -1,0 +1,177 @@
+"""Ways to have a Want placed where there is no room now: to wait for who leaves, or to have somebody leave.
+
+Owns the search for the cheapest of them, an Option for each Device, over a Yard as it is supposed to be by now
+(`autoscaler.supposed`), and keeps what it worked out until that is void. What an Option is, and what it costs, is
+`autoscaler.eviction`'s. It asks nobody to leave; `autoscaler.packer` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+from autoscaler.contract import ModelName
+from autoscaler.elastic import Budget
+from autoscaler.eviction import COMING, COSTS, EVICT, LOCKED, Key, Option, Search, Willing, floor, option, willing
+from autoscaler.hosting import hosted
+from autoscaler.lanes import Kind
+from autoscaler.packing import Choice, Force, Outlook, Want
+from autoscaler.supposed import Supposed
+from autoscaler.trust import domain_of
+from autoscaler.world import NodeId, SliceId
+
+
+class Ways:
+    """Of one call of the packer."""
+
+    def __init__(self, supposed: Supposed, outlook: Outlook, now_s: float) -> None:
+        self._supposed, self._yard = supposed, supposed.yard
+        self._now_s = now_s
+        self._outlook = outlook
+        self._known: dict[Want, dict[SliceId, Option | None]] = {}
+        """Options by everything of a Want that they depend on."""
+        self._searches: dict[Want, Search] = {}
+        self._willing: dict[tuple[ModelName, int, Force], dict[SliceId, Willing | None]] = {}
+        """By what of a Want decides who may have to go; as they were at first: who leaves later makes it no cheaper."""
+        self._could: dict[tuple[Kind, Choice], tuple[SliceId, ...]] = {}
+        supposed.listeners.append(self)
+
+    def forget(self, ids: Iterable[SliceId]) -> None:
+        """These are otherwise now."""
+        for id in ids:
+            for known in self._known.values():
+                known.pop(id, None)
+            for search in self._searches.values():
+                search.change(id)
+
+    def reconsider(self, ids: Iterable[SliceId]) -> None:
+        """What their node has beside them is, too."""
+        ids = frozenset(ids)
+        for known in self._known.values():
+            for id in ids:
+                known.pop(id, None)
+        for alike, search in self._searches.items():
+            for id in ids.intersection(self._possible(alike)):
+                search.look(id)
+
+    def cheapest(self, want: Want, budget: Callable[[], Budget]) -> tuple[Option, ...] | None:
+        """The Options to take, one per Device; None: there is no way now. What an elastic Want is promised is all that
+        it asks for, or the least with which it makes do where that costs others less.
+        """
+        if want.devices > 1:
+            return self._team(want)
+        asked, least = want.memory_bytes, want.least.memory_bytes
+        found = self._one(want.granted(asked))
+        if found is not None and found.rung < EVICT:
+            return (found,)
+        if least < asked and budget().allows(asked, least):
+            less = self._one(want.least)
+            if less is not None and (found is None or less.key[:COSTS] < found.key[:COSTS]):
+                budget().add(asked, least)
+                return (less,)
+        return None if found is None else (found,)
+
+    def _one(self, want: Want) -> Option | None:
+        yard, kind, choice = self._yard, want.kind, want.choice
+        soon = {*yard.soon(want.trust), *self._emptying(want)}
+        coming = [id for id in self._possible(want) if id in soon] if soon else []
+        for rung, ids in ((LOCKED, yard.locked(kind, choice)), (COMING, coming)):
+            options = (one for one in self._options(want, ids) if one.rung <= rung)
+            found = min(options, key=lambda one: one.key, default=None)
+            if found is not None:
+                return found
+        return self._search(want).best() if want.force > Force.NONE else None
+
+    def _emptying(self, want: Want) -> Iterator[SliceId]:
+        """Slices of nodes that lack CPU or memory for it, and on which somebody leaves who has some."""
+        nodes = {*self._yard.emptying, *self._supposed.hosts} if self._yard.hosts else ()
+        for node in nodes:
+            host = self._supposed.host(node)
+            if host is not None and any(host.coming) and not host.left.holds(want.beside):
+                yield from self._yard.slices_of(node)
+
+    def _search(self, want: Want) -> Search:
+        """Among all Slices that could hold it, were nobody there."""
+        alike = self._alike(want)
+        if alike not in self._searches:
+            self._searches[alike] = Search(self._floors(alike), partial(self._option, alike))
+        return self._searches[alike]
+
+    def _floors(self, want: Want) -> Iterator[tuple[Key, int, SliceId]]:
+        """Of the Slices on which somebody may have to go for it."""
+        known = self._willing.setdefault(_graded(want), {})
+        for id in self._possible(want):
+            shelf = self._supposed.shelf(id)
+            if id not in known:
+                known[id] = willing(want, shelf, self._outlook, self._now_s)
+            away = not self._yard.is_near(want.artifact, shelf.slice.node)
+            lowest = floor(want, shelf, known[id], away=away)
+            host = self._supposed.host(shelf.slice.node)
+            if host is not None and not host.soon.holds(want.beside):
+                lowest = (EVICT,)  # who must go may be cheap, and on another Slice of the node
+            if want.trust and self._yard.company.among_strangers(domain_of(shelf.slice), want.trust):
+                lowest = (EVICT,)  # who must go because of whom it is for may be cheap, and on another Slice
+            if lowest is not None:
+                yield lowest, shelf.slice.memory_bytes, id
+
+    def _alike(self, want: Want) -> Want:
+        """The same for all Wants that have the same Options."""
+        model = want.model if self._yard.is_here(want.model) else ModelName("")
+        artifact = want.artifact if self._yard.is_kept(want.artifact) else ""
+        return want._replace(model=model, artifact=artifact, ordinal=0, unserved_since_s=0.0, reason="", spread=None)
+
+    def _possible(self, want: Want) -> tuple[SliceId, ...]:
+        """Slices that could hold it, were nobody there."""
+        key = want.kind, want.choice
+        if key not in self._could:
+            self._could[key] = tuple(self._yard.possible(*key))
+        return self._could[key]
+
+    def _options(self, want: Want, ids: Iterable[SliceId]) -> Iterator[Option]:
+        """The cheapest Option of each of these Slices that has one."""
+        known = self._known.setdefault(self._alike(want), {})
+        for id in ids:
+            if id not in known:
+                known[id] = self._option(want, id)
+            found = known[id]
+            if found is not None:
+                yield found
+
+    def _team(self, want: Want) -> tuple[Option, ...] | None:
+        """The node whose `devices` cheapest Devices are the cheapest together."""
+        by_node: dict[NodeId, list[Option]] = {}
+        for one in self._options(want, self._possible(want)):
+            by_node.setdefault(one.shelf.slice.node, []).append(one)
+        found = (
+            self._hosted(want, sorted(options, key=lambda o: o.key)[: want.devices])
+            for options in by_node.values()
+            if len(options) >= want.devices
+        )
+        teams = filter(None, found)
+        return min(teams, key=lambda team: (team[-1].rung, *(o.key for o in reversed(team))), default=None)
+
+    def _hosted(self, want: Want, team: Sequence[Option]) -> tuple[Option, ...] | None:
+        node = team[0].shelf.slice.node
+        host = self._supposed.host(node)
+        if host is None:
+            return tuple(team)
+        return hosted(want, team, host, self._supposed.around(node), outlook=self._outlook, now_s=self._now_s)
+
+    def _option(self, want: Want, id: SliceId) -> Option | None:
+        """The cheapest way to use this Slice; None: none now. Of several, what they need beside them is not in it."""
+        shelf, yard = self._supposed.shelf(id), self._yard
+        if want.trust and yard.company.expects_stranger(domain_of(shelf.slice), want.trust):
+            return None
+        strangers = self._supposed.strangers(want, shelf.slice) if want.trust else ()
+        away = not yard.is_near(want.artifact, shelf.slice.node)
+        those = None if self._supposed.is_changed(id) else self._willing.get(_graded(want), {}).get(id)
+        found = option(want, shelf, self._outlook, self._now_s, away=away, strangers=strangers, those=those)
+        if found is None or want.devices > 1:
+            return found
+        with_host = self._hosted(want, (found,))
+        return None if with_host is None else with_host[0]
+
+
+def _graded(want: Want) -> tuple[ModelName, int, Force]:
+    """What of it decides who may have to go."""
+    return want.model, want.priority, want.force

@@ -1,0 +1,377 @@
+"""All Slices as the packer searches them: kept from one call to the next, and told of what changed.
+
+Owns the way from a Slice to its lane in the Stock and back, and what is known of nodes: who may be there, which have a
+Copy, what CPU and memory they have. Promises: what it answers is what a new one of the same Shelves would. A call of
+the packer leaves it as it was. It chooses nothing; `autoscaler.packer` does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from functools import cache
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from autoscaler.admitting import Admitting
+from autoscaler.asked import CROWD_MAX, Ask, ask_of
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.elastic import Budget
+from autoscaler.hosts import BYTES_MAX, NOTHING, Beside, Host
+from autoscaler.lanes import NO_ROOM, Kind, Room
+from autoscaler.packing import Choice, Incumbent, Shelf, Spread
+from autoscaler.stock import LANES_MAX, PERCENT_MAX, Flags, Node, Place, Stock, load_of
+from autoscaler.trust import Company, Trust, domain_of, domains
+from autoscaler.waste import Ints, Taught, untaught
+from autoscaler.whynot import WhyNot
+from autoscaler.world import Copy, DeviceId, NodeId, Slice, SliceId
+
+ASKS_MAX: Final = 4096
+"""Kinds that are kept as numbers."""
+ANY_SIZE: Final = dict.fromkeys(range(50, 1001, 50), 1.0)
+"""What is taken to be asked for, in milli, where nobody knows."""
+
+
+class Pieces(NamedTuple):
+    """What is free of what could hold a Kind: whole Slices for who needs several, else bytes."""
+
+    need: int
+    total: int
+    most: int
+    """Of one place: a node for who needs several, else a Slice."""
+    places: tuple[tuple[SliceId, ...], ...]
+    """Those that could hold it, were nobody there, the roomiest first: their Slices."""
+
+
+def _told(slice_: Slice) -> tuple[object, ...]:
+    """What is known of its node."""
+    return slice_.labels, slice_.labels_known, slice_.taints
+
+
+def _can_be(slice_: Slice) -> bool:
+    return 0 < slice_.memory_bytes <= BYTES_MAX and 0 <= slice_.compute_percent <= PERCENT_MAX
+
+
+@cache
+def innocent() -> Taught:
+    """What room is worth before anything is known of demand."""
+    return untaught(ANY_SIZE)
+
+
+class Yard:
+    """A Slice that cannot be (without memory, or with more than there is anywhere) is left out: nothing is put there.
+    Raises ValueError where two have one id. `full` gives a Shelf with its incumbents, where those that are given have
+    none: who is on a Slice counts only when there is no room.
+    """
+
+    def __init__(
+        self,
+        shelves: Iterable[Shelf],
+        hosts: Mapping[NodeId, Host] | None = None,
+        taught: Taught | None = None,
+        full: Callable[[SliceId], Shelf] | None = None,
+    ) -> None:
+        ordered = sorted((one for one in shelves if _can_be(one.slice)), key=lambda shelf: shelf.slice.id)
+        self.shelves: dict[SliceId, Shelf] = {shelf.slice.id: shelf for shelf in ordered}
+        if len(self.shelves) < len(ordered):
+            raise ValueError("two Slices have one id")
+        self.full = full
+        self.hosts = dict(hosts or {})
+        self.budget: Callable[[], Budget] = Budget
+        """What elastic Replicas that run have of what they asked for: counted when it is asked."""
+        self.coming: set[SliceId] = set()
+        """Slices that somebody leaves, and maybe some that somebody left."""
+        self.emptying: set[NodeId] = set()
+        """Nodes on which somebody leaves who has CPU or memory there."""
+        self.held: Callable[[ReplicaId], Iterable[SliceId]] | None = None
+        """The Slices of a Replica; None: they are in `shelves`."""
+        self.models: Collection[ModelName] | None = None
+        """Of which there are Replicas; None: they are in `shelves`."""
+        self._devices: dict[DeviceId, list[SliceId]] = {}
+        by_node: dict[NodeId, list[Shelf]] = {node: [] for node in self.hosts}
+        for shelf in ordered:
+            if len(by_node.setdefault(shelf.slice.node, [])) < LANES_MAX:
+                by_node[shelf.slice.node].append(shelf)
+            self._devices.setdefault(shelf.slice.device, []).append(shelf.slice.id)
+        self.nodes: tuple[NodeId, ...] = tuple(sorted(by_node))
+        self._ids = [tuple(shelf.slice.id for shelf in by_node[node]) for node in self.nodes]
+        self._where = {
+            id: Place(node, (lane,)) for node, ids in enumerate(self._ids) for lane, id in enumerate(ids)
+        }  # fmt: skip
+        self.stock = Stock([self._node(node, by_node[node]) for node in self.nodes], taught or innocent())
+        for number, node in enumerate(self.nodes):
+            if node in self.hosts:
+                self._tell_host(number, self.hosts[node])
+        self._domains = domains(shelf.slice for shelf in ordered)
+        numbers = {id: int(self.stock.first[place.node]) + place.lanes[0] for id, place in self._where.items()}
+        lanes = {domain: [numbers[id] for id in ids if id in numbers] for domain, ids in self._domains.items()}
+        self.company = Company(lanes, len(numbers))
+        for shelf in ordered:
+            self.sync(shelf)
+            self._meet(shelf)
+        self._asks: dict[Kind, Ask] = {}
+        self._may: dict[Choice, Flags | None] = {}
+        self._faults: dict[str, Ints] = {}
+        """Label -> [nodes]: the number of each one's fault domain."""
+        self._admitting: Admitting | None = None
+        self.why = WhyNot(self)
+        self._copies: Set[Copy] = frozenset()
+        self._near: dict[str, Flags] = {}
+
+    def _node(self, node: NodeId, shelves: list[Shelf]) -> Node:
+        host = self.hosts.get(node, Host())
+        links = tuple(shelf.slice.link for shelf in shelves)
+        return Node(node, tuple(shelf.lane for shelf in shelves), host.cores_milli, host.host_bytes, links)
+
+    # --- what changes -------------------------------------------------------------------------------------------------
+
+    def put(self, shelf: Shelf) -> None:
+        """That Slice is like this now; its size and kind are as they were. Of one that was left out nothing is kept."""
+        before = self.shelves.get(shelf.slice.id)
+        if before is None:
+            return
+        self.shelves[shelf.slice.id] = shelf
+        self.models = None
+        if _told(before.slice) != _told(shelf.slice):
+            self._may.clear()
+            self._faults.clear()
+            self._admitting = None
+            self.why.forget()
+        self.coming.discard(shelf.slice.id)
+        self.sync(shelf)
+        if before.trusts != shelf.trusts:
+            self._meet(shelf)
+
+    def teach(self, taught: Taught | None) -> None:
+        """What room is worth from now on; None: nobody knows."""
+        self.stock.teach(taught or innocent())
+
+    def put_host(self, node: NodeId, host: Host) -> None:
+        """What is left of a node beside its Devices."""
+        self.hosts[node] = host
+        self._tell_host(bisect_left(self.nodes, node), host)
+
+    def suppose(self, node: NodeId, host: Host) -> None:
+        """The same, until the Stock is rewound."""
+        self.stock.set_host(bisect_left(self.nodes, node), *host.left.most(NOTHING))
+
+    def _tell_host(self, number: int, host: Host) -> None:
+        node = self.nodes[number]
+        self.stock.set_host(number, *host.left.most(NOTHING))
+        if any(host.coming):
+            self.emptying.add(node)
+        else:
+            self.emptying.discard(node)
+
+    def sync(self, shelf: Shelf) -> None:
+        """The Stock is told; what is kept here is not changed, but for who is asked first when there is no room."""
+        if shelf.slice.id not in self._where:
+            return
+        shut = bool(shelf.closed) or not shelf.slice.healthy
+        self._tell(shelf.slice, shelf.free, shut=shut, held=shelf.locked)
+        if any(shelf.coming):
+            self.coming.add(shelf.slice.id)
+
+    def _tell(self, slice_: Slice, free: Room, *, shut: bool, held: bool) -> None:
+        """Of a Slice that takes no more, nothing is free."""
+        node, (lane,) = self._where[slice_.id]
+        full = slice_.holders_max and not free.places
+        self.stock.set(node, lane, NO_ROOM if full else free, shut=shut, held=held)
+
+    def rewind(self) -> None:
+        """Everything is as it was at the mark of the Stock."""
+        self.stock.rewind()
+        self.company.forget()
+
+    def _meet(self, shelf: Shelf) -> None:
+        """Who is in its Domain."""
+        domain = domain_of(shelf.slice)
+        if domain is not None:
+            self.company.put(domain, {one for id in self._domains[domain] for one in self.shelves[id].trusts})
+
+    # --- what is asked ------------------------------------------------------------------------------------------------
+
+    def shelf(self, id: SliceId) -> Shelf:
+        """With its incumbents."""
+        return self.shelves[id] if self.full is None else self.full(id)
+
+    def ask(self, kind: Kind) -> Ask:
+        """As numbers."""
+        if kind not in self._asks:
+            if len(self._asks) >= ASKS_MAX:
+                self._asks.clear()
+            self._asks[kind] = ask_of(kind, self.stock.lanes)
+        return self._asks[kind]
+
+    def slices(self, place: Place) -> tuple[SliceId, ...]:
+        """The Slices of a Place."""
+        return tuple(self._ids[place.node][lane] for lane in place.lanes)
+
+    def soon(self, trust: Trust) -> Set[SliceId]:
+        """Slices that somebody leaves, or whose Domain a stranger may leave."""
+        if not trust or not self.coming:
+            return self.coming
+        left = {domain_of(self.shelves[id].slice) for id in self.coming}
+        strange = (one for one in left if one and self.company.among_strangers(one, trust))
+        return self.coming.union(*(self._domains[one] for one in strange))
+
+    def beside(self, device: DeviceId) -> list[SliceId]:
+        """All Slices of a Device."""
+        return self._devices[device]
+
+    def together(self, slice_: Slice) -> Sequence[SliceId]:
+        """All Slices of its Domain; of one that is in none, it alone."""
+        domain = domain_of(slice_)
+        return (slice_.id,) if domain is None else self._domains[domain]
+
+    def choose(
+        self, kind: Kind, choice: Choice, artifact: str, trust: Trust = (), spread: Spread | None = None
+    ) -> Place | None:
+        """The best place with room now; None: there is none."""
+        near, free = self._near.get(artifact), self.company.free(trust) if trust else None
+        crowd = None if spread is None or not spread.nodes else self._crowd(spread)
+        return self.stock.choose(self.ask(kind), self.where_it_may(choice), near, free, crowd)
+
+    def granted(self, kind: Kind, place: Place) -> int:
+        """How many bytes are best for an elastic one that was just chosen a Place for."""
+        return self.stock.granted(self.ask(kind), place)
+
+    def locked(self, kind: Kind, choice: Choice) -> Iterator[SliceId]:
+        """Slices with room now, where another is starting."""
+        may, stock = self.where_it_may(choice), self.stock
+        fits = stock.fitting(self.ask(kind), held=True)
+        if may is not None:
+            fits &= may[stock.node_of]
+        return (self.id_of(int(at)) for at in np.flatnonzero(fits))
+
+    def possible(self, kind: Kind, choice: Choice) -> Iterator[SliceId]:
+        """Slices that could hold it, were nobody there."""
+        return (self.id_of(int(at)) for at in np.flatnonzero(self._open(kind, choice)))
+
+    def pieces(self, kind: Kind, choice: Choice, many: int) -> Pieces:
+        """What is free of what could hold it, and where most of it is: `many` such places at most."""
+        ask, stock, could = self.ask(kind), self.stock, self._open(kind, choice)
+        if kind.devices > 1:
+            fits = could & (stock.left_bytes >= ask.memory[stock.lane_of])
+            free = np.bincount(stock.node_of[fits], minlength=len(self.nodes))
+            enough = np.bincount(stock.node_of[could], minlength=len(self.nodes)) >= kind.devices
+            groups = [np.flatnonzero(could & (stock.node_of == node)) for node in _most(free, enough, many)]
+            need = kind.devices
+        else:
+            free = np.where(could, stock.left_bytes, 0)
+            groups = [np.array([lane]) for lane in _most(free, could, many)]
+            need = int(ask.memory[stock.lane_of][could].min(initial=BYTES_MAX))
+        places = tuple(tuple(self.id_of(int(at)) for at in group) for group in groups)
+        return Pieces(need, int(free.sum()), int(free.max(initial=0)), places)
+
+    def _open(self, kind: Kind, choice: Choice) -> Flags:
+        """[lanes]: those that could hold it, were nobody there."""
+        may, ask, stock = self.where_it_may(choice), self.ask(kind), self.stock
+        fits: Flags = (ask.memory[stock.lane_of] <= stock.size_bytes) & ~stock.shut
+        return fits if may is None else fits & may[stock.node_of]
+
+    # --- what if: until the Stock is rewound --------------------------------------------------------------------------
+
+    def set_aside(self, ids: Iterable[SliceId]) -> None:
+        """Nobody is to be put there."""
+        for id in ids:
+            shelf = self.shelves[id]
+            self._tell(shelf.slice, shelf.free, shut=True, held=shelf.locked)
+
+    def set_free(self, id: SliceId, left: Room) -> None:
+        """It is open, and has that."""
+        self._tell(self.shelves[id].slice, left, shut=False, held=False)
+
+    def gain(self, node: NodeId, amounts: Beside) -> None:
+        """Somebody leaves who has that beside its Devices."""
+        if node in self.hosts:
+            at, stock = bisect_left(self.nodes, node), self.stock
+            most = self.stock.nodes[at]
+            stock.set_host(
+                at,
+                min(most.cpu_milli, int(stock.cpu[at]) + amounts.cpu_milli),
+                min(most.host_bytes, int(stock.host_bytes[at]) + amounts.host_bytes),
+            )
+
+    def take(self, kind: Kind, place: Place) -> None:
+        """Somebody is put there. Raises ValueError where there is no room."""
+        self.stock.take(place, load_of(kind, self.stock.nodes[place.node], place.lanes))
+
+    def slices_of(self, node: NodeId) -> tuple[SliceId, ...]:
+        """A node's Slices; none of one that is not known."""
+        at = bisect_left(self.nodes, node)
+        return self._ids[at] if at < len(self.nodes) and self.nodes[at] == node else ()
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def tell_copies(self, copies: Set[Copy]) -> None:
+        """Which nodes have which artifacts."""
+        if copies is self._copies or copies == self._copies:
+            return
+        numbers = {node: number for number, node in enumerate(self.nodes)}
+        self._copies, self._near = copies, {}
+        for copy in copies:
+            if copy.node in numbers:
+                near = self._near.setdefault(copy.artifact, np.zeros(len(self.nodes), bool))
+                near[numbers[copy.node]] = True
+
+    def is_here(self, model: ModelName) -> bool:
+        """Whether a Replica of that Model is on any Slice."""
+        if self.models is None:
+            self.models = {one.model for shelf in self.shelves.values() for one in shelf.incumbents}
+        return model in self.models
+
+    def is_kept(self, artifact: str) -> bool:
+        """Whether any node has a Copy."""
+        return artifact in self._near
+
+    def is_near(self, artifact: str, node: NodeId) -> bool:
+        """Whether the node has a Copy."""
+        near = self._near.get(artifact)
+        return near is not None and bool(near[bisect_left(self.nodes, node)])
+
+    def held_by(self, victim: Incumbent, chosen: Sequence[SliceId]) -> Iterable[SliceId]:
+        """The Slices of a victim; if it has only one, that is among the `chosen` ones."""
+        if not victim.others:
+            return chosen
+        if self.held is not None:
+            return (id for id in self.held(victim.replica) if id in self.shelves)
+        return (id for id, one in self.shelves.items() if any(i.replica == victim.replica for i in one.incumbents))
+
+    def id_of(self, at: int) -> SliceId:
+        """Of a lane, as the Stock numbers them."""
+        node = int(self.stock.node_of[at])
+        return self._ids[node][at - int(self.stock.first[node])]
+
+    def where_it_may(self, choice: Choice) -> Flags | None:
+        """[nodes]: where who chooses so may be; None: anywhere."""
+        if choice not in self._may:
+            if len(self._may) >= ASKS_MAX:
+                self._may.clear()
+            self._may[choice] = self._admitted(choice)
+        return self._may[choice]
+
+    def _crowd(self, spread: Spread) -> Ints:
+        """[nodes]: how many of the others are in each one's fault domain."""
+        if spread.label not in self._faults:
+            known = dict[str, int]()
+            said = (self.shelves[ids[0]].slice.labels.get(spread.label, "") if ids else "" for ids in self._ids)
+            self._faults[spread.label] = np.array([known.setdefault(one, len(known)) for one in said], np.int64)
+        faults, numbers = self._faults[spread.label], [bisect_left(self.nodes, node) for node in spread.nodes]
+        there = [at for at, node in zip(numbers, spread.nodes, strict=True) if self.nodes[at : at + 1] == (node,)]
+        counts: Ints = np.bincount(faults[there], minlength=len(self.nodes)).astype(np.int64)
+        return np.minimum(counts, CROWD_MAX)[faults]
+
+    def _admitted(self, choice: Choice) -> Flags | None:
+        if self._admitting is None:
+            lanes = [self.shelves[id].slice for ids in self._ids for id in ids]
+            self._admitting = Admitting(lanes, self.stock.node_of, self.nodes)
+        may = self._admitting.nodes(choice)
+        return None if may.all() else may
+
+
+def _most(free: Ints, flags: Flags, many: int) -> list[int]:
+    """Of the flagged ones those with the most, in order."""
+    at = np.flatnonzero(flags)
+    return [int(one) for one in at[np.lexsort((at, -free[at]))][:many]]

@@ -1,0 +1,108 @@
+"""Alibaba's cluster trace of 2023 as the packing experiment reads it: nodes, and requests by kind.
+
+Owns the CSV files' form (data/openb/NOTE.md): some workloads have five columns only; `gpu_milli` is of each GPU and at
+most 1000. Nodes and pods are given in the order of their names, from which the experiment shuffles.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+PREFIX = "openb_pod_list_"
+NODES = "openb_node_list_gpu_node.csv"
+MILLI = 1000
+"""Of a whole GPU."""
+
+
+class NodeRow(NamedTuple):
+    """One node: CPU in thousandths of a core, memory in MiB."""
+
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    gpus: int
+    model: str
+
+
+class Kind(NamedTuple):
+    """What decides where a request fits: CPU, memory, and `milli` of each of so many GPUs of these models."""
+
+    cpu_milli: int
+    memory_mib: int
+    gpus: int
+    milli: int
+    models: frozenset[str]
+    """Empty: any."""
+
+    @property
+    def shares(self) -> bool:
+        """A part of one GPU."""
+        return self.gpus == 1 and self.milli < MILLI
+
+    @property
+    def total_milli(self) -> int:
+        """Of all its GPUs."""
+        return self.gpus * self.milli
+
+
+def read_nodes(path: Path) -> list[NodeRow]:
+    """Raises OSError, and ValueError that names the file, the line and what is wrong."""
+    rows = [
+        NodeRow(name, of("cpu_milli"), of("memory_mib"), of("gpu"), row.get("model") or "")
+        for name, row, of in _rows(path, "sn")
+    ]
+    return sorted(rows)
+
+
+def read_pods(path: Path) -> list[Kind]:
+    """One for each pod, by name. Raises OSError, and ValueError that names the file, the line and what is wrong."""
+    kinds: dict[str, Kind] = {}
+    for name, row, of in _rows(path, "name"):
+        gpus = of("num_gpu")
+        milli = min(of("gpu_milli"), MILLI) if gpus else 0
+        if gpus and not milli:
+            raise ValueError(f"{path}: {name}: gpu_milli is 0: expected 1 or more for who has GPUs")
+        models = frozenset(filter(None, (row.get("gpu_spec") or "").split("|"))) if gpus else frozenset()
+        kinds[name] = Kind(of("cpu_milli"), of("memory_mib"), gpus, milli, models)
+    return [kinds[name] for name in sorted(kinds)]
+
+
+def _rows(path: Path, key: str) -> Iterator[tuple[str, dict[str, str], Callable[[str], int]]]:
+    """(name, row, its amounts by column), each name once."""
+    seen: set[str] = set()
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        for row in reader:
+            at = f"{path}: line {reader.line_num}"
+            name = row.get(key) or ""
+            if not name or name in seen:
+                raise ValueError(f"{at}: {key}: expected a name, each once, got {name[:80]!r}")
+            seen.add(name)
+            yield name, row, partial(_amount, at, row)
+    if not seen:
+        raise ValueError(f"{path}: nothing is in it")
+
+
+def _amount(at: str, row: dict[str, str], column: str) -> int:
+    text = row.get(column) or ""
+    if not re.fullmatch("[0-9]{1,12}", text):
+        raise ValueError(
+            f"{at}: {column}: expected a whole number, 0 or more and of 12 digits at most, got {text[:80]!r}"
+        )
+    return int(text)
+
+
+def workloads(folder: Path) -> dict[str, list[Kind]]:
+    """By name, all that the folder has."""
+    files = sorted(folder.glob(f"{PREFIX}*.csv"))
+    return {file.stem.removeprefix(PREFIX): read_pods(file) for file in files}
+
+
+def capacity_milli(nodes: Sequence[NodeRow]) -> int:
+    """GPU of all nodes."""
+    return sum(node.gpus for node in nodes) * MILLI

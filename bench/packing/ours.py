@@ -1,0 +1,130 @@
+"""Ours in the experiment: the autoscaler's own packer. It is told the workload's histogram of kinds and the nodes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import autoscaler.elastic
+from autoscaler.contract import ModelName
+from autoscaler.elastic import Elastic
+from autoscaler.hosts import Host
+from autoscaler.lanes import EITHER, Kind, Lane, Room, Wanted
+from autoscaler.learning import Draw, Learner
+from autoscaler.packer import pack
+from autoscaler.packing import Outlook, Placement, Shelf, Want
+from autoscaler.stock import Node, Stock
+from autoscaler.waste import Taught
+from autoscaler.world import DeviceId, NodeId, Slice, SliceId
+from autoscaler.yard import Yard
+from bench.packing import openb
+from bench.packing.openb import MILLI, NodeRow
+
+OUTLOOK = Outlook()
+MIB = 1 << 20
+
+
+def node(row: NodeRow) -> Node:
+    """A GPU of the trace has MILLI bytes."""
+    return Node(row.name, (Lane(MILLI, row.model),) * row.gpus, row.cpu_milli, row.memory_mib * MIB)
+
+
+def kind(one: openb.Kind) -> Kind:
+    """A request of the trace."""
+    products = (EITHER.join(sorted(one.models)),) if one.models else ()
+    return Kind(one.gpus, one.milli, products=products, cpu_milli=one.cpu_milli, host_bytes=one.memory_mib * MIB)
+
+
+def draws(seed: int) -> Draw:
+    """For lessons."""
+    return random.Random(seed).randrange
+
+
+def elastic(one: openb.Kind) -> Kind:
+    """A request of the trace that makes do with less, if it shares."""
+    return autoscaler.elastic.elastic(kind(one)) if one.shares else kind(one)
+
+
+def learn(nodes: Sequence[NodeRow], pods: Sequence[openb.Kind], of: Callable[[openb.Kind], Kind] = kind) -> Taught:
+    """The best of all lessons; about a minute."""
+    demand = [Wanted(one, count) for one, count in Counter(map(of, pods)).items()]
+    learner = Learner([node(row) for row in nodes], demand, draws)
+    best, _ = max(learner.lessons(), key=lambda lesson: lesson[1])
+    return best
+
+
+class Packer:
+    """The policy for one replay: `autoscaler.packer.pack`, one Want at a time. It keeps its own Yard; the replay's
+    books are the referee's.
+    """
+
+    def __init__(self, nodes: Sequence[NodeRow], taught: Taught) -> None:
+        names = [NodeId(f"{number:05}") for number in range(len(nodes))]  # ties are decided by the round's order
+        shelves = [_shelf(name, gpu, row) for name, row in zip(names, nodes, strict=True) for gpu in range(row.gpus)]
+        hosts = {name: _host(row) for name, row in zip(names, nodes, strict=True)}
+        self._yard = Yard(shelves, hosts, taught)
+        self._wants: dict[openb.Kind, Want] = {}
+
+    def choose(self, asked: openb.Kind) -> tuple[int, int] | None:
+        """See Chooser."""
+        want = self._wants.get(asked)
+        if want is None:
+            want = self._wants[asked] = _want(asked)
+        packing = pack((want,), self._yard, frozenset(), OUTLOOK, 0.0)
+        placement = packing.placements[0] if packing.placements else None
+        node = None if placement is None else placement.node
+        if placement is None or node is None:
+            return None
+        gpus = [self._take(id, placement) for id in placement.slices]
+        host = self._yard.hosts[node]
+        left = host.cpu_left_milli - want.cpu_milli, host.left_bytes - want.host_bytes
+        self._yard.put_host(node, host._replace(cpu_left_milli=left[0], left_bytes=left[1]))
+        return int(node), gpus[0] if gpus else 0
+
+    def _take(self, id: SliceId, placement: Placement) -> int:
+        """It runs there from now on; which GPU of its node that is."""
+        shelf = self._yard.shelves[id].copy()
+        shelf.reserve(Room(placement.memory_bytes, 0))
+        self._yard.put(shelf)
+        return int(id.rpartition("/")[2])
+
+
+class Granter:
+    """The elastic policy for one replay: `autoscaler.elastic`, as the packer asks it."""
+
+    def __init__(self, nodes: Sequence[NodeRow], taught: Taught) -> None:
+        self._elastic = Elastic(Stock([node(row) for row in nodes], taught))
+        self._kinds: dict[openb.Kind, Kind] = {}
+
+    def choose(self, asked: openb.Kind) -> tuple[int, int, int] | None:
+        """See Chooser."""
+        wanted = self._kinds.get(asked)
+        if wanted is None:
+            wanted = self._kinds[asked] = elastic(asked)
+        one = self._elastic.start(wanted)
+        if one is None:
+            return None
+        lanes, granted = one.place.lanes, one.granted_bytes if one.asked_bytes else asked.milli
+        return one.place.node, lanes[0] if lanes else 0, granted
+
+
+def _want(asked: openb.Kind) -> Want:
+    one = kind(asked)
+    return Want(
+        ModelName("model"), devices=one.devices, memory_bytes=one.memory_bytes, products=one.products,
+        cpu_milli=one.cpu_milli, host_bytes=one.host_bytes,
+    )  # fmt: skip
+
+
+def _shelf(node: NodeId, gpu: int, row: NodeRow) -> Shelf:
+    id = f"{node}/{gpu}"
+    slice_ = Slice(id=SliceId(id), device=DeviceId(id), node=node, memory_bytes=MILLI, product=row.model)
+    return Shelf(
+        slice=slice_, whole=True, incumbents=(), free=Room(MILLI, 100), coming=Room(0, 0), locked=False
+    )  # fmt: skip
+
+
+def _host(row: NodeRow) -> Host:
+    host_bytes = row.memory_mib * MIB
+    return Host(row.cpu_milli, host_bytes, row.cpu_milli, host_bytes)

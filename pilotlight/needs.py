@@ -1,0 +1,163 @@
+"""What a Model takes of its Devices, from its artifact and from what its engine is told. I/O: reads the artifact.
+
+Owns which words of a command line or an environment change llama.cpp's memory, and which engines take what they need
+(llama.cpp) or what they are given (vLLM and SGLang, which page their cache). The arithmetic is `artifacts.caches`'.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from artifacts import caches, hfconfig
+from artifacts.caches import Estimate, Item, Serving, Shape
+from autoscaler.engines import ENGINES
+from autoscaler.engines.table import CHECKPOINTS
+from autoscaler.model import Cache, Model
+from pilotlight.modelfile import header
+
+LLAMA_SERVERS_CHECKPOINTS = 32
+LLAMA_SERVERS_PROMPTS_MIB = 8192
+"""What llama-server does where nobody tells it, as it is when a `command` starts it."""
+PAGED_SHARE = 0.9
+"""What vLLM takes of a Device where nobody says; SGLang takes about as much."""
+ELEMENT_BYTES = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
+    "q4_0": 18 / 32, "iq4_nl": 18 / 32,
+}  # fmt: skip
+"""Of llama.cpp's types for caches: bytes of a block by its elements."""
+MIB = 1 << 20
+
+
+def local_path(model: Model) -> Path | None:
+    """The file behind a `file://` artifact."""
+    artifact = model.spec.artifact
+    return Path(artifact.removeprefix("file://")) if artifact is not None and artifact.startswith("file://") else None
+
+
+def adapter_paths(model: Model) -> list[Path]:
+    """The files or folders of its adapters."""
+    return [Path(adapter.artifact.removeprefix("file://")) for adapter in model.spec.adapters]
+
+
+def estimate(model: Model) -> Estimate | None:
+    """What one Replica takes, part by part; None: no file here says. Raises GgufError, ConfigError and OSError."""
+    found = shape_of(model)
+    if found is None:
+        return None
+    make = caches.paged if pages(model) else caches.llama
+    made = make(found[1], serving(model))
+    laid_over = sum(file.stat().st_size for file in adapter_paths(model))
+    if not laid_over:
+        return made
+    adapters = Item(name="adapters", bytes=laid_over, words="their files")
+    return Estimate(items=(*made.items, adapters), slot_bytes=made.slot_bytes, token_bytes=made.token_bytes)
+
+
+def cache_of(model: Model, made: Estimate, *, gpus: bool) -> Cache | None:
+    """What of `made`, its estimate, an elastic Model of llama.cpp can do without. Raises as `estimate` does."""
+    found = shape_of(model)
+    if found is None:
+        return None
+    fewer = estimate(replace(model, slots=model.slots - 1)) if model.slots > 1 else None
+    total_bytes = made.total_bytes(gpus=gpus)
+    slot_bytes = 0 if fewer is None else total_bytes - fewer.total_bytes(gpus=gpus)
+    tokens = found[1].context_tokens
+    return Cache(total_bytes=total_bytes, slot_bytes=slot_bytes, token_bytes=made.token_bytes, context_tokens=tokens)
+
+
+def shape_of(model: Model) -> tuple[str, Shape] | None:
+    """What says it, in words, and what it says; None: no file here does. Raises GgufError, ConfigError and OSError."""
+    path = local_path(model)
+    if path is None:
+        return None
+    if pages(model) and path.suffix != ".gguf":
+        config = hfconfig.read(path)
+        return f"Its config.json ({config.architecture})", config.shape
+    if path.suffix != ".gguf" and model.spec.engine != "llama.cpp":
+        return None  # nobody says what it is
+    info = header(path)
+    return f"Its GGUF header ({info.architecture})", info.shape
+
+
+def pages(model: Model) -> bool:
+    """Whether its engine pages its cache: it takes a share of its Devices, whatever the Model needs."""
+    return ENGINES[model.spec.engine].pages
+
+
+def share(model: Model) -> float:
+    """How much of each Device an engine that pages its cache takes, as its document says or as it does by itself."""
+    flags = ("--gpu-memory-utilization", "--mem-fraction-static")
+    try:
+        told = float(_told(model, "", *flags))
+    except ValueError:
+        return PAGED_SHARE
+    return told if 0.0 < told <= 1.0 else PAGED_SHARE
+
+
+def serving(model: Model) -> Serving:
+    """How its engine will serve it, as its document tells the engine."""
+    context, slots = model.spec.context_tokens, model.slots
+    if pages(model):
+        element = 1.0 if _told(model, "", "--kv-cache-dtype").startswith("fp8") else 2.0
+        told = _number(_told(model, "", "--max-model-len", "--context-length"))
+        return Serving(slots=slots, context_tokens=told or context, key_bytes=element, value_bytes=element)
+    together = _number(_told(model, "LLAMA_ARG_CTX_SIZE", "--ctx-size", "-c"))
+    each = _number(_told(model, "", "--context-tokens"))
+    if together:
+        context = -(-together // slots)
+    checkpoints, prompts_mib = _host(model)
+    key = _told(model, "LLAMA_ARG_CACHE_TYPE_K", "--cache-type-k", "-ctk")
+    value = _told(model, "LLAMA_ARG_CACHE_TYPE_V", "--cache-type-v", "-ctv")
+    return Serving(
+        slots=slots,
+        context_tokens=each or context,
+        key_bytes=ELEMENT_BYTES.get(key, 2.0),
+        value_bytes=ELEMENT_BYTES.get(value, 2.0),
+        batch_tokens=_number(_told(model, "LLAMA_ARG_UBATCH", "--ubatch-size", "-ub")) or 512,
+        checkpoints=checkpoints,
+        prompts_bytes=prompts_mib * MIB,
+        whole_windows=_said(model, "LLAMA_ARG_SWA_FULL", "--swa-full"),
+        scores=_told(model, "LLAMA_ARG_FLASH_ATTN", "--flash-attn", "-fa") in {"off", "0", "false", "disabled"},
+    )
+
+
+def _host(model: Model) -> tuple[int, int]:
+    """Checkpoints of each slot, and MiB of earlier Calls' prompts: what llama.cpp keeps in the host's memory."""
+    ours, prompts_mib = CHECKPOINTS, 0
+    if model.spec.engine == "command":
+        server = "llama-server" in Path(next(iter(model.spec.command), "")).name
+        ours, prompts_mib = (LLAMA_SERVERS_CHECKPOINTS, LLAMA_SERVERS_PROMPTS_MIB) if server else (0, 0)
+    told = _number(_told(model, "LLAMA_ARG_CTX_CHECKPOINTS", "--ctx-checkpoints", "--swa-checkpoints", "-ctxcp"))
+    kept = _told(model, "LLAMA_ARG_CACHE_RAM", "--cache-ram", "-cram")
+    if model.spec.engine == "llama.cpp" and model.spec.adapters:
+        kept = "0"  # the engine's own words say so
+    if kept == "-1":
+        return ours if told is None else told, LLAMA_SERVERS_PROMPTS_MIB  # no limit: what it would be by default
+    number = _number(kept)
+    return ours if told is None else told, prompts_mib if number is None else number
+
+
+def _told(model: Model, variable: str, *flags: str) -> str:
+    """The last value of a flag in its command line, else of the variable in its environment; empty: neither."""
+    words = (*model.spec.command, *model.spec.args)
+    for at in reversed(range(len(words))):
+        flag, equals, value = words[at].partition("=")
+        if flag in flags:
+            return value if equals else next(iter(words[at + 1 : at + 2]), "")
+    told = model.spec.env.get(variable)
+    return told if isinstance(told, str) else ""
+
+
+def _said(model: Model, variable: str, *flags: str) -> bool:
+    """Whether a switch is in its command line, or its environment."""
+    told = model.spec.env.get(variable)
+    return told in {"1", "true", "on", "enabled"} or any(
+        word in flags for word in (*model.spec.command, *model.spec.args)
+    )
+
+
+def _number(text: str) -> int | None:
+    """A whole number as engines read it; None: it is none, and the engine will refuse it."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None

@@ -1,0 +1,110 @@
+"""`pilotlight plan`: what would be started where, if Models were called so. I/O: reads files, prints; touches nothing.
+
+Owns the file of the demand, and which devices are meant: those that the Settings declare (`devices`, `nodes`), else
+those of this machine. The answer is `autoscaler.whatif`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+import msgspec
+
+from autoscaler import strict_yaml
+from autoscaler.contract import ModelName
+from autoscaler.documents import Documents
+from autoscaler.drivers.devices import Devices
+from autoscaler.drivers.kubernetes import declared
+from autoscaler.drivers.nvml import NvmlError
+from autoscaler.model import Model
+from autoscaler.whatif import Answer, Asked, what_if
+from autoscaler.words import size
+from autoscaler.world import Slice
+from pilotlight.gathering import completed, load_files
+from pilotlight.options import output_option
+
+CALLS_MAX = 1_000_000
+EXPECTED = "expected {waiting: NUMBER, running: NUMBER} or a number of Calls that wait"
+
+
+@click.command(epilog="Example: pilotlight plan -c pilotlight.yaml --demand demand.yaml")
+@click.option(
+    "-c", "--config", multiple=True, required=True, type=click.Path(path_type=Path),
+    help="Documents (YAML); may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--demand",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="YAML: for each model how many calls wait, such as `llama: 3` or `llama: {waiting: 3, running: 1}`.",
+)
+@output_option
+def plan(config: tuple[Path, ...], demand: Path, output: str) -> None:
+    """What would be started where, if models were called so; starts nothing."""
+    documents = load_files(config)
+    models = tuple(completed(model) for model in documents.models)
+    documents = msgspec.structs.replace(documents, models=models)
+    answer = what_if(documents, devices(documents), read_demand(demand, {model.name: model for model in models}))
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+    else:
+        tell(answer)
+
+
+def devices(documents: Documents) -> tuple[Slice, ...]:
+    """Those that the Settings declare, else this machine's. Raises click.ClickException."""
+    settings = documents.settings
+    if settings.nodes:
+        return declared.slices(settings.nodes, (), {})
+    try:
+        return asyncio.run(Devices(settings.devices).open())
+    except NvmlError as error:
+        raise click.ClickException(f"NVML fails, so that this machine's GPUs are not known: {error}") from None
+
+
+def read_demand(path: Path, models: Mapping[ModelName, Model]) -> dict[ModelName, Asked]:
+    """The Calls of each Model. Raises click.UsageError, one line that names what is wrong."""
+    try:
+        documents = strict_yaml.read(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise click.UsageError(f"{path}: {reason}") from None
+    except strict_yaml.YamlError as error:
+        raise click.UsageError(f"{path}: {error}") from None
+    found = documents[0] if len(documents) == 1 else None
+    if not isinstance(found, dict) or not found:
+        raise click.UsageError(f"{path}: expected a line for each Model that is called, such as `llama: 3`")
+    asked: dict[ModelName, Asked] = {}
+    for name, said in found.items():
+        if name not in models:
+            known = ", ".join(sorted(models)) or "none"
+            raise click.UsageError(f"{path}: {name}: no such Model in the documents; there are: {known}")
+        asked[ModelName(name)] = _asked(f"{path}: {name}", said)
+    return asked
+
+
+def _asked(at: str, said: object) -> Asked:
+    fields = said if isinstance(said, dict) else {"waiting": said}
+    wrong = next((key for key in fields if key not in Asked._fields), None)
+    if wrong is not None or not fields:
+        raise click.UsageError(f"{at}: {EXPECTED}")
+    for key, value in fields.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= CALLS_MAX:
+            raise click.UsageError(f"{at}.{key}: {EXPECTED}, from 0 to {CALLS_MAX}")
+    return Asked(**fields)
+
+
+def tell(answer: Answer) -> None:
+    """For people."""
+    for one in answer.starts:
+        where = ", ".join(one.slices) or "no device"
+        click.echo(f"start {one.model} on {where} ({size(one.memory_bytes)} of each): {one.reason}")
+    for unmet in answer.unmet:
+        click.echo(f"unmet {unmet.model}: {unmet.reason}")
+    if not answer.starts and not answer.unmet:
+        click.echo("nothing would be started")
+    for left in answer.left:
+        click.echo(f"free  {left.slice}: {size(left.free_bytes)} of {size(left.memory_bytes)}")

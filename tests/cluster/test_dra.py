@@ -1,0 +1,220 @@
+"""Claims of the Slicer `dra` at the real scheduler: what is pinned is given; counters and capacity run out and return.
+
+ResourceSlices are written by hand, as NVIDIA's driver writes them; pods run, but no device is prepared for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+
+from autoscaler.drivers.kubernetes.api import Api, ApiError
+from autoscaler.mig_geometry import Cut
+from autoscaler.slicing.base import NodeFacts, Object, Part, PodFields
+from autoscaler.slicing.dra import Dra, Got, decode, instead, slice_of
+from autoscaler.world import NodeId, Slice
+from tests.cluster.kubelet.node import Node
+from tests.kit import golden
+from tests.kit.pools import DRIVER, H100, classes, cut_name, gpu, many, partitionable, resource_slice
+
+RESOURCE = "/apis/resource.k8s.io/v1"
+WAIT_S_MAX = 30.0
+GIB = 1 << 30
+
+
+class Bench:
+    """One node's ResourceSlices, and pods with claims in one namespace."""
+
+    def __init__(self, api: Api, namespace: str, node: str) -> None:
+        self.api = api
+        self.node = node
+        self.pods = f"/api/v1/namespaces/{namespace}/pods"
+        self.claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
+
+    async def publish(self, *objects: Object) -> None:
+        """As a driver on the node would."""
+        for one in objects:
+            await self.api.create(f"{RESOURCE}/resourceslices", one)
+
+    async def slices(self, slicer: Dra, *kept: str) -> dict[str, Slice]:
+        """By device, of what the API server has now."""
+        found = await self.api.get(f"{RESOURCE}/resourceslices", fieldSelector=f"spec.nodeName={self.node}")
+        there = slicer.inventory(NodeFacts(NodeId(self.node), devices=found["items"], kept=kept)) or ()
+        return {one.id.rpartition("/")[2]: one for one in there}
+
+    async def start(self, name: str, fields: PodFields) -> str:
+        """A pod that says these; its name."""
+        for claim in fields.claims:
+            with contextlib.suppress(ApiError):  # a claim that pods have in common
+                await self.api.create(self.claims, claim)
+        pod = golden.pod(name, fields)
+        pod["spec"] |= {"terminationGracePeriodSeconds": 1}
+        pod["spec"]["containers"][0]["command"] = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+        await self.api.create(self.pods, pod)
+        return name
+
+    async def stop(self, name: str) -> None:
+        """The pod, and the claim that is its own."""
+        await self.api.delete(f"{self.pods}/{name}")
+        await self.api.delete(f"{self.claims}/{name}")
+
+    async def got(self, name: str) -> tuple[Got, ...]:
+        """What its claim has once it has something, and its pod is bound."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not (got := decode(await self.api.get(f"{self.claims}/{name}"))):
+                await asyncio.sleep(0.02)
+            await self.bound(name)
+        return got
+
+    async def bound(self, name: str) -> None:
+        """Its pod is on the node."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while (await self.api.get(f"{self.pods}/{name}"))["spec"].get("nodeName") != self.node:
+                await asyncio.sleep(0.02)
+
+    async def refused(self, name: str) -> None:
+        """The scheduler says that it cannot have it."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while True:
+                said = (await self.api.get(f"{self.pods}/{name}"))["status"].get("conditions", ())
+                if any("cannot allocate all claims" in one.get("message", "") for one in said):
+                    break
+                await asyncio.sleep(0.02)
+        assert not decode(await self.api.get(f"{self.claims}/{name}"))
+
+
+@pytest.fixture
+async def bench(api: Api, namespace: str, node: Node) -> AsyncIterator[Bench]:
+    """With NVIDIA's DeviceClasses. Afterwards its ResourceSlices are gone, and pods that still wait for such a UUID."""
+    for device_class in classes():
+        with contextlib.suppress(ApiError):  # of the test before
+            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    one = Bench(api, namespace, node.name)
+    yield one
+    await api.delete(one.pods)
+    found = await api.get(f"{RESOURCE}/resourceslices", fieldSelector=f"spec.nodeName={node.name}")
+    for published in found["items"]:
+        await api.delete(f"{RESOURCE}/resourceslices/{published['metadata']['name']}")
+
+
+def all_of(one: Slice) -> list[Part]:
+    return [Part(one, one.memory_bytes, one.compute_percent)]
+
+
+async def test_a_gpu_that_is_pinned_is_the_one_that_is_given_and_no_other(bench: Bench) -> None:
+    """The first in the driver's order has no UUID: that harms no claim for another, and it is pinned by its address."""
+    nameless = gpu(7)
+    nameless["attributes"]["resource.kubernetes.io/pciBusID"] = {"string": "0000:65:00.0"}
+    del nameless["attributes"]["uuid"]
+    await bench.publish(resource_slice(bench.node, "gpus", devices=[nameless, gpu(0), gpu(1), gpu(2)]))
+    slicer = Dra()
+    there = await bench.slices(slicer)
+    await bench.start("m-1", slicer.fields("m-1", all_of(there["gpu-2"])))
+    (got,) = await bench.got("m-1")
+    assert slice_of(got, there.values()) == there["gpu-2"]
+    await bench.start("m-2", slicer.fields("m-2", all_of(there["gpu-2"])))
+    await bench.refused("m-2")  # two others are free
+    await bench.start("m-3", slicer.fields("m-3", [*all_of(there["gpu-0"]), *all_of(there["gpu-1"])]))
+    assert [one.entry.rpartition("/")[2] for one in await bench.got("m-3")] == ["gpu-0", "gpu-1"]
+    await bench.start("m-4", slicer.fields("m-4", all_of(there["gpu-7"])))
+    (got,) = await bench.got("m-4")
+    assert slice_of(got, there.values()) == there["gpu-7"]
+    await bench.stop("m-1")
+    (got,) = await bench.got("m-2")
+    assert slice_of(got, there.values()) == there["gpu-2"]
+
+
+async def test_parts_are_given_until_the_counters_are_used_up_and_again_when_one_ends(bench: Bench) -> None:
+    await bench.publish(*partitionable(bench.node))
+    at = f"{DRIVER}/{bench.node}"
+    both = (f"{at}/{cut_name('3g.40gb', 0)}", f"{at}/{cut_name('3g.40gb', 4)}")
+    there = await bench.slices(Dra(), *both)
+    assert set(there) == {cut_name("3g.40gb", 0), cut_name("3g.40gb", 4)}, "no memory slice is left for others"
+    held = []
+    for name, one in zip(("m-1", "m-2"), there.values(), strict=True):
+        await bench.start(name, Dra().fields(name, all_of(one)))
+        (got,) = await bench.got(name)
+        held.append(got.entry)
+    assert sorted(held) == sorted(both)
+
+    small = (await bench.slices(Dra(), f"{at}/{cut_name('1g.10gb', 5)}"))[cut_name("1g.10gb", 5)]
+    await bench.start("m-3", Dra().fields("m-3", all_of(small)))
+    await bench.refused("m-3")
+    await bench.stop("m-2")
+    (got,) = await bench.got("m-3")
+    places = Dra().places(NodeFacts(NodeId(bench.node), devices=partitionable(bench.node)))
+    (cuts,) = places.values()
+    first = min(start for start in H100.profile("1g.10gb").starts if cuts[Cut("1g.10gb", start)] == got.entry)
+    gone = next(cut.start for cut, name in cuts.items() if name == held[1])
+    assert first == gone, "of a profile the first that fits: its place cannot be asked for"
+    after = await bench.slices(Dra(), held[0], got.entry)
+    assert {held[0].rpartition("/")[2], got.entry.rpartition("/")[2]} < set(after)
+
+
+async def test_a_part_is_given_at_its_place_where_the_driver_tells_places(bench: Bench) -> None:
+    await bench.publish(*partitionable(bench.node, places=True))
+    wanted = tuple(
+        f"{DRIVER}/{bench.node}/{cut_name(*cut)}" for cut in (("1g.10gb", 6), ("2g.20gb", 2), ("1g.10gb", 4))
+    )
+    there = await bench.slices(Dra(), *wanted)
+    for number, name in enumerate(wanted):
+        one = there[name.rpartition("/")[2]]
+        await bench.start(f"m-{number}", Dra().fields(f"m-{number}", all_of(one)))
+        (got,) = await bench.got(f"m-{number}")
+        assert slice_of(got, there.values()) == one, "not the first of its profile"
+
+
+async def test_memory_of_one_gpu_is_consumed_by_two_and_refused_to_a_third(bench: Bench) -> None:
+    await bench.publish(resource_slice(bench.node, "many", devices=[many(0)]))
+    one = (await bench.slices(Dra()))["gpu-0"]
+    assert one.shared
+    for name in ("m-1", "m-2", "m-3", "m-4"):
+        much = 20 * GIB - 1 if name == "m-4" else 30 * GIB
+        await bench.start(name, Dra().fields(name, [Part(one, much)]))
+        if name == "m-3":
+            await bench.refused(name)
+            continue
+        (got,) = await bench.got(name)
+        assert got.memory_bytes == (20 * GIB if name == "m-4" else 30 * GIB), "rounded as we asked"
+        assert slice_of(got, [one]) is one
+    await bench.stop("m-1")
+    (got,) = await bench.got("m-3")
+    assert got.memory_bytes == 30 * GIB
+
+
+async def test_of_a_prioritized_list_the_first_that_is_free_is_given(bench: Bench) -> None:
+    await bench.publish(resource_slice(bench.node, "gpus", devices=[gpu(0), gpu(1)]))
+    there = await bench.slices(Dra())
+    own = there["gpu-1"]
+    choices = [*all_of(own), *(part for one in instead(own, there.values(), {own.id}) for part in all_of(one))]
+    for name, device, choice in (("m-1", "gpu-1", "gpu/choice-0"), ("m-2", "gpu-0", "gpu/choice-1")):
+        await bench.start(name, Dra().either(name, choices))
+        (got,) = await bench.got(name)
+        assert (got.request, slice_of(got, there.values())) == (choice, there[device])
+    await bench.start("m-3", Dra().either("m-3", choices))
+    await bench.refused("m-3")
+
+
+async def test_pods_that_share_a_gpu_have_one_claim(bench: Bench) -> None:
+    await bench.publish(resource_slice(bench.node, "gpus", devices=[gpu(0)]))
+    slicer = Dra(sharing="MPS")
+    one = (await bench.slices(slicer))["gpu-0"]
+    for name in ("m-1", "m-2"):
+        fields = slicer.fields(name, [Part(one, 20 * GIB, 40)])
+        await bench.start(name, fields)
+        await bench.bound(name)
+    (claim,) = (await bench.api.get(bench.claims))["items"]
+    assert sorted(pod["name"] for pod in claim["status"]["reservedFor"]) == ["m-1", "m-2"]
+
+
+async def test_a_gpu_that_is_tainted_is_closed_and_not_given(bench: Bench) -> None:
+    bad = gpu(0, taints=[{"key": "xid", "value": "79", "effect": "NoSchedule"}])
+    await bench.publish(resource_slice(bench.node, "gpus", devices=[bad]))
+    one = (await bench.slices(Dra()))["gpu-0"]
+    assert "xid=79:NoSchedule" in one.closed
+    await bench.start("m-1", Dra().fields("m-1", all_of(one)))
+    await bench.refused("m-1")

@@ -1,0 +1,72 @@
+"""A GPU that ResourceSlices offer whole and in parts, through the plan and onto a real scheduler: who comes cuts it.
+
+ResourceSlices are written by hand, as NVIDIA's driver writes them; pods run, but no device is prepared for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers.kubernetes.api import Api, ApiError
+from autoscaler.slicing.dra import decode
+from tests.cluster.house import House
+from tests.cluster.test_dra import RESOURCE
+from tests.cluster.test_slicing import SLICES, WAIT_S_MAX, kept, noded, ours
+from tests.kit.pools import classes, cut_name, partitionable
+
+CUT = {"selector": {}, "device": {"model": "H100", "memory": "80Gi"}, "slicing": {"kind": "dra", "cut": True}}
+
+
+@pytest.fixture
+def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
+    return House(tmp_path, kubeconfig, namespace)
+
+
+async def test_small_models_get_parts_of_one_gpu_each_as_small_as_holds_it_and_all_of_it_is_there_again_after_them(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    for device_class in classes():
+        with contextlib.suppress(ApiError):  # of the test before
+            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
+    async with noded(api, tmp_path) as node, asyncio.timeout(2 * WAIT_S_MAX):
+        for one in partitionable(node.name):
+            await api.create(f"{RESOURCE}/resourceslices", one)
+        small, large, all_of_it = kept("small", node, "5Gi"), kept("large", node, "30Gi"), kept("all", node, "70Gi")
+
+        async def got(name: str) -> str:
+            """What the claim of a Model's pod really has."""
+            while name not in (there := await ours(api, namespace)):
+                await asyncio.sleep(0.05)
+            (one,) = decode(await api.get(f"{claims}/{there[name]['metadata']['name']}"))
+            return one.entry.rpartition("/")[2]
+
+        try:
+            house.write(small, nodes=[CUT])
+            async with house.running():
+                assert await got("small") == cut_name("1g.10gb", 0), "not the whole GPU, which was free"
+                pod = (await ours(api, namespace))["small"]
+                assert pod["metadata"]["annotations"][SLICES] == f"{node.name}/gpu-0", "which was chosen"
+                assert (await house.call("small"))[0] == 200
+                house.write(small, large, nodes=[CUT])
+                house.autoscaler.send_signal(signal.SIGHUP)
+                assert await got("large") == cut_name("3g.40gb", 4), "beside it"
+                assert (await house.call("large"))[0] == 200
+
+                house.write(nodes=[CUT])
+                house.autoscaler.send_signal(signal.SIGHUP)
+                last = f"http://127.0.0.1:{house.ops}/api/v1/explain/last"
+                while (await (await house.session.get(last)).text()).count("clean: ") < 2:
+                    await asyncio.sleep(0.05)
+                house.write(all_of_it, nodes=[CUT])
+                house.autoscaler.send_signal(signal.SIGHUP)
+                assert await got("all") == "gpu-0", "when both have ended"
+                assert (await house.call("all"))[0] == 200
+        finally:
+            for one in partitionable(node.name):
+                await api.delete(f"{RESOURCE}/resourceslices/{one['metadata']['name']}")

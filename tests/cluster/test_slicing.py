@@ -1,0 +1,268 @@
+"""Parts of nodes that others cut or give out, through the plan and onto a real control plane.
+
+What was chosen is what the pod asks for and gets; what pods of others have is given to nobody else. ResourceSlices are
+written by hand; pods run, but no device is prepared for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from autoscaler.drivers.kubernetes.api import Api, ApiError
+from autoscaler.slicing.dra import decode
+from autoscaler.slicing.hami import SCHEDULER
+from tests.cluster.conftest import next_number
+from tests.cluster.house import House, model
+from tests.cluster.kubelet.node import Node
+from tests.cluster.test_dra import RESOURCE
+from tests.kit.pools import DRIVER, classes, gpu, resource_slice
+from tests.kit.sliced import card
+
+SMALL, LARGE = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
+WAIT_S_MAX = 40.0
+SLICES = "pilotlight.dev/slices"
+
+
+@asynccontextmanager
+async def noded(api: Api, logs: Path, **amounts: str) -> AsyncIterator[Node]:
+    """Its devices are H100s; pods choose it by the label `test`."""
+    name = f"node-{uuid.uuid4().hex[:8]}"
+    labels = {"test": name, "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    async with Node(api, name, next_number(), amounts, labels, logs, probe_period_s=0.05).running() as one:
+        yield one
+
+
+async def occupied(api: Api, namespace: str, node: Node, resources: dict[str, Any], **spec: Any) -> str:
+    """A pod of others on that node; where its object is."""
+    sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    container = {"name": "theirs", "image": "theirs", "command": sleeps, "resources": resources}
+    pod = {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs"},
+        "spec": {
+            "nodeSelector": {"test": node.name}, "containers": [container], "terminationGracePeriodSeconds": 1, **spec,
+        },
+    }  # fmt: skip
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    await api.create(pods, pod)
+    while not (await api.get(f"{pods}/theirs"))["spec"].get("nodeName"):
+        await asyncio.sleep(0.02)
+    return f"{pods}/theirs"
+
+
+async def ours(api: Api, namespace: str) -> dict[str, Any]:
+    """Model -> its pod, of those that have a node."""
+    found = (await api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="pilotlight.dev/model"))["items"]
+    return {pod["metadata"]["labels"]["pilotlight.dev/model"]: pod for pod in found if pod["spec"].get("nodeName")}
+
+
+async def explained(house: House, name: str) -> str:
+    """What is explained of a Model."""
+    async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/explain/model/{name}") as answer:
+        return await answer.text()
+
+
+def kept(name: str, node: Node, memory: str) -> dict[str, object]:
+    """A Model that wants one Replica, there."""
+    return model(name, gpu={"memory": memory}, replicas={"min": 1}, pod={"nodeSelector": {"test": node.name}})
+
+
+async def test_a_model_gets_a_mig_cut_that_holds_it_and_none_that_a_pod_of_others_has(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    async with noded(api, tmp_path, **{SMALL: "1", LARGE: "2"}) as node, asyncio.timeout(WAIT_S_MAX):
+        theirs = await occupied(api, namespace, node, {"limits": {LARGE: "1"}})
+        house.write(kept("small", node, "5Gi"), kept("large", node, "30Gi"), kept("larger", node, "31Gi"))
+        async with house.running():
+            while len(begun := await ours(api, namespace)) < 2:
+                await asyncio.sleep(0.05)
+            (left,) = {"large", "larger"} - begun.keys()
+            asked = {name: pod["spec"]["containers"][0]["resources"]["limits"] for name, pod in begun.items()}
+            assert asked == {"small": {SMALL: "1"}, next(name for name in begun if name != "small"): {LARGE: "1"}}
+            assert (await house.call("small"))[0] == 200
+            while "pods of others" not in await explained(house, left):
+                await asyncio.sleep(0.05)
+            await api.delete(theirs)
+            while left not in await ours(api, namespace):
+                await asyncio.sleep(0.05)
+            assert (await house.call(left))[0] == 200
+
+
+async def test_a_model_gets_the_device_that_the_plan_chose_by_a_claim_that_goes_with_its_pod(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """Of two GPUs others have one by a claim of theirs, of which the plan hears."""
+    for device_class in classes():
+        with contextlib.suppress(ApiError):  # of the test before
+            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
+    async with noded(api, tmp_path) as node, asyncio.timeout(WAIT_S_MAX):
+        published = resource_slice(node.name, "gpus", devices=[gpu(0), gpu(1)])
+        await api.create(f"{RESOURCE}/resourceslices", published)
+        request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+        await api.create(claims, {
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "theirs"},
+            "spec": {"devices": {"requests": [request]}},
+        })  # fmt: skip
+        theirs = await occupied(
+            api, namespace, node, {"claims": [{"name": "gpu"}]},
+            resourceClaims=[{"name": "gpu", "resourceClaimName": "theirs"}],
+        )  # fmt: skip
+        (got,) = decode(await api.get(f"{claims}/theirs"))
+        assert got.entry == f"{DRIVER}/{node.name}/gpu-0", "the scheduler takes the first"
+        models = {name: kept(name, node, "20Gi") for name in ("ada", "bob")}
+        house.write(*models.values())
+        try:
+            async with house.running():
+                while not (begun := await ours(api, namespace)):
+                    await asyncio.sleep(0.05)
+                ((first, pod),) = begun.items()
+                (left,) = models.keys() - begun.keys()
+                name = pod["metadata"]["name"]
+                assert pod["metadata"]["annotations"][SLICES] == f"{node.name}/gpu-1"
+                claim = await api.get(f"{claims}/{name}")
+                assert [one.entry for one in decode(claim)] == [f"{DRIVER}/{node.name}/gpu-1"]
+                assert [one["uid"] for one in claim["metadata"]["ownerReferences"]] == [pod["metadata"]["uid"]]
+                assert (await house.call(first))[0] == 200
+                while "pods of others" not in await explained(house, left):
+                    await asyncio.sleep(0.05)
+
+                house.write(models[left])
+                house.autoscaler.send_signal(signal.SIGHUP)
+                while left not in (begun := await ours(api, namespace)):
+                    await asyncio.sleep(0.05)
+                assert begun[left]["metadata"]["annotations"][SLICES] == f"{node.name}/gpu-1", "it is free again"
+                while name in [one["metadata"]["name"] for one in (await api.get(claims))["items"]]:
+                    await asyncio.sleep(0.05)  # the garbage collector's
+
+                await api.delete(theirs)
+                await api.delete(f"{claims}/theirs")
+                house.write(*models.values())
+                house.autoscaler.send_signal(signal.SIGHUP)
+                while len(begun := await ours(api, namespace)) < 2 or first not in begun:
+                    await asyncio.sleep(0.05)
+                assert begun[first]["metadata"]["annotations"][SLICES] == f"{node.name}/gpu-0", "others have left"
+                assert (await house.call(first))[0] == 200
+        finally:
+            await api.delete(f"{RESOURCE}/resourceslices/{published['metadata']['name']}")
+
+
+async def test_a_model_gets_the_card_of_hami_on_which_others_leave_enough(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """HAMi's scheduler is played by the test: it binds a pod to its node."""
+    first, second = card("GPU-aaaa"), card("GPU-bbbb")
+    async with noded(api, tmp_path, **{"nvidia.com/gpu": "20"}) as node, asyncio.timeout(WAIT_S_MAX):
+        notes = {"hami.io/node-nvidia-register": json.dumps([first, second])}
+        await api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"annotations": notes}})
+        theirs = await occupied(api, namespace, node, {})
+        taken = {"hami.io/vgpu-devices-allocated": "GPU-aaaa,NVIDIA,61440,0:;"}
+        await api.patch(theirs, {"metadata": {"annotations": taken}})
+        house.write(kept("ada", node, "30Gi"))
+        pods = f"/api/v1/namespaces/{namespace}/pods"
+        async with house.running():
+            while not (there := (await api.get(pods, labelSelector="pilotlight.dev/model"))["items"]):
+                await asyncio.sleep(0.05)
+            (pod,) = there
+            assert pod["metadata"]["annotations"]["nvidia.com/use-gpuuuid"] == "GPU-bbbb"
+            assert pod["spec"]["containers"][0]["resources"]["limits"] == {
+                "nvidia.com/gpu": "1", "nvidia.com/gpumem": "30720",
+            }  # fmt: skip
+            assert (pod["spec"]["schedulerName"], pod["spec"].get("nodeName")) == (SCHEDULER, None)
+            name = pod["metadata"]["name"]
+            target = {"apiVersion": "v1", "kind": "Node", "name": node.name}
+            binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+            await api.create(f"{pods}/{name}/binding", binding)
+            assert (await house.call("ada"))[0] == 200
+
+
+async def bound(api: Api, pods: str, pod: dict[str, Any], node: Node, uuid: str) -> None:
+    """As HAMi's scheduler does: it writes down what it gives, then binds."""
+    name = pod["metadata"]["name"]
+    memory_mib = pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"]
+    given = {"hami.io/vgpu-devices-allocated": f"{uuid},NVIDIA,{memory_mib},0:;"}
+    await api.patch(f"{pods}/{name}", {"metadata": {"annotations": given}})
+    target = {"apiVersion": "v1", "kind": "Node", "name": node.name}
+    await api.create(
+        f"{pods}/{name}/binding", {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+    )
+
+
+async def waiting(api: Api, pods: str, known: set[str]) -> dict[str, Any]:
+    """A pod of ours that is not among these."""
+    while True:
+        for pod in (await api.get(pods, labelSelector="pilotlight.dev/model"))["items"]:
+            if pod["metadata"]["name"] not in known:
+                known.add(pod["metadata"]["name"])
+                return dict(pod)
+        await asyncio.sleep(0.05)
+
+
+async def test_case_23_who_got_another_card_than_was_chosen_leaves_it_to_the_older_and_starts_elsewhere(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """HAMi's scheduler is played by the test, and gives the second pod the card of the first."""
+    async with noded(api, tmp_path, **{"nvidia.com/gpu": "20"}) as node, asyncio.timeout(2 * WAIT_S_MAX):
+        notes = {"hami.io/node-nvidia-register": json.dumps([card("GPU-aaaa"), card("GPU-bbbb")])}
+        await api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"annotations": notes}})
+        pods, known = f"/api/v1/namespaces/{namespace}/pods", set[str]()
+        house.write(kept("ada", node, "50Gi"), kept("bob", node, "50Gi"))
+        async with house.running():
+            first = await waiting(api, pods, known)
+            older = first["metadata"]["labels"]["pilotlight.dev/model"]
+            (younger,) = {"ada", "bob"} - {older}
+            uuid = first["metadata"]["annotations"]["nvidia.com/use-gpuuuid"]
+            await bound(api, pods, first, node, uuid)
+            second = await waiting(api, pods, known)
+            chosen = second["metadata"]["annotations"]["nvidia.com/use-gpuuuid"]
+            assert {uuid, chosen} == {"GPU-aaaa", "GPU-bbbb"}
+            await bound(api, pods, second, node, uuid)
+            third = await waiting(api, pods, known)
+            assert third["metadata"]["annotations"]["nvidia.com/use-gpuuuid"] == chosen
+            await bound(api, pods, third, node, chosen)
+            assert (await house.call(younger))[0] == 200
+            assert (await house.call(older))[0] == 200
+            moves = await explained(house, younger)
+            assert f"it was given {node.name}/{uuid}, and not {node.name}/{chosen}, which was chosen" in moves
+            names = {pod["metadata"]["name"] for pod in (await api.get(pods))["items"]}
+            assert first["metadata"]["name"] in names, "the older stays"
+            assert len(known) == 3
+
+
+async def test_case_23_a_device_of_a_pod_deleted_by_force_is_not_used_again_before_its_claim_is_free(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """Nor as soon as it is: nobody told of the end of its processes. What measures is not there."""
+    for device_class in classes():
+        with contextlib.suppress(ApiError):  # of the test before
+            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    claims, pods = f"{RESOURCE}/namespaces/{namespace}/resourceclaims", f"/api/v1/namespaces/{namespace}/pods"
+    async with noded(api, tmp_path) as node, asyncio.timeout(2 * WAIT_S_MAX):
+        published = resource_slice(node.name, "gpus", devices=[gpu(0)])
+        await api.create(f"{RESOURCE}/resourceslices", published)
+        house.write(kept("ada", node, "20Gi"))
+        try:
+            async with house.running():
+                assert (await house.call("ada"))[0] == 200
+                (pod,) = (await api.get(pods, labelSelector="pilotlight.dev/model"))["items"]
+                name = pod["metadata"]["name"]
+                (user,) = (await api.get(f"{claims}/{name}"))["status"]["reservedFor"]
+                assert user["uid"] == pod["metadata"]["uid"]
+                await api.delete(f"{pods}/{name}", uid=pod["metadata"]["uid"], grace_s=0)
+                while "deleted by force" not in (said := await explained(house, "ada")):
+                    await asyncio.sleep(0.05)
+                assert "held by ada (" in said
+                while name in [one["metadata"]["name"] for one in (await api.get(claims))["items"]]:
+                    await asyncio.sleep(0.05)  # taken back by the cluster, which does not know of its kubelet
+                await asyncio.sleep(2.0)
+                assert not (await api.get(pods, labelSelector="pilotlight.dev/model"))["items"], "nothing starts there"
+        finally:
+            await api.delete(f"{RESOURCE}/resourceslices/{published['metadata']['name']}")

@@ -1,0 +1,32 @@
+"""SIGSTOP that has taken effect: the signal is only queued, and threads that run go on until one of them handles it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+STOPPED_S_MAX = 10.0
+_LOOK_S = 0.001
+
+
+def freeze(pid: int) -> None:
+    """Returns when no thread of the process runs any more. SIGCONT thaws it."""
+    deliver(pid, signal.SIGSTOP)
+
+
+def deliver(pid: int, number: int) -> None:
+    """Any signal; SIGSTOP as `freeze` does."""
+    os.kill(pid, number)
+    until_s = time.monotonic() + STOPPED_S_MAX
+    while number == signal.SIGSTOP and not _is_frozen(pid):
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"{pid} still runs {STOPPED_S_MAX:g} s after SIGSTOP")
+        time.sleep(_LOOK_S)
+
+
+def _is_frozen(pid: int) -> bool:
+    """Each thread is in state T (proc(5); the name before it may have brackets and blanks)."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return all((one / "stat").read_text().rpartition(")")[2].split()[0] == "T" for one in threads)

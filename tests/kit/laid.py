@@ -1,0 +1,105 @@
+"""Four nodes of ten devices with Replicas laid out on them, for tests of what moves there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from autoscaler.actions import StartReplica
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.defrag import Defragmented, Ground, defragment
+from autoscaler.indices import rebuild
+from autoscaler.model import Gpu, Model
+from autoscaler.packing import Force, Missing, Outlook, Want
+from autoscaler.plan import plan
+from autoscaler.shelves import shelves, want_of
+from autoscaler.world import NodeId, Replica, Slice, World
+from autoscaler.yard import Yard
+from tests.kit.worlds import T0, Scene, device, model, replica, world
+
+NODES, DEVICES = 4, 10
+BIG = 8
+"""Devices of the Model that comes last."""
+Laid = dict[int, list[int]]
+"""Node -> the devices of each Replica there."""
+
+
+def slices(*, shared: bool = True, many: int = DEVICES) -> list[Slice]:
+    """All of them, empty."""
+    return [device(f"n{node}-g{at}", 80, f"n{node}", shared=shared) for node in range(NODES) for at in range(many)]
+
+
+def wide(name: str, devices: int, low: int = 1, **spec: Any) -> Model:
+    """A Model that is kept ready on so many whole devices."""
+    return model(name, 70, low=low, gpu=Gpu(count=devices), **({"idle_seconds": 5.0} | spec))
+
+
+def big(**spec: Any) -> Model:
+    """The Model that comes last."""
+    return wide("big", BIG, **spec)
+
+
+def laid(at: Laid, *, others: Iterable[Model] = (), shared: bool = True, **fields: Any) -> World:
+    """Replicas so laid out, each the only one of a Model `n0-a`, `n0-b` ...; and `big` is wanted."""
+    models, there = list(others or [big()]), []
+    for node, sizes in at.items():
+        first = 0
+        for letter, size in zip("abcdefghij", sizes, strict=False):
+            models.append(wide(f"n{node}-{letter}", size))
+            on = [f"n{node}-g{one}" for one in range(first, first + size)]
+            there.append(replica(models[-1], f"{models[-1].name}-r", on))
+            first += size
+    return world(models, slices(shared=shared), there, **fields)
+
+
+def nobody(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:
+    """Calls nothing."""
+    return []
+
+
+def changed(at: World, id: str, **fields: Any) -> World:
+    """One Replica is otherwise."""
+    after = replace(at.replicas[ReplicaId(id)], **fields)
+    return rebuild(replace(at, replicas={**at.replicas, after.id: after}), T0)
+
+
+def reason(at: World, now_s: float = T0) -> str:
+    """Why `big` is not there."""
+    return next(unmet.reason for unmet in plan(at, now_s).unmet if unmet.model == "big")
+
+
+def moved(scene: Scene) -> list[tuple[float, Replica]]:
+    """Successors, and when they were started."""
+    return [(at_s, a.replica) for at_s, a in scene.actions if isinstance(a, StartReplica) and a.replica.move]
+
+
+def node_of(at: World, of: Replica) -> NodeId:
+    """Where it is."""
+    return at.slices[of.slices[0]].node
+
+
+def free(at: World) -> dict[NodeId, int]:
+    """Whole devices of each node that nobody is on."""
+    counts: dict[NodeId, int] = {}
+    for slice_ in at.slices.values():
+        counts[slice_.node] = counts.get(slice_.node, 0) + (not at.by_slice.get(slice_.id))
+    return counts
+
+
+def asked(at: World, of: Model | None = None) -> Want:
+    """It is wanted, and nobody waits for it."""
+    return want_of(of or big(), 0, T0, Force.LOWER, "it is wanted", at.settings.pod)
+
+
+def looked(at: World, now_s: float, want: Want | None = None, starts: dict[str, float] | None = None) -> Defragmented:
+    """What is done for an unmet Want, whatever else the Plan does."""
+    outlook = Outlook(start_s={ModelName(name): start_s for name, start_s in (starts or {}).items()})
+    ground = Ground(at, Yard(shelves(at, now_s)), outlook, now_s)
+    return defragment([Missing(want or asked(at), "no room")], ground)
+
+
+def names(found: Defragmented) -> list[str]:
+    """Models in the order of their moves."""
+    return [step.home.want.model for step in found.steps]

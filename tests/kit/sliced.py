@@ -1,0 +1,92 @@
+"""Nodes as each kind of Slice finds them: a table that the tests of each kind, and what holds of all, go through."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing
+from autoscaler.slicing.base import NodeFacts, Slicer
+from autoscaler.slicing.dra import Dra
+from autoscaler.slicing.hami import Hami
+from autoscaler.slicing.kai import Kai
+from autoscaler.slicing.mig import Mig
+from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, Npu, Whole
+from autoscaler.slicing.volcano import Volcano
+from autoscaler.world import NodeId
+from tests.kit.pools import gpu, many, partitionable, resource_slice
+
+NODE = NodeId("node-1")
+GIB = 1 << 30
+
+
+class Example(NamedTuple):
+    """A node, who reads it, and what is found."""
+
+    slicer: Slicer
+    node: NodeFacts
+    slices: int
+    open: int
+
+
+def card(uuid: str = "GPU-aaaa", **more: Any) -> dict[str, Any]:
+    """As HAMi 2.10 registers one."""
+    return {
+        "id": uuid, "index": 0, "count": 10, "devmem": 81920, "devcore": 100, "type": "NVIDIA A100-SXM4-80GB",
+        "mode": "hami-core", "health": True, **more,
+    }  # fmt: skip
+
+
+def hami_node(*cards: dict[str, Any], labels: Mapping[str, str] | None = None, **annotations: str) -> NodeFacts:
+    """Its cards, and annotations by their last words."""
+    told = {f"hami.io/{name.replace('_', '-')}": value for name, value in annotations.items()}
+    return NodeFacts(NODE, labels or {}, {"hami.io/node-nvidia-register": json.dumps(cards), **told})
+
+
+def npu_node(*uuids: str, npu: Npu = NPUS[1]) -> NodeFacts:
+    """Ascend NPUs, as HAMi registers them."""
+    told = [card(uuid, devmem=npu.memory_mib, type=npu.word, devcore=npu.cores) for uuid in uuids]
+    return NodeFacts(NODE, {}, {npu.register: json.dumps(told)})
+
+
+def mig_node(product: str = "NVIDIA-H100-80GB-HBM3", labels: Mapping[str, str] | None = None, **cuts: str) -> NodeFacts:
+    """With so many of each profile, as resources of their own: `1g_10gb`."""
+    allocatable = {f"nvidia.com/mig-{name.strip('_').replace('_', '.')}": many for name, many in cuts.items()}
+    return NodeFacts(NODE, {"nvidia.com/gpu.product": product, **(labels or {})}, {}, allocatable)
+
+
+SINGLE = NodeFacts(
+    NODE, {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "nvidia.com/gpu.memory": "4864"}, {},
+    {"nvidia.com/gpu": "7"},
+)  # fmt: skip
+KAI = NodeKind(selector={}, device=NodeDevice("T4", Bytes(16 * GIB), 2), slicing=NodeSlicing("kai"))
+VOLCANO = {"volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-Tesla T4,true,hami-core:GPU-b,10,15360,T4,true,mig:"}
+EXAMPLES = {
+    "KAI: two GPUs": Example(Kai(), NodeFacts(NODE, allocatable={"nvidia.com/gpu": "2"}, declared=KAI), 2, 2),
+    "Volcano: two cards, one of which it cuts by MIG": Example(Volcano(), NodeFacts(NODE, {}, VOLCANO), 2, 1),
+    "HAMi: two cards": Example(Hami(), hami_node(card(), card("GPU-bbbb")), 2, 2),
+    "HAMi: one is cordoned": Example(
+        Hami(), hami_node(card(), card("GPU-bbbb"), device_cordon="GPU-cccc, GPU-bbbb,"), 2, 1
+    ),
+    "HAMi: not readable": Example(Hami(), NodeFacts(NODE, {}, {"hami.io/node-nvidia-register": "[{"}), 1, 0),
+    "MIG: mixed": Example(Mig(), mig_node(_1g_10gb="4", _3g_40gb="2"), 6, 6),
+    "MIG: single": Example(Mig(), SINGLE, 7, 7),
+    "MIG: shared": Example(Mig(), mig_node(_1g_10gb_shared="8", labels={"nvidia.com/mig-1g.10gb.replicas": "4"}), 2, 0),
+    "DRA: whole": Example(
+        Dra(), NodeFacts(NODE, devices=[resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)])]), 2, 2
+    ),
+    "DRA: partitionable": Example(Dra(), NodeFacts(NODE, devices=partitionable(NODE)), 1, 1),
+    "DRA: consumable": Example(Dra(), NodeFacts(NODE, devices=[resource_slice(NODE, "m", devices=[many(0)])]), 1, 1),
+    "DRA: not whole": Example(
+        Dra(), NodeFacts(NODE, devices=[resource_slice(NODE, "gpus", count=2, devices=[gpu(0)])]), 1, 0
+    ),
+    "other: AMD": Example(
+        Whole(VENDORS[0]), NodeFacts(NODE, {"amd.com/gpu.vram": "64G"}, {}, {"amd.com/gpu": "4"}), 4, 4
+    ),
+    "other: AMD by HAMi": Example(
+        Hami(HAMI[0]), NodeFacts(NODE, {}, {HAMI[0].register: json.dumps([card("AMD-1")])}), 1, 1
+    ),
+    "other: Ascend in parts": Example(Ascend(NPUS[1], "vir12_3c_32g"), npu_node("NPU-1"), 2, 2),
+}

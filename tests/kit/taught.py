@@ -1,0 +1,36 @@
+"""Lessons for tests, made by hand: they need no minute, and what they teach is plain."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autoscaler.lesson import Exercise, Lesson
+from autoscaler.lessons import exercise
+from autoscaler.waste import BINS, LEVELS, UNITS, WHOLE
+from autoscaler.world import History, World
+from tests.kit.worlds import T0, device, model, world
+
+
+def lesson(of: Exercise, faces: int, *, apart: bool = False) -> Lesson:
+    """All room is worth the same; or, `apart`, what is nearly full is all lost: who would fill a Slice goes elsewhere,
+    as no sizes would have it.
+    """
+    values = np.zeros((faces + 1, BINS, LEVELS + 1), np.dtype("<i4"))
+    if apart:
+        values[:, :, : LEVELS // 4] = WHOLE * UNITS
+    return Lesson(exercise=of, values=values.tobytes(), prices=bytes(4 * (faces + 1)))
+
+
+def cluster(nodes: int = 3, *called: str, gi: float = 24.0) -> World:
+    """Nodes of two Devices, and Models a (8 GiB) and b (12 GiB), called just now."""
+    models = [model("a", 8), model("b", 12)]
+    slices = [device(f"g{at}", gi, f"n{at // 2}") for at in range(2 * nodes)]
+    known = {name: History(last_activity_s=T0) for name in called or ("a", "b")}
+    return world(models, slices, histories=known)
+
+
+def exercise_of(one: World) -> Exercise:
+    """It has one."""
+    found = exercise(one, T0)
+    assert found is not None
+    return found

@@ -1,0 +1,100 @@
+"""The client against the real registry on loopback: push, pull, ranges, mounts, with passwords and with tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from artifacts import blobs, pushing, registry
+from artifacts.blobs import Blob
+from artifacts.client import Client
+from artifacts.credentials import Secret
+from artifacts.digests import Digest
+from artifacts.referrers import referrers
+from artifacts.refusals import AbsentError, DeniedError, MismatchError
+from artifacts.registry import MANIFEST
+from artifacts.transport import Site
+from tests.kit import docker_registry
+from tests.kit.fake_registry import digest_of
+
+NAME, OTHER = "team/model", "team/copy"
+SIZE = (3 << 20) + 12345
+
+
+@contextlib.asynccontextmanager
+async def served(folder: Path, manner: str) -> AsyncIterator[tuple[Site, docker_registry.Realm]]:
+    async with docker_registry.Realm().serving() as realm:
+        auth = docker_registry.tokens(folder, realm.url) if manner == "token" else docker_registry.htpasswd(folder)
+        async with docker_registry.registry(folder, auth) as host:
+            yield Site(host, allowed=frozenset({f"127.0.0.1:{realm.port}"})), realm
+
+
+def login(site: Site, password: str = docker_registry.PASSWORD) -> Secret:
+    return Secret(json.dumps({"auths": {site.host: {"username": docker_registry.USER, "password": password}}}))
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> tuple[Path, Blob]:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(random.Random(7).randbytes(SIZE))
+    return path, Blob(NAME, Digest(digest_of(path.read_bytes())), SIZE)
+
+
+async def read(client: Client, blob: Blob, first: int = 0, end: int | None = None) -> bytes:
+    async with contextlib.aclosing(blobs.read(client, blob, first, end)) as pieces:
+        return b"".join([piece async for piece in pieces])
+
+
+@pytest.mark.parametrize("manner", ["password", "token"])
+async def test_push_pull_ranges_and_mount(tmp_path: Path, weights: tuple[Path, Blob], manner: str) -> None:
+    path, blob = weights
+    content, source = path.read_bytes(), pushing.FileSource(path)
+    async with served(tmp_path, manner) as (site, realm), Client(site, login(site)) as client:
+        with pytest.raises(AbsentError):
+            await registry.manifest(client, NAME, "v1")
+        assert await pushing.push_blob(client, blob, source, chunk_bytes=1 << 20) == "pushed"
+        assert await pushing.push_blob(client, blob, source) == "exists"
+        copy = blob._replace(repository=OTHER)
+        assert await pushing.push_blob(client, copy, source, mount=NAME) == "mounted"
+        again = Blob("team/once", blob.digest, blob.size)
+        assert await pushing.push_blob(client, again, source) == "pushed"
+
+        for one in (blob, copy, again):
+            assert await read(client, one) == content
+        assert await read(client, blob, 1000, 2_000_000) == content[1000:2_000_000]
+        assert await read(client, blob, SIZE - 1) == content[-1:]
+        with pytest.raises(MismatchError, match=f"there should be {SIZE + 1}"):
+            await read(client, blob._replace(size=SIZE + 1), SIZE - 5)
+
+        layer = {"mediaType": "application/vnd.cncf.model.weight.v1.raw", "digest": blob.digest, "size": SIZE}
+        config = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest_of(b"{}"), "size": 2}
+        (tmp_path / "config").write_bytes(b"{}")
+        empty = Blob(NAME, Digest(digest_of(b"{}")), 2)
+        assert await pushing.push_blob(client, empty, pushing.FileSource(tmp_path / "config")) == "pushed"
+        document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer]}
+        body = json.dumps(document).encode()
+        digest = await pushing.push_manifest(client, NAME, "v1", body, MANIFEST)
+        assert (await registry.manifest(client, NAME, "v1")).digest == digest
+        assert (await registry.manifest(client, NAME, digest, len(body))).body == body
+        assert await registry.tags(client, NAME) == ["v1"]
+        assert await registry.permitted(client, NAME, digest)
+
+        subject = {"mediaType": MANIFEST, "digest": digest, "size": len(body)}
+        signature = json.dumps({**document, "layers": [], "subject": subject}).encode()
+        signed = await pushing.push_manifest(client, NAME, digest_of(signature), signature, MANIFEST)
+        assert [one.digest for one in await referrers(client, NAME, digest)] == [signed]
+    assert manner == "password" or ["repository:team/copy:pull,push", "repository:team/model:pull"] in realm.scopes
+
+
+@pytest.mark.parametrize("manner", ["password", "token"])
+async def test_a_wrong_password_and_none(tmp_path: Path, manner: str) -> None:
+    async with served(tmp_path, manner) as (site, _):
+        for keychain, said in ((login(site, "wrong"), "refuses the login"), (None, "nothing without a login|none for")):
+            async with Client(site, keychain) as client:
+                with pytest.raises(DeniedError, match=said):
+                    await registry.manifest(client, NAME, "v1")

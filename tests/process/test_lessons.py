@@ -1,0 +1,180 @@
+"""What room is worth is learnt by a real process beside the autoscaler, kept, and placed by."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from msgspec.structs import replace
+
+from autoscaler import lessons
+from autoscaler.drivers.lessons import LessonFile
+from autoscaler.drivers.records import StateDirectory
+from autoscaler.hosts import BYTES_MAX, CPU_MAX
+from autoscaler.lanes import Lane
+from autoscaler.lesson import Alike, Exercise, Lesson
+from autoscaler.observations import LessonLearnt
+from autoscaler.world import World
+from loadtest.result import Ending
+from pilotlight.tutor import Tutor
+from tests.kit.serving import Serving, fake, running, serving, settings
+from tests.kit.steps import SteppedLoop
+from tests.kit.taught import cluster, exercise_of, lesson
+from tests.kit.waiting import until
+
+MIB = 1 << 20
+GPUS = [{"name": name, "model": "tiny", "memory": "100Mi"} for name in ("gpu0", "gpu1")]
+
+
+class House:
+    """A stepped loop with a Tutor whose process is `command`, and what it said."""
+
+    def __init__(self, folder: Path, one: World, command: Sequence[str] | None = None) -> None:
+        self.stepped = SteppedLoop(one)
+        self.said: list[str] = []
+        self.file = LessonFile(StateDirectory.open(folder / "state"))
+        self.tutor = Tutor(self.stepped.loop, self.file, lambda: self.stepped.now_s, self.said.append, command)
+
+    @property
+    def lessons(self) -> list[Lesson]:
+        """All that was observed."""
+        return [one.lesson for one in self.stepped.loop.observed if isinstance(one, LessonLearnt)]
+
+
+async def test_a_process_learns_what_the_same_exercise_gives_anywhere(tmp_path: Path) -> None:
+    one = cluster(2)
+    house, exercise = House(tmp_path, one), exercise_of(one)
+    looking = asyncio.create_task(house.tutor.look())
+    await until("sizes are known at once", lambda: house.lessons or looking.done(), 30)
+    assert not looking.done(), looking.exception() or house.said
+    assert house.lessons == [lessons.begin(exercise)]
+    await asyncio.wait_for(looking, 300)
+    expected = lessons.learn(exercise, lambda seed: random.Random(seed).randrange)
+    assert house.lessons[1:] == [expected]
+    assert house.said == ["learnt: 2 kinds, 2 nodes, seed 5000 (nothing was learnt yet)"]
+    assert house.file.load() == (expected, "")
+    house.stepped.step()
+    assert house.stepped.loop.world.lesson == expected
+    house.stepped.now_s += 2 * lessons.AGAIN_S
+    await house.tutor.look()
+    assert len(house.said) == 1, "it does not drift by itself"
+
+
+def script(what: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", f"import os, sys; sys.stdin.read(); {what}")
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (script("sys.exit('MemoryError: no room')"), "MemoryError: no room"),
+        (script("os.kill(os.getpid(), 9)"), "it ended with status -9"),
+        (script("print('{}')"), "what it says cannot be read: Object missing required field `exercise`"),
+        (("/nowhere/python",), "its process cannot be started: No such file or directory"),
+    ],
+)
+async def test_one_that_fails_is_one_line_and_tried_again_later(
+    tmp_path: Path, command: tuple[str, ...], reason: str
+) -> None:
+    house = House(tmp_path, cluster(), command)
+    for after_s in (0.0, lessons.FAILED_S - 1, 1.0):
+        house.stepped.now_s += after_s
+        await house.tutor.look()
+    line = f"what room is worth could not be learnt ({reason}): places go by what was known before"
+    assert house.said == [line, line]
+    assert house.lessons == []
+
+
+async def test_who_follows_learns_nothing(tmp_path: Path) -> None:
+    house = House(tmp_path, replace(cluster(), leads=False), ("/nowhere/python",))
+    await house.tutor.look()
+    assert house.said == []
+
+
+async def test_who_is_cancelled_leaves_no_process_behind(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    house = House(
+        tmp_path, cluster(), script(f"open({str(note)!r}, 'w').write(f'{{os.getpid()}} '); import time; time.sleep(99)")
+    )
+    looking = asyncio.create_task(house.tutor.look())
+    pid = int(await until("it runs", lambda: note.exists() and note.read_text()))
+    looking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+# --- in `serve` -------------------------------------------------------------------------------------------------------
+
+
+def gauge(one: Serving, by: str) -> bool:
+    """Whether places are chosen by that, as /metrics says."""
+    return f'pilotlight_lesson_kinds{{by="{by}"}} 2.0' in one.text("/metrics")
+
+
+async def test_serve_learns_keeps_and_knows_it_after_a_restart(tmp_path: Path) -> None:
+    ada, bob = (fake(tmp_path, name, "--tokens-per-s", "0", gpu={"memory": size}) for name, size in SIZES)
+    async with serving(tmp_path, ada, bob, {**settings(), "devices": GPUS}) as one:
+        for name, _ in SIZES:
+            assert (await one.call(name)).ending is Ending.COMPLETED
+        await until("it is learnt", lambda: "pilotlight: learnt: 2 kinds, 1 nodes, seed 5000" in one.said(), 240)
+        await until("it is in force", lambda: gauge(one, "replays"))
+        before = (one.state / "lesson.json").read_bytes()
+        await one.stop()
+        await one.start()
+        await until("it is remembered", lambda: gauge(one, "replays"))
+        assert (one.state / "lesson.json").read_bytes() == before
+        assert one.said().count("learnt: ") == 1
+
+
+async def test_who_learns_ends_with_the_autoscaler(tmp_path: Path) -> None:
+    """`serve` leaves nothing behind, whether it is killed or stopped meanwhile: `serving` looks."""
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
+    async with serving(tmp_path, ada, {**settings(), "devices": GPUS}) as one:
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        (first,) = await until("it learns", lambda: learners(one), 60)
+        killed = one.autoscaler()
+        os.kill(killed, signal.SIGKILL)
+        await until("it is gone", lambda: not running(first))
+        await until("another leads", lambda: one.autoscaler() not in {0, killed} and one.answers(), 30)
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        (second,) = await until("that one learns", lambda: learners(one), 60)
+        await until("it gives way to others", lambda: psutil.Process(second).nice() == 19)
+        await one.stop()
+        assert not running(second)
+        assert "could not be learnt" not in one.said()
+
+
+def learners(one: Serving) -> list[int]:
+    """Processes that learn for it."""
+    children = psutil.Process(one.autoscaler()).children()
+    return [child.pid for child in children if "pilotlight.learner_process" in child.cmdline()]
+
+
+SIZES = (("ada", "40Mi"), ("bob", "60Mi"))
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["untaught", "taught"])
+async def test_serve_places_by_what_was_learnt(tmp_path: Path, apart: bool) -> None:
+    """By sizes alone bob goes to ada, and they fill a device; if it was learnt that what is full is lost, elsewhere."""
+    ada, bob = (fake(tmp_path, name, "--tokens-per-s", "0", gpu={"memory": size}, idleSeconds=600)
+                for name, size in SIZES)  # fmt: skip
+    async with serving(tmp_path, ada, bob, {**settings(), "devices": GPUS}) as one:
+        if apart:
+            await one.stop()
+            lane = Lane(100 * MIB, "tiny")
+            of = Exercise(nodes=(Alike((lane, lane), CPU_MAX, BYTES_MAX, 1),), demand=(), seed=1)
+            LessonFile(StateDirectory.attach(one.state)).save(lesson(of, 1, apart=True))
+            await one.start()
+        for name, _ in SIZES:
+            assert (await one.call(name)).ending is Ending.COMPLETED
+        places = {record.slices for record in one.records()}
+        assert len(places) == (2 if apart else 1)

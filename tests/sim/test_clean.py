@@ -1,0 +1,71 @@
+"""Case 23 of reliability section 5 in virtual time: a pod is deleted by force, and its engine runs on.
+
+Loop, Kubernetes driver, watches and gateways are the real ones; two autoscalers, of which one leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+from autoscaler.contract import DeviceReport, NodeReport, PodDevices, ReplicaId
+from autoscaler.drivers.kubernetes.clearing import FORCED_S
+from autoscaler.drivers.kubernetes.pods import name_of
+from autoscaler.ordered import NodeReported
+from tests.sim.cluster import Cluster, Kubelet, play
+from tests.sim.stage import GIB, Stage, model
+
+LOOK_S = 3.0
+"""Between two reports of an agent."""
+RUNS_ON_S = 120.0
+A = model("a", idle_s=3600.0)
+
+
+async def watched(town: Cluster, node: str, replica: ReplicaId) -> None:
+    """The agent of the node sees one Device, and that it is that Replica's for as long as its process runs."""
+    for sequence in count(1):
+        runs = replica in town.machine.engines
+        device = DeviceReport(id="GPU-0", memory_bytes=16 * GIB, used_bytes=10 * GIB if runs else 0)
+        had = (PodDevices(namespace="town", name=name_of(replica), devices=("GPU-0",)),) if runs else ()
+        report = NodeReport(node=node, boot="b", sequence=sequence, devices=(device,), pods=had)
+        town.leader.loop.observe([NodeReported(report=report)])
+        await asyncio.sleep(LOOK_S)
+
+
+async def forced(stage: Stage, town: Cluster, *, agent: bool) -> float:
+    """How long after the process of a force-deleted pod ended, its only Device is used again. While it runs the Device
+    is not: the watcher looks at what holds it (I5).
+    """
+    await stage.answered([town.call("a")])
+    (replica,) = town.machine.engines
+    (slice_,) = town.leader.loop.world.replicas[replica].slices
+    looks = town.task(watched(town, town.leader.loop.world.slices[slice_].node, replica)) if agent else None
+    await asyncio.sleep(2 * LOOK_S)
+    assert isinstance(town.machine, Kubelet)
+    town.machine.delete_by_force(replica, RUNS_ON_S)
+    await asyncio.sleep(2.0)
+    call = town.call("a", wait_s=2 * FORCED_S)
+    await asyncio.sleep(RUNS_ON_S - 3.0)
+    assert list(town.machine.engines) == [replica], "it runs on"
+    assert stage.starts() == 1, "nothing is started beside it"
+    ended_s = town.now() + 1.0
+    await stage.until(lambda: stage.starts() == 2, within_s=2 * FORCED_S, step_s=0.05)
+    again_s = town.now() - ended_s
+    assert await stage.answered([call]) == {"completed": 1}
+    if looks is not None:
+        looks.cancel()
+    return again_s
+
+
+def test_case_23_a_device_is_used_again_as_soon_as_its_memory_is_measured_to_be_free() -> None:
+    async def act(stage: Stage, town: Cluster) -> None:
+        assert 0.0 <= await forced(stage, town, agent=True) <= LOOK_S + 1.0
+
+    play(act, A)
+
+
+def test_case_23_without_an_agent_it_is_used_again_when_its_kubelet_has_long_had_the_time_to_end_it() -> None:
+    async def act(stage: Stage, town: Cluster) -> None:
+        assert await forced(stage, town, agent=False) >= FORCED_S - RUNS_ON_S
+
+    play(act, A)

@@ -1,0 +1,229 @@
+"""Case 23 of reliability section 5 in virtual time: what schedulers and kubelets do is not what was chosen, or is late.
+
+Loop, driver, watches and gateways are the real ones; HAMi's scheduler, and what allocates claims, are played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers.kubernetes import claims
+from autoscaler.drivers.kubernetes.api import Object
+from autoscaler.drivers.kubernetes.happenings import Happening, happenings
+from autoscaler.loop import Step
+from autoscaler.slicing.hami import NVIDIA
+from autoscaler.world import SliceId
+from tests.kit.pools import DRIVER, gpu, resource_slice
+from tests.kit.sliced import card
+from tests.sim.cluster import NODE, Cluster, Kubelet, play
+from tests.sim.machine import one_device
+from tests.sim.objects import NODES, PODS
+from tests.sim.stage import GIB, Stage, model
+from tests.sim.test_clean import LOOK_S, watched
+
+OURS = f"{claims.CLAIMS.rpartition('/')[0]}/namespaces/town/resourceclaims"
+FIRST, SECOND = "GPU-aaaa", "GPU-bbbb"
+LONG_S = 300.0
+A, B = model("a", idle_s=3600.0), model("b", idle_s=3600.0)
+
+
+def told(town: Cluster) -> list[Happening]:
+    """All Events from now on."""
+    found: list[Happening] = []
+
+    def hear(step: Step) -> None:
+        found.extend(happenings(step.transitions, step.actions, step.before, step.after))
+
+    town.leader.loop.listeners.append(hear)
+    return found
+
+
+def scheduled(town: Cluster, decide: Callable[[Object], bool]) -> Callable[[Object, str], None]:
+    """`decide` writes onto a new pod what a scheduler would; False: it does not bind it now. Gives what binds it."""
+    binds = town.server.on_pod
+
+    def hears(pod: Object, event: str) -> None:
+        if event != "ADDED" or decide(pod):
+            binds(pod, event)
+
+    town.server.on_pod = hears
+    return binds
+
+
+async def known(stage: Stage, town: Cluster) -> None:
+    """The leader has seen what there is, and has told it."""
+    await stage.until(lambda: bool(town.leader.loop.world.slices))
+    await asyncio.sleep(2.0)
+
+
+async def cards(stage: Stage, town: Cluster, *uuids: str) -> None:
+    """HAMi registers these on the node."""
+    node = town.server.objects[NODES][NODE]
+    node["metadata"]["annotations"] = {NVIDIA.register: json.dumps([card(one, devmem=16384) for one in uuids])}
+    town.server.put(NODES, node, "MODIFIED")
+    await known(stage, town)
+
+
+def gives(pod: Object, uuid: str) -> None:
+    memory_mib = pod["spec"]["containers"][0]["resources"]["limits"][NVIDIA.memory]
+    pod["metadata"]["annotations"][NVIDIA.allocated] = f"{uuid},NVIDIA,{memory_mib},0:;"
+
+
+def asked(pod: Object) -> str:
+    return str(pod["metadata"]["annotations"][NVIDIA.use])
+
+
+async def served(stage: Stage, town: Cluster, name: str) -> None:
+    assert await stage.answered([town.call(name)]) == {"completed": 1}
+
+
+def places(town: Cluster) -> dict[str, tuple[str, ...]]:
+    """Model -> where its Replica really is, as the leader knows."""
+    return {str(one.model): one.slices for one in town.leader.loop.world.replicas.values()}
+
+
+def test_case_23_who_got_another_card_than_was_chosen_leaves_it_to_the_older_and_starts_elsewhere() -> None:
+    async def act(stage: Stage, town: Cluster) -> None:
+        await cards(stage, town, FIRST, SECOND)
+        given: list[str] = []
+
+        def decide(pod: Object) -> bool:
+            given.append(given[0] if len(given) == 1 else asked(pod))
+            gives(pod, given[-1])
+            return True
+
+        scheduled(town, decide)
+        await served(stage, town, "a")
+        events = told(town)
+        await served(stage, town, "b")
+        await stage.until(lambda: stage.starts("b") == 2 and stage.replicas("b") == 1, within_s=120.0)
+        await served(stage, town, "b")
+        assert given == [given[0], given[0], given[2]]
+        assert {given[0], given[2]} == {FIRST, SECOND}
+        assert places(town) == {"a": (f"{NODE}/{given[0]}",), "b": (f"{NODE}/{given[2]}",)}
+        assert stage.starts("a") == 1, "the older stays"
+        reasons = [(one.model, one.reason) for one in events if one.reason in ("Misplaced", "Evicted")]
+        assert reasons == [("b", "Misplaced"), ("b", "Evicted")], "one of each"
+
+    play(act, A, B, gpus=0)
+
+
+def test_case_23_a_card_that_a_pod_of_others_claims_is_left_to_it() -> None:
+    async def act(stage: Stage, town: Cluster) -> None:
+        await cards(stage, town, FIRST, SECOND)
+
+        def decide(pod: Object) -> bool:
+            gives(pod, asked(pod))
+            return True
+
+        scheduled(town, decide)
+        await served(stage, town, "a")
+        (at,) = places(town)["a"]
+        theirs: Object = {
+            "metadata": {
+                "name": "theirs", "namespace": "others",
+                "annotations": {NVIDIA.allocated: f"{at.rpartition('/')[2]},NVIDIA,12288,0:;"},
+            },
+            "spec": {"nodeName": NODE, "containers": [{"name": "x"}]},
+        }  # fmt: skip
+        town.server.put("/api/v1/pods", theirs, "ADDED")
+        await stage.until(lambda: stage.replicas("a") == 0, within_s=120.0)
+        await served(stage, town, "a")
+        (now,) = places(town)["a"]
+        assert {at, now} == {f"{NODE}/{FIRST}", f"{NODE}/{SECOND}"}
+
+    play(act, A, gpus=0)
+
+
+def test_case_23_while_a_nodes_lock_keeps_hami_from_binding_the_start_waits_and_says_so() -> None:
+    why = "binding rejected: node node has been locked within 5 minutes"
+
+    async def act(stage: Stage, town: Cluster) -> None:
+        await cards(stage, town, FIRST)
+        waits: list[Object] = []
+
+        def decide(pod: Object) -> bool:
+            condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulerError", "message": why}
+            waits.append(town.server.put(PODS, {**pod, "status": {"conditions": [condition]}}, "MODIFIED"))
+            return False
+
+        binds = scheduled(town, decide)
+        events = told(town)
+        call = town.call("a", wait_s=2 * LONG_S)
+        await asyncio.sleep(LONG_S)
+        (one,) = town.leader.loop.world.replicas.values()
+        assert one.waits == f"SchedulerError: {why}"
+        assert len(waits) == 1, "no second start"
+        pod = town.server.objects[PODS][waits[0]["metadata"]["name"]]
+        gives(pod, asked(pod))
+        binds(pod, "ADDED")
+        assert await stage.answered([call]) == {"completed": 1}
+        assert "StartFailed" not in [one.reason for one in events]
+
+    play(act, A, gpus=0)
+
+
+def test_case_23_what_the_plugin_refuses_since_the_lock_expired_is_a_failed_start_and_tried_again() -> None:
+    async def act(stage: Stage, town: Cluster) -> None:
+        await cards(stage, town, FIRST)
+        seen: list[str] = []
+
+        def decide(pod: Object) -> bool:
+            gives(pod, asked(pod))
+            seen.append(pod["metadata"]["name"])
+            if len(seen) > 1:
+                return True
+            refused = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "node lock expired"}
+            town.server.put(PODS, {**pod, "spec": {**pod["spec"], "nodeName": NODE}, "status": refused}, "MODIFIED")
+            return False
+
+        scheduled(town, decide)
+        events = told(town)
+        await served(stage, town, "a")
+        assert len(seen) == 2
+        (failed,) = [one for one in events if one.reason == "StartFailed"]
+        assert "UnexpectedAdmissionError: node lock expired" in failed.note
+
+    play(act, A, gpus=0)
+
+
+def test_case_23_a_device_of_a_pod_deleted_by_force_waits_for_its_claim_though_its_memory_is_free() -> None:
+    async def act(stage: Stage, town: Cluster) -> None:
+        town.machine.slices = (one_device(16 * GIB, f"{NODE}/gpu-0"),)
+        town.server.put(claims.PUBLISHED, resource_slice(NODE, "gpus", devices=[gpu(0)]), "ADDED")
+        await known(stage, town)
+
+        def decide(pod: Object) -> bool:
+            (named,) = pod["spec"]["resourceClaims"]
+            claim = town.server.objects[OURS][named["resourceClaimName"]]
+            result = {"request": "gpu-0", "driver": DRIVER, "pool": NODE, "device": "gpu-0"}
+            user = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+            claim["status"] = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
+            town.server.put(claims.CLAIMS, claim, "ADDED")
+            return True
+
+        scheduled(town, decide)
+        await served(stage, town, "a")
+        (replica,) = town.machine.engines
+        looks = town.task(watched(town, town.leader.loop.world.slices[_slice(town, replica)].node, replica))
+        await asyncio.sleep(2 * LOOK_S)
+        assert isinstance(town.machine, Kubelet)
+        (claim,) = town.server.objects[claims.CLAIMS].values()
+        town.machine.delete_by_force(replica)
+        call = town.call("a", wait_s=4 * LONG_S)
+        await asyncio.sleep(2 * LONG_S)
+        assert stage.starts() == 1, "its memory was measured to be free long ago, and its claim has the device"
+        town.server.put(claims.CLAIMS, claim, "DELETED")
+        assert await stage.until(lambda: stage.starts() == 2, within_s=60.0) <= LOOK_S + 1.0
+        assert await stage.answered([call]) == {"completed": 1}
+        looks.cancel()
+
+    play(act, A, gpus=0)
+
+
+def _slice(town: Cluster, replica: ReplicaId) -> SliceId:
+    (one,) = town.leader.loop.world.replicas[replica].slices
+    return one

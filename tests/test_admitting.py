@@ -1,0 +1,55 @@
+"""Which nodes admit a choice, found at once: what is said of each Slice alone."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.admitting import KEYS_MAX, Admitting
+from autoscaler.packing import Choice
+from autoscaler.podspec import Toleration
+from autoscaler.rulings import admits, barred
+from autoscaler.taints import Taint
+from autoscaler.world import NodeId, Slice
+from tests.kit.worlds import device
+
+NODES = tuple(NodeId(f"n{n}") for n in range(4))
+VALUES = st.sampled_from(("a", "b", ""))
+LABELS = st.dictionaries(st.sampled_from(("zone", "disk")), VALUES)
+TAINTS = st.lists(st.builds(Taint, st.sampled_from(("lab", "x")), VALUES, st.just("NoSchedule")), max_size=2)
+SLICES = st.lists(
+    st.builds(
+        lambda node, labels, known, taints: device(
+            node=node, labels=labels, labels_known=known, taints=tuple(taints)
+        ),
+        st.sampled_from(NODES[:3]), LABELS, st.booleans(), TAINTS,
+    ),
+    max_size=8,
+)  # fmt: skip
+CHOICES = st.builds(
+    Choice,
+    LABELS.map(lambda labels: tuple(sorted(labels.items()))),
+    st.lists(st.builds(Toleration, key=st.sampled_from(("lab", "x")), operator=st.just("Exists")), max_size=2).map(
+        tuple
+    ),
+    st.sets(st.sampled_from(NODES)).map(lambda nodes: tuple(sorted(nodes))),
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(SLICES, st.lists(CHOICES, min_size=1, max_size=3))
+def test_nodes_admit_whom_each_of_their_slices_admits(slices: list[Slice], choices: list[Choice]) -> None:
+    slices = sorted(slices, key=lambda one: one.node)
+    found = Admitting(slices, np.array([NODES.index(one.node) for one in slices], np.int64), NODES)
+    for choice in choices:
+        alone = [all(admits(choice.selector, one) and not barred(choice, one) for one in slices if one.node == node)
+                 for node in NODES]  # fmt: skip
+        assert found.nodes(choice).tolist() == alone
+
+
+def test_any_number_of_labels_may_be_chosen_by() -> None:
+    there = device(node="n0", labels={f"k{n}": "v" for n in range(KEYS_MAX + 2)}, labels_known=True)
+    found = Admitting([there], np.zeros(1, np.int64), NODES[:1])
+    for n in range(KEYS_MAX + 3):
+        assert found.nodes(Choice(((f"k{n}", "v"),), (), ())).tolist() == [n < KEYS_MAX + 2]

@@ -1,0 +1,171 @@
+"""Claims that name other devices of the node behind the chosen one, and what is real when that is gone by then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.documents import DocumentError, load
+from autoscaler.drivers.kubernetes import claims, cordons
+from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.drivers.kubernetes.inventory import Inventory
+from autoscaler.drivers.kubernetes.vocabulary import NODES
+from autoscaler.settings import Settings
+from autoscaler.slicing.base import NodeFacts, Part, PodFields
+from autoscaler.slicing.dra import Dra, Got, instead
+from autoscaler.slicing.whereabouts import really
+from autoscaler.world import Slice, SliceId
+from tests.kit.apiserver import Event, Server
+from tests.kit.golden import agrees, pod
+from tests.kit.pools import DRIVER, cut_name, gpu, many, partitionable, resource_slice
+from tests.kit.sliced import NODE
+from tests.kit.worlds import model, replica
+
+HEAD = "apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n"
+NAMED = (
+    HEAD
+    + """nodes:
+- {selector: {}, device: {model: H100, memory: 80Gi}, slicing: {kind: dra, alternatives: %d}}"""
+)
+
+
+class Paths(Server):
+    """By path, what is there."""
+
+    def __init__(self, there: Mapping[str, list[Object]]) -> None:
+        super().__init__()
+        self.there = there
+
+    async def watch(
+        self, path: str, version: str | None, query: Mapping[str, str], *, initial: bool = False, silent_s: float = 0
+    ) -> AsyncIterator[Event]:
+        self.truth = {str(at): one for at, one in enumerate(self.there.get(path, []))}
+        async for event in super().watch(path, version, query, initial=initial, silent_s=silent_s):
+            yield event
+
+
+def meta(one: Object, **more: Any) -> Object:
+    return {**one, "metadata": {"resourceVersion": "1", **one["metadata"], **more}}
+
+
+def theirs(device: str) -> Object:
+    result = {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": device}
+    return {
+        "metadata": {"name": "theirs", "namespace": "other", "resourceVersion": "1"},
+        "status": {"allocation": {"devices": {"results": [result]}}},
+    }
+
+
+async def asked(
+    *chosen: str, held: tuple[str, ...] = (), closed: str = "", gone: str = "", alternatives: int = 7
+) -> PodFields:
+    """What the pod of a Replica on these asks for, on a node of five GPUs."""
+    node: Object = {"metadata": {"name": NODE, "resourceVersion": "1"}, "spec": {}, "status": {"conditions": [
+        {"type": "Ready", "status": "True"},
+    ]}}  # fmt: skip
+    order = f'[{{"place": ["device", "{closed}"], "node": "{NODE}", "since_unix_s": 1}}]'
+    node["metadata"]["annotations"] = {cordons.ANNOTATION: order} if closed else {}
+    published = resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1), gpu(2), gpu(3), many(4)])
+    there = {NODES: [node], claims.PUBLISHED: [meta(published)], claims.CLAIMS: [theirs(gone)] if gone else []}
+    settings = load([("a.yaml", NAMED % alternatives)]).settings if alternatives else Settings()
+    inventory = Inventory(
+        cast("Api", Paths(there)), "n", lambda: settings, is_ours=lambda _: False,
+        held=lambda: [SliceId(f"{NODE}/{one}") for one in held], changed=lambda _: None,
+        hosts_changed=lambda: None,
+    )  # fmt: skip
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(_begun(inventory))
+        while not inventory.knows([SliceId(f"{NODE}/{one}") for one in chosen]):
+            await asyncio.sleep(0)
+            inventory.look()
+        asks = inventory.fields(replica(model("a"), "m-1", [f"{NODE}/{one}" for one in chosen]), None)
+        watching.cancel()
+    assert asks is not None
+    return asks
+
+
+async def _begun(inventory: Inventory) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        await inventory.begin(tasks)
+
+
+def uuids(asks: PodFields) -> list[str]:
+    """Of the GPUs that its claim admits, the first choice first."""
+    ((request,),) = [one["spec"]["devices"]["requests"] for one in asks.claims]
+    wishes = request.get("firstAvailable") or [request["exactly"]]
+    return [one["selectors"][0]["cel"]["expression"].rpartition('"GPU-')[2].strip('"') for one in wishes]
+
+
+async def test_a_claim_names_what_would_do_as_well_behind_what_was_chosen() -> None:
+    assert uuids(await asked("gpu-2")) == ["0002", "0000", "0001", "0003"], "but none that is shared"
+    assert uuids(await asked("gpu-2", alternatives=1)) == ["0002", "0000"]
+    assert uuids(await asked("gpu-2", alternatives=0)) == ["0002"], "unless Settings say so"
+
+
+async def test_none_is_named_that_somebody_has_or_an_operator_closed() -> None:
+    assert uuids(await asked("gpu-2", held=("gpu-2", "gpu-0"))) == ["0002", "0001", "0003"]
+    assert uuids(await asked("gpu-2", gone="gpu-1")) == ["0002", "0000", "0003"]
+    assert uuids(await asked("gpu-2", closed=f"{NODE}/GPU-0003")) == ["0002", "0000", "0001"]
+
+
+async def test_who_needs_several_devices_or_has_a_part_of_a_shared_one_gets_what_was_chosen() -> None:
+    (claim,) = (await asked("gpu-1", "gpu-2")).claims
+    assert ["exactly" in one for one in claim["spec"]["devices"]["requests"]] == [True, True]
+    assert uuids(await asked("gpu-4")) == ["0004"]
+
+
+def cuts(*kept: tuple[str, int, int]) -> dict[str, Slice]:
+    """Two H100s, with these cuts (profile, start, GPU) and what fits beside them."""
+    pools = partitionable(NODE), partitionable(NODE, 1)
+    counters = [one for counted, _ in pools for one in counted["spec"]["sharedCounters"]]
+    devices = [one for _, told in pools for one in told["spec"]["devices"]]
+    both = [
+        resource_slice(NODE, "counters", count=2, sharedCounters=counters),
+        resource_slice(NODE, "devices", count=2, devices=devices),
+    ]
+    names = [f"{DRIVER}/{NODE}/{cut_name(*one)}" for one in kept]
+    found = Dra().inventory(NodeFacts(NODE, devices=both, kept=names)) or ()
+    return {one.id.rpartition("/")[2]: one for one in found}
+
+
+def test_of_cuts_those_of_the_same_size_are_named_once_for_each_gpu() -> None:
+    """Of two that do not exist yet on one GPU no claim can tell which: it admits both anyway."""
+    kept = [("3g.40gb", 0, 0), ("3g.40gb", 4, 0), ("3g.40gb", 0, 1), ("1g.10gb", 4, 1)]
+    there = cuts(*kept)
+    own, other = there[cut_name("3g.40gb", 4)], there[cut_name("3g.40gb", 0, 1)]
+    found = list(instead(own, there.values(), {own.id}))
+    assert found == [other]
+    assert list(instead(own, there.values(), {other.id})) == []
+    assert list(instead(own, [replace(other, closed="no")], ())) == []
+    assert list(instead(own, [replace(other, healthy=False)], ())) == []
+    fields = Dra().either("m-1", [part_of(own), part_of(other)])
+    agrees("slicing/dra-alternatives", [*fields.claims, pod("m-1", fields)])
+    got = Got("gpu/choice-1", f"{DRIVER}/{NODE}/{cut_name('3g.40gb', 0, 1)}", None)
+    assert really([own.id], NODE, {one.id: one for one in there.values()}, got=[got]) == (other.id,), "it is charged"
+
+
+def part_of(one: Slice) -> Part:
+    return Part(one, one.memory_bytes)
+
+
+@pytest.mark.parametrize(
+    ("slicing", "line"),
+    [
+        (
+            "{kind: mig, alternatives: 2}",
+            "nodes[0].slicing.alternatives: only claims have them: leave it out, or say kind dra",
+        ),
+        (
+            "{kind: dra, alternatives: 8}",
+            "nodes[0].slicing.alternatives: expected a whole number, at least 0 and at most 7",
+        ),
+    ],
+)
+def test_alternatives_of_the_settings_that_are_wrong(slicing: str, line: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        load([("a.yaml", f"{HEAD}nodes: [{{selector: {{}}, device: {{model: T4, memory: 1Gi}}, slicing: {slicing}}}]")])
+    assert str(caught.value) == f"a.yaml: Settings: {line}"

@@ -1,0 +1,170 @@
+"""Paths that strangers chose: which are taken, which cannot lie beside each other, and that none leads out."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts import contents, digests, paths
+from artifacts.descriptors import Descriptor
+from artifacts.manifest import OCI_MANIFEST, Manifest
+from artifacts.paths import BadPathError, Tree
+
+EMPTY = Descriptor("application/vnd.oci.empty.v1+json", digests.of(b"{}"), 2, {})
+TITLE, FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
+
+
+def titled(*named: dict[str, str]) -> contents.Contents:
+    """An artifact with a layer for each of these annotations."""
+    layers = tuple(
+        Descriptor("application/octet-stream", digests.of(str(number).encode()), 7, notes)
+        for number, notes in enumerate(named)
+    )
+    return contents.read(Manifest(OCI_MANIFEST, "", EMPTY, layers, {}))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "model.safetensors",
+        "a/b/c/model-00001-of-00002.gguf",
+        ".gitattributes",
+        "..a/b..c",
+        "with space/m\u00fcll.json",
+        "ab:c",
+        "\u6a21\u578b/config.json",
+        "x" * 255,
+        "console/com10.txt",
+        ".whale",
+    ],
+)
+def test_what_is_taken_is_taken_as_it_is(path: str) -> None:
+    assert paths.check(path) == path
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("../x", "in it"),
+        ("..", "in it"),
+        ("a/../../b", "in it"),
+        ("a/./b", "in it"),
+        ("a//b", "in it"),
+        ("a/", "in it"),
+        ("/etc/x", "absolute"),
+        ("//srv/x", "absolute"),
+        ("C:\\x", "absolute"),
+        ("c:x", "absolute"),
+        ("\\\\srv\\x", "absolute"),
+        ("a\\..\\b", "absolute"),
+        ("a\0b", "cannot be shown"),
+        ("a\nb", "cannot be shown"),
+        ("a\u202eb", "cannot be shown"),
+        ("a\ud800", "cannot be shown"),
+        ("x" * 300, "longer than 255"),
+        ("\u00fc" * 128, "longer than 255"),
+        ("/".join(["abc"] * 300), "longer than 1024"),
+        ("/".join("a" * 33), "deeper than 32"),
+        (".", "names no file"),
+        ("", "names no file"),
+        ("con", "no name of a file everywhere"),
+        ("a/NUL.gguf", "no name of a file everywhere"),
+        ("a/lpt1", "no name of a file everywhere"),
+        ("a./b", "no name of a file everywhere"),
+        ("a ", "no name of a file everywhere"),
+        (" a", "no name of a file everywhere"),
+        (".pilotlight-sidecar", "reserved"),
+        ("a/.PilotLight/x", "reserved"),
+        (".wh.model.gguf", "reserved"),
+        ("a/.wh..wh..opq", "reserved"),
+    ],
+)
+def test_point_04_a_path_that_leads_out_or_cannot_be_is_refused(path: str, said: str) -> None:
+    with pytest.raises(BadPathError, match=said) as caught:
+        paths.check(path)
+    assert str(caught.value).isprintable()
+    whole = titled({TITLE: "model.gguf"}, {TITLE: path})
+    if path:
+        assert said in whole.layers[1].refusal
+    assert "is refused" not in whole.layers[0].refusal
+    with pytest.raises(contents.RefusedError, match="layer 2"):
+        whole.files()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("a.gguf", "a.gguf"),
+        ("README.md", "readme.MD"),
+        ("stra\u00dfe.json", "STRASSE.json"),
+        ("m\u00fcll.json", "mu\u0308ll.json"),
+        ("\ufb01.json", "fi.json"),
+        ("\u3385.json", "kb.json"),
+        ("a", "a/b"),
+        ("a/b", "a"),
+        ("A/x.gguf", "a"),
+        ("a/b/c", "A/B"),
+    ],
+)
+def test_point_04_what_is_one_file_somewhere_is_refused(first: str, second: str) -> None:
+    tree = Tree()
+    tree.add(first)
+    with pytest.raises(BadPathError, match=r"stands there (twice|beside)") as caught:
+        tree.add(second)
+    assert str(caught.value).isprintable()
+
+
+def test_point_04_duplicates_are_refused_in_an_artifact() -> None:
+    whole = titled({TITLE: "model.gguf"}, {TITLE: "MODEL.gguf"}, {TITLE: "b.gguf"})
+    assert [bool(one.refusal) for one in whole.layers] == [False, True, False]
+    with pytest.raises(contents.RefusedError, match=r"layer 2: its path 'MODEL.gguf' stands there beside 'model.gguf'"):
+        whole.files()
+
+
+def test_point_04_siblings_lie_beside_each_other() -> None:
+    tree = Tree()
+    for path in ("a/b", "a/c", "a.gguf", "b/a", "ab"):
+        tree.add(path)
+    tree.add("a", folder=True)  # an archive may bring more into a folder
+    with pytest.raises(BadPathError, match="twice"):
+        tree.add("a/b", folder=True)
+
+
+def test_point_04_filepath_goes_before_title_and_is_the_one_that_is_checked() -> None:
+    whole = titled({FILEPATH: "a/model.gguf", TITLE: "../../model.gguf"}, {FILEPATH: "a/b.gguf", TITLE: "b.gguf"})
+    assert [file.path for file in whole.files()] == ["a/model.gguf", "a/b.gguf"]
+    assert "its filepath goes before '../../model.gguf'" in whole.layers[0].note
+    assert not whole.layers[1].note, "a title that is the file's own name disagrees with nothing"
+    bad = titled({FILEPATH: "../model.gguf", TITLE: "model.gguf"})
+    assert "'../model.gguf'" in bad.layers[0].refusal, "a good title does not save a bad path"
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.text(max_size=60) | st.text("./\\aA: \u0301\u00e9", max_size=20))
+def test_no_path_that_comes_out_escapes(text: str) -> None:
+    try:
+        path = paths.check(text)
+    except BadPathError:
+        return
+    assert path == text
+    inside = os.path.normpath(f"/store/model/{path}")
+    assert inside == f"/store/model/{path}", "it is in its plainest form, and below the folder"
+    assert len(os.fsencode(path)) <= paths.PATH_BYTES_MAX
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.lists(st.text("aA/\u00e9e\u0301", min_size=1, max_size=6), max_size=8))
+def test_what_lies_together_is_no_file_and_folder_at_once(texts: list[str]) -> None:
+    tree, taken = Tree(), set()
+    for text in texts:
+        try:
+            tree.add(paths.check(text))
+        except BadPathError:
+            continue
+        taken.add(text)
+    keys = [paths.key(path) for path in taken]
+    assert len(set(keys)) == len(keys)
+    assert not any(one.startswith(f"{other}/") for one in keys for other in keys)

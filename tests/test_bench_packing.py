@@ -1,0 +1,222 @@
+"""The packing harness on clusters of a few nodes: each policy's choice by hand, and the rules of the experiment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.yard import innocent
+from bench.packing import openb
+from bench.packing.arrivals import Round, arrange
+from bench.packing.cluster import Cluster
+from bench.packing.fgd import Fgd, typical
+from bench.packing.lost import curve
+from bench.packing.openb import MILLI, Kind, NodeRow
+from bench.packing.ours import Packer
+from bench.packing.peers import Anywhere, BestFit, DotProd, GpuPacking
+from bench.packing.policy import Rows, Scorer
+from bench.packing.replay import Outcome, replay
+
+ANY: frozenset[str] = frozenset()
+
+
+def node(name: str, gpus: int = 2, cpu: int = 64_000, model: str = "T4") -> NodeRow:
+    return NodeRow(name, cpu, 262_144, gpus, model)
+
+
+def share(milli: int, cpu: int = 1000, models: frozenset[str] = ANY) -> Kind:
+    return Kind(cpu, 1024, 1, milli, models)
+
+
+def whole(gpus: int, cpu: int = 1000) -> Kind:
+    return Kind(cpu, 1024, gpus, MILLI, ANY)
+
+
+def cluster(*lefts: Sequence[int], cpu: int = 64_000) -> Cluster:
+    """Nodes with so much left on each GPU."""
+    made = Cluster([node(f"n{number}", len(left), cpu) for number, left in enumerate(lefts)])
+    for number, left in enumerate(lefts):
+        made.left[number, : len(left)] = left
+    return made
+
+
+def chosen(scorer: Scorer, among: Cluster, kind: Kind) -> tuple[int, int] | None:
+    return Rows(among, scorer).choose(kind)
+
+
+# --- the trace --------------------------------------------------------------------------------------------------------
+
+
+def test_pods_have_eleven_columns_or_five_and_come_by_name(tmp_path: Path) -> None:
+    long, short = tmp_path / "openb_pod_list_long.csv", tmp_path / "openb_pod_list_short.csv"
+    long.write_text(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos\n"
+        "p2,1000,5,1,460,T4|P100,LS\np1,2000,6,0,0,T4,LS\np3,1,1,2,1200,,LS\n"
+    )
+    short.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np1,2000,6,1,1000\n")
+    found = openb.workloads(tmp_path)
+    assert found["long"] == [
+        Kind(2000, 6, 0, 0, ANY), Kind(1000, 5, 1, 460, frozenset({"T4", "P100"})), Kind(1, 1, 2, 1000, ANY),
+    ]  # fmt: skip
+    assert found["short"] == [Kind(2000, 6, 1, 1000, ANY)]
+
+
+PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"{PODS}p,nan,1,1,5\n", "line 2: cpu_milli: expected a whole number, 0 or more"),
+        (f"{PODS}p,1,-1,1,5\n", "line 2: memory_mib: expected a whole number"),
+        (f"{PODS}p,1,1,1,{10**40}\n", "line 2: gpu_milli: expected a whole number"),
+        (f"{PODS}p,1,1,1,0\n", "p: gpu_milli is 0: expected 1 or more for who has GPUs"),
+        (f"{PODS}p,1,1,,5\n", "line 2: num_gpu: expected a whole number"),
+        (f"{PODS}p,1\n", "line 2: num_gpu: expected a whole number"),
+        (f"{PODS}p,1,1,1,5\np,1,1,1,5\n", "line 3: name: expected a name, each once, got 'p'"),
+        (f"{PODS},1,1,1,5\n", "line 2: name: expected a name, each once, got ''"),
+        ("other,columns\n1,2\n", "line 2: name: expected a name"),
+        (PODS, "nothing is in it"),
+        ("", "nothing is in it"),
+    ],
+)
+def test_a_workload_that_is_none_is_one_clear_error(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "openb_pod_list_odd.csv").write_text(text)
+    with pytest.raises(ValueError, match="odd") as error:
+        openb.workloads(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path}/openb_pod_list_odd.csv: ")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_nodes_that_are_none_are_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / openb.NODES
+    for row, says in (("n,1,1,-1,T4", "gpu: expected"), ("n,1,1,1,T4\nn,1,1,1,T4", "sn: expected a name, each once")):
+        path.write_text(f"sn,cpu_milli,memory_mib,gpu,model\n{row}\n")
+        with pytest.raises(ValueError, match=says):
+            openb.read_nodes(path)
+
+
+def test_more_is_drawn_until_one_gpu_of_the_next_would_pass_the_limit() -> None:
+    """Not all of its GPUs: so the experiment has it. One pod of 8 GPUs on ten: 8, then 16 > 13, as 8 + 1 <= 13."""
+    nodes = [node(f"n{number}", 1) for number in range(10)]
+    assert len(arrange(nodes, [whole(8)], seed=1).arrivals) == 2
+    assert len(arrange(nodes, [share(500)], seed=1).arrivals) == 26
+    less = arrange(nodes, [share(500)] * 40, seed=1)
+    assert len(less.arrivals) == 26, "too many are deleted"
+    assert arrange(nodes, [share(500)], 1) == arrange(nodes, [share(500)], 1) != arrange(nodes, [share(500)], 2)
+
+
+# --- policies by hand -------------------------------------------------------------------------------------------------
+
+
+def test_best_fit_leaves_least_and_takes_the_tightest_gpu() -> None:
+    assert chosen(BestFit(), cluster([1000, 1000], [300, 700], [1000, 500]), share(300)) == (1, 0)
+    assert chosen(BestFit(), cluster([1000, 1000], [1000, 1000]), share(300)) == (0, 0), "of equals the first"
+
+
+def test_dot_prod_takes_where_there_is_least() -> None:
+    assert chosen(DotProd(), cluster([1000, 1000], [400, 700]), whole(1)) == (0, 0)
+    assert chosen(DotProd(), cluster([1000] * 8, [400, 700]), share(300, cpu=0)) == (1, 0)
+
+
+def test_gpu_packing_prefers_gpus_in_use_then_nodes_in_use_then_idle_nodes() -> None:
+    among = cluster([1000, 1000], [1000, 0], [400, 1000])
+    assert chosen(GpuPacking(), among, share(300)) == (2, 0)
+    assert chosen(GpuPacking(), among, share(500)) == (1, 0)
+    assert chosen(GpuPacking(), among, whole(2)) == (0, 0)
+    assert chosen(GpuPacking(), among, Kind(1000, 1, 0, 0, ANY)) == (0, 0), "all score alike"
+
+
+def test_anywhere_is_anywhere_with_room() -> None:
+    among = cluster([100, 300], [1000, 1000], [299, 0])
+    found = {Anywhere(among, seed).choose(share(300)) for seed in range(40)}
+    assert found == {(0, 1), (1, 0), (1, 1)}
+    assert Anywhere(among, 1).choose(whole(4)) is None
+
+
+def test_typical_kinds_are_the_fewest_that_are_95_percent() -> None:
+    pods = [share(500)] * 90 + [whole(1)] * 6 + [whole(8)] * 4
+    assert typical(pods) == {(1000, 1, 500, ANY): pytest.approx(90 / 96), (1000, 1, 1000, ANY): pytest.approx(6 / 96)}
+
+
+def test_fragments_are_what_typical_requests_cannot_use() -> None:
+    """Half of all ask for 600, a quarter for a whole GPU, a quarter for CPU alone."""
+    pods = [share(600)] * 2 + [whole(1)] + [Kind(1000, 1, 0, 0, ANY)]
+    among = cluster([500, 700])
+    fgd = Fgd(among, pods)
+    at = np.array([0])
+    left = among.left[at]
+    assert fgd.fragments(among.cpu[at], among.model[at], left)[0] == 0.5 * 500 + 0.25 * 1200 + 0.25 * 1200
+    assert fgd.fragments(np.array([999]), among.model[at], left)[0] == 1200, "no CPU: nothing can be used"
+
+
+def test_fgd_takes_the_first_best_whole_number() -> None:
+    pods = [share(500)] * 2 + [whole(1)]
+    among = cluster([1000, 500], [1000, 1000])
+    fgd = Fgd(among, pods)
+    scores, gpus = fgd.score(among, share(500), np.arange(2))
+    before = [fgd.fragments(among.cpu[[i]], among.model[[i]], among.left[[i]])[0] for i in (0, 1)]
+    after = [0.0, 500 / 3]  # the half is filled; a whole one is broken, and who wants a whole one loses the rest
+    expected = [int(100 / (1 + math.exp(-(b - a) / 1000))) for b, a in zip(before, after, strict=True)]
+    assert (scores.tolist(), gpus.tolist()) == (expected, [1, 0])
+    assert chosen(fgd, among, share(500)) == (0, 1)
+
+
+# --- what holds for all -----------------------------------------------------------------------------------------------
+
+KINDS = st.builds(
+    lambda cpu, gpus, milli: Kind(cpu, 1, gpus, milli if gpus == 1 else MILLI * bool(gpus), ANY),
+    st.integers(0, 9000), st.sampled_from([0, 1, 1, 1, 2, 4]), st.integers(10, 1000),
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(KINDS, min_size=1, max_size=60), st.sampled_from(["fgd", "best", "dot", "pack", "any"]))
+def test_nothing_is_over_committed_and_rows_say_what_is_said_anew(kinds: list[Kind], name: str) -> None:
+    nodes = tuple(node(f"n{number}", 1 + number, cpu=20_000) for number in range(4))
+
+    def scorer(among: Cluster) -> Scorer:
+        made: dict[str, Scorer] = {"best": BestFit(), "dot": DotProd(), "pack": GpuPacking()}
+        return made[name] if name in made else Fgd(among, kinds)
+
+    class Checked:
+        def __init__(self, among: Cluster) -> None:
+            self._among = among
+            self._rows = Rows(among, scorer(among))
+
+        def choose(self, kind: Kind) -> tuple[int, int] | None:
+            assert (self._among.left >= -1).all()
+            assert (self._among.cpu >= 0).all()
+            found = self._rows.choose(kind)
+            assert found == Rows(self._among, scorer(self._among)).choose(kind)
+            return found
+
+    round = Round(nodes, tuple(kinds), 1)
+    outcome = replay(round, (lambda among: Anywhere(among, 1)) if name == "any" else Checked)
+    assert 0 <= outcome.refused <= len(kinds)
+    assert all(0 <= used <= 100 for used in outcome.used.values())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(KINDS, st.sampled_from([ANY, frozenset({"a"}), frozenset({"a", "b"})])), min_size=1, max_size=60)
+)
+def test_ours_over_commits_nothing_and_refuses_nothing_that_fits(asked: list[tuple[Kind, frozenset[str]]]) -> None:
+    """The replay's referee has books of its own."""
+    nodes = tuple(node(f"n{number}", 1 + number, cpu=20_000, model="ab"[number % 2]) for number in range(4))
+    kinds = [kind._replace(models=models if kind.gpus else ANY) for kind, models in asked]
+    outcome = replay(Round(nodes, tuple(kinds), 1), lambda _: Packer(nodes, innocent()))
+    assert 0 <= outcome.refused <= len(kinds)
+
+
+def test_what_is_lost_is_what_could_be_in_use_and_is_not() -> None:
+    """Of ten GPUs five are in use when seven have arrived, and eight when thirteen have: more than ten cannot be."""
+    runs = [Outcome({70: 50.0, 130: 80.0, 100: 70.0}, 0, 0, 0.0, []), Outcome({70: 60.0, 130: 90.0}, 0, 0, 0.0, [])]
+    assert curve(runs) == [(70, 15.0), (130, 15.0)]

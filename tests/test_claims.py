@@ -1,0 +1,236 @@
+"""Claims of our pods: made before them, theirs when they are there, and gone where there is no pod; nobody else's."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from autoscaler.drivers.kubernetes import claims as claims_
+from autoscaler.drivers.kubernetes import pods
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.claims import Claims, ClaimSeen
+from autoscaler.drivers.kubernetes.orders import Hears, Orders
+from autoscaler.drivers.kubernetes.pods import PodSeen
+from autoscaler.drivers.kubernetes.watching import Watched
+from autoscaler.podspec import Pod, Resources
+from autoscaler.slicing.base import NodeFacts, Part, PodFields
+from autoscaler.slicing.dra import Dra, Got
+from autoscaler.world import NodeId, Replica
+from tests.kit.golden import VERSIONS, validate
+from tests.kit.localrig import launch, replica
+from tests.kit.pools import DRIVER, gpu, partitionable, resource_slice
+
+PODS, CLAIMS = "/api/v1/namespaces/n/pods", "/apis/resource.k8s.io/v1/namespaces/n/resourceclaims"
+(GPU,) = Dra().inventory(NodeFacts(NodeId("m"), devices=[resource_slice("m", "gpus", devices=[gpu(0)])])) or ()
+
+
+class Server:
+    """Objects by their paths. `refuses`: what a create under a path ends with, once each."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Object] = {}
+        self.refuses: list[tuple[str, Exception]] = []
+        self.number = 0
+
+    async def create(self, path: str, body: Object) -> Object:
+        for at, (of, error) in enumerate(self.refuses):
+            if of == path:
+                del self.refuses[at]
+                raise error
+        name = f"{path}/{body['metadata']['name']}"
+        if name in self.objects:
+            raise ApiError(409, "AlreadyExists", "")
+        self.number += 1
+        told = {"uid": f"u{self.number}", "namespace": "n", "resourceVersion": str(self.number)}
+        self.objects[name] = {**body, "metadata": {**body["metadata"], **told}}
+        return self.objects[name]
+
+    async def get(self, path: str, **query: str) -> Object:
+        if path in (PODS, CLAIMS):
+            assert query == {"labelSelector": pods.SELECTOR}
+            return {"items": [one for name, one in self.objects.items() if name.startswith(f"{path}/")]}
+        if path not in self.objects:
+            raise ApiError(404, "NotFound", "")
+        return self.objects[path]
+
+    async def patch(self, path: str, body: Object) -> Object:
+        self.number += 1
+        found = await self.get(path)
+        told = {**found["metadata"], **body["metadata"], "resourceVersion": str(self.number)}
+        self.objects[path] = {**found, "metadata": told}
+        return self.objects[path]
+
+    async def delete(self, path: str, *, uid: str, version: str | None) -> Object:
+        metadata = (await self.get(path))["metadata"]
+        if metadata["uid"] != uid or version not in (None, metadata["resourceVersion"]):
+            raise ApiError(409, "Conflict", "")
+        return self.objects.pop(path)
+
+    def names(self, path: str) -> list[str]:
+        return [name.rpartition("/")[2] for name in self.objects if name.startswith(f"{path}/")]
+
+    def owners(self, claim: str) -> list[str]:
+        return [one["uid"] for one in self.objects[f"{CLAIMS}/{claim}"]["metadata"].get("ownerReferences", ())]
+
+
+class Heard:
+    """What was told of a start."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def start_made(self, replica: Replica) -> None:
+        self.told.append(f"made {replica.id}")
+
+    def start_waits(self, replica: Replica, reason: str) -> None:
+        self.told.append(f"waits {replica.id}: {reason}")
+
+    def start_refused(self, replica: Replica, reason: str) -> None:
+        self.told.append(f"refused {replica.id}: {reason}")
+
+    def is_gone(self, replica: Replica) -> None:
+        raise AssertionError(replica.id)
+
+
+class Watching:
+    """A watch that knows these pods."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, PodSeen] = {}
+
+    def expect(self, version: str) -> None:
+        assert version
+
+
+def begun(name: str = "r1") -> tuple[Replica, Object, tuple[Object, ...]]:
+    """A Replica, its pod, and what that claims."""
+    one, of = replica(name, ("engine", "{port}"), ("m/gpu-0",))
+    asks = Dra().fields(one.id, [Part(GPU, GPU.memory_bytes)])
+    return one, pods.manifest(one, of, launch(of, "", 1), "image", asks=asks), claims_.wanted(one, asks)
+
+
+def orders(server: Server) -> tuple[Orders, Heard, Watching]:
+    heard, watching = Heard(), Watching()
+    made = Orders(cast("Api", server), PODS, cast("Watched[PodSeen]", watching), cast("Hears", heard))
+    return made, heard, watching
+
+
+async def test_a_claim_is_made_before_its_pod_and_goes_with_it() -> None:
+    server = Server()
+    made, heard, _ = orders(server)
+    one, pod, claims = begun()
+    await made.create(one, pod, claims)
+    assert heard.told == ["made r1"]
+    assert list(server.objects) == [f"{CLAIMS}/r1", f"{PODS}/r1"]
+    assert server.owners("r1") == [server.objects[f"{PODS}/r1"]["metadata"]["uid"]]
+
+
+@pytest.mark.parametrize("path", [PODS, CLAIMS])
+async def test_what_was_made_before_the_api_server_fell_silent_is_found_again(path: str) -> None:
+    server = Server()
+    server.refuses = [(path, UnreachableError("silent"))]
+    made, heard, _ = orders(server)
+    one, pod, claims = begun()
+    await made.create(one, pod, claims)
+    assert [word.split()[0].rstrip(":") for word in heard.told] == ["waits", "made"]
+    assert (server.names(CLAIMS), len(server.owners("r1"))) == (["r1"], 1)
+
+
+async def test_where_the_pod_is_refused_its_claim_is_gone_too() -> None:
+    server = Server()
+    server.refuses = [(PODS, ApiError(403, "Forbidden", "pod security"))]
+    made, heard, _ = orders(server)
+    await made.create(*begun())
+    assert heard.told == ["refused r1: its pod was refused: pod security"]
+    assert server.objects == {}
+
+
+async def test_a_claim_of_that_name_that_another_made_is_not_taken_and_not_deleted() -> None:
+    server = Server()
+    one, pod, claims = begun()
+    await server.create(CLAIMS, {"metadata": {"name": "r1", "labels": {"their": "own"}}})
+    made, heard, _ = orders(server)
+    await made.create(one, pod, claims)
+    assert heard.told == ["refused r1: its pod was refused: a ResourceClaim of its name exists that another made"]
+    assert (server.names(CLAIMS), server.names(PODS)) == (["r1"], [])
+
+
+async def test_what_a_leader_before_left_is_given_to_its_pod_or_deleted() -> None:
+    server = Server()
+    for name in ("r1", "r2", "r3", "r4"):
+        (claim,) = begun(name)[2]
+        await server.create(CLAIMS, claim)
+    server.objects[f"{CLAIMS}/r4"]["metadata"]["ownerReferences"] = [{"uid": "other"}]
+    await Claims(cast("Api", server), "n").tidy(lambda name: "u9" if name == "r1" else None, {"r3"}.__contains__)
+    assert server.names(CLAIMS) == ["r1", "r3", "r4"]
+    assert [server.owners(name) for name in ("r1", "r3", "r4")] == [["u9"], [], ["other"]]
+
+
+async def test_a_start_that_goes_on_while_claims_are_tidied_keeps_its_own() -> None:
+    """Its claim was listed before it was its pod's, and its pod is not heard of yet."""
+
+    class Late(Server):
+        async def get(self, path: str, **query: str) -> Object:
+            found = await super().get(path, **query)
+            if path == CLAIMS:
+                await made.create(*begun("r2"))
+                await self.patch(f"{CLAIMS}/r1", {"metadata": {"ownerReferences": [{"uid": "u9"}]}})
+            return found
+
+    server = Late()
+    made, _, _ = orders(server)
+    await server.create(CLAIMS, begun("r1")[2][0])
+    await made.tidy()
+    assert server.names(CLAIMS) == ["r1", "r2"]
+
+
+async def test_a_cluster_without_the_kind_has_nothing_to_tidy() -> None:
+    class Without(Server):
+        async def get(self, path: str, **query: str) -> Object:
+            del path, query
+            raise ApiError(404, "NotFound", "")
+
+    await Claims(cast("Api", Without()), "n").tidy(lambda _: None, lambda _: False)
+
+
+# --- what is said, and read back --------------------------------------------------------------------------------------
+
+
+def test_a_pod_names_its_claim_and_its_container_has_it_whatever_resources_the_model_adds() -> None:
+    one, of = replica("r1", ("engine", "{port}"), ("m/gpu-0",))
+    asks = Dra().fields(one.id, [Part(GPU, GPU.memory_bytes)])
+    more = Pod(resources=Resources(limits={"memory": cast("Any", "4Gi")}))
+    pod = pods.manifest(one, of, launch(of, "", 1), "image", more, asks=asks)
+    for version in VERSIONS:
+        for made in (pod, *claims_.wanted(one, asks)):
+            validate(made, version, strict=True)
+    (named,), (engine,) = pod["spec"]["resourceClaims"], pod["spec"]["containers"]
+    assert named == {"name": "claim-0", "resourceClaimName": "r1"}
+    assert engine["resources"]["claims"] == [{"name": "claim-0"}]
+    assert claims_.wanted(one, PodFields()) == claims_.wanted(one, None) == ()
+
+
+def test_of_a_claim_is_kept_what_it_has_and_whose_it_is() -> None:
+    _, _, (claim,) = begun()
+    result = {"request": "gpu-0", "driver": DRIVER, "pool": "m", "device": "gpu-0"}
+    status = {"allocation": {"devices": {"results": [result]}}}
+    got = (Got("gpu-0", f"{DRIVER}/m/gpu-0", None),)
+    metadata = {**claim["metadata"], "namespace": "n"}
+    assert claims_.read({"metadata": metadata, "status": status}, "n") == ClaimSeen(got, ours=True)
+    assert claims_.read({"metadata": metadata, "status": status}, "m") == ClaimSeen(got, ours=False)
+    assert claims_.read({"metadata": {"name": "x"}, "status": status}, "n") == ClaimSeen(got, ours=False)
+    assert claims_.read({"metadata": metadata}, "n") is None
+
+
+def test_a_nodes_resource_slices_are_all_of_its_pools() -> None:
+    """Counters come in one of their own."""
+    counters, devices = partitionable("m")
+    del counters["spec"]["nodeName"], devices["spec"]["nodeName"]
+    for one in devices["spec"]["devices"]:
+        one["nodeName"] = "m"
+    other = resource_slice("o", "gpus", devices=[gpu(0)])
+    kept = [claims_.read_published(one) for one in (counters, devices, other)]
+    assert claims_.by_node(one for one in kept if one) == {"m": kept[:2], "o": kept[2:]}
+    other["spec"]["driver"] = "compute-domain.nvidia.com"
+    assert claims_.read_published(other) is None

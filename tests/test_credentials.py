@@ -1,0 +1,175 @@
+"""Logins from people's files, credential programs and secrets: whose each is, and that nothing of them is shown."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from artifacts import credentials, dockerconfig
+from artifacts.credentials import ConfigFiles, Secret, TokenFile, usual
+from artifacts.dockerconfig import Login
+from artifacts.refusals import DeniedError, PolicyError
+
+HUB = "https://index.docker.io/v1/"
+
+
+def auth(user: str, password: str) -> dict[str, str]:
+    return {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def login(auths: dict[str, dict[str, str]], host: str, repository: str = "team/model", *, globs: bool = False) -> str:
+    """The user that is found, - for none."""
+    found = dockerconfig.config(json.dumps({"auths": auths}), "config.json")
+    one = dockerconfig.login(found, host, repository, "config.json", globs=globs)
+    return "-" if one is None else one.user
+
+
+@pytest.mark.parametrize(
+    ("auths", "host", "user"),
+    [
+        ({"reg.example": auth("a", "p")}, "reg.example", "a"),
+        ({"https://reg.example/v2/": auth("a", "p")}, "reg.example", "a"),
+        ({"reg.example": auth("a", "p")}, "reg.example:5000", "-"),
+        ({"reg.example:5000": auth("a", "p")}, "reg.example:5000", "a"),
+        ({"reg.example": auth("a", "p")}, "evil-reg.example", "-"),
+        ({HUB: auth("a", "p")}, "registry-1.docker.io", "a"),
+        ({"docker.io": auth("a", "p")}, "docker.io", "a"),
+        ({"reg.example/team": auth("b", "p"), "reg.example": auth("a", "p")}, "reg.example", "b"),
+        ({"reg.example/tea": auth("b", "p"), "reg.example": auth("a", "p")}, "reg.example", "a"),
+        ({"reg.example": {}}, "reg.example", "-"),
+        ({"*.example": auth("a", "p")}, "reg.example", "-"),
+    ],
+)
+def test_an_entry_is_its_host_s_alone(auths: dict[str, dict[str, str]], host: str, user: str) -> None:
+    assert login(auths, host) == user
+
+
+@pytest.mark.parametrize(
+    ("key", "host", "fits"),
+    [
+        ("*.example.com", "reg.example.com", True),
+        ("*.example.com", "a.reg.example.com", False),
+        ("*.*.example.com", "a.reg.example.com", True),
+        ("reg*.example.com", "reg7.example.com", True),
+        ("*.example.com", "reg.example.com:5000", False),
+        ("*.example.com:5000", "reg.example.com:5000", True),
+        ("*", "reg.example.com", False),
+        ("*.example.com/team", "reg.example.com", True),
+        ("*.example.com/other", "reg.example.com", False),
+    ],
+)
+def test_kubernetes_entries_may_have_stars(key: str, host: str, *, fits: bool) -> None:
+    assert (login({key: auth("a", "p")}, host, globs=True) == "a") is fits
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"auths": 3}',
+        "{" * 9999,
+        '{"credsStore": "../evil"}',
+        '{"credHelpers": {"x": "a b"}}',
+        '{"auths":{"x":{"auth":7}}}',
+    ],
+)
+def test_a_file_that_is_none_says_its_name_and_nothing_of_it(text: str) -> None:
+    with pytest.raises(PolicyError, match=r"^/home/me/config.json: ") as refused:
+        dockerconfig.config(text, "/home/me/config.json")
+    assert "evil" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "bad", ["%%%", base64.b64encode(b"nocolon").decode(), base64.b64encode(b"\xff\xfe:x").decode()]
+)
+def test_an_auth_that_is_none_is_not_shown(bad: str) -> None:
+    with pytest.raises(PolicyError, match="not USER:PASSWORD in base64") as refused:
+        login({"reg.example": {"auth": bad}}, "reg.example")
+    assert bad not in str(refused.value)
+
+
+async def test_a_secret_of_kubernetes() -> None:
+    secret = Secret(json.dumps({"auths": {"*.example.com": {"username": "a", "password": "p"}}}))
+    assert await secret.login("reg.example.com", "x") == Login("a", "p")
+    assert await secret.login("reg.example.org", "x") is None
+
+
+def program(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    path = folder / "docker-credential-fake"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def says(**words: str) -> str:
+    return f"cat >asked; cat <<'E'\n{json.dumps(words)}\nE"
+
+
+async def test_a_credential_program_is_asked_for_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"credHelpers": {"reg.example": "fake"}, "auths": {"other.example": auth("o", "p")}}))
+    program(tmp_path, monkeypatch, says(ServerURL="reg.example", Username="me", Secret="pw"))
+    files = ConfigFiles([tmp_path / "none.json", path])
+    assert await files.login("reg.example", "x") == Login("me", "pw")
+    assert (tmp_path / "asked").read_text() == "reg.example"
+    assert await files.login("other.example", "x") == Login("o", "p")
+    path.write_text(json.dumps({"credsStore": "fake"}))
+    program(tmp_path, monkeypatch, says(Username="<token>", Secret="refresh"))
+    assert await files.login("docker.io", "x") == Login(identity_token="refresh")
+    assert (tmp_path / "asked").read_text() == HUB
+    program(tmp_path, monkeypatch, "echo 'credentials not found in native keychain'; exit 1")
+    assert await files.login("reg.example", "x") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo s3cret; echo s3cret >&2; exit 3", "ended with 3 and told no login"),
+        ("echo s3cret", "said something that is no login"),
+        ("yes s3cret", "said far more than a login"),
+    ],
+)
+async def test_a_credential_program_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    program(tmp_path, monkeypatch, text)
+    with pytest.raises(DeniedError, match=said) as refused:
+        await credentials.asked("fake", "reg.example", 5)
+    assert "s3cret" not in str(refused.value)
+
+
+async def test_a_credential_program_that_hangs_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, monkeypatch, f"echo $$ >{tmp_path}/pid; sleep 600; echo never")
+    with pytest.raises(DeniedError, match="did not say its login within"):
+        await credentials.asked("fake", "reg.example", 0.3)
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    with pytest.raises(DeniedError, match=r"docker-credential-absent, which knows its login, cannot be started"):
+        await credentials.asked("absent", "reg.example")
+
+
+async def test_a_mounted_token_that_is_missing_or_odd(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    for content in (None, b"", b"a\nb", b"\xff"):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(PolicyError, match=r"token: no token is in it, for reg\.example"):
+            await TokenFile(path, "reg.example").login("reg.example", "x")
+    path.write_text("t")
+    assert await TokenFile(path, "reg.example", "robot").login("reg.example", "x") == Login("robot", "t")
+
+
+def test_where_the_files_are() -> None:
+    home = Path("/home/me")
+    assert usual({}, home) == [home / ".config/containers/auth.json", home / ".docker/config.json"]
+    env = {"DOCKER_CONFIG": "/d", "XDG_RUNTIME_DIR": "/run/user/1"}
+    assert usual(env, home)[0] == Path("/run/user/1/containers/auth.json")
+    assert usual(env, home)[-1] == Path("/d/config.json")
+    assert usual({"REGISTRY_AUTH_FILE": "/a"}, home) == [Path("/a")]

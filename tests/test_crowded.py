@@ -1,0 +1,308 @@
+"""What a scheduler really did counts: where more is on a Slice than it has, nothing starts, and the youngest goes."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler import stranded
+from autoscaler.actions import DrainReplica, StartReplica, StopReplica
+from autoscaler.contract import ReplicaId
+from autoscaler.crowded import crowded, leaving
+from autoscaler.drivers.kubernetes.happenings import Happening, happenings
+from autoscaler.explain import explain_model
+from autoscaler.fold import Observation, fold
+from autoscaler.log import Log
+from autoscaler.observations import Seen
+from autoscaler.plan import plan
+from autoscaler.slicing import table, taken
+from autoscaler.slicing.dra import Got
+from autoscaler.slicing.hami import Held
+from autoscaler.slicing.whereabouts import really
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Gateway, Replica, Slice, SliceId, World
+from tests.kit.folding import after
+from tests.kit.observed import seen_of
+from tests.kit.pools import DRIVER
+from tests.kit.sliced import GIB, NODE, card, hami_node, npu_node
+from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+
+A, B = model("a", 50), model("b", 50)
+BIG = (device("n/x", 80), device("n/y", 80))
+
+
+def both(*on: tuple[str, tuple[str, ...]], slices: tuple[Slice, ...] = BIG) -> World:
+    """`a`, which is older, and `b`: where each is, and where it was to be."""
+    known = [
+        replica(of, of.name, [at], chosen=tuple(SliceId(one) for one in chosen), created_s=T0 - age_s)
+        for (of, age_s), (at, chosen) in zip(((A, 200.0), (B, 150.0)), on, strict=True)
+    ]
+    asks = [gateway(levels=[level("a", running=1), level("b", running=1)])]
+    return world((A, B), slices, known, gateways=asks)
+
+
+def goes(there: World) -> dict[str, str]:
+    """Who drains or is dropped, and why."""
+    found = [one for one in plan(there, T0).actions if isinstance(one, DrainReplica | StopReplica)]
+    return {str(one.replica): one.reason for one in found}
+
+
+def _asked(there: World, asks: Gateway) -> World:
+    """With other Calls."""
+    return world(
+        there.models.values(), there.slices.values(), there.replicas.values(), gateways=[asks], shuns=there.shuns
+    )  # fmt: skip
+
+
+def held_by(name: str, where: tuple[str, ...] = (), state: Seen = Seen.READY) -> Observation:
+    """What the driver sees of `b`: chosen for n/x, and really there."""
+    return replace(
+        seen_of(replica(B, name, ["n/x"]), state), actual=tuple(SliceId(one) for one in where)
+    )  # fmt: skip
+
+
+# --- where it really is ----------------------------------------------------------------------------------------------
+
+
+def test_where_it_really_is_is_charged_and_where_it_was_to_be_is_free() -> None:
+    at = world((A, B), BIG, [replica(B, "b", ["n/x"])], gateways=[gateway(levels=[level("a", 1), level("b", 0, 1)])])
+    now, moves = after(at, held_by("b", ("n/y",)))
+    assert (now.replicas[ReplicaId("b")].slices, now.replicas[ReplicaId("b")].chosen) == (("n/y",), ("n/x",))
+    assert dict(now.by_slice) == {"n/y": ("b",)}
+    assert [move.verb for move in moves] == ["misplaced"]
+    assert [one.replica.slices for one in plan(now, T0).actions if isinstance(one, StartReplica)] == [("n/x",)]
+    again, more = after(now, held_by("b", ("n/y",)))
+    assert not more, "it is said once"
+    assert again.replicas == now.replicas
+
+
+def test_one_event_tells_it_and_explain_does() -> None:
+    at = world((A, B), BIG, [replica(B, "b", ["n/x"])])
+    now, moves = fold(at, [held_by("b", ("n/y",))], T0)
+    why = "it was given n/y, and not n/x, which was chosen"
+    assert list(happenings(moves, (), at, now)) == [Happening(B.name, "Misplaced", f"b: {why}", "Warning")]
+    told = explain_model(now, plan(now, T0), Log(), B.name, T0)
+    assert f"on n/y ({why})" in " ".join(told.sentences)
+
+
+def test_another_place_on_the_device_that_was_chosen_is_nothing_to_tell() -> None:
+    parts = tuple(replace(device(f"n/x-{at}", 20, "n"), device=BIG[0].device, shared=False) for at in range(2))
+    one = replica(B, "b", ["n/x-0"], memory_bytes=GI)
+    at = world((B,), parts, [one])
+    now, moves = after(at, replace(seen_of(one, Seen.READY), actual=(parts[1].id,)))
+    assert now.replicas[one.id].slices == (parts[1].id,)
+    assert not moves
+
+
+@pytest.mark.parametrize(
+    ("part_of", "told"), [({"kind": "dra", "device_bytes": 80 * GI}, False), ({}, True)], ids=["a part", "another"]
+)
+def test_a_part_of_all_that_was_chosen_which_is_no_slice_any_more_is_nothing_to_tell(
+    part_of: dict[str, Any], told: bool
+) -> None:
+    part = device("n/x-0", 20, "n", shared=False, **part_of)
+    one = replica(B, "b", ["n/x"], memory_bytes=GI)
+    now, moves = after(world((B,), [part], [one]), replace(seen_of(one, Seen.READY), actual=(part.id,)))
+    assert now.replicas[one.id].slices == (part.id,)
+    assert [move.verb for move in moves] == (["misplaced"] if told else [])
+
+
+def test_who_is_found_is_found_where_it_is() -> None:
+    now, _ = after(world((B,), BIG), held_by("b", ("n/y",)))
+    assert (now.replicas[ReplicaId("b")].slices, now.replicas[ReplicaId("b")].chosen) == (("n/y",), ("n/x",))
+
+
+# --- who goes --------------------------------------------------------------------------------------------------------
+
+
+def test_case_23_where_two_share_what_one_should_have_the_younger_goes_and_starts_elsewhere() -> None:
+    there = both(("n/x", ()), ("n/x", ("n/y",)))
+    assert goes(there) == {"b": "it was given n/x, and not n/y, which was chosen; n/x has no room for it: a is there"}
+    assert crowded(there) == {"n/x": "more is on it than it has: a, b are there, and not by our choice"}
+    now, _ = after(there, *plan(there, T0).actions)
+    assert not goes(now), "once"
+    asks = gateway(levels=[level("a", running=1), level("b", waiting=1)])
+    starts = [one.replica for one in plan(_asked(now, asks), T0).actions if isinstance(one, StartReplica)]
+    assert [(one.model, one.slices) for one in starts] == [("b", ("n/y",))]
+
+
+def test_who_is_in_the_way_of_nobody_who_stays_stays() -> None:
+    there = both(("n/x", ()), ("n/x", ("n/y",)))
+    assert list(leaving(there)) == ["b"]
+    assert leaving(there, {ReplicaId("a")}) == {}
+
+
+def test_case_23_the_younger_goes_also_where_the_older_is_the_one_that_was_put_there() -> None:
+    there = both(("n/x", ("n/y",)), ("n/x", ()))
+    assert goes(there) == {"b": "n/x has no room for it: a is there"}
+    now, moves = after(there, *plan(there, T0).actions)
+    told = list(happenings(moves, (), there, now))
+    assert [(one.model, one.reason) for one in told] == [("b", "Evicted")]
+
+
+def test_who_is_elsewhere_and_fits_stays() -> None:
+    small = replace(B, memory_bytes=20 * GI)
+    there = both(("n/x", ()), ("n/x", ("n/y",)))
+    moved = replace(there.replicas[ReplicaId("b")], memory_bytes=small.memory_bytes)
+    there = world((A, small), BIG, [there.replicas[ReplicaId("a")], moved], gateways=there.gateways.values())
+    assert not goes(there)
+    assert not crowded(there)
+
+
+def test_nothing_more_starts_where_there_is_too_much_until_who_goes_has_gone() -> None:
+    c = model("c", 5)
+    there = both(("n/x", ()), ("n/x", ("n/y",)), slices=BIG[:1])
+    asks = [gateway(levels=[level("a", running=1), level("b", running=1), level("c", waiting=1)])]
+    there = world((A, B, c), BIG[:1], there.replicas.values(), gateways=asks)
+    (unmet,) = plan(there, T0).unmet
+    assert unmet.reason == "needs 5Gi on one device; more is on it than it has: a, b are there, and not by our choice"
+    gone = world((A, B, c), BIG[:1], [there.replicas[ReplicaId("a")]], gateways=asks)
+    assert [one.replica.model for one in plan(gone, T0).actions if isinstance(one, StartReplica)] == ["c"]
+
+
+def test_who_goes_is_not_taken_back_and_its_node_is_tried_again_at_once_but_not_for_ever() -> None:
+    there = both(("n/x", ()), ("n/x", ("n/y",)))
+    now, _ = after(there, *plan(there, T0).actions)
+    assert not [one for one in plan(now, T0).actions if not isinstance(one, StartReplica)], "nor revived"
+    assert not stranded.avoided(now, B.name, T0)
+    again = replica(B, "b2", ["n/x"], chosen=(SliceId("n/y"),), created_s=T0)
+    later = replace(now, replicas={ReplicaId("a"): there.replicas[ReplicaId("a")], again.id: again})
+    later = world((A, B), BIG, later.replicas.values(), gateways=there.gateways.values(), shuns=now.shuns)
+    later, _ = after(later, *plan(later, T0).actions)
+    assert stranded.avoided(later, B.name, T0) == ("n0",)
+
+
+# --- pods of others --------------------------------------------------------------------------------------------------
+
+
+def hami(*held: Held, count: int = 10) -> tuple[Slice, ...]:
+    """Two cards of 80Gi, of which others have these."""
+    there = table.inventory(hami_node(card(count=count), card("GPU-bbbb")))
+    return taken.left(there, taken.of_cards(NODE, held))[0]
+
+
+def test_case_23_what_others_have_of_a_card_counts_also_where_ours_was_first() -> None:
+    slices = hami(Held(0, "GPU-aaaa", 40 * GIB, 0))
+    assert [(one.theirs, one.memory_bytes) for one in slices] == [(1, 40 * GIB), (0, 80 * GIB)]
+    one = replica(A, "a", [slices[0].id])
+    there = world((A,), slices, [one], gateways=[gateway(levels=[level("a", running=1)])])
+    assert goes(there) == {"a": f"{slices[0].id} has no room for it: pods of others are there"}
+    now, _ = after(there, *plan(there, T0).actions)
+    now = _asked(now, gateway(levels=[level("a", waiting=1)]))
+    starts = [one.replica.slices for one in plan(now, T0).actions if isinstance(one, StartReplica)]
+    assert starts == [(slices[1].id,)]
+    few = hami(Held(0, "GPU-aaaa", 20 * GIB, 0))
+    assert not goes(replace(there, slices={one.id: one for one in few})), "there is room for both"
+
+
+def test_a_claim_of_ours_of_which_nothing_is_known_yet_evicts_nobody() -> None:
+    slices = hami()
+    counted = slices[0].counted
+    for ours, many in ((True, 0), (False, 1)):
+        left, _ = taken.left(slices, [(counted, taken.Taken(None, ours=ours))])
+        assert left[0].theirs == many
+
+
+# --- as many as a card takes -----------------------------------------------------------------------------------------
+
+
+def test_a_card_takes_as_many_tasks_as_hami_lets_it_those_of_others_counted() -> None:
+    of = [model(f"m{number}", 2, residency_seconds=1000.0) for number in range(3)]
+    slices = hami(Held(0, "GPU-aaaa", GIB, 0), count=3)[:1]
+    assert (slices[0].holders_max, slices[0].theirs) == (3, 1)
+    known = [replica(one, one.name, [slices[0].id], created_s=T0 - 50) for one in of[:2]]
+    asks = gateway(levels=[level("m0", running=1), level("m1", running=1), level("m2", waiting=1)])
+    there = world(of, slices, known, gateways=[asks])
+    answer = plan(there, T0)
+    assert not [one for one in answer.actions if isinstance(one, StartReplica)]
+    (unmet,) = answer.unmet
+    assert "the largest has 75Gi free of 79Gi, held by m0 (" in unmet.reason
+    assert unmet.reason.endswith(", pods of others (1), and takes no more than 3 at once")
+    fewer = world(of, slices, known[:1], gateways=[gateway(levels=[level("m0", running=1), level("m2", waiting=1)])])
+    assert [one.replica.model for one in plan(fewer, T0).actions if isinstance(one, StartReplica)] == ["m2"]
+
+
+def test_an_idle_one_makes_room_where_only_the_number_is_in_the_way() -> None:
+    slices = (replace(device("n/x", 80), holders_max=1),)
+    there = world((A, B), slices, [replica(A, "a", ["n/x"])], gateways=[gateway(levels=[level("b", waiting=1)])])
+    assert goes(there) == {"a": goes(there)["a"]}
+    gone = world((A, B), slices, gateways=[gateway(levels=[level("b", waiting=1)])])
+    assert [one.replica.model for one in plan(gone, T0).actions if isinstance(one, StartReplica)] == ["b"]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1 << 30))
+def test_never_more_than_that(seed: int) -> None:
+    rng = Random(seed)
+    models = [model(f"m{number}", rng.choice((0.5, 1, 3)), high=rng.randrange(1, 4), slots=1) for number in range(8)]
+    slices = [
+        replace(device(f"n{at}/x", 24, f"n{at}"), holders_max=(most := rng.randrange(1, 5)), theirs=rng.randrange(most))
+        for at in range(2)
+    ]
+    there, now_s = world(models, slices, gateways=[]), T0
+    for step in range(30):
+        now_s += rng.choice((0.1, 5.0, 150.0))
+        asks = [level(one.name, rng.randrange(4), rng.randrange(2)) for one in models if rng.random() < 0.7]
+        there = world(
+            models, slices, there.replicas.values(), gateways=[gateway(levels=asks, seen_s=now_s)], version=step + 1
+        )
+        there, _ = fold(there, [], now_s)
+        there = _acted(there, now_s)
+        for one in slices:
+            assert len(there.by_slice.get(one.id, ())) + one.theirs <= one.holders_max
+
+
+def _acted(there: World, now_s: float) -> World:
+    """The World after the plan's Actions; what drains or stops is gone."""
+    known: dict[ReplicaId, Replica] = dict(there.replicas)
+    for action in plan(there, now_s).actions:
+        if isinstance(action, StartReplica):
+            ready = replace(action.replica, state=S.READY, since_s=now_s, ready_s=now_s, created_s=now_s)
+            known[ready.id] = ready
+        elif isinstance(action, DrainReplica | StopReplica):
+            known.pop(action.replica, None)
+    return world(there.models.values(), there.slices.values(), known.values(), gateways=there.gateways.values())
+
+
+# --- what a pod really has -------------------------------------------------------------------------------------------
+
+HAMI = {one.id: one for one in table.inventory(hami_node(card(), card("GPU-bbbb")))}
+NPU = {one.id: one for one in table.inventory(npu_node("NPU-1", "NPU-2"))}
+WHOLE = {
+    SliceId(f"{node}/gpu{at}"): replace(device(f"{node}/gpu{at}", 80, node), handle="nvidia.com/gpu", shared=False)
+    for node in ("n1", "n2")
+    for at in range(2)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("known", "chosen", "node", "seen", "there"),
+    [
+        (HAMI, "node-1/GPU-aaaa", "node-1", {"cards": ["GPU-aaaa"]}, ()),
+        (HAMI, "node-1/GPU-aaaa", "node-1", {"cards": ["GPU-bbbb"]}, ("node-1/GPU-bbbb",)),
+        (HAMI, "node-1/GPU-aaaa", "node-1", {"cards": ["GPU-zzzz"]}, ("node-1/GPU-zzzz",)),
+        (HAMI, "node-1/GPU-aaaa", "node-1", {}, ()),
+        (HAMI, "node-1/GPU-aaaa", "", {"cards": ["GPU-bbbb"]}, ()),
+        (NPU, "node-1/NPU-1-0", "node-1", {"cards": ["NPU-1"]}, ()),
+        (NPU, "node-1/NPU-1-0", "node-1", {"cards": ["NPU-2"]}, ("node-1/NPU-2-0",)),
+        ({}, "n1/gpu-0", "n1", {"got": [f"{DRIVER}/n1/gpu-0"]}, ()),
+        ({}, "n1/gpu-0", "n1", {"got": [f"{DRIVER}/n1/gpu-3"]}, ("n1/gpu-3",)),
+        ({}, "n1/a/b/gpu-0", "n1", {"got": [f"{DRIVER}/a/b/gpu-0"]}, ()),
+        (WHOLE, "n1/gpu0", "n1", {}, ()),
+        (WHOLE, "n1/gpu0", "n2", {}, ("n2/gpu0",)),
+        (WHOLE, "n1/gpu0", "n2", {"held": ["n2/gpu0"]}, ("n2/gpu1",)),
+        (WHOLE, "n1/gpu0", "n3", {}, ("n3/gpu0",)),
+    ],
+)
+def test_what_a_pod_really_has(
+    known: dict[SliceId, Slice], chosen: str, node: str, seen: dict[str, list[str]], there: tuple[str, ...]
+) -> None:
+    cards = [Held(0, uuid, GIB, 0) for uuid in seen.get("cards", ())]
+    got = [Got("gpu", entry, None) for entry in seen.get("got", ())]
+    held = [SliceId(one) for one in seen.get("held", ())]
+    assert really([SliceId(chosen)], node, known, lambda: held, cards=cards, got=got) == there

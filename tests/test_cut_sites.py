@@ -1,0 +1,158 @@
+"""For whom a node is cut anew, and for whom not: its CPU, its other cuts and the other nodes have to do with it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.cut_sites import possible
+from autoscaler.cuts import CUT_S_MAX, TRIES_MAX, profiles
+from autoscaler.cutting import EVERY_S, NODE_EVERY_S, NODES_MAX, WAIT_S, WANTS_MAX, cut
+from autoscaler.fitting import misfits
+from autoscaler.hosts import Host
+from autoscaler.model import Gpu
+from autoscaler.packing import Force, Missing
+from autoscaler.plan import plan
+from autoscaler.podspec import Pod
+from autoscaler.shelves import want_of
+from autoscaler.sizing import spare_bytes
+from autoscaler.taints import Taint
+from autoscaler.world import NodeId, World
+from tests.kit.recut import PRODUCT, SMALL, asked, beside, cores, cuttable, many, order, slices, town, why
+from tests.kit.worlds import T0, device, gateway, level, model, world
+
+
+def test_who_lacks_but_the_cpu_of_a_node_has_no_node_cut() -> None:
+    asks = many(["mid"], **cores(6))
+    short = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=beside(8, 4), **asks)
+    for later_s in (0.0, NODE_EVERY_S + 1, 2 * NODE_EVERY_S + 1):
+        assert order(short, T0 + later_s) is None
+    assert "has not CPU enough beside its devices: 4 cores left of 8" in why(short)
+    assert "cut anew" not in why(short), "that would not help"
+    other = replace(short, slices={one.id: one for one in slices(_7g_80gb="1")}, cuttable={"n1": cuttable()})
+    assert order(replace(other, hosts=beside(8, 8))) is None, "it gets what is there"
+    hard = many(["mid"], gpu=Gpu(isolation="hardware"), **cores(6))
+    bare = world(cuttable={"n1": cuttable()}, hosts=beside(8, 4), **hard)
+    assert order(bare) is None
+    assert "could be cut anew for it, but it has not CPU enough beside its devices" in why(bare)
+    assert order(replace(bare, hosts=beside(8, 8))) is not None
+
+
+def test_what_no_node_has_cpu_for_is_not_made_possible_by_cutting() -> None:
+    at = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=beside(8, 8), **many(["x"], **cores(64)))
+    (unmet,) = plan(at, T0).unmet
+    assert (order(at), unmet.never, "cut anew" in unmet.reason) == (None, True, False)
+    assert misfits(at).keys() == {"x"}
+
+
+def test_a_node_is_cut_for_as_many_as_it_has_cpu_for() -> None:
+    at = world(cuttable={"n1": cuttable()}, hosts=beside(8, 8), **many(["a", "b", "c"], **cores(4)))
+    action = order(at)
+    assert action is not None
+    assert "2 Replicas fit then" in action.reason
+    coming = replace(at, cuttable={"n1": cuttable(state="pending", **asked(1, T0 - EVERY_S, (SMALL,)))})
+    told = {one.model: one.reason for one in plan(coming, T0).unmet}
+    assert [name for name, reason in told.items() if "it fits there then" in reason] == ["a", "b"]
+
+
+def test_no_order_is_given_where_a_free_cut_that_is_shown_fits() -> None:
+    """Whatever else keeps the Want from it."""
+    at = town(there=slices(_3g_40gb="2"))
+    want = want_of(at.models[ModelName("big")], 0, T0 - WAIT_S, Force.BUSY, "")
+    assert cut((Missing(want, "why"),), at, T0).order is None
+    assert cut((Missing(want, "why"),), town(there=slices(_1g_10gb="7")), T0).order is not None
+
+
+def test_no_order_is_given_that_would_change_nothing() -> None:
+    """The cut that is there has less than its profile promises, or is ill."""
+    there = [replace(one, healthy=False) for one in slices(_7g_80gb="1")]
+    at = town(there=there, want_gi=70.0)
+    assert order(at) is None
+    assert "its GPUs are cut like that already" in why(at)
+    assert order(town(cuttable(state="failed", **asked(1, T0 - CUT_S_MAX)), there=there, want_gi=70.0)) is not None
+
+
+def test_all_who_wait_for_a_node_that_can_be_cut_are_told_so_however_many() -> None:
+    names = [f"s{number:03}" for number in range(WANTS_MAX + 16)]
+    at = world(
+        slices=[device("x", 4, "other")], cuttable={"n1": cuttable(gpus=8)},
+        **many(names, gpu=Gpu(isolation="hardware")),
+    )  # fmt: skip
+    found = plan(at, T0)
+    assert (len(found.unmet), [one.model for one in found.unmet if one.never]) == (len(names), [])
+    assert misfits(at) == {}
+
+
+def test_who_fits_nowhere_keeps_nobody_from_being_looked_at() -> None:
+    huge = many([f"a{number:03}" for number in range(WANTS_MAX)], 90.0)
+    big = many(["big"], 30.0)
+    waits = [*huge["gateways"], replace(big["gateways"][0], id="g2")]
+    at = world([*huge["models"], *big["models"]], gateways=waits, cuttable={"n1": cuttable()})
+    action = order(at)
+    assert action is not None
+    assert "big first" in action.reason
+
+
+@pytest.mark.parametrize("first", ["no MIG", "busy", "too small", "another zone"])
+def test_a_node_that_can_be_cut_is_found_behind_many_that_cannot(first: str) -> None:
+    others = [
+        cuttable(
+            f"a{number:03}", labels={"zone": "a"},
+            product={"no MIG": "NVIDIA-L4", "too small": "NVIDIA-A30"}.get(first, PRODUCT),
+        )
+        for number in range(NODES_MAX)
+    ]  # fmt: skip
+    foreign = {f"{one.name} nvidia.com/mig-1g.10gb": 1 for one in others} if first == "busy" else {}
+    selected = {"pod": Pod(node_selector={"zone": "z"})} if first == "another zone" else {}
+    last = cuttable("z", labels={"zone": "z"})
+    at = world(cuttable={one.name: one for one in [*others, last]}, others=foreign, **many(["big"], 30, **selected))
+    action = order(at)
+    assert action is not None
+    assert action.order.node == "z"
+    assert misfits(at) == {}
+
+
+def test_nodes_that_are_alike_are_one_for_what_could_be() -> None:
+    nodes = {f"n{number}": cuttable(f"n{number}") for number in range(9)}
+    one = world(cuttable={"n0": nodes["n0"]})
+    assert len(possible(world(cuttable=nodes))) == len(possible(one)) > 0
+    nodes["n8"] = cuttable("n8", labels={"zone": "z"})
+    nodes["n7"] = cuttable("n7", product="NVIDIA-A30")
+    large = {NodeId("n6"): Host(8000, 64 << 30, 8000, 64 << 30)}
+    found = possible(world(cuttable=nodes, hosts=large))
+    assert {shelf.slice.node for shelf in found} == {"n0", "n6", "n7", "n8"}
+
+
+def test_who_is_kept_off_a_node_for_now_is_not_refused() -> None:
+    at = town(cuttable(taints=(Taint("key", "", "NoSchedule"),)), there=[])
+    assert order(at) is None
+    assert "could be cut anew for it, but its node is tainted key:NoSchedule" in why(at)
+
+
+def test_the_last_try_may_still_succeed() -> None:
+    at = town(cuttable(state="pending", **asked(TRIES_MAX)))
+    assert (misfits(at), "it fits there then" in why(at)) == ({}, True)
+    assert misfits(town(cuttable(state="failed", **asked(TRIES_MAX)))).keys() == {"big"}
+
+
+def test_an_elastic_want_gets_a_cut_for_all_that_it_asks_else_for_what_it_makes_do_with() -> None:
+    """It asks for 80Gi, which no profile has, and makes do with 72Gi."""
+
+    def elastic(memory_gi: float, percent: int) -> World:
+        made = replace(model("el", memory_gi, gpu=Gpu(elastic_percent=percent)), slots=4)
+        made = replace(made, spec=replace(made.spec, engine="vllm"))
+        assert spare_bytes(made) > 0
+        waits = gateway(levels=[level("el", waiting=1, wait_s=WAIT_S)])
+        return world([made], gateways=[waits], cuttable={"n1": cuttable()})
+
+    huge = elastic(80.0, 10)
+    action = order(huge)
+    assert action is not None
+    assert action.order.cuts == (("7g.80gb",),)
+    assert misfits(huge) == {}
+    action = order(elastic(10.0, 10))
+    assert action is not None
+    assert "1g.10gb" not in profiles(action.order.cuts), "there is more for it"
+    shown = replace(elastic(10.0, 10), cuttable={"n1": cuttable(state="pending", **asked(1, T0 - 1, (SMALL,)))})
+    assert "it fits there then" in why(shown), "no other is cut for it"

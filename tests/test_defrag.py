@@ -1,0 +1,286 @@
+"""Defragmentation: who moves, for whom, and when nobody does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from autoscaler.actions import DrainReplica, StartReplica
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.defrag import AGAIN_S, EVERY_S, Defragmented, Ground, defragment
+from autoscaler.explain import status
+from autoscaler.fold import fold
+from autoscaler.model import Rollout
+from autoscaler.observations import DisruptionsSeen, Seen
+from autoscaler.packing import Force, Missing, Outlook
+from autoscaler.plan import plan
+from autoscaler.shelves import shelves
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import History, Move, NodeId, World
+from autoscaler.yard import Yard
+from tests.kit.laid import NODES, Laid, asked, big, changed, laid, looked, moved, names, nobody, node_of, reason, wide
+from tests.kit.observed import seen_of
+from tests.kit.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, verb, world
+
+# --- one move, step by step -------------------------------------------------------------------------------------------
+
+TIGHT: Laid = {0: [2, 2], 1: [6], 2: [5], 3: [5]}
+
+
+def test_a_move_starts_the_new_one_then_drains_the_old_one_then_the_want_starts() -> None:
+    at = laid(TIGHT)
+    made = plan(at, T0)
+    assert kinds(made) == ["start n0-a"]
+    start = made.actions[0]
+    assert isinstance(start, StartReplica)
+    assert start.replica.move == Move(replica=ReplicaId("n0-a-r"), room_for=ModelName("big"))
+    assert {at.slices[id].node for id in start.replica.slices} == {"n1"}
+    assert start.reason == "move n0-a: makes room for big"
+    said = "needs 8 whole devices of 70Gi; 20 are free, at most 6 on one node; moves n0-a from n0 to n1 first"
+    assert [unmet.reason for unmet in made.unmet] == [said]
+    assert {str(row.model): row.why for row in status(at, made, T0)}["big"] == said, "explain and status show it"
+    scene = Scene(at, nobody)
+    scene.run(40)
+    verbs = [(type(action).__name__, getattr(action, "replica", None)) for _, action in scene.actions]
+    assert [name for name, _ in verbs] == ["StartReplica", "DrainReplica", "StopReplica", "StartReplica"]
+    drain = scene.actions[1][1]
+    assert isinstance(drain, DrainReplica)
+    assert (drain.replica, drain.victim_of) == ("n0-a-r", "big")
+    assert drain.reason == "another has taken its place, to make room for big"
+    assert scene.ready("big")
+    scene.run(3 * AGAIN_S, 60)
+    assert len(moved(scene)) == 1, "and that was all"
+
+
+def test_while_a_move_is_under_way_the_unmet_reason_says_so_and_nobody_else_moves() -> None:
+    at = folded(laid(TIGHT), plan(laid(TIGHT), T0).actions)
+    assert plan(at, T0 + EVERY_S).actions == ()
+    assert reason(at).endswith("n0-a moves from n0 first")
+
+
+def test_a_successor_that_fails_leaves_the_old_one_as_it_was() -> None:
+    at = folded(laid(TIGHT), plan(laid(TIGHT), T0).actions)
+    heir = next(one for one in at.replicas.values() if one.move is not None)
+    broken, _ = fold(at, [seen_of(heir, Seen.EXITED, started_s=T0, proof="exited")], T0 + 2)
+    made = plan(broken, T0 + 2)
+    assert not any(isinstance(action, DrainReplica) for action in made.actions)
+    assert broken.replicas[ReplicaId("n0-a-r")].state is S.READY
+    assert "may move in 4 min 58 s" in reason(broken, T0 + 2)
+
+
+def more(at: World, name: str, most: int) -> World:
+    """That Model may have so many Replicas."""
+    before = at.models[ModelName(name)]
+    spec = replace(before.spec, replicas=replace(before.spec.replicas, max=most))
+    return replace(at, models={**at.models, before.name: replace(before, spec=spec)})
+
+
+def test_an_heir_is_no_second_one_of_its_model() -> None:
+    at = more(laid(TIGHT), "n0-a", 3)
+    scene = Scene(at, nobody)
+    scene.run(15)
+    assert [verb(action) for _, action in scene.actions] == ["start", "drain", "stop", "start"], "it goes at once"
+    half = folded(at, plan(at, T0).actions)
+    on = [one for shelf in shelves(half, T0) for one in shelf.incumbents if one.model == "n0-a"]
+    assert len({one.replica for one in on}) == 2
+    assert all(one.kept for one in on), "replicas.min is 1, and neither makes two of them"
+
+
+def test_a_leader_that_finds_a_move_half_done_takes_it_back_and_keeps_who_serves() -> None:
+    at = laid(TIGHT)
+    half = folded(at, plan(at, T0).actions)
+    heir = next(one for one in half.replicas.values() if one.move is not None)
+    for state in (S.STARTING, S.READY):
+        found = changed(half, heir.id, move=None, found=True, state=state, ready_s=T0 if state is S.READY else None)
+        found = replace(found, moved_s=None, leading_since_s=T0)
+        assert kinds(plan(found, T0)) == [f"drain {heir.id}"]
+
+
+def test_when_both_are_wanted_by_now_both_stay() -> None:
+    many = [1]
+
+    def demand(_now_s: float, scene: Scene) -> list[tuple[str, int, int]]:
+        lack = many[0] - len(scene.ready("n0-a"))
+        return [("n0-a", 4 * lack, 4 * len(scene.ready("n0-a")))] if many[0] > 1 else []
+
+    scene = Scene(more(laid(TIGHT), "n0-a", 3), demand)
+    scene.run(2)
+    assert len(moved(scene)) == 1
+    many[0] = 2
+    scene.run(60)
+    assert len(scene.ready("n0-a")) == 2
+    assert not scene.verbs("drain"), "room is for Calls first"
+
+
+# --- who moves --------------------------------------------------------------------------------------------------------
+
+
+def test_idle_ones_move_before_busy_ones_and_cheap_ones_before_dear_ones() -> None:
+    at = laid(TIGHT)
+    assert names(looked(at, T0)) == ["n0-a"]
+    calls = [gateway(levels=[level("n0-a", 0, 1)], uses=[use("n0-a-r", 1)])]
+    assert names(looked(laid(TIGHT, gateways=calls), T0)) == ["n0-b"]
+    assert names(looked(at, T0, starts={"n0-a": 90.0, "n0-b": 80.0, "n1-a": 200.0})) == ["n0-b"]
+
+
+def test_nobody_moves_for_less_than_it_costs_and_priority_weighs() -> None:
+    slow = {f"n{node}-{letter}": 3000.0 for node in range(NODES) for letter in "ab"}
+    at = laid(TIGHT)
+    found = looked(at, T0, starts=slow)
+    assert found.steps == ()
+    assert found.unmet[0].reason.endswith("to move n0-a would cost more than it gains")
+    above = looked(at, T0, asked(at, big(priority=1)), slow)
+    assert names(above) == ["n0-a"], "each priority above doubles the gain"
+
+
+def test_nobody_moves_who_has_no_other_place() -> None:
+    found = looked(laid({0: [5], 1: [5], 2: [3, 3], 3: [4]}), T0, asked(laid({}), wide("big", 9)))
+    assert names(found) == ["n3-a"]
+    full = laid({0: [4], 1: [7], 2: [7], 3: [7]})
+    found = looked(full, T0, asked(full, wide("big", 7)))
+    assert found.steps == ()
+    assert found.unmet[0].reason.endswith("at most 6 on one node; there is no other place for n0-a")
+
+
+def test_too_little_in_all_is_not_in_pieces() -> None:
+    at = laid({0: [7], 1: [9], 2: [9], 3: [9]})
+    assert looked(at, T0).unmet[0].reason == "no room"
+
+
+def test_a_want_that_waits_anyway_or_is_a_surge_moves_nobody() -> None:
+    at = laid(TIGHT)
+    ground = Ground(at, Yard(shelves(at, T0)), Outlook(), T0)
+    for missing in (
+        Missing(asked(at), "no", promised=True),
+        Missing(asked(at), "no", never=True),
+        Missing(asked(at)._replace(force=Force.NONE), "no"),
+    ):
+        assert defragment([missing], ground) == Defragmented((missing,))
+
+
+def settled(at: World, name: str, **spec: Any) -> World:
+    """That Model's spec, and its Replicas with it."""
+    before = at.models[ModelName(name)]
+    after = replace(before, spec=replace(before.spec, **spec))
+    at = replace(at, models={**at.models, after.name: after})
+    return changed(at, f"{name}-r", spec_hash=after.spec_hash())
+
+
+def test_who_is_not_settled_does_not_move() -> None:
+    at = laid(TIGHT)
+    a, b = ReplicaId("n0-a-r"), ModelName("n0-a")
+    measured = {b: History(starts_s=(30.0,))}
+    others = {
+        "another spec": changed(at, a, spec_hash="old"),
+        "must go in order": changed(at, a, rank=1),
+        "no surge": settled(at, b, rollout=Rollout(surge=0)),
+        "within residency": replace(changed(at, a, ready_s=T0 - 1), histories=measured),
+        "moved lately": changed(at, a, move=Move(replica=ReplicaId("x"), room_for=b), created_s=T0 - AGAIN_S + 1),
+        "failed lately": replace(at, histories={b: History(tries=1)}),
+        "cannot start": replace(at, obstacles={b: "it cannot"}),
+    }
+    for why, one in others.items():
+        assert names(looked(one, T0)) == ["n0-b"], why
+    long_ago = changed(at, a, move=Move(replica=ReplicaId("x"), room_for=b), created_s=T0 - AGAIN_S)
+    assert names(looked(long_ago, T0)) == ["n0-a"]
+
+
+def test_a_residency_or_a_pause_that_ends_is_waited_for() -> None:
+    at = laid(TIGHT)
+    young = changed(at, "n0-a-r", ready_s=T0 - 1)
+    young = replace(young, histories={ModelName("n0-a"): History(starts_s=(30.0,))})
+    assert T0 < looked(young, T0).next_s < T0 + 600
+    paused = replace(at, moved_s=T0 - 100)
+    found = looked(paused, T0)
+    assert (found.steps, found.next_s) == ((), T0 + EVERY_S - 100)
+    assert found.unmet[0].reason.endswith("the next Replica may move in 3 min 20 s")
+    assert looked(replace(at, leading_since_s=T0 - 1), T0).next_s == T0 + EVERY_S - 1, (
+        "who led before may have moved one"
+    )
+
+
+def test_nobody_moves_on_or_to_a_node_where_something_else_comes_or_goes() -> None:
+    at = changed(laid(TIGHT), "n1-a-r", state=S.STARTING)
+    found = looked(at, T0)
+    assert {node_of_slice(at, step.home.slices[0]) for step in found.steps} <= {"n2", "n3"}
+    at = changed(at, "n0-b-r", state=S.STARTING)
+    assert "n0-a" not in names(looked(at, T0))
+
+
+def test_nobody_moves_where_the_same_plan_starts_or_ends_something() -> None:
+    at = laid(TIGHT)
+    yard = Yard(shelves(at, T0))
+
+    def first(**fields: Any) -> str:
+        found = defragment([Missing(asked(at), "no")], Ground(at, yard, Outlook(), T0, **fields))
+        return names(found)[0]
+
+    assert first(astir={ModelName("n0-a")}) == "n0-b"
+    assert first(going={ReplicaId("n0-a-r")})[:2] != "n0"
+    assert first(taken=[at.replicas[ReplicaId("n0-b-r")].slices[0]])[:2] != "n0"
+    ended = laid({**TIGHT, 1: [5, 1]})
+    paused = ended.models[ModelName("n1-b")]
+    after = replace(paused, spec=replace(paused.spec, paused=True))
+    ended = replace(ended, models={**ended.models, paused.name: after})
+    begun = laid(TIGHT, others=[big(), wide("one", 1)])
+    for there in (ended, begun):
+        made = plan(there, T0)
+        starts = [action.replica for action in made.actions if isinstance(action, StartReplica)]
+        heir = next(one for one in starts if one.move is not None)
+        old = there.replicas[ReplicaId(f"{heir.model}-r")]
+        nodes = {node_of(there, heir), node_of(there, old)}
+        stirring = {NodeId("n1")} if there is ended else {node_of(there, one) for one in starts if one is not heir}
+        assert stirring
+        assert not nodes & stirring
+
+
+def node_of_slice(at: World, id: str) -> NodeId:
+    return next(one.node for one in at.slices.values() if one.id == id)
+
+
+def test_nobody_moves_whom_a_disruption_budget_keeps() -> None:
+    kept = replace(laid(TIGHT), undisturbed={ReplicaId("n0-a-r"): "keep"})
+    assert names(looked(kept, T0)) == ["n0-b"], "another in the way moves for it"
+    all_ = replace(kept, undisturbed=dict.fromkeys(kept.replicas, "keep"))
+    found = looked(all_, T0)
+    assert found.steps == ()
+    assert found.unmet[0].reason.endswith("a PodDisruptionBudget forbids to move n0-a, n0-b, n1-a")
+    assert not plan(all_, T0).actions
+    assert plan(replace(all_, undisturbed={}), T0).actions, "it is allowed, and so they move"
+
+
+def test_a_budget_that_forbids_meanwhile_keeps_the_old_one_beside_its_heir() -> None:
+    at = folded(laid(TIGHT), plan(laid(TIGHT), T0).actions)
+    heir = next(one for one in at.replicas.values() if one.move is not None)
+    both = changed(at, heir.id, state=S.READY, ready_s=T0 + 5, since_s=T0 + 5)
+    kept, _ = fold(both, [DisruptionsSeen(undisturbed={ReplicaId("n0-a-r"): "keep"})], T0 + 6)
+    assert not [action for action in plan(kept, T0 + 6).actions if isinstance(action, DrainReplica)]
+    free, _ = fold(kept, [DisruptionsSeen(undisturbed={})], T0 + 7)
+    assert kinds(plan(free, T0 + 7)) == ["drain n0-a-r"]
+
+
+def test_a_budget_keeps_nobody_from_going_idle() -> None:
+    at = world([model("ada", 20)], [device("g0", 80)], [replica(model("ada", 20), "r1", ["g0"])])
+    scene = Scene(replace(at, undisturbed={ReplicaId("r1"): "keep"}), nobody)
+    scene.run(3600, 60)
+    assert [verb(action) for _, action in scene.actions] == ["drain", "stop"]
+
+
+def test_nobody_moves_while_a_gateway_is_silent() -> None:
+    at = laid(TIGHT, gateways=[gateway(seen_s=T0 - 500, in_epoch=False, report=None)])
+    assert looked(at, T0).unmet[0].reason.endswith("nobody moves while gateways are silent")
+
+
+def test_parts_of_shared_devices_are_brought_together_too() -> None:
+    small = [model(name, 10, low=1) for name in "ab"]
+    there = [replica(one, f"{one.name}-r", [f"g{at}"]) for at, one in enumerate(small)]
+    at = world([*small, model("big", 20, low=1)], [device(f"g{at}", 24) for at in range(2)], there)
+    made = plan(at, T0)
+    assert kinds(made) == ["start a"]
+    said = "needs 20Gi on one device; 28Gi is free, at most 14Gi on one device; moves a from g0 to g1 first"
+    assert [unmet.reason for unmet in made.unmet] == [said]
+    scene = Scene(at, nobody)
+    scene.run(40)
+    assert scene.ready("big")
+    assert scene.ready("a")

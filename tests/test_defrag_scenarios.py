@@ -1,0 +1,204 @@
+"""Room that is free in pieces becomes one: four nodes of ten devices in virtual time, and what holds for every move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, combinations_with_replacement, pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.defrag import AGAIN_S, EVERY_S, MOVES_MAX
+from autoscaler.fold import fold
+from autoscaler.indices import rebuild
+from autoscaler.observations import DocumentsSeen
+from autoscaler.plan import Planner, plan
+from autoscaler.shelves import shelves
+from autoscaler.world import Replica, World
+from autoscaler.yard import Yard
+from tests.kit.laid import (
+    BIG,
+    DEVICES,
+    NODES,
+    Laid,
+    asked,
+    big,
+    free,
+    laid,
+    looked,
+    moved,
+    nobody,
+    node_of,
+    reason,
+    slices,
+    wide,
+)
+from tests.kit.worlds import GI, T0, Scene, folded, world
+
+# --- the scenario -----------------------------------------------------------------------------------------------------
+
+
+class Churn:
+    """Replicas come and go one by one."""
+
+    def __init__(self, seed: int, begin: World, sizes: dict[str, int]) -> None:
+        self.rng, self.sizes = Random(seed), sizes
+        self.scene = Scene(begin, nobody)
+        self.on = {str(one.model) for one in begin.replicas.values()}
+        self.big, self.step_s = False, 2.0
+
+    def tell(self) -> None:
+        """The documents as they are now."""
+        models = [wide(name, size, int(name in self.on)) for name, size in self.sizes.items()]
+        told = DocumentsSeen(models=(*models, big(low=int(self.big))), settings=self.scene.world.settings)
+        self.scene.world, _ = fold(self.scene.world, [told], self.scene.now_s)
+
+    def turn(self) -> None:
+        """One more, or one less."""
+        name = self.rng.choice(sorted(self.sizes))
+        room = NODES * DEVICES - sum(self.sizes[one] for one in self.on)
+        if name in self.on:
+            self.on.discard(name)
+        elif self.sizes[name] <= room:
+            self.on.add(name)
+        self.tell()
+
+    def seconds(self, many: float) -> Iterator[World]:
+        """The World at each step of so many seconds."""
+        for _ in range(int(many // self.step_s)):
+            self.scene.run(self.step_s, self.step_s)
+            yield self.scene.world
+
+
+def placeable(at: World, now_s: float) -> bool:
+    want = asked(at)
+    return Yard(shelves(at, now_s)).choose(want.kind, want.choice, want.artifact) is not None
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_four_nodes_of_ten_are_never_free_but_fragmented(seed: int, shared: bool) -> None:
+    churn = Churn(seed, world([], slices(shared=shared)), {f"m{at}": 3 for at in range(6)})
+    for at in range(6):  # one by one, interleaved with stops and starts
+        churn.on.add(f"m{at}")
+        churn.tell()
+        for _ in range(3):
+            for after in churn.seconds(churn.rng.choice((4, 10, 24))):
+                assert sum(free(after).values()) < 20 or placeable(after, churn.scene.now_s)
+            churn.turn()
+    assert not moved(churn.scene), "equal Replicas are packed so that nobody has to move"
+
+
+TAKEN = range(DEVICES - BIG + 1, DEVICES + 1)
+TOTALS = tuple(each for each in combinations_with_replacement(TAKEN, NODES) if sum(each) == NODES * DEVICES - 20)
+"""What is taken of each node when 20 devices are free, at most seven of them on one node."""
+
+
+def in_pieces(rng: Random, most: int = 5) -> Laid:
+    """Replicas of one device to `most`, so laid out."""
+    totals = list(rng.choice(TOTALS))
+    rng.shuffle(totals)
+    at: Laid = {}
+    for node, total in enumerate(totals):
+        at[node] = []
+        while sum(at[node]) < total:
+            at[node].append(rng.randrange(1, min(most, total - sum(at[node])) + 1))
+    return at
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(st.integers(0, 1 << 30), st.booleans())
+def test_what_20_free_devices_in_pieces_take_the_defragmenter_makes_one(seed: int, shared: bool) -> None:
+    """Replicas of one to five devices: whoever is there stays ready, and one of eight is ready in bounded time."""
+    scene = Scene(laid(in_pieces(Random(seed)), shared=shared), nobody)
+    begin = scene.world
+    assert sum(free(begin).values()) == 20
+    assert max(free(begin).values()) < BIG
+    while not scene.ready("big"):
+        scene.run(10, 5)
+        for old in begin.replicas.values():
+            assert scene.ready(old.model), f"{old.model} is not served"
+        assert scene.now_s - T0 <= (MOVES_MAX - 1) * EVERY_S + 60, reason(scene.world, scene.now_s)
+    times = [at_s for at_s, _ in moved(scene)]
+    assert all(later - sooner >= EVERY_S for sooner, later in pairwise(times))
+    assert 1 <= len(times) <= MOVES_MAX
+    heirs = [after for _, after in moved(scene)]
+    assert not any(node_of(scene.world, one) == node_of(scene.world, _first(begin, one)) for one in heirs)
+
+
+def _first(begin: World, heir: Replica) -> Replica:
+    """Who had its place at first: each Model has one Replica."""
+    return begin.replicas[begin.by_model[heir.model][0]]
+
+
+# --- properties -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> World:
+    at = in_pieces(Random(draw(st.integers(0, 1 << 30))), draw(st.integers(1, 7)))
+    for node, more in draw(st.dictionaries(st.integers(0, NODES - 1), st.integers(1, 3), max_size=2)).items():
+        at[node] += [more] if sum(at[node]) + more <= DEVICES else []
+    return laid(at, shared=draw(st.booleans()))
+
+
+@settings(derandomize=True, deadline=None, max_examples=120)
+@given(layouts(), st.randoms(use_true_random=False))
+def test_every_move_has_a_home_none_could_be_left_out_and_the_answer_is_always_the_same(at: World, rng: Random) -> None:
+    found = looked(at, T0)
+    there = list(at.replicas.items())
+    rng.shuffle(there)
+    assert found == looked(replace(at, replicas=dict(there)), T0)
+    if not found.steps:
+        assert max(free(at).values()) >= BIG or sum(free(at).values()) < 20, "free but fragmented"
+        return
+    homes = [id for step in found.steps for id in step.home.slices]
+    assert len(homes) == len(set(homes))
+    assert not any(at.by_slice.get(id) for id in homes), "free now, so that no move needs another's end"
+    left = {step.move.replica for step in found.steps}
+    for many in range(len(left) + 1):
+        for few in combinations(sorted(left), many):
+            here = replace(at, replicas={id: one for id, one in at.replicas.items() if id not in few})
+            room = max(free(rebuild(here, T0)).values()) >= BIG
+            assert room == (many == len(left))
+
+
+@settings(derandomize=True, deadline=None, max_examples=8)
+@given(st.integers(0, 1 << 30))
+def test_nobody_is_sent_to_and_fro_and_whoever_is_wanted_is_served(seed: int) -> None:
+    rng = Random(seed)
+    at = in_pieces(rng, 3)
+    sizes = {f"n{node}-{letter}": one for node, on in at.items() for letter, one in zip("abcdefghij", on, strict=False)}
+    churn = Churn(seed, laid(at, shared=bool(seed % 2)), sizes)
+    churn.step_s = 5.0
+    scene, were, served = churn.scene, dict[ModelName, list[float]](), set[str]()
+    for _ in range(60):
+        churn.turn()
+        churn.big = rng.random() < 0.5
+        churn.tell()
+        served &= churn.on
+        for after in churn.seconds(rng.choice((20, 100, 400))):
+            served |= {name for name in churn.on if scene.ready(name)}
+            assert all(scene.ready(name) for name in served)
+            under_way = [one for one in after.replicas.values() if one.move and one.move.replica in after.replicas]
+            assert len(under_way) <= 1
+    for at_s, heir in moved(scene):
+        assert all(at_s - before_s >= AGAIN_S for before_s in were.get(heir.model, [])), "it moved again"
+        were.setdefault(heir.model, []).append(at_s)
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(layouts())
+def test_who_planned_before_moves_as_who_did_not(begin: World) -> None:
+    planner, at = Planner(), begin
+    for now_s in (T0, T0 + 1, T0 + 400):
+        at = replace(at, gateways={id: replace(one, seen_s=now_s) for id, one in at.gateways.items()})
+        made = planner.plan(at, now_s)
+        assert made == plan(at, now_s)
+        at = folded(at, made.actions, now_s)
+        claimed = {id: sum(at.replicas[one].memory_bytes for one in on) for id, on in at.by_slice.items()}
+        assert all(bytes_ <= 80 * GI for bytes_ in claimed.values())

@@ -1,0 +1,56 @@
+"""PodDisruptionBudgets over our pods: what they cover, and when they allow nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers.kubernetes.disruptions import Budget, Labelled, read, selects, undisturbed
+
+ALL: dict[str, Any] = {}
+
+
+def budget(allowed: int | None, generation: int = 1, seen: int = 1, selector: Any = ALL) -> Any:
+    status = {} if allowed is None else {"disruptionsAllowed": allowed, "observedGeneration": seen}
+    return {"metadata": {"name": "b", "generation": generation}, "spec": {"selector": selector}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("found", "allows"),
+    [
+        (budget(1), True), (budget(0), False), (budget(None), False), (budget(3, generation=2, seen=1), False),
+        (budget(3, generation=2, seen=2), True),
+    ],
+)  # fmt: skip
+def test_a_budget_allows_what_its_controller_counts_and_nothing_before_it_has(found: Any, allows: bool) -> None:
+    assert read(found) == Budget("b", ALL, allows)
+
+
+@pytest.mark.parametrize(
+    ("selector", "covers"),
+    [
+        (None, False), ({}, True),
+        ({"matchLabels": {"app": "ada"}}, True), ({"matchLabels": {"app": "ada", "team": "ml"}}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["bob", "ada"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["bob"]}]}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["ada"]}]}, False),
+        ({"matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["ml"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "Exists"}]}, False),
+        ({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}, True),
+        ({"matchLabels": {"app": "ada"}, "matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, False),
+    ],
+)  # fmt: skip
+def test_a_selector_selects_as_kubernetes_says(selector: Any, covers: bool) -> None:
+    assert selects(selector, {"app": "ada"}) is covers
+
+
+def test_whom_nobody_may_end_is_told_with_the_budgets_that_say_so() -> None:
+    ours = [Labelled(ReplicaId("r1"), {"app": "ada"}), Labelled(ReplicaId("r2"), {"app": "bob"})]
+    ada, bob = {"matchLabels": {"app": "ada"}}, {"matchLabels": {"app": "bob"}}
+    assert undisturbed([Budget("a", ada, allows=False), Budget("b", bob, allows=True)], ours) == {"r1": "a"}
+    both = [Budget("b", {}, allows=True), Budget("a", ada, allows=True)]
+    assert undisturbed(both, ours) == {"r1": "a, b"}, "two over one pod: Kubernetes evicts it for nobody"
+    assert undisturbed([], ours) == {}

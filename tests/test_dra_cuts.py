@@ -1,0 +1,85 @@
+"""A GPU that ResourceSlices offer whole and in parts, where Settings let it be cut: who comes claims what it needs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.documents import load
+from autoscaler.drivers.kubernetes import claims, nodes
+from autoscaler.drivers.kubernetes.nodes import NodeSeen
+from autoscaler.slicing.base import Part, PodFields
+from autoscaler.slicing.dra import Dra, Got
+from autoscaler.slicing.whereabouts import really
+from autoscaler.world import Slice
+from tests.kit.golden import agrees, pod
+from tests.kit.pools import DRIVER, H100, cut_name, partitionable
+from tests.kit.sliced import GIB, NODE
+
+SETTINGS = """
+apiVersion: pilotlight.dev/v1alpha1
+kind: Settings
+nodes:
+- {selector: {}, device: {model: H100, memory: 80Gi}, slicing: {kind: dra, cut: %s}}"""
+
+
+def slices(*kept: str, cut: bool = True, places: bool = False) -> dict[str, Slice]:
+    """Of a node with one H100, as the driver makes them."""
+    declared = load([("a.yaml", SETTINGS % str(cut).lower())]).settings.nodes
+    published = claims.by_node(partitionable(NODE, places=places))
+    found = nodes.slices([NodeSeen(NODE, {}, usable=True, lost=False)], declared, lambda _: {}, published, kept)
+    return {one.id.rpartition("/")[2]: one for one in found}
+
+
+def claimed(asks: PodFields) -> tuple[str, str]:
+    """The DeviceClass, and what the selector says of the profile; empty: nothing, but the GPU's UUID."""
+    (claim,) = asks.claims
+    (request,) = claim["spec"]["devices"]["requests"]
+    said = request["exactly"]["selectors"][0]["cel"]["expression"]
+    profile = said.partition('["profile"] == "')[2].partition('"')[0]
+    return request["exactly"]["deviceClassName"], profile
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "percent", "profile"),
+    [(5, 0, "1g.10gb"), (15, 0, "1g.20gb"), (15, 20, "2g.20gb"), (30, 0, "3g.40gb"), (5, 50, "4g.40gb"),
+     (70, 0, ""), (5, 80, ""), (0, 0, "")],
+)  # fmt: skip
+def test_who_needs_less_than_an_idle_gpu_claims_the_smallest_part_that_holds_it(
+    memory_gib: int, percent: int, profile: str
+) -> None:
+    whole = slices()["gpu-0"]
+    asks = Dra().fields("m-1", [Part(whole, memory_gib * GIB, percent)])
+    assert claimed(asks) == ("mig.nvidia.com" if profile else "gpu.nvidia.com", profile)
+    kept = slices(cut=False)["gpu-0"]
+    assert claimed(Dra().fields("m-1", [Part(kept, memory_gib * GIB, percent)])) == ("gpu.nvidia.com", "")
+
+
+@given(st.integers(1, 80 * GIB), st.integers(0, 100), st.booleans())
+def test_what_is_claimed_is_never_less_than_is_needed(memory_bytes: int, percent: int, places: bool) -> None:
+    _, profile = claimed(Dra().fields("m", [Part(slices(places=places)["gpu-0"], memory_bytes, percent)]))
+    if profile:
+        of = H100.profile(profile)
+        assert (of.memory_bytes >= memory_bytes, 100 * of.compute // 7 >= percent) == (True, True)
+
+
+def test_its_claim_as_a_person_has_read_it() -> None:
+    asks = Dra().fields("m-1", [Part(slices()["gpu-0"], 15 * GIB)])
+    agrees("slicing/dra-cut", [*asks.claims, pod("m-1", asks)])
+
+
+def test_it_is_charged_for_its_part_and_what_is_left_is_offered() -> None:
+    whole = slices()["gpu-0"]
+    given_to = f"{DRIVER}/{NODE}/{cut_name('1g.10gb', 0)}"
+    assert slices(given_to, given_to).keys() == slices(given_to).keys(), "a claim has it, and it was chosen"
+    there = slices(given_to, f"{DRIVER}/{NODE}/gpu-0")
+    assert "gpu-0" not in there, "all of it cannot be had any more"
+    own = there[cut_name("1g.10gb", 0)]
+    known = {one.id: one for one in there.values()}
+    assert really([whole.id], NODE, known, got=[Got("gpu-0", given_to, None)]) == (own.id,)
+    assert cut_name("3g.40gb", 4) in there
+    assert {one.device for one in there.values()} == {whole.device}
+    (claim,) = Dra().fields("m-2", [Part(there[cut_name("3g.40gb", 4)], 5 * GIB)]).claims
+    said = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
+    assert '"3g.40gb"' in said, "a part is what it is: no claim could tell where in it"

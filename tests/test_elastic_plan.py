@@ -1,0 +1,263 @@
+"""Elastic Models (`gpu.elastic`): placed with less memory where that fills a hole, and their engines are told so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.actions import StartReplica
+from autoscaler.contract import ModelName
+from autoscaler.documents import DocumentError, load
+from autoscaler.drivers.devices import Devices
+from autoscaler.drivers.kubernetes import pods
+from autoscaler.engines import Launch, launch
+from autoscaler.explain import explain_model
+from autoscaler.fit import explain_fit
+from autoscaler.log import Log
+from autoscaler.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
+from autoscaler.plan import plan
+from autoscaler.quantity import Bytes
+from autoscaler.settings import DeclaredDevice
+from autoscaler.sizing import AS_ASKED, Given, is_cut, slots, spare_bytes, why_rigid
+from autoscaler.sizing import given as told_of
+from autoscaler.slicing import table
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Replica, Slice, SliceId, World
+from pilotlight.fit import needs
+from pilotlight.gathering import completed
+from pilotlight.needs import estimate
+from tests.kit import shapes
+from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+
+TENTH, KEPT = Gpu(elastic_percent=10), ReplicaRange(min=1)
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def elastic(name: str = "a", memory_gi: float = 10, **fields: Any) -> Model:
+    """Of llama.cpp: four slots of 2 GiB and a file of 2 GiB."""
+    cache = Cache(total_bytes=int(memory_gi * GI), slot_bytes=2 * GI, token_bytes=GI // 1024, context_tokens=8192)
+    spec = ModelSpec(engine="llama.cpp", artifact="file:///a.gguf", **{"gpu": Gpu(elastic_percent=20), **fields})
+    memory_bytes = int(memory_gi * GI)
+    return Model(
+        name=ModelName(name), spec=spec, memory_bytes=memory_bytes, slots=4, estimated_bytes=memory_bytes, cache=cache
+    )
+
+
+def start(at: World) -> Replica:
+    (action,) = plan(at, T0).actions
+    assert isinstance(action, StartReplica)
+    return action.replica
+
+
+def waiting(*models: Model, slices: Sequence[Slice], replicas: Sequence[Replica] = ()) -> World:
+    return world(models, slices, replicas, [gateway(levels=[level(models[0].name, 1)])])
+
+
+def test_a_replica_gets_the_hole_and_fewer_slots_and_is_of_the_same_spec() -> None:
+    a, b, full = elastic(context_tokens=2048), model("b", 14, low=1), elastic("full", replicas=KEPT)
+    held = [replica(b, "rb"), replica(full, "rf", on=["gpu1"])]
+    at = waiting(a, b, full, slices=[device("gpu0", 23.5), device("gpu1", 10)], replicas=held)
+    one = start(at)
+    assert (one.slices, one.memory_bytes, one.slots) == (("gpu0",), int(9.5 * GI), 3)
+    assert one.spec_hash == a.spec_hash() == replace(a, spec=replace(a.spec, gpu=Gpu())).spec_hash()
+    assert told_of(a, one) == Given(None, int(9.5 * GI), 3, 0)
+    runs = replace(one, state=S.READY, ready_s=T0, since_s=T0)
+    then = world([a, b, full], at.slices.values(), [*held, runs], histories=None)
+    log = explain_model(then, plan(then, T0), Log(), a.name, T0).sentences
+    assert any(f"{one.id} is ready since 0 s on gpu0, granted 9.5Gi of 10Gi, with 3 of 4 slots" in line for line in log)
+    fit = explain_fit(then, a, needs(a), T0)
+    assert fit.least_bytes == 8 * GI
+    assert (
+        "It makes do with 8Gi where that fills a hole (gpu.elastic): its engine is given fewer slots, 3 at least."
+        in (fit.sentences)
+    )
+    assert f"{one.id} was granted 9.5Gi of 10Gi, with 3 of 4 slots." in fit.sentences
+
+
+def test_those_that_run_decide_how_much_may_be_cut() -> None:
+    """Who was cut and runs, and nobody who has all: none to spare for the next."""
+    a, b = elastic(context_tokens=2048), elastic("b", context_tokens=2048, replicas=KEPT)
+    x = model("x", 11, low=1)
+    for granted_gi, fits in ((10, True), (9, False)):
+        held = [replica(b, "rb", on=["gpu1"], memory_bytes=granted_gi * GI), replica(x, "rx")]
+        made = plan(waiting(a, b, x, slices=[device("gpu0", 20), device("gpu1", 10)], replicas=held), T0)
+        assert [type(action) for action in made.actions] == [StartReplica] * fits
+
+
+def test_where_no_document_says_the_context_that_is_what_shrinks() -> None:
+    a = elastic()
+    cut = replica(a, "r", memory_bytes=9 * GI)
+    assert (slots(a, 9 * GI), told_of(a, cut).shared_context_tokens) == (4, 8192 - 1024)
+    assert told_of(a, replica(a, "r")) == Given(None, 10 * GI, 4, 0), "who has all is told what the document says"
+    half = elastic(gpu=Gpu(elastic_percent=50))
+    assert spare_bytes(half) == 4 * GI, "at least half of the context stays"
+    told = told_of(half, replica(half, "r", memory_bytes=6 * GI))
+    assert told.shared_context_tokens == 4096
+
+
+def test_what_no_engine_could_do_without_is_not_offered() -> None:
+    assert spare_bytes(elastic(context_tokens=2048, gpu=Gpu(elastic_percent=50))) == 5 * GI
+    one_slot = replace(elastic(context_tokens=2048), slots=1)
+    unread = replace(elastic(), cache=None)
+    unknown = replace(model("c", 0), spec=replace(model("c").spec, gpu=TENTH))
+    for rigid in (one_slot, unread, unknown, model("d", 10)):
+        assert spare_bytes(rigid) == 0
+        assert told_of(rigid, replica(rigid, "r")) == AS_ASKED
+    assert "it has one" in why_rigid(one_slot)
+    assert "cannot be read" in why_rigid(unread) or "can be read here" in why_rigid(unread)
+    assert "say gpu.memory" in why_rigid(unknown)
+    assert why_rigid(model("d", 10)) == why_rigid(elastic()) == ""
+
+
+def test_what_a_document_asks_for_beyond_the_estimate_goes_first() -> None:
+    asked = replace(elastic(context_tokens=2048), memory_bytes=11 * GI, estimated_bytes=0)
+    assert [slots(asked, gi * GI) for gi in (11, 10, 9, 8)] == [4, 4, 3, 3]
+    assert is_cut(asked, replica(asked, "r", memory_bytes=10 * GI))
+
+
+@pytest.mark.parametrize("context_tokens", [None, 8192])
+@pytest.mark.parametrize("window", [0, 256])
+def test_what_is_granted_holds_what_the_engine_is_then_told(
+    tmp_path: Path, context_tokens: int | None, window: int
+) -> None:
+    """By the estimate itself, of a real header, for every grant from the least to all."""
+    path = shapes.attending(tmp_path / "a.gguf", layers=6, window=window)
+    spec = ModelSpec(
+        engine="llama.cpp", artifact=f"file://{path}", context_tokens=context_tokens, gpu=Gpu(elastic_percent=30)
+    )
+    made = completed(Model(name=ModelName("a"), spec=spec, slots=8))
+    asked, spare, seen = made.memory_bytes, spare_bytes(made), set[int]()
+    assert spare > 0
+    for granted in range(asked - spare, asked + 1, max(1, spare // 23)):
+        told = told_of(made, replica(made, "r", memory_bytes=granted, slots=slots(made, granted)))
+        tokens = told.shared_context_tokens
+        if context_tokens is None and tokens:
+            less = estimate(replace(made, slots=1, spec=replace(spec, context_tokens=tokens)))
+            whole = estimate(
+                replace(made, slots=1, spec=replace(spec, context_tokens=made.cache and made.cache.context_tokens))
+            )
+            assert less is not None
+            assert whole is not None
+            assert whole.total_bytes(gpus=True) - less.total_bytes(gpus=True) >= asked - granted
+        else:
+            fewer = estimate(replace(made, slots=told.slots))
+            assert fewer is not None
+            assert fewer.total_bytes(gpus=False) <= granted
+        seen.add(tokens or told.slots)
+    assert len(seen) > 1, "less is told where less is granted"
+
+
+# --- engines ----------------------------------------------------------------------------------------------------------
+
+PROGRAMS = {name: f"/bin/{name}" for name in ("vllm", "sglang", "llama-server", "xllamacpp")}
+
+
+def launched(of: Model, told: Given, *programs: str) -> Launch:
+    return launch(of, None, "127.0.0.1", 9000, {name: PROGRAMS[name] for name in programs}, given=told)
+
+
+def after(argv: Sequence[str], flag: str) -> str | None:
+    return argv[argv.index(flag) + 1] if flag in argv else None
+
+
+def test_llama_cpp_is_told_fewer_slots_or_less_context() -> None:
+    fixed, free = elastic(context_tokens=2048), elastic()
+    ours = launched(fixed, Given(slots=3), "xllamacpp").argv
+    assert (after(ours, "--slots"), after(ours, "--context-tokens")) == ("3", "2048")
+    server = launched(fixed, Given(slots=3), "llama-server").argv
+    assert (after(server, "--parallel"), after(server, "--ctx-size")) == ("3", str(3 * 2048))
+    less = Given(slots=4, shared_context_tokens=7168)
+    assert after(launched(free, less, "xllamacpp").argv, "--shared-context-tokens") == "7168"
+    assert after(launched(free, less, "llama-server").argv, "--ctx-size") == "7168"
+    for whole in ("xllamacpp", "llama-server"):
+        assert "7168" not in launched(free, AS_ASKED, whole).argv
+        assert not {"--ctx-size", "--shared-context-tokens"} & {*launched(free, AS_ASKED, whole).argv}
+
+
+def test_a_command_is_told_what_was_granted_by_its_placeholder() -> None:
+    own = model("own", 10, gpu=TENTH, command=("run", "{port}", "--memory={memory_bytes}"))
+    told = told_of(own, replica(own, "r", memory_bytes=9 * GI))
+    assert f"--memory={9 * GI}" in launched(own, told).argv
+    assert f"--memory={10 * GI}" in launched(own, AS_ASKED).argv
+
+
+def test_a_pod_of_a_part_that_is_a_little_small_tells_vllm_its_part() -> None:
+    """Three parts of one T4; it asks for 5.5 GiB of 5.33."""
+    spec = ModelSpec(engine="vllm", artifact="hf://org/m", image="i", gpu=TENTH)
+    of = Model(name=ModelName("a"), spec=spec, memory_bytes=int(5.5 * GI), slots=64)
+    part = Slice(
+        id=SliceId("n/gpu0/s0"), device=device("n/gpu0").device, node=device().node, memory_bytes=16 * GI // 3,
+        shared=False, kind="timeslice", handle="nvidia.com/gpu", device_bytes=16 * GI,
+    )  # fmt: skip
+    one = start(waiting(of, slices=[part]))
+    assert (one.slices, one.memory_bytes, one.slots) == (("n/gpu0/s0",), 16 * GI // 3, 64)
+    asks = table.fields(one, {part.id: part})
+    assert asks is not None
+    made = pods.manifest(one, of, launched(of, told_of(of, one, asks.memory_fraction), "vllm"), "i", asks=asks)
+    container = made["spec"]["containers"][0]
+    words = [*container.get("command", ()), *container.get("args", ())]
+    assert after(words, "--gpu-memory-utilization") == "0.333"
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+
+def document(**spec: object) -> Model:
+    text = {"apiVersion": "pilotlight.dev/v1alpha1", "kind": "Model", "metadata": {"name": "m"}, "spec": spec}
+    return load([("m.yaml", str(text))]).models[0]
+
+
+FILE = {"engine": "llama.cpp", "artifact": "file:///a.gguf"}
+VLLM = {"engine": "vllm", "artifact": "hf://org/m"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({**FILE, "gpu": {"elastic": 51}}, "spec.gpu.elastic: expected"),
+        ({**FILE, "gpu": {"elastic": 10, "count": 2}}, "spec.gpu.elastic: only a part of one device can be smaller"),
+        ({**FILE, "gpu": {"elastic": 10}, "args": ["--slots=3"]}, "spec.args[0]: not together with gpu.elastic"),
+        ({**FILE, "gpu": {"elastic": 10}, "env": {"LLAMA_ARG_CTX_SIZE": "9"}},
+         "spec.env.LLAMA_ARG_CTX_SIZE: not together with gpu.elastic"),
+        ({**VLLM, "gpu": {"elastic": 10}},
+         "spec.gpu.elastic: needs gpu.memory, since engine vllm takes what it is given"),
+        ({**VLLM, "gpu": {"elastic": 10, "memory": "8Gi"}, "args": ["--gpu_memory_utilization", "0.5"]},
+         "spec.args[0]: not together with gpu.elastic"),
+        ({"engine": "ollama", "gpu": {"elastic": 10, "memory": "8Gi"}},
+         "spec.gpu.elastic: engine ollama cannot be told how large its cache is to be: leave it out"),
+        ({"engine": "command", "command": ["x", "{port}"], "gpu": {"elastic": 10, "memory": "8Gi"}},
+         "spec.gpu.elastic: needs {memory_bytes} in spec.command, by which it is told what it was given"),
+    ],
+)  # fmt: skip
+def test_where_it_means_nothing_it_is_refused(spec: dict[str, object], says: str) -> None:
+    with pytest.raises(DocumentError) as error:
+        document(**spec)
+    assert says in str(error.value)
+
+
+def test_where_it_means_something_it_is_taken() -> None:
+    assert spare_bytes(document(**VLLM, gpu={"elastic": 10, "memory": "8Gi"})) == 8 * GI // 10
+    own = {"engine": "command", "command": ["x", "{port}", "{memory_bytes}"]}
+    assert spare_bytes(document(**own, gpu={"elastic": 10, "memory": "8Gi"})) == 8 * GI // 10
+    assert document(**FILE, gpu={"elastic": 10}).spec.gpu == TENTH
+
+
+async def test_on_one_machine_vllm_is_told_what_it_was_granted_of_the_device() -> None:
+    devices = Devices((DeclaredDevice(name="gpu0", memory_bytes=Bytes(24 * GI)),))
+    await devices.open()
+    spec = ModelSpec(engine="vllm", artifact="hf://org/m", gpu=TENTH)
+    of = Model(name=ModelName("a"), spec=spec, memory_bytes=10 * GI, slots=64)
+    cut = replica(of, "r", memory_bytes=9 * GI)
+    told = told_of(of, cut, devices.fraction(of, cut))
+    assert after(launched(of, told, "vllm").argv, "--gpu-memory-utilization") == "0.375"
+    other = replace(of, spec=replace(spec, engine="sglang"))
+    assert after(launched(other, told, "sglang").argv, "--mem-fraction-static") == "0.375"
+    rigid = replace(of, spec=replace(spec, gpu=Gpu()))
+    assert devices.fraction(rigid, replica(rigid, "r")) is None

@@ -1,0 +1,191 @@
+"""config.json and safetensors: what they say of memory, and one clear line where they say nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from artifacts.caches import BYTES_MAX, Serving, paged
+from artifacts.hfconfig import CONFIG_BYTES_MAX, INDEX, ConfigError, read
+from autoscaler.contract import ModelName
+from autoscaler.fit import explain_fit
+from autoscaler.model import Model, ModelSpec
+from pilotlight.fit import needs
+from pilotlight.gathering import completed
+from tests.kit.worlds import T0, device, world
+
+LLAMA: dict[str, object] = {
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072,
+}  # fmt: skip
+DATA = 1000
+
+
+def tensors(path: Path, header: object = None, data: int = DATA) -> None:
+    """A file of weights."""
+    told = {"w": {"dtype": "F16", "shape": [500], "data_offsets": [0, DATA]}, "__metadata__": {"format": "pt"}}
+    text = json.dumps(told if header is None else header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(data))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    tensors(tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def layers(folder: Path, **said: object) -> list[tuple[int, int]]:
+    """(elements of a token, bytes of state) of each layer, with these keys in config.json."""
+    (folder / "config.json").write_text(json.dumps(LLAMA | said))
+    return [(one.key_elements + one.value_elements, one.state_bytes) for one in read(folder).shape.layers]
+
+
+def wrong(folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(folder)
+    line = str(caught.value)
+    assert line.startswith(str(folder))
+    assert "\n" not in line
+    return line.removeprefix(f"{folder}").removeprefix("/")
+
+
+def test_weights_are_the_files_and_a_token_is_what_an_8b_model_needs(folder: Path) -> None:
+    made = read(folder)
+    assert made.architecture == "llama"
+    assert made.shape.weights_bytes == (folder / "model.safetensors").stat().st_size
+    assert paged(made.shape, Serving(slots=1)).token_bytes == 128 << 10
+    assert (made.shape.context_tokens, made.shape.vocabulary) == (131072, 128256)
+
+
+def test_latent_attention_and_states_are_counted(folder: Path) -> None:
+    assert layers(folder, kv_lora_rank=512, qk_rope_head_dim=64) == [(576, 0)] * 32
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    delta = {"linear_num_value_heads": 32, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
+             "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}  # fmt: skip
+    state = 4 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128))
+    assert layers(folder, layer_types=kinds * 8, **delta) == ([(0, state)] * 3 + [(2048, 0)]) * 8
+    assert layers(folder, **delta) == [(2048, state)] * 32, "no layer says what it is: both"
+    assert layers(folder, mamba_d_state=16)[0] == (2048, 4 * (16 * 8192 + 3 * (8192 + 32)))
+    kda = layers(folder, linear_attn_config={"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4})
+    assert kda[0][1] == 4 * (32 * 128 * 128 + 9 * 32 * 128)
+    assert layers(folder, model_type="rwkv7")[0][1] > 0
+
+
+def test_windows_are_not_believed_of_pages(folder: Path) -> None:
+    plain = layers(folder)
+    assert layers(folder, sliding_window=128, layer_types=["sliding_attention"] * 32) == plain
+
+
+def test_odd_keys_are_taken_as_commonly_and_missing_ones_that_matter_are_named(folder: Path) -> None:
+    assert layers(folder, intermediate_size="many", head_dim=None, layer_types=[1, 2]) == layers(folder)
+    for value in ("x", -1, None, True, 2.5, 1 << 70):
+        layers_said = {**LLAMA, "num_hidden_layers": value}
+        (folder / "config.json").write_text(json.dumps(layers_said))
+        assert wrong(folder) == "config.json: num_hidden_layers is missing or no number: not a language model?"
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 4097}))
+    assert wrong(folder) == "config.json: num_hidden_layers is above 4096"
+
+
+def test_a_text_model_inside_another_is_found(folder: Path) -> None:
+    inside = {"model_type": "big", "text_config": LLAMA}
+    (folder / "config.json").write_text(json.dumps(inside))
+    assert (read(folder).architecture, len(read(folder).shape.layers)) == ("big", 32)
+    (folder / "config.json").write_text(json.dumps(inside | {"text_config": 3}))
+    assert wrong(folder) == "config.json: text_config is no object"
+
+
+def test_all_files_of_the_index_count_and_a_missing_one_is_named(folder: Path) -> None:
+    tensors(folder / "model-2.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}))
+    assert read(folder).shape.weights_bytes == 2 * (folder / "model.safetensors").stat().st_size
+    (folder / "model-2.safetensors").unlink()
+    assert wrong(folder) == "model-2.safetensors: No such file or directory"
+    for name in ("../x", "", "..", "a\0b"):
+        (folder / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
+        assert "is no name of a file" in wrong(folder)
+    (folder / INDEX).write_text('{"weight_map": {"a": 3}}')
+    assert wrong(folder) == f"{INDEX}: weight_map is no object of names"
+
+
+def test_what_is_broken_is_said_in_one_line(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    tensors(weights, data=10)
+    assert wrong(folder) == "model.safetensors: truncated: its last tensor ends behind the end of the file"
+    weights.write_bytes(b"\xff" * 100)
+    assert wrong(folder) == "model.safetensors: not a safetensors file, or truncated"
+    tensors(weights, {"w": {"dtype": "F16"}})
+    assert wrong(folder) == "model.safetensors: a tensor without data_offsets"
+    weights.unlink()
+    assert wrong(folder) == ": there is no .safetensors file in it"
+    (folder / "config.json").write_bytes(b"[" * 100_000)
+    assert "config.json: no JSON that can be read" in wrong(folder)
+    (folder / "config.json").write_bytes(b" " * (CONFIG_BYTES_MAX + 1))
+    assert wrong(folder) == "config.json: larger than 4 MiB"
+    (folder / "config.json").write_text("[]")
+    assert wrong(folder) == "config.json: no JSON object"
+    (folder / "config.json").unlink()
+    assert wrong(folder) == "config.json: No such file or directory"
+    with pytest.raises(ConfigError, match="File name too long"):
+        read(folder / ("a" * 300))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([*LLAMA, "head_dim"]), inner),
+    max_leaves=6,
+)
+NAMES = (
+    *LLAMA,
+    "text_config",
+    "layer_types",
+    "kv_lora_rank",
+    "linear_attn_config",
+    "mamba_d_state",
+    "expand",
+    "head_dim",
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(said=st.dictionaries(st.sampled_from(NAMES), VALUES), header=VALUES, garbage=st.binary(max_size=40))
+def test_hostile_files_give_a_bounded_estimate_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, said: dict[str, object], header: object, garbage: bytes
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "hostile"
+    folder.mkdir(exist_ok=True)
+    weights = folder / "model.safetensors"
+    for write in (
+        lambda: tensors(weights),
+        lambda: tensors(weights, {"w": header}),
+        lambda: weights.write_bytes(garbage),
+    ):
+        write()
+        (folder / "config.json").write_text(json.dumps(LLAMA | said))
+        with contextlib.suppress(ConfigError):  # any other error fails
+            made = paged(read(folder).shape, Serving(slots=100_000, context_tokens=1_000_000_000))
+            assert 0 < made.total_bytes(gpus=True) <= BYTES_MAX
+    (folder / "config.json").write_bytes(garbage)
+    with contextlib.suppress(ConfigError):
+        read(folder)
+
+
+def test_it_is_explained_for_vllm_and_counted_with_the_whole_device(folder: Path) -> None:
+    spec = ModelSpec(engine="vllm", artifact=f"file://{folder}", context_tokens=8192)
+    of = Model(name=ModelName("big"), spec=spec, slots=64)
+    assert completed(of).memory_bytes == 0
+    told = explain_fit(world([of], [device("gpu0", 24)]), of, needs(of), T0)
+    assert told.sentences[0] == "big is counted with the whole of each of its Devices. Its config.json (llama) says:"
+    rest = int(0.9 * (24 << 30)) - sum(one.bytes for one in told.needs.parts if one.name != "cache")
+    assert told.places[0].calls == rest // (8192 * (128 << 10)) > 10
+    half = replace(of, spec=replace(spec, args=("--kv-cache-dtype=fp8",)))
+    assert needs(half).token_bytes == 64 << 10
+    (folder / "config.json").write_text("{")
+    assert "its artifact cannot be read: " in explain_fit(world([of], [device()]), of, needs(of), T0).sentences[0]

@@ -1,0 +1,176 @@
+"""When to learn what room is worth, and from what: an Exercise is the same for the same World, and bounded."""
+
+from __future__ import annotations
+
+import random
+from random import Random
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from autoscaler import lessons
+from autoscaler.fold import fold
+from autoscaler.hosts import BYTES_MAX, CPU_MAX
+from autoscaler.lanes import Kind, Lane, Wanted
+from autoscaler.learning import SEED
+from autoscaler.lesson import Alike, Exercise, Lesson
+from autoscaler.lessons import ALIKE_MAX, FAILED_S, LANES_MAX, Tried, exercise, played, why
+from autoscaler.observations import LessonLearnt
+from autoscaler.waste import WHOLE, Face, untaught
+from autoscaler.world import History, World
+from tests.kit.taught import cluster, exercise_of, lesson
+from tests.kit.worlds import GI, T0, device, model, world
+
+LANE = Lane(24 * GI)
+AGAIN_S = lessons.AGAIN_S
+CHANGED = "what is asked for has changed"
+
+
+def test_an_exercise_is_nodes_by_what_they_are_alike_in_and_what_is_asked_for() -> None:
+    made = exercise_of(cluster())
+    assert made.nodes == (Alike((LANE, LANE), CPU_MAX, BYTES_MAX, 3),)
+    assert [(one.kind.memory_bytes, one.weight) for one in made.demand] == [(8 * GI, 1 << 20), (12 * GI, 1 << 20)]
+    assert made.seed == SEED
+
+
+def test_the_order_of_what_was_observed_does_not_show() -> None:
+    names = [f"m{number}" for number in range(40)]
+    models = [model(name, 1 + number % 7) for number, name in enumerate(names)]
+    slices = [device(f"g{number}", (24, 48, 80)[number % 3], f"n{number % 11}") for number in range(60)]
+    known = {name: History(last_activity_s=T0 - 40 * number) for number, name in enumerate(names)}
+    one = exercise_of(world(models, slices, histories=known))
+    for each in (models, slices, names):
+        Random(1).shuffle(each)
+    assert exercise_of(world(models, slices, histories={name: known[name] for name in names})) == one
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        world([model("a", 8)], [device("g0"), device("g1")]),
+        world([model("a", 80)], [device("g0"), device("g1")], histories={"a": History(last_activity_s=T0)}),
+        world([model("a", 8)], [device("g0")], histories={"a": History(last_activity_s=T0)}),
+        world([model("a", 8)], histories={"a": History(last_activity_s=T0)}),
+    ],
+    ids=["nobody calls", "it fits nowhere", "one Slice is no choice", "no Slice"],
+)
+def test_there_may_be_nothing_to_learn_from(one: World) -> None:
+    assert exercise(one, T0) is None
+
+
+def test_only_the_most_common_kinds_of_nodes_are_learnt_of() -> None:
+    many = [
+        device(f"g{size}-{number}", 20 + size, f"n{size}-{number}")
+        for size in range(ALIKE_MAX + 9)
+        for number in range(1 + (size >= 9))
+    ]
+    made = exercise_of(world([model("a", 8)], many, histories={"a": History(last_activity_s=T0)}))
+    assert [one.lanes[0].memory_bytes // GI for one in made.nodes] == [29 + size for size in range(ALIKE_MAX)]
+
+
+def test_a_large_cluster_is_played_by_a_part_of_each_kind_of_its_nodes() -> None:
+    few, many = (Lane(80 * GI),) * 8, (LANE,) * 4
+    nodes = (Alike(few, CPU_MAX, BYTES_MAX, 1), Alike(many, CPU_MAX, BYTES_MAX, 10_000))
+    made = played(Exercise(nodes=nodes, demand=(), seed=1))
+    assert [sum(node.lanes == lanes for node in made) for lanes in (few, many)] == [1, 999]
+    assert sum(len(node.lanes) for node in made) <= LANES_MAX + 8
+    assert len({node.name for node in made}) == len(made)
+
+
+def test_what_is_known_at_once_is_how_often_which_size_is_asked_for() -> None:
+    made = lessons.begin(exercise_of(cluster()))
+    known, sizes = lessons.taught(made), untaught({334: 1.0, 500: 1.0})
+    assert (made.learnt, known.faces) == (False, ())
+    assert np.array_equal(known.tables.values, sizes.tables.values)
+    assert np.array_equal(known.tables.prices, sizes.tables.prices)
+
+
+def test_the_same_exercise_gives_the_same_lesson_and_another_seed_another() -> None:
+    one = exercise_of(cluster(2))
+    made, again, other = (
+        lessons.learn(each, lambda seed: random.Random(seed).randrange) for each in (one, one, replace(one, seed=1))
+    )
+    assert made == again
+    assert made.learnt
+    assert made.exercise == one
+    assert lessons.taught(made).faces == (Face((("", LANE.memory_bytes),) * 2, CPU_MAX),)
+    assert made.values != other.values
+
+
+# --- when -------------------------------------------------------------------------------------------------------------
+
+
+def learnt(one: World | None = None) -> Lesson:
+    return lesson(exercise_of(one or cluster()), 1)
+
+
+def test_it_is_learnt_when_nothing_was_and_not_while_all_is_as_it_was() -> None:
+    now = exercise_of(cluster())
+    assert why(now, None, None, T0) == "nothing was learnt yet"
+    assert why(now, lessons.begin(now), None, T0) == "nothing was learnt yet"
+    assert why(now, learnt(), None, T0) == ""
+
+
+def test_it_is_learnt_again_when_a_tenth_of_the_demand_has_moved() -> None:
+    """By capacity: a takes 334 thousandths of a Device and b 500, so with equal weights a has 40 % of the demand."""
+    now = exercise_of(cluster())
+    for weight, reason in ((50, CHANGED), (70, ""), (100, ""), (140, ""), (170, CHANGED)):
+        demand = tuple(Wanted(kind, n) for (kind, _), n in zip(now.demand, (weight, 100), strict=True))
+        assert why(replace(now, demand=demand), learnt(), None, T0) == reason, weight
+    alone = exercise_of(cluster(3, "a"))
+    assert why(alone, learnt(), None, T0) == CHANGED
+
+
+def test_who_needs_no_device_is_no_drift() -> None:
+    now = exercise_of(cluster())
+    more = replace(now, demand=(*now.demand, Wanted(Kind(devices=0, cpu_milli=500), 1 << 30)))
+    assert why(more, learnt(), None, T0) == ""
+
+
+def test_it_is_learnt_again_when_nodes_of_another_kind_come_or_a_fifth_of_all_goes() -> None:
+    ten = learnt(cluster(10))
+    assert why(exercise_of(cluster(9)), ten, None, T0) == ""
+    assert why(exercise_of(cluster(12)), ten, None, T0) == ""
+    assert why(exercise_of(cluster(13)), ten, None, T0) == "there are more or fewer nodes"
+    assert why(exercise_of(cluster(7)), ten, None, T0) == "there are more or fewer nodes"
+    assert why(exercise_of(cluster(10, gi=48)), ten, None, T0) == "there are nodes of another kind"
+
+
+@pytest.mark.parametrize(("failed", "wait_s"), [(False, AGAIN_S), (True, FAILED_S)])
+def test_nothing_is_learnt_again_at_once(failed: bool, wait_s: float) -> None:
+    now, tried = exercise_of(cluster()), Tried(T0, failed)
+    assert why(now, None, tried, T0 + wait_s - 1) == ""
+    assert why(now, None, tried, T0 + wait_s) == "nothing was learnt yet"
+
+
+# --- what comes of it -------------------------------------------------------------------------------------------------
+
+
+def test_a_beginning_does_not_replace_what_was_learnt() -> None:
+    one = cluster()
+    begun, made = lessons.begin(exercise_of(one)), learnt()
+    one, _ = fold(one, [LessonLearnt(lesson=begun)], T0)
+    assert one.lesson is begun
+    one, _ = fold(one, [LessonLearnt(lesson=made)], T0)
+    assert one.lesson is made
+    after, _ = fold(one, [LessonLearnt(lesson=begun)], T0)
+    assert after is one
+    after, _ = fold(one, [LessonLearnt(lesson=learnt())], T0)
+    assert after is one, "an equal one is no news"
+
+
+def test_a_lesson_that_is_none_is_refused() -> None:
+    made = learnt()
+    for wrong in (
+        replace(made, values=made.values[:-4]),
+        replace(made, prices=b""),
+        replace(made, learnt=False),
+        replace(made, exercise=replace(made.exercise, nodes=())),
+    ):
+        with pytest.raises(ValueError, match="a lesson of other nodes"):
+            lessons.taught(wrong)
+    for number in (-1, WHOLE * 64 + 1):
+        prices = np.array([0, number], np.dtype("<i4")).tobytes()
+        with pytest.raises(ValueError, match="a lesson with numbers that are not in 0 to 64000"):
+            lessons.taught(replace(made, prices=prices))

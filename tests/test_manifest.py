@@ -1,0 +1,334 @@
+"""Manifests and indexes: what is taken, which entry of an index it is, and one line about everything else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts import contents, digests, manifest, platforms
+from artifacts.descriptors import BadManifestError, Platform
+from artifacts.manifest import DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST, Index, Manifest
+
+A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+AMD64 = Platform("linux", "amd64")
+
+
+def descriptor(**changed: object) -> dict[str, object]:
+    return {"mediaType": "application/octet-stream", "digest": A, "size": 7, **changed}
+
+
+def document(**changed: object) -> dict[str, object]:
+    whole = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": descriptor(), "layers": [descriptor()]}
+    return {**whole, **changed}
+
+
+def parsed(found: object, **also: Any) -> Manifest | Index:
+    return manifest.parse(json.dumps(found).encode(), **also)
+
+
+def refusal(found: object, **also: Any) -> str:
+    with pytest.raises(BadManifestError) as caught:
+        parsed(found, **also)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 420
+    return str(caught.value)
+
+
+def test_what_a_manifest_says() -> None:
+    layer = descriptor(digest=B, size=0, annotations={"x": "y"}, urls=["http://169.254.169.254/"], name="a")
+    found = parsed(document(artifactType="application/vnd.x+json", layers=[layer], subject=descriptor()))
+    assert isinstance(found, Manifest)
+    assert found.artifact_type == "application/vnd.x+json"
+    assert [(one.digest, one.size, one.annotations, one.name) for one in found.layers] == [(B, 0, {"x": "y"}, "a")]
+    assert found.subject is not None
+    assert "http" not in repr(found), "urls of strangers are not even kept"
+
+
+def test_point_02_a_manifest_that_was_substituted_is_not_taken() -> None:
+    content = json.dumps(document()).encode()
+    assert isinstance(manifest.parse(content, digest=digests.of(content)), Manifest)
+    for other in (content + b" ", json.dumps(document(layers=[])).encode()):
+        with pytest.raises(BadManifestError, match="not the one that was asked for"):
+            manifest.parse(other, digest=digests.of(content))
+
+
+def test_point_02_sha512_is_compared_as_well() -> None:
+    content = json.dumps(document()).encode()
+    good = digests.parse(f"sha512:{hashlib.sha512(content).hexdigest()}")
+    assert isinstance(manifest.parse(content, digest=good), Manifest)
+    with pytest.raises(BadManifestError, match="not the one"):
+        manifest.parse(content + b"\n", digest=good)
+
+
+def test_point_02_a_config_that_was_substituted_is_not_taken() -> None:
+    config = b'{"config":{}}'
+    said = descriptor(
+        mediaType="application/vnd.cncf.model.config.v1+json", digest=digests.of(config), size=len(config)
+    )
+    of = parsed(document(config=said))
+    assert isinstance(of, Manifest)
+    contents.read(of, config)
+    wrong = of._replace(config=of.config._replace(size=len(config) + 1))
+    with pytest.raises(BadManifestError, match="config is not the manifest's"):
+        contents.read(wrong, config)
+    for other in (b'{"config":[]}', config + b" "):
+        with pytest.raises(BadManifestError, match="config is not the manifest's"):
+            contents.read(of, other)
+
+
+@pytest.mark.parametrize("bad", ["sha256:../..", "sha256:" + "A" * 64, "sha256:", "md5:" + "a" * 32, "", None, 5, [A]])
+@pytest.mark.parametrize("at", ["config", "layers", "subject"])
+def test_point_03_digests_are_checked_wherever_they_stand(bad: object, at: str) -> None:
+    one = descriptor(digest=bad)
+    said = refusal(document(**{at: [one] if at == "layers" else one}))
+    assert f"{at}{'[0]' if at == 'layers' else ''}.digest" in said
+    assert "manifests[0].digest" in refusal({"schemaVersion": 2, "manifests": [one]})
+
+
+def test_point_07_more_than_4_mib_is_not_read() -> None:
+    content = json.dumps(document(annotations={"x": "y" * (4 << 20)})).encode()
+    with pytest.raises(BadManifestError, match="larger than 4 MiB"):
+        manifest.parse(content)
+    fits = json.dumps(document(annotations={"x": "y" * ((4 << 20) - 1000)})).encode()
+    assert isinstance(manifest.parse(fits), Manifest)
+
+
+def test_point_07_a_hundred_thousand_layers_are_not_read() -> None:
+    small = b'{"mediaType":"a/b"}'
+    content = b'{"schemaVersion":2,"config":%s,"layers":[%s]}' % (
+        json.dumps(descriptor()).encode(),
+        b",".join([small] * 100_000),
+    )
+    with pytest.raises(BadManifestError, match="layers has more than 16384"):
+        manifest.parse(content)
+    assert "manifests has more than 1024" in refusal({"schemaVersion": 2, "manifests": [descriptor()] * 1025})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 2_000_000,
+        b'{"a":' * 300_000,
+        b'{"annotations":' + b"[" * 100 + b"]" * 100 + b"}",
+        b'{"annotations":' + b"[" * 34 + b"]" * 34 + b"}",
+    ],
+)
+def test_point_07_deep_json_is_not_read(content: bytes) -> None:
+    with pytest.raises(BadManifestError, match=r"nested deeper|of more than"):
+        manifest.parse(content)
+
+
+def test_point_07_what_would_fill_the_memory_is_not_read() -> None:
+    with pytest.raises(BadManifestError, match="of more than 400000 parts"):
+        manifest.parse(b'{"a":[' + b"{}," * 1_000_000 + b"{}]}")
+
+
+def test_point_07_a_key_that_stands_twice_is_an_error() -> None:
+    with pytest.raises(BadManifestError, match="key 'layers' twice"):
+        manifest.parse(b'{"schemaVersion":2,"layers":[],"layers":[{}]}')
+    with pytest.raises(BadManifestError, match="key 'digest' twice"):
+        manifest.parse(b'{"schemaVersion":2,"config":{"digest":"a","digest":"b"},"layers":[]}')
+
+
+def test_point_07_a_manifest_is_never_an_index_too() -> None:
+    both = document(manifests=[descriptor()])
+    assert "both a manifest and an index" in refusal(both)
+    assert "both a manifest and an index" in refusal({**both, "mediaType": OCI_INDEX})
+    assert "not of that form" in refusal(document(mediaType=OCI_INDEX))
+    assert "not of that form" in refusal({"schemaVersion": 2, "mediaType": OCI_MANIFEST, "manifests": []})
+    assert "Content-Type" in refusal(document(), content_type=OCI_INDEX)
+    unsaid = {key: value for key, value in document().items() if key != "mediaType"}
+    assert "not of that form" in refusal(unsaid, content_type=DOCKER_INDEX)
+    assert isinstance(parsed(unsaid, content_type=f"{OCI_MANIFEST}; charset=utf-8"), Manifest)
+    assert isinstance(parsed(unsaid, content_type="application/json"), Manifest)
+    assert isinstance(parsed({"schemaVersion": 2, "manifests": []}), Index)
+
+
+@pytest.mark.parametrize("size", [-1, 1.0, 7.5, 1e3, "7", None, True, (1 << 44) + 1, 10**30, [7]])
+def test_point_07_a_size_is_a_whole_number_that_can_be(size: object) -> None:
+    assert "layers[0].size is no whole number" in refusal(document(layers=[descriptor(size=size)]))
+    assert "config.size is no whole number" in refusal(document(config=descriptor(size=size)))
+
+
+@pytest.mark.parametrize("text", [b"NaN", b"Infinity", b"-Infinity", b"1" * 5000, b"1e999"])
+def test_point_07_odd_numbers_are_errors(text: bytes) -> None:
+    with pytest.raises(BadManifestError):
+        manifest.parse(json.dumps(document(layers=[descriptor(size="@")])).encode().replace(b'"@"', text))
+
+
+def test_point_07_what_is_no_number_is_no_json_wherever_it_stands() -> None:
+    with pytest.raises(BadManifestError, match="NaN is no number"):
+        manifest.parse(json.dumps(document(anything=float("nan"))).encode())
+
+
+def test_point_07_a_large_config_is_not_fetched() -> None:
+    assert "config.size is above 4 MiB" in refusal(document(config=descriptor(size=(4 << 20) + 1)))
+
+
+def test_point_07_indexes_that_contain_themselves_end() -> None:
+    inner = parsed({"schemaVersion": 2, "manifests": [descriptor(mediaType=OCI_INDEX)]})
+    assert isinstance(inner, Index)
+    assert platforms.choose(inner, AMD64).digest == A
+    with pytest.raises(BadManifestError, match="contains itself"):
+        platforms.choose(inner, AMD64, [digests.parse(A)])
+    with pytest.raises(BadManifestError, match="deeper than 3"):
+        platforms.choose(inner, AMD64, [digests.parse(B)] * 3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"schemaVersion": 1}, "schemaVersion"),
+        ({"schemaVersion": 2.0}, "schemaVersion"),
+        ({"mediaType": "application/vnd.docker.distribution.manifest.v1+json"}, "no media type of a manifest"),
+        ({"mediaType": 7}, "mediaType is no text"),
+        ({"fsLayers": []}, "no longer in use"),
+        ({"layers": {}}, "layers is missing"),
+        ({"layers": [[]]}, "layers[0] is no object"),
+        ({"config": None}, "config is no object"),
+        ({"artifactType": "a\nb/c"}, "artifactType"),
+        ({"annotations": {"a": 1}}, "annotations is no object of texts"),
+        ({"annotations": {str(n): "" for n in range(257)}}, "annotations has more than 256"),
+        ({"layers": [{**descriptor(), "mediaType": "x"}]}, "layers[0].mediaType"),
+        ({"layers": [{**descriptor(), "platform": []}]}, "layers[0].platform is no object"),
+        ({"layers": [{**descriptor(), "platform": {"os": 1}}]}, "layers[0].platform.os"),
+        ({"layers": [{**descriptor(), "platform": {"os": "a\nb"}}]}, "layers[0].platform has something else"),
+        (
+            {"layers": [{**descriptor(), "platform": {"architecture": "x" * 65}}]},
+            "layers[0].platform has something else",
+        ),
+        ({"layers": [{**descriptor(), "name": 1}]}, "layers[0].name is no text"),
+    ],
+)
+def test_what_is_wrong_is_named(changed: dict[str, object], said: str) -> None:
+    assert said in refusal(document(**changed))
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"[]", b"7", b'"x"', b"{", b"\xff\xfe{}", b'{"a":"\\ud8"}', b"{}"])
+def test_what_is_no_manifest_at_all(content: bytes) -> None:
+    with pytest.raises(BadManifestError):
+        manifest.parse(content)
+
+
+def entry(digest: str, platform: str = "", **changed: object) -> dict[str, object]:
+    parts = dict(zip(("os", "architecture", "variant"), platform.split("/"), strict=False))
+    return descriptor(mediaType=OCI_MANIFEST, digest=digest, **({"platform": parts} if platform else {}), **changed)
+
+
+def chosen(*entries: dict[str, object], platform: Platform = AMD64) -> str:
+    index = parsed({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": list(entries)})
+    assert isinstance(index, Index)
+    return platforms.choose(index, platform).digest
+
+
+def test_the_image_for_the_platform_is_chosen() -> None:
+    arm, amd = entry(A, "linux/arm64/v8"), entry(B, "linux/amd64")
+    assert chosen(arm, amd) == B
+    assert chosen(arm, amd, platform=Platform("linux", "arm64")) == A
+    v6, v7 = entry(A, "linux/arm/v6"), entry(B, "linux/arm/v7")
+    assert chosen(v6, v7, platform=Platform("linux", "arm", "v7")) == B
+    with pytest.raises(BadManifestError, match="nothing for linux/amd64; it has linux/arm64/v8"):
+        chosen(arm)
+
+
+def test_a_model_goes_before_images_and_attestations_are_none() -> None:
+    model = entry(B, artifactType="application/vnd.cncf.model.manifest.v1+json")
+    assert chosen(entry(A, "linux/amd64"), model) == B
+    assert chosen(entry(A, "linux/amd64"), entry(B, "linux/arm64", annotations={"org.cnai.model.model": "true"})) == B
+    attestation = {"vnd.docker.reference.type": "attestation-manifest"}
+    assert chosen(entry(A, "linux/amd64", annotations=attestation), entry(B, "linux/amd64")) == B
+    with pytest.raises(BadManifestError, match="no entries"):
+        chosen(entry(A, annotations=attestation))
+
+
+SCALARS = st.sampled_from([None, True, 0, -1, 7, 1.5, 10**20, "", "a/b", A, OCI_MANIFEST, OCI_INDEX, DOCKER_INDEX])
+KEYS = st.sampled_from(["schemaVersion", "mediaType", "config", "layers", "manifests", "digest", "size", "annotations"])
+ANYTHING = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=6), max_leaves=12
+)
+CONFIGS = [
+    *("application/vnd.cncf.model.config.v1+json", "application/vnd.docker.ai.model.config.v0.1+json"),
+    *("application/vnd.kitops.modelkit.config.v1+json", "application/vnd.oci.image.config.v1+json"),
+    *("application/vnd.oci.empty.v1+json", "application/x-config"),
+]
+LAYERS = [
+    *("application/vnd.cncf.model.weight.v1.raw", "application/vnd.cncf.model.weight.config.v1.raw", "text/plain"),
+    *("application/vnd.cncf.model.weight.v1.gguf", "application/vnd.cnai.model.code.v1.tar+gzip"),
+    *("application/vnd.docker.ai.gguf.v3", "application/vnd.docker.ai.model.file", "application/x-mlmodel"),
+    *("application/vnd.kitops.modelkit.model.v1.tar", "application/vnd.ollama.image.model"),
+    *("application/vnd.ollama.image.tensor", "application/vnd.oci.image.layer.v1.tar+zstd"),
+]
+NAMES = [
+    "model.safetensors",
+    "a/b.gguf",
+    "a/B.gguf",
+    "a",
+    "x.py",
+    "..",
+    "",
+    "/a.gguf",
+    "a/config.json",
+    "\ud800",
+    "a\0",
+]
+PATHS = st.sampled_from(NAMES) | st.text("ab./\\:\u0301eE", max_size=8)
+NOTES = st.dictionaries(
+    st.sampled_from(
+        [
+            *("org.cncf.model.filepath", "org.opencontainers.image.title", "org.cncf.model.file.metadata+json"),
+            *("io.deis.oras.content.unpack", "org.cnai.model.filepath"),
+        ]
+    ),
+    PATHS | st.sampled_from(["true", '{"typeflag":50}', '{"size":7}']),
+    max_size=2,
+)
+LAYER = st.builds(
+    lambda kind, digest, notes, name: descriptor(mediaType=kind, digest=digest, annotations=notes, name=name),
+    *(st.sampled_from(LAYERS), st.sampled_from([A, B]), NOTES, PATHS),
+)
+KITFILE = st.builds(
+    lambda path, digest: {"model": {"path": path, **digest}}, PATHS, st.sampled_from([{}, {"digest": A}])
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.binary(max_size=200) | ANYTHING.map(lambda found: json.dumps(found).encode()))
+def test_arbitrary_bytes_make_one_kind_of_error(content: bytes) -> None:
+    try:
+        manifest.parse(content)
+    except BadManifestError:
+        return
+    pytest.fail("what is arbitrary is no manifest")
+
+
+@settings(derandomize=True, deadline=None, max_examples=600)
+@given(st.sampled_from(CONFIGS), st.lists(LAYER, max_size=4), KITFILE | ANYTHING, st.booleans())
+def test_what_comes_out_of_nearly_right_manifests_can_be_written(
+    kind: str, layers: list[dict[str, object]], config: object, allow_unsafe: bool
+) -> None:
+    raw = json.dumps(config).encode()
+    said = descriptor(mediaType=kind, digest=digests.of(raw), size=len(raw))
+    of = parsed(document(config=said, layers=layers))
+    assert isinstance(of, Manifest)
+    try:
+        read = contents.read(of, raw, allow_unsafe=allow_unsafe)
+        assert all(line.isprintable() for line in contents.explain(read))
+        files = read.files()
+    except BadManifestError:
+        return
+    assert len(files) == len(of.layers), "nothing is left out silently"
+    for file in files:
+        for path in (file.path, file.under):
+            assert not path.startswith("/")
+            assert not {"..", "."} & set(path.split("/"))
+            assert path.isprintable()
+            assert "\\" not in path
+        assert file.path or file.encoding != "raw"
+        assert allow_unsafe or file.role not in {"code", "unknown"}
+    raws = [file.path for file in files if file.encoding == "raw"]
+    assert len({path.casefold() for path in raws}) == len(raws)

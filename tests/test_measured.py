@@ -1,0 +1,136 @@
+"""What engines were seen to use corrects what was estimated: upwards at once, downwards late, and nothing restarts."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.fit import Needs, explain_fit
+from autoscaler.fold import fold
+from autoscaler.measured import MARGIN, NOTICED_BYTES, SERVED_S, corrected, seen
+from autoscaler.model import Gpu, Model
+from autoscaler.observations import DocumentsSeen, HistorySeen, Seen
+from autoscaler.plan import plan
+from autoscaler.quantity import Bytes
+from autoscaler.world import History, World
+from tests.kit.observed import seen_of
+from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
+
+GI = 1 << 30
+NEW = History()
+A = replace(model("a", 8), estimated_bytes=8 * GI)
+
+
+def after(*used: tuple[float, bool], of: Model = A) -> float:
+    """GiB that are counted after these looks: GiB seen, and whether it had served."""
+    history = NEW
+    for gib, served in used:
+        history = seen(history, of, int(gib * GI), served=served)
+    return corrected(of, history).memory_bytes / GI
+
+
+def test_more_than_was_estimated_is_counted_at_once() -> None:
+    assert after() == 8
+    assert after((9, False)) == 9
+    assert after((9, False), (5, True)) == 9, "the most that was seen, not the latest"
+    assert after((9, False), (10, False)) == 10
+
+
+def test_less_is_counted_only_after_it_has_served_and_with_a_margin() -> None:
+    assert after((4, False)) == 8
+    assert after((4, True)) == 4 * MARGIN
+    assert after((4, True), (6, False)) == 6 * MARGIN, "it grew since"
+    assert after((7, True)) == 8, "the margin is above the estimate"
+
+
+def test_little_growth_is_no_news() -> None:
+    history = seen(NEW, A, 5 * GI, served=False)
+    assert seen(history, A, 5 * GI + NOTICED_BYTES - 1, served=False) is history
+    assert seen(history, A, 3 * GI, served=False) is history
+
+
+def test_of_another_spec_or_another_file_it_says_nothing() -> None:
+    history = seen(NEW, A, 4 * GI, served=True)
+    slots = replace(A, slots=99)
+    other = replace(A, estimated_bytes=9 * GI, memory_bytes=9 * GI)
+    assert corrected(A, history).memory_bytes == 4 * GI * MARGIN
+    assert corrected(slots, history) is slots
+    assert corrected(other, history) is other
+
+
+def test_what_a_document_asks_for_and_a_whole_device_are_never_corrected() -> None:
+    for of in (model("a", 8), model("a", 0)):
+        assert seen(NEW, of, 20 * GI, served=True) is NEW
+        assert corrected(of, replace(NEW, used=seen(NEW, A, 20 * GI, served=True).used)) is of
+
+
+def test_neither_an_estimate_nor_a_measurement_is_part_of_the_hash() -> None:
+    other = replace(A, estimated_bytes=9 * GI, memory_bytes=9 * GI)
+    assert A.spec_hash() == other.spec_hash()
+    asked = [replace(A, spec=replace(A.spec, gpu=Gpu(memory_bytes=Bytes(n)))).spec_hash() for n in (GI, 2 * GI)]
+    assert len({*asked, A.spec_hash()}) == 3, "what the document asks for is"
+
+
+def served(now_s: float, used_gib: float, made: World) -> World:
+    """`a` runs, and its driver tells what it uses."""
+    known = made.replicas[next(iter(made.replicas))]
+    told = replace(seen_of(known, Seen.READY), used_bytes=int(used_gib * GI))
+    return fold(made, (told,), now_s)[0]
+
+
+def running(ready_s: float, active_s: float) -> World:
+    calls = [gateway(levels=[level("a", 0, 1)], uses=[use("r", 1)])]
+    runs = replica(A, "r", ready_s=ready_s)
+    return world([A], [device()], [runs], calls, {"a": History(last_activity_s=active_s)})
+
+
+def test_a_measurement_changes_the_next_replica_and_restarts_none() -> None:
+    before = running(T0 - 10, T0 - 5)
+    upon = served(T0, 9, before)
+    assert upon.models[A.name].memory_bytes == 9 * GI
+    assert upon.replicas == before.replicas
+    assert plan(upon, T0).actions == plan(before, T0).actions == ()
+    again, _ = fold(upon, (DocumentsSeen(models=(A,)),), T0)
+    assert again.models[A.name].memory_bytes == 9 * GI, "documents that are told again"
+    estimated = replace(A, estimated_bytes=7 * GI, memory_bytes=7 * GI)
+    upgraded, _ = fold(upon, (DocumentsSeen(models=(estimated,)),), T0)
+    assert upgraded.models[A.name].memory_bytes == 7 * GI
+    assert plan(upgraded, T0).actions == (), "another estimate after an upgrade: no rollout"
+
+
+def test_an_engine_that_takes_more_than_its_device_still_fits_there() -> None:
+    upon = served(T0, 1000, running(T0 - 10, T0 - 5))
+    assert upon.models[A.name].memory_bytes == device().memory_bytes
+
+
+def test_it_has_served_when_it_was_ready_long_and_was_called_since() -> None:
+    long_s = T0 - SERVED_S
+    assert served(T0, 4, running(long_s, T0 - 5)).models[A.name].memory_bytes == 4 * GI * MARGIN
+    assert served(T0, 4, running(long_s + 1, T0 - 5)).models[A.name].memory_bytes == 8 * GI
+    assert served(T0, 4, running(long_s, long_s - 1)).models[A.name].memory_bytes == 8 * GI
+
+
+def test_a_replica_of_an_older_spec_and_no_look_say_nothing() -> None:
+    before = running(T0 - 10, T0 - 5)
+    assert served(T0, 0, before).histories == before.histories
+    old = world([A], [device()], [replica(A, "r", spec_hash="before")])
+    assert served(T0, 20, old).models == old.models
+
+
+def test_what_was_measured_before_a_restart_holds_after_it() -> None:
+    history = seen(NEW, A, 9 * GI, served=False)
+    restarted, _ = fold(world([A], [device()]), (HistorySeen(model=A.name, history=history),), T0)
+    assert restarted.models[ModelName("a")].memory_bytes == 9 * GI
+
+
+def test_it_is_explained() -> None:
+    upon = served(T0, 4, running(T0 - SERVED_S, T0 - 5))
+    told = explain_fit(upon, upon.models[A.name], Needs(source="It", token_bytes=1), T0)
+    assert (told.basis, told.used_bytes) == ("measured", 4 * GI)
+    assert told.sentences[0] == "a is counted with 5Gi, as measured; 8Gi by its artifact. It says:"
+    assert (
+        "The most that a Replica was seen to use of a Device is 4Gi, after it had served for a while." in told.sentences
+    )
+    early = served(T0, 4, running(T0 - 10, T0 - 5))
+    told = explain_fit(early, early.models[A.name], Needs(), T0)
+    assert told.sentences[1].endswith("is 4Gi, so far; it has not served for long.")

@@ -1,0 +1,162 @@
+"""What a Model's document and command line make of its memory, and what `explain fit` says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from artifacts.caches import Estimate
+from autoscaler.contract import ModelName
+from autoscaler.engines import launch
+from autoscaler.fit import Fit, explain_fit
+from autoscaler.model import EngineName, Model, ModelSpec
+from autoscaler.quantity import Bytes
+from pilotlight.fit import needs
+from pilotlight.gathering import completed
+from pilotlight.needs import estimate, serving
+from tests.kit import shapes
+from tests.kit.worlds import T0, device, world
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return shapes.attending(tmp_path / "ada.gguf", layers=6, window=256)
+
+
+def model(file: Path, engine: EngineName = "llama.cpp", **spec: Any) -> Model:
+    made = ModelSpec(engine=engine, artifact=f"file://{file}", **spec)
+    return Model(name=ModelName("ada"), spec=made, slots=4)
+
+
+def made(of: Model) -> Estimate:
+    found = estimate(of)
+    assert found is not None
+    return found
+
+
+def part(of: Model, name: str) -> int:
+    return sum(item.bytes for item in made(of).items if item.name == name)
+
+
+def test_flags_and_variables_that_change_memory_are_counted(file: Path) -> None:
+    def told(*args: str, **env: str) -> object:
+        return serving(model(file, args=args, env=env, context_tokens=1024))
+
+    plain = serving(model(file, context_tokens=1024))
+    assert (plain.checkpoints, plain.prompts_bytes, plain.batch_tokens) == (3, 0, 512)
+    assert told("-ctxcp", "8") == told("--ctx-checkpoints=8") == told("--swa-checkpoints", "8")
+    assert told("-ctxcp", "8") == replace(plain, checkpoints=8)
+    assert told(LLAMA_ARG_CTX_CHECKPOINTS="8") == replace(plain, checkpoints=8)
+    assert told("-ctxcp", "2", LLAMA_ARG_CTX_CHECKPOINTS="8") == replace(plain, checkpoints=2), "a flag wins"
+    assert told("--cache-ram", "100") == replace(plain, prompts_bytes=100 * MIB)
+    assert told("-cram", "-1") == replace(plain, prompts_bytes=8192 * MIB), "no limit: what it would be by itself"
+    assert told("-ctk", "q8_0", "-ctv=f32") == replace(plain, key_bytes=34 / 32, value_bytes=4.0)
+    assert told("-ub", "64", "-c", "8192") == replace(plain, batch_tokens=64, context_tokens=2048)
+    assert told("--swa-full", "-fa", "off") == replace(plain, whole_windows=True, scores=True)
+    assert told("--cache-ram", "many") == plain, "the engine will refuse it"
+    assert told("--cache-ram") == plain
+
+
+def test_what_is_counted_for_checkpoints_and_prompts_is_what_the_engine_is_told(file: Path) -> None:
+    of = model(file, context_tokens=1024)
+    ours = launch(of, None, "127.0.0.1", 1, {"xllamacpp": "/bin/python"})
+    assert ours.argv[ours.argv.index("--ctx-checkpoints") + 1] == str(serving(of).checkpoints)
+    server = launch(of, None, "127.0.0.1", 1, {"llama-server": "/bin/llama-server"})
+    assert server.env == {"LLAMA_ARG_CTX_CHECKPOINTS": "3", "LLAMA_ARG_CACHE_RAM": "0"}
+    assert "--ctx-checkpoints" not in server.argv, "an older server would refuse the flag, and ignores the variable"
+    own = launch(model(file, env={"LLAMA_ARG_CACHE_RAM": "64"}), None, "127.0.0.1", 1, {"llama-server": "/bin/x"})
+    assert own.env["LLAMA_ARG_CACHE_RAM"] == "64"
+
+
+def test_a_command_that_is_llama_server_is_counted_as_that_does_by_itself(file: Path) -> None:
+    words = ("/usr/bin/llama-server", "--model", "{model_path}", "--port", "{port}")
+    assert serving(model(file, "command", command=words)).checkpoints == 32
+    assert serving(model(file, "command", command=words)).prompts_bytes == 8192 * MIB
+    assert serving(model(file, "command", command=(*words, "-cram", "0"))).prompts_bytes == 0
+    assert serving(model(file, "command", command=("other", "{port}"))).checkpoints == 0
+
+
+def test_what_is_in_the_hosts_memory_is_counted_where_that_is_the_device(file: Path) -> None:
+    of = model(file, context_tokens=1024)
+    host, gpu = completed(of).memory_bytes, completed(of, gpus=True).memory_bytes
+    assert host - gpu == part(of, "checkpoints") > 0
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_that_pages_takes_its_share_whatever_slots_and_context_are(file: Path, engine: EngineName) -> None:
+    """Not slots x context: a document's gpu.memory or the whole Device is what it takes."""
+    for context in (None, 512):
+        of = model(file, engine, context_tokens=context)
+        assert completed(replace(of, slots=64)).memory_bytes == 0
+        assert completed(replace(of, memory_bytes=7 * MIB)).memory_bytes == 7 * MIB
+        assert part(replace(of, slots=64), "cache") == part(replace(of, slots=1), "cache")
+
+
+def explained(of: Model, gib: int = 24) -> Fit:
+    return explain_fit(world([of], [device("gpu0", gib)]), of, needs(of), T0)
+
+
+def test_it_explains_part_by_part_and_device_by_device(file: Path) -> None:
+    told = explained(completed(model(file, context_tokens=1024)))
+    assert (told.basis, told.needs.share) == ("artifact", 0.0)
+    assert told.sentences[0].startswith("ada is counted with ")
+    assert told.sentences[0].endswith(", by its artifact. Its GGUF header (gemma3) says:")
+    assert any(
+        line.startswith("  checkpoints ") and line.endswith(", in the host's memory.") for line in told.sentences
+    )
+    assert "  cache 38Mi: 1 layer keeps all of 4 x 1024 tokens, 5 the last 256." in told.sentences
+    assert told.sentences[-2:] == (
+        "llama.cpp takes its memory at its start, for all slots.",
+        "gpu0: nothing stands in the way.",
+    )
+    assert sum(one.bytes for one in told.needs.parts) == told.memory_bytes
+    assert (told.places[0].fits, told.places[0].calls) == (True, None)
+
+
+def test_it_explains_that_a_document_decides_and_what_is_too_small(file: Path) -> None:
+    of = replace(model(file), memory_bytes=30 << 30)
+    of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, memory_bytes=Bytes(30 << 30))))
+    told = explained(of)
+    assert told.basis == "document"
+    assert told.sentences[0].startswith("ada is counted with 30Gi: its document says so (gpu.memory). Its GGUF header")
+    assert told.sentences[-1] == "gpu0: it has 24Gi in all, which cannot be 30Gi on one device."
+    assert not told.places[0].fits
+
+
+def test_of_pages_it_explains_how_many_calls_have_room(file: Path) -> None:
+    told = explained(model(file, "vllm", context_tokens=4096, args=("--gpu-memory-utilization", "0.5")))
+    assert told.basis == "device"
+    assert told.sentences[0].startswith("ada is counted with the whole of each of its Devices. ")
+    assert any(line.startswith("vllm takes 50% of its Devices at its start") for line in told.sentences)
+    (place,) = told.places
+    rest = (12 << 30) - sum(one.bytes for one in told.needs.parts if one.name != "cache")
+    assert place.calls == rest // (told.needs.token_bytes * 4096) > 0
+    small = explained(model(file, "vllm", context_tokens=4096), gib=1).places[0]
+    assert (small.fits, small.calls) == (False, 0)
+    assert "too little for one Call" in small.words
+
+
+def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path) -> None:
+    long = tmp_path / ("a" * 300 + ".gguf")
+    for file, why in ((tmp_path / "none.gguf", "No such file"), (long, "File name too long")):
+        told = explained(model(file))
+        assert len(told.sentences) == 2
+        assert why in told.sentences[0]
+        assert "\n" not in told.sentences[0]
+    remote = replace(model(tmp_path), spec=ModelSpec(engine="vllm", artifact="hf://org/name"))
+    assert "not a file here" in explained(remote).sentences[0]
+    folder = explained(model(tmp_path, "command", command=("x", "{port}")))
+    assert "of no kind that says more" in folder.sentences[0]
+
+
+def test_nothing_is_placed_for_a_model_without_a_device(file: Path) -> None:
+    of = model(file)
+    of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, count=0)))
+    told = explained(of)
+    assert told.places == ()
+    assert told.sentences[0].startswith("ada wants no Device (gpu.count is 0). ")

@@ -1,0 +1,135 @@
+"""What Devices cost, and that a dear one is left to who needs it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.actions import StartReplica
+from autoscaler.contract import ModelName
+from autoscaler.documents import DocumentError, load
+from autoscaler.model import Gpu, Model
+from autoscaler.plan import plan
+from autoscaler.podspec import API_VERSION
+from autoscaler.prices import Prices
+from autoscaler.settings import Price, Settings
+from autoscaler.world import Copy, NodeId, Slice
+from tests.kit.worlds import T0, device, gateway, level, model, world
+
+H100, T4 = "NVIDIA-H100-80GB-HBM3", "Tesla-T4"
+LISTED = (
+    Price(device="h100", per_hour=9.8),
+    Price(device="H100", per_hour=3.9, bought="spot"),
+    Price(device="*t4*", per_hour=0.53),
+    Price(device="A100-SXM4-80GB", per_hour=4.1),
+)
+
+
+@pytest.mark.parametrize(
+    ("product", "labels", "price"),
+    [
+        (H100, {}, 9.8),
+        (H100, {"karpenter.sh/capacity-type": "spot"}, 3.9),
+        (H100, {"eks.amazonaws.com/capacityType": "ON_DEMAND"}, 9.8),
+        (H100, {"cloud.google.com/gke-spot": "true"}, 3.9),
+        (H100, {"karpenter.sh/capacity-type": "something new"}, 9.8),
+        (T4 + "-SHARED", {"karpenter.sh/capacity-type": "spot"}, 0.53),
+        ("A100-SXM4-80GB", {}, 4.1),
+        ("NVIDIA-A100-SXM4-80GB", {}, 4.1),
+        ("NVIDIA-A100-SXM4-40GB", {}, 0.0),
+        ("NVIDIA-H1000", {}, 0.0),
+        ("", {}, 0.0),
+    ],
+)
+def test_an_entry_names_a_product_by_a_word_or_a_glob_and_its_class_by_labels(
+    product: str, labels: dict[str, str], price: float
+) -> None:
+    assert Prices(LISTED).of(device(product=product, labels=labels)) == price
+    assert Prices(()).of(device(product=product)) == 0.0
+
+
+def placed(
+    *slices: Slice, models: tuple[Model, ...], prices: tuple[Price, ...] = (), copies: frozenset[Copy] = frozenset()
+) -> dict[str, str]:
+    """Model -> its Slice, when all are called at once."""
+    levels = [level(one.name, waiting=1) for one in models]
+    there = world(models, slices, gateways=[gateway(levels=levels)], settings=Settings(prices=prices), copies=copies)
+    starts = [action for action in plan(there, T0).actions if isinstance(action, StartReplica)]
+    return {start.replica.model: start.replica.slices[0] for start in starts}
+
+
+H100_FREE, T4_FREE = device("h", 80, "n0", product=H100), device("t", 16, "n1", product=T4)
+SMALL, LARGE = model("small", 4), model("large", 40)
+
+
+def test_a_small_model_is_never_placed_on_an_h100_while_a_cheaper_device_that_fits_is_free() -> None:
+    """Nor where it has a Copy there, nor where others come first, nor where nobody told a price."""
+    there = frozenset({Copy(artifact="oci://small", node=NodeId("n0"))})
+    copied = model("small", 4, artifact="oci://small")
+    assert placed(H100_FREE, T4_FREE, models=(SMALL,)) == {"small": "t"}
+    assert placed(H100_FREE, T4_FREE, models=(SMALL,), prices=LISTED) == {"small": "t"}
+    assert placed(H100_FREE, T4_FREE, models=(copied,), prices=LISTED, copies=there) == {"small": "t"}
+    assert placed(H100_FREE, T4_FREE, models=(SMALL, LARGE), prices=LISTED) == {"small": "t", "large": "h"}
+    assert placed(H100_FREE, models=(SMALL,), prices=LISTED) == {"small": "h"}, "a dear device is better than none"
+
+
+def test_of_two_devices_of_one_size_the_cheaper_is_taken_unless_the_model_likes_the_dear_one_better() -> None:
+    a100 = device("a", 80, "n2", product="A100-SXM4-80GB")
+    assert placed(H100_FREE, a100, models=(LARGE,), prices=LISTED) == {"large": "a"}
+    choosy = model("large", 40, gpu=Gpu(models=("*h100*", "*a100*")))
+    assert placed(H100_FREE, a100, models=(choosy,), prices=LISTED) == {"large": "h"}
+    indifferent = model("large", 40, gpu=Gpu(models=("*h100*|*a100*",)))
+    assert placed(H100_FREE, a100, models=(indifferent,), prices=LISTED) == {"large": "a"}
+
+
+SIZES = st.lists(st.sampled_from([2, 4, 8, 15]), min_size=1, max_size=5)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(SIZES, st.integers(1, 4), st.integers(1, 3), st.booleans())
+def test_whoever_comes_together_none_is_on_an_h100_while_a_t4_is_empty(
+    sizes: list[int], t4s: int, h100s: int, told: bool
+) -> None:
+    models = tuple(model(f"m{number}", size) for number, size in enumerate(sizes))
+    slices = [device(f"t{number}", 16, f"n{number}", product=T4) for number in range(t4s)]
+    slices += [device(f"h{number}", 80, f"m{number}", product=H100) for number in range(h100s)]
+    found = placed(*slices, models=models, prices=LISTED if told else ())
+    assert {ModelName(name) for name in found} <= {one.name for one in models}
+    on_t4 = {slice_ for slice_ in found.values() if slice_.startswith("t")}
+    if any(slice_.startswith("h") for slice_ in found.values()):
+        assert len(on_t4) == t4s
+
+
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        ("{device: T4}", "prices[0].perHour: missing"),
+        ("{device: T4, perHour: -1}", "prices[0].perHour: expected a number, at least 0"),
+        ("{device: T4, perHour: .nan}", "line 3: expected a finite number"),
+        ('{device: "", perHour: 1}', "prices[0].device: expected the name of a product, such as T4"),
+        (
+            "{device: T4, perHour: 1}, {device: t4, perHour: 2}",
+            "prices[1].device: `t4` occurs twice in class on-demand",
+        ),
+        ("{device: T4, perHour: 1, class: gift}", "prices[0].class"),
+        ("{device: T4, perHour: 1, currency: euro}", "prices[0].currency"),
+    ],
+)
+def test_a_price_that_is_wrong_is_one_line(entry: str, line: str) -> None:
+    with pytest.raises(DocumentError, match=r"Settings|finite") as error:
+        load([("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: [{entry}]")], {})
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_product_may_have_a_price_of_each_class() -> None:
+    both = "{device: T4, perHour: 1}, {device: T4, perHour: 0.4, class: spot}"
+    settings = load([("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: [{both}]")], {}).settings
+    assert [one.per_hour for one in settings.prices] == [1.0, 0.4]
+
+
+def test_prices_are_of_one_currency() -> None:
+    entries = "[{device: T4, perHour: 1, currency: EUR}, {device: L4, perHour: 1}]"
+    with pytest.raises(DocumentError, match=r"prices\[1\].currency: expected EUR as in the first: one for all"):
+        load([("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: {entries}")], {})

@@ -1,0 +1,153 @@
+"""References and digests: what people write, what comes out, and what is refused in one line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts import digests, reference
+from artifacts.digests import BadDigestError
+from artifacts.reference import BadReferenceError
+
+A = digests.parse("sha256:" + "a" * 64)
+LONG = digests.parse("sha512:" + "0f" * 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "registry", "repository", "tag", "digest"),
+    [
+        ("llama", "docker.io", "library/llama", None, None),
+        ("ai/smollm2:latest", "docker.io", "ai/smollm2", "latest", None),
+        ("docker.io/llama:1", "docker.io", "library/llama", "1", None),
+        ("index.docker.io/ai/x", "docker.io", "ai/x", None, None),
+        ("oci://ghcr.io/Owner/x", None, None, None, None),
+        ("oci://ghcr.io/owner/models/x:v1.0-rc.1", "ghcr.io", "owner/models/x", "v1.0-rc.1", None),
+        ("localhost/x", "localhost", "x", None, None),
+        ("registry:5000/a/b__c/d--e.f_g:T", "registry:5000", "a/b__c/d--e.f_g", "T", None),
+        ("GHCR.IO:443/x", "ghcr.io:443", "x", None, None),
+        ("oci://[::1]:5000/m:t", "[::1]:5000", "m", "t", None),
+        ("[fe80::1]/m", "[fe80::1]", "m", None, None),
+        (f"ghcr.io/x:t@{A}", "ghcr.io", "x", "t", A),
+        (f"oci://127.0.0.1:5555/x@{LONG}", "127.0.0.1:5555", "x", None, LONG),
+        ("ollama://qwen3:0.6b", "registry.ollama.ai", "library/qwen3", "0.6b", None),
+        ("ollama://me/mine", "registry.ollama.ai", "me/mine", None, None),
+        ("ollama://hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M", "hf.co", "Qwen/Qwen3-8B-GGUF", "Q4_K_M", None),
+    ],
+)
+def test_what_people_write(
+    text: str, registry: str | None, repository: str | None, tag: str | None, digest: str | None
+) -> None:
+    if registry is None:
+        with pytest.raises(BadReferenceError, match="lower-case"):
+            reference.parse(text)
+        return
+    found = reference.parse(text)
+    assert found == (registry, repository, tag, digest)
+    if not text.startswith("ollama://"):
+        assert reference.parse(str(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected|repository"),
+        ("oci://", "repository"),
+        ("https://ghcr.io/x", "expected oci://"),
+        ("ghcr.io/", "repository"),
+        ("ghcr.io/../x", "repository"),
+        ("ghcr.io/a//b", "repository"),
+        ("ghcr.io/a/./b", "repository"),
+        ("ghcr.io/a/b/", "repository"),
+        ("ghcr.io/a b", "repository"),
+        ("ghcr.io/a?x=1", "repository"),
+        ("ghcr.io/a%2e", "repository"),
+        ("ghcr.io/a\n", "expected oci://"),
+        ("ghcr.io/\u0430", "expected oci://"),
+        ("ghcr.io/a:", "tag"),
+        ("ghcr.io/a:-x", "tag"),
+        ("ghcr.io/a:" + "x" * 129, "tag"),
+        ("ghcr.io/a@", "digest"),
+        ("ghcr.io/a@sha256:../../etc", "digest"),
+        ("ghcr.io/a@sha256:" + "A" * 64, "digest"),
+        ("host:0/a", "port"),
+        ("host:65536/a", "port"),
+        ("host:123456/a", "host"),
+        ("-host.example/a", "host"),
+        ("a..b/c", "host"),
+        ("[::g]/c", "host|IPv6"),
+        ("[1:2]/c", "IPv6"),
+        ("ghcr.io/" + "a" * 300, "255"),
+        ("x" * 2000, "expected oci://"),
+        ("ollama://a/b/c/d", "ollama"),
+        ("ollama://a/../b", "ollama"),
+        ("ollama://", "ollama"),
+    ],
+)
+def test_what_is_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(BadReferenceError) as caught:
+        reference.parse(text)
+    assert re.search(said, str(caught.value))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 320
+
+
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(BadReferenceError) as caught:
+        reference.parse("oci://me:hunter2@ghcr.io/x")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_what_is_asked_and_of_whom() -> None:
+    assert reference.parse("ghcr.io/x").asked == "latest"
+    assert reference.parse("ghcr.io/x:t").asked == "t"
+    assert reference.parse(f"ghcr.io/x:t@{A}").asked == A
+    assert reference.parse("x").host == "registry-1.docker.io"
+    assert reference.parse("ghcr.io/x").host == "ghcr.io"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sha256:../..",
+        "sha256:" + "A" * 64,
+        "sha256:" + "a" * 63,
+        "sha256:" + "a" * 65,
+        "sha256:",
+        "",
+        "sha1:" + "a" * 40,
+        "md5:" + "a" * 32,
+        "blake3:" + "a" * 64,
+        "sha512:" + "a" * 64,
+        "sha256:" + "a" * 64 + "\n",
+        "sha256-" + "a" * 64,
+        "sha256:" + "\u0661" * 64,
+        None,
+        7,
+    ],
+)
+def test_point_03_a_digest_is_one_or_is_refused(text: object) -> None:
+    with pytest.raises(BadDigestError, match="is no digest") as caught:
+        digests.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_point_03_sha512_is_taken() -> None:
+    assert digests.algorithm(LONG) == "sha512"
+    assert digests.encoded(LONG) == "0f" * 64
+    assert digests.of(b"{}") == "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+
+
+@settings(derandomize=True, deadline=None, max_examples=400)
+@given(st.sampled_from(["", "oci://", "ollama://"]), st.text(max_size=20) | st.text("ab.:[]/@%\\-", max_size=30))
+def test_what_comes_out_may_stand_in_a_url(scheme: str, text: str) -> None:
+    try:
+        found = reference.parse(scheme + text)
+    except BadReferenceError:
+        return
+    assert re.fullmatch(r"[a-z0-9.:\[\]-]+", found.registry)
+    assert re.fullmatch(r"[A-Za-z0-9._/-]+", found.repository)
+    assert not {"", ".", ".."} & set(found.repository.split("/"))
+    assert re.fullmatch(r"[A-Za-z0-9._:-]+", found.asked)

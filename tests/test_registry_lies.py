@@ -1,0 +1,327 @@
+"""Registries that lie or fail: points 1, 2, 7 and 12 of what a client must stand (bytes, manifests, answers)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from artifacts import blobs, registry
+from artifacts.blobs import Blob
+from artifacts.client import Client
+from artifacts.digests import Digest
+from artifacts.refusals import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
+from artifacts.registry import INDEX, MANIFEST
+from artifacts.retrying import TRIES_MAX
+from artifacts.transport import Limits, Site
+from tests.kit.fake_registry import Answer, FakeRegistry, StillClock, digest_of, part_of, raw, says, whole_head
+
+CONTENT = bytes(range(256)) * 64
+NAME = "team/model"
+WRONG = bytes(reversed(CONTENT))
+
+
+class Place:
+    """A registry with one blob, and a client of it that never waits."""
+
+    def __init__(self, fake: FakeRegistry, client: Client, clock: StillClock) -> None:
+        self.fake = fake
+        self.client = client
+        self.clock = clock
+        self.blob = Blob(NAME, Digest(fake.blob(CONTENT)), len(CONTENT))
+        self.path = f"/v2/{NAME}/blobs/{self.blob.digest}"
+
+    def next(self, *answers: Answer) -> None:
+        """What comes instead of the blob, one after the other."""
+        self.fake.answers["GET", self.path].extend(answers)
+
+    async def read(self, first: int = 0, end: int | None = None) -> bytes:
+        async with contextlib.aclosing(blobs.read(self.client, self.blob, first, end)) as pieces:
+            return b"".join([piece async for piece in pieces])
+
+    def ranges(self) -> list[str | None]:
+        return [one.headers.get("range") for one in self.fake.asked("GET", "/blobs/")]
+
+
+@contextlib.asynccontextmanager
+async def place(limits: Limits | None = None) -> AsyncIterator[Place]:
+    clock = StillClock()
+    async with (
+        FakeRegistry().serving() as fake,
+        Client(Site(fake.host), limits=limits or Limits(), pace=clock) as client,
+    ):
+        yield Place(fake, client, clock)
+
+
+async def test_a_blob_comes_whole_and_in_closed_ranges() -> None:
+    async with place() as one:
+        assert await one.read() == CONTENT
+        assert await one.read(100, 5000) == CONTENT[100:5000]
+        assert await one.read(16000) == CONTENT[16000:]
+        assert await one.read(5, 5) == b""
+        assert one.ranges() == [None, "bytes=100-4999", "bytes=16000-16383"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (says(200, WRONG), MismatchError, "its bytes are others"),
+        (says(200, CONTENT[:-1]), MismatchError, "there should be 16384"),
+        (says(200, CONTENT + b"x"), MismatchError, "has 16385 bytes of it"),
+        (says(200, b""), MismatchError, "has 0 bytes of it"),
+        (says(404), AbsentError, "there is no blob"),
+    ],
+    ids=["flipped", "truncated", "longer", "empty", "absent"],
+)
+async def test_point_01_bytes_that_are_not_the_blob(answer: Answer, error: type[RegistryError], said: str) -> None:
+    async with place() as one:
+        one.next(answer)
+        with pytest.raises(error, match=said):
+            await one.read()
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+async def test_point_01_without_a_content_length(change: int) -> None:
+    async def chunked(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(CONTENT[:-1] if change < 0 else CONTENT + b"x")
+        return response
+
+    async with place() as one:
+        one.next(chunked)
+        with pytest.raises(MismatchError, match="less of it" if change < 0 else "gives more of it"):
+            await one.read()
+
+
+async def test_point_01_a_content_length_that_promises_more_than_comes() -> None:
+    async with place() as one:
+        one.fake.always["GET", one.path] = raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000])
+        with pytest.raises(UnreachableError, match=f"given up after {TRIES_MAX} tries"):
+            await one.read()
+
+
+async def test_point_01_a_part_of_other_bytes_is_found_by_the_whole() -> None:
+    async with place() as one:
+        one.next(raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000], "close"))
+        one.next(lambda request: _range(request, WRONG))
+        with pytest.raises(MismatchError, match="its bytes are others"):
+            await one.read()
+
+
+async def _range(request: web.Request, content: bytes) -> web.StreamResponse:
+    return part_of(request, content)
+
+
+# --- manifests -------------------------------------------------------------------------------------------------------
+
+BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).encode()
+
+
+async def test_a_manifest_by_tag_and_by_digest() -> None:
+    async with place() as one:
+        digest = one.fake.manifest(NAME, "v1", BODY)
+        for asked in ("v1", digest):
+            found = await registry.manifest(one.client, NAME, asked, len(BODY))
+            assert (found.digest, found.media_type, found.body) == (digest, MANIFEST, BODY)
+        accept = one.fake.asked("GET", "/manifests/")[0].headers["accept"]
+        assert MANIFEST in accept
+        assert INDEX in accept
+        assert await registry.permitted(one.client, NAME, Digest(digest))
+
+
+async def test_point_02_a_manifest_that_was_substituted() -> None:
+    async with place() as one:
+        digest = one.fake.manifest(NAME, "v1", BODY)
+        other = BODY.replace(b"[]", b"[ ]")
+        one.fake.manifests[NAME, digest] = (MANIFEST, other)
+        with pytest.raises(MismatchError, match="its bytes are others than its digest says"):
+            await registry.manifest(one.client, NAME, digest)
+        path = f"/v2/{NAME}/manifests/{digest}"  # a header is no evidence
+        said = says(200, other, Content_Type=MANIFEST, Docker_Content_Digest=digest)
+        one.fake.answers["GET", path].append(said)
+        with pytest.raises(MismatchError):
+            await registry.manifest(one.client, NAME, digest)
+
+
+async def test_point_02_a_tag_that_moves_gives_the_digest_of_the_bytes_that_came() -> None:
+    async with place() as one:
+        one.fake.manifest(NAME, "v1", BODY)
+        moved = BODY.replace(b"[]", b"[ ]")
+        path = f"/v2/{NAME}/manifests/v1"
+        one.fake.answers["GET", path].append(
+            says(200, moved, Content_Type=MANIFEST, Docker_Content_Digest=digest_of(BODY))
+        )
+        found = await registry.manifest(one.client, NAME, "v1")
+        assert (found.digest, found.body) == (digest_of(moved), moved)
+        one.fake.manifest(NAME, "v1", moved)
+        with pytest.raises(MismatchError, match=f"has {len(moved)} bytes, and there should be {len(BODY)}"):
+            await registry.manifest(one.client, NAME, "v1", len(BODY))
+
+
+@pytest.mark.parametrize("sized", [True, False], ids=["says its size", "says nothing"])
+async def test_point_07_a_manifest_of_more_than_4_mib(*, sized: bool) -> None:
+    async def large(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": MANIFEST})
+        if sized:
+            response.content_length = 64 << 20
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                await response.write(bytes(1 << 20))
+        return response
+
+    async with place() as one:
+        one.fake.answers["GET", f"/v2/{NAME}/manifests/v1"].append(large)
+        with pytest.raises(PolicyError, match="larger than 4194304 bytes"):
+            await registry.manifest(one.client, NAME, "v1")
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "said"),
+    [
+        (BODY, INDEX, "as another type than it says itself"),
+        (BODY, "text/html", "of no type that is known here"),
+        (b"[" * 100_000, MANIFEST, "is no JSON object"),
+        (b"[]", MANIFEST, "is no JSON object"),
+        (b"\xff", MANIFEST, "is no JSON object"),
+    ],
+    ids=["index", "page", "deep", "list", "bytes"],
+)
+async def test_point_07_manifests_that_are_none(body: bytes, header: str, said: str) -> None:
+    async with place() as one:
+        one.fake.manifest(NAME, "v1", body, header)
+        with pytest.raises(MismatchError, match=said):
+            await registry.manifest(one.client, NAME, "v1")
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "waits"),
+    [
+        ("7", [7.0]),
+        ("Sun, 06 Nov 1994 08:49:49 GMT", [12.0]),
+        ("Sun, 06 Nov 1994 08:49:07 GMT", [0.25]),
+        ("86400", [60.0]),
+        ("9" * 40, [60.0]),
+        ("soon", [0.125]),
+        ("", [0.125]),
+    ],
+)
+@pytest.mark.parametrize("status", [408, 429, 503])
+async def test_point_12_retry_after_is_heeded_with_a_cap(status: int, header: str, waits: list[float]) -> None:
+    async with place() as one:
+        one.next(says(status, Retry_After=header))
+        assert await one.read() == CONTENT
+        assert one.clock.waits == waits
+
+
+async def test_point_12_a_registry_that_is_always_busy_is_given_up() -> None:
+    async with place() as one:
+        one.fake.always["GET", one.path] = says(429, Retry_After="86400")
+        with pytest.raises(UnreachableError, match=r"answered 429, and asks to wait 86400 s; given up after 4 tries"):
+            await one.read()
+        assert one.clock.waits == [60.0, 60.0, 60.0]
+        one.fake.always["GET", one.path] = says(502)
+        with pytest.raises(UnreachableError, match=f"answered 502; given up after {TRIES_MAX} tries"):
+            await one.read()
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+async def test_point_12_a_connection_that_breaks_is_gone_on_with(end: str) -> None:
+    async with place() as one:
+        one.next(raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000], end), says(500))
+        assert await one.read() == CONTENT
+        first, second, third = one.ranges()
+        assert first is None
+        assert second == third
+        assert end == "reset" or second == "bytes=1000-16383"
+
+
+async def test_point_12_stall_and_slowloris() -> None:
+    async with place(Limits(read_s=0.05)) as one:
+        one.next(raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000], "hang"))
+        assert await one.read() == CONTENT
+        assert one.ranges()[1] == "bytes=1000-16383"
+    async with place(Limits(connect_s=0.0, head_s=0.05)) as one:
+        one.next(raw(one.fake, b"HTTP/1.1 200 OK\r\nContent-", "hang"))
+        assert await one.read() == CONTENT
+    async with place() as one:
+        one.clock.tick_s = 31.0  # each read takes longer than a blob's pace allows
+        one.fake.always["GET", one.path] = raw(one.fake, whole_head(len(CONTENT)) + b"x", "hang")
+        with pytest.raises(UnreachableError, match=r"gives only 1 bytes in 31 s; given up"):
+            await one.read()
+
+
+async def test_point_12_200_to_a_range() -> None:
+    async with place() as one:
+        one.next(says(200, CONTENT), says(200, CONTENT))
+        assert await one.read(100, 200) == CONTENT[100:200]
+        assert await one.read(16000) == CONTENT[16000:]
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({"Content-Range": "bytes 0-99/16384"}, "another part"),
+        ({"Content-Range": "bytes 100-199/99999"}, "has 99999 bytes of it"),
+        ({"Content-Range": "bytes=100-199/16384"}, "another part"),
+        ({"Content-Range": f"bytes 100-{'9' * 5000}/16384"}, "another part"),
+        ({}, "another part"),
+        ({"Content-Range": "bytes 100-199/16384", "Content-Type": "multipart/byteranges; boundary=x"}, "several parts"),
+    ],
+)
+async def test_point_12_206_with_a_wrong_content_range(headers: dict[str, str], said: str) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=206, body=CONTENT[100:200], headers=headers)
+
+    async with place() as one:
+        one.next(answer)
+        with pytest.raises(MismatchError, match=said):
+            await one.read(100, 200)
+
+
+async def test_point_12_206_of_another_length_or_unasked() -> None:
+    async with place() as one:
+        one.next(says(206, CONTENT[100:150], Content_Range="bytes 100-199/16384"))
+        with pytest.raises(MismatchError, match="part is 50 bytes long, not 100"):
+            await one.read(100, 200)
+        one.next(says(206, CONTENT, Content_Range="bytes 0-16383/16384"))
+        with pytest.raises(MismatchError, match="that was not asked for"):
+            await one.read()
+
+
+async def test_point_12_416_is_answered_with_the_whole() -> None:
+    async with place() as one:
+        one.next(says(416))
+        assert await one.read(100, 200) == CONTENT[100:200]
+        assert one.ranges() == ["bytes=100-199", None]
+        one.next(says(416), says(200, CONTENT[:150]))
+        with pytest.raises(MismatchError, match="there should be 16384"):
+            await one.read(100, 200)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
+async def test_point_12_an_encoding_that_a_proxy_added(encoding: str) -> None:
+    async with place() as one:
+        one.next(says(200, CONTENT, Content_Encoding=encoding))
+        with pytest.raises(PolicyError, match="came with a Content-Encoding"):
+            await one.read()
+        one.fake.answers["GET", f"/v2/{NAME}/manifests/v1"].append(
+            says(200, BODY, Content_Type=MANIFEST, Content_Encoding=encoding)
+        )
+        with pytest.raises(PolicyError, match="came with a Content-Encoding"):
+            await registry.manifest(one.client, NAME, "v1")
+        assert {each.headers["accept-encoding"] for each in one.fake.seen} == {"identity"}
+
+
+async def test_point_12_where_nobody_listens() -> None:
+    async with Client(Site("127.0.0.1:1"), pace=StillClock()) as client:
+        with pytest.raises(UnreachableError, match=r"127.0.0.1:1: does not answer \(Connect"):
+            await registry.manifest(client, NAME, "v1")

@@ -1,0 +1,395 @@
+"""A client of registries that behave: logins and tokens, tags, referrers, pushing, mirrors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import pytest
+from aiohttp import web
+
+from artifacts import blobs, pushing, registry
+from artifacts.blobs import Blob
+from artifacts.challenge import Challenge, challenges
+from artifacts.client import Client
+from artifacts.credentials import Chain, Secret, TokenFile
+from artifacts.digests import Digest
+from artifacts.mirrors import Mirror, Mirrored
+from artifacts.referrers import referrers, tag_of
+from artifacts.refusals import AbsentError, DeniedError, MismatchError, PolicyError
+from artifacts.registry import INDEX, MANIFEST
+from artifacts.retrying import FIRST_S, LONGEST_S, TRIES_MAX, WAIT_S_MAX, wait_s
+from artifacts.transport import Site
+from tests.kit.fake_registry import FakeRegistry, StillClock, digest_of, index, raw, says, whole_head
+
+NAME = "team/model"
+CONTENT = b"weights!" * 2000
+BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).encode()
+
+
+@pytest.mark.parametrize(
+    ("headers", "found"),
+    [
+        (['Basic realm="a, b"'], [Challenge("basic", {"realm": "a, b"})]),
+        (
+            ['Bearer realm="https://r/t",service="s",scope="repository:a:pull,push"'],
+            [Challenge("bearer", {"realm": "https://r/t", "service": "s", "scope": "repository:a:pull,push"})],
+        ),
+        (
+            ['Basic realm="x", BEARER Realm="https://r/\\"t" , service = s'],
+            [Challenge("basic", {"realm": "x"}), Challenge("bearer", {"realm": 'https://r/"t', "service": "s"})],
+        ),
+        (
+            ["Negotiate", "Basic realm=x"],
+            [Challenge("negotiate", {}), Challenge("basic", {"realm": "x"})],
+        ),
+        (
+            ["Negotiate YWJj==, Basic realm=x"],
+            [Challenge("negotiate", {}), Challenge("basic", {"realm": "x"})],
+        ),
+        (['Bearer realm="one",realm="two"'], [Challenge("bearer", {"realm": "one"})]),
+        (['Bearer realm="no end'], [Challenge("bearer", {})]),
+        (["", ",,", "=", '"'], []),
+    ],
+)
+def test_challenges_are_read(headers: list[str], found: list[Challenge]) -> None:
+    read = challenges(headers)
+    if headers == ['Bearer realm="no end']:
+        assert read[0] == found[0]
+    else:
+        assert read == found
+
+
+def test_waits_grow_and_end() -> None:
+    assert [wait_s(tries, 0.0, None, 1.0) for tries in range(1, TRIES_MAX)] == [0.25, 0.5, 1.0, 2.0, 4.0]
+    assert wait_s(1, 0.0, None, 0.0) == FIRST_S / 2
+    assert wait_s(TRIES_MAX, 0.0, None, 0.0) is None
+    assert wait_s(1, WAIT_S_MAX, None, 0.0) is None
+    assert wait_s(2, 0.0, 5.0, 1.0) == 5.25  # never before what was asked for
+    assert wait_s(5, 0.0, None, 1.0) is not None
+    assert LONGEST_S <= WAIT_S_MAX
+
+
+class TokenPlace:
+    """A registry whose realm gives tokens, each good for as long as `good` has it."""
+
+    def __init__(self, fake: FakeRegistry) -> None:
+        self.fake = fake
+        self.good: set[str] = set()
+        self.asked: list[dict[str, list[str]]] = []
+        self.logins: list[str | None] = []
+        self.lasts_s = 300
+        fake.judge = self._judge
+        fake.always["GET", "/token"] = fake.always["POST", "/token"] = self._give
+
+    def _judge(self, request: web.Request) -> web.StreamResponse | None:
+        if request.headers.get("Authorization", "").removeprefix("Bearer ") in self.good:
+            return None
+        challenge = f'Bearer realm="{self.fake.url}/token?kept=1",service="reg"'
+        return web.Response(status=401, headers={"WWW-Authenticate": challenge})
+
+    async def _give(self, request: web.Request) -> web.StreamResponse:
+        text = (await request.read()).decode() if request.method == "POST" else request.query_string
+        self.asked.append(parse_qs(text))
+        self.logins.append(request.headers.get("Authorization"))
+        token = f"token-{len(self.asked)}"
+        self.good.add(token)
+        return web.json_response({"access_token": token, "expires_in": self.lasts_s})
+
+
+def secret(host: str, **entry: str) -> Secret:
+    return Secret(json.dumps({"auths": {host: entry}}))
+
+
+@contextlib.asynccontextmanager
+async def with_tokens(**entry: str) -> AsyncIterator[tuple[TokenPlace, Client, StillClock]]:
+    clock = StillClock()
+    async with FakeRegistry().serving() as fake:
+        fake.manifest(NAME, "v1", BODY)
+        place = TokenPlace(fake)
+        async with Client(Site(fake.host), secret(fake.host, **entry) if entry else None, pace=clock) as client:
+            yield place, client, clock
+
+
+async def read(client: Client | Mirrored, blob: Blob) -> bytes:
+    source = client.read(blob) if isinstance(client, Mirrored) else blobs.read(client, blob)
+    async with contextlib.aclosing(source) as pieces:
+        return b"".join([piece async for piece in pieces])
+
+
+async def test_a_token_is_asked_for_once_and_renewed_before_its_end() -> None:
+    async with with_tokens(username="me", password="pw") as (place, client, clock):
+        await asyncio.gather(*(registry.manifest(client, NAME, "v1") for _ in range(5)))
+        assert place.asked == [{"kept": ["1"], "service": ["reg"], "scope": [f"repository:{NAME}:pull"]}]
+        assert place.logins[0] is not None
+        assert place.logins[0].startswith("Basic ")
+        clock.now_s += 269
+        await registry.manifest(client, NAME, "v1")
+        assert len(place.asked) == 1
+        clock.now_s += 2
+        await registry.manifest(client, NAME, "v1")
+        assert len(place.asked) == 2
+        place.fake.manifest("team/other", "v1", BODY)
+        await registry.manifest(client, "team/other", "v1")
+        assert place.asked[-1]["scope"] == ["repository:team/other:pull"]
+
+
+async def test_point_12_a_token_that_ends_mid_pull_is_had_anew() -> None:
+    async with with_tokens(username="me", password="pw") as (place, client, _):
+        blob = Blob(NAME, Digest(place.fake.blob(CONTENT)), len(CONTENT))
+
+        async def breaks(request: web.Request) -> web.StreamResponse:
+            place.good.clear()
+            return await raw(place.fake, whole_head(len(CONTENT)) + CONTENT[:700])(request)
+
+        await registry.manifest(client, NAME, "v1")
+        place.fake.answers["GET", f"/v2/{NAME}/blobs/{blob.digest}"].append(breaks)
+        assert await read(client, blob) == CONTENT
+        assert len(place.asked) == 2
+        assert [one.headers["authorization"] for one in place.fake.asked("GET", "/blobs/")] == [
+            "Bearer token-1",
+            "Bearer token-1",
+            "Bearer token-2",
+        ]
+
+
+async def test_an_identity_token_goes_by_post_and_nothing_is_needed_for_public_ones() -> None:
+    async with with_tokens(identitytoken="r+/=") as (place, client, _):
+        await registry.manifest(client, NAME, "v1")
+        assert place.asked[0]["grant_type"] == ["refresh_token"]
+        assert place.asked[0]["refresh_token"] == ["r+/="]
+        assert place.logins == [None]
+    async with with_tokens() as (place, client, _):
+        await registry.manifest(client, NAME, "v1")
+        assert place.logins == [None]
+
+
+async def test_a_refused_login_ends_with_one_line() -> None:
+    async with with_tokens(username="me", password="pw") as (place, client, _):
+        place.fake.always["GET", "/token"] = says(401)
+        with pytest.raises(DeniedError, match=f"its realm refuses the login that there is for {client.said}"):
+            await registry.manifest(client, NAME, "v1")
+        place.fake.always["GET", "/token"] = says(200, b'{"token": "never-good"}')
+        with pytest.raises(DeniedError, match="refuses the login"):
+            await registry.manifest(client, NAME, "v1")
+    async with FakeRegistry().serving() as fake:
+        fake.judge = lambda _: web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
+        async with Client(Site(fake.host), pace=StillClock()) as client:
+            with pytest.raises(DeniedError, match="wants a password, and there is none for"):
+                await registry.manifest(client, NAME, "v1")
+        async with Client(Site(fake.host), secret(fake.host, username="a", password="b")) as client:
+            with pytest.raises(DeniedError, match="refuses the login"):
+                await registry.manifest(client, NAME, "v1")
+
+
+async def test_a_mounted_token_goes_to_its_registry_alone(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("workload-1\n")
+    async with FakeRegistry().serving() as fake:
+        fake.manifest(NAME, "v1", BODY)
+        place = TokenPlace(fake)
+        place.good = {"workload-1", "workload-2"}
+        chain = Chain([TokenFile(path, "elsewhere.example"), TokenFile(path, fake.host)])
+        clock = StillClock()
+        async with Client(Site(fake.host), chain, pace=clock) as client:
+            await registry.manifest(client, NAME, "v1")
+            path.write_text("workload-2\n")
+            clock.now_s += 61
+            await registry.manifest(client, NAME, "v1")
+        assert not place.asked
+        assert fake.seen[-1].headers["authorization"] == "Bearer workload-2"
+        assert await TokenFile(path, "elsewhere.example").login(fake.host, NAME) is None
+
+
+# --- lists -----------------------------------------------------------------------------------------------------------
+
+
+async def test_tags_over_pages_of_the_registry_itself() -> None:
+    async with FakeRegistry().serving() as fake:
+        path = f"/v2/{NAME}/tags/list"
+        more = f'<{path}?n=2&last=b>; rel="next"'
+        fake.answers["GET", path].extend([says(200, b'{"tags":["a","b"]}', Link=more), says(200, b'{"tags":["c"]}')])
+        async with Client(Site(fake.host), pace=StillClock()) as client:
+            assert await registry.tags(client, NAME) == ["a", "b", "c"]
+            away = '<http://localhost:1/v2/x>; rel="next"'
+            fake.answers["GET", path].append(says(200, b'{"tags":["a"]}', Link=away))
+            with pytest.raises(PolicyError, match="its next page is somewhere else"):
+                await registry.tags(client, NAME)
+            fake.always["GET", path] = says(200, b'{"tags":["a"]}', Link=more)
+            assert len(await registry.tags(client, NAME)) == registry.PAGES_MAX  # a list without end
+            with pytest.raises(PolicyError, match="is no repository"):
+                await registry.tags(client, "../../admin")
+
+
+SIGNATURE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+
+
+def attached(subject: str, artifact_type: str = SIGNATURE, n: int = 0) -> bytes:
+    descriptor = {"mediaType": MANIFEST, "digest": subject, "size": len(BODY)}
+    return json.dumps(
+        {"mediaType": MANIFEST, "artifactType": artifact_type, "layers": [], "subject": descriptor, "n": n}
+    ).encode()
+
+
+async def test_referrers_with_and_without_the_api() -> None:
+    async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
+        subject = Digest(fake.manifest(NAME, "v1", BODY))
+        assert await referrers(client, NAME, subject) == []
+        for n in range(2):
+            body = attached(subject, n=n)
+            await pushing.push_manifest(client, NAME, digest_of(body), body, MANIFEST)
+        other = attached(subject, "application/other")
+        await pushing.push_manifest(client, NAME, digest_of(other), other, MANIFEST)
+        await pushing.push_manifest(client, NAME, digest_of(other), other, MANIFEST)  # not listed twice
+        found = await referrers(client, NAME, subject)
+        assert [one.digest for one in found][-1] == digest_of(other)
+        assert len(found) == 3
+        assert {one.artifact_type for one in await referrers(client, NAME, subject, SIGNATURE)} == {SIGNATURE}
+        assert fake.manifests[NAME, tag_of(subject)][0] == INDEX
+
+        path = f"/v2/{NAME}/referrers/{subject}"  # a registry with the API that filters nothing
+        one = {"mediaType": MANIFEST, "digest": digest_of(b"1"), "size": 1, "artifactType": SIGNATURE}
+        listed = json.dumps(index(one, {**one, "artifactType": "x"})).encode()
+        fake.always["GET", path] = says(200, listed, Content_Type=INDEX)
+        assert [each.digest for each in await referrers(client, NAME, subject, SIGNATURE)] == [one["digest"]]
+        fake.always["GET", path] = says(
+            200, json.dumps(index({**one, "digest": "sha256:../x"})).encode(), Content_Type=INDEX
+        )
+        with pytest.raises(MismatchError, match="is no digest"):
+            await referrers(client, NAME, subject)
+
+
+async def test_a_registry_that_keeps_referrers_gets_no_tag() -> None:
+    async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
+        fake.subjects = True
+        subject = Digest(fake.manifest(NAME, "v1", BODY))
+        await pushing.push_manifest(client, NAME, "sig", attached(subject), MANIFEST)
+        assert (NAME, tag_of(subject)) not in fake.manifests
+
+
+# --- pushing ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def pushed(tmp_path: Path) -> AsyncIterator[tuple[FakeRegistry, Client, Blob, pushing.FileSource]]:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(CONTENT)
+    blob = Blob(NAME, Digest(digest_of(CONTENT)), len(CONTENT))
+    async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
+        yield fake, client, blob, pushing.FileSource(path)
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, 3000, 1 << 20])
+async def test_a_blob_is_pushed_once(tmp_path: Path, chunk_bytes: int) -> None:
+    async with pushed(tmp_path) as (fake, client, blob, source):
+        assert await pushing.push_blob(client, blob, source, chunk_bytes=chunk_bytes) == "pushed"
+        assert fake.blobs == {blob.digest: CONTENT}
+        assert await pushing.push_blob(client, blob, source) == "exists"
+        put = fake.asked("PUT", "/uploads/")[0]
+        assert put.query == f"_state=a%2Bb%3D&digest={blob.digest}"  # what was there is as it was
+        assert "transfer-encoding" not in put.headers
+
+
+async def test_a_blob_is_mounted_where_the_registry_will(tmp_path: Path) -> None:
+    async with pushed(tmp_path) as (fake, client, blob, source):
+        fake.blob(CONTENT)
+        fake.answers["HEAD", f"/v2/{NAME}/blobs/{blob.digest}"].extend([says(404), says(404)])
+        assert await pushing.push_blob(client, blob, source, mount="shared") == "mounted"
+        assert await pushing.push_blob(client, blob, source, mount="else/where") == "pushed"
+        fake.answers["HEAD", f"/v2/{NAME}/blobs/{blob.digest}"].append(says(404))
+        with pytest.raises(PolicyError, match="is no repository"):
+            await pushing.push_blob(client, blob, source, mount="a&digest=x")
+
+
+async def test_a_chunk_that_was_lost_is_sent_again_from_where_the_registry_is(tmp_path: Path) -> None:
+    async with pushed(tmp_path) as (fake, client, blob, source):
+        path = f"/v2/{NAME}/blobs/uploads/upload-0"
+
+        async def half(request: web.Request) -> web.StreamResponse:
+            fake.uploads["upload-0"] += (await request.read())[:1234]
+            return await raw(fake, b"", "reset")(request)
+
+        fake.answers["PATCH", path].extend([half, says(503), says(416)])
+        assert await pushing.push_blob(client, blob, source, chunk_bytes=5000) == "pushed"
+        assert fake.blobs == {blob.digest: CONTENT}
+        spans = [one.headers["content-range"] for one in fake.asked("PATCH", "/uploads/")]
+        assert spans[:4] == ["0-4999", "1234-6233", "1234-6233", "1234-6233"]
+
+
+async def test_a_push_in_one_request_begins_anew_and_a_lost_answer_is_no_loss(tmp_path: Path) -> None:
+    async with pushed(tmp_path) as (fake, client, blob, source):
+        fake.answers["PUT", f"/v2/{NAME}/blobs/uploads/upload-0"].append(says(502))
+
+        async def lost(request: web.Request) -> web.StreamResponse:
+            fake.blob(await request.read())
+            return await raw(fake, b"", "reset")(request)
+
+        fake.answers["PUT", f"/v2/{NAME}/blobs/uploads/upload-1"].append(lost)
+        assert await pushing.push_blob(client, blob, source) == "pushed"
+        assert len(fake.asked("POST", "/uploads/")) == 2
+
+
+async def test_a_file_that_changes_while_it_is_pushed_is_refused(tmp_path: Path) -> None:
+    async with pushed(tmp_path) as (_, client, blob, source):
+        (tmp_path / "model.gguf").write_bytes(bytes(len(CONTENT)))
+        with pytest.raises(MismatchError, match="answered 400 DIGEST_INVALID"):
+            await pushing.push_blob(client, blob, source)
+        (tmp_path / "model.gguf").write_bytes(CONTENT[:-1])
+        with pytest.raises(MismatchError, match=r"model.gguf: has become shorter"):
+            await pushing.push_blob(client, blob, source)
+
+
+# --- mirrors ---------------------------------------------------------------------------------------------------------
+
+
+async def test_mirrors_are_asked_first_and_never_believed() -> None:
+    clock = StillClock()
+    async with (
+        FakeRegistry().serving() as own,
+        FakeRegistry().serving() as near,
+        Client(Site(own.host), pace=clock) as client,
+        Client(Site(near.host), pace=clock) as mirror,
+        Client(Site("127.0.0.1:1"), pace=clock) as away,
+    ):
+        blob = Blob(NAME, Digest(own.blob(CONTENT)), len(CONTENT))
+        digest = own.manifest(NAME, "v1", BODY)
+        both = Mirrored(client, [Mirror(away), Mirror(mirror, "hub/")])
+        near.manifest(f"hub/{NAME}", "v1", BODY.replace(b"[]", b"[ ]"))
+        assert (await both.manifest(NAME, "v1")).digest == digest  # what a tag means the registry says
+        near.manifests[f"hub/{NAME}", digest] = (MANIFEST, b"{}")
+        assert (await both.manifest(NAME, digest)).body == BODY  # a lie costs a try
+        near.manifest(f"hub/{NAME}", "v1", BODY)
+        seen = len(own.seen)
+        assert (await both.manifest(NAME, digest)).body == BODY
+        near.blob(CONTENT)
+        assert await read(both, blob) == CONTENT
+        assert len(own.seen) == seen  # the mirror had both
+        near.always["GET", f"/v2/hub/{NAME}/blobs/{blob.digest}"] = says(200, CONTENT[:-1])
+        assert await read(both, blob) == CONTENT
+        with pytest.raises(AbsentError):
+            await both.manifest(NAME, "v2")
+
+
+async def test_bytes_of_a_mirror_that_broke_are_summed_with_those_of_who_goes_on() -> None:
+    clock = StillClock()
+    async with (
+        FakeRegistry().serving() as own,
+        FakeRegistry().serving() as near,
+        Client(Site(own.host), pace=clock) as client,
+        Client(Site(near.host), pace=clock) as mirror,
+    ):
+        blob = Blob(NAME, Digest(own.blob(CONTENT)), len(CONTENT))
+        both, path = Mirrored(client, [Mirror(mirror)]), f"/v2/{NAME}/blobs/{blob.digest}"
+        near.always["GET", path] = says(404)
+        for beginning in (CONTENT[:5000], b"x" * 5000):
+            near.answers["GET", path].append(raw(near, whole_head(len(CONTENT)) + beginning))
+            if beginning == CONTENT[:5000]:
+                assert await read(both, blob) == CONTENT
+            else:
+                with pytest.raises(MismatchError, match="of more than one place"):
+                    await read(both, blob)
+        assert len(own.asked("GET", path)) == 2

@@ -1,0 +1,307 @@
+"""Whom a client of registries sends what: points 9, 10, 11 and 15 (redirects, uploads, nothing in words)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import ssl
+import traceback
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from artifacts import blobs, origin, pushing, registry
+from artifacts.blobs import Blob
+from artifacts.client import Client
+from artifacts.digests import Digest
+from artifacts.refusals import MismatchError, PolicyError, RegistryError, UnreachableError
+from artifacts.registry import MANIFEST
+from artifacts.resolver import Resolver
+from artifacts.transport import Site
+from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
+from tests.kit.fake_registry import (
+    PASSWORD,
+    FakeRegistry,
+    StillClock,
+    digest_of,
+    keychain,
+    part_of,
+    raw,
+    says,
+    whole_head,
+)
+
+NAME = "team/model"
+CONTENT = b"weights" * 1000
+BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).encode()
+
+
+async def read(client: Client, digest: str) -> bytes:
+    async with contextlib.aclosing(blobs.read(client, Blob(NAME, Digest(digest), len(CONTENT)))) as pieces:
+        return b"".join([piece async for piece in pieces])
+
+
+def to(url: str) -> dict[str, str]:
+    return {"Location": url}
+
+
+# --- 9: redirects ----------------------------------------------------------------------------------------------------
+
+
+async def test_point_09_a_redirect_to_another_port_takes_nothing_of_ours_along() -> None:
+    async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
+        digest = fake.blob(CONTENT)
+        store.always["GET", "/bucket/x"] = says(200, CONTENT)
+
+        def judge(request: web.Request) -> web.StreamResponse | None:
+            if "Authorization" not in request.headers:
+                return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
+            answer = web.Response(status=307, headers=to(f"{store.url}/bucket/x?X-Amz-Signature=a%2Bb%3D&s=%7E"))
+            answer.set_cookie("session", "1")
+            return answer
+
+        fake.judge = judge
+        site = Site(fake.host, headers={"X-Team": "red"})
+        async with Client(site, keychain(fake.host), pace=StillClock()) as client:
+            assert await read(client, digest) == CONTENT
+            assert await read(client, digest) == CONTENT
+        ours, theirs = fake.seen[-1].headers, store.seen[-1]
+        assert ours["authorization"].startswith("Basic ")
+        assert ours["x-team"] == "red"
+        assert "cookie" not in ours
+        assert not {"authorization", "x-team", "cookie", "referer"} & set(theirs.headers)
+        assert theirs.query == "X-Amz-Signature=a%2Bb%3D&s=%7E"  # as it was signed
+
+
+async def test_point_09_what_has_left_the_registry_does_not_come_back_with_a_login() -> None:
+    async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
+        digest = fake.blob(CONTENT)
+        path = f"/v2/{NAME}/blobs/{digest}"
+        fake.answers["GET", path].append(says(307, Location=f"{store.url}/away"))
+        store.always["GET", "/away"] = says(302, Location=f"{fake.url}/back")
+        fake.always["GET", "/back"] = says(200, CONTENT)
+        async with Client(Site(fake.host, headers={"X-Team": "red"}), pace=StillClock()) as client:
+            assert await read(client, digest) == CONTENT
+        assert "x-team" in fake.seen[0].headers
+        assert "x-team" not in fake.seen[-1].headers
+
+
+async def test_point_09_loops_end_after_ten() -> None:
+    async with FakeRegistry().serving() as fake:
+        digest = fake.blob(CONTENT)
+        path = f"/v2/{NAME}/blobs/{digest}"
+        fake.always["GET", path] = says(307, Location=path)
+        async with Client(Site(fake.host), pace=StillClock()) as client:
+            with pytest.raises(PolicyError, match="more than 10 redirects"):
+                await read(client, digest)
+        assert len(fake.seen) == 11
+
+
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [
+        ("http://registry.example/x", "from https to http"),
+        ("file:///etc/passwd", "neither https nor http"),
+        ("https://169.254.169.254/x", "link-local or metadata"),
+        ("https://me:secret@other.example/x", "with a user in it"),
+        ("//2852039166/x", "odd way to write an address"),
+        ("https://other.example/a b", "no URL"),
+        ("https://other.example/\u043e", "no URL"),
+        ("", "says not where"),
+        (None, "says not where"),
+    ],
+)
+def test_point_09_where_a_redirect_may_not_lead(location: str | None, said: str) -> None:
+    with pytest.raises(PolicyError, match=said):
+        origin.redirected(URL("https://registry.example/v2/"), location, "GET", 307, 0)
+
+
+def test_point_09_writes_are_not_redirected_elsewhere() -> None:
+    asked = URL("https://registry.example/v2/x")
+    assert origin.redirected(asked, "/v2/y", "PUT", 307, 0).path == "/v2/y"
+    for status, location in ((307, "https://other.example/"), (302, "/v2/y")):
+        with pytest.raises(PolicyError, match="redirects a write"):
+            origin.redirected(asked, location, "PUT", status, 0)
+
+
+async def test_point_09_client_certificate_and_private_authority(tmp_path: Path) -> None:
+    files = write(tmp_path, "client", leaf(THEIRS, "client.example"))
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=write_authority(tmp_path, THEIRS))
+    leaf(OURS).configure_cert(server)
+    server.verify_mode = ssl.CERT_OPTIONAL
+    ca = write_authority(tmp_path, OURS)
+    async with FakeRegistry().serving(server) as fake, FakeRegistry().serving(server) as store:
+        digest = fake.blob(CONTENT)
+        path = f"/v2/{NAME}/blobs/{digest}"
+        fake.answers["GET", path].append(says(307, Location=f"{store.url}/away"))
+        store.always["GET", "/away"] = says(200, CONTENT)
+        site = Site(fake.host, plain_http=False, ca=ca, certificate=(files.cert, files.key))
+        async with Client(site, pace=StillClock()) as client:
+            assert await read(client, digest) == CONTENT
+        assert fake.seen[0].certificate
+        assert not store.seen[0].certificate
+        fake.answers["GET", path].append(says(307, Location=f"http://{store.host}/away"))
+        async with Client(site, pace=StillClock()) as client:
+            with pytest.raises(PolicyError, match="from https to http"):
+                await read(client, digest)
+        async with Client(Site(fake.host, plain_http=False), pace=StillClock()) as client:
+            with pytest.raises(PolicyError, match="its certificate does not hold"):
+                await read(client, digest)
+
+
+async def test_point_09_a_presigned_url_that_ends_mid_blob_is_had_anew() -> None:
+    async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
+        digest = fake.blob(CONTENT)
+        numbers = iter(range(9))
+
+        async def sends(_: web.Request) -> web.StreamResponse:
+            return web.Response(status=307, headers=to(f"{store.url}/{next(numbers)}"))
+
+        async def rest(request: web.Request) -> web.StreamResponse:
+            return part_of(request, CONTENT)
+
+        fake.always["GET", f"/v2/{NAME}/blobs/{digest}"] = sends
+        store.always["GET", "/0"] = raw(store, whole_head(len(CONTENT)) + CONTENT[:500])
+        store.always["GET", "/1"] = says(403)
+        store.always["GET", "/2"] = rest
+        async with Client(Site(fake.host), pace=StillClock()) as client:
+            assert await read(client, digest) == CONTENT
+        assert [one.path for one in store.seen] == ["/0", "/1", "/2"]
+        assert {one.method for one in store.seen} == {"GET"}  # presigned for that alone
+
+
+class Names(AbstractResolver):
+    """Names with one address each."""
+
+    def __init__(self, **addresses: str) -> None:
+        self.addresses = addresses
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = self.addresses[host]
+        return [{"hostname": host, "host": found, "port": port, "family": family, "proto": 0, "flags": 0}]
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_point_09_names_that_lead_into_a_private_network() -> None:
+    names = Names(public="93.184.215.14", inner="10.0.0.7", store="10.0.0.8", local="127.0.0.1", meta="169.254.169.254")
+    outside = Resolver(names, "public", frozenset({"store"}))
+    await outside.resolve("public", 443)
+    await outside.resolve("store", 443)  # allowed by a person
+    for host in ("inner", "local"):
+        with pytest.raises(PolicyError, match="is in a private network, and the registry is not"):
+            await outside.resolve(host, 443)
+    names.addresses["public"] = "10.0.0.7"  # the registry's name moves inside: others do not follow
+    await outside.resolve("public", 443)
+    with pytest.raises(PolicyError, match="is in a private network"):
+        await outside.resolve("inner", 443)
+    inside = Resolver(names, "inner", frozenset())
+    await inside.resolve("inner", 443)
+    await inside.resolve("store", 443)
+    for resolver in (outside, inside, Resolver(names, "meta", frozenset({"meta"}))):
+        with pytest.raises(PolicyError, match="link-local or metadata"):
+            await resolver.resolve("meta", 80)
+
+
+# --- 10, 11, 15 ------------------------------------------------------------------------------------------------------
+
+
+async def test_point_10_foreign_urls_of_layers_are_not_asked() -> None:
+    async with FakeRegistry().serving() as fake, FakeRegistry().serving() as foreign:
+        foreign.always["GET", "/layer"] = says(200, CONTENT)
+        layer = {"digest": digest_of(CONTENT), "size": len(CONTENT), "urls": [f"{foreign.url}/layer"]}
+        fake.manifest(NAME, "v1", json.dumps({"mediaType": MANIFEST, "layers": [layer]}).encode())
+        async with Client(Site(fake.host), pace=StillClock()) as client:
+            await registry.manifest(client, NAME, "v1")
+            with pytest.raises(RegistryError, match="there is no blob"):
+                await read(client, digest_of(CONTENT))
+        assert not foreign.seen
+
+
+class Bytes:
+    """A source."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    async def read(self, first: int, end: int) -> AsyncGenerator[bytes, None]:
+        for at in range(first, end, 1000):
+            yield self.content[at : min(at + 1000, end)]
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, 3000])
+async def test_point_11_an_upload_at_a_foreign_host_gets_no_login(chunk_bytes: int) -> None:
+    async with FakeRegistry().serving() as fake, FakeRegistry().serving() as foreign:
+        foreign.uploads["u"] = b""
+
+        def judge(request: web.Request) -> web.StreamResponse | None:
+            if "Authorization" not in request.headers:
+                return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
+            if request.method == "POST":
+                return web.Response(status=202, headers=to(f"{foreign.url}/v2/{NAME}/blobs/uploads/u"))
+            return None
+
+        fake.judge = judge
+        blob = Blob(NAME, Digest(digest_of(CONTENT)), len(CONTENT))
+        async with Client(Site(fake.host, headers={"X-Team": "red"}), keychain(fake.host), pace=StillClock()) as client:
+            assert await pushing.push_blob(client, blob, Bytes(CONTENT), chunk_bytes=chunk_bytes) == "pushed"
+        assert foreign.blobs == {blob.digest: CONTENT}
+        assert not any({"authorization", "x-team"} & set(one.headers) for one in foreign.seen)
+
+
+async def test_point_15_nothing_that_is_said_has_a_secret_in_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A walk through what fails, with a login, a token and presigned URLs; all words together."""
+    caplog.set_level(logging.DEBUG)
+    token, signature = "t0ken-of-somebody" * 4, "s1gnature-of-somebody"
+    secrets = (PASSWORD, token, signature, keychain("x")._config.auths["x"].password)
+    words: list[str] = []
+    async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
+        digest = fake.blob(CONTENT)
+        path = f"/v2/{NAME}/blobs/{digest}"
+
+        def judge(request: web.Request) -> web.StreamResponse | None:
+            if "Authorization" in request.headers:
+                return None
+            return web.Response(status=401, headers={"WWW-Authenticate": f'Bearer realm="{fake.url}/token"'})
+
+        fake.judge = judge
+        fake.always["GET", "/token"] = says(200, json.dumps({"token": token}).encode())
+        echo = json.dumps({"errors": [{"code": "DENIED", "message": f"{token} {signature}"}]}).encode()
+        away = says(307, Location=f"{store.url}/x?X-Amz-Signature={signature}")
+        warning = f'299 - "see https://x.example/?sig={signature} {token}"'
+        answers = [
+            says(403, echo, Warning=warning),
+            says(307, Location=f"https://me:{PASSWORD}@169.254.169.254/?{signature}"),
+            says(307, Location=f"http://127.0.0.1:1/?X-Amz-Signature={signature}"),
+            *[away] * 7,
+        ]
+        fake.answers["GET", path].extend(answers)
+        store.always["GET", "/x"] = says(403, echo)
+        for _ in range(5):
+            async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
+                try:
+                    await read(client, digest)
+                except (PolicyError, UnreachableError, MismatchError, RegistryError) as error:
+                    words += traceback.format_exception(error)
+                words += [repr(client.transport.site), repr(client.tokens), repr(client)]
+        assert any("given up" in one for one in words)
+        assert any("DENIED" in one for one in words)
+    words += [record.getMessage() for record in caplog.records if record.name.startswith("pilotlight")]
+    assert any("registry_warning" in one for one in words)
+    assert any("registry_again" in one for one in words)
+    for one in words:
+        assert not any(secret in one for secret in secrets), one
+
+
+def test_point_15_logins_are_not_shown() -> None:
+    login = keychain("x")
+    assert PASSWORD not in repr(login)

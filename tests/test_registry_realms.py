@@ -1,0 +1,118 @@
+"""Where a login may be sent: point 8 of what a client of registries must stand (realms)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from artifacts import challenge, registry
+from artifacts.client import Client
+from artifacts.refusals import PolicyError, RegistryError
+from artifacts.transport import Site
+from tests.kit.fake_registry import FakeRegistry, StillClock, keychain, says
+
+NAME = "team/model"
+HUB = URL("https://registry-1.docker.io/v2/")
+
+
+@pytest.mark.parametrize(
+    ("registry_url", "realm"),
+    [
+        ("https://registry-1.docker.io/", "https://auth.docker.io/token"),
+        ("https://ghcr.io/", "https://ghcr.io/token"),
+        ("https://registry.gitlab.com/", "https://gitlab.com/jwt/auth"),
+        ("https://harbor.example.co.uk/", "https://sso.example.co.uk/token"),
+        ("https://registry.example:5000/", "https://registry.example/token"),
+        ("https://10.1.2.3:5000/", "https://10.1.2.3:5000/token"),
+        ("http://127.0.0.1:5000/", "http://127.0.0.1:5000/token"),
+    ],
+)
+def test_point_08_realms_of_the_registry_s_own(registry_url: str, realm: str) -> None:
+    assert str(challenge.realm(realm, URL(registry_url))) == realm
+
+
+@pytest.mark.parametrize(
+    ("realm", "registry_url"),
+    [
+        ("https://evil.example/token", ""),
+        ("https://docker.io.evil.example/token", ""),
+        ("https://evildocker.io/token", ""),
+        ("http://auth.docker.io/token", ""),
+        ("https://auth.docker.io:8443/token", ""),
+        ("https://8.8.8.8/token", ""),
+        ("https://169.254.169.254/latest/meta-data", ""),
+        ("https://[fd00:ec2::254]/latest", ""),
+        ("https://[::ffff:169.254.169.254]/latest", ""),
+        ("https://[64:ff9b::a9fe:a9fe]/latest", ""),
+        ("https://2852039166/latest", ""),
+        ("https://0xa9fea9fe/latest", ""),
+        ("https://169.254.43518/latest", ""),
+        ("https://metadata.google.internal./v1", ""),
+        ("file:///etc/passwd", ""),
+        ("gopher://auth.docker.io/", ""),
+        ("https://me:secret@auth.docker.io/token", ""),
+        ("https://@auth.docker.io/token", ""),
+        ("https://auth.d\u043ecker.io/token", ""),
+        ("https://auth.docker.io/token\r\nHost: evil", ""),
+        ("https://auth.docker.io\\@evil.example/", ""),
+        ("https://auth.docker.io:99999/token", ""),
+        ("https:///token", ""),
+        ("token", ""),
+        ("", ""),
+        ("https://auth.docker.io/" + "x" * 9000, ""),
+        ("https://evil.azurecr.io/token", "https://team.azurecr.io/"),
+        ("https://evil.co.uk/token", "https://team.co.uk/"),
+        ("https://evil.com/token", "https://team.com/"),
+        ("https://other.svc.cluster.local/", "https://registry.svc.cluster.local/"),
+        ("http://127.0.0.1:5001/token", "http://127.0.0.1:5000/"),
+        ("http://registry:5000/token", "https://registry:5000/"),
+        ("https://10.1.2.4/token", "https://10.1.2.3/"),
+    ],
+)
+def test_point_08_realms_of_others_get_no_login(realm: str, registry_url: str) -> None:
+    with pytest.raises(PolicyError) as refused:
+        challenge.realm(realm, URL(registry_url) if registry_url else HUB)
+    assert "secret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_point_08_a_person_may_allow_a_realm_but_no_metadata() -> None:
+    assert challenge.realm("https://sso.example/token", HUB, ["SSO.example"]).host == "sso.example"
+    plain = URL("http://127.0.0.1:5000/")
+    assert challenge.realm("http://127.0.0.1:5001/token", plain, ["127.0.0.1:5001"]).port == 5001
+    for refused in ("http://sso.example/token", "https://sso.example:444/token", "https://169.254.169.254/"):
+        with pytest.raises(PolicyError):
+            challenge.realm(refused, HUB, ["sso.example", "169.254.169.254"])
+
+
+async def test_point_08_a_foreign_or_redirecting_realm_is_not_asked() -> None:
+    async with FakeRegistry().serving() as fake, FakeRegistry().serving() as thief:
+        fake.judge = lambda _: web.Response(
+            status=401, headers={"WWW-Authenticate": f'Bearer realm="{thief.url}/token",service="x"'}
+        )
+        async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
+            with pytest.raises(PolicyError, match="realm"):
+                await registry.manifest(client, NAME, "v1")
+        fake.judge = lambda _: web.Response(
+            status=401, headers={"WWW-Authenticate": f'Bearer realm="{fake.url}/token",service="x"'}
+        )
+        fake.always["GET", "/token"] = says(307, Location=f"{thief.url}/token")
+        async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
+            with pytest.raises(PolicyError, match="its realm redirects"):
+                await registry.manifest(client, NAME, "v1")
+        assert not thief.seen
+
+
+async def test_point_08_a_token_with_crlf_stands_in_no_header() -> None:
+    async with FakeRegistry().serving() as fake:
+        fake.judge = lambda _: web.Response(
+            status=401, headers={"WWW-Authenticate": f'Bearer realm="{fake.url}/token"'}
+        )
+        fake.always["GET", "/token"] = says(200, json.dumps({"token": "a\r\nX-Evil: 1"}).encode())
+        async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
+            with pytest.raises(RegistryError, match="none that may stand in a header"):
+                await registry.manifest(client, NAME, "v1")
+        assert "x-evil" not in fake.seen[-1].headers

@@ -1,0 +1,288 @@
+"""Nodes whose device plug-in shares GPUs: from what a cluster says to where Replicas start, and what they ask for."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.actions import StartReplica
+from autoscaler.contract import DeviceReport, NodeReport, PodDevices
+from autoscaler.documents import load
+from autoscaler.drivers.kubernetes import declared, nodes, plugins, pods
+from autoscaler.drivers.kubernetes.nodes import NodeSeen, OtherPod
+from autoscaler.drivers.kubernetes.plugins import PLACES
+from autoscaler.drivers.kubernetes.told import unbound
+from autoscaler.fold import fold
+from autoscaler.lanes import Isolation
+from autoscaler.model import Gpu, Model
+from autoscaler.nodes import ILL, OTHERS, ill
+from autoscaler.observations import Seen, SlicesSeen
+from autoscaler.ordered import NodeReported
+from autoscaler.plan import plan
+from autoscaler.podspec import API_VERSION, GPU
+from autoscaler.settings import Settings
+from autoscaler.slicing import table
+from autoscaler.world import PodRef, Replica, Slice, SliceId, World
+from tests.kit.localrig import launch
+from tests.kit.worlds import GI, T0, folded, gateway, level, model, replica, world
+
+DEVICE = """
+- selector: {node.kubernetes.io/instance-type: g4dn.xlarge}
+  device: {model: T4, memory: 16Gi, count: 1}"""
+SLICED = f"{DEVICE}\n  slicing: {{kind: timeslice, replicas: 3}}"
+CONFIG = """
+version: v1
+flags: {migStrategy: none}
+sharing:
+  timeSlicing:
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 3
+"""
+
+
+def settings_of(entries: str) -> Settings:
+    return load([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nnodes:{entries}")]).settings
+
+
+def g4dn(gpus: str = "3", **labels: str) -> NodeSeen:
+    """Without GPU feature discovery."""
+    kind = {"node.kubernetes.io/instance-type": "g4dn.xlarge"}
+    return nodes.read({
+        "metadata": {"name": "n", "labels": {**kind, **labels}},
+        "spec": {"taints": [{"key": GPU, "value": "true", "effect": "NoSchedule"}]},
+        "status": {"allocatable": {GPU: gpus, "cpu": "4"}, "conditions": [{"type": "Ready", "status": "True"}]},
+    })  # fmt: skip
+
+
+def config_map(**data: str) -> dict[str, Any]:
+    return {"metadata": {"name": "nvidia-device-plugin", "namespace": "kube-system"}, "data": data}
+
+
+def slices(
+    entries: str = SLICED, configured: dict[str, Any] | None = None, node: NodeSeen | None = None
+) -> list[Slice]:
+    there = {} if configured is None else {PLACES[0]: plugins.read(configured)}
+    told = settings_of(entries).nodes if entries else ()
+    return list(nodes.slices([g4dn() if node is None else node], told, lambda labels: plugins.config_of(labels, there)))
+
+
+def called(of: Model, on: list[Slice], **others: int) -> World:
+    """Calls for many Replicas of it wait."""
+    at = world([of], gateways=[gateway(levels=[level(of.name, 32)])])
+    seen = SlicesSeen(slices=tuple(on), others={slice_.counted: others["others"] for slice_ in on if others})
+    return fold(at, (seen,), T0)[0]
+
+
+def started(at: World) -> tuple[World, list[Replica]]:
+    """The World when all that is planned runs, and who began; one starts at a time."""
+    begun: list[Replica] = []
+    for now_s in (T0 + 0.25 * step for step in range(8)):  # who is ready is given a moment to take the Calls
+        actions = plan(at, now_s).actions
+        new = [action.replica for action in actions if isinstance(action, StartReplica)]
+        assert len(new) <= 1, "the device is one fault domain: one starts at a time"
+        begun += new
+        at, _ = fold(folded(at, actions, now_s), tuple(unbound(one, Seen.READY) for one in new), now_s)
+    return at, begun
+
+
+def unmet(at: World) -> tuple[str, bool]:
+    """Why the next Replica is not started, and whether it can never be."""
+    ((reason, never),) = {(one.reason, one.never) for one in plan(at, T0 + 2).unmet}
+    return reason, never
+
+
+LABELLED = {f"{GPU}.{name}": value for name, value in (
+    ("sharing-strategy", "time-slicing"), ("replicas", "3"), ("count", "1"), ("memory", "16384"),
+    ("product", "T4-SHARED"),
+)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "on",
+    [slices(), slices(DEVICE, config_map(default=CONFIG)), slices("", node=g4dn(**LABELLED))],
+    ids=["told by the Settings", "told by the ConfigMap", "told by labels"],
+)
+def test_a_g4dn_whose_plugin_time_slices_is_one_device_of_three_slices_and_a_fourth_replica_is_unmet(
+    on: list[Slice],
+) -> None:
+    assert [one.id for one in on] == ["n/gpu0/s0", "n/gpu0/s1", "n/gpu0/s2"]
+    assert {(one.device, one.product, one.isolation, one.taints) for one in on} == {
+        ("n/gpu0", "T4", Isolation.NONE, ())
+    }, "one fault domain; every engine tolerates its taint"
+    assert sum(one.memory_bytes for one in on) <= 16 * GI
+    a = model("a", 5, high=8)
+    at, begun = started(called(a, on))
+    assert sorted(one.slices for one in begun) == [(one.id,) for one in on]
+    assert unmet(at) == ("needs 5Gi on one device; the largest has 0 bytes free of 5.3Gi, held by a (busy)", False)
+    for one in begun:
+        asks = table.fields(one, at.slices)
+        assert asks is not None
+        assert asks.memory_fraction == 0.333, "nothing else keeps an engine from the memory of the others"
+        spec = pods.manifest(one, a, launch(a, "h", 1), "image", asks=asks)["spec"]
+        assert spec["containers"][0]["resources"]["limits"] == {GPU: "1"}
+        assert spec["tolerations"] == [{"key": GPU, "operator": "Exists"}]
+
+
+@pytest.mark.parametrize(
+    ("wants", "reason"),
+    [
+        (model("a", 6), "needs 6Gi on one device; the largest has 5.3Gi"),
+        (model("a", 0), "needs a whole device; what is large enough is only a part of a device"),
+        (model("a", 5, gpu=Gpu(isolation="memory")), (
+            "needs 5Gi on one device with memory isolation; what is large enough is only a part of a device, and not "
+            "kept apart so"
+        )),
+        (model("a", 5, gpu=Gpu(compute_percent=50)),
+         "needs 5Gi and 50 % of compute on one device; the largest has 5.3Gi and 33 % of compute"),
+    ],
+    ids=["too large", "a whole one", "apart from others", "half of its time"],
+)  # fmt: skip
+def test_a_share_is_no_place_for_who_needs_more_than_it_gives(wants: Model, reason: str) -> None:
+    at, begun = started(called(wants, slices()))
+    assert begun == []
+    assert unmet(at) == (reason, True)
+
+
+def test_mps_keeps_memory_apart() -> None:
+    on = slices(SLICED.replace("timeslice", "mps"))
+    at, begun = started(called(model("a", 5, gpu=Gpu(isolation="memory"), high=8), on))
+    assert len(begun) == 3
+    asks = table.fields(begun[0], at.slices)
+    assert asks is not None
+    assert asks.memory_fraction is None, "its server does"
+
+
+def test_where_nobody_tells_how_gpus_are_shared_nothing_is_placed_and_the_reason_names_the_fix() -> None:
+    at, begun = started(called(model("a", 5), slices(DEVICE)))
+    assert begun == []
+    reason, never = unmet(at)
+    assert not never
+    assert reason == (
+        "needs 5Gi on one device; its node's device plug-in offers 3 nvidia.com/gpu of 1 device, and nobody tells how "
+        "they are shared: say it in Settings `nodes`, by `slicing`, or by `device.count` where there are more devices"
+    )
+
+
+def test_a_pod_of_others_takes_one_share() -> None:
+    on, node = slices(), g4dn()
+    limits = {"nvidia.com/gpu": "1"}
+    theirs = nodes.read_other(
+        {"spec": {"nodeName": "n", "containers": [{"name": "a", "resources": {"limits": limits}}]}}
+    )
+    assert theirs == OtherPod("n", {"nvidia.com/gpu": 1})
+    assert nodes.others([node], on, [theirs]) == {"n nvidia.com/gpu": 1}
+    at, begun = started(called(model("a", 5, high=8), on, others=1))
+    assert [one.slices for one in begun] == [("n/gpu0/s0",), ("n/gpu0/s1",)]
+    assert OTHERS in unmet(at)[0]
+
+
+def test_a_renamed_resource_is_what_pods_ask_for_and_what_others_have() -> None:
+    renamed = {**g4dn(**LABELLED).amounts, GPU: "0", "nvidia.com/gpu.shared": "3"}
+    node = g4dn(**LABELLED)._replace(amounts=renamed)
+    (first, *_) = on = slices("", node=node)
+    assert len(on) == 3
+    asks = table.fields(replica(model("a"), "r", [first.id]), {first.id: first})
+    assert asks is not None
+    assert asks.limits == {"nvidia.com/gpu.shared": "1"}
+    container = {"name": "a", "resources": {"limits": {"nvidia.com/gpu.shared": "1"}}}
+    theirs = nodes.read_other({"spec": {"nodeName": "n", "containers": [container]}})
+    assert theirs == OtherPod("n", {"nvidia.com/gpu.shared": 1})
+    assert nodes.others([node], on, [theirs]) == {"n nvidia.com/gpu.shared": 1}
+
+
+# --- the plug-in's ConfigMap ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("label", "data", "shares"),
+    [
+        ("", {"only": CONFIG}, 3),
+        ("", {"default": CONFIG, "other": "{version: v1}"}, 3),
+        ("", {"one": CONFIG, "other": CONFIG}, 1),
+        ("many", {"default": "{version: v1}", "many": CONFIG}, 3),
+        ("gone", {"default": CONFIG}, 1),
+        ("", {"default": "[a, list]"}, 1),
+        ("", {"default": "a: {b"}, 1),
+        ("", {}, 1),
+    ],
+    ids=["the only key", "the default", "no default", "by label", "no such key", "no mapping", "no YAML", "nothing"],
+)
+def test_a_nodes_key_of_the_config_map_tells_how_it_is_shared(label: str, data: dict[str, str], shares: int) -> None:
+    labels = {plugins.CHOICE: label} if label else {}
+    found = slices(DEVICE, config_map(**data), g4dn(**labels))
+    assert (len(found), bool(found[0].closed)) == (shares, shares == 1)
+
+
+def test_of_the_gpu_operators_only_what_a_label_names_counts() -> None:
+    """Which key the others have its ClusterPolicy says."""
+    configs = {PLACES[1]: plugins.read(config_map(any=CONFIG))}
+    assert plugins.config_of({}, configs) == {}
+    assert plugins.config_of({plugins.CHOICE: "any"}, configs)["version"] == "v1"
+
+
+def test_what_is_no_configuration_is_said_once_read(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert plugins.read(config_map(good=CONFIG, bad="[]")).keys() == {"good"}
+    assert "config_map=nvidia-device-plugin key=bad error=expected one mapping" in caplog.text
+
+
+# --- when sharing changes under Replicas ------------------------------------------------------------------------------
+
+
+def test_a_device_is_closed_while_a_replica_of_before_is_on_it() -> None:
+    """It may have all of its memory."""
+    shut, lost = nodes.resliced(slices(), [SliceId("n/gpu0")])
+    assert ({one.closed for one in shut}, lost) == ({nodes.RESLICED}, [])
+    whole = slices("", node=g4dn("2"))
+    back, lost = nodes.resliced(whole, [SliceId("n/gpu1/s2"), SliceId("n/gpu0")])
+    assert ([one.closed for one in back], lost) == (["", nodes.RESLICED], [])
+    assert nodes.resliced(whole, [SliceId("n/gpu0"), SliceId("n/gpu1")]) == (tuple(whole), [])
+
+
+def test_what_is_held_of_a_device_that_is_no_more_counts_as_others() -> None:
+    on = slices()
+    same, lost = nodes.resliced(on, [SliceId("n/gpu7/s0"), SliceId("m/gpu0")])
+    assert (same, lost) == (tuple(on), [OtherPod("n", lost=1), OtherPod("m", lost=1)])
+    assert nodes.others([g4dn()], on, lost) == {"n nvidia.com/gpu": 1}
+
+
+# --- the fault domain -------------------------------------------------------------------------------------------------
+
+
+def test_all_free_shares_of_an_unhealthy_device_are_closed_and_that_of_the_pod_on_it() -> None:
+    a, pod = model("a", 5), PodRef(namespace="engines", name="r", uid="u")
+    at = world([a], slices(), [replica(a, "r", ["n/gpu0/s1"], pod=pod)])
+    ours = PodDevices(namespace="engines", name="r", devices=("GPU-a",))
+    sick = DeviceReport(id="GPU-a", memory_bytes=16 * GI, used_bytes=0, healthy=False)
+    report = NodeReport(node="n", boot="b", sequence=1, devices=(sick,), pods=(ours,))
+    assert ill(fold(at, (NodeReported(report=report),), T0)[0], T0) == {one.id: ILL for one in slices()}
+
+
+def test_of_two_devices_as_many_free_shares_are_closed_as_the_unhealthy_one_has() -> None:
+    """Which share a pod would get, the kubelet chooses."""
+    node = g4dn("6", **{**LABELLED, f"{GPU}.count": "2"})
+    found = tuple(
+        DeviceReport(id=id, memory_bytes=16 * GI, used_bytes=0, healthy=id == "GPU-a") for id in ("GPU-a", "GPU-b")
+    )
+    theirs = PodDevices(namespace="x", name="y", devices=("GPU-b",))
+    report = NodeReport(node="n", boot="b", sequence=1, devices=found, pods=(theirs,))
+    at = fold(world([], slices("", node=node)), (NodeReported(report=report),), T0)[0]
+    assert sorted(ill(at, T0)) == ["n/gpu1/s1", "n/gpu1/s2"]
+    noticed = replace(at, slices={id: one for id, one in at.slices.items() if one.device == "n/gpu0"})
+    assert ill(noticed, T0) == {}, "the device plug-in offers it no more"
+
+
+# --- where nodes may not be read --------------------------------------------------------------------------------------
+
+
+def test_a_declared_node_is_sliced_as_it_says_and_a_quota_counts_shares() -> None:
+    kinds = settings_of(SLICED).nodes
+    found = declared.slices(kinds, (), {})
+    assert [one.id for one in found] == ["nodes[0]/gpu0/s0", "nodes[0]/gpu0/s1", "nodes[0]/gpu0/s2"]
+    assert {one.labels["node.kubernetes.io/instance-type"] for one in found} == {"g4dn.xlarge"}
+    bounded = declared.slices(kinds, (declared.Quota("q", 2, 0),), {})
+    assert [one.closed for one in bounded] == ["", ""]

@@ -1,0 +1,333 @@
+"""The contract of every kind of Slice, over a table of nodes: a kind adds its examples, and is held to all of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.lanes import Isolation
+from autoscaler.podspec import GPU
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing
+from autoscaler.slicing import sharing, table
+from autoscaler.slicing.base import NodeFacts, Part, Slicer
+from autoscaler.slicing.mps import Mps
+from autoscaler.slicing.sharing import GPU_SHARED
+from autoscaler.slicing.timeslice import TimeSlice
+from autoscaler.slicing.whole import Whole
+from autoscaler.world import NodeId, Slice
+from tests.kit import sliced
+from tests.kit.worlds import GI, model, replica
+
+N = NodeId("n")
+
+
+class Example(NamedTuple):
+    """A node that a kind knows, and what it makes of it."""
+
+    name: str
+    slicer: Slicer
+    node: NodeFacts
+    slices: tuple[str, ...]
+    """Their ids."""
+    device_bytes: int
+    isolation: Isolation
+    limits: Mapping[str, str]
+    """Of the pod that has the first of them."""
+
+
+def shares(*devices: str, of: int) -> tuple[str, ...]:
+    return tuple(f"n/{device}/s{number}" for device in devices for number in range(of))
+
+
+def gfd(strategy: str = "", replicas: str = "", **more: str) -> dict[str, str]:
+    """Labels of GPU feature discovery."""
+    told = {"sharing-strategy": strategy, "replicas": replicas, **more}
+    return {f"{GPU}.{name}": value for name, value in told.items() if value}
+
+
+def declared(count: int = 1, slicing: NodeSlicing | None = None) -> NodeKind:
+    return NodeKind(selector={}, device=NodeDevice("T4", Bytes(16 * GI), count), slicing=slicing)
+
+
+def plugin(**sharing: Any) -> dict[str, Any]:
+    return {"version": "v1", "sharing": sharing}
+
+
+def replicated(many: object, name: str = GPU) -> dict[str, Any]:
+    return {"resources": [{"name": name, "replicas": many}]}
+
+
+T4 = gfd(product="Tesla-T4", memory="15360", count="1")
+THREE = {GPU: "3"}
+EXAMPLES = (
+    Example("whole, by labels", Whole(), NodeFacts(N, {**T4, **gfd("none", "1", count="2")}, allocatable={GPU: "2"}),
+            ("n/gpu0", "n/gpu1"), 15 * GI, Isolation.HARDWARE, {GPU: "1"}),
+    Example("whole, of which nobody tells", Whole(), NodeFacts(N, allocatable={GPU: "2"}),
+            ("n/gpu0", "n/gpu1"), sharing.UNKNOWN_BYTES, Isolation.HARDWARE, {GPU: "1"}),
+    Example("whole, because the Settings say so", Whole(),
+            NodeFacts(N, allocatable=THREE, declared=declared(slicing=NodeSlicing("whole"))),
+            ("n/gpu0",), 16 * GI, Isolation.HARDWARE, {GPU: "1"}),
+    Example("time slices, by labels", TimeSlice(), NodeFacts(N, {**T4, **gfd("time-slicing", "3")}, allocatable=THREE),
+            shares("gpu0", of=3), 15 * GI, Isolation.NONE, {GPU: "1"}),
+    Example("time slices, by labels of before there was MPS", TimeSlice(),
+            NodeFacts(N, {**T4, **gfd(replicas="3", product="Tesla-T4-SHARED")}, allocatable=THREE),
+            shares("gpu0", of=3), 15 * GI, Isolation.NONE, {GPU: "1"}),
+    Example("time slices of two devices, renamed", TimeSlice(),
+            NodeFacts(N, {**T4, **gfd("time-slicing", "2", count="2")}, allocatable={GPU: "0", GPU_SHARED: "4"}),
+            shares("gpu0", "gpu1", of=2), 15 * GI, Isolation.NONE, {GPU_SHARED: "1"}),
+    Example("time slices, one device ill", TimeSlice(),
+            NodeFacts(N, {**T4, **gfd("time-slicing", "3", count="2")}, allocatable=THREE),
+            shares("gpu0", of=3), 15 * GI, Isolation.NONE, {GPU: "1"}),
+    Example("time slices, by the plug-in's ConfigMap", TimeSlice(),
+            NodeFacts(N, allocatable=THREE, declared=declared(), plugin=plugin(timeSlicing=replicated(3))),
+            shares("gpu0", of=3), 16 * GI, Isolation.NONE, {GPU: "1"}),
+    Example("time slices, by the ConfigMap, as labels cannot be right", TimeSlice(),
+            NodeFacts(N, {**T4, **gfd("none", "1")}, allocatable=THREE,
+                      plugin=plugin(timeSlicing=replicated(3, "gpu"))),
+            shares("gpu0", of=3), 15 * GI, Isolation.NONE, {GPU: "1"}),
+    Example("time slices, by the Settings", TimeSlice(),
+            NodeFacts(N, allocatable=THREE, declared=declared(slicing=NodeSlicing("timeslice", 3))),
+            shares("gpu0", of=3), 16 * GI, Isolation.NONE, {GPU: "1"}),
+    Example("MPS, by labels, whatever the others say", Mps(),
+            NodeFacts(N, {**T4, **gfd("mps", "4")}, allocatable={GPU: "4"}, plugin=plugin(timeSlicing=replicated(2)),
+                      declared=declared(slicing=NodeSlicing("timeslice", 2))),
+            shares("gpu0", of=4), 15 * GI, Isolation.MEMORY, {GPU: "1"}),
+    Example("MPS, by the ConfigMap before the Settings", Mps(),
+            NodeFacts(N, allocatable={GPU: "4"}, plugin=plugin(mps=replicated(2), timeSlicing=replicated(4)),
+                      declared=declared(2, NodeSlicing("timeslice", 4))),
+            shares("gpu0", "gpu1", of=2), 16 * GI, Isolation.MEMORY, {GPU: "1"}),
+    Example("MPS, by the Settings", Mps(),
+            NodeFacts(N, allocatable={GPU: "2"}, declared=declared(slicing=NodeSlicing("mps", 2))),
+            shares("gpu0", of=2), 16 * GI, Isolation.MEMORY, {GPU: "1"}),
+)  # fmt: skip
+every_example = pytest.mark.parametrize("one", EXAMPLES, ids=lambda one: one.name)
+
+
+def made(one: Example) -> tuple[Slice, ...]:
+    found = one.slicer.inventory(one.node)
+    assert found is not None
+    return found
+
+
+def by_device(slices: tuple[Slice, ...]) -> Iterator[list[Slice]]:
+    for device in {one.device for one in slices}:
+        yield [one for one in slices if one.device == device]
+
+
+@every_example
+def test_a_node_is_read_as_these_slices_and_only_by_its_own_kind(one: Example) -> None:
+    found = made(one)
+    assert tuple(slice_.id for slice_ in found) == one.slices
+    assert {slice_.isolation for slice_ in found} == {one.isolation}
+    assert {slice_.kind for slice_ in found} == {one.slicer.kind}
+    assert not any(slice_.closed for slice_ in found)
+    knowing = [slicer.kind for slicer in table.SLICERS if slicer.inventory(one.node)]
+    assert knowing[0] == one.slicer.kind
+    assert table.inventory(one.node) == found
+
+
+every_node = pytest.mark.parametrize("one", sliced.EXAMPLES.values(), ids=sliced.EXAMPLES)
+"""Those of the other kinds."""
+
+
+@every_node
+def test_a_node_of_another_kind_is_read_by_that_kind_alone(one: sliced.Example) -> None:
+    found = one.slicer.inventory(one.node) or ()
+    assert (len(found), sum(not slice_.closed for slice_ in found)) == (one.slices, one.open)
+    there = table.inventory(one.node)
+    assert there == table.BY_KIND[one.slicer.kind].inventory(one.node)
+    assert {slice_.kind for slice_ in there} == {one.slicer.kind}
+
+
+@every_node
+def test_pods_ask_for_what_is_there_of_every_kind(one: sliced.Example) -> None:
+    there, asked = table.inventory(one.node), Counter[str]()
+    known = {slice_.id: slice_ for slice_ in there}
+    assert len(known) == len(there)
+    for slice_ in there:
+        assert slice_.id.split("/")[0] == slice_.node == one.node.name
+        whole = replace(replica(model("a"), "r", [slice_.id]), memory_bytes=slice_.memory_bytes, compute_percent=100)
+        if not slice_.closed:
+            asks = table.fields(whole, known)
+            assert asks is not None
+            assert asks.limits or asks.claims
+            asked.update({name: int(many) for name, many in asks.limits.items()})
+    assert all(many <= int(one.node.allocatable[name]) for name, many in asked.items() if name in one.node.allocatable)
+
+
+@every_node
+def test_where_hami_mig_or_another_maker_has_devices_the_gpus_that_are_counted_beside_are_not_offered_too(
+    one: sliced.Example,
+) -> None:
+    """A device plug-in counts them all the same. ResourceSlices count where none does."""
+    beside = one.node._replace(allocatable={GPU: "10", **one.node.allocatable})
+    kinds = {slice_.kind for slice_ in table.inventory(beside)}
+    maker = one.slicer.kind
+    nvidias = maker in {"hami", "mig", "volcano", "kai"}
+    assert kinds == ({maker} if nvidias else {"whole"} if maker == "dra" else {maker, "whole"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "node"),
+    [("dra", sliced.EXAMPLES["DRA: whole"].node), ("hami", sliced.hami_node(sliced.card())),
+     ("hami", NodeFacts(N)), ("volcano", NodeFacts(N)),
+     ("volcano", NodeFacts(N, {}, sliced.VOLCANO)),
+     ("mig", sliced.mig_node(_1g_10gb="4")), ("mig", NodeFacts(N))],
+)  # fmt: skip
+def test_what_the_settings_say_gives_devices_out_and_until_it_does_nothing_is_placed(
+    kind: Literal["dra", "hami", "mig", "volcano"], node: NodeFacts
+) -> None:
+    node = node._replace(allocatable={GPU: "10", **node.allocatable}, declared=declared(10, NodeSlicing(kind)))
+    own = table.BY_KIND[kind].inventory(node)
+    if own is not None:
+        assert table.inventory(node) == own
+        return
+    found = table.inventory(node)
+    why = f"Settings `nodes` say that its devices are {kind}, and its node {table.GIVERS[kind]}"
+    assert [one.closed for one in found] == [why] * 10
+    assert table.inventory(NodeFacts(N, declared=declared(10, NodeSlicing(kind)))) == (), "it has no devices yet"
+
+
+@every_example
+def test_shares_of_a_device_are_never_more_than_it_is(one: Example) -> None:
+    for parts in by_device(made(one)):
+        assert 0 < sum(part.memory_bytes for part in parts) <= one.device_bytes
+        assert sum(part.compute_percent for part in parts) <= 100
+
+
+@every_example
+def test_a_device_is_the_fault_domain_of_its_slices_and_of_one_node(one: Example) -> None:
+    found = made(one)
+    assert len({slice_.id for slice_ in found}) == len(found)
+    for slice_ in found:
+        assert slice_.node == one.node.name
+        assert slice_.id.split("/")[0] == slice_.node, "a pod goes to the node in its Slice's id"
+        assert f"{slice_.id}/".startswith(f"{slice_.device}/")
+
+
+@every_example
+def test_the_same_node_is_read_the_same_and_another_under_its_own_name(one: Example) -> None:
+    assert made(one) == made(one)
+    other = one.slicer.inventory(
+        one.node._replace(name=NodeId("m"), labels=dict(sorted(one.node.labels.items(), reverse=True)))
+    )
+    assert other is not None
+    assert [slice_.id.replace("m/", "n/", 1) for slice_ in other] == list(one.slices)
+
+
+@every_example
+def test_pods_ask_for_what_was_counted(one: Example) -> None:
+    """All Slices asked for one by one are no more than the node has."""
+    found = made(one)
+    asked = Counter[str]()
+    for slice_ in found:
+        asked.update({name: int(many) for name, many in one.slicer.fields("r", [Part(slice_, 1)]).limits.items()})
+    assert one.slicer.fields("r", [Part(found[0], 1)]).limits == one.limits
+    assert all(many <= int(one.node.allocatable[name]) for name, many in asked.items() if name in one.node.allocatable)
+    every = replica(model("a"), "r", [slice_.id for slice_ in found])
+    known = {slice_.id: slice_ for slice_ in found}
+    assert table.fields(every, known) == one.slicer.fields("r", [Part(slice_, every.memory_bytes) for slice_ in found])
+    assert table.fields(every, {}) is None, "they were there once"
+
+
+HOSTILE = (
+    "",
+    "no number",
+    "-1",
+    "0",
+    "1",
+    "2",
+    "7",
+    "1.5",
+    "3k",
+    "١٢",
+    "9" * 9,
+    "9" * 40,
+    "9" * 5000,
+    "\x00",
+    "none",
+    "mps",
+)
+"""What a label or an amount may be in the worst case."""
+
+
+@every_example
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(data=st.data())
+def test_whatever_a_node_says_nothing_is_raised_and_no_more_counted_than_is_offered(
+    one: Example, data: st.DataObject
+) -> None:
+    def spoilt(texts: Mapping[str, str]) -> dict[str, str]:
+        chosen = {name: data.draw(st.sampled_from((value, *HOSTILE)), name) for name, value in sorted(texts.items())}
+        return {name: value for name, value in chosen.items() if data.draw(st.integers(0, 9), name)}
+
+    labels = spoilt({f"{GPU}.{name}": "3" for name in ("memory", "count", "replicas", "sharing-strategy", "product")})
+    node = one.node._replace(
+        labels={**one.node.labels, **labels}, annotations=spoilt(one.node.annotations),
+        allocatable=spoilt(one.node.allocatable),
+    )  # fmt: skip
+    found = table.inventory(node)
+    _, offered = sharing.offered(node.allocatable)
+    assert len(found) <= offered <= sharing.SLICES_MAX
+    assert len({slice_.id for slice_ in found}) == len(found)
+    mib = labels.get(sharing.MEMORY_MIB, one.node.labels.get(sharing.MEMORY_MIB, ""))
+    largest = max(one.device_bytes, 16 * GI, sharing.number(mib) << 20)
+    for parts in by_device(found):
+        assert sum(part.memory_bytes for part in parts) <= largest
+        assert sum(part.compute_percent for part in parts) <= 100
+
+
+# --- how sharing is learnt --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        NodeFacts(N, allocatable=THREE, declared=declared()),
+        NodeFacts(N, T4, allocatable=THREE),
+        NodeFacts(N, {**T4, **gfd("none", "1")}, allocatable=THREE, plugin={"version": "v1"}),
+        NodeFacts(N, {**T4, **gfd("time-slicing", "many")}, allocatable=THREE),
+        NodeFacts(N, {**T4, **gfd("some-day", "3")}, allocatable=THREE),
+        NodeFacts(N, T4, allocatable=THREE, plugin=plugin(timeSlicing=replicated("3"))),
+        NodeFacts(N, T4, allocatable=THREE, plugin=plugin(timeSlicing=replicated(3, "nvidia.com/mig-1g.10gb"))),
+        NodeFacts(N, T4, allocatable={GPU_SHARED: "1"}),
+    ],
+    ids=["Settings without slicing", "no word", "both say none", "no number", "a strategy of the future", "a text",
+         "of MIG", "the name tells that it is shared"],
+)  # fmt: skip
+def test_where_nobody_tells_how_gpus_are_shared_their_slice_is_closed_and_says_what_to_do(node: NodeFacts) -> None:
+    (found,) = table.inventory(node)
+    assert (found.kind, found.isolation) == ("whole", Isolation.NONE)
+    resource, many = sharing.offered(node.allocatable)
+    assert found.closed.startswith(f"its node's device plug-in offers {many} {resource} of 1 device, and nobody tells")
+    assert "Settings `nodes`, by `slicing`" in found.closed
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"sharing": None}, {"sharing": []}, {"sharing": {"timeSlicing": 3}}, {"sharing": {"mps": {"resources": 3}}},
+        plugin(mps={"resources": [3, None, {"name": [GPU], "replicas": 2}, {"name": GPU, "replicas": [2]}]}),
+        plugin(timeSlicing=replicated(-3)), plugin(timeSlicing=replicated(1 << 70)), plugin(mps=replicated(2.5)),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_is_none_tells_nothing(broken: dict[str, Any]) -> None:
+    (found,) = table.inventory(NodeFacts(N, T4, allocatable=THREE, plugin=broken))
+    assert found.closed
+
+
+def test_a_node_without_gpus_has_none() -> None:
+    assert table.inventory(NodeFacts(N, {**T4, **gfd("mps", "4")}, allocatable={"example.com/nic": "2"})) == ()
+
+
+def test_the_product_is_called_the_same_shared_or_not() -> None:
+    """Globs of `gpu.models` and prices are over it."""
+    shared = NodeFacts(N, {**T4, **gfd("time-slicing", "3", product="Tesla-T4-SHARED")}, allocatable=THREE)
+    assert {one.product for one in table.inventory(shared)} == {"Tesla-T4"}

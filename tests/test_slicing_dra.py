@@ -1,0 +1,238 @@
+"""ResourceSlices as inventory, claims that pin what was chosen, and what claims really got."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.lanes import Isolation
+from autoscaler.mig_geometry import Cut, MigError, layout
+from autoscaler.slicing.base import NodeFacts, Object, Part
+from autoscaler.slicing.dra import Dra, Got, decode, slice_of
+from autoscaler.slicing.dra_pools import Policy, pools
+from autoscaler.world import Slice
+from tests.kit.golden import agrees, pod
+from tests.kit.pools import DRIVER, H100, cut_name, gpu, many, partitionable, resource_slice
+from tests.kit.sliced import GIB, NODE
+
+MIB = 1 << 20
+
+
+def node(*objects: Object, kept: Sequence[str] = ()) -> NodeFacts:
+    return NodeFacts(NODE, devices=objects, kept=kept)
+
+
+def slices(*objects: Object, slicer: Dra | None = None, kept: Sequence[str] = ()) -> tuple[Slice, ...]:
+    return (slicer or Dra()).inventory(node(*objects, kept=kept)) or ()
+
+
+def names(found: tuple[Slice, ...]) -> list[str]:
+    return [one.id.removeprefix(f"{NODE}/") for one in found]
+
+
+def entry(name: str) -> str:
+    return f"{DRIVER}/{NODE}/{name}"
+
+
+def test_the_pcie_root_of_a_device_is_its_link() -> None:
+    near = gpu(0)
+    near["attributes"] |= {"resource.kubernetes.io/pcieRoot": {"string": "pci0000:5d"}}
+    found = Dra().inventory(NodeFacts(NODE, devices=[resource_slice(NODE, "gpus", devices=[near, gpu(1)])]))
+    assert [one.link for one in found or ()] == ["pci0000:5d", ""]
+
+
+def test_a_whole_gpu_is_one_slice() -> None:
+    one, other = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
+    assert (one.id, one.device, one.product) == ("node-1/gpu-0", "node-1/GPU-0000", "NVIDIA-H100-80GB-HBM3")
+    assert (one.memory_bytes, one.compute_percent, one.shared) == (81559 * MIB, 100, False)
+    assert (one.isolation, one.kind, one.closed, other.id) == (Isolation.HARDWARE, "dra", "", "node-1/gpu-1")
+
+
+def test_what_is_of_another_driver_or_node_or_another_way_to_the_same_is_none() -> None:
+    other = resource_slice(NODE, "x", devices=[gpu(0)])
+    other["spec"]["driver"] = "compute-domain.nvidia.com"
+    vfio = gpu(1)
+    vfio["attributes"]["type"] = {"string": "vfio"}
+    objects = [other, resource_slice("node-2", "y", devices=[gpu(2)]), resource_slice(NODE, "z", devices=[vfio])]
+    assert Dra().inventory(node(*objects)) is None
+    assert Dra().inventory(node()) is None
+
+
+@pytest.mark.parametrize(
+    ("objects", "why"),
+    [
+        ([resource_slice(NODE, "a", count=2, devices=[gpu(0)])], "has 1 of 2 ResourceSlices"),
+        ([resource_slice(NODE, "a", devices=[gpu(0), gpu(0)])], "names a device twice"),
+        (
+            [resource_slice(NODE, "a", devices=[
+                gpu(0, taints=[{"key": "xid", "value": "79", "effect": "NoExecute"}])
+            ])],
+            "its driver tainted it xid=79:NoExecute",
+        ),
+        ([resource_slice(NODE, "a", devices=[gpu(0, bindingConditions=["FabricDeviceReady"])])], "FabricDeviceReady"),
+        ([resource_slice(NODE, "a", devices=[gpu(0, attributes={})])], "nothing by which to claim it alone"),
+    ],
+)  # fmt: skip
+def test_what_the_scheduler_would_not_give_is_closed(objects: list[Object], why: str) -> None:
+    found = slices(*objects)
+    assert found
+    assert all(why in one.closed for one in found)
+
+
+def test_a_taint_that_only_informs_closes_nothing() -> None:
+    (one,) = slices(resource_slice(NODE, "a", devices=[gpu(0, taints=[{"key": "k", "effect": "None"}])]))
+    assert not one.closed
+
+
+def test_of_a_pool_the_newest_generation_counts() -> None:
+    old = resource_slice(NODE, "a", generation=1, devices=[gpu(0), gpu(1)])
+    assert names(slices(old, resource_slice(NODE, "b", generation=2, devices=[gpu(1)]))) == ["gpu-1"]
+
+
+def test_of_what_cannot_be_had_at_once_only_so_much_is_offered_as_can() -> None:
+    assert names(slices(*partitionable(NODE))) == ["gpu-0"]
+    kept = (entry(cut_name("1g.10gb", 3)),)
+    found = slices(*partitionable(NODE), kept=kept)
+    there = {str(one.id): one for one in found}
+    assert names(found) == sorted([
+        cut_name("1g.10gb", 3), cut_name("3g.40gb", 4), cut_name("1g.20gb", 0), cut_name("1g.10gb", 2),
+    ])  # fmt: skip
+    assert {one.device for one in found} == {"node-1/GPU-0000"}
+    small = there[f"node-1/{cut_name('1g.10gb', 3)}"]
+    assert (small.memory_bytes, small.compute_percent) == (H100.profile("1g.10gb").memory_bytes, 14)
+
+
+@given(st.lists(st.sampled_from([Cut(one.name, start) for one in H100.profiles for start in one.starts]), max_size=8))
+def test_counters_allow_what_the_hardware_does(cuts: list[Cut]) -> None:
+    """No set of Slices that is offered overlaps, and each layout that can be is offered as it was kept."""
+    kept = tuple(entry(cut_name(cut.profile, cut.start)) for cut in cuts)
+    called = {name: cut for cuts in Dra().places(node(*partitionable(NODE))).values() for cut, name in cuts.items()}
+    offered = [called[one] for one in map(entry, names(slices(*partitionable(NODE), kept=kept))) if one in called]
+    assert len(layout(H100, offered)) == len(offered)
+    try:
+        layout(H100, cuts)
+    except MigError:
+        return
+    assert set(cuts) <= set(offered)
+
+
+def test_places_tell_what_a_cut_is_called() -> None:
+    ((device, cuts),) = Dra().places(node(*partitionable(NODE))).items()
+    assert (device, cuts[Cut("3g.40gb", 4)]) == ("node-1/GPU-0000", entry(cut_name("3g.40gb", 4)))
+    assert sum(len(one.starts) for one in H100.profiles) == len(cuts)
+
+
+def test_a_claim_pins_the_gpu_by_its_uuid_and_a_part_by_its_gpu_and_profile() -> None:
+    whole = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
+    two = Dra().fields("m-1", [Part(one, one.memory_bytes) for one in whole])
+    (part,) = [one for one in slices(*partitionable(NODE), kept=(entry(cut_name("3g.40gb", 4)),))
+               if "3g40gb-9-4" in one.id]  # fmt: skip
+    cut = Dra().fields("m-2", [Part(part, part.memory_bytes)])
+    agrees("slicing/dra-pinned", [*two.claims, pod("m-1", two), *cut.claims, pod("m-2", cut)])
+
+
+def test_where_its_memory_slices_are_told_a_part_is_pinned_by_its_place() -> None:
+    found = {one.device: one for one in pools(partitionable(NODE, places=True), NODE, DRIVER).entries}
+    told = found[cut_name("2g.20gb", 2)]
+    assert "'memorySlice2' in device.capacity" in told.where
+    assert "!('memorySlice1' in device.capacity" in told.where
+    assert told.start == 2
+    parts = [one for one in found.values() if one.mig]
+    assert len({one.where for one in parts}) == len(parts), "each alone"
+
+
+def test_what_is_shared_and_what_is_ones_own_are_claims_apart() -> None:
+    slicer = Dra(sharing="MPS")
+    found = slices(*partitionable(NODE), slicer=slicer, kept=(entry(cut_name("1g.10gb", 3)),))
+    part = next(one for one in found if one.id.endswith("1g10gb-19-3"))
+    assert not part.shared
+    fields = slicer.fields("m-1", [Part(part, part.memory_bytes)])
+    assert [one["metadata"]["name"] for one in fields.claims] == ["m-1"]
+    assert ("config" in fields.claims[0]["spec"]["devices"], fields.env) == (False, {})
+
+
+def test_consumable_capacity_is_asked_for_in_the_amounts_that_are_given() -> None:
+    (one,) = slices(resource_slice(NODE, "many", devices=[many(0, "1Gi")]))
+    assert (one.shared, one.memory_bytes, one.isolation) == (True, 80 * GIB, Isolation.NONE)
+    fields = Dra().fields("m-1", [Part(one, 30 * GIB + 1)])
+    asked = fields.claims[0]["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"]
+    assert asked == {"memory": "31744Mi"}
+    agrees("slicing/dra-consumable", [*fields.claims, pod("m-1", fields)])
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "given"),
+    [
+        (Policy(), 5, 5), (Policy(10, 4), 3, 10), (Policy(10, 4), 11, 14), (Policy(10, 4), 14, 14),
+        (Policy(values=(2, 8)), 3, 8), (Policy(values=(2, 8)), 9, 9),
+    ],
+)  # fmt: skip
+def test_amounts_are_rounded_up_as_the_scheduler_does(policy: Policy, asked: int, given: int) -> None:
+    assert policy.given(asked) == given
+
+
+def test_one_of_several_in_order() -> None:
+    whole = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
+    fields = Dra().either("m-1", [Part(one, one.memory_bytes) for one in whole])
+    agrees("slicing/dra-either", [*fields.claims, pod("m-1", fields)])
+    with pytest.raises(ValueError, match="m-1: a claim has 1 to 8 alternatives, not 9"):
+        Dra().either("m-1", [Part(whole[0], 1)] * 9)
+
+
+@pytest.mark.parametrize("sharing", ["MPS", "TimeSlicing"])
+def test_pods_on_one_gpu_have_one_claim_that_says_what_keeps_them_apart(sharing: Any) -> None:
+    slicer = Dra(sharing=sharing)
+    (one,) = slices(resource_slice(NODE, "gpus", devices=[gpu(0)]), slicer=slicer)
+    assert (one.shared, one.isolation) == (True, Isolation.MEMORY if sharing == "MPS" else Isolation.NONE)
+    first, second = (slicer.fields(name, [Part(one, 20 * GIB, 30)]) for name in ("m-1", "m-2"))
+    assert first.claims == second.claims
+    agrees(f"slicing/dra-{sharing.lower()}", [*first.claims, pod("m-1", first)])
+
+
+def test_what_stands_in_an_attribute_stays_text_in_the_selector() -> None:
+    odd = gpu(0)
+    odd["attributes"]["uuid"] = {"string": '" || true || "\\'}
+    (one,) = slices(resource_slice(NODE, "gpus", devices=[odd]))
+    (claim,) = Dra().fields("m", [Part(one, 1)]).claims
+    said = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
+    assert said.endswith(r'== "\" || true || \"\\"')
+
+
+def claim(*results: Any) -> Object:
+    return {"status": {"allocation": {"devices": {"results": list(results)}}}}
+
+
+def result(device: str, **more: Any) -> Object:
+    return {"request": "gpu-0", "driver": DRIVER, "pool": NODE, "device": device, **more}
+
+
+def test_what_a_claim_really_has_is_read_back() -> None:
+    found = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
+    said = claim(
+        result("gpu-1"), result("gpu-0", adminAccess=True), result("gpu-9", consumedCapacity={"memory": "30Gi"}), 7, {}
+    )
+    got = decode(said)
+    assert got == (Got("gpu-0", entry("gpu-1"), None), Got("gpu-0", entry("gpu-9"), 30 * GIB))
+    assert slice_of(got[0], found) is found[1]
+    assert slice_of(got[1], found) is None
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["status", "allocation", "devices", "results", "spec", "pool", "driver", "name", "capacity"]),
+        inner, max_size=4,
+    ), max_leaves=12,
+)  # fmt: skip
+
+
+@given(ANYTHING)
+def test_objects_that_are_not_as_they_should_be_raise_nothing(said: Any) -> None:
+    decode(said)
+    assert decode(claim(said)) == ()
+    Dra().inventory(node(said, resource_slice(NODE, "x", devices=said)))
+    Dra().inventory(node(resource_slice(NODE, "x", devices=[{"name": "a", "capacity": said, "taints": said}])))

@@ -1,0 +1,132 @@
+"""MIG cuts as Slices: both strategies of the device plug-in, what shares memory after all, and cutting anew."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.lanes import Isolation
+from autoscaler.mig_geometry import GEOMETRIES, MigError, geometry_of
+from autoscaler.slicing.base import NodeFacts, Part
+from autoscaler.slicing.mig import Mig, config_map, cut_of, parted
+from autoscaler.world import Slice
+from tests.kit.golden import agrees, pod
+from tests.kit.sliced import NODE, SINGLE, mig_node
+
+MIB = 1 << 20
+H100 = GEOMETRIES["H100-80"]
+
+
+def slices(node: NodeFacts) -> tuple[Slice, ...]:
+    return Mig().inventory(node) or ()
+
+
+def test_each_cut_of_each_profile_is_a_slice_and_a_device_of_its_own() -> None:
+    found = slices(mig_node(_1g_10gb="2", _3g_40gb="1"))
+    assert [one.id for one in found] == ["node-1/mig-1g.10gb-0", "node-1/mig-1g.10gb-1", "node-1/mig-3g.40gb-0"]
+    assert [str(one.device) for one in found] == [str(one.id) for one in found]
+    small, _, large = found
+    assert (small.memory_bytes, large.memory_bytes) == (
+        H100.profile("1g.10gb").memory_bytes, H100.profile("3g.40gb").memory_bytes,
+    )  # fmt: skip
+    assert (small.compute_percent, large.compute_percent) == (14, 42)
+    assert (small.isolation, small.shared, small.closed, small.kind) == (Isolation.HARDWARE, False, "", "mig")
+    assert (small.product, small.handle) == ("NVIDIA-H100-80GB-HBM3", "nvidia.com/mig-1g.10gb")
+
+
+def test_labels_know_better_than_the_table() -> None:
+    labels = {
+        "nvidia.com/mig-1g.10gb.memory": "9984", "nvidia.com/mig-1g.10gb.count": "2",
+        "nvidia.com/mig-1g.10gb.slices.gi": "2",
+    }  # fmt: skip
+    found = slices(mig_node(labels=labels, _1g_10gb="3"))
+    assert [(one.memory_bytes, one.compute_percent) for one in found] == [(9984 * MIB, 28)] * 2
+
+
+def test_of_the_single_strategy_all_are_alike_and_called_gpu() -> None:
+    found = slices(SINGLE)
+    assert len(found) == 7
+    one = found[0]
+    assert (one.product, one.memory_bytes, one.compute_percent) == ("NVIDIA-A100-SXM4-40GB", 4864 * MIB, 14)
+    assert Mig().fields("m", [Part(one, one.memory_bytes, 14)]).limits == {"nvidia.com/gpu": "1"}
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        NodeFacts(NODE, {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, {}, {"nvidia.com/gpu": "8"}),
+        mig_node(_1g_10gb="0"),
+        mig_node(_1g_10gb="-1"),
+        mig_node(_1g_10gb="9" * 5000),
+    ],
+    ids=["whole GPUs", "none", "negative", "huge"],
+)
+def test_a_node_without_cuts_is_not_its(node: NodeFacts) -> None:
+    assert Mig().inventory(node) is None
+
+
+def test_media_engines_are_named_by_nvidia_with_a_dot_in_resources() -> None:
+    (one,) = slices(mig_node(_1g_10gb_me="1"))
+    assert (one.id, one.handle) == ("node-1/mig-1g.10gb+me-0", "nvidia.com/mig-1g.10gb.me")
+    assert one.memory_bytes == H100.profile("1g.10gb+me").memory_bytes
+
+
+def test_a_profile_that_no_table_has_is_taken_by_its_name() -> None:
+    (one,) = slices(mig_node("NVIDIA-X1000", _2g_48gb="1"))
+    assert (one.memory_bytes, one.compute_percent, one.closed) == (48 * 10**9 * 95 // 100, 28, "")
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (mig_node(_1c_3g_40gb="3"), "MIG profile 1c.3g.40gb is a part of a larger one"),
+        (mig_node(_1g_10gb_shared="4"), "offered to several pods"),
+        (mig_node(_1g_10gb="4", labels={"nvidia.com/mig-1g.10gb.replicas": "2"}), "offered to several pods"),
+        (mig_node("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb-SHARED")._replace(allocatable={"nvidia.com/gpu": "4"}), "several"),
+        (mig_node(_1g_10gb="1", labels={"nvidia.com/mig.config.state": "rebooting"}), "is rebooting"),
+    ],
+)
+def test_where_a_cut_is_not_ones_own_nothing_is_put(node: NodeFacts, why: str) -> None:
+    found = slices(node)
+    assert found
+    assert all(why in one.closed for one in found)
+
+
+def test_a_pod_asks_for_one_cut_of_its_profile() -> None:
+    one, other = slices(mig_node(_1g_10gb="2"))
+    fields = Mig().fields("m-1", [Part(one, one.memory_bytes)])
+    agrees("slicing/mig", [pod("m-1", fields)])
+    with pytest.raises(ValueError, match="m-1: a program can use one MIG device, not 2"):
+        Mig().fields("m-1", [Part(one, 1), Part(other, 1)])
+
+
+def test_a_layout_that_was_chosen_is_told_to_mig_parted() -> None:
+    wanted = {0: ("3g.40gb", "1g.10gb", "1g.10gb"), 1: ()}
+    agrees("slicing/mig-parted", [config_map("pilotlight-mig", "gpu-operator", parted("node-1", H100, wanted))])
+    (one,) = list(yaml.safe_load_all(yaml.safe_dump(parted("node-1", H100, wanted))))
+    assert one["mig-configs"]["node-1"][0]["mig-devices"] == {"1g.10gb": 2, "3g.40gb": 1}
+    with pytest.raises(MigError, match=r"GPU 0: A30 has no MIG profile '3g\.40gb'"):
+        parted("node-1", GEOMETRIES["A30"], {0: ("3g.40gb",)})
+
+
+@pytest.mark.parametrize("product", ["NVIDIA-A30", "NVIDIA-A100-SXM4-40GB", "NVIDIA-H100-80GB-HBM3", "NVIDIA-B200"])
+def test_a_cut_that_is_not_there_is_what_its_node_would_show(product: str) -> None:
+    geometry = geometry_of(product)
+    assert geometry is not None
+    for profile in geometry.profiles:
+        made = cut_of(NODE, product, profile.name)
+        assert made.handle == "nvidia.com/mig-" + profile.name.replace("+", ".")
+        assert made.id == f"{NODE}/mig-{profile.name}-0"
+        assert made.compute_percent == max(1, 100 * profile.compute // geometry.compute)
+        assert bool(made.device_bytes) == (profile.compute < geometry.compute)
+
+
+@given(st.dictionaries(st.sampled_from(["nvidia.com/gpu.product", "nvidia.com/mig-1g.10gb.memory"]), st.text()),
+       st.from_regex(r"[0-9a-z.+]{0,20}", fullmatch=True), st.text(max_size=12))  # fmt: skip
+def test_nothing_that_a_node_tells_raises(labels: dict[str, str], profile: str, many: str) -> None:
+    node = NodeFacts(NODE, labels, {}, {f"nvidia.com/mig-{profile}": many, "nvidia.com/gpu": many})
+    for one in slices(node):
+        assert one.memory_bytes > 0
+        assert 0 < one.compute_percent <= 100

@@ -1,0 +1,55 @@
+"""Pods of the kinds that the device plug-in gives out (whole, time slices, MPS), from a document to the whole pod."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler import engines
+from autoscaler.documents import load
+from autoscaler.drivers.kubernetes import pods
+from autoscaler.sizing import given
+from autoscaler.slicing import table
+from autoscaler.slicing.base import NodeFacts
+from autoscaler.world import NodeId
+from tests.kit.golden import agrees
+from tests.kit.worlds import replica
+
+DOCUMENT = """
+apiVersion: pilotlight.dev/v1alpha1
+kind: Model
+metadata: {name: llama}
+spec:
+  engine: vllm
+  artifact: hf://org/llama
+  gpu: {GPU}"""
+SHARED = "{memory: 4Gi}"
+
+
+def node(many: int, resource: str = "nvidia.com/gpu", **labels: str) -> NodeFacts:
+    """With T4s, as GPU feature discovery tells of them."""
+    told = {"product": "Tesla-T4", "memory": "15360", **{name.replace("_", "-"): said for name, said in labels.items()}}
+    return NodeFacts(
+        NodeId("node-1"), {f"nvidia.com/gpu.{name}": said for name, said in told.items()}, {}, {resource: str(many)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "gpu"),
+    [
+        ("whole", node(2, count="2", replicas="1"), "{count: 2}"),
+        ("timeslice", node(3, count="1", replicas="3", sharing_strategy="time-slicing"), SHARED),
+        ("timeslice-renamed", node(3, "nvidia.com/gpu.shared", count="1", replicas="3"), SHARED),
+        ("mps", node(3, count="1", replicas="3", sharing_strategy="mps"), SHARED),
+    ],
+)  # fmt: skip
+def test_the_pod_of_a_replica_is_as_a_person_has_read_it(name: str, on: NodeFacts, gpu: str) -> None:
+    """One resource for each Slice; of time slices alone the engine is told its share, since nothing else holds it."""
+    (of,) = load([("a.yaml", DOCUMENT.replace("{GPU}", gpu))]).models
+    there = table.inventory(on)
+    assert {one.kind for one in there} == {name.partition("-")[0]}
+    has = replica(of, "llama-1", [one.id for one in there[: of.spec.gpu.count]], memory_bytes=of.memory_bytes)
+    asks = table.fields(has, {one.id: one for one in there})
+    assert asks is not None
+    part = given(of, has, asks.memory_fraction)
+    launch = engines.launch(of, None, pods.HOST, pods.port_of(has.id), {"vllm": "vllm"}, gpus=True, given=part)
+    agrees(f"slicing/{name}", [pods.manifest(has, of, launch, "engine:1", asks=asks)])

@@ -1,0 +1,150 @@
+"""Devices of other makers: whole ones by their resource, HAMi's shared cards, and Ascend's NPUs in parts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.lanes import Isolation
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind
+from autoscaler.slicing.base import NodeFacts, Part
+from autoscaler.slicing.hami import Hami, decode
+from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, Whole, makers
+from autoscaler.world import Slice
+from tests.kit.golden import agrees, pod
+from tests.kit.sliced import GIB, NODE, card, npu_node
+
+MIB = 1 << 20
+ALL = [slicer for family in makers() for slicer in family]
+BY_KIND = {vendor.kind: vendor for vendor in VENDORS}
+B2 = next(one for one in NPUS if one.word == "Ascend910B2")
+
+
+def whole(kind: str, many: str = "2", declared: NodeKind | None = None, **labels: str) -> tuple[Slice, ...] | None:
+    vendor = BY_KIND[kind]
+    told = {name.replace("__", "/").replace("_", "."): value for name, value in labels.items()}
+    return Whole(vendor).inventory(NodeFacts(NODE, told, {}, {vendor.resource: many}, declared))
+
+
+def test_amds_labeller_tells_product_and_memory() -> None:
+    labels = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gpu.vram": "192G"}
+    one, other = Whole(BY_KIND["amd"]).inventory(NodeFacts(NODE, labels, {}, {"amd.com/gpu": "2"})) or ()
+    assert (one.product, one.memory_bytes, one.kind) == ("AMD_Instinct_MI300X_OAM", 192 * 10**9, "amd")
+    assert (one.shared, one.isolation, other.id) == (False, Isolation.HARDWARE, "node-1/amd-1")
+
+
+def test_intels_memory_is_known_by_the_product() -> None:
+    one, _ = whole("intel-xe", gpu_intel_com__product="Max_1550") or ()
+    assert 120 * GIB > one.memory_bytes > 110 * GIB
+    (alone,) = whole("intel-i915", "1") or ()
+    assert alone.memory_bytes == GIB, "nobody tells"
+
+
+def test_intels_gpus_that_are_offered_several_times_are_closed() -> None:
+    labels = {"gpu.intel.com/product": "Max_1100", "gpu.intel.com/device.count": "2"}
+    found = Whole(BY_KIND["intel-xe"]).inventory(NodeFacts(NODE, labels, {}, {"gpu.intel.com/xe": "20"})) or ()
+    assert len(found) == 2
+    assert all("offered 20 times for 2 devices" in one.closed for one in found)
+
+
+def test_what_no_label_tells_the_settings_do() -> None:
+    device = NodeDevice(model="MTT-S4000", memory_bytes=Bytes(48 * GIB), count=1)
+    (one,) = whole("biren", declared=NodeKind(selector={}, device=device)) or ()
+    assert (one.product, one.memory_bytes) == ("MTT-S4000", 48 * GIB)
+
+
+def test_shares_of_devices_are_one_closed_slice() -> None:
+    for vendor in VENDORS:
+        if vendor.parts:
+            (one,) = Whole(vendor).inventory(NodeFacts(NODE, {}, {}, {vendor.resource: "80"})) or ()
+            assert one.closed
+
+
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda one: one.kind)
+def test_a_node_without_them_is_not_its_and_neither_is_one_where_hami_gives_them_out(vendor: object) -> None:
+    assert isinstance(vendor, tuple)
+    one = BY_KIND[vendor[0]]
+    assert Whole(one).inventory(NodeFacts(NODE, {}, {}, {"cpu": "8"})) is None
+    if one.register:
+        assert Whole(one).inventory(NodeFacts(NODE, {}, {one.register: "[]"}, {one.resource: "8"})) is None
+
+
+def test_each_kind_has_its_name() -> None:
+    assert len({one.kind for one in ALL}) == len(ALL) == len(VENDORS) + len(HAMI) + len(NPUS)
+
+
+def test_a_pod_asks_for_as_many() -> None:
+    found = [whole(kind) or () for kind in ("amd", "intel-xe", "ascend910b2")]
+    pods = [
+        pod(f"m-{at}", Whole(BY_KIND[one.kind]).fields("m", [Part(one, one.memory_bytes), Part(two, two.memory_bytes)]))
+        for at, (one, two) in enumerate(found)
+    ]
+    agrees("slicing/vendors-whole", pods)
+
+
+def test_hamis_shared_cards_of_others_differ_by_their_words_only() -> None:
+    amd = Hami(HAMI[0])
+    said = json.dumps([card("AMD-1", type="MI300X", devmem=196608)])
+    (one,) = amd.inventory(NodeFacts(NODE, {}, {"hami.io/node-amd-register": said})) or ()
+    assert (one.kind, one.memory_bytes, one.shared) == ("hami-amd", 192 * GIB, True)
+    fields = amd.fields("m-1", [Part(one, 48 * GIB)])
+    assert fields.limits == {"amd.com/gpu": "1", "amd.com/gpumem": "49152", "amd.com/gpucores": "22"}
+    agrees("slicing/vendors-hami", [pod("m-1", fields)])
+    (held,) = decode({"hami.io/amd-devices-allocated": "AMD-1,AMD,49152,25:;"}, HAMI[0].allocated)
+    assert (held.uuid, held.memory_bytes) == ("AMD-1", 48 * GIB)
+
+
+@given(st.lists(st.integers(1, 81920), min_size=1, max_size=10))
+def test_cores_that_nobody_asked_for_never_run_out_before_the_memory(mib: list[int]) -> None:
+    """AMD's and Hygon's tasks that name none would get all."""
+    amd = Hami(HAMI[0])
+    (one,) = amd.inventory(NodeFacts(NODE, {}, {"hami.io/node-amd-register": json.dumps([card()])})) or ()
+    fitting = [each for at, each in enumerate(mib) if sum(mib[: at + 1]) <= 81920]
+    cores = [int(amd.fields("m", [Part(one, each * MIB)]).limits["amd.com/gpucores"]) for each in fitting]
+    assert sum(cores) <= 100
+    assert all(cores)
+
+
+def test_an_npu_is_whole_or_in_equal_parts_of_one_template() -> None:
+    node = npu_node("NPU-1", "NPU-2")
+    all_, _ = Ascend(B2).inventory(node) or ()
+    assert (all_.memory_bytes, all_.compute_percent, all_.shared) == (64 * GIB, 100, False)
+    parts = Ascend(B2, "vir06_1c_16g").inventory(node) or ()
+    assert [one.id for one in parts] == [f"node-1/NPU-{npu}-{at}" for npu in (1, 2) for at in range(4)]
+    assert (parts[0].device, parts[0].memory_bytes, parts[0].compute_percent) == ("node-1/NPU-1", 16 * GIB, 25)
+    with pytest.raises(ValueError, match="Ascend910B2 has no template 'vir99'; it has vir03_1c_8g"):
+        Ascend(B2, "vir99").inventory(node)
+
+
+@pytest.mark.parametrize("npu", NPUS, ids=lambda one: one.word)
+def test_parts_never_have_more_together_than_their_npu(npu: object) -> None:
+    one = next(each for each in NPUS if each == npu)
+    for template in one.templates:
+        found = Ascend(one, template.name).inventory(npu_node("NPU-1", npu=one)) or ()
+        assert found
+        assert sum(each.memory_bytes for each in found) <= one.memory_mib * MIB
+        assert len(found) * template.cores <= one.cores
+
+
+def test_a_pod_asks_for_a_part_by_its_memory() -> None:
+    node, slicer = npu_node("NPU-1", "NPU-2"), Ascend(B2, "vir06_1c_16g")
+    parts = [Part(one, one.memory_bytes) for one in slicer.inventory(node) or ()]
+    two = [Part(one, one.memory_bytes) for one in Ascend(B2).inventory(node) or ()]
+    agrees("slicing/vendors-ascend", [
+        pod("m-1", slicer.fields("m-1", parts[:1])), pod("m-2", Ascend(B2).fields("m-2", two)),
+    ])  # fmt: skip
+    with pytest.raises(ValueError, match="m-3: HAMi gives one part of an Ascend910B2"):
+        slicer.fields("m-3", parts[:2])
+
+
+@given(st.text(max_size=100), st.text(max_size=8))
+def test_nothing_that_a_node_tells_raises(said: str, many: str) -> None:
+    for slicer in ALL:
+        names = [one.register for one in (*NPUS, *HAMI)]
+        node = NodeFacts(NODE, {one.memory_label: said for one in VENDORS}, dict.fromkeys(names, said))
+        slicer.inventory(node)
+        slicer.inventory(node._replace(annotations={}, allocatable={one.resource: many for one in VENDORS}))

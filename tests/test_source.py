@@ -1,0 +1,91 @@
+"""Where weights come from, as documents say it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts import source
+from artifacts.reference import BadReferenceError, Reference
+from artifacts.source import Bucket, Hub, Local
+
+COMMIT = "c0ffee" + "0" * 34
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("file:///models/a.gguf", Local("/models/a.gguf")),
+        ("file:///models/with space/", Local("/models/with space/")),
+        ("hf://Qwen/Qwen3-0.6B", Hub("Qwen/Qwen3-0.6B")),
+        ("hf://gpt2@refs/pr/4", Hub("gpt2", "refs/pr/4")),
+        (f"hf://meta-llama/Llama-3.1-8B@{COMMIT}", Hub("meta-llama/Llama-3.1-8B", COMMIT)),
+        ("s3://models/llama/8b/", Bucket("models", "llama/8b/")),
+        ("s3://my.bucket-1/a b.gguf", Bucket("my.bucket-1", "a b.gguf")),
+        ("oci://ghcr.io/a/b:c", Reference("ghcr.io", "a/b", "c")),
+        ("ollama://qwen3:8b", Reference("registry.ollama.ai", "library/qwen3", "8b")),
+    ],
+)
+def test_what_documents_say(text: str, found: object) -> None:
+    assert source.parse(text) == found
+
+
+def test_only_a_commit_is_pinned() -> None:
+    assert Hub("a/b", COMMIT).pinned
+    assert not Hub("a/b", "main").pinned
+    assert not Hub("a/b", COMMIT.upper()).pinned
+    assert not Hub("a/b").pinned
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected oci://"),
+        ("model.gguf", "expected oci://"),
+        ("/models/a.gguf", "expected oci://"),
+        ("https://example.com/a.gguf", "expected oci://"),
+        ("OCI://ghcr.io/a", "expected oci://"),
+        ("file://models/a.gguf", "absolute path"),
+        ("file:///", "absolute path"),
+        ("file:///a\nb", "can be shown"),
+        ("hf://", "hf://owner/name@revision"),
+        ("hf://a/b/c", "hf://owner/name@revision"),
+        ("hf://a/..", "hf://owner/name@revision"),
+        ("hf://../a", "hf://owner/name@revision"),
+        ("hf://a/b@", "hf://owner/name@revision"),
+        ("hf://a/b@../../api", "hf://owner/name@revision"),
+        ("hf://a/b@x?y", "hf://owner/name@revision"),
+        ("s3://ab/x", "a bucket has"),
+        ("s3://Bucket/x", "a bucket has"),
+        ("s3://a..b/x", "a bucket has"),
+        ("s3://bucket", "its key is empty"),
+        ("s3://bucket/", "its key is empty"),
+        ("s3://bucket/a/../b", "its key is empty"),
+        ("s3://bucket/a//b", "its key is empty"),
+        ("oci://ghcr.io/A", "lower-case"),
+        ("x" * 5000, "at most 4096"),
+    ],
+)
+def test_what_is_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(BadReferenceError) as caught:
+        source.parse(text)
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+
+
+@settings(derandomize=True, deadline=None, max_examples=400)
+@given(st.sampled_from(["hf", "s3", "file", "oci"]), st.text("abc.@:/\\%?-", max_size=20))
+def test_what_comes_out_names_nothing_above_itself(scheme: str, text: str) -> None:
+    try:
+        found = source.parse(f"{scheme}://{text}")
+    except BadReferenceError:
+        return
+    if isinstance(found, Hub):
+        assert re.fullmatch(r"[A-Za-z0-9._/@-]+", f"{found.name}@{found.revision}")
+        assert ".." not in f"{found.name}/{found.revision}"
+    if isinstance(found, Bucket):
+        assert not {".", ".."} & set(found.key.split("/"))

@@ -1,0 +1,81 @@
+"""Replicas of one Model apart from each other, by a label of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.documents import DocumentError, load
+from autoscaler.model import Model
+from autoscaler.plan import plan
+from autoscaler.settings import Price, Settings
+from autoscaler.world import Replica, Slice, World
+from tests.kit.worlds import T0, device, folded, model, replica, world
+
+RACK = "topology.kubernetes.io/rack"
+RACKS = ("a", "a", "a", "b", "b", "")
+"""Of each node; the last has none."""
+
+
+def slices(racks: Sequence[str] = RACKS, many: int = 4) -> list[Slice]:
+    return [
+        replace(device(f"n{node}-g{at}", 80, f"n{node}"), labels={RACK: rack} if rack else {}, labels_known=True)
+        for node, rack in enumerate(racks)
+        for at in range(many)
+    ]
+
+
+def ada(low: int, **spec: Any) -> Model:
+    return model("ada", 70, low=low, high=8, spread=RACK, **spec)
+
+
+def racks(at: World) -> list[str]:
+    """Of all its Replicas."""
+    nodes = [at.slices[id] for one in at.replicas.values() if one.model == "ada" for id in one.slices]
+    return sorted(one.labels.get(RACK, "") for one in nodes)
+
+
+def planned(at: World) -> World:
+    return folded(at, plan(at, T0).actions)
+
+
+def test_replicas_of_one_model_start_under_different_values_of_the_label() -> None:
+    assert racks(planned(world([ada(3)], slices()))) == ["", "a", "b"]
+    assert racks(planned(world([ada(6)], slices()))) == ["", "", "a", "a", "b", "b"]
+    together = replace(ada(3), spec=replace(ada(3).spec, spread=None))
+    assert racks(planned(world([together], slices()))) == ["a", "a", "a"], "else room stays in one piece"
+
+
+def test_those_that_are_there_count_and_those_of_an_older_spec_do_not() -> None:
+    two = ada(2)
+    there = replica(two, "r1", ["n0-g0"])
+    assert racks(planned(world([two], slices(RACKS[:5]), [there]))) == ["a", "b"]
+    old: Replica = replace(there, spec_hash="older")
+    new = planned(world([ada(1)], slices(RACKS[:5]), [old]))
+    (successor,) = [one for one in new.replicas.values() if one.id != old.id]
+    assert new.slices[successor.slices[0]].labels[RACK] == "a", "it takes its place, in whatever rack"
+
+
+def test_where_no_other_value_has_room_two_share_one() -> None:
+    assert racks(planned(world([ada(3)], slices(["a", "a"])))) == ["a", "a", "a"]
+
+
+def test_a_cheap_device_comes_before_another_rack_and_several_devices_are_spread_too() -> None:
+    dear = [replace(one, product="H100") if one.labels.get(RACK) == "b" else one for one in slices(RACKS[:5])]
+    settings = Settings(prices=(Price(device="H100", per_hour=3.0),))
+    assert racks(planned(world([ada(2)], dear, settings=settings))) == ["a", "a"]
+    wide = replace(ada(2), spec=replace(ada(2).spec, gpu=replace(ada(2).spec.gpu, count=2)))
+    assert racks(planned(world([wide], slices(RACKS[:5])))) == ["a", "a", "b", "b"]
+
+
+def test_a_change_of_the_label_starts_nothing_anew() -> None:
+    assert ada(1).spec_hash() == replace(ada(1), spec=replace(ada(1).spec, spread=None)).spec_hash()
+
+
+def test_what_is_no_label_is_refused_by_its_path() -> None:
+    text = "apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {name: ada}\nspec: {engine: vllm, spread: a b}"
+    with pytest.raises(DocumentError, match=r"spec\.spread.*expected a label of Kubernetes"):
+        load([("a.yaml", text)])

@@ -1,0 +1,268 @@
+"""What is kept from one look to the next: the Yard of a World, and Models at rest, are what a new look would find."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace as replace_
+from random import Random
+from typing import TypeVar
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName, ReplicaId, TenantName
+from autoscaler.hosts import Beside, Host
+from autoscaler.indices import rebuild
+from autoscaler.lesson import Lesson
+from autoscaler.lessons import taught
+from autoscaler.ordered import Cordon, Place
+from autoscaler.packer import pack
+from autoscaler.packing import Force, Outlook, Want
+from autoscaler.plan import Planner, plan
+from autoscaler.settings import Price
+from autoscaler.shelves import hosts, shelves
+from autoscaler.states import ReplicaState as S
+from autoscaler.survey import Survey
+from autoscaler.taints import Taint
+from autoscaler.waste import BINS, LEVELS
+from autoscaler.world import Copy, DeviceId, History, Load, NodeId, Replica, Slice, SliceId, World
+from autoscaler.yard import Yard
+from tests.kit.taught import cluster, exercise_of, lesson
+from tests.kit.worlds import GI, T0, device, gateway, model, replica, world
+
+K = TypeVar("K")
+V = TypeVar("V")
+NAMES = tuple(ModelName(name) for name in "abcdef")
+TRUSTS: Sequence[tuple[TenantName, ...] | None] = (None, (TenantName("acme"),), (TenantName("bolt"),))
+MODELS = [model(name, 4 + 3 * at, high=3, tenants=TRUSTS[at % 3]) for at, name in enumerate(NAMES)]
+WHOLE = [device(f"g{at}", (24, 24, 80)[at % 3], f"n{at % 4}") for at in range(6)]
+SHARES = [
+    replace(device(f"t{at // 2}/s{at % 2}", 24, f"n{at // 2}", kind="timeslice"), device=DeviceId(f"t{at // 2}"))
+    for at in range(4)
+]
+SLICES = [*WHOLE, *SHARES]
+
+
+def turned(one: World, rng: Random, now_s: float) -> World:
+    """One thing of it is otherwise."""
+    ids, replicas = sorted(one.replicas), dict(one.replicas)
+    one = replace(one, gateways={id: replace(each, seen_s=now_s) for id, each in one.gateways.items()})
+    match rng.randrange(19):
+        case 0 | 1:
+            made = [_replica(rng, now_s) for _ in range(3)]
+            one = replace(one, replicas=replicas | {each.id: each for each in made})
+        case 2 if ids:
+            del replicas[rng.choice(ids)]
+            one = replace(one, replicas=replicas)
+        case 3 | 4 if ids:
+            old = replicas[rng.choice(ids)]
+            states = (S.STARTING, S.READY, S.READY, S.STOPPING, S.FAILED, S.SCRUBBING)
+            replicas[old.id] = replace(old, state=rng.choice(states), since_s=now_s, ready_s=now_s)
+            one = replace(one, replicas=replicas)
+        case 5:
+            at = rng.choice(sorted(one.slices))
+            slices = {**one.slices, at: replace(one.slices[at], healthy=rng.random() < 0.7)}
+            back = {each.id: each for each in SLICES if each.id not in slices}
+            one = replace(one, slices=_without(slices, at) if rng.random() < 0.4 else slices | back)
+        case 6:
+            name = rng.choice(NAMES)
+            load = Load(waiting=rng.randrange(3), running=rng.randrange(2), oldest_s=now_s - 1)
+            return replace(one, loads={**one.loads, name: load})
+        case 7:
+            known = History(starts_s=(rng.random() * 9,), last_activity_s=now_s - rng.randrange(200))
+            return replace(one, histories={**one.histories, rng.choice(NAMES): known})
+        case 8:
+            name = rng.choice(sorted(one.models))
+            old_spec = one.models[name].spec
+            spec = replace(old_spec, replicas=replace(old_spec.replicas, min=rng.randrange(3)))
+            return replace(one, models={**one.models, name: replace(one.models[name], spec=spec)})
+        case 10:
+            return replace(one, lesson=None if rng.random() < 0.3 else _lesson(rng))
+        case 11:
+            at = rng.choice(sorted(one.slices))
+            return replace(one, slices=_nodes_told(one.slices, one.slices[at].node, rng))
+        case 9 | 12 | 15 | 17 | 18 as which:
+            return TOLD[which](one, rng)
+        case 16 if ids:
+            one = replace(one, replicas=_misplaced(replicas, rng))
+        case 13:
+            return replace(one, others={NodeId(f"n{rng.randrange(4)}"): rng.randrange(3)})
+        case _:
+            place = Place("node", f"n{rng.randrange(4)}")
+            cordons = (
+                {place: Cordon(place=place, node=place.name, since_s=now_s, drain=rng.random() < 0.5)}
+                if rng.random() < 0.5
+                else {}
+            )
+            names = [one for one in MODELS if rng.random() < 0.9]
+            one = replace(one, cordons=cordons, models={each.name: each for each in names})
+    made_anew = rebuild(one, now_s)
+    return replace(
+        one, by_model=kept(one.by_model, made_anew.by_model), by_slice=kept(one.by_slice, made_anew.by_slice)
+    )
+
+
+def kept(old: Mapping[K, V], new: Mapping[K, V]) -> dict[K, V]:
+    """As the fold does: what did not change is the same object."""
+    return {key: old[key] if old.get(key) == value else value for key, value in new.items()}
+
+
+def _beside_told(one: World, rng: Random) -> World:
+    """What a Replica has of its node; or what others have of one; or one comes or has another size; or nothing is known
+    of any.
+    """
+    if one.replicas and rng.random() < 0.4:
+        old = one.replicas[rng.choice(sorted(one.replicas))]
+        beside = Beside(rng.randrange(5) * 1000, rng.randrange(3) * GI)
+        return replace(one, replicas={**one.replicas, old.id: replace(old, beside=beside)})
+    node, size = NodeId(f"n{rng.randrange(5)}"), Beside(rng.choice((8000, 16_000)), 32 * GI)
+    taken = Beside(rng.randrange(10) * 1000, rng.randrange(9) * GI)
+    told = Host(*size, *size).without(taken)
+    return replace(one, hosts={} if rng.random() < 0.1 else {**one.hosts, node: told})
+
+
+def _replica(rng: Random, now_s: float) -> Replica:
+    of, at = rng.choice(MODELS), rng.choice(SLICES)
+    made = replica(of, f"{of.name}-{rng.randrange(1 << 30)}", state=rng.choice((S.STARTING, S.READY)))
+    beside = Beside(rng.randrange(5) * 1000, rng.randrange(3) * GI)
+    made = replace(made, beside=beside)
+    return replace(made, slices=(at.id,), since_s=now_s, ready_s=None if made.state is S.STARTING else now_s)
+
+
+def _lesson(rng: Random) -> Lesson:
+    """Any: of nodes like those that there are, or of others."""
+    of = exercise_of(cluster(2))
+    drawn = np.array([rng.randrange(64_000) for _ in range(2 * LEVELS)], np.dtype("<i4")).reshape(2, 1, LEVELS)
+    values = np.zeros((2, BINS, LEVELS + 1), np.dtype("<i4"))
+    values[:, :, :LEVELS] = drawn
+    return replace(lesson(of, 1), values=values.tobytes())
+
+
+def _sizes_told(one: World, rng: Random) -> World:
+    """Another size and product of one Slice, or other prices, or both."""
+    at, both = rng.choice(sorted(one.slices)), rng.random()
+    size, product = rng.choice((24, 80)) * GI, rng.choice(("", "H100", "L4"))
+    many = replace(one.slices[at], memory_bytes=size, product=product)
+    prices = rng.choice(((), (Price(device="H100", per_hour=9.0),), (Price(device="L4", per_hour=1.0),)))
+    told = replace(one.settings, prices=prices)
+    return replace(
+        one,
+        slices={**one.slices, at: many} if both < 0.6 else one.slices,
+        settings=told if both > 0.4 else one.settings,
+    )
+
+
+def _nodes_told(slices: dict[SliceId, Slice], node: NodeId, rng: Random) -> dict[SliceId, Slice]:
+    """Other labels and taints of one node."""
+    labels, known = {"zone": rng.choice(("z1", "z2"))}, rng.random() < 0.7
+    taints = (Taint("lab", "", "NoSchedule"),) if rng.random() < 0.3 else ()
+    return {
+        id: replace(one, labels=labels, labels_known=known, taints=taints) if one.node == node else one
+        for id, one in slices.items()
+    }
+
+
+def _trust_told(one: World, rng: Random) -> World:
+    """For whom a Model is."""
+    name = rng.choice(sorted(one.models))
+    spec = replace(one.models[name].spec, tenants=TRUSTS[rng.randrange(3)])
+    return replace(one, models={**one.models, name: replace(one.models[name], spec=spec)})
+
+
+def _misplaced(replicas: dict[ReplicaId, Replica], rng: Random) -> dict[ReplicaId, Replica]:
+    """A scheduler put one of them elsewhere."""
+    old = replicas[rng.choice(sorted(replicas))]
+    return {**replicas, old.id: replace(old, slices=(rng.choice(SLICES).id,), chosen=old.slices)}
+
+
+def _others_come(one: World, rng: Random) -> World:
+    """As many may be on one Slice, and as many pods of others are."""
+    at, many = rng.choice(sorted(one.slices)), rng.randrange(4)
+    told = replace(one.slices[at], holders_max=many, theirs=rng.randrange(many + 1))
+    return replace(one, slices={**one.slices, at: told})
+
+
+def _without(slices: dict[SliceId, Slice], gone: SliceId) -> dict[SliceId, Slice]:
+    return {id: one for id, one in slices.items() if id != gone or len(slices) < 5}
+
+
+TOLD = {9: _trust_told, 12: _sizes_told, 15: _others_come, 17: _beside_told, 18: _beside_told}
+"""What else may be otherwise: see `turned`."""
+
+
+def wants(rng: Random) -> list[Want]:
+    sizes = (2, 5, 9, 20, 60)
+    return [
+        Want(ModelName(rng.choice([*NAMES, "new"])), ordinal, memory_bytes=rng.choice(sizes) * GI,
+             devices=rng.choice((1, 1, 1, 2)), force=rng.choice(list(Force)), artifact=rng.choice(("", "oci://a")),
+             selector=rng.choice(((), (), (("zone", "z1"),))), products=rng.choice(((), (), ("*h100*", "*"))),
+             trust=TRUSTS[rng.randrange(3)] or (), cpu_milli=rng.choice((0, 100, 4000)),
+             host_bytes=rng.choice((0, 0, 8)) * GI)
+        for ordinal in range(rng.randrange(1, 5))
+    ]  # fmt: skip
+
+
+def some(rng: Random, ids: Sequence[ReplicaId]) -> set[ReplicaId]:
+    return {id for id in ids if rng.random() < 0.2}
+
+
+def state(yard: Yard) -> list[object]:
+    """All that a choice depends on."""
+    stock, shelves = yard.stock, (replace_(shelf, incumbents=()) for shelf in yard.shelves.values())
+    arrays = (stock.classes, stock.left_bytes, stock.left_percent, stock.milli, stock.shut, stock.held, stock.cpu)
+    left = [*sorted(yard.hosts.items()), *sorted(yard.emptying), stock.host_bytes.tolist(), stock.cpu_size.tolist()]
+    free = [yard.company.free(trust or ()) for trust in TRUSTS]
+    return [
+        *shelves,
+        *left,
+        *(array.tolist() for array in arrays),
+        *(None if one is None else one.tolist() for one in free),
+    ]
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.integers(0, 1 << 30))
+def test_a_yard_that_is_kept_in_step_packs_as_a_new_one(seed: int) -> None:
+    rng, now_s, survey = Random(seed), T0, Survey()
+    copies = frozenset({Copy(artifact="oci://a", node=NodeId("n1"))})
+    one = world(MODELS, SLICES, gateways=[gateway("g")])
+    for _ in range(25):
+        now_s += rng.choice((0.0, 0.5, 30.0, 90.0))
+        one = turned(one, rng, now_s)
+        leaving, staying = some(rng, sorted(one.replicas)), some(rng, sorted(one.replicas))
+        yard = survey.yard(one, now_s, leaving, staying)
+        known = None if one.lesson is None else taught(one.lesson)
+        anew = Yard(shelves(one, now_s, leaving, staying), hosts(one, now_s, leaving, staying), known)
+        asked = wants(rng)
+        assert state(yard) == state(anew)
+        assert pack(asked, yard, copies, Outlook(), now_s) == pack(asked, anew, copies, Outlook(), now_s)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.integers(0, 1 << 30))
+def test_who_planned_before_plans_as_who_did_not(seed: int) -> None:
+    rng, now_s, planner = Random(seed), T0, Planner()
+    one = world(MODELS, SLICES, gateways=[gateway("g")])
+    for _ in range(40):
+        now_s += rng.choice((0.0, 0.5, 30.0, 900.0))
+        one = turned(one, rng, now_s)
+        expected = plan(one, now_s)
+        assert planner.plan(one, now_s) == expected
+        assert planner.plan(one, now_s) == expected, "nor does it depend on having been asked"
+
+
+def test_who_is_on_a_drained_node_is_seen_when_its_slice_is_told_again() -> None:
+    """At rest while nobody knew where it was."""
+    a, place = MODELS[0], Place("node", "n0")
+    there, other = device("gpu0", 24, "n0"), device("g1", 24, "n1")
+    running = replica(a, "r")
+    cordons = {place: Cordon(place=place, node="n0", since_s=T0, drain=True)}
+    known = History(last_activity_s=T0)
+    gone = replace(world([a], [other], [running], gateways=[gateway("g")], histories={"a": known}), cordons=cordons)
+    back = replace(gone, slices={one.id: one for one in (there, other)})
+    planner = Planner()
+    assert not planner.plan(gone, T0).actions
+    assert planner.plan(back, T0).actions
+    assert planner.plan(back, T0) == plan(back, T0)

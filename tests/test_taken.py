@@ -1,0 +1,190 @@
+"""What pods of others have of sliced devices: of the resource, the card or the entry that it is, and of no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.actions import StartReplica
+from autoscaler.drivers.kubernetes import nodes
+from autoscaler.drivers.kubernetes.nodes import RESLICED, NodeSeen, OtherPod
+from autoscaler.fold import fold
+from autoscaler.model import Gpu, Model
+from autoscaler.nodes import OTHERS, shut
+from autoscaler.observations import SlicesSeen
+from autoscaler.plan import plan
+from autoscaler.slicing import table, taken
+from autoscaler.slicing.base import NodeFacts
+from autoscaler.slicing.dra import Dra, Got
+from autoscaler.slicing.hami import HANDSHAKE, NVIDIA, Held
+from autoscaler.slicing.taken import FULL, Taken
+from autoscaler.world import Slice, SliceId
+from tests.kit.pools import DRIVER, gpu, many, resource_slice
+from tests.kit.sliced import GIB, NODE, SINGLE, card, hami_node, mig_node, npu_node
+from tests.kit.worlds import T0, gateway, level, model, replica, world
+
+MIB = 1 << 20
+AMD = NodeFacts(NODE, {"amd.com/gpu.vram": "64G"}, {}, {"amd.com/gpu": "4", "nvidia.com/gpu": "2"})
+
+
+def seen(node: NodeFacts) -> NodeSeen:
+    """As the driver keeps it."""
+    told = {"name": node.name, "labels": dict(node.labels), "annotations": dict(node.annotations)}
+    status = {"allocatable": dict(node.allocatable), "conditions": [{"type": "Ready", "status": "True"}]}
+    return nodes.read({"metadata": told, "spec": {}, "status": status})
+
+
+def pod(limits: dict[str, str], **annotations: str) -> OtherPod:
+    """Of others, as it is kept."""
+    containers: list[Any] = [{"name": "a", "resources": {"limits": {"cpu": "2", **limits}}}]
+    told = {name.replace("_", "-"): said for name, said in annotations.items()}
+    spec = {"nodeName": NODE, "containers": containers}
+    found = nodes.read_other(
+        {"metadata": {"annotations": {f"hami.io/{key}": v for key, v in told.items()}}, "spec": spec}
+    )
+    assert found is not None
+    return found
+
+
+# --- counted by a resource --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("node", "limits", "gone"),
+    [
+        (mig_node(_1g_10gb="4", _3g_40gb="2"), {"nvidia.com/mig-3g.40gb": "1"}, {"nvidia.com/mig-3g.40gb": 1}),
+        (SINGLE, {"nvidia.com/gpu": "3"}, {"nvidia.com/gpu": 3}),
+        (AMD, {"amd.com/gpu": "1"}, {"amd.com/gpu": 1}),
+        (AMD, {"nvidia.com/gpu": "1", "amd.com/gpu": "4"}, {"nvidia.com/gpu": 1, "amd.com/gpu": 4}),
+    ],
+    ids=["a cut of its profile", "cuts that are called GPUs", "another maker's", "of both makers"],
+)
+def test_what_a_pod_of_others_has_is_gone_of_its_own_resource(
+    node: NodeFacts, limits: dict[str, str], gone: dict[str, int]
+) -> None:
+    there = seen(node)
+    found = nodes.slices([there])
+    others = nodes.others([there], found, [pod(limits)])
+    assert others == {f"{NODE} {name}": much for name, much in gone.items()}
+    closed = shut(world([], found, others=others), T0)
+    assert sorted(one.handle for one in found if one.id in closed) == sorted(
+        name for name, much in gone.items() for _ in range(much)
+    )
+    assert set(closed.values()) == {OTHERS}
+
+
+def test_a_pod_that_has_no_device_of_any_kind_is_not_kept() -> None:
+    spec = {"nodeName": NODE, "containers": [{"resources": {"limits": {"example.com/nic": "1", "memory": "1Gi"}}}]}
+    assert nodes.read_other({"metadata": {}, "spec": spec}) is None
+
+
+# --- cards that HAMi shares -------------------------------------------------------------------------------------------
+
+
+def left(node: NodeFacts, *pods: OtherPod) -> tuple[tuple[Slice, ...], dict[str, int]]:
+    return taken.left(nodes.slices([seen(node)]), (one for pod in pods for one in taken.of_cards(pod.node, pod.cards)))
+
+
+def test_what_others_have_of_a_card_is_not_given_out_again() -> None:
+    theirs = pod({"nvidia.com/gpu": "1"}, vgpu_devices_allocated="GPU-aaaa,NVIDIA,20480,30:;")
+    assert theirs.cards == (Held(0, "GPU-aaaa", 20 * GIB, 30),)
+    (one, other), gone = left(hami_node(card(), card("GPU-bbbb")), theirs)
+    assert (one.memory_bytes, one.compute_percent, one.device_bytes, one.closed) == (60 * GIB, 70, 80 * GIB, "")
+    assert (other.memory_bytes, other.compute_percent, gone) == (80 * GIB, 100, {})
+    asks = table.fields(
+        replace(replica(model("a"), "r", [one.id]), memory_bytes=60 * GIB, compute_percent=70), {one.id: one}
+    )
+    assert asks is not None
+    assert asks.limits["nvidia.com/gpucores"] == "69", "it is not alone on the card"
+
+
+@pytest.mark.parametrize("held", ["81920,0", "99999,10", "1024,100"])
+def test_a_card_that_others_have_all_of_is_closed(held: str) -> None:
+    (one,), _ = left(hami_node(card()), pod({}, vgpu_devices_allocated=f"GPU-aaaa,NVIDIA,{held}:;"))
+    assert (one.closed, one.memory_bytes > 0) == (FULL, True)
+
+
+def test_a_part_of_an_npu_that_others_have_is_one_of_its_slices() -> None:
+    _, gone = left(npu_node("NPU-1", "NPU-2"), pod({}, Ascend910B2_devices_allocated="NPU-1,Ascend910B2,8192,3:;"))
+    assert gone == {f"{NODE} NPU-1": 1}
+
+
+def test_of_a_node_that_is_shared_by_hami_now_nothing_is_given_out_while_a_replica_of_before_is_there() -> None:
+    """Which card it has HAMi does not know either."""
+    on = nodes.slices([seen(hami_node(card(), card("GPU-bbbb")))])
+    closed, lost = nodes.resliced(on, [SliceId(f"{NODE}/gpu0")])
+    assert [one.closed for one in closed] == [RESLICED] * 2
+    assert lost == [OtherPod(NODE, lost=1)]
+    assert nodes.resliced(on, [on[0].id]) == (on, [])
+
+
+def test_of_a_nodes_annotations_only_those_that_say_something_are_kept() -> None:
+    """A handshake is written anew twice a minute; a node that seems changed each time would be planned for anew."""
+    said = {NVIDIA.register: "[]", HANDSHAKE: "Requesting_2026.11.20 00:00:00", "other.io/x": "y"}
+    node = NodeFacts(NODE, {}, said)
+    assert seen(node).annotations == {NVIDIA.register: "[]"}
+    gone = {**said, HANDSHAKE: "Deleted_2026.11.20 00:00:00"}
+    assert HANDSHAKE in seen(node._replace(annotations=gone)).annotations
+
+
+@given(st.lists(st.tuples(st.sampled_from(["GPU-aaaa", "GPU-bbbb", "GPU-cccc"]), st.integers(1, 90_000),
+                          st.integers(0, 120))))  # fmt: skip
+def test_of_a_card_there_is_never_less_than_nothing_nor_more_than_others_leave(
+    held: list[tuple[str, int, int]],
+) -> None:
+    on = nodes.slices([seen(hami_node(card(), card("GPU-bbbb")))])
+    theirs = [Held(0, uuid, mib * MIB, cores) for uuid, mib, cores in held]
+    found, _ = taken.left(on, taken.of_cards(NODE, theirs))
+    for one in found:
+        used = sum(each.memory_bytes for each in theirs if each.uuid == one.handle)
+        assert one.closed or one.memory_bytes + used <= 80 * GIB
+        assert one.memory_bytes > 0
+        assert one.compute_percent >= 0
+
+
+def placed(node: NodeFacts, of: Model, *pods: OtherPod) -> tuple[list[tuple[SliceId, ...]], list[str]]:
+    """What the plan starts on that node for one Call, and why not."""
+    found, _ = left(node, *pods)
+    seen_ = SlicesSeen(slices=found)
+    answer = plan(fold(world([of], gateways=[gateway(levels=[level(of.name, 1)])]), (seen_,), T0)[0], T0)
+    begun = [one.replica.slices for one in answer.actions if isinstance(one, StartReplica)]
+    return begun, [one.reason for one in answer.unmet]
+
+
+def test_a_whole_device_is_no_cut_and_no_card_that_others_have_a_part_of() -> None:
+    """A program can use one MIG device; and what is left of a card is not all of it."""
+    theirs = pod({}, vgpu_devices_allocated="GPU-aaaa,NVIDIA,1024,0:;")
+    node, whole, two = hami_node(card(), card("GPU-bbbb")), model("a", 0), model("a", 5, gpu=Gpu(count=2))
+    assert placed(node, whole)[0] == [(SliceId(f"{NODE}/GPU-aaaa"),)]
+    assert placed(node, whole, theirs)[0] == [(SliceId(f"{NODE}/GPU-bbbb"),)]
+    assert placed(node, model("a", 75), theirs)[0] == [(SliceId(f"{NODE}/GPU-aaaa"),)], "it fits in what is left"
+    assert len(placed(node, two)[0][0]) == 2
+    assert placed(node, two, theirs)[0] == []
+    cuts = mig_node(_1g_10gb="4", _3g_40gb="2")
+    assert placed(cuts, model("a", 5))[0] == [(SliceId(f"{NODE}/mig-1g.10gb-0"),)]
+    assert [placed(cuts, one)[0] for one in (whole, two)] == [[], []]
+    assert "whole device" in placed(cuts, two)[1][0]
+    assert placed(mig_node(_7g_80gb="1"), whole)[0] == [(SliceId(f"{NODE}/mig-7g.80gb-0"),)], "all of its GPU"
+
+
+# --- entries of ResourceSlices ----------------------------------------------------------------------------------------
+
+
+def test_an_entry_that_others_claim_is_gone_and_one_that_is_consumed_has_less() -> None:
+    objects = [resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1), many(2)])]
+    on = Dra().inventory(NodeFacts(NODE, devices=objects)) or ()
+    at = f"{DRIVER}/{NODE}"
+    got = [
+        Got("r", f"{at}/gpu-1", None),
+        Got("r", f"{at}/gpu-2", 30 * GIB),
+        Got("r", "gpu.nvidia.com/other/gpu-0", None),
+    ]
+    (first, second, shared), gone = taken.left(on, taken.of_entries(on, got))
+    assert gone == {second.counted: 1}
+    assert (first, shared.memory_bytes, shared.closed) == (on[0], 50 * GIB, "")
+    (_, _, shared), _ = taken.left(on, [(on[2].counted, Taken(None))])
+    assert shared.closed == FULL

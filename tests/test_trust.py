@@ -1,0 +1,303 @@
+"""Trust: Models for different Tenants never share a Device that only a cluster's way of sharing divides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.actions import StartReplica
+from autoscaler.contract import ModelName, ReplicaId, TenantName
+from autoscaler.explain import explain_model
+from autoscaler.lanes import Isolation, Room
+from autoscaler.log import Log
+from autoscaler.model import Model
+from autoscaler.packer import pack
+from autoscaler.packing import Force, Incumbent, Outlook, Packing, Shelf, Want
+from autoscaler.plan import plan
+from autoscaler.shelves import trust_of
+from autoscaler.states import ReplicaState as S
+from autoscaler.trust import NOBODY, Company, Domain, Trust, domain_of, strange
+from autoscaler.world import DeviceId, NodeId, Replica, Slice, SliceId, World
+from autoscaler.yard import Yard
+from tests.kit.worlds import GI, T0, drain, gateway, kinds, level, model, replica, world
+
+ACME, BOLT = TenantName("acme"), TenantName("bolt")
+TRUSTS: tuple[Trust, ...] = ((), (ACME,), (BOLT,), (ACME, BOLT), NOBODY)
+APART = {"mps": Isolation.MEMORY, "hami": Isolation.MEMORY, "mig": Isolation.HARDWARE}
+FOR_OTHERS = "a is on a shared device of its node for other tenants"
+
+
+def share(device: str, at: int, kind: str = "timeslice", *, shared: bool = False, node: str = "") -> Slice:
+    """One of a Device's shares, as a cluster has them; each Device has a node of its own unless told otherwise."""
+    return Slice(
+        id=SliceId(f"{device}/s{at}"), device=DeviceId(device), node=NodeId(node or f"n-{device}"), memory_bytes=8 * GI,
+        isolation=APART.get(kind, Isolation.NONE), shared=shared, kind=kind, device_bytes=16 * GI,
+    )  # fmt: skip
+
+
+def own(name: str, *tenants: TenantName) -> Model:
+    """One for these Tenants only; none: for everybody."""
+    return model(name, 6, tenants=tenants or None)
+
+
+A, B = own("a", ACME), own("b", BOLT)
+TWO = (share("g0", 0), share("g0", 1))
+
+
+def on(of: Model, at: Slice, *, busy: bool = False, **fields: Any) -> Replica:
+    """Resident for long; busy: only just."""
+    since_s = T0 if busy else T0 - 10_000
+    return replica(of, f"{of.name}-{at.id}", [at.id], **{"since_s": since_s, "ready_s": since_s, **fields})
+
+
+def calls(models: Iterable[Model], slices: Iterable[Slice], replicas: Iterable[Replica], *names: str) -> World:
+    """Calls wait for these Models."""
+    return world(models, slices, replicas, [gateway(levels=[level(name, 1, wait_s=60) for name in names])])
+
+
+def unmet(made: World) -> list[str]:
+    return [one.reason for one in plan(made, T0).unmet]
+
+
+@pytest.mark.parametrize("kind", ["timeslice", "mps", "hami"])
+def test_models_for_different_tenants_never_share_a_device(kind: str) -> None:
+    slices = [share("g0", 0, kind), share("g0", 1, kind)]
+    here = [on(A, slices[0], busy=True)]
+    full = calls([A, B], slices, here, "b")
+    assert kinds(plan(full, T0)) == []
+    where = "its device" if kind == "hami" else "a shared device of its node"
+    assert unmet(full) == [f"needs 6Gi on one device; a is on {where} for other tenants"]
+    other = share("g1", 0, kind)
+    start = plan(calls([A, B], [*slices, other], here, "b"), T0)
+    assert kinds(start) == ["start b"]
+    assert [one.replica.slices for one in start.actions if isinstance(one, StartReplica)] == [(other.id,)]
+
+
+@pytest.mark.parametrize(("kind", "starts"), [("timeslice", []), ("mps", []), ("hami", ["start b"])])
+def test_where_the_kubelet_chooses_the_device_strangers_do_not_share_a_node(kind: str, starts: list[str]) -> None:
+    """Of the device plug-in's resource a pod gets any device of its node; HAMi is told which."""
+    slices = [share("g0", 0, kind, node="n"), share("g1", 0, kind, node="n")]
+    assert kinds(plan(calls([A, B], slices, [on(A, slices[0], busy=True)], "b"), T0)) == starts
+    assert kinds(plan(calls([A, B], slices, [], "a", "b"), T0)) == ["start a", *starts], "they come together"
+
+
+@pytest.mark.parametrize("tenants", [(), (ACME,), (BOLT, ACME)])
+def test_who_has_a_tenant_in_common_or_is_for_everybody_shares(tenants: tuple[TenantName, ...]) -> None:
+    b = own("b", *tenants)
+    assert kinds(plan(calls([A, b], TWO, [on(A, TWO[0], busy=True)], "b"), T0)) == ["start b"]
+
+
+@pytest.mark.parametrize("kind", ["mig", ""])
+def test_partitions_of_the_hardware_and_a_machines_own_devices_are_shared_by_all(kind: str) -> None:
+    slices = [share("g0", 0, kind, shared=not kind), share("g0", 1, kind, shared=not kind)]
+    assert not any(domain_of(one) for one in slices)
+    assert kinds(plan(calls([A, B], slices, [on(A, slices[0], busy=True)], "b"), T0)) == ["start b"]
+
+
+def test_idle_strangers_all_make_room_where_one_would_not_do() -> None:
+    """Room there is: another share of the Device is free."""
+    answer = packed([FOR_BOLT], [taken(0), taken(1), shelf(share("g0", 2), [])])
+    assert [one.replica for one in answer.victims] == ["r0", "r1"]
+    assert [one.reason for one in answer.unmet] == ["makes room on g0/s0: a is to leave"]
+
+
+def test_nobody_makes_room_while_a_stranger_stays() -> None:
+    answer = packed([FOR_BOLT], [taken(0), taken(1, evictable_s=T0 + 1), shelf(share("g0", 2), [])])
+    assert answer.victims == ()
+    assert [one.reason for one in answer.unmet] == [f"needs 6Gi on one device; {FOR_OTHERS}"]
+
+
+def test_the_cheapest_strangers_make_room() -> None:
+    """One that is idle on another Device rather than two here, though both Devices have a share that is free."""
+    here, there = [taken(0), taken(1), shelf(share("g0", 2), [])], [taken(3, "g1"), shelf(share("g1", 4), [])]
+    assert [one.replica for one in packed([FOR_BOLT], [*here, *there]).victims] == ["r3"]
+    dear = [taken(3, "g1", busy=True), there[1]]
+    assert [one.replica for one in packed([FOR_BOLT], [*here, *dear]).victims] == ["r0", "r1"]
+
+
+def test_who_leaves_is_a_stranger_until_it_has_left() -> None:
+    going = on(A, TWO[0], state=S.DRAINING, drain=drain())
+    made = calls([A, B], TWO, [going], "b")
+    assert kinds(plan(made, T0)) == []
+    assert unmet(made) == ["waits on g0/s0 until a has left"]
+    gone = replace(made, replicas={}, by_slice={}, by_model={})
+    assert kinds(plan(gone, T0)) == ["start b"]
+
+
+def test_who_is_in_no_document_any_more_is_a_stranger_to_all_that_list_tenants() -> None:
+    going = on(A, TWO[0], state=S.DRAINING, drain=drain())
+    assert kinds(plan(calls([B], TWO, [going], "b"), T0)) == []
+    assert kinds(plan(calls([own("b")], TWO, [going], "b"), T0)) == ["start b"]
+    assert trust_of(None) == trust_of(model("x", tenants=())) == NOBODY
+
+
+def test_of_strangers_that_come_together_the_first_has_the_device_to_itself() -> None:
+    made = calls([A, B], TWO, [], "a", "b")
+    assert kinds(plan(made, T0)) == ["start a"]
+    assert unmet(made) == [
+        "needs 6Gi on one device; a Model that waits longer is to be on a shared device of its node for other tenants"
+    ]
+
+
+def test_explain_says_who_is_there_for_others() -> None:
+    made = calls([A, B], TWO, [on(A, TWO[0], busy=True)], "b")
+    found = explain_model(made, plan(made, T0), Log(), ModelName("b"), T0).candidates
+    assert [one.ruled_out for one in found] == [FOR_OTHERS, FOR_OTHERS]
+
+
+FOR_BOLT = Want(ModelName("b"), memory_bytes=6 * GI, force=Force.BUSY, trust=(BOLT,))
+
+
+def taken(at: int, device: str = "g0", *, busy: bool = False, evictable_s: float = 0.0) -> Shelf:
+    """A share with a Replica for others on it."""
+    of = share(device, at)
+    who = Incumbent(
+        ReplicaId(f"r{at}"), ModelName("a"), S.READY, Room(of.memory_bytes, of.compute_percent), busy=busy,
+        evictable_s=evictable_s, trust=(ACME,),
+    )  # fmt: skip
+    return shelf(of, [who])
+
+
+# --- whatever comes ---------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def benches(draw: st.DrawFn) -> list[Shelf]:
+    """Up to three Devices of up to three shares, on two nodes. On each are some who may be there together."""
+    made: list[Shelf] = []
+    met: dict[Domain | None, list[Trust]] = {}
+    for device in range(draw(st.integers(1, 3))):
+        kind = draw(st.sampled_from(["timeslice", "timeslice", "mps", "hami", "mig", ""]))
+        node = draw(st.sampled_from(["n0", "n1"]))
+        for at in range(draw(st.integers(1, 3))):
+            of = share(f"g{device}", at, kind, shared=kind in {"hami", ""}, node=node)
+            there = met.setdefault(domain_of(of), [])
+            on_it: list[Incumbent] = []
+            for number in range(draw(st.integers(0, 2 if of.shared else 1))):
+                trust = draw(st.sampled_from(TRUSTS))
+                if domain_of(of) and any(strange(trust, one) for one in there):
+                    continue
+                there.append(trust)
+                on_it.append(draw(incumbents(f"{of.id}-{number}", of, trust)))
+            made.append(shelf(of, on_it, locked=draw(st.integers(0, 5)) == 0))
+    return made
+
+
+@st.composite
+def incumbents(draw: st.DrawFn, name: str, of: Slice, trust: Trust) -> Incumbent:
+    leaving = draw(st.booleans())
+    return Incumbent(
+        replica=ReplicaId(name), model=ModelName(draw(st.sampled_from("xyz"))), state=S.READY,
+        room=Room(draw(st.integers(1, 4)) * GI, 0) if of.shared else Room(of.memory_bytes, of.compute_percent),
+        priority=draw(st.integers(0, 1)), busy=draw(st.booleans()), evictable_s=draw(st.sampled_from([0.0, T0 + 1])),
+        leaving=leaving, stuck=leaving and draw(st.integers(0, 3)) == 0, trust=trust,
+    )  # fmt: skip
+
+
+def shelf(of: Slice, on_it: list[Incumbent], *, locked: bool = False) -> Shelf:
+    free, coming = Room(of.memory_bytes, of.compute_percent), Room(0, 0)
+    for one in on_it:
+        free = free.less(one.room)
+        coming = coming.plus(one.room) if one.leaving and not one.stuck else coming
+    trusts = frozenset(one.trust for one in on_it if one.trust and domain_of(of))
+    return Shelf(
+        slice=of, whole=False, incumbents=tuple(on_it), free=free, coming=coming, locked=locked, trusts=trusts
+    )  # fmt: skip
+
+
+@st.composite
+def wanted(draw: st.DrawFn) -> list[Want]:
+    return [
+        Want(
+            model=ModelName(draw(st.sampled_from("abc"))), ordinal=ordinal, memory_bytes=draw(st.integers(1, 8)) * GI,
+            priority=draw(st.integers(0, 1)), force=draw(st.sampled_from(list(Force))),
+            trust=draw(st.sampled_from(TRUSTS)),
+        )
+        for ordinal in range(draw(st.integers(1, 6)))
+    ]  # fmt: skip
+
+
+def packed(wants: list[Want], shelves: list[Shelf]) -> Packing:
+    return pack(wants, Yard(shelves), frozenset(), Outlook(), T0)
+
+
+MANY = settings(derandomize=True, deadline=None, max_examples=400)
+
+
+@MANY
+@given(wanted(), benches())
+def test_strangers_are_never_on_one_device_whatever_is_packed(wants: list[Want], shelves: list[Shelf]) -> None:
+    domains = {one.slice.id: domain_of(one.slice) for one in shelves}
+    there: dict[Domain | None, list[Trust]] = {}
+    for one in shelves:
+        there.setdefault(domain_of(one.slice), []).extend(i.trust for i in one.incumbents)
+    answer = packed(wants, shelves)
+    for placement in answer.placements:
+        for id in placement.slices:
+            there[domains[id]].append(placement.want.trust)
+    for domain in there.keys() - {None}:
+        assert not any(strange(one, other) for one, other in combinations(there[domain], 2))
+    assert len(answer.placements) + len(answer.unmet) == len(wants)
+
+
+@MANY
+@given(wanted(), benches())
+def test_when_its_victims_are_gone_a_want_is_placed_and_not_before(wants: list[Want], shelves: list[Shelf]) -> None:
+    for want in wants:
+        victims = {one.replica for one in packed([want], shelves).victims}
+        if not victims:
+            continue
+        leave = {i.replica for one in shelves for i in one.incumbents if i.leaving and not i.stuck}
+        assert packed([want], _without(shelves, victims | leave)).placements
+        for stays in victims:
+            assert not packed([want], _without(shelves, (victims - {stays}) | leave)).placements, "nobody goes in vain"
+
+
+def _without(shelves: list[Shelf], gone: set[ReplicaId]) -> list[Shelf]:
+    return [shelf(one.slice, [i for i in one.incumbents if i.replica not in gone]) for one in shelves]
+
+
+@MANY
+@given(wanted(), benches())
+def test_who_lists_no_tenants_is_placed_as_if_there_were_none(wants: list[Want], shelves: list[Shelf]) -> None:
+    plain = [want._replace(trust=()) for want in wants]
+    nobody_listed = [
+        shelf(one.slice, [i._replace(trust=()) for i in one.incumbents], locked=one.locked) for one in shelves
+    ]
+    assert packed(plain, shelves) == packed(plain, nobody_listed)
+
+
+@MANY
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["put", "expect", "forget"]), st.sampled_from(TRUSTS))))
+def test_a_company_that_is_kept_is_a_new_one(events: list[tuple[int, str, Trust]]) -> None:
+    lanes: dict[Domain, list[int]] = {
+        (NodeId("n"), DeviceId(f"g{number}")): [2 * number, 2 * number + 1] for number in range(4)
+    }
+    kept, there, guests = Company(lanes, 8), dict[Domain, Trust](), list[tuple[Domain, Trust]]()
+    for number, what, trust in events:
+        domain = (NodeId("n"), DeviceId(f"g{number}"))
+        if what == "put":
+            there[domain] = trust
+            kept.put(domain, [trust])
+        elif what == "expect":
+            guests.append((domain, trust))
+            kept.expect(domain, trust)
+        else:
+            guests.clear()
+            kept.forget()
+        anew = Company(lanes, 8)
+        for one, is_there in there.items():
+            anew.put(one, [is_there])
+        for one, comes in guests:
+            anew.expect(one, comes)
+        for asks in TRUSTS:
+            left, right = kept.free(asks), anew.free(asks)
+            everywhere = np.ones(8, bool)
+            assert np.array_equal(everywhere if left is None else left, everywhere if right is None else right)

@@ -1,0 +1,75 @@
+"""What room is worth, by hand."""
+
+from __future__ import annotations
+
+from math import exp
+
+import numpy as np
+import pytest
+
+from autoscaler.waste import (
+    ABSENT,
+    BINS,
+    CPU_EDGES,
+    EAGER,
+    FULL_BIN,
+    LEVELS,
+    RATIO_EDGES,
+    UNITS,
+    bin_of,
+    level,
+    levels_of,
+    residual,
+    tables,
+    untaught,
+)
+
+
+def test_what_nobody_fits_into_stays_unused_and_what_all_fit_into_is_used_up() -> None:
+    waste = residual({500: 1.0})
+    used = 1 - exp(-EAGER)
+    assert list(waste[[0, 1, 250, 499]]) == [0, 1, 250, 499]
+    assert waste[500] == pytest.approx((1 - used) * 500)
+    assert waste[900] == pytest.approx((1 - used) * 900 + used * waste[400])
+    assert waste[1000] == pytest.approx((1 - used) * 1000 + used * waste[500])
+
+
+def test_a_rare_size_fills_a_hole_less_surely_than_a_frequent_one() -> None:
+    """Nine in ten ask for 700, one for 300."""
+    waste = residual({700: 9.0, 300: 1.0})
+    rare = 1 - exp(-EAGER * 0.1)
+    assert waste[300] == pytest.approx((1 - rare) * 300)
+    both = 1 - exp(-EAGER)
+    assert waste[1000] == pytest.approx((1 - both) * 1000 + both * (0.9 * waste[300] + 0.1 * waste[700]))
+    assert waste[300] > waste[700] - waste[400]
+
+
+def test_levels_are_tens_of_milli_rounded_half_up() -> None:
+    assert level(np.array([-1, 0, 4, 5, 14, 15, 994, 995, 1000])).tolist() == [ABSENT, 0, 0, 1, 1, 2, 99, 100, 100]
+    assert LEVELS == 101
+
+
+def test_bins_at_their_edges() -> None:
+    cpu = np.array([0, *(edge + off for edge in CPU_EDGES for off in (-1, 0))])
+    assert bin_of(cpu, np.full(len(cpu), 4000)).tolist() == [0, 0, 1, 1, 2, 2, 3]
+    assert bin_of(np.array([999, 4000, 1 << 50]), np.zeros(3, np.int64)).tolist() == [0, FULL_BIN, FULL_BIN]
+    left = 10_000
+    for number, edge in enumerate(RATIO_EDGES):
+        cpu = np.array([int(edge * left) - 1, int(edge * left)])
+        assert bin_of(cpu, np.full(2, left)).tolist() == [3 + number, 4 + number]
+    assert bin_of(np.array([1 << 50]), np.array([1])).tolist() == [FULL_BIN - 1]
+
+
+def test_tables_are_whole_numbers_and_a_lane_that_is_not_there_is_worth_nothing() -> None:
+    made = tables(np.full((2, BINS, LEVELS), 1.3), np.array([0.5, 1.0]))
+    assert made.values.shape == (2, BINS, LEVELS + 1)
+    assert set(made.values[:, :, :LEVELS].ravel().tolist()) == {round(1.3 * UNITS)}
+    assert not made.values[:, :, ABSENT].any()
+    assert made.prices.tolist() == [UNITS // 2, UNITS]
+
+
+def test_before_anything_is_learnt_only_sizes_count() -> None:
+    made = untaught({300: 1.0}).tables
+    expected = np.rint(levels_of(residual({300: 1.0})) * UNITS)
+    assert (made.values[:, :, :LEVELS] == expected).all()
+    assert not made.prices.any()
