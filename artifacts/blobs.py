@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from artifacts import digests, ranges
 from artifacts.client import Client
@@ -18,7 +18,7 @@ from artifacts.digests import Digest
 from artifacts.pace import Tries
 from artifacts.ranges import Part
 from artifacts.refusals import BrokenError, MismatchError
-from artifacts.transport import Answer
+from artifacts.transport import Answer, Taken
 
 PROGRESS_BYTES = 1 << 20
 """So much in one try, and the tries are counted anew."""
@@ -38,6 +38,25 @@ class Blob(NamedTuple):
         return f"blob {self.digest} of {self.repository}"
 
 
+class Moved(NamedTuple):
+    """How many bytes of a body went where they belong, and why no more; empty: all of it did."""
+
+    came: int
+    broken: str = ""
+
+
+class Sink(Protocol):
+    """Somebody who sums the bytes itself, and can move a body without their going through `read`."""
+
+    async def move(self, at: int, body: Taken) -> Moved:
+        """A body that begins at byte `at` of the blob; closes it."""
+        ...
+
+    def broke(self, error: BrokenError) -> None:
+        """A try failed; another may follow."""
+        ...
+
+
 async def exists(client: Client, blob: Blob, *, scopes: frozenset[str] | None = None) -> bool:
     """The registry has this blob in this repository."""
     url = client.url(f"{blob.repository}/blobs/{digests.parse(blob.digest)}")
@@ -49,9 +68,12 @@ async def exists(client: Client, blob: Blob, *, scopes: frozenset[str] | None = 
     return True
 
 
-async def read(client: Client, blob: Blob, first: int = 0, end: int | None = None) -> AsyncGenerator[bytes, None]:
+async def read(
+    client: Client, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
+) -> AsyncGenerator[bytes, None]:
     """Bytes `first` up to, and without, `end` of a blob; close it (`contextlib.aclosing`) to stop.
 
+    With a `sink`, bodies that it can move go there and only the others' bytes come here, and nothing is summed.
     Raises AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError.
     """
     repository, digest, size = blob
@@ -59,8 +81,8 @@ async def read(client: Client, blob: Blob, first: int = 0, end: int | None = Non
     if not 0 <= wanted.first <= wanted.end <= size:
         raise ValueError(f"bytes {wanted.first} to {wanted.end} are no part of {size}")
     url, said = client.url(f"{repository}/blobs/{digests.parse(digest)}"), f"{client.said}: {blob}"
-    summed = hashlib.new(digests.algorithm(digest)) if wanted.whole else None
-    tries, at, in_parts = Tries(client.pace), wanted.first, True
+    summed = hashlib.new(digests.algorithm(digest)) if wanted.whole and sink is None else None
+    tries, at, in_parts = Tries(client.pace, None if sink is None else sink.broke), wanted.first, True
     while at < wanted.end:
         part = Part(at, wanted.end, size)
         asks = in_parts and not part.whole
@@ -73,6 +95,14 @@ async def read(client: Client, blob: Blob, first: int = 0, end: int | None = Non
                     continue
                 await _judge(client, answer, blob)
                 skip = ranges.begins(part, answer.status, answer.headers, asks, said)
+                body = answer.take() if sink is not None and _exact(part, answer) else None
+                if sink is not None and body is not None:
+                    moved = await sink.move(at, body)
+                    at += moved.came
+                    if at - part.first >= PROGRESS_BYTES:
+                        tries.progressed()
+                    _unbroken(answer, moved)
+                    continue
                 async with (
                     aclosing(answer.chunks()) as chunks,
                     aclosing(_in_time(client, answer, chunks)) as timed,
@@ -89,6 +119,16 @@ async def read(client: Client, blob: Blob, first: int = 0, end: int | None = Non
             await tries.again(error)
     if summed is not None and summed.hexdigest() != digests.encoded(digest):
         raise MismatchError(f"{said}: its bytes are others than its digest says; nothing of it is kept")
+
+
+def _exact(part: Part, answer: Answer) -> bool:
+    """The answer is the part and nothing else: it says its length, which was judged."""
+    return (answer.status == 206 or part.whole) and "Content-Length" in answer.headers
+
+
+def _unbroken(answer: Answer, moved: Moved) -> None:
+    if moved.broken:
+        raise BrokenError(f"{answer.said}: {moved.broken}")
 
 
 async def _judge(client: Client, answer: Answer, blob: Blob) -> None:

@@ -14,10 +14,11 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from artifacts import blobs, digests, registry
-from artifacts.blobs import Blob
+from artifacts.blobs import Blob, Moved, Sink
 from artifacts.client import Client
-from artifacts.refusals import MismatchError, RegistryError
+from artifacts.refusals import BrokenError, MismatchError, RegistryError
 from artifacts.registry import Manifest
+from artifacts.transport import Limits, Taken
 
 log = logging.getLogger("pilotlight.registry")
 
@@ -49,19 +50,36 @@ class Mirrored:
                 _tell(error)
         return await registry.manifest(self._places[-1].client, repository, asked, size)
 
-    async def read(self, blob: Blob, first: int = 0, end: int | None = None) -> AsyncGenerator[bytes, None]:
+    @property
+    def lonely(self) -> bool:
+        """There are no mirrors."""
+        return len(self._places) == 1
+
+    def alone(self) -> Mirrored:
+        """Without its mirrors."""
+        return Mirrored(self._places[-1].client)
+
+    @property
+    def limits(self) -> Limits:
+        """How long answers may take."""
+        return self._places[-1].client.limits
+
+    async def read(
+        self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
+    ) -> AsyncGenerator[bytes, None]:
         """As `blobs.read`. Where a mirror fails after some bytes, the next goes on from there.
 
         Bytes of two places are still bytes of one digest, so of a whole blob all are summed here; where that does not
         hold, nobody knows who lied, and it is an error: the caller asks again without mirrors.
         """
         at, end = first, blob.size if end is None else end
-        whole = first == 0 and end == blob.size and len(self._places) > 1
+        whole = first == 0 and end == blob.size and len(self._places) > 1 and sink is None
+        counted = None if sink is None else _Counted(sink)
         summed = hashlib.new(digests.algorithm(blob.digest)) if whole else None
         for client, prefix, _ in self._places[:-1]:
             try:
                 async with aclosing(
-                    blobs.read(client, blob._replace(repository=prefix + blob.repository), at, end)
+                    blobs.read(client, blob._replace(repository=prefix + blob.repository), at, end, counted)
                 ) as pieces:
                     async for piece in pieces:
                         at += len(piece)
@@ -70,17 +88,39 @@ class Mirrored:
                         yield piece
             except RegistryError as error:
                 _tell(error)
+                at += 0 if counted is None else counted.taken()
                 if isinstance(error, MismatchError) and at > first:
                     raise
             else:
                 return
-        async with aclosing(blobs.read(self._places[-1].client, blob, at, end)) as pieces:
+        async with aclosing(blobs.read(self._places[-1].client, blob, at, end, sink)) as pieces:
             async for piece in pieces:
                 if summed is not None:
                     summed.update(piece)
                 yield piece
         if summed is not None and summed.hexdigest() != digests.encoded(blob.digest):
             raise MismatchError(f"{blob}: its bytes, of more than one place, are others than its digest says")
+
+
+class _Counted:
+    """A sink, and how much went there."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._count = 0
+
+    async def move(self, at: int, body: Taken) -> Moved:
+        moved = await self._sink.move(at, body)
+        self._count += moved.came
+        return moved
+
+    def broke(self, error: BrokenError) -> None:
+        self._sink.broke(error)
+
+    def taken(self) -> int:
+        """Since it was last asked."""
+        count, self._count = self._count, 0
+        return count
 
 
 def _tell(error: RegistryError) -> None:

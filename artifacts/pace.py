@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 
 from artifacts import retrying
 from artifacts.refusals import BrokenError, UnreachableError
@@ -40,8 +41,10 @@ class Pace:
 class Tries:
     """Of one request to one registry."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, told: Callable[[BrokenError], None] | None = None) -> None:
+        """`told` hears of each try that failed."""
         self._pace = pace
+        self._told = told
         self._tries = 0
         self._waited_s = 0.0
 
@@ -52,6 +55,8 @@ class Tries:
     async def again(self, error: BrokenError) -> None:
         """Returns when it is time for the next try. Raises UnreachableError when it was enough."""
         self._tries += 1
+        if self._told is not None:
+            self._told(error)
         asked_s = retrying.retry_after_s(error.retry_after, self._pace.unix_s())
         wait_s = retrying.wait_s(self._tries, self._waited_s, asked_s, self._pace.draw())
         if wait_s is None:

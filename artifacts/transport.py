@@ -10,13 +10,16 @@ way around it must not be written: that is how others' fixes were bypassed.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -35,6 +38,7 @@ Body = bytes | Callable[[], AsyncIterator[bytes]]
 AGENT = "pilotlight"
 CONNECTIONS_MAX = 64
 CHUNK_BYTES = 256 << 10
+_LENGTH = re.compile(r"[0-9]{1,19}")
 REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 
 
@@ -78,6 +82,16 @@ class Site:
         return checked(f"{'http' if plain else 'https'}://{self.host}/")
 
 
+class Taken(NamedTuple):
+    """The body of an answer whose connection is the caller's now: who asked, and whom, was judged before."""
+
+    head: bytes
+    """What of it has come already."""
+    rest: socket.socket
+    """Where `left` more bytes come from. It does not block; the caller closes it."""
+    left: int
+
+
 class Answer:
     """An answer whose head has come. Use as `async with`."""
 
@@ -107,6 +121,28 @@ class Answer:
                 yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise BrokenError(f"{self.said}: the connection broke while it answered ({_kind(error)})") from None
+
+    def take(self) -> Taken | None:
+        """The connection, for one that moves the body without us; None: it must be read here (TLS, unknown length)."""
+        length, connection = self.headers.get("Content-Length", ""), self._answer.connection
+        if self.url.scheme != "http" or "Transfer-Encoding" in self.headers or not _LENGTH.fullmatch(length):
+            return None
+        if connection is None or connection.transport is None:
+            return None  # all of it has come
+        stream, carrier = self._answer.content, connection.transport
+        number = os.dup(carrier.get_extra_info("socket").fileno())
+        rest = socket.socket(fileno=number)
+        try:
+            parts = []
+            while piece := stream.read_nowait():
+                parts.append(piece)
+            carrier.pause_reading()  # nothing more is read here: no turn of the loop lies between
+        except (aiohttp.ClientError, OSError) as error:
+            rest.close()
+            raise BrokenError(f"{self.said}: the connection broke while it answered ({_kind(error)})") from None
+        self._answer.close()  # its own end alone: the connection lives on in `rest`
+        head = b"".join(parts)
+        return Taken(head, rest, int(length) - len(head))
 
     async def whole(self, bytes_max: int, what: str) -> bytes:
         """All of the body. Raises BrokenError, and PolicyError where it is larger than `bytes_max`."""

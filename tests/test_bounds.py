@@ -187,6 +187,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.referrers.REFERRERS_MAX",
         "artifacts.registry.PAGES_MAX",
     ),
+    "a fetch of weights: requests side by side; parts of a blob; a span asked for anew because it stalled": (
+        "artifacts.concurrency.MOST",
+        "artifacts.parts.PARTS_MAX",
+        "artifacts.stalls.ANEW_MAX",
+    ),
     "a credential program": ("artifacts.credentials.PROGRAM_S_MAX", "artifacts.credentials.PROGRAM_BYTES_MAX"),
     "GGUF header": ("artifacts.gguf.HEADER_BYTES_MAX", "artifacts.gguf.KEYS_MAX", "artifacts.gguf.TENSORS_MAX"),
     "manifest of an artifact; its config; its layers; entries of an index; indexes in indexes": (

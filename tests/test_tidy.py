@@ -40,6 +40,7 @@ IMPURE = frozenset(
         "artifacts/hfconfig",
         "artifacts/nodesockets",
         *("artifacts/" + room for room in ("blobs", "client", "credentials", "mirrors", "pace", "pushing")),
+        *("artifacts/" + room for room in ("disk", "partial", "pull", "splicing")),
         *("artifacts/" + room for room in ("referrers", "registry", "resolver", "tokens", "transport")),
         "autoscaler/engines/installed",
         "autoscaler/merge",

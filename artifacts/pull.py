@@ -1,0 +1,334 @@
+"""Blobs of a registry into a folder: in parallel, summed, gone on with after a crash, and whole or not there. I/O.
+
+Owns the order in which spans are asked for, how many run (`concurrency`), which are asked for anew (`stalls`), and what
+happens to a blob that is complete. Every request goes through the source, so through the one transport; on plain
+connections the bodies then go straight into the file (`splicing`). Promises: a file at its final path has the bytes of
+its digest; what came before an error is gone on with; a blob whose sum does not hold leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from artifacts import concurrency, disk, splicing
+from artifacts.blobs import Blob, Moved
+from artifacts.concurrency import Window
+from artifacts.digests import Digest
+from artifacts.disk import Disk, DiskError
+from artifacts.mirrors import Mirrored
+from artifacts.partial import Partial
+from artifacts.parts import Span
+from artifacts.refusals import BrokenError, MismatchError, RegistryError
+from artifacts.splicing import Goal
+from artifacts.stalls import Judge
+from artifacts.transport import Taken
+
+TICK_S = 0.25
+BATCH_BYTES = 1 << 20
+"""So much of a body that comes through this process is written at once."""
+THREADS_MAX = 2 * concurrency.MOST
+"""One for each request, and one to bring its parts onto the disk."""
+
+FAILURES = (RegistryError, DiskError)
+"""What ends a fetch in one line; all else is a fault of ours."""
+Progress = Callable[[Digest, int], None]
+"""How many bytes of a blob are there; a blob that had to begin anew says less than before."""
+Result = TypeVar("Result")
+
+
+class Wanted(NamedTuple):
+    """A blob, and the name its file shall have in the folder."""
+
+    blob: Blob
+    path: Path
+
+
+async def fetch(
+    wanted: Sequence[Wanted],
+    source: Mirrored,
+    folder: Path,
+    progress: Progress | None = None,
+    *,
+    file_system: Disk | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Returns when every blob has its final name, on the disk. Each blob and each path is named once.
+
+    Raises AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError, and DiskError; the first that came.
+    """
+    if len({one.blob.digest for one in wanted}) < len(wanted) or len({one.path for one in wanted}) < len(wanted):
+        raise ValueError("a blob, or a path, is wanted twice")
+    made = _Fetch(source, folder, progress or (lambda _digest, _came: None), file_system or Disk(), clock)
+    try:
+        await made.all(wanted)
+    finally:
+        made.close()
+
+
+class _Coming:
+    """One blob on its way."""
+
+    def __init__(self, wanted: Wanted, partial: Partial, source: Mirrored) -> None:
+        self.wanted = wanted
+        self.partial = partial
+        self.source = source
+        self.running = 0
+        """Its spans that are queued or run."""
+        self.keeper: asyncio.Task[None] | None = None
+        self.finishing = False
+        self.told = -1
+        self.anew = False
+        """It was begun again after its sum did not hold."""
+
+
+class _Run:
+    """One span that is asked for: the sink of its bodies."""
+
+    def __init__(self, fetch: _Fetch, coming: _Coming, span: Span, anew: int = 0) -> None:
+        self.coming = coming
+        self.at, self.end = span
+        self.anew = anew
+        self.stalled = False
+        self._fetch = fetch
+        self._batch: list[bytes] = []
+        self._batch_at, self._batch_bytes = span.first, 0
+        self._writing: asyncio.Task[None] | None = None
+
+    async def go(self) -> None:
+        """Until the span is in the file."""
+        source, blob = self.coming.source, self.coming.wanted.blob
+        try:
+            async with aclosing(source.read(blob, self.at, self.end, self)) as pieces:
+                async for piece in pieces:
+                    self._batch.append(piece)
+                    self._batch_bytes += len(piece)
+                    if self._batch_bytes >= BATCH_BYTES:
+                        await self._write()
+            await self._flush()
+        finally:
+            if self._writing is not None:
+                await asyncio.wait([self._writing])
+
+    async def move(self, at: int, body: Taken) -> Moved:
+        """Into the file, in a thread."""
+        head, rest, left = body
+        with rest:
+            await self._flush()
+            if head:
+                await self._fetch.thread(self.coming, self._put, at, [head])
+            goal = Goal(self.coming.partial.file, self._wrote)
+            job = (splicing.move, rest, left, goal, at + len(head), self.coming.source.limits)
+            moved = await self._fetch.thread(self.coming, *job, interrupt=lambda: splicing.interrupt(rest))
+        self._batch_at = at + len(head) + moved.came
+        return Moved(len(head) + moved.came, moved.broken)
+
+    def broke(self, error: BrokenError) -> None:
+        """Fewer side by side, for a while."""
+        self._fetch.broke(error)
+
+    async def _write(self) -> None:
+        """What has come begins to be written; one batch at a time, so that they stay in order."""
+        await self._written()
+        batch, at = self._batch, self._batch_at
+        self._batch, self._batch_at, self._batch_bytes = [], at + self._batch_bytes, 0
+        self._writing = asyncio.create_task(self._fetch.thread(self.coming, self._put, at, batch))
+
+    async def _written(self) -> None:
+        if self._writing is not None:
+            writing = self._writing
+            await asyncio.wait([writing])
+            self._writing = None
+            writing.result()
+
+    async def _flush(self) -> None:
+        if self._batch:
+            await self._write()
+        await self._written()
+
+    def _put(self, at: int, pieces: list[bytes]) -> None:
+        self.coming.partial.put(at, pieces)
+        self._came(at + sum(len(piece) for piece in pieces))
+
+    def _wrote(self, at: int, count: int) -> None:
+        self.coming.partial.wrote(at, count)
+        self._came(at + count)
+
+    def _came(self, at: int) -> None:
+        self.at = at
+        if self.coming.partial.wants_keeping:
+            self._fetch.keep_soon(self.coming)
+
+
+class _Fetch:
+    """All that one `fetch` has open."""
+
+    def __init__(
+        self, source: Mirrored, folder: Path, progress: Progress, file_system: Disk, clock: Callable[[], float]
+    ) -> None:
+        self._source = source
+        self._folder = folder
+        self._progress = progress
+        self._disk = file_system
+        self._clock = clock
+        self._window = Window(clock())
+        self._judge = Judge()
+        self._blobs: list[_Coming] = []
+        self._queue: deque[_Run] = deque()
+        self._running: dict[asyncio.Task[None], _Run] = {}
+        self._finishing: set[asyncio.Task[None]] = set()
+        self._failed: list[RegistryError | DiskError] = []
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="fetch")
+
+    def close(self) -> None:
+        """Threads first: they have the files open."""
+        self._pool.shutdown()
+        for coming in self._blobs:
+            coming.partial.close()
+
+    async def all(self, wanted: Sequence[Wanted]) -> None:
+        for one in wanted:
+            self._blobs.append(_Coming(one, await self._opened(one), self._source))
+        missing = sum(one.partial.size - one.partial.ledger.came for one in self._blobs)
+        free = self._disk.free_bytes(self._folder)
+        if missing > free:
+            raise DiskError(
+                f"{missing} bytes are to come into {self._folder}, and it has room for {free}; free space or give the "
+                f"cache a larger volume"
+            )
+        async with AsyncExitStack() as stack:
+            self._group = await stack.enter_async_context(asyncio.TaskGroup())
+            for coming in self._blobs:
+                self._queue_up(coming)
+            await self._drive()
+            if self._failed:
+                for task in (*self._running, *self._finishing):
+                    task.cancel()
+        if self._failed:
+            raise self._failed[0]
+
+    async def thread(
+        self,
+        coming: _Coming | Wanted,
+        job: Callable[..., Result],
+        *given: object,
+        interrupt: Callable[[], None] | None = None,
+    ) -> Result:
+        """What a job that blocks returns; it is over when this is, also where this is cancelled. Raises DiskError."""
+        running = self._loop.run_in_executor(self._pool, job, *given)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if interrupt is not None:
+                interrupt()
+            await asyncio.wait([running])
+            if not running.cancelled():
+                running.exception()  # looked at: the cancelling counts
+            raise
+        except OSError as error:
+            wanted = coming if isinstance(coming, Wanted) else coming.wanted
+            raise disk.refusal(error, self._folder, str(wanted.blob)) from None
+
+    def broke(self, _error: BrokenError) -> None:
+        self._window.broke(self._clock())
+
+    def keep_soon(self, coming: _Coming) -> None:
+        """From any thread."""
+        self._loop.call_soon_threadsafe(self._keep, coming)
+
+    def _keep(self, coming: _Coming) -> None:
+        idle = coming.keeper is None and not coming.finishing and not self._failed
+        if idle and coming.partial.wants_keeping:
+            coming.keeper = self._group.create_task(self._kept(coming))
+            self._finishing.add(coming.keeper)
+
+    async def _kept(self, coming: _Coming) -> None:
+        try:
+            await self.thread(coming, coming.partial.keep)
+        except FAILURES as error:
+            self._failed.append(error)
+        finally:
+            coming.keeper = None
+
+    async def _opened(self, wanted: Wanted) -> Partial:
+        blob = wanted.blob
+        return await self.thread(wanted, Partial, self._folder, blob.digest, blob.size, self._disk)
+
+    def _queue_up(self, coming: _Coming) -> None:
+        spans = coming.partial.ledger.spans()
+        coming.running = len(spans)
+        self._queue.extend(_Run(self, coming, span) for span in spans)
+        if not spans:
+            self._finishing.add(self._group.create_task(self._finished(coming)))
+
+    async def _drive(self) -> None:
+        """Until all is done, or something failed."""
+        while not self._failed and (self._queue or self._running or self._finishing):
+            while self._queue and len(self._running) < self._window.size:
+                run = self._queue.popleft()
+                self._running[self._group.create_task(self._one(run))] = run
+            await asyncio.wait({*self._running, *self._finishing}, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+            self._finishing -= {task for task in self._finishing if task.done()}
+            for task in [task for task in self._running if task.done()]:
+                self._ended(self._running.pop(task))
+            self._look()
+
+    def _ended(self, run: _Run) -> None:
+        if run.stalled and run.at < run.end:
+            self._queue.appendleft(_Run(self, run.coming, Span(run.at, run.end), run.anew + 1))
+            return
+        run.coming.running -= 1
+        if not run.coming.running and not self._failed:
+            self._finishing.add(self._group.create_task(self._finished(run.coming)))
+
+    def _look(self) -> None:
+        """At how fast it goes."""
+        now_s = self._clock()
+        came = sum(one.partial.ledger.came - one.partial.resumed for one in self._blobs)
+        self._window.measured(now_s, came, busy=bool(self._queue) and len(self._running) >= self._window.size)
+        runs = {task: run for task, run in self._running.items() if not run.stalled}
+        at = {task: run.at for task, run in runs.items()}
+        for task in self._judge.stalled(now_s, at, {task: run.anew for task, run in runs.items()}):
+            runs[task].stalled = True
+            task.cancel()
+        for coming in self._blobs:
+            if coming.told != coming.partial.ledger.came:
+                coming.told = coming.partial.ledger.came
+                self._progress(coming.wanted.blob.digest, coming.told)
+
+    async def _one(self, run: _Run) -> None:
+        try:
+            await run.go()
+        except asyncio.CancelledError:
+            if not run.stalled:
+                raise
+        except FAILURES as error:
+            self._failed.append(error)
+
+    async def _finished(self, coming: _Coming) -> None:
+        """Its final name; or, where its sum does not hold, from the beginning where that may help."""
+        coming.finishing = True
+        try:
+            if coming.keeper is not None:
+                await asyncio.wait([coming.keeper])
+            path = self._folder / coming.wanted.path
+            if await self.thread(coming, coming.partial.publish, path):
+                return
+            if coming.anew or (self._source.lonely and not coming.partial.resumed):
+                said = f"{coming.wanted.blob}: its bytes are others than its digest says; nothing of it is kept"
+                self._failed.append(MismatchError(said))
+                return
+            coming.partial.close()
+            coming.partial = await self._opened(coming.wanted)
+            coming.finishing = False
+            coming.source, coming.anew = self._source.alone(), True
+            self._queue_up(coming)
+        except FAILURES as error:
+            self._failed.append(error)

@@ -1,0 +1,118 @@
+"""A registry, a client of it, and a folder into which blobs are fetched; layouts are small (`tests/test_pull*.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from artifacts import partial, parts, pull, sidecar
+from artifacts.blobs import Blob
+from artifacts.client import Client
+from artifacts.digests import Digest
+from artifacts.disk import Disk
+from artifacts.mirrors import Mirrored
+from artifacts.pull import Wanted, fetch
+from artifacts.transport import Answer as ClientAnswer
+from artifacts.transport import Limits, Site
+from tests.kit.fake_registry import Answer, FakeRegistry, StillClock, digest_of, part_of, raw
+
+NAME = "team/model"
+CONTENT = b"".join(hashlib.sha256(b"%d" % n).digest() for n in range(2048))
+"""64 KiB: 16 parts of 4 KiB."""
+WRONG = bytes(reversed(CONTENT))
+PATH = Path("models/a.gguf")
+
+
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layouts as with large blobs: spans of one part each, and a line in the sidecar for each."""
+    monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 16384)
+    monkeypatch.setattr(parts, "SMALL_PART_BYTES", 4096)
+    monkeypatch.setattr(parts, "PART_BYTES", 4096)
+    monkeypatch.setattr(partial, "CHECKPOINT_BYTES", 4096)
+    monkeypatch.setattr(pull, "TICK_S", 0.01)
+    monkeypatch.setattr(pull, "BATCH_BYTES", 3000)
+
+
+def through_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No body is spliced."""
+    monkeypatch.setattr(ClientAnswer, "take", lambda _: None)
+
+
+class Place:
+    """A registry, a client of it that never waits, and a folder."""
+
+    def __init__(self, fake: FakeRegistry, client: Client, folder: Path) -> None:
+        self.fake = fake
+        self.client = client
+        self.folder = folder
+        self.source = Mirrored(client)
+        self.told: list[int] = []
+
+    def wanted(self, content: bytes = CONTENT, path: Path = PATH) -> Wanted:
+        return Wanted(Blob(NAME, Digest(self.fake.blob(content)), len(content)), path)
+
+    def url(self, content: bytes = CONTENT) -> tuple[str, str]:
+        return "GET", f"/v2/{NAME}/blobs/{digest_of(content)}"
+
+    def next(self, *answers: Answer) -> None:
+        self.fake.answers[self.url()].extend(answers)
+
+    async def fetch(self, *wanted: Wanted, disk: Disk | None = None) -> None:
+        await fetch(
+            wanted or [self.wanted()],
+            self.source,
+            self.folder,
+            lambda _, came: self.told.append(came),
+            file_system=disk,
+        )
+
+    def file(self) -> bytes | None:
+        path = self.folder / PATH
+        return path.read_bytes() if path.exists() else None
+
+    def ranges(self) -> list[str | None]:
+        return [one.headers.get("range") for one in self.fake.asked("GET", "/blobs/")]
+
+    def left(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "partial").iterdir())
+
+
+@contextlib.asynccontextmanager
+async def place(
+    folder: Path, limits: Limits | None = None, over: ssl.SSLContext | None = None, site: Callable[[str], Site] = Site
+) -> AsyncIterator[Place]:
+    async with (
+        FakeRegistry().serving(over) as fake,
+        Client(site(fake.host), limits=limits or Limits(), pace=StillClock()) as client,
+    ):
+        yield Place(fake, client, folder)
+
+
+async def answer_part(request: web.Request, content: bytes) -> web.StreamResponse:
+    return part_of(request, content)
+
+
+def breaking(one: Place, end: str) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        first, last = (int(text) for text in request.headers["Range"].removeprefix("bytes=").split("-"))
+        head = (
+            f"HTTP/1.1 206 OK\r\nContent-Length: {last + 1 - first}\r\n"
+            f"Content-Range: bytes {first}-{last}/{len(CONTENT)}\r\n\r\n"
+        )
+        return await raw(one.fake, head.encode() + CONTENT[first : first + 1000], end)(request)
+
+    return answer
+
+
+def leave(folder: Path, blob: Blob, content: bytes, done: range) -> None:
+    """What an earlier process left."""
+    (folder / "partial").mkdir(exist_ok=True)
+    (folder / "partial" / blob.digest).write_bytes(content)
+    text = sidecar.head(blob.digest, blob.size, 4096) + sidecar.lines(done)
+    (folder / "partial" / f"{blob.digest}.parts").write_bytes(text)

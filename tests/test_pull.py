@@ -1,0 +1,318 @@
+"""Blobs into a folder: points 1, 10, 12 and 13 of what a client must stand, through both ways a body can take."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import ssl
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from artifacts import parts, stalls
+from artifacts.blobs import Blob
+from artifacts.client import Client
+from artifacts.digests import Digest
+from artifacts.mirrors import Mirror, Mirrored
+from artifacts.pull import Wanted, fetch
+from artifacts.refusals import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
+from artifacts.retrying import TRIES_MAX
+from artifacts.transport import Limits, Site
+from tests.kit.certificates import OURS, leaf, write_authority
+from tests.kit.fake_registry import (
+    Answer,
+    FakeRegistry,
+    StillClock,
+    keychain,
+    part_of,
+    raw,
+    says,
+    whole_head,
+)
+from tests.kit.pulled import CONTENT, NAME, PATH, Place, answer_part, breaking, place, small, through_us
+
+WRONG = bytes(reversed(CONTENT))
+
+
+@pytest.fixture(autouse=True)
+def layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+
+
+@pytest.fixture(params=["spliced", "through us"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of a body from the socket into the file."""
+    if request.param == "through us":
+        through_us(monkeypatch)
+    return str(request.param)
+
+
+@pytest.fixture
+def one_span(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blob comes by one request, either way."""
+    assert way
+    monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 1 << 20)
+
+
+async def test_blobs_come_in_closed_ranges_and_get_their_names(tmp_path: Path, way: str) -> None:
+    async with place(tmp_path) as one:
+        short, empty = one.wanted(CONTENT[:10_000], Path("b")), one.wanted(b"", Path("c/d/e"))
+        await one.fetch(one.wanted(), short, empty)
+        assert one.file() == CONTENT
+        assert (tmp_path / "b").read_bytes() == CONTENT[:10_000]
+        assert (tmp_path / "c/d/e").read_bytes() == b""
+        assert one.left() == []
+        spans = {f"bytes={at}-{at + 4095}" for at in range(0, len(CONTENT), 4096)}
+        assert set(one.ranges()) == {*spans, None}  # a smaller one by a single request, without a range
+        assert len(one.ranges()) == 17
+        assert one.told[-1] > 0
+
+
+async def test_sha512_is_summed_too(tmp_path: Path, way: str) -> None:
+    async with place(tmp_path) as one:
+        digest = Digest(f"sha512:{hashlib.sha512(CONTENT).hexdigest()}")
+        one.fake.blobs[digest] = CONTENT
+        await one.fetch(Wanted(Blob(NAME, digest, len(CONTENT)), PATH))
+        assert one.file() == CONTENT
+        one.fake.blobs[digest] = WRONG
+        with pytest.raises(MismatchError, match="its bytes are others"):
+            await one.fetch(Wanted(Blob(NAME, digest, len(CONTENT)), Path("other")))
+        assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (says(200, WRONG), MismatchError, "its bytes are others"),
+        (says(200, CONTENT[:-1]), MismatchError, "there should be 65536"),
+        (says(200, CONTENT + b"x"), MismatchError, "has 65537 bytes of it"),
+        (says(200, b""), MismatchError, "has 0 bytes of it"),
+        (says(404), AbsentError, "there is no blob"),
+        (says(200, CONTENT, Content_Encoding="gzip"), PolicyError, "Content-Encoding, which a proxy must have added"),
+    ],
+    ids=["flipped", "truncated", "longer", "empty", "absent", "gzip"],
+)
+async def test_point_01_bytes_that_are_not_the_blob(
+    tmp_path: Path, one_span: None, answer: Answer, error: type[RegistryError], said: str
+) -> None:
+    async with place(tmp_path) as one:
+        one.next(answer)
+        with pytest.raises(error, match=said):
+            await one.fetch()
+        assert one.file() is None
+        await one.fetch()  # nothing is gone on with that could spoil it
+        assert one.file() == CONTENT
+
+
+async def test_point_01_a_flipped_bit_in_one_part_drops_the_whole(tmp_path: Path, way: str) -> None:
+    async with place(tmp_path) as one:
+        one.fake.always[one.url()] = lambda request: answer_part(request, CONTENT[:40_000] + b"?" + CONTENT[40_001:])
+        with pytest.raises(MismatchError, match="its bytes are others than its digest says; nothing of it is kept"):
+            await one.fetch()
+        assert one.left() == []
+        assert one.file() is None
+        del one.fake.always[one.url()]
+        await one.fetch()
+        assert one.file() == CONTENT
+
+
+async def test_point_01_a_content_length_that_promises_more_than_comes(tmp_path: Path, way: str) -> None:
+    async with place(tmp_path) as one:
+        wanted = one.wanted(CONTENT[:9000])
+        text = whole_head(9000) + CONTENT[:1000]
+        one.fake.always[one.url(CONTENT[:9000])] = raw(one.fake, text)
+        with pytest.raises(UnreachableError, match=f"given up after {TRIES_MAX} tries"):
+            await one.fetch(wanted)
+        assert one.file() is None
+
+
+async def test_point_10_urls_of_descriptors_are_never_asked_and_a_redirect_takes_no_login_along(
+    tmp_path: Path, way: str
+) -> None:
+    async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
+        fake.judge = lambda request: (
+            None
+            if request.headers.get("Authorization")
+            else web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
+        )
+        store.always["GET", "/bucket"] = lambda request: answer_part(request, CONTENT)
+        url = f"http://localhost:{store.port}/bucket?sig=s3cret"
+        async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
+            one = Place(fake, client, tmp_path)
+            wanted = one.wanted()
+            fake.always[one.url()] = lambda request: _redirect(fake, request, url)
+            await one.fetch(wanted)
+            assert one.file() == CONTENT
+        assert len(store.seen) == 16
+        assert all("authorization" not in seen.headers for seen in store.seen)
+        assert {seen.path for seen in fake.seen} == {one.url()[1]}
+
+
+async def _redirect(fake: FakeRegistry, request: web.Request, url: str) -> web.StreamResponse:
+    return fake.judge(request) or web.Response(status=307, headers={"Location": url})
+
+
+# --- 12: answers that are none ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["close", "reset", "hang"])
+async def test_point_12_a_part_that_breaks_is_gone_on_with_where_it_broke(tmp_path: Path, way: str, end: str) -> None:
+    async with place(tmp_path, Limits(read_s=0.2)) as one:
+        one.next(*(breaking(one, end) for _ in range(4)))
+        await one.fetch()
+        assert one.file() == CONTENT
+        again = [span for span in one.ranges() if span is not None and int(span[6:].partition("-")[0]) % 4096]
+        assert len(again) <= 4
+        if end != "reset":  # which may take bytes with it that had come
+            assert {int(span[6:].partition("-")[0]) % 4096 % 1000 for span in again} == {0}
+
+
+async def test_point_12_a_login_that_ends_mid_pull_is_had_anew(tmp_path: Path, way: str) -> None:
+    async with FakeRegistry().serving() as fake:
+        tokens, good = itertools.count(), set[str]()
+
+        async def token(_: web.Request) -> web.StreamResponse:
+            good.add(f"token-{next(tokens)}")
+            return web.json_response({"token": max(good, key=len), "expires_in": 300})
+
+        asked = itertools.count()
+
+        def judge(request: web.Request) -> web.StreamResponse | None:
+            if next(asked) == 9:
+                good.clear()
+            if request.headers.get("Authorization", "").removeprefix("Bearer ") in good:
+                return None
+            challenge = f'Bearer realm="{fake.url}/token",service="reg"'
+            return web.Response(status=401, headers={"WWW-Authenticate": challenge})
+
+        fake.always["GET", "/token"], fake.judge = token, judge
+        async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
+            one = Place(fake, client, tmp_path)
+            await one.fetch()
+            assert one.file() == CONTENT
+            assert next(tokens) >= 2
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_point_12_a_busy_registry_is_asked_again_when_it_says(tmp_path: Path, way: str, status: int) -> None:
+    async with place(tmp_path) as one:
+        one.next(says(206), *(says(status, Retry_After="7") for _ in range(3)))
+        one.fake.answers[one.url()].popleft()
+        await one.fetch()
+        assert one.file() == CONTENT
+        clock = one.client.pace
+        assert isinstance(clock, StillClock)
+        assert [wait for wait in clock.waits if wait] == [7.0, 7.0, 7.0]
+        assert len(one.ranges()) == 19
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (says(206, CONTENT[:4096], Content_Range="bytes 4096-8191/65536"), "gives another part"),
+        (says(206, CONTENT[:4096]), "gives another part"),
+        (says(206, CONTENT[:4096], Content_Range="bytes 0-4095/70000"), "has 70000 bytes of it"),
+        (says(206, CONTENT[:4000], Content_Range="bytes 0-4095/65536"), "part is 4000 bytes long, not 4096"),
+        (says(206, CONTENT, Content_Type="multipart/byteranges"), "several parts"),
+    ],
+    ids=["elsewhere", "silent", "another whole", "short", "several"],
+)
+async def test_point_12_a_part_that_is_another_ends_the_fetch(
+    tmp_path: Path, way: str, answer: Answer, said: str
+) -> None:
+    async with place(tmp_path) as one:
+        one.fake.always[one.url()] = answer
+        with pytest.raises(MismatchError, match=said):
+            await one.fetch()
+        assert one.file() is None
+
+
+@pytest.mark.parametrize("answer", [says(200, CONTENT), says(416)], ids=["the whole", "416"])
+async def test_point_12_a_registry_without_ranges_still_gives_the_blob(
+    tmp_path: Path, way: str, answer: Answer
+) -> None:
+    async def whole(request: web.Request) -> web.StreamResponse:
+        return await answer(request) if "Range" in request.headers else web.Response(body=CONTENT)
+
+    async with place(tmp_path) as one:
+        one.fake.always[one.url()] = whole
+        await one.fetch()
+        assert one.file() == CONTENT
+
+
+async def test_point_12_a_connection_that_stalls_is_left_for_another(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others go on at their pace: by virtual time, one second at each look."""
+    monkeypatch.setattr(stalls, "WINDOW_S", 2.0)
+    seconds = itertools.count()
+
+    async def drips(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.02)
+        return part_of(request, CONTENT)
+
+    async with place(tmp_path) as one:
+        one.next(breaking(one, "hang"))
+        one.fake.always[one.url()] = drips
+        await fetch([one.wanted()], one.source, tmp_path, clock=lambda: float(next(seconds)))
+        assert one.file() == CONTENT
+        spliced = "bytes=1000-4095" in one.ranges()
+        assert spliced or one.ranges().count("bytes=0-4095") == 2  # what was not written yet is fetched again
+
+
+async def test_over_tls_bodies_go_through_us(tmp_path: Path) -> None:
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    leaf(OURS).configure_cert(served)
+    authority = write_authority(tmp_path, OURS)
+    async with place(tmp_path, over=served, site=lambda host: Site(host, plain_http=False, ca=authority)) as one:
+        await one.fetch()
+        assert one.file() == CONTENT
+
+
+# --- mirrors ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_mirror_that_lies_costs_one_more_try_with_the_registry_alone(tmp_path: Path, way: str) -> None:
+    async with place(tmp_path) as one, FakeRegistry().serving() as other:
+        wanted = one.wanted()
+        other.blobs[wanted.blob.digest] = WRONG
+        async with Client(Site(other.host), pace=StillClock()) as mirror:
+            one.source = Mirrored(one.client, [Mirror(mirror)])
+            await one.fetch(wanted)
+        assert one.file() == CONTENT
+        assert len(other.seen) == len(one.fake.seen) == 16
+
+
+async def test_a_mirror_that_breaks_is_gone_on_from_at_the_registry(tmp_path: Path, way: str) -> None:
+    async with place(tmp_path) as one, FakeRegistry().serving() as other:
+        other.always[one.url()] = breaking(one, "close")
+        async with Client(Site(other.host), pace=StillClock()) as mirror:
+            one.source = Mirrored(one.client, [Mirror(mirror)])
+            await one.fetch()
+        assert one.file() == CONTENT
+
+
+async def test_a_blob_that_is_wanted_twice_is_a_fault(tmp_path: Path) -> None:
+    async with place(tmp_path) as one:
+        with pytest.raises(ValueError, match="wanted twice"):
+            await one.fetch(one.wanted(), one.wanted())
+
+
+async def test_a_cancelled_fetch_leaves_no_thread_and_what_it_has(tmp_path: Path, way: str) -> None:
+    async with place(tmp_path) as one:
+        one.fake.answers[one.url()].extend([lambda request: answer_part(request, CONTENT)] * 5)
+        one.fake.always[one.url()] = breaking(one, "hang")
+        running = asyncio.create_task(one.fetch())
+        while not any(came >= 5 * 4096 for came in one.told):
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert one.file() is None
+        del one.fake.always[one.url()]
+        before = len(one.ranges())
+        await one.fetch()
+        assert one.file() == CONTENT
+        assert len(one.ranges()) - before <= 16

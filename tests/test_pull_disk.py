@@ -1,0 +1,123 @@
+"""Blobs into a folder that refuses, fills up, is cut off, or holds what an earlier process left: point 13."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from artifacts.disk import Disk, DiskError
+from tests.kit.pulled import CONTENT, leave, place, small, through_us
+
+WRONG = bytes(reversed(CONTENT))
+
+
+@pytest.fixture(autouse=True)
+def layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+
+
+@pytest.fixture(params=["spliced", "through us"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of a body from the socket into the file."""
+    if request.param == "through us":
+        through_us(monkeypatch)
+    return str(request.param)
+
+
+class Failing(Disk):
+    """A disk that refuses from its n-th step of one kind on."""
+
+    def __init__(self, kind: str, error: int, after: int = 0) -> None:
+        self._steps = {kind: after}
+        self._error = error
+
+    def _step(self, kind: str) -> None:
+        if kind in self._steps:
+            self._steps[kind] -= 1
+            if self._steps[kind] < 0:
+                raise OSError(self._error, os.strerror(self._error))
+
+    def write(self, number: int, pieces: list[bytes], at: int) -> None:
+        self._step("write")
+        super().write(number, pieces, at)
+
+    def sync(self, number: int) -> None:
+        self._step("sync")
+        super().sync(number)
+
+    def replace(self, old: Path, new: Path) -> None:
+        self._step("replace")
+        super().replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("disk", "said"),
+    [
+        (lambda: Failing("write", errno.ENOSPC, 9), "the disk is full; free space"),
+        (lambda: Failing("write", errno.EDQUOT, 9), "the quota is used up"),
+        (lambda: Failing("sync", errno.EIO, 3), "the disk fails"),
+        (lambda: Failing("replace", errno.EROFS), "the file system is read-only; mount it writable"),
+    ],
+    ids=["full", "quota", "broken", "read-only"],
+)
+async def test_point_13_what_the_disk_refuses_is_one_line_and_the_next_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[], Failing], said: str
+) -> None:
+    through_us(monkeypatch)
+    async with place(tmp_path) as one:
+        with pytest.raises(DiskError, match=said) as raised:
+            await one.fetch(disk=disk())
+        assert len(str(raised.value).splitlines()) == 1
+        assert one.file() is None
+        before = len(one.ranges())
+        await one.fetch()
+        assert one.file() == CONTENT
+        if "read-only" not in said:
+            assert len(one.ranges()) - before < 16
+
+
+async def test_point_13_a_disk_without_room_is_said_before_anything_is_asked_for(tmp_path: Path) -> None:
+    class Full(Disk):
+        def free_bytes(self, folder: Path) -> int:
+            return len(CONTENT) - 1
+
+    async with place(tmp_path) as one:
+        with pytest.raises(DiskError, match=r"65536 bytes are to come into .* and it has room for 65535"):
+            await one.fetch(disk=Full())
+        assert one.ranges() == []
+
+
+async def test_point_13_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+    async with place(tmp_path) as one:
+        wanted = one.wanted()
+        (tmp_path / "partial").mkdir()
+        with (tmp_path / "partial" / wanted.blob.digest).open("wb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with pytest.raises(DiskError, match=r"is being fetched into .* by another process"):
+                await one.fetch(wanted)
+        await one.fetch(wanted)
+        assert one.file() == CONTENT
+
+
+async def test_point_13_parts_that_are_there_are_not_asked_for_again(tmp_path: Path, way: str) -> None:
+    async with place(tmp_path) as one:
+        wanted = one.wanted()
+        leave(tmp_path, wanted.blob, CONTENT, range(14))
+        await one.fetch(wanted)
+        assert one.file() == CONTENT
+        assert sorted(str(span) for span in one.ranges()) == ["bytes=57344-61439", "bytes=61440-65535"]
+
+
+async def test_point_13_a_poisoned_partial_is_dropped_and_the_blob_begun_anew(tmp_path: Path, way: str) -> None:
+    async with place(tmp_path) as one:
+        wanted = one.wanted()
+        leave(tmp_path, wanted.blob, WRONG, range(16))
+        await one.fetch(wanted)
+        assert one.file() == CONTENT
+        assert len(one.ranges()) == 16
+        assert one.left() == []
