@@ -1,76 +1,91 @@
-"""What a fetch asks of a file system, one durable step each. I/O.
+"""What is changed on a node's disk, so that it lasts and a break at any point leaves the whole or nothing. I/O.
 
-Owns the steps, so that a test can end the world before any of them, and the words for what a disk refuses. Promises: a
-step that returned has reached the disk as far as the kernel can say.
+Owns fsync, rename and link, each a step with a name, before which `step` is told: tests stop there. Promises: when a
+call returns, what it did outlives a power cut.
 """
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-_FIXES = {
-    errno.ENOSPC: "the disk is full; free space or give the cache a larger volume",
-    errno.EDQUOT: "the quota is used up; raise it or give the cache a larger volume",
-    errno.EROFS: "the file system is read-only; mount it writable",
-    errno.EACCES: "no right to write there; give the folder to the user that fetches",
-    errno.EPERM: "no right to write there; give the folder to the user that fetches",
-    errno.EIO: "the disk fails (input/output error); look into the kernel's log and change the volume",
-}
-
-
-class DiskError(Exception):
-    """A folder cannot keep what comes: one line with the fix."""
 
 
 class Disk:
-    """The machine's own."""
+    """All changes of a store go through one of these."""
 
-    def write(self, number: int, pieces: list[bytes], at: int) -> None:
-        """All of the pieces, from byte `at` on, into the page cache."""
-        left = [memoryview(piece) for piece in pieces if piece]
-        while left:
-            count = os.pwritev(number, left[: os.sysconf("SC_IOV_MAX")], at)
-            at += count
-            while left and count >= len(left[0]):
-                count -= len(left.pop(0))
-            if count:
-                left[0] = left[0][count:]
+    def __init__(self, step: Callable[[str, Path], None] = lambda _what, _path: None) -> None:
+        self._step = step
 
-    def append(self, number: int, text: bytes) -> None:
-        """At the end of a small file, and onto the disk."""
-        while text:
-            text = text[os.write(number, text) :]
-        os.fdatasync(number)
-
-    def sync(self, number: int) -> None:
-        """A file's bytes and length onto the disk."""
-        os.fdatasync(number)
-
-    def sync_folder(self, folder: Path) -> None:
-        """The names in it onto the disk."""
-        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def sync(self, path: Path) -> None:
+        """A file's bytes, or a folder's names."""
+        self._step("sync", path)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
-            os.fsync(number)
+            os.fsync(fd)
         finally:
-            os.close(number)
+            os.close(fd)
 
-    def replace(self, old: Path, new: Path) -> None:
-        """A name for another; durable with `sync_folder`."""
-        old.replace(new)
+    def folder(self, path: Path) -> None:
+        """There, with all above it."""
+        missing = [one for one in (path, *path.parents) if not one.is_dir()]
+        for one in reversed(missing):
+            self._step("folder", one)
+            one.mkdir(mode=0o755, exist_ok=True)
+            self.sync(one.parent)
+
+    def write(self, path: Path, content: bytes) -> None:
+        """The whole file, or the one before."""
+        aside = path.with_name(f".pilotlight-{secrets.token_hex(8)}")
+        self._step("write", path)
+        try:
+            aside.write_bytes(content)
+            self.sync(aside)
+            self.move(aside, path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+
+    def move(self, one: Path, to: Path) -> None:
+        """By one rename, with the names of both folders."""
+        self._step("rename", to)
+        one.rename(to)
+        self.sync(to.parent)
+        if one.parent != to.parent:
+            self.sync(one.parent)
+
+    def link(self, one: Path, to: Path) -> None:
+        """A second name. The caller syncs its folder. Raises FileExistsError."""
+        self._step("link", to)
+        os.link(one, to, follow_symlinks=False)
 
     def remove(self, path: Path) -> None:
-        """A name, where it is; durable with `sync_folder`."""
-        path.unlink(missing_ok=True)
+        """A file or a folder with all in it, where it is there; not synced: what comes back is removed again."""
+        self._step("remove", path)
+        try:
+            is_folder = stat.S_ISDIR(path.lstat().st_mode)
+        except FileNotFoundError:
+            return
+        if is_folder:
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
-    def free_bytes(self, folder: Path) -> int:
-        """What a user who is not root may still write there."""
-        found = os.statvfs(folder)
-        return found.f_bavail * found.f_frsize
+
+def entries(path: Path) -> list[os.DirEntry[str]]:
+    """What a folder holds, by name; nothing where it is not there."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(path) as found:
+        return sorted(found, key=lambda one: one.name)
+    return []
 
 
-def refusal(error: OSError, folder: Path, what: str) -> DiskError:
-    """The line for what a disk refused."""
-    fix = _FIXES.get(error.errno or 0, error.strerror or type(error).__name__)
-    return DiskError(f"{what} cannot be kept in {folder}: {fix}; what is on the disk is kept, and gone on with")
+def walk(path: Path) -> Iterator[os.DirEntry[str]]:
+    """All below a folder, folders before what is in them; links are not followed."""
+    for one in entries(path):
+        yield one
+        if one.is_dir(follow_symlinks=False):
+            yield from walk(Path(one.path))

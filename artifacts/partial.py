@@ -16,7 +16,7 @@ from pathlib import Path
 
 from artifacts import digests, parts, sidecar
 from artifacts.digests import Digest
-from artifacts.disk import Disk, DiskError
+from artifacts.partdisk import Disk, DiskError
 from artifacts.parts import Ledger
 
 FOLDER = "partial"

@@ -21,7 +21,7 @@ from artifacts import concurrency, disk, splicing
 from artifacts.blobs import Blob, Moved
 from artifacts.concurrency import Window
 from artifacts.digests import Digest
-from artifacts.disk import Disk, DiskError
+from artifacts.partdisk import Disk, DiskError
 from artifacts.mirrors import Mirrored
 from artifacts.partial import Partial
 from artifacts.parts import Span

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.disk import Disk, DiskError
+from artifacts.partdisk import Disk, DiskError
 from tests.kit.pulled import CONTENT, leave, place, small, through_us
 
 WRONG = bytes(reversed(CONTENT))

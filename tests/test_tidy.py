@@ -42,6 +42,10 @@ IMPURE = frozenset(
         *("artifacts/" + room for room in ("blobs", "client", "credentials", "mirrors", "pace", "pushing")),
         *("artifacts/" + room for room in ("disk", "partial", "pull", "splicing")),
         *("artifacts/" + room for room in ("referrers", "registry", "resolver", "tokens", "transport")),
+        *(
+            "artifacts/" + room
+            for room in ("disk", "flocks", "layout", "ledger", "publish", "shelf", "store", "warmth")
+        ),
         "autoscaler/engines/installed",
         "autoscaler/merge",
         "autoscaler/page",

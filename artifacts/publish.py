@@ -1,0 +1,216 @@
+"""One pull into a node's store: what is wanted, what it may take, and the Copy that comes of it. I/O.
+
+Owns the folder of the pull from its reservation to the one rename that publishes it. Promises: a file that is here
+already is not asked for again, and nobody takes it away meanwhile; what is published has the sizes that the manifest
+says, holds regular files and folders only, lies on the disk for good, and is held before anybody can see it.
+"""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import msgspec
+
+from artifacts import flocks, paths
+from artifacts.contents import File
+from artifacts.digests import Digest
+from artifacts.disk import Disk, walk
+from artifacts.flocks import Flock
+from artifacts.layout import Key, Record, StoreError, named, taken_bytes
+from artifacts.ledger import Ledger, Reservation
+from artifacts.shelf import Shelf
+
+RECORD_BYTES = 1 << 20
+"""Reserved for what is written beside the weights, and for the last blocks of files."""
+
+
+class Wanted(NamedTuple):
+    """What a Copy is to be."""
+
+    reference: str
+    """As a person wrote it."""
+    key: Key
+    files: tuple[File, ...]
+    """`Contents.files()`."""
+    unpacked_bytes: int = 0
+    """What its archives will take, where that is known; `Job.more` takes more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be fetched, and where to."""
+
+    files: tuple[File, ...]
+    """Raw files that are not here yet, and all archives."""
+    blobs: Path
+    """Raw files come here, each as `blob(digest)`, and under that name only when it is whole, verified and synced. What
+    else is here was left by the try before: a fetch may go on from it."""
+    tree: Path
+    """Archives are unpacked here, into regular files and folders; it is empty."""
+    more: Callable[[int], Awaitable[None]]
+    """Reserves so many bytes more than were asked for. Raises NoRoomError."""
+
+    def blob(self, digest: Digest) -> Path:
+        """Where this raw file belongs."""
+        return self.blobs / named(digest)
+
+
+@dataclass(slots=True)
+class Copy:
+    """One that is here, and stays until it is closed. Use as `with`, or give `lease.fd` to who uses it."""
+
+    record: Record
+    folder: Path
+    """Of its files."""
+    lease: Flock = field(repr=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """It is not used here any more."""
+        self.lease.close()
+
+
+class Pull:
+    """Of one Copy; whoever makes it holds the Copy's flight. All methods block."""
+
+    def __init__(self, wanted: Wanted, shelf: Shelf, ledger: Ledger, disk: Disk) -> None:
+        self._wanted, self._shelf, self._ledger, self._disk = wanted, shelf, ledger, disk
+        self._layout = shelf.layout
+        self.folder = shelf.layout.partial(wanted.key)
+        self._blobs, self._tree = self.folder / "blobs", self.folder / "tree"
+        self._room = Reservation(self.folder / "reservation")
+        self._raw = {one.digest: one.size for one in wanted.files if one.encoding == "raw"}
+        self._began_s = time.monotonic()
+
+    def begin(self, more: Callable[[int], Awaitable[None]]) -> Job:
+        """Room is promised, and what is here already is at hand. Raises NoRoomError, OSError."""
+        for one in self._wanted.files:
+            if one.encoding == "raw":
+                paths.check(one.path)
+        with self._shelf.locked():
+            self._disk.folder(self._blobs)
+            self._disk.remove(self._tree)
+            self._disk.folder(self._tree / "files")
+            for digest in self._raw:
+                with suppress(FileNotFoundError, FileExistsError):
+                    self._disk.link(self._layout.blob(self._wanted.key, digest), self._blobs / named(digest))
+            missing = tuple(one for one in self._wanted.files if not self._is_here(one))
+            archives = sum(one.size for one in missing if one.encoding != "raw")
+            wanted_bytes = sum({one.digest: one.size for one in missing if one.encoding == "raw"}.values())
+            wanted_bytes += max(archives, self._wanted.unpacked_bytes) + RECORD_BYTES
+            self._ledger.reserve(self._room, self._wanted.key, wanted_bytes, len(self._wanted.files))
+        return Job(missing, self._blobs, self._tree / "files", more)
+
+    def more(self, more_bytes: int) -> None:
+        """Reserves more. Raises NoRoomError."""
+        with self._shelf.locked():
+            self._ledger.reserve(self._room, self._wanted.key, self._room.bytes + more_bytes)
+
+    def _is_here(self, file: File) -> bool:
+        if file.encoding != "raw":
+            return False
+        path = self._blobs / named(file.digest)
+        if not path.exists():
+            return False
+        if path.stat().st_size == file.size:
+            return True
+        path.unlink()
+        return False
+
+    def publish(self, *, private: bool) -> Copy:
+        """The Copy, held. Raises StoreError, NoRoomError, OSError."""
+        unpacked_bytes = self._checked_tree()
+        for digest, size in self._raw.items():
+            path = self._blobs / named(digest)
+            said = path.lstat() if path.exists() else None
+            if said is None or not stat.S_ISREG(said.st_mode) or said.st_size != size:
+                raise StoreError(f"the pull of {self._wanted.key.digest} ended without {digest} of {size} bytes")
+            path.chmod(0o444)
+            self._disk.sync(path)
+        taken = taken_bytes(self.folder)
+        if taken > self._room.bytes:
+            self.more(taken - self._room.bytes)
+        with self._shelf.locked():
+            self._link()
+            return self._out(self._record(unpacked_bytes, private=private))
+
+    def _checked_tree(self) -> int:
+        """What came out of archives, synced; its bytes."""
+        found = 0
+        for one in walk(self._tree):
+            mode = one.stat(follow_symlinks=False).st_mode
+            if stat.S_ISREG(mode):
+                Path(one.path).chmod(0o444)
+                self._disk.sync(Path(one.path))
+                found += one.stat(follow_symlinks=False).st_size
+            elif not stat.S_ISDIR(mode):
+                raise StoreError(f"the pull of {self._wanted.key.digest} left what is no file: {one.name!r}")
+        return found
+
+    def _link(self) -> None:
+        """Every raw file into the store, and from there to where the Copy has it."""
+        key = self._wanted.key
+        self._disk.folder(self._layout.blobs / key.room)
+        for digest in self._raw:
+            with suppress(FileExistsError):
+                self._disk.link(self._blobs / named(digest), self._layout.blob(key, digest))
+        self._disk.sync(self._layout.blobs / key.room)
+        for one in self._wanted.files:
+            if one.encoding == "raw":
+                path = self._tree / "files" / one.path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    self._disk.link(self._layout.blob(key, one.digest), path)
+                except FileExistsError:
+                    raise StoreError(f"{one.path!r} of {key.digest} came out of an archive, too") from None
+
+    def _record(self, unpacked_bytes: int, *, private: bool) -> Record:
+        wanted = self._wanted
+        return Record(
+            reference=wanted.reference,
+            origin=wanted.key.origin,
+            digest=wanted.key.digest,
+            files=wanted.files,
+            unpacked_bytes=unpacked_bytes,
+            fetched_unix_s=time.time(),
+            fetch_s=time.monotonic() - self._began_s,
+            private=private,
+        )
+
+    def _out(self, record: Record) -> Copy:
+        """Seen by others from the rename on, and then held."""
+        for one in walk(self._tree):
+            if one.is_dir(follow_symlinks=False):
+                self._disk.sync(Path(one.path))
+        lease = flocks.attempt(self._tree / "lease", shared=True, make=True)
+        if lease is None:
+            raise StoreError(f"{self._tree} is held by somebody; only pulls may touch it")
+        try:
+            self._disk.write(self._tree / "copy.json", msgspec.json.encode(record))
+            to = self._layout.copy(self._wanted.key)
+            self._disk.folder(to.parent)
+            if to.exists():  # one that could not be read
+                self._shelf.discard(to)
+            self._disk.move(self._tree, to)
+        except BaseException:
+            lease.close()
+            raise
+        return Copy(record, to / "files", lease)
+
+    def end(self, *, keep: bool) -> None:
+        """Gives back what was promised; `keep`: the next may go on from what is here."""
+        self._room.close()
+        if not keep:
+            with suppress(OSError):  # what could not be removed goes when room is needed, or a store is opened
+                self._disk.remove(self.folder)

@@ -1,0 +1,277 @@
+"""A node's store of weights: a Copy is fetched once, kept while it is of use, and handed to who may have it. I/O.
+
+Owns the way from a wish to a Copy. Promises: one fetch for one digest at a time on a node, whatever number of processes
+want it; room is promised before the first byte, and an error comes before the disk is full; a Copy is seen whole or not
+at all, after a break at any point; who did not fetch it is judged by the registry before it gets it; a Copy that is in
+use is never taken away. What is fetched and verified, and how, is `fetch`'s, which is given to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, ExitStack, suppress
+from pathlib import Path
+from time import monotonic as monotonic_s
+from typing import NamedTuple, Self, TypeVar
+
+from artifacts import evict, flocks
+from artifacts.contents import File
+from artifacts.digests import Digest
+from artifacts.disk import Disk
+from artifacts.evict import Choice
+from artifacts.layout import ForbiddenError, HeldError, Key, Layout, NoRoomError, Record, StoreError
+from artifacts.ledger import FULL, SPARE_BYTES, Free, Ledger
+from artifacts.permits import Permits
+from artifacts.publish import Copy, Job, Pull, Wanted
+from artifacts.refusals import MismatchError, UnreachableError
+from artifacts.shelf import Shelf
+
+T = TypeVar("T")
+LOCKS_MAX = 256
+"""Files of one artifact that nobody else fetches meanwhile; of more the smaller ones may come twice."""
+SHUT = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+log = logging.getLogger("pilotlight.store")
+
+Fetch = Callable[[Job], Awaitable[None]]
+"""Raises RegistryError, OSError, NoRoomError."""
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    fingerprint: str
+    """Of its login: another login has another. Nothing of the login can be read from it."""
+    permitted: Callable[[], Awaitable[bool]]
+    """Asks the registry of the key, with this login (`registry.permitted`). Raises RegistryError."""
+
+
+class Row(NamedTuple):
+    """A Copy, for a person."""
+
+    record: Record
+    used_unix_s: float
+    pinned: bool
+    in_use: bool
+
+
+class Store:
+    """Below `root`. `bytes_max`: `weights.storeBytesMax`; `while_away`: whom a registry let in lately gets the Copy
+    also while the registry does not answer.
+    """
+
+    def __init__(
+        self, root: Path, *, bytes_max: int | None = None, spare_bytes: int = SPARE_BYTES, while_away: bool = True,
+        permits: Permits | None = None, disk: Disk | None = None, free: Free = os.statvfs,
+    ) -> None:  # fmt: skip
+        self.layout = Layout(root)
+        self._disk = disk or Disk()
+        self._shelf = Shelf(self.layout, self._disk)
+        self._ledger = Ledger(self._shelf, bytes_max, spare_bytes, free)
+        self._permits = Permits() if permits is None else permits
+        self._while_away = while_away
+
+    def open(self) -> Self:
+        """Makes the folders, and removes what breaks left. Read-only, it can still be read. Raises StoreError."""
+        try:
+            self.layout.make(self._disk)
+            with self._shelf.locked():
+                self._shelf.sweep()
+        except OSError as error:
+            if error.errno not in SHUT:
+                raise self._said(error) from None
+            log.warning("event=store_read_only reason=%r", error.strerror)
+        return self
+
+    def find(self, key: Key) -> Copy | None:
+        """The Copy, held, for one who may have it: nobody is asked. Raises StoreError."""
+        lease = self._shelf.lease(key)
+        if lease is None:
+            return None
+        record = self.layout.record(key)
+        if record is None:  # it is fetched anew
+            lease.close()
+            return None
+        with suppress(OSError):  # of a store that is read-only
+            os.utime(lease.fd)
+        return Copy(record, self.layout.copy(key) / "files", lease)
+
+    async def ensure(self, wanted: Wanted, fetch: Fetch, caller: Caller | None) -> Copy:
+        """The Copy, held; fetched where it is not here. `caller`: None only for weights that need no login.
+
+        Raises StoreError, and what `fetch` raises.
+        """
+        key, wait_s = wanted.key, flocks.FIRST_WAIT_S
+        try:
+            while True:
+                found = await in_thread(lambda: self.find(key), _closed)
+                if found is not None:
+                    return await self._admitted(found, key, caller)
+                copy = await self._flown(wanted, fetch, caller)
+                if copy is not None:
+                    return copy
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, flocks.WAIT_S_MAX)
+        except OSError as error:
+            raise self._said(error) from None
+
+    async def _flown(self, wanted: Wanted, fetch: Fetch, caller: Caller | None) -> Copy | None:
+        """Fetched here. None: somebody else fetches it, or has just done so."""
+        flight = self.layout.flight(wanted.key)
+        lock = flocks.attempt(flight, make=True)
+        if lock is None:
+            return None
+        try:
+            if self.layout.lease(wanted.key).exists() and self.layout.record(wanted.key) is not None:
+                return None
+            return await self._fetched(wanted, fetch, caller)
+        finally:
+            flocks.drop(lock, flight)
+
+    async def _fetched(self, wanted: Wanted, fetch: Fetch, caller: Caller | None) -> Copy:
+        pull, keep, copy = Pull(wanted, self._shelf, self._ledger, self._disk), True, None
+
+        async def more(more_bytes: int) -> None:
+            await in_thread(lambda: pull.more(more_bytes))
+
+        try:
+            async with AsyncExitStack() as locks:
+                for digest in contended(wanted.files):
+                    await locks.enter_async_context(flocks.held(self.layout.blob_lock(wanted.key, digest)))
+                job = await in_thread(lambda: pull.begin(more))
+                if job.files:
+                    await fetch(job)
+                copy = await in_thread(lambda: pull.publish(private=caller is not None), _closed)
+                keep = False
+        except OSError as error:
+            keep = error.errno not in FULL
+            raise
+        except (StoreError, MismatchError):  # there is nothing good to go on from, or no room to keep it
+            keep = False
+            raise
+        finally:
+            try:
+                await in_thread(lambda: pull.end(keep=keep))
+            except BaseException:
+                _closed(copy)
+                raise
+        if caller is not None:
+            asked = (caller.fingerprint, wanted.key.origin, wanted.key.digest)
+            self._permits.answered(asked, monotonic_s(), yes=True)
+        return copy
+
+    async def _admitted(self, found: Copy, key: Key, caller: Caller | None) -> Copy:
+        """The Copy, where this one may have it. Raises ForbiddenError, RegistryError."""
+        try:
+            if found.record.private:
+                await self._judge(key, caller)
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    async def _judge(self, key: Key, caller: Caller | None) -> None:
+        if caller is None:
+            raise ForbiddenError(f"{key.digest} was fetched with a login, and who asks now shows none")
+        asked = (caller.fingerprint, key.origin, key.digest)
+        if self._permits.fresh(asked, monotonic_s()):
+            return
+        try:
+            yes = await caller.permitted()
+        except UnreachableError:
+            if self._while_away and self._permits.while_away(asked, monotonic_s()):
+                log.warning("event=store_registry_away digest=%s", key.digest)
+                return
+            raise
+        self._permits.answered(asked, monotonic_s(), yes=yes)
+        if not yes:
+            raise ForbiddenError(f"{key.origin} does not give {key.digest} to this login")
+
+    def rows(self) -> list[Row]:
+        """All Copies, the latest used first. Raises StoreError."""
+        with ExitStack() as stack:
+            with suppress(OSError):  # where it is read-only nobody takes a Copy away meanwhile
+                stack.enter_context(self._shelf.locked())
+            found = [self._row(record) for record in self.layout.records()]
+        return sorted(found, key=lambda row: (-row.used_unix_s, row.record.digest))
+
+    def _row(self, record: Record) -> Row:
+        key = record.key
+        used_unix_s, pinned = self.layout.lease(key).stat().st_mtime, self.layout.pin(key.digest).exists()
+        return Row(record, used_unix_s, pinned, self._shelf.in_use(self.layout.copy(key)))
+
+    def pin(self, digest: Digest) -> None:
+        """Copies of it stay, also those that come later. Raises StoreError."""
+        try:
+            self._disk.write(self.layout.pin(digest), b"")
+        except OSError as error:
+            raise self._said(error) from None
+
+    def unpin(self, digest: Digest) -> None:
+        """They may go again. Raises StoreError."""
+        try:
+            self._disk.remove(self.layout.pin(digest))
+            self._disk.sync(self.layout.pins)
+        except OSError as error:
+            raise self._said(error) from None
+
+    def evict(self, key: Key) -> None:
+        """One Copy goes. Raises HeldError, StoreError."""
+        if self.layout.pin(key.digest).exists():
+            raise HeldError(f"{key.digest} is pinned: `pilotlight weights unpin` first")
+        try:
+            with self._shelf.locked():
+                if not self._shelf.remove(str(self.layout.copy(key).relative_to(self.layout.root))):
+                    raise HeldError(f"{key.digest} is in use: stop who uses it first")
+        except OSError as error:
+            raise self._said(error) from None
+
+    def free(self, needed_bytes: int) -> Choice:
+        """Those Copies go that are missed least, for so many bytes. Raises StoreError."""
+        try:
+            with self._shelf.locked():
+                choice = evict.choose(self._shelf.candidates(), needed_bytes)
+                gone = tuple(name for name in choice.gone if self._shelf.remove(name))
+                return choice._replace(gone=gone)
+        except OSError as error:
+            raise self._said(error) from None
+
+    def stored_bytes(self) -> int:
+        """Of all Copies, files that several have once."""
+        return self._ledger.stored_bytes()
+
+    def _said(self, error: OSError) -> StoreError:
+        if error.errno in FULL:
+            return NoRoomError("the store's disk became full meanwhile, by what others wrote: make room, and try again")
+        if error.errno in SHUT:
+            return StoreError(f"the store {self.layout.root} cannot be written: {error.strerror}; mount it read-write")
+        return StoreError(f"the store {self.layout.root}: {error.strerror or type(error).__name__}")
+
+
+def contended(files: Iterable[File]) -> list[Digest]:
+    """The raw files that are locked, in the one order in which everybody locks them."""
+    sizes = {one.digest: one.size for one in files if one.encoding == "raw"}
+    return sorted(sorted(sizes, key=lambda digest: (-sizes[digest], digest))[:LOCKS_MAX])
+
+
+async def in_thread(work: Callable[[], T], dispose: Callable[[T], None] | None = None) -> T:
+    """What it gives. Who is cancelled meanwhile waits for its end first, and its result is disposed of."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        if task.exception() is None and dispose is not None:
+            dispose(task.result())
+        raise
+
+
+def _closed(copy: Copy | None) -> None:
+    if copy is not None:
+        copy.close()

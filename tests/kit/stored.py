@@ -1,0 +1,100 @@
+"""A node's store with a fetch that makes up its bytes: what the tests of `artifacts.store` share.
+
+A registry that costs nothing: a file's bytes are its digest's own, so that a size and a seed say them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from artifacts import digests
+from artifacts.contents import File
+from artifacts.digests import Digest
+from artifacts.layout import Key
+from artifacts.publish import Job, Wanted
+from artifacts.store import Store
+
+ORIGIN = "registry.example"
+KIB = 1 << 10
+SLACK = 1 << 20
+"""What a pull reserves beside its files."""
+
+
+def content(seed: str, size: int) -> bytes:
+    """Bytes that no other seed has."""
+    return hashlib.shake_128(seed.encode()).digest(size)
+
+
+def raw(seed: str, size: int = KIB, path: str = "") -> File:
+    """A raw file."""
+    return File(path or f"{seed}.gguf", size, digests.of(content(seed, size)), "weight", "raw")
+
+
+def wanted(name: str, *files: File, origin: str = ORIGIN) -> Wanted:
+    """An artifact called so."""
+    return Wanted(f"oci://{origin}/{name}", Key(origin, digests.of(name.encode())), files or (raw(name),))
+
+
+class Fetched:
+    """A fetch, and what it was asked for."""
+
+    def __init__(self, *seeds: tuple[str, int]) -> None:
+        self.known: dict[Digest, tuple[str, int]] = {}
+        self.jobs: list[tuple[str, ...]] = []
+        self.fails: Exception | None = None
+        """Raised after the first file."""
+        for seed, size in seeds:
+            self.knows(seed, size)
+
+    def knows(self, seed: str, size: int = KIB) -> None:
+        """It has this file."""
+        self.known[digests.of(content(seed, size))] = (seed, size)
+
+    async def __call__(self, job: Job) -> None:
+        """Whole files, synced, as a fetch promises."""
+        self.jobs.append(tuple(one.path for one in job.files))
+        for one in job.files:
+            put(job, one, content(*self.known[one.digest]))
+            if self.fails is not None:
+                raise self.fails
+
+
+def put(job: Job, file: File, body: bytes) -> None:
+    """One file, under its name only when it is whole."""
+    aside = job.blobs / "aside"
+    aside.write_bytes(body)
+    fd = os.open(aside, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+    aside.rename(job.blob(file.digest))
+
+
+def fetching(*of: Wanted) -> Fetched:
+    """One that has all their files, each made from its path's stem."""
+    found = Fetched()
+    for one in of:
+        for file in one.files:
+            found.knows(Path(file.path).stem, file.size)
+    return found
+
+
+def room_for(count: int, size: int) -> int:
+    """`bytes_max` of a store with room for so many Copies, and for the slack of one pull."""
+    return count * size + SLACK
+
+
+def left(free_bytes: int, free_files: int = 1 << 30) -> os.statvfs_result:
+    """A disk with so much left."""
+    return os.statvfs_result((1, 1, 1 << 50, free_bytes, free_bytes, 1 << 31, free_files, free_files, 0, 255))
+
+
+def whole(store: Store) -> Mapping[str, dict[str, bytes]]:
+    """Every published Copy: its reference -> its files' bytes."""
+    found = {}
+    for record in store.layout.records():
+        folder = store.layout.copy(record.key) / "files"
+        found[record.reference] = {one.path: (folder / one.path).read_bytes() for one in record.files}
+    return found

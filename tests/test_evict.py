@@ -1,0 +1,105 @@
+"""Which Copies go: never one that is held, enough or none, none too many, the least missed first."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifacts.evict import Candidate, Choice, choose
+
+GIB = 1 << 30
+BLOBS = {f"b{number}": size for number, size in enumerate((1, 5, 7, 20, 50, 90))}
+
+
+def copy(name: str, size: int = GIB, age_s: float = 3600.0, cost_s: float = 10.0) -> Candidate:
+    return Candidate(name, {f"of {name}": size}, age_s=age_s, cost_s=cost_s)
+
+
+def freed(candidates: Sequence[Candidate], gone: Sequence[str]) -> int:
+    """Counted another way: what all have, less what the rest has."""
+    rest = [one for one in candidates if one.name not in gone]
+
+    def taken(of: Sequence[Candidate]) -> int:
+        return sum(one.own_bytes for one in of) + sum({k: v for one in of for k, v in one.blobs.items()}.values())
+
+    return taken(candidates) - taken(rest)
+
+
+@st.composite
+def shelves(draw: st.DrawFn) -> list[Candidate]:
+    names = draw(st.lists(st.integers(0, 50), unique=True, max_size=7))
+    return [
+        Candidate(
+            str(name),
+            {blob: BLOBS[blob] for blob in draw(st.sets(st.sampled_from(sorted(BLOBS)), max_size=4))},
+            draw(st.integers(0, 40)),
+            age_s=draw(st.floats(0, 1e6)),
+            cost_s=draw(st.floats(0, 1e4)),
+            left=draw(st.booleans()),
+            pinned=draw(st.integers(0, 3)) == 0,
+            in_use=draw(st.integers(0, 3)) == 0,
+        )
+        for name in names
+    ]
+
+
+@given(shelves(), st.integers(-5, 300), st.randoms(use_true_random=False))
+def test_what_goes_is_free_to_go_is_enough_and_is_not_too_much(
+    shelf: list[Candidate], needed: int, rng: random.Random
+) -> None:
+    found = choose(shelf, needed)
+    held = {one.name for one in shelf if one.held}
+    assert not held & set(found.gone)
+    assert found.freed_bytes == freed(shelf, found.gone)
+    if found.lacking_bytes:
+        assert not found.gone
+        assert found.lacking_bytes == needed - freed(shelf, [one.name for one in shelf if not one.held])
+    else:
+        assert found.freed_bytes >= needed
+        for one in found.gone:  # freeing is monotone, so that no smaller part of it is enough either
+            assert freed(shelf, [other for other in found.gone if other != one]) < needed
+    again = shelf.copy()
+    rng.shuffle(again)
+    assert choose(again, needed) == found
+
+
+def test_nothing_goes_where_nothing_is_needed() -> None:
+    assert choose([copy("a")], 0) == Choice()
+
+
+def test_nothing_goes_where_it_would_not_be_enough() -> None:
+    shelf = [copy("a"), copy("b")._replace(pinned=True), copy("c")._replace(in_use=True, pinned=True)]
+    assert choose(shelf, 2 * GIB) == Choice((), 0, GIB, pinned_bytes=GIB, in_use_bytes=GIB)
+
+
+def test_the_longest_unused_goes_first() -> None:
+    assert choose([copy("new", age_s=100.0), copy("old", age_s=200.0)], 1).gone == ("old",)
+
+
+def test_what_is_dear_to_fetch_stays_longer() -> None:
+    assert choose([copy("dear", age_s=200.0, cost_s=100.0), copy("cheap", age_s=100.0)], 1).gone == ("cheap",)
+    assert choose([copy("dear", age_s=2000.0, cost_s=100.0), copy("cheap", age_s=100.0)], 1).gone == ("dear",)
+
+
+def test_of_two_that_cost_the_same_the_larger_goes() -> None:
+    assert choose([copy("small", GIB), copy("large", 8 * GIB)], GIB).gone == ("large",)
+
+
+def test_what_a_pull_left_goes_before_any_copy() -> None:
+    left = Candidate("left", {}, GIB, left=True)
+    assert choose([copy("old", age_s=1e9), left], GIB).gone == ("left",)
+
+
+def test_a_small_one_stays_where_the_larger_one_after_it_is_enough_alone() -> None:
+    shelf = [copy("small", 1, age_s=1e9, cost_s=1.0), copy("large", GIB, age_s=1e9, cost_s=2 * GIB)]
+    assert choose(shelf, GIB).gone == ("large",)
+
+
+def test_a_shared_file_is_free_only_with_the_last_that_has_it() -> None:
+    shared = {"shared": GIB}
+    one, two = Candidate("one", shared, age_s=1e6), Candidate("two", shared, age_s=1e5)
+    assert choose([one, two], GIB).gone == ("one", "two")
+    assert choose([one, two._replace(pinned=True)], GIB).lacking_bytes == GIB

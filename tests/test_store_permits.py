@@ -1,0 +1,135 @@
+"""A Copy on the node is no way around the registry: whoever did not fetch it is judged before it gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from artifacts.layout import ForbiddenError
+from artifacts.permits import Permits
+from artifacts.refusals import UnreachableError
+from artifacts.store import Caller, Store
+from tests.kit.stored import fetching, wanted
+
+ONE = wanted("a")
+D = ONE.key.digest
+
+
+class Clock:
+    """Of `Permits` in a store."""
+
+    now_s = 1000.0
+
+
+class Registry:
+    """Says yes to some logins, and counts how often it is asked."""
+
+    def __init__(self, *yes: str) -> None:
+        self.yes = set(yes)
+        self.asked: list[str] = []
+        self.away = False
+
+    def caller(self, name: str) -> Caller:
+        async def permitted() -> bool:
+            self.asked.append(name)
+            if self.away:
+                raise UnreachableError("registry.example: does not answer")
+            return name in self.yes
+
+        return Caller(name, permitted)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock()
+    with monkeypatch.context() as patched:
+        patched.setattr("artifacts.store.monotonic_s", lambda: clock.now_s)
+        yield clock
+
+
+def opened(root: Path, *, while_away: bool = True) -> Store:
+    return Store(root, spare_bytes=0, while_away=while_away, permits=Permits(fresh_s=60.0, away_s=3600.0)).open()
+
+
+@pytest.mark.usefixtures("clock")
+async def test_point_14_who_may_not_pull_does_not_get_the_copy_that_is_here(tmp_path: Path) -> None:
+    store, there = opened(tmp_path), Registry("owner")
+    (await store.ensure(ONE, fetching(ONE), there.caller("owner"))).close()
+    with pytest.raises(ForbiddenError, match="does not give"):
+        await store.ensure(ONE, fetching(ONE), there.caller("stranger"))
+    with pytest.raises(ForbiddenError, match="shows none"):
+        await store.ensure(ONE, fetching(ONE), None)
+    assert there.asked == ["stranger"]
+    assert not store.rows()[0].in_use  # who was refused holds nothing
+    store.evict(ONE.key)
+
+
+async def test_point_14_a_yes_to_one_is_none_to_another_and_a_no_ends_a_yes(tmp_path: Path, clock: Clock) -> None:
+    store, there = opened(tmp_path), Registry("owner", "friend")
+    (await store.ensure(ONE, fetching(ONE), there.caller("owner"))).close()
+    (await store.ensure(ONE, fetching(ONE), there.caller("friend"))).close()
+    (await store.ensure(ONE, fetching(ONE), there.caller("friend"))).close()
+    assert there.asked == ["friend"]  # once in a while is enough
+    there.yes.clear()
+    clock.now_s += 61.0
+    with pytest.raises(ForbiddenError):
+        await store.ensure(ONE, fetching(ONE), there.caller("friend"))
+    there.away = True
+    with pytest.raises(UnreachableError):  # not even while the registry is away
+        await store.ensure(ONE, fetching(ONE), there.caller("friend"))
+
+
+async def test_point_14_while_the_registry_is_away_only_whom_it_let_in_before_gets_it(
+    tmp_path: Path, clock: Clock
+) -> None:
+    there, fetch = Registry("owner"), fetching(ONE)
+    lenient, strict = opened(tmp_path), opened(tmp_path, while_away=False)
+    for store in (lenient, strict):
+        (await store.ensure(ONE, fetch, there.caller("owner"))).close()
+    there.away = True
+    clock.now_s += 300.0
+    (await lenient.ensure(ONE, fetch, there.caller("owner"))).close()
+    for store, name in ((strict, "owner"), (lenient, "stranger")):
+        with pytest.raises(UnreachableError):
+            await store.ensure(ONE, fetch, there.caller(name))
+    clock.now_s += 3600.0
+    with pytest.raises(UnreachableError):
+        await lenient.ensure(ONE, fetch, there.caller("owner"))
+    assert len(fetch.jobs) == 1
+
+
+@pytest.mark.usefixtures("clock")
+async def test_point_14_a_registry_that_claims_the_digest_of_another_gets_nothing(tmp_path: Path) -> None:
+    """It says yes to its own question; what it does not give itself it must not get from here."""
+    store, evil = opened(tmp_path), Registry("thief")
+    (await store.ensure(ONE, fetching(ONE), Registry().caller("owner"))).close()
+    theirs = ONE._replace(key=ONE.key._replace(origin="evil.example"))
+    fetch = fetching()  # knows no file
+    with pytest.raises(KeyError):
+        await store.ensure(theirs, fetch, evil.caller("thief"))
+    assert fetch.jobs == [("a.gguf",)]
+
+
+@pytest.mark.usefixtures("clock")
+async def test_what_needs_no_login_is_everybodys(tmp_path: Path) -> None:
+    store, there = opened(tmp_path), Registry()
+    (await store.ensure(ONE, fetching(ONE), None)).close()
+    (await store.ensure(ONE, fetching(ONE), there.caller("anybody"))).close()
+    assert there.asked == []
+
+
+def test_what_is_remembered_is_bounded_and_ends() -> None:
+    permits = Permits(fresh_s=10.0, away_s=20.0, most=2)
+    for number, who in enumerate("abc"):
+        permits.answered((who, "r", D), float(number), yes=True)
+    assert len(permits) == 2
+    assert not permits.fresh(("a", "r", D), 2.0)
+    assert permits.fresh(("c", "r", D), 11.9)
+    assert not permits.fresh(("c", "r", D), 12.0)
+    assert permits.while_away(("c", "r", D), 21.9)
+    assert not permits.while_away(("c", "r", D), 22.0)
+    assert not permits.fresh(("c", "other", D), 2.0)
+    permits.answered(("c", "r", D), 3.0, yes=False)
+    assert not permits.while_away(("c", "r", D), 3.0)
