@@ -202,6 +202,7 @@ class Pull:
             self._disk.folder(to.parent)
             if to.exists():  # one that could not be read
                 self._shelf.discard(to)
+                self._shelf.clean()
             self._disk.move(self._tree, to)
         except BaseException:
             lease.close()

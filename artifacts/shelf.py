@@ -130,13 +130,14 @@ class Shelf:
     def sweep(self) -> None:
         """All that breaks left; under `locked`."""
         now_s, layout = time.time(), self.layout
-        whole = {layout.copy(record.key) for record in layout.records()}
+        keys = {record.key for record in layout.records()}
+        whole, names = {layout.copy(key) for key in keys}, {key.name for key in keys}
         for room in entries(layout.copies):
             for one in entries(Path(room.path)):
                 if Path(one.path) not in whole:  # no break of ours leaves one; a disk may
                     self.discard(Path(one.path))
         for one in entries(layout.partials):
-            if now_s - one.stat(follow_symlinks=False).st_mtime > LEFT_S_MAX:
+            if one.name in names or now_s - one.stat(follow_symlinks=False).st_mtime > LEFT_S_MAX:
                 self.remove(f"{layout.partials.name}/{one.name}")
         for one in entries(layout.locks):
             with contextlib.suppress(FileNotFoundError):  # who held it has just let go
