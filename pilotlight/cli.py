@@ -44,6 +44,7 @@ ELSEWHERE = {
     "doctor": "pilotlight.doctor",
     "plan": "pilotlight.planning",
     "agent": "pilotlight.agent_process",
+    "weights": "pilotlight.weights",
     **dict.fromkeys(("gateway", "autoscaler"), "pilotlight.cli_processes"),
     **dict.fromkeys(("wake", "stop", "cordon", "uncordon", "drain"), "pilotlight.operating"),
 }

@@ -215,6 +215,19 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.paths.PARTS_MAX",
         "artifacts.paths.NAME_BYTES_MAX",
     ),
+    "a store of weights: another process's moment with it, with one Copy; choices overtaken by a lease": (
+        "artifacts.shelf.LOCK_S_MAX",
+        "artifacts.shelf.LEASE_S_MAX",
+        "artifacts.ledger.TRIES_MAX",
+    ),
+    "a store of weights: a registry's yes, the same while it is away; how many are remembered": (
+        "artifacts.permits.FRESH_S",
+        "artifacts.permits.AWAY_S_MAX",
+        "artifacts.permits.PERMITS_MAX",
+    ),
+    "a store of weights: what a broken pull left": ("artifacts.shelf.LEFT_S_MAX",),
+    "a store of weights: files of one artifact that nobody else fetches meanwhile": ("artifacts.store.LOCKS_MAX",),
+    "a store of weights: `copy.json`": ("artifacts.layout.RECORD_BYTES_MAX",),
     "reference to an artifact": ("artifacts.reference.TEXT_CHARS_MAX", "artifacts.reference.NAME_CHARS_MAX"),
     "documents": ("autoscaler.strict_yaml.TEXT_CHARS_MAX",),
     "a file of certificates; of tokens": (

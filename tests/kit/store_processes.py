@@ -1,4 +1,4 @@
-"""Processes that share a node's store: `python -m tests.kit.store_processes ROLE ROOT`. Each ends by itself or is killed.
+"""Processes that share a store: `python -m tests.kit.store_processes ROLE ROOT`. Each ends by itself or is killed.
 
 `crash`: forks a process for each step of a pull and an eviction, which kills itself there; says how many steps there
 were. `many COUNT`: so many at once, each of which says what it got. `hang`: begins a pull, says so, and stays in it.

@@ -1,0 +1,105 @@
+"""`pilotlight weights`: what people type about a node's Copies, and what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from artifacts.store import Store
+from pilotlight.cli import cli
+from tests.kit.stored import KIB, fetching, raw, wanted
+
+ONE, TWO = wanted("a", raw("x"), raw("shared")), wanted("b", raw("shared"), raw("y", 3 * KIB))
+SHORT = ONE.key.digest[: len("sha256:") + 12]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    found = Store(tmp_path / "weights", spare_bytes=0).open()
+    fetch = fetching(ONE, TWO)
+    for one in (ONE, TWO):
+        asyncio.run(found.ensure(one, fetch, None)).close()
+    return found
+
+
+def run(store: Store, *words: str) -> Result:
+    return CliRunner().invoke(cli, ["weights", *words, "--store", str(store.layout.root)], prog_name="pilotlight")
+
+
+def left(store: Store) -> list[str]:
+    return sorted(row.record.reference for row in store.rows())
+
+
+def test_all_copies_are_listed_with_size_age_and_who_holds_them(store: Store) -> None:
+    store.pin(TWO.key.digest)
+    copy = store.find(ONE.key)
+    assert copy is not None
+    with copy:
+        lines = run(store, "ls").output.splitlines()
+    assert lines[0].split() == ["artifact", "digest", "size", "age", "last", "used", "held"]
+    first = next(line for line in lines if line.startswith(ONE.reference + " "))
+    assert first.split()[:3] == [ONE.reference, SHORT, "2Ki"]
+    assert first.endswith("in use")
+    assert next(line for line in lines if line.startswith(TWO.reference)).rstrip().endswith("pinned")
+    assert lines[-1] == "2 Copies, 5Ki with shared files counted once"
+
+
+def test_programs_are_told_the_same(store: Store) -> None:
+    found = {row["artifact"]: row for row in json.loads(run(store, "ls", "--output", "json").output)}
+    assert set(found) == {ONE.reference, TWO.reference}
+    row = found[TWO.reference]
+    assert (row["digest"], row["bytes"], row["files"]) == (TWO.key.digest, 4 * KIB, 2)
+    assert (row["pinned"], row["in_use"], row["private"]) == (False, False, False)
+
+
+@pytest.mark.parametrize("name", [ONE.reference, ONE.key.digest, SHORT, SHORT.partition(":")[2][:6]])
+def test_a_copy_is_named_as_it_was_asked_for_or_by_its_digest(store: Store, name: str) -> None:
+    assert run(store, "pin", name).output == f"{SHORT} is pinned\n"
+    refused = run(store, "evict", name)
+    assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
+    assert "is pinned: `pilotlight weights unpin` first" in refused.stderr
+    assert run(store, "unpin", name).output == f"{SHORT} may go when room is needed\n"
+    assert run(store, "evict", name).output == f"{SHORT} is gone\n"
+    assert left(store) == [TWO.reference]
+
+
+def test_so_much_is_freed_or_nothing_goes(store: Store) -> None:
+    store.pin(ONE.key.digest)
+    refused = run(store, "evict", "--free", "4Ki")
+    assert (refused.exit_code, len(left(store))) == (1, 2)
+    assert "nothing went: 1Ki would still be missing, with 0 bytes in use and 2Ki pinned" in refused.stderr
+    assert run(store, "evict", "--free", "3Ki").output == "1 went, 3Ki are free\n"
+    assert left(store) == [ONE.reference]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("evict",), "say which Copies go, or how much"),
+        (("evict", "--free", "much"), "--free much: expected a size such as 16Gi"),
+        (("evict", "oci://nowhere/a"), "'oci://nowhere/a': there is no such Copy"),
+        (("pin", "abc"), "'abc': there is no such Copy"),
+    ],
+)
+def test_wrong_usage_is_one_line(store: Store, words: tuple[str, ...], said: str) -> None:
+    result = run(store, *words)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert said in result.stderr
+
+
+def test_a_digest_is_pinned_before_it_is_here_and_there_is_nothing_to_evict(store: Store) -> None:
+    digest = wanted("later").key.digest
+    assert run(store, "pin", digest).exit_code == 0
+    assert store.layout.pin(digest).exists()
+    refused = run(store, "evict", digest)
+    assert (refused.exit_code, "no Copy of the rest" in refused.stderr) == (1, True)
+
+
+def test_a_folder_that_is_no_store_is_not_made_one(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["weights", "ls", "--store", str(tmp_path)], prog_name="pilotlight")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "there is no store of weights" in result.stderr
