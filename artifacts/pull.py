@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from artifacts import concurrency, disk, splicing
+from artifacts import concurrency, partdisk, splicing
 from artifacts.blobs import Blob, Moved
 from artifacts.concurrency import Window
 from artifacts.digests import Digest
@@ -234,7 +234,7 @@ class _Fetch:
             raise
         except OSError as error:
             wanted = coming if isinstance(coming, Wanted) else coming.wanted
-            raise disk.refusal(error, self._folder, str(wanted.blob)) from None
+            raise partdisk.refusal(error, self._folder, str(wanted.blob)) from None
 
     def broke(self, _error: BrokenError) -> None:
         self._window.broke(self._clock())
