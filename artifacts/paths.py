@@ -80,7 +80,7 @@ class Tree:
         if not folder:
             self._check(path, self._folders, [own])
             self._files[own] = path
-        for one in above:
+        for one in [own, *above] if folder else above:
             self._folders.setdefault(one, path)
 
     def _check(self, path: str, there: Mapping[str, str], keys: list[str]) -> None:

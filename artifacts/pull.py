@@ -21,8 +21,8 @@ from artifacts import concurrency, partdisk, splicing
 from artifacts.blobs import Blob, Moved
 from artifacts.concurrency import Window
 from artifacts.digests import Digest
-from artifacts.partdisk import Disk, DiskError
 from artifacts.mirrors import Mirrored
+from artifacts.partdisk import Disk, DiskError
 from artifacts.partial import Partial
 from artifacts.parts import Span
 from artifacts.refusals import BrokenError, MismatchError, RegistryError

@@ -210,6 +210,16 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.strict_json.PARTS_MAX",
         "artifacts.descriptors.ANNOTATIONS_MAX",
     ),
+    "an archive in an artifact: members; names and records of one; zeros after its end": (
+        "artifacts.tar.ENTRIES_MAX",
+        "artifacts.tar.META_BYTES_MAX",
+        "artifacts.tar.TRAILING_BYTES_MAX",
+    ),
+    "what is compressed: bytes out of each in; so many whatever the ratio; zstd's window": (
+        "artifacts.inflate.RATIO_MAX",
+        "artifacts.inflate.FREE_BYTES",
+        "artifacts.inflate.WINDOW_BYTES_MAX",
+    ),
     "path of a file in an artifact": (
         "artifacts.paths.PATH_BYTES_MAX",
         "artifacts.paths.PARTS_MAX",

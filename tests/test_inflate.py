@@ -1,0 +1,166 @@
+"""Compressed layers: what they say is whole, and no bomb costs more than is given out."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts import inflate
+from artifacts.dialects.base import Encoding
+from artifacts.tar import BadArchiveError
+from tests.kit.archives import cut
+
+GZIP: Encoding = "tar+gzip"
+ZSTD: Encoding = "tar+zstd"
+CONTENT = b"".join(number.to_bytes(3) for number in range(70_000)) + b"a" * 400_000
+SKIPPABLE = b"\x50\x2a\x4d\x18\x05\0\0\0hello"
+
+
+def packed(content: bytes, encoding: Encoding, *, fast: bool = False) -> bytes:
+    if encoding == GZIP:
+        return gzip.compress(content, 1 if fast else 9)
+    return zstandard.ZstdCompressor(level=1 if fast else 9, write_checksum=not fast).compress(content)
+
+
+def said(content: bytes, encoding: Encoding, step: int = 1 << 20, bytes_max: int = 1 << 40) -> bytes:
+    return b"".join(inflate.inflate(cut(content, step), encoding, bytes_max))
+
+
+@pytest.mark.parametrize("encoding", [GZIP, ZSTD])
+@pytest.mark.parametrize("step", [1, 7, 511, 65_537, 1 << 20])
+def test_what_was_packed_comes_out_however_it_is_cut(encoding: Encoding, step: int) -> None:
+    assert said(packed(CONTENT, encoding), encoding, step) == CONTENT
+    assert said(packed(b"", encoding), encoding, step) == b""
+
+
+def test_what_is_not_compressed_is_given_on_and_bounded() -> None:
+    assert said(CONTENT, "tar", 1000) == CONTENT
+    with pytest.raises(BadArchiveError, match="more than 100 bytes come out"):
+        said(CONTENT, "tar", 10, 100)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.lists(st.binary(max_size=600), max_size=4), st.sampled_from([GZIP, ZSTD]), st.integers(1, 300))
+def test_members_and_frames_in_a_row_are_one_stream(parts: list[bytes], encoding: Encoding, step: int) -> None:
+    content = b"".join(packed(part, encoding, fast=bool(number % 2)) for number, part in enumerate(parts))
+    if parts:
+        assert said(content, encoding, step) == b"".join(parts)
+
+
+def test_frames_of_zstd_that_say_nothing_are_passed_over() -> None:
+    assert said(SKIPPABLE + packed(CONTENT, ZSTD) + SKIPPABLE, ZSTD, 3) == CONTENT
+    streamed = zstandard.ZstdCompressor().compressobj()  # does not say how much it holds
+    assert said(streamed.compress(CONTENT) + streamed.flush(), ZSTD) == CONTENT
+
+
+@pytest.mark.parametrize("encoding", [GZIP, ZSTD])
+def test_what_is_cut_off_is_refused_wherever_that_is(encoding: Encoding) -> None:
+    content = packed(b"some bytes " * 30, encoding)
+    for size in range(len(content)):
+        with pytest.raises(BadArchiveError, match="cut off"):
+            said(content[:size], encoding)
+
+
+@pytest.mark.parametrize("encoding", [GZIP, ZSTD])
+@pytest.mark.parametrize("step", [1, 1 << 20])
+def test_what_is_damaged_is_refused(encoding: Encoding, step: int) -> None:
+    content = packed(bytes(range(256)) * 30, encoding)
+    for at in (0, len(content) // 2, len(content) - 2):
+        damaged = content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
+        with pytest.raises(BadArchiveError, match=r"damaged|cut off"):
+            said(damaged, encoding, step)
+
+
+@pytest.mark.parametrize("encoding", [GZIP, ZSTD])
+@pytest.mark.parametrize("behind", [bytes(512), b"garbage behind it", b"\x1f\x8b", b"\x28\xb5"])
+def test_point_06_bytes_behind_it_are_refused(encoding: Encoding, behind: bytes) -> None:
+    with pytest.raises(BadArchiveError, match=r"stands behind it|cut off"):
+        said(packed(CONTENT, encoding) + behind, encoding)
+
+
+def bomb(encoding: Encoding) -> bytes:
+    """A thousand for one, and more."""
+    if encoding == ZSTD:
+        return zstandard.compress(bytes(256 << 20))
+    packer = zlib.compressobj(9, wbits=31)
+    return b"".join(packer.compress(bytes(1 << 20)) for _ in range(256)) + packer.flush()
+
+
+@pytest.mark.parametrize("encoding", [GZIP, ZSTD])
+def test_point_06_a_bomb_is_refused_before_it_has_cost_much(encoding: Encoding) -> None:
+    content, sizes = bomb(encoding), list[int]()
+    assert (256 << 20) / len(content) > 1000
+    with pytest.raises(BadArchiveError, match="is a bomb"):
+        sizes.extend(len(piece) for piece in inflate.inflate([content], encoding, 1 << 40))
+    assert sum(sizes) <= inflate.FREE_BYTES
+    assert max(sizes, default=0) <= inflate.PIECE_BYTES
+    with pytest.raises(BadArchiveError, match="more than 1000 bytes come out"):
+        said(content, encoding, bytes_max=1000)
+
+
+@pytest.mark.parametrize("encoding", [GZIP, ZSTD])
+def test_point_06_a_bomb_of_many_small_parts_is_one_too(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inflate, "FREE_BYTES", 1 << 20)
+    with pytest.raises(BadArchiveError, match="is a bomb"):
+        said(packed(bytes(200_000), encoding) * 40, encoding, 100)
+
+
+def test_point_06_the_ratio_counts_only_what_was_really_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits behind a bomb, in the same piece, does not excuse it."""
+    monkeypatch.setattr(inflate, "FREE_BYTES", 1 << 20)
+    for encoding in (GZIP, ZSTD):
+        with pytest.raises(BadArchiveError, match="is a bomb"):
+            said(packed(bytes(64 << 20), encoding) + bytes(1 << 20), encoding)
+
+
+def test_point_06_a_bomb_in_a_bomb_is_only_bytes() -> None:
+    inner = packed(bytes(1 << 20), GZIP)
+    assert said(packed(inner, GZIP), GZIP) == inner
+
+
+@pytest.mark.parametrize("log", [28, 31, 41])
+def test_point_06_a_window_of_zstd_takes_at_most_128_mib(log: int) -> None:
+    window = bytes([(log - 10) << 3])
+    with pytest.raises(BadArchiveError, match="needs more memory than 128 MiB"):
+        said(b"\x28\xb5\x2f\xfd\x00" + window + b"\x01\x00\x00", ZSTD)
+    single = b"\x28\xb5\x2f\xfd\xe0" + (1 << log).to_bytes(8, "little") + b"\x01\x00\x00"
+    with pytest.raises(BadArchiveError, match="needs more memory than 128 MiB"):
+        said(single, ZSTD)
+
+
+def test_a_window_of_128_mib_is_what_tools_open() -> None:
+    assert said(b"\x28\xb5\x2f\xfd\x00" + bytes([17 << 3]) + b"\x09\x00\x00x", ZSTD) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\x28\xb5\x2f\xfd\x01\x00\x07\x01\x00\x00", "needs a dictionary"),
+        (b"\x28\xb5\x2f\xfd\x08\x00\x01\x00\x00", "a sign that nobody knows"),
+        (b"\x28\xb5\x2f\xfd\x00\x00\x07\x00\x00", "a block is larger than may be"),  # a type that is reserved
+        (b"\x28\xb5\x2f\xfd\x00\x00\x03\x00\xff" + b"x", "a block is larger than may be"),  # a run of 2 MiB
+    ],
+)
+def test_point_06_blocks_and_frames_that_may_not_be_are_refused(content: bytes, why: str) -> None:
+    with pytest.raises(BadArchiveError, match=why):
+        said(content, ZSTD)
+
+
+def test_bytes_are_asked_for_only_as_they_are_needed() -> None:
+    asked = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal asked
+        for piece in cut(packed(CONTENT, ZSTD), 4096):
+            asked += 1
+            yield piece
+
+    stream = inflate.inflate(pieces(), ZSTD, 1 << 40)
+    next(stream)
+    assert asked <= (inflate.PIECE_BYTES // 4096) // 4

@@ -1,0 +1,233 @@
+"""Archives are read as they are written, by whoever wrote them; what two readers could read in two ways is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts import tar
+from artifacts.tar import BadArchiveError, End, Member, Reader
+from tests.kit.archives import END, cut, gather, header, honest, member, padded, pax, read, record
+
+FORMS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+FILES = {"a.gguf": b"weights" * 300, "d/empty.json": b"", "d/e/" + "n" * 90 + ".txt": b"x" * 512, "b": b"1"}
+LONG = {"f" * 120 + "/" + "g" * 130 + ".json": b"{}", "m\u00fcll/\u6a21\u578b.txt": b"\xff\0" * 511}
+
+
+def pythons(content: bytes) -> list[tuple[str, int, str, bytes]]:
+    """What tarfile reads."""
+    found = []
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        for one in archive:
+            held = archive.extractfile(one) if one.isreg() else None
+            kind = "folder" if one.isdir() else "file" if one.isreg() else "link" if one.issym() or one.islnk() else ""
+            found.append((one.name, one.size, kind, held.read() if held else b""))
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("step", [0, 1, 100, 511, 512, 513])
+def test_what_python_writes_is_read_as_python_reads_it(form: str, step: int) -> None:
+    files = FILES | (LONG if form != "ustar" else {})
+    content = honest(files, FORMS[form], folders=["d", "d/e"])
+    assert read(content, step) == pythons(content)
+    assert {path: held for path, _, kind, held in read(content, step) if kind == "file"} == files
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("tar", f"--format={form}") for form in ("ustar", "gnu", "posix", "oldgnu")),
+        ("tar", "--format=gnu", "-b2048"),
+        *(("bsdtar", f"--format={form}") for form in ("ustar", "pax", "gnutar")),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("what", ["d", "."])
+def test_what_tools_write_is_read_as_python_reads_it(words: tuple[str, ...], what: str, tmp_path: Path) -> None:
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"there is no {words[0]} here")
+    long = {} if "ustar" in words[1] else LONG
+    for name, held in (FILES | long).items():
+        path = tmp_path / "d" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(held)
+    out = tmp_path / "out.tar"
+    environment = os.environ | {"LC_ALL": "C.UTF-8"}
+    folder = tmp_path if what == "d" else tmp_path / "d"
+    subprocess.run([*words, "-cf", str(out), "-C", str(folder), what], check=True, env=environment)
+    content = out.read_bytes()
+    assert read(content) == pythons(content)
+    assert {held for _, _, kind, held in read(content) if kind == "file"} == set((FILES | long).values())
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    st.dictionaries(
+        st.text("ab/\u00e9.", min_size=1, max_size=12).filter(lambda name: not name.endswith("/")),
+        st.binary(max_size=700),
+        max_size=4,
+    ),
+    st.sampled_from(sorted(FORMS)),
+    st.data(),
+)
+def test_it_does_not_matter_how_an_archive_is_cut(files: dict[str, bytes], form: str, data: st.DataObject) -> None:
+    content = honest(files, FORMS[form])
+    whole = read(content)
+    assert [(path, held) for path, _, _, held in whole] == list(files.items())
+    assert read(content, data.draw(st.integers(1, 1100))) == whole
+
+
+def test_it_may_be_cut_at_every_byte() -> None:
+    content = honest({"a.gguf": b"weights" * 80} | LONG)
+    whole = read(content)
+    for at in range(len(content)):
+        reader, events = Reader(), list[object]()
+        for piece in (content[:at], content[at:]):
+            events += [one if isinstance(one, Member | End) else bytes(one) for one in reader.feed(piece)]
+        reader.close()
+        assert b"".join(one for one in events if isinstance(one, bytes)) == b"".join(held for *_, held in whole)
+        assert [one.path for one in events if isinstance(one, Member)] == [path for path, *_ in whole]
+        assert sum(isinstance(one, End) for one in events) == len(whole)
+
+
+def test_an_archive_that_is_cut_off_is_refused_wherever_that_is() -> None:
+    content = member(b"a.txt", b"x" * 600) + END
+    for size in range(len(content) - 512):
+        with pytest.raises(BadArchiveError, match="cut off"):
+            read(content[:size])
+
+
+def test_a_large_size_stands_in_pax_records_or_in_binary() -> None:
+    size = 9 << 30
+    first = next(iter(Reader().feed(pax({b"size": b"%d" % size}) + header(b"a.gguf", 0))))
+    assert first == Member("a.gguf", size, "file")
+    binary = b"\x80" + size.to_bytes(11)
+    assert next(iter(Reader().feed(header(b"a.gguf", binary, magic=b"ustar  \0")))) == Member("a.gguf", size, "file")
+
+
+def test_a_member_is_given_on_without_a_copy_as_it_comes() -> None:
+    reader, piece = Reader(), bytes(1 << 20)
+    assert [type(one) for one in reader.feed(header(b"a.gguf", 1 << 40))] == [Member]
+    for _ in range(3):
+        (view,) = reader.feed(piece)
+        assert isinstance(view, memoryview)
+        assert view.obj is piece
+        assert len(view) == len(piece)
+
+
+@pytest.mark.parametrize("flag", [b"1", b"2", b"3", b"4", b"6", b"7", b"S", b"M", b"V", b"D", b"N", b"z"])
+def test_point_05_links_devices_pipes_and_parts_are_no_files(flag: bytes) -> None:
+    ((path, _, kind, _),) = read(header(b"a.gguf", 0, flag, link=b"/etc/passwd") + END)
+    assert (path, kind) == ("a.gguf", "link" if flag in {b"1", b"2"} else "special")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (pax({b"linkpath": b"/etc/passwd"}) + header(b"a.gguf"), "link"),
+        (member(b"././@LongLink", b"/etc/passwd\0", b"K") + header(b"a.gguf"), "link"),
+        (pax({b"GNU.sparse.major": b"1", b"GNU.sparse.name": b"b.gguf"}) + header(b"a.gguf"), "special"),
+        (pax({b"SCHILY.realsize": b"9"}) + header(b"a.gguf"), "special"),
+    ],
+)
+def test_point_05_pax_makes_no_link_and_no_hole(content: bytes, kind: str) -> None:
+    assert [(path, what) for path, _, what, _ in read(content + END)] == [("a.gguf", kind)]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (pax({b"path": b"b.gguf"}, b"g") + member(b"a.gguf"), "all its members together"),
+        (pax({b"size": b"512"}, b"g") + member(b"a.gguf"), "all its members together"),
+        (pax({b"path": b"b"}) + pax({b"path": b"c"}) + member(b"a"), "twice what a member is called"),
+        (pax({b"path": b"b"}) + member(b"@", b"c\0", b"L") + member(b"a"), "twice what a member is called"),
+        (member(b"@", record(b"path", b"b") + record(b"path", b"c"), b"x") + member(b"a"), "stands twice"),
+        (pax({b"path": b"b"}), "names a member that does not come"),
+        (pax({b"path": b""}) + member(b"a"), "is empty"),
+        (pax({b"hdrcharset": b"BINARY"}) + member(b"a"), "not UTF-8"),
+        (pax({b"path": b"\xff"}) + member(b"a"), "is no UTF-8"),
+        (member(b"\xff"), "is no UTF-8"),
+        (member(b"@", b"7 path=b\n", b"x") + member(b"a"), "record in the archive is damaged"),
+        (member(b"@", b"11 path=b\n", b"x") + member(b"a"), "record in the archive is damaged"),
+        (member(b"@", b"09 path=b\n", b"x") + member(b"a"), "record in the archive is damaged"),
+        (member(b"@", b"\0" * 9, b"L") + member(b"a"), "a long name in the archive is none"),
+        (header(b"@", 0, b"L") + member(b"a"), "empty or larger"),
+        (header(b"@", tar.META_BYTES_MAX + 1, b"x"), "empty or larger than 256 KiB"),
+        (pax({b"size": b"512"}) + header(b"a", 0) + bytes(512), "two sizes"),
+        (pax({b"size": b"0"}) + header(b"a", 512) + bytes(512), "two sizes"),
+        (pax({b"size": b"-1"}) + header(b"a"), "a size in the archive is none"),
+        (pax({b"size": b"1e3"}) + header(b"a"), "a size in the archive is none"),
+        (pax({b"size": b"010"}) + header(b"a"), "a size in the archive is none"),
+        (member(b"a", b"x", b"2", link=b"b"), "is no file and has a size"),
+        (member(b"a/", b"x", b"5"), "is no file and has a size"),
+        (member(b"a", magic=bytes(8)), "no archive of a form that is taken"),
+        (header(b"a", magic=b"ustar  \0", prefix=b"0000000\0"), "an incremental backup"),
+        (b"\x1f\x8b" + bytes(510), "its sum is another"),
+        (END + member(b"a") + END, "goes on after its end"),
+        (bytes(512) + member(b"a") + END, "goes on after its end"),
+    ],
+)
+def test_point_05_what_can_be_read_in_two_ways_is_refused(content: bytes, said: str) -> None:
+    for step in (0, 100):
+        with pytest.raises(BadArchiveError, match=said) as caught:
+            read(content + END, step)
+        assert str(caught.value).isprintable()
+
+
+def test_point_05_a_sum_that_is_wrong_is_refused_in_every_byte() -> None:
+    content = member(b"a.gguf", b"x")
+    for at in (0, 99, 124, 156, 257, 345, 511):
+        damaged = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        with pytest.raises(BadArchiveError):
+            read(damaged + END)
+
+
+def test_point_05_a_million_members_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tar.ENTRIES_MAX <= 1_000_000
+    monkeypatch.setattr(tar, "ENTRIES_MAX", 100)
+    assert len(read(member(b"a") * 100 + END)) == 100
+    with pytest.raises(BadArchiveError, match="more than 100 members"):
+        read(member(b"a") * 101 + END)
+    with pytest.raises(BadArchiveError, match="more than 100 members"):
+        read(pax({b"comment": b"x"}, b"g") * 101 + END)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        b"777777777777",  # 64 GiB - 1: may be; the bytes do not come
+        b"\x80\0\0\0\x7f\xff\xff\xff\xff\xff\xff\xff",  # 8 EiB
+        b"\xff" * 12,  # -1
+        b"\x80" + b"\xff" * 11,
+        b"0000000000x\0",
+        b"+0000000001\0",
+    ],
+)
+def test_point_06_a_size_of_8_eib_takes_no_memory_and_is_refused(size: bytes) -> None:
+    with pytest.raises(BadArchiveError, match=r"a number in the archive is none, or larger|cut off"):
+        read(header(b"a.gguf", size) + END)
+    for said in (b"9223372036854775808", b"99999999999999999999"):
+        with pytest.raises(BadArchiveError, match="a size in the archive is none, or larger"):
+            read(pax({b"size": said}) + header(b"a.gguf") + END)
+
+
+def test_point_06_zeros_after_the_end_are_not_read_for_ever() -> None:
+    reader = Reader()
+    list(reader.feed(member(b"a") + END))
+    with pytest.raises(BadArchiveError, match="goes on after its end"):
+        gather((event for _ in range(18) for event in reader.feed(bytes(1 << 20))), [])
+
+
+def test_padding_is_passed_over() -> None:
+    content = header(b"a", 3) + padded(b"abc") + member(b"b", b"x" * 513) + END
+    assert [held for *_, held in read(content, 7)] == [b"abc", b"x" * 513]
+    assert b"".join(cut(content, 7)) == content

@@ -1,0 +1,281 @@
+"""Archives come into a folder as files and folders, and nothing else does: nothing beside it, over it, or half."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from artifacts import digests, members, paths, unpack
+from artifacts.contents import File
+from artifacts.dialects.base import Encoding
+from artifacts.digests import Digest
+from artifacts.kinds import Role
+from artifacts.tar import BadArchiveError
+from artifacts.unpack import Unpacked, Unpacking
+from tests.kit.archives import END, cut, header, honest, layer, member, pax
+
+MODEL = {"model.safetensors": b"w" * 5000, "config.json": b"{}", "sub/tokenizer.json": b"{}", "sub/a/README.md": b"#"}
+ROOM = 1 << 20
+
+
+@pytest.fixture(name="below")
+def _below(tmp_path: Path) -> Path:
+    """A folder with a neighbour that nobody may touch."""
+    (tmp_path / "out-evil").mkdir()
+    (tmp_path / "secret").write_text("mine")
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+def lay(
+    below: Path, content: bytes, of: File | None = None, *,
+    room: int = ROOM, root: str = "", allow_unsafe: bool = False, diff_id: Digest | None = None,
+) -> list[Unpacked]:  # fmt: skip
+    folder = os.open(below, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with Unpacking(folder, paths.Tree(), room, root=root, allow_unsafe=allow_unsafe) as unpacking:
+            return unpacking.archive(of or layer(content), cut(content, 700), diff_id)
+    finally:
+        os.close(folder)
+
+
+def lay_all(below: Path, layers: list[bytes], room: int = ROOM) -> None:
+    folder = os.open(below, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with Unpacking(folder, paths.Tree(), room) as unpacking:
+            for content in layers:
+                unpacking.archive(layer(content), [content])
+    finally:
+        os.close(folder)
+
+
+def there(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(below: Path, content: bytes, said: str, of: File | None = None, *, allow_unsafe: bool = False) -> None:
+    """And nothing is left, here or beside it."""
+    beside = sorted(below.parent.rglob("*"))
+    with pytest.raises(BadArchiveError, match=said) as caught:
+        lay(below, content, of, allow_unsafe=allow_unsafe)
+    assert str(caught.value).isprintable()
+    assert sorted(below.parent.rglob("*")) == beside
+    assert (below.parent / "secret").read_text() == "mine"
+
+
+@pytest.mark.parametrize("encoding", ["tar", "tar+gzip", "tar+zstd"])
+def test_an_honest_archive_is_laid_out(encoding: Encoding, below: Path) -> None:
+    content = honest(MODEL, folders=["sub", "empty"])
+    packed = {"tar": content, "tar+gzip": gzip.compress(content), "tar+zstd": zstandard.compress(content)}[encoding]
+    found = lay(below, packed, layer(content, encoding), diff_id=digests.of(content))
+    assert {one.path: one.size for one in found} == {path: len(held) for path, held in MODEL.items()}
+    assert {one.path: one.role for one in found}["sub/tokenizer.json"] == "tokenizer"
+    assert there(below) == MODEL
+    assert (below / "empty").is_dir()
+
+
+def test_names_that_begin_with_a_dot_and_folders_that_nobody_names(below: Path) -> None:
+    content = header(b"./", 0, b"5") + member(b"./a/b/model.gguf", b"x") + member(b"a/config.json", b"{}") + END
+    lay(below, content)
+    assert there(below) == {"a/b/model.gguf": b"x", "a/config.json": b"{}"}
+
+
+def test_modes_are_ours_whatever_the_archive_and_the_umask_say(below: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        lay(
+            below,
+            member(b"d/", flag=b"5", mode=0o7777)
+            + member(b"d/a.gguf", b"x", mode=0o6777)
+            + member(b"b.gguf", mode=0)
+            + END,
+        )
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in below.rglob("*")}
+    assert modes == {"d": 0o755, "a.gguf": 0o644, "b.gguf": 0o644}
+
+
+def test_only_the_model_of_an_image_is_taken_and_its_software_is_passed_by(below: Path) -> None:
+    software = header(b"bin/sh", 0, b"2", link=b"busybox") + header(b"dev/null", 0, b"3") + member(b"../x", b"x")
+    content = software + member(b"models/", flag=b"5") + member(b"./models/model.gguf", b"x") + software + END
+    assert [one.path for one in lay(below, content, root="models")] == ["model.gguf"]
+    assert there(below) == {"model.gguf": b"x"}
+    for bad in (header(b"models", 0, b"2", link=b"/etc"), header(b"models/x.gguf", 0, b"2", link=b"/etc/passwd")):
+        with pytest.raises(BadArchiveError, match="is a link, and no file or folder"):
+            lay(below, bad + END, root="models")
+    with pytest.raises(BadArchiveError, match="has an empty part"):
+        lay(below, member(b"models/../x.gguf", b"x") + END, root="models")
+
+
+def test_the_models_folder_is_the_first_that_is_there() -> None:
+    content = member(b"a.gguf") + member(b"./models/b.gguf") + END
+    names = list(unpack.names([content], layer(content)))
+    assert names == ["a.gguf", "./models/b.gguf"]
+    assert members.root_of(("models", ""), names) == "models"
+    assert members.root_of(("x", "models"), names) == "models"
+    assert members.root_of(("models", ""), ["a", "models-evil/x"]) == ""
+    assert members.root_of(("",), iter(())) == ""
+    with pytest.raises(BadArchiveError, match="the archive has no folder models"):
+        members.root_of(("models",), ["a.gguf"])
+
+
+def test_names_are_laid_under_the_layers_folder(below: Path) -> None:
+    content = member(b"a.gguf", b"x") + END
+    assert lay(below, content, layer(content, under="lora"))[0].path == "lora/a.gguf"
+    refused(below, content, "in it", layer(content, under="../out-evil"))
+
+
+def test_layers_share_one_tree_and_one_reservation(below: Path) -> None:
+    first, again = member(b"d/a.gguf", b"x" * 60) + END, member(b"D/A.gguf", b"y") + END
+    second = member(b"d/b.gguf", b"x" * 60) + END
+    for other, room, said in ((again, ROOM, "beside 'd/a.gguf'"), (second, 100, "more than the 100 bytes reserved")):
+        with pytest.raises(BadArchiveError, match=said):
+            lay_all(below, [first, other], room)
+        assert not list(below.iterdir()), "nothing is left of the first layer either"
+    lay_all(below, [first, second], 120)
+    assert sorted(there(below)) == ["d/a.gguf", "d/b.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (header(b"x", 0, b"2", link=b"../secret") + member(b"x", b"pwned"), "'x' is a link"),
+        (header(b"d", 0, b"2", link=b"..") + member(b"d/secret", b"pwned"), "'d' is a link"),
+        (
+            member(b"a.gguf", b"x") + header(b"b", 0, b"2", link=b"..") + header(b"c", 0, b"2", link=b"b/out-evil"),
+            "is a link",
+        ),
+        (header(b"x.gguf", 0, b"1", link=b"../secret"), "is a link"),
+        (header(b"x.gguf", 0, b"1", link=b"/etc/passwd"), "is a link"),
+        (header(b"x.gguf", 0, b"1", link=b"ARCHITECTURE.md"), "is a link"),
+        (header(b"", 0, b"2", link=b".."), "is a link"),
+        (pax({b"linkpath": b"../secret"}) + header(b"x.gguf"), "is a link"),
+        (pax({b"path": b"../out-evil/x.gguf"}) + member(b"x.gguf", b"pwned"), "or .. in it"),
+        (member(b"@", b"../out-evil/x.gguf\0", b"L") + member(b"x.gguf", b"pwned"), "or .. in it"),
+        (member(b"../out-evil/x.gguf", b"pwned"), "or .. in it"),
+        (member(b"../out-evil/", flag=b"5"), "or .. in it"),
+        (member(b"/tmp/x.gguf", b"pwned"), "is absolute"),
+        (member(b"./../secret", b"pwned"), "or .. in it"),
+        (member(b"././a.gguf", b"x"), "or .. in it"),
+        (member(b"a//b.gguf", b"x"), "or .. in it"),
+        (member(b"a\\..\\b.gguf", b"x"), "backslash"),
+        (member(b"", b"x"), "names no file"),
+        (member(b".", b"x"), "names no file"),
+        (member(b"/", flag=b"5"), "names no file"),
+        (member(b"a.gguf/", b"x"), "or .. in it"),
+        (member(b".wh.model.gguf"), "reserved"),
+        (header(b"x.gguf", 0, b"3"), "is a device"),
+        (header(b"x.gguf", 0, b"4"), "is a device"),
+        (header(b"x.gguf", 0, b"6"), "is a device, a pipe"),
+        (header(b"x.gguf", 0, b"S", magic=b"ustar  \0"), "sparse"),
+        (pax({b"GNU.sparse.major": b"1", b"GNU.sparse.minor": b"0"}) + member(b"x.gguf", b"x"), "sparse"),
+        (pax({b"path": b"n" * 300 + b".gguf"}) + member(b"x", b"x"), "a part longer than 255"),
+        (pax({b"path": b"/".join([b"n" * 200] * 30)}) + member(b"x", b"x"), "longer than 1024 bytes"),
+        (member(b"a/b/c/d.gguf", b"x") + member(b"a/b.gguf/x", b"x") + member(b"a/b.gguf", b"x"), "beside"),
+        (member(b"a.gguf", b"x") + member(b"A.GGUF", b"y"), "beside 'a.gguf'"),
+        (member(b"a.gguf", b"x") * 2, "twice"),
+        (member(b"a.gguf/", flag=b"5") + member(b"a.gguf", b"x"), "twice"),
+        (member(b"a.gguf", b"x") + member(b"a.gguf/", flag=b"5"), "twice"),
+    ],
+)
+def test_point_05_what_leads_out_or_is_no_file_is_refused(content: bytes, said: str, below: Path) -> None:
+    refused(below, member(b"first.gguf", b"x") + content + END, said, allow_unsafe=True)
+
+
+@pytest.mark.parametrize("name", ["modeling.py", "pytorch_model.bin", "run.sh", "x.gguf.pkl", "libx.so.1", "passwd"])
+def test_point_16_code_and_programs_in_archives_are_refused(name: str, below: Path) -> None:
+    content = member(b"a.gguf", b"x") + member(f"d/{name}".encode(), b"x") + END
+    refused(below, content, rf"in the archive: d/{name}: .*allowUnsafe")
+    roles: tuple[Role, ...] = ("weight", "config", "doc")
+    for role in roles:
+        of = layer(content, role=role)
+        if name != "passwd":
+            refused(below, content, "allowUnsafe", of)
+    assert [one.path for one in lay(below, content, allow_unsafe=True)] == ["a.gguf", f"d/{name}"]
+
+
+def test_point_05_nothing_is_written_through_what_was_there(below: Path) -> None:
+    (below / "d").symlink_to("../out-evil")
+    (below / "x.gguf").symlink_to("../secret")
+    (below / "f").write_text("f")
+    (below / "y.gguf").hardlink_to(below.parent / "secret")
+    for name, said in (
+        (b"d/x.gguf", "no folder is in the way"),
+        (b"x.gguf", "something of that name already"),
+        (b"f/x.gguf", "no folder is in the way"),
+        (b"y.gguf", "something of that name already"),
+    ):
+        refused(below, member(b"ok/a.gguf", b"x") + member(name, b"pwned") + END, said)
+
+
+def test_point_06_no_more_is_written_than_was_reserved(below: Path) -> None:
+    content = member(b"a.gguf", b"x" * 600) + header(b"b.gguf", 500) + END
+    with pytest.raises(BadArchiveError, match="more than the 1000 bytes reserved"):
+        lay(below, content, room=1000)
+    huge = pax({b"size": b"9000000000000"}) + header(b"b.gguf") + END
+    refused(below, huge, f"more than the {ROOM} bytes reserved")
+
+
+@pytest.mark.parametrize("cut_at", [600, 1300, 2000, 2600])
+def test_an_archive_that_ends_too_soon_leaves_nothing(cut_at: int, below: Path) -> None:
+    content = member(b"d/a.gguf", b"x" * 600) + member(b"d/e/b.gguf", b"y") + END
+    refused(below, content[:cut_at], "cut off")
+
+
+def test_a_failure_of_who_brings_the_bytes_leaves_nothing_either(below: Path) -> None:
+    def breaking() -> Iterator[bytes]:
+        yield member(b"d/a.gguf", b"x" * 600)
+        raise ConnectionError("gone")
+
+    folder = os.open(below, os.O_RDONLY)
+    with pytest.raises(ConnectionError), Unpacking(folder, paths.Tree(), ROOM) as unpacking:
+        unpacking.archive(layer(b""), breaking())
+    assert not list(below.iterdir())
+    os.close(folder)
+
+
+def test_what_others_have_put_there_meanwhile_stays_theirs(below: Path) -> None:
+    def bringing() -> Iterator[bytes]:
+        yield member(b"d/a.gguf", b"x")
+        (below / "d" / "theirs").write_text("x")
+
+    folder = os.open(below, os.O_RDONLY)
+    with pytest.raises(BadArchiveError, match="cut off"), Unpacking(folder, paths.Tree(), ROOM) as unpacking:
+        unpacking.archive(layer(b""), bringing())
+    assert there(below) == {"d/theirs": b"x"}
+    os.close(folder)
+
+
+def test_a_diff_id_that_is_another_is_refused(below: Path) -> None:
+    content = honest(MODEL)
+    lay(below, content, diff_id=digests.of(content))
+    for path in sorted(below.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    with pytest.raises(BadArchiveError, match="its diffID is another"):
+        lay(below, content, diff_id=digests.of(b"else"))
+    assert not list(below.iterdir())
+
+
+def test_no_file_stays_open_and_everything_is_synced(below: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, fsync = list[str](), os.fsync
+
+    def kept(fd: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()).removeprefix(str(below)))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", kept)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    lay(below, honest(MODEL))
+    refusing = header(b"x", 0, b"2", link=b"y") + END
+    with pytest.raises(BadArchiveError):
+        lay(below, refusing)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert sorted(synced) == sorted([*(f"/{path}" for path in MODEL), "/sub/a", "/sub", ""])
+    assert synced.index("/sub/a") < synced.index("/sub") < synced.index("")
