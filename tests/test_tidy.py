@@ -39,9 +39,10 @@ IMPURE = frozenset(
         "artifacts/gguf",
         "artifacts/hfconfig",
         "artifacts/nodesockets",
+        "artifacts/ocilayout",
         "artifacts/unpack",
         *("artifacts/" + room for room in ("blobs", "client", "credentials", "mirrors", "pace", "pushing")),
-        *("artifacts/" + room for room in ("disk", "partial", "pull", "splicing")),
+        *("artifacts/" + room for room in ("partdisk", "partial", "pull", "splicing")),
         *("artifacts/" + room for room in ("referrers", "registry", "resolver", "tokens", "transport")),
         *(
             "artifacts/" + room

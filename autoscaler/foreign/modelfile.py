@@ -6,6 +6,7 @@ over several lines; lines that begin with `#` are comments. What an instruction 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,14 +17,14 @@ THREE = '"""'
 
 
 class Instruction(NamedTuple):
-    """One of KNOWN and its value."""
+    """A name that is known, and its value."""
 
     name: str
     value: str
 
 
-def parse(text: str) -> list[Instruction]:
-    """Raises WrongKeyError, whose path is the line."""
+def parse(text: str, known: Sequence[str] = KNOWN) -> list[Instruction]:
+    """`known`: the names that there are, in capitals. Raises WrongKeyError, whose path is the line."""
     found: list[Instruction] = []
     lines = list(enumerate(text.splitlines(), 1))
     while lines:
@@ -31,9 +32,9 @@ def parse(text: str) -> list[Instruction]:
         name, _, rest = line.strip().partition(" ")
         if not name or name.startswith("#"):
             continue
-        if name.upper() not in KNOWN:
-            known = ", ".join(KNOWN)
-            raise WrongKeyError((f"line {number}",), f"expected one of {known}{nearest(name.upper(), KNOWN)}")
+        if name.upper() not in known:
+            names = ", ".join(known)
+            raise WrongKeyError((f"line {number}",), f"expected one of {names}{nearest(name.upper(), known)}")
         value = rest.strip()
         for quote in (THREE, '"'):
             lead, begins, after = value.partition(quote)

@@ -1,0 +1,174 @@
+"""`pilotlight weights ls`, `pin`, `unpin` and `evict`: the Copies of a node's store, looked at and let go.
+
+Owns how these commands are typed, which Copy a name means, and the table. What may go is the store's to decide; all of
+it works on the folder itself, also while an agent uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from artifacts import digests
+from artifacts.digests import Digest
+from artifacts.layout import StoreError
+from artifacts.store import Row, Store
+from autoscaler.quantity import parse_bytes
+from autoscaler.words import size
+from pilotlight import show
+from pilotlight.options import DIRECTORY, default_state, output_option
+
+COLUMNS = ("artifact", "digest", "size", "age", "last used", "held")
+SHORT_DIGITS = 12
+_BEGIN = re.compile(r"(?:sha(?:256|512):)?[0-9a-f]{6,}")
+store_option = click.option(
+    "--store", type=DIRECTORY, default=lambda: default_state() / "weights",
+    show_default="~/.local/state/pilotlight/weights", help="The folder of the store.",
+)  # fmt: skip
+names_argument = click.argument("names", metavar="DIGEST|ARTIFACT...", nargs=-1, required=True)
+
+
+@click.command("ls", epilog="Example: pilotlight weights ls --output json")
+@store_option
+@output_option
+def list_(store: Path, output: str) -> None:
+    """All Copies with their size and age, whether they are pinned or in use; the latest used first."""
+    with _opened(store) as opened:
+        rows, stored_bytes = opened.rows(), opened.stored_bytes()
+    if output == "json":
+        click.echo(json.dumps([_said(row) for row in rows], indent=2))
+        return
+    show.plain().print(_table(rows, time.time()))
+    count = "1 Copy" if len(rows) == 1 else f"{len(rows)} Copies"
+    click.echo(f"{count}, {size(stored_bytes)} with shared files counted once")
+
+
+@click.command(epilog="Example: pilotlight weights pin oci://ghcr.io/acme/llama:8b")
+@names_argument
+@store_option
+def pin(names: tuple[str, ...], store: Path) -> None:
+    """Keep weights on this node, whatever else needs room. A whole DIGEST may be pinned before it is here."""
+    with _opened(store) as opened:
+        for digest in _digests(opened, names):
+            opened.pin(digest)
+            click.echo(f"{_short(digest)} is pinned")
+
+
+@click.command(epilog="Example: pilotlight weights unpin oci://ghcr.io/acme/llama:8b")
+@names_argument
+@store_option
+def unpin(names: tuple[str, ...], store: Path) -> None:
+    """Let weights go again when room is needed."""
+    with _opened(store) as opened:
+        for digest in _digests(opened, names):
+            opened.unpin(digest)
+            click.echo(f"{_short(digest)} may go when room is needed")
+
+
+@click.command(epilog="Example: pilotlight weights evict --free 40Gi")
+@click.argument("names", metavar="[DIGEST|ARTIFACT]...", nargs=-1)
+@click.option("--free", metavar="SIZE", help="Instead of names: those that are missed least, until so much is free.")
+@store_option
+def evict(names: tuple[str, ...], free: str | None, store: Path) -> None:
+    """Remove Copies now. None goes that is pinned or in use."""
+    if bool(names) == (free is not None):
+        raise click.UsageError("say which Copies go, or how much is to be free with --free SIZE")
+    with _opened(store) as opened:
+        if free is not None:
+            _free(opened, free)
+            return
+        wanted = _digests(opened, names)
+        keys = [row.record.key for row in opened.rows() if row.record.digest in wanted]
+        for key in keys:
+            opened.evict(key)
+            click.echo(f"{_short(key.digest)} is gone")
+        if len({key.digest for key in keys}) < len(wanted):
+            raise click.ClickException("there is no Copy of the rest; `pilotlight weights ls` lists them")
+
+
+def _free(store: Store, text: str) -> None:
+    try:
+        needed_bytes = parse_bytes(text)
+    except ValueError as error:
+        raise click.UsageError(f"--free {text}: {error}") from None
+    found = store.free(needed_bytes)
+    if found.lacking_bytes:
+        raise click.ClickException(
+            f"nothing went: {size(found.lacking_bytes)} would still be missing, with {size(found.in_use_bytes)} in "
+            f"use and {size(found.pinned_bytes)} pinned"
+        )
+    click.echo(f"{len(found.gone)} went, {size(found.freed_bytes)} are free")
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Store]:
+    """The store that is there, its errors as click's."""
+    store = Store(path)
+    if not store.layout.copies.is_dir():
+        raise click.UsageError(f"--store {path}: there is no store of weights; an agent makes one at its first pull")
+    try:
+        yield store
+    except StoreError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _digests(store: Store, names: tuple[str, ...]) -> list[Digest]:
+    """What the names mean: whole digests, the begin of one that is here, or artifacts as they were asked for."""
+    rows, found = store.rows(), dict[Digest, None]()
+    for name in names:
+        with contextlib.suppress(digests.BadDigestError):
+            found[digests.parse(name)] = None
+            continue
+        mine = {row.record.key.digest for row in rows if _means(name, row)}
+        if len(mine) != 1:
+            what = f"{len(mine)} digests begin so or were asked for so" if mine else "there is no such Copy"
+            raise click.UsageError(f"{name[:80]!r}: {what}; `pilotlight weights ls` lists them")
+        found[mine.pop()] = None
+    return list(found)
+
+
+def _means(name: str, row: Row) -> bool:
+    digest = row.record.digest
+    begins = digest.startswith(name) or digest.partition(":")[2].startswith(name)
+    return row.record.reference == name or (_BEGIN.fullmatch(name) is not None and begins)
+
+
+def _short(digest: str) -> str:
+    algorithm, _, digits = digest.partition(":")
+    return f"{algorithm}:{digits[:SHORT_DIGITS]}"
+
+
+def _table(rows: list[Row], now_unix_s: float) -> Table:
+    out = Table(box=None, pad_edge=False, header_style="bold")
+    for column in COLUMNS:
+        out.add_column(column, no_wrap=True, justify="right" if column == "size" else "left")
+    for row in rows:
+        held = ", ".join(word for word, holds in (("pinned", row.pinned), ("in use", row.in_use)) if holds)
+        age, used = (show.ago(max(now_unix_s - at, 0.0)) for at in (row.record.fetched_unix_s, row.used_unix_s))
+        out.add_row(row.record.reference, _short(row.record.digest), size(row.record.bytes), age, used, held)
+    return out
+
+
+def _said(row: Row) -> dict[str, object]:
+    """A row for programs."""
+    record = row.record
+    return {
+        "artifact": record.reference,
+        "origin": record.origin,
+        "digest": record.digest,
+        "bytes": record.bytes,
+        "files": len(record.files),
+        "fetched_unix_s": record.fetched_unix_s,
+        "fetch_s": record.fetch_s,
+        "used_unix_s": row.used_unix_s,
+        "pinned": row.pinned,
+        "in_use": row.in_use,
+        "private": record.private,
+    }

@@ -1,0 +1,329 @@
+"""Packed models are read back as what they were, by our reader of archives and of every dialect, image included."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts import contents, digests, manifest, ocilayout, paths, platforms, tarhead
+from artifacts.descriptors import BadManifestError, Platform
+from artifacts.manifest import Index, Manifest
+from artifacts.ocilayout import Layout
+from artifacts.unpack import Unpacking
+from pilotlight.cli import cli
+from tests.kit.archives import read
+
+AMD = Platform("linux", "amd64")
+FILES = {
+    "model-00001-of-00002.safetensors": b"w" * 70_000,
+    "model-00002-of-00002.safetensors": b"v" * 512,
+    "config.json": b"{}",
+    "tokenizer.json": b"[]",
+    "README.md": b"# Model",
+    "LICENSE": b"Apache-2.0",
+    "sub/m\u00fcll.safetensors": b"",
+    "n" * 120 + ".json": b"{}",
+}
+
+
+@pytest.fixture(name="model")
+def _model(tmp_path: Path) -> Path:
+    return laid(tmp_path / "model", FILES)
+
+
+def laid(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def pack(source: Path, to: Path, *words: str) -> Result:
+    return CliRunner().invoke(cli, ["weights", "pack", str(source), "--to", str(to), *words], prog_name="pilotlight")
+
+
+def packed(source: Path, to: Path, *words: str) -> Layout:
+    done = pack(source, to, *words)
+    assert done.exit_code == 0, done.output
+    return Layout(to)
+
+
+def files_of(at: Layout) -> tuple[contents.File, ...]:
+    entry = at.entry(AMD)
+    return contents.read(entry.manifest, entry.config).files()
+
+
+def pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from iter(lambda: file.read(1000), b"")
+
+
+def unpacked(at: Layout, into: Path, files: tuple[contents.File, ...]) -> dict[str, bytes]:
+    into.mkdir()
+    folder = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
+    with Unpacking(folder, paths.Tree(), 1 << 30) as unpacking:
+        for one in files:
+            unpacking.archive(one, pieces(at.path(one.digest)), one.digest)
+    os.close(folder)
+    return {path.relative_to(into).as_posix(): path.read_bytes() for path in into.rglob("*") if path.is_file()}
+
+
+def test_a_folder_is_packed_and_read_back_as_it_was(model: Path, tmp_path: Path) -> None:
+    at = packed(model, tmp_path / "oci")
+    files = files_of(at)
+    assert [one.path for one in files] == sorted(FILES)
+    assert {one.path: one.role for one in files} | {"": ""} == {
+        **dict.fromkeys(FILES, "weight"), "config.json": "config", "tokenizer.json": "tokenizer", "README.md": "doc",
+        "LICENSE": "license", "n" * 120 + ".json": "config", "": "",
+    }  # fmt: skip
+    assert {one.encoding for one in files} == {"tar"}
+    assert unpacked(at, tmp_path / "out", files) == FILES
+
+
+def test_every_layer_is_an_archive_of_one_file_whose_bytes_begin_at_a_block(model: Path, tmp_path: Path) -> None:
+    at = packed(model, tmp_path / "oci")
+    for one in files_of(at):
+        content = at.path(one.digest).read_bytes()
+        assert digests.of(content) == one.digest
+        assert read(content) == [(one.path, len(FILES[one.path]), "file", FILES[one.path])]
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            (info,) = archive.getmembers()
+        assert (info.name, info.size, info.mode) == (one.path, len(FILES[one.path]), 0o644)
+        assert (info.mtime, info.uid, info.gid, info.uname, info.gname) == (0, 0, 0, "", "")
+        assert info.offset_data % 512 == 0
+
+
+def test_the_same_blobs_are_an_image_for_each_platform(model: Path, tmp_path: Path) -> None:
+    at = packed(model, tmp_path / "oci")
+    index = manifest.parse(at.document(at.top()))
+    assert isinstance(index, Index)
+    assert platforms.choose(index, AMD).artifact_type == "application/vnd.cncf.model.manifest.v1+json"
+    whole = at.entry(AMD).manifest
+    images = [one for one in index.entries if one.platform is not None]
+    assert [str(one.platform) for one in images] == ["linux/amd64", "linux/arm64"]
+    for one in images:
+        image = manifest.parse(at.document(one))
+        assert isinstance(image, Manifest)
+        assert [layer.digest for layer in image.layers] == [layer.digest for layer in whole.layers]
+        config = json.loads(at.document(image.config))
+        assert config["rootfs"] == {"type": "layers", "diff_ids": [layer.digest for layer in image.layers]}
+        assert f"{config['os']}/{config['architecture']}" == str(one.platform)
+        found = contents.read(image, at.document(image.config))
+        assert found.dialect == "image (modelcar or image volume)"
+        assert unpacked(at, tmp_path / config["architecture"], found.files()) == FILES
+
+
+def test_the_manifest_is_what_the_specification_asks_for(model: Path, tmp_path: Path) -> None:
+    entry = packed(model, tmp_path / "oci", "--tag", "v1").entry(AMD)
+    assert entry.manifest.artifact_type == "application/vnd.cncf.model.manifest.v1+json"
+    assert entry.manifest.config.media_type == "application/vnd.cncf.model.config.v1+json"
+    kinds = {one.annotations["org.cncf.model.filepath"]: one.media_type for one in entry.manifest.layers}
+    assert kinds["config.json"] == "application/vnd.cncf.model.weight.config.v1.tar"
+    assert kinds["model-00001-of-00002.safetensors"] == "application/vnd.cncf.model.weight.v1.tar"
+    assert kinds["LICENSE"] == "application/vnd.cncf.model.doc.v1.tar"
+    told = json.loads(entry.manifest.layers[0].annotations["org.cncf.model.file.metadata+json"])
+    assert told == {
+        "name": "LICENSE", "mode": 420, "uid": 0, "gid": 0, "size": 10,
+        "mtime": "1970-01-01T00:00:00Z", "typeflag": 48,
+    }  # fmt: skip
+    config = json.loads(entry.config)
+    assert config["config"] == {"format": "safetensors"}
+    assert config["modelfs"] == {"type": "layers", "diffIds": [one.digest for one in entry.manifest.layers]}
+    index = json.loads((tmp_path / "oci" / "index.json").read_bytes())
+    assert index["manifests"][0]["annotations"] == {"org.opencontainers.image.ref.name": "v1"}
+
+
+def test_raw_layers_are_the_files_themselves(model: Path, tmp_path: Path) -> None:
+    at = packed(model, tmp_path / "oci", "--format", "modelpack-raw")
+    assert at.top().artifact_type == "application/vnd.cncf.model.manifest.v1+json"
+    files = files_of(at)
+    assert {one.encoding for one in files} == {"raw"}
+    assert {one.path: at.path(one.digest).read_bytes() for one in files} == FILES
+
+
+@pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
+def test_the_same_files_make_the_same_artifact(form: str, model: Path, tmp_path: Path) -> None:
+    packed(model, tmp_path / "one", "--format", form)
+    other = laid(tmp_path / "other", dict(reversed(FILES.items())))
+    for number, path in enumerate(other.rglob("*")):
+        os.utime(path, (number, number))
+        path.chmod(0o700)
+    packed(other, tmp_path / "two", "--format", form)
+    first, second = (
+        {path.relative_to(to).as_posix(): path.read_bytes() for path in to.rglob("*") if path.is_file()}
+        for to in (tmp_path / "one", tmp_path / "two")
+    )
+    assert first == second
+
+
+def test_a_modelfile_of_ollama_is_packed(tmp_path: Path) -> None:
+    laid(tmp_path / "in", {"base.gguf": b"GGUF", "tuned.gguf": b"lora", "other.gguf": b"not asked for"})
+    (tmp_path / "in" / "Modelfile").write_text(
+        "FROM ./base.gguf\nADAPTER ./tuned.gguf\nPARAMETER num_ctx 4096\nPARAMETER temperature 0.5\n"
+        'PARAMETER stop "a"\nPARAMETER stop b\nTEMPLATE """{{ .Prompt }}\nx"""\nSYSTEM You are kind.\n'
+        'MESSAGE user Hello there\nLICENSE """MIT"""\nLICENSE """Apache"""\nREQUIRES 0.14\n'
+    )
+    done = pack(tmp_path / "in", tmp_path / "oci", "--output", "json")
+    told = json.loads(done.stdout)
+    assert told["left"] == [{"path": "REQUIRES", "reason": "it is an order to Ollama, and no part of the model"}]
+    at = Layout(tmp_path / "oci")
+    files = files_of(at)
+    found = unpacked(at, tmp_path / "out", files)
+    assert {path: content for path, content in found.items() if not path.endswith(".json")} == {
+        "base.gguf": b"GGUF", "adapter-tuned.gguf": b"lora", "template": b"{{ .Prompt }}\nx",
+        "system": b"You are kind.", "LICENSE": b"MIT", "LICENSE-2": b"Apache",
+    }  # fmt: skip
+    assert json.loads(found["params.json"]) == {"num_ctx": 4096, "temperature": 0.5, "stop": ["a", "b"]}
+    assert json.loads(found["messages.json"]) == [{"role": "user", "content": "Hello there"}]
+    roles = {one.path: one.role for one in files}
+    assert (roles["adapter-tuned.gguf"], roles["base.gguf"], roles["system"]) == ("adapter", "weight", "template")
+
+
+def test_a_modelfile_of_modctl_is_packed(model: Path, tmp_path: Path) -> None:
+    laid(model, {"train.parquet": b"rows", "not-named.safetensors": b"x"})
+    (model / "Modelfile").write_text(
+        "# modctl\nNAME llama\nARCH transformer\nFAMILY llama3\nFORMAT safetensors\nPARAMSIZE 8b\nPRECISION bf16\n"
+        "QUANTIZATION awq\nCONFIG *.json\nMODEL model-*.safetensors\nMODEL sub\nDOC README.md\nDATASET train.parquet\n"
+    )
+    at = packed(model / "Modelfile", tmp_path / "oci")
+    wanted = {path: content for path, content in FILES.items() if path != "LICENSE"} | {"train.parquet": b"rows"}
+    assert unpacked(at, tmp_path / "out", files_of(at)) == wanted
+    config = json.loads(at.entry(AMD).config)
+    assert config["descriptor"] == {"name": "llama", "family": "llama3"}
+    assert config["config"] == {
+        "architecture": "transformer", "format": "safetensors", "paramSize": "8b", "precision": "bf16",
+        "quantization": "awq",
+    }  # fmt: skip
+
+
+def test_one_file_is_a_model(tmp_path: Path) -> None:
+    laid(tmp_path, {"qwen.gguf": b"GGUF"})
+    assert [one.path for one in files_of(packed(tmp_path / "qwen.gguf", tmp_path / "oci"))] == ["qwen.gguf"]
+
+
+def test_links_of_a_cache_are_followed_and_folders_that_are_links_are_not(model: Path, tmp_path: Path) -> None:
+    cache = laid(tmp_path / "cache", {".cache/x": b"hidden"})
+    (cache / "model.safetensors").symlink_to(model / "model-00001-of-00002.safetensors")
+    (cache / "again").symlink_to(cache)
+    at = packed(cache, tmp_path / "oci")
+    assert [one.path for one in files_of(at)] == ["model.safetensors"]
+
+
+def test_what_a_registry_may_not_give_us_is_left_out_and_told(model: Path, tmp_path: Path) -> None:
+    laid(model, {"pytorch_model.bin": b"pickle", "modeling.py": b"code", "strange.xyz": b"?"})
+    done = pack(model, tmp_path / "oci")
+    assert done.exit_code == 0
+    for name in ("pytorch_model.bin", "modeling.py", "strange.xyz"):
+        assert f"left out: {name}: " in done.stderr
+    assert "--allow-unsafe packs it all the same" in done.stderr
+    assert not {"pytorch_model.bin", "modeling.py"} & {one.path for one in files_of(Layout(tmp_path / "oci"))}
+    at = packed(model, tmp_path / "all", "--allow-unsafe")
+    entry = at.entry(AMD)
+    assert len(contents.read(entry.manifest, entry.config, allow_unsafe=True).files()) == len(FILES) + 3
+    with pytest.raises(contents.RefusedError):
+        contents.read(entry.manifest, entry.config).files()
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"config.json": b"{}"}, "there are no weights (safetensors or GGUF) to pack"),
+        ({"m.bin": b""}, "left out: m.bin: weights of this form"),
+        ({"m.gguf": b"", "M.GGUF": b""}, "stands there beside"),
+        ({"m.gguf": b"", "con.json": b"{}"}, "give it another name"),
+        ({"Modelfile": b"FROM llama3"}, "FROM llama3: there is no such file or folder; name the weights themselves"),
+        ({"Modelfile": b"FROM m.bin", "m.bin": b""}, "m.bin: weights of this form"),
+        ({"Modelfile": b"MODEL *.gguf"}, "'*.gguf' names no file below"),
+        ({"Modelfile": b"FORM x"}, "line 1: expected one of FROM"),
+        ({"Modelfile": b"FROM a.gguf\nMESSAGE me hi", "a.gguf": b""}, "MESSAGE 'me': expected one of system"),
+        ({"Modelfile": b"FROM a.gguf\nPARAMETER stop", "a.gguf": b""}, "PARAMETER stop: expected a value"),
+        ({"Modelfile": b"\xff"}, "is no Modelfile, and no weights by its name"),
+    ],
+)
+def test_what_makes_no_artifact_is_one_line_and_leaves_nothing(
+    files: dict[str, bytes], said: str, tmp_path: Path
+) -> None:
+    done = pack(laid(tmp_path / "in", files), tmp_path / "oci")
+    assert done.exit_code == 1
+    assert said in done.output
+    assert done.output.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_what_is_there_is_not_written_over(model: Path, tmp_path: Path) -> None:
+    packed(model, tmp_path / "oci")
+    again = pack(model, tmp_path / "oci")
+    assert again.exit_code == 1
+    assert "is there already: name a folder that is not, or is empty" in again.output
+
+
+@pytest.mark.parametrize("size", [69_999, 70_001])
+def test_a_file_that_changes_meanwhile_is_noticed_and_nothing_is_left(
+    size: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = ocilayout.write
+
+    def later(*args: object, **named: object) -> ocilayout.Written:
+        (model / "model-00001-of-00002.safetensors").write_bytes(b"x" * size)
+        return write(*args, **named)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(ocilayout, "write", later)
+    done = pack(model, tmp_path / "oci")
+    assert "model-00001-of-00002.safetensors: has changed while it was packed; pack again" in done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_damaged_layout_is_noticed(model: Path, tmp_path: Path) -> None:
+    at = packed(model, tmp_path / "oci")
+    path = at.path(at.top().digest)
+    path.write_bytes(path.read_bytes()[:-1] + b" ")
+    with pytest.raises(BadManifestError, match="is damaged"):
+        Layout(tmp_path / "oci").entry(AMD)
+    with pytest.raises(BadManifestError, match="is no OCI image layout"):
+        Layout(model)
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(st.text("ab\u00e9/.", min_size=1, max_size=120), st.integers(0, 1 << 43))
+def test_frames_are_read_by_python_as_they_are_meant(path: str, size: int) -> None:
+    try:
+        paths.check(path)
+    except paths.BadPathError:
+        return
+    head, tail = tarhead.frame(path, size)
+    with tarfile.open(fileobj=io.BytesIO(head + bytes(1024)), mode="r:") as archive:
+        info = archive.next()
+    assert info is not None
+    assert (info.name, info.size) == (path, size)
+    assert (len(head) + size + len(tail)) % 512 == 0
+    assert not any(tail)
+
+
+def test_memory_does_not_grow_with_the_files(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    with (tmp_path / "in" / "model.gguf").open("wb") as file:
+        file.truncate(300 << 20)
+    program = (
+        "import sys, resource\nfrom pathlib import Path\n"
+        "from artifacts import ocilayout\nfrom pilotlight import packing\n"
+        "plan = packing.planned(Path(sys.argv[1]))\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "ocilayout.write(Path(sys.argv[2]), plan, 'modelpack')\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "in"), str(tmp_path / "oci")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert int(ran.stdout) < 8 << 10, "KiB"
