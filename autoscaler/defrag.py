@@ -27,6 +27,7 @@ from autoscaler.model import Model
 from autoscaler.operators import must_go
 from autoscaler.packer import claim
 from autoscaler.packing import Choice, Force, Incumbent, Missing, Outlook, Placement, Shelf, Want
+from autoscaler.pieces import Pieces, pieces_of
 from autoscaler.rulings import ask, need
 from autoscaler.shelves import want_of
 from autoscaler.spread import apart
@@ -34,7 +35,7 @@ from autoscaler.states import ReplicaState as S
 from autoscaler.stranded import avoided
 from autoscaler.words import seconds, size
 from autoscaler.world import Move, NodeId, Replica, SliceId, World
-from autoscaler.yard import Pieces, Yard
+from autoscaler.yard import Yard
 
 EVERY_S = 300.0
 """Between two starts of moves: a start reads a Model's weights as fast as it can, which others on that node and on the
@@ -115,7 +116,7 @@ def defragment(unmet: Sequence[Missing], ground: Ground) -> Defragmented:
         if want not in told and len(told) < WANTS_MAX:
             pieces = known.get((want.kind, want.choice))
             if pieces is None and len(known) < KINDS_MAX:
-                pieces = known[want.kind, want.choice] = ground.yard.pieces(want.kind, want.choice, PLACES_MAX)
+                pieces = known[want.kind, want.choice] = pieces_of(ground.yard, want.kind, want.choice, PLACES_MAX)
             if pieces is not None and pieces.most < pieces.need <= pieces.total:
                 search = search or _Search(ground)
                 told[want] = f"needs {ask(want)}; {_free(want, pieces)}; {search.first(want, pieces)}"

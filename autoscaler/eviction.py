@@ -49,10 +49,10 @@ def option(
     *,
     away: bool,
     strangers: Sequence[Incumbent] = (),
-    those: Willing | None = None,
+    those: Sequence[Incumbent] | None = None,
 ) -> Option | None:
     """The cheapest way to use this Slice; None: none now. `away`: its node has no Copy; `strangers`: in its Domain, and
-    may not be there with the Want; `those`: who on it may have to go, where that is known.
+    may not be there with the Want; `those`: who on it may have to go, the cheapest first, where that is known.
     """
     kind = want.kind
     room, rank = takes(want, kind, shelf), kind.rank(shelf.slice.product)
@@ -73,7 +73,7 @@ def option(
             rest = [one for one in shelf.incumbents if one not in chosen] if chosen else shelf.incumbents
             more = victims(want, rest, lack, outlook, now_s)
         else:
-            more = _first(those.order, lambda some: sum_of(some).holds(lack), outlook)
+            more = _first(those, lambda some: sum_of(some).holds(lack), outlook)
         if not more:
             return None
         chosen += more
@@ -83,35 +83,9 @@ def option(
     return Option(rung, key, shelf, room, chosen, tuple(strangers))
 
 
-class Willing(NamedTuple):
-    """Of those on a Slice who may have to go: what one costs at least, and how much they have together."""
-
-    cost: Key
-    room: Room
-    order: tuple[Incumbent, ...]
-    """All of them, the cheapest first."""
-
-
-def willing(want: Want, shelf: Shelf, outlook: Outlook, now_s: float) -> Willing | None:
-    """None: nobody. It is the same for all Wants of one Model, priority and force."""
-    those = [one for one in shelf.incumbents if evictable(want, one, now_s)]
-    if not those:
-        return None
-    costs = [cost_of((one,), outlook) for one in those]
-    return Willing(tuple(map(min, zip(*costs, strict=True))), sum_of(those), _ordered(those, outlook))
-
-
-def floor(want: Want, shelf: Shelf, those: Willing | None, *, away: bool) -> Key | None:
-    """What victims cost there at least, whoever they are: no `key` of an Option with victims is below it. None: there
-    is no such Option.
-    """
-    if those is None:
-        return None
-    kind = want.kind
-    room = takes(want, kind, shelf)
-    if room is None or not shelf.free.plus(shelf.coming).plus(those.room).holds(room):
-        return None
-    return (EVICT, *those.cost, shelf.locked, kind.rank(shelf.slice.product) or 0, shelf.price, away)
+def willing(want: Want, shelf: Shelf, outlook: Outlook, now_s: float) -> tuple[Incumbent, ...]:
+    """Who on it may have to go, the cheapest first. It is the same for all Wants of one Model, priority and force."""
+    return _ordered([one for one in shelf.incumbents if evictable(want, one, now_s)], outlook)
 
 
 def victims(
@@ -179,14 +153,13 @@ def sum_of(incumbents: Iterable[Incumbent]) -> Room:
 
 class Search:
     """The cheapest Option among Slices. How tight it would be is compared for TIES_MAX of those that cost the same, the
-    smallest. Only those are worked out whose `floors` (beside them their sizes) are not above the best that is known;
-    what is changed is worked out again.
+    smallest. Only those are worked out whose `floors` are not above the best that is known; what is changed is worked
+    out again. The floors come in order, those that are alike by size and id.
     """
 
-    def __init__(
-        self, floors: Iterable[tuple[Key, int, SliceId]], work_out: Callable[[SliceId], Option | None]
-    ) -> None:
-        self._left = sorted(floors, reverse=True)
+    def __init__(self, floors: Iterable[tuple[Key, SliceId]], work_out: Callable[[SliceId], Option | None]) -> None:
+        self._floors = iter(floors)
+        self._next = next(self._floors, None)
         self._work_out = work_out
         self._known: dict[SliceId, Option | None] = {}
         self._heap: list[tuple[Key, SliceId]] = []
@@ -207,15 +180,15 @@ class Search:
             self._add(id)
         self._stale.clear()
         ties = 0
-        while self._left:
-            lowest, _, id = self._left[-1]
+        while self._next is not None:
+            lowest, id = self._next
             found = self._first()
             if found is not None:
                 known = found.key[: len(lowest)]
                 ties += lowest == known
                 if lowest > known or ties > TIES_MAX:
                     return found
-            self._left.pop()
+            self._next = next(self._floors, None)
             self._add(id)
         return self._first()
 

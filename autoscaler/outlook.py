@@ -7,7 +7,7 @@ whatever order things were observed in, and its size is bounded. It places nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import exp2, inf
 
 from autoscaler.contract import ModelName
@@ -28,15 +28,21 @@ _PARTS = 1 << 20
 
 def outlook(world: World) -> Outlook:
     """What may be expected, as far as starts are remembered."""
-    return Outlook(start_s=_Starts(world))
+    return Outlook(start_s=Starts(world.histories))
 
 
-class _Starts(Mapping[ModelName, float]):
+class Starts(Mapping[ModelName, float]):
     """Seconds that a start of each Model takes whose starts are remembered; worked out when it is asked for."""
 
-    def __init__(self, world: World) -> None:
-        self._histories = world.histories
+    def __init__(self, histories: Mapping[ModelName, History]) -> None:
+        self._histories = histories
         self._known: dict[ModelName, float | None] = {}
+
+    def look(self, histories: Mapping[ModelName, History], otherwise: Iterable[ModelName]) -> None:
+        """These are remembered now: those named are not as they were."""
+        self._histories = histories
+        for name in otherwise:
+            self._known.pop(name, None)
 
     def __getitem__(self, name: ModelName) -> float:
         if name not in self._known:

@@ -164,6 +164,7 @@ class _Bench:
         """Promises the room to the Want, so that no later one counts on it; gives the victims, each once."""
         victims = {victim.replica: victim for option in options for victim in option.victims}
         chosen = [id for option in options for id in self._touched(option)]
+        self._supposed.gone |= victims.keys()
         for replica, victim in victims.items():
             held = self._yard.held_by(victim, chosen)
             self._evicted[replica] = [id for id in held if self._supposed.holds(id, replica)]

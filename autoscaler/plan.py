@@ -41,11 +41,10 @@ from autoscaler.drain import in_use, next_change_s, verdict
 from autoscaler.histories import limit_s
 from autoscaler.model import Model
 from autoscaler.nodes import ILL, lost
-from autoscaler.outlook import outlook
 from autoscaler.packer import pack
 from autoscaler.packing import Force, Missing, Outlook, Packing, Placement, Want
 from autoscaler.resting import Resting
-from autoscaler.shelves import locks, stuck_s, want_of
+from autoscaler.shelves import ENDING, locks, stuck_s, want_of
 from autoscaler.sizing import slots
 from autoscaler.spread import apart
 from autoscaler.states import ReplicaState as S
@@ -227,7 +226,7 @@ class _Tick:
         going = self._going()
         wants = [*(apart(self.world, want, going) for want in self.wants), *moves]
         yard = self.survey.yard(self.world, self.now_s, going, {action.replica for action in self.revives})
-        expected = outlook(self.world)
+        expected = self.survey.outlook
         packing = pack(wants, yard, self.world.copies, expected, self.now_s)
         for placement in packing.placements:
             if placement.want not in moves:
@@ -243,7 +242,7 @@ class _Tick:
         self.drains += [_gives_up(moves[want]) for want in room if want in moves]
         unmet = tuple(one for one in packing.unmet if one.want not in moves)
         unmet = self._cut(self._defragment(unmet, packing, yard, expected), packing)
-        self._wait(packing._replace(unmet=unmet), yard)
+        self._wait(packing._replace(unmet=unmet), yard, expected)
 
     def _cut(self, unmet: tuple[Missing, ...], packing: Packing) -> tuple[Missing, ...]:
         """An idle node may be cut anew for what is unmet."""
@@ -334,7 +333,7 @@ class _Tick:
     def _since(self, at_s: float) -> str:
         return seconds(self.now_s - at_s)
 
-    def _wait(self, packing: Packing, yard: Yard) -> None:
+    def _wait(self, packing: Packing, yard: Yard, expected: Outlook) -> None:
         """Sentences for what is not placed, rollouts that need a Slice, and when time could help."""
         for missing in packing.unmet:
             name = missing.want.model
@@ -346,10 +345,11 @@ class _Tick:
             return
         for end_s in locks(self.world, self.now_s).values():
             self.later(end_s)
-        for id in yard.shelves:
-            for incumbent in yard.shelf(id).incumbents:
-                self.later(incumbent.evictable_s)
-                self.later(stuck_s(self.world.replicas[incumbent.replica]))
+        yard.look(expected)
+        self.later(yard.roster.next_s(self.now_s))
+        for replica in self.world.replicas.values():
+            if replica.state in ENDING and any(id in yard.shelves for id in replica.slices):
+                self.later(stuck_s(replica))
 
     def plan(self) -> Plan:
         """The Actions in their order."""

@@ -35,6 +35,8 @@ class Supposed:
         self.listeners: list[Listener] = []
         self.hosts: dict[NodeId, Host] = {}
         """As they are by now, of those that changed."""
+        self.gone: set[ReplicaId] = set()
+        """Replicas that go by now."""
         self._most = most
         self._changed: dict[SliceId, Shelf] = {}
 

@@ -6,14 +6,15 @@ the World it looked at last, and compares by identity: what was not replaced did
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from autoscaler.contract import ReplicaId
+from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.hosts import Host
 from autoscaler.lessons import taught
-from autoscaler.packing import Shelf
+from autoscaler.outlook import Starts
+from autoscaler.packing import Outlook, Shelf
 from autoscaler.shelves import ENDING, Look, bare, budget, host_of, look_at, shelf_of, slices_by_node, trust_of
 from autoscaler.waste import Taught
 from autoscaler.world import DeviceId, NodeId, Replica, Slice, SliceId, World
@@ -31,6 +32,9 @@ class Survey:
         self._yard = Yard(())
         self._look = look_at(NOTHING, 0.0)
         self._taught: Taught | None = None
+        self._starts = Starts({})
+        self.outlook = Outlook(start_s=self._starts)
+        """As it is at the last look."""
         self._ending: frozenset[SliceId] = frozenset()
         """Slices whose room is counted on for a time only."""
         self._beside: dict[DeviceId, list[SliceId]] = {}
@@ -46,6 +50,8 @@ class Survey:
         if before.world.lesson is not world.lesson:
             self._taught = None if world.lesson is None else taught(world.lesson)
             self._yard.teach(self._taught)
+        names = _otherwise(before.world, world)
+        self._starts.look(world.histories, names)
         other = before.whole is not look.whole and before.whole != look.whole
         if other or _rebuilt(before, look):
             self._begin(look)
@@ -53,6 +59,7 @@ class Survey:
             changed = self._changed(before, look)
             for id in changed:
                 self._yard.put(bare(look, world.slices[id]))
+            self._yard.stir(world.slices if before.told != look.told else _stirred(before, look, names))
             if world.hosts:
                 nodes = {world.slices[id].node for id in changed} | _differ(before.world.hosts, world.hosts)
                 for node in nodes & world.hosts.keys():
@@ -97,6 +104,28 @@ class Survey:
         found |= {id for device in {*before.locked} ^ {*look.locked} for id in self._beside.get(device, ())}
         found |= _differ(before.shut, look.shut)
         return found & new.slices.keys()
+
+
+def _otherwise(old: World, new: World) -> set[ModelName]:
+    """Models of which anything is otherwise that those on a Slice depend on."""
+    names = _differ(old.models, new.models) | _differ(old.by_model, new.by_model)
+    names |= {name for name in _differ(old.loads, new.loads) if old.loads.get(name) != new.loads.get(name)}
+    names |= {
+        name for name in _differ(old.histories, new.histories) if old.histories.get(name) != new.histories.get(name)
+    }
+    moved = _differ(old.replicas, new.replicas)
+    return names | {world.replicas[id].model for world in (old, new) for id in moved if id in world.replicas}
+
+
+def _stirred(before: Look, look: Look, names: Iterable[ModelName]) -> Iterator[SliceId]:
+    """Slices of which somebody may be otherwise: more or less likely to go."""
+    world, ids = look.world, set[ReplicaId]()
+    if before.calls != look.calls:
+        both = before.calls.keys() | look.calls.keys()
+        ids |= {id for id in both if before.calls.get(id) != look.calls.get(id)}
+    for name in names:
+        ids.update(world.by_model.get(name, ()))
+    return _slices_of(world, (world.replicas[id] for id in ids if id in world.replicas))
 
 
 def _rebuilt(before: Look, look: Look) -> bool:

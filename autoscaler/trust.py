@@ -106,6 +106,13 @@ class Company:
                 made[self._lanes[domain]] = not self._strange(domain, trust)
         return self._free[trust]
 
+    def strange(self, trust: Trust) -> NDArray[np.bool_]:
+        """[lanes]: where a stranger is."""
+        found = np.zeros(self._many, bool)
+        for domain in self._there:
+            found[self._lanes[domain]] = self.among_strangers(domain, trust)
+        return found
+
     def _mark(self, domain: Domain) -> None:
         for trust, free in self._free.items():
             free[self._lanes[domain]] = not self._strange(domain, trust)

@@ -9,16 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Final
 
+import numpy as np
+
+from autoscaler.asked import NEVER
 from autoscaler.contract import ModelName
 from autoscaler.elastic import Budget
-from autoscaler.eviction import COMING, COSTS, EVICT, LOCKED, Key, Option, Search, Willing, floor, option, willing
+from autoscaler.eviction import COMING, COSTS, EVICT, LOCKED, TIES_MAX, Key, Option, Search, option, willing
 from autoscaler.hosting import hosted
 from autoscaler.lanes import Kind
-from autoscaler.packing import Choice, Force, Outlook, Want
+from autoscaler.packing import Choice, Force, Incumbent, Outlook, Shelf, Want
+from autoscaler.roster import Grade
+from autoscaler.stock import Flags
 from autoscaler.supposed import Supposed
 from autoscaler.trust import domain_of
+from autoscaler.waste import Ints
 from autoscaler.world import NodeId, SliceId
+
+LOOKED_AT: Final = 2 * TIES_MAX
+"""Of Slices that may cost the least, so many are put in order at first."""
 
 
 class Ways:
@@ -31,14 +41,20 @@ class Ways:
         self._known: dict[Want, dict[SliceId, Option | None]] = {}
         """Options by everything of a Want that they depend on."""
         self._searches: dict[Want, Search] = {}
-        self._willing: dict[tuple[ModelName, int, Force], dict[SliceId, Willing | None]] = {}
+        self._grades: dict[tuple[ModelName, int, Force], Grade] = {}
         """By what of a Want decides who may have to go; as they were at first: who leaves later makes it no cheaper."""
-        self._could: dict[tuple[Kind, Choice], tuple[SliceId, ...]] = {}
+        self._willing: dict[tuple[ModelName, int, Force], dict[SliceId, tuple[Incumbent, ...]]] = {}
+        self._could: dict[tuple[Kind, Choice], Flags] = {}
+        self._soon: Ints | None = None
+        """[3, lanes]: see Roster."""
+        self._otherwise: set[SliceId] = set()
+        """Those that are otherwise than it says."""
         supposed.listeners.append(self)
 
     def forget(self, ids: Iterable[SliceId]) -> None:
         """These are otherwise now."""
         for id in ids:
+            self._otherwise.add(id)
             for known in self._known.values():
                 known.pop(id, None)
             for search in self._searches.values():
@@ -51,7 +67,7 @@ class Ways:
             for id in ids:
                 known.pop(id, None)
         for alike, search in self._searches.items():
-            for id in ids.intersection(self._possible(alike)):
+            for id in self._among(ids, alike):
                 search.look(id)
 
     def cheapest(self, want: Want, budget: Callable[[], Budget]) -> tuple[Option, ...] | None:
@@ -74,7 +90,7 @@ class Ways:
     def _one(self, want: Want) -> Option | None:
         yard, kind, choice = self._yard, want.kind, want.choice
         soon = {*yard.soon(want.trust), *self._emptying(want)}
-        coming = [id for id in self._possible(want) if id in soon] if soon else []
+        coming = self._among(soon, want)
         for rung, ids in ((LOCKED, yard.locked(kind, choice)), (COMING, coming)):
             options = (one for one in self._options(want, ids) if one.rung <= rung)
             found = min(options, key=lambda one: one.key, default=None)
@@ -97,22 +113,63 @@ class Ways:
             self._searches[alike] = Search(self._floors(alike), partial(self._option, alike))
         return self._searches[alike]
 
-    def _floors(self, want: Want) -> Iterator[tuple[Key, int, SliceId]]:
-        """Of the Slices on which somebody may have to go for it."""
-        known = self._willing.setdefault(_graded(want), {})
-        for id in self._possible(want):
-            shelf = self._supposed.shelf(id)
-            if id not in known:
-                known[id] = willing(want, shelf, self._outlook, self._now_s)
-            away = not self._yard.is_near(want.artifact, shelf.slice.node)
-            lowest = floor(want, shelf, known[id], away=away)
-            host = self._supposed.host(shelf.slice.node)
-            if host is not None and not host.soon.holds(want.beside):
-                lowest = (EVICT,)  # who must go may be cheap, and on another Slice of the node
-            if want.trust and self._yard.company.among_strangers(domain_of(shelf.slice), want.trust):
-                lowest = (EVICT,)  # who must go because of whom it is for may be cheap, and on another Slice
-            if lowest is not None:
-                yield lowest, shelf.slice.memory_bytes, id
+    def _floors(self, want: Want) -> Iterator[tuple[Key, SliceId]]:
+        """Of the Slices on which somebody may have to go for it: no `key` of an Option with victims there is below.
+        Cheapest first; those that are alike by size and id.
+        """
+        yard, stock, ask, grade = self._yard, self._yard.stock, self._yard.ask(want.kind), self._graded(want)
+        at, lane_of, near = grade.lanes, stock.lane_of[grade.lanes], yard.near(want.artifact)
+        room, few, held = self._room_soon()[:, at] + grade.rooms, yard.roster.few[at], stock.held[at]
+        there = (room[0] >= ask.memory[lane_of]) & (room[1] >= ask.compute[lane_of]) & (room[2] >= few)
+        away = np.ones(len(at), bool) if near is None else ~near[stock.node_of[at]]
+        cost = ((2 * grade.cost + held) * len(ask.liking) + ask.liking[lane_of]) * 2 + away
+        open_, numbers = self._possible(want), np.full(len(stock.node_of), NEVER, np.int64)
+        numbers[at] = np.where(there, cost, NEVER)
+        numbers[self._odd(want)] = -1  # who must go may be cheap, and on another Slice
+        numbers[~open_] = NEVER
+        places = np.zeros(len(numbers), np.int64)
+        places[at] = np.arange(len(at))
+        for number in _in_order(numbers, yard.by_size):
+            id = yard.id_of(number)
+            if numbers[number] < 0:
+                yield (EVICT,), id
+                continue
+            one, lane = int(places[number]), stock.lanes[stock.lane_of[number]]
+            cost_s = int(grade.busy[one]), int(grade.priority[one]), float(grade.restart_s[one]), 1
+            locked, rank = bool(held[one]), want.kind.rank(lane.product) or 0
+            yield (EVICT, *cost_s, locked, rank, lane.price, bool(away[one])), id
+
+    def _odd(self, want: Want) -> Flags:
+        """[lanes]: where who must go may be on another Slice: for CPU or memory of the node, or because of whom it is
+        for.
+        """
+        yard = self._yard
+        odd = np.zeros(len(yard.stock.node_of), bool)
+        if any(want.beside):
+            short = yard.short(want.beside)
+            for node, host in self._supposed.hosts.items():
+                short[yard.number_of(node)] = not host.soon.holds(want.beside)
+            odd |= short[yard.stock.node_of]
+        return odd | yard.company.strange(want.trust) if want.trust else odd
+
+    def _room_soon(self) -> Ints:
+        """[3, lanes]: what is free or coming by now."""
+        if self._soon is None:
+            self._soon = self._yard.roster.soon.copy()
+        for id in self._otherwise:
+            shelf, at = self._supposed.shelf(id), self._yard.lane_at(id)
+            if at is not None:
+                self._soon[:, at] = shelf.free.plus(shelf.coming)
+        self._otherwise.clear()
+        return self._soon
+
+    def _graded(self, want: Want) -> Grade:
+        key = _grade(want)
+        if key not in self._grades:
+            if not self._grades:
+                self._yard.look(self._outlook)
+            self._grades[key] = self._yard.roster.grade(want, self._now_s, self._supposed.gone)
+        return self._grades[key]
 
     def _alike(self, want: Want) -> Want:
         """The same for all Wants that have the same Options."""
@@ -120,12 +177,17 @@ class Ways:
         artifact = want.artifact if self._yard.is_kept(want.artifact) else ""
         return want._replace(model=model, artifact=artifact, ordinal=0, unserved_since_s=0.0, reason="", spread=None)
 
-    def _possible(self, want: Want) -> tuple[SliceId, ...]:
-        """Slices that could hold it, were nobody there."""
+    def _possible(self, want: Want) -> Flags:
+        """[lanes]: those that could hold it, were nobody there."""
         key = want.kind, want.choice
         if key not in self._could:
-            self._could[key] = tuple(self._yard.possible(*key))
+            self._could[key] = self._yard.possible(*key)
         return self._could[key]
+
+    def _among(self, ids: Iterable[SliceId], want: Want) -> list[SliceId]:
+        """Those of them."""
+        could = self._possible(want)
+        return [id for id in ids if (at := self._yard.lane_at(id)) is not None and could[at]]
 
     def _options(self, want: Want, ids: Iterable[SliceId]) -> Iterator[Option]:
         """The cheapest Option of each of these Slices that has one."""
@@ -140,7 +202,7 @@ class Ways:
     def _team(self, want: Want) -> tuple[Option, ...] | None:
         """The node whose `devices` cheapest Devices are the cheapest together."""
         by_node: dict[NodeId, list[Option]] = {}
-        for one in self._options(want, self._possible(want)):
+        for one in self._options(want, map(self._yard.id_of, np.flatnonzero(self._possible(want)).tolist())):
             by_node.setdefault(one.shelf.slice.node, []).append(one)
         found = (
             self._hosted(want, sorted(options, key=lambda o: o.key)[: want.devices])
@@ -164,14 +226,34 @@ class Ways:
             return None
         strangers = self._supposed.strangers(want, shelf.slice) if want.trust else ()
         away = not yard.is_near(want.artifact, shelf.slice.node)
-        those = None if self._supposed.is_changed(id) else self._willing.get(_graded(want), {}).get(id)
+        those = None if self._supposed.is_changed(id) else self._those(want, shelf)
         found = option(want, shelf, self._outlook, self._now_s, away=away, strangers=strangers, those=those)
         if found is None or want.devices > 1:
             return found
         with_host = self._hosted(want, (found,))
         return None if with_host is None else with_host[0]
 
+    def _those(self, want: Want, shelf: Shelf) -> tuple[Incumbent, ...]:
+        """Who on a Slice that is as at first may have to go, the cheapest first."""
+        known = self._willing.setdefault(_grade(want), {})
+        if shelf.slice.id not in known:
+            known[shelf.slice.id] = willing(want, shelf, self._outlook, self._now_s)
+        return known[shelf.slice.id]
 
-def _graded(want: Want) -> tuple[ModelName, int, Force]:
+
+def _grade(want: Want) -> tuple[ModelName, int, Force]:
     """What of it decides who may have to go."""
     return want.model, want.priority, want.force
+
+
+def _in_order(numbers: Ints, by_size: Ints) -> Iterator[int]:
+    """[lanes] -> those that are not NEVER, the lowest first, those that are alike as in `by_size`. Sorted only as far
+    as somebody looks, who seldom looks far.
+    """
+    at = by_size[numbers[by_size] < NEVER]
+    left, many = numbers[at], LOOKED_AT
+    while len(at):
+        most = np.partition(left, many - 1)[many - 1] if many < len(at) else NEVER
+        now = left <= most
+        yield from at[now][np.argsort(left[now], kind="stable")].tolist()
+        at, left, many = at[~now], left[~now], many * 8

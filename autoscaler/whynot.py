@@ -13,6 +13,7 @@ import numpy as np
 from autoscaler.hosts import Beside
 from autoscaler.lanes import Kind
 from autoscaler.packing import Choice, Shelf, Want
+from autoscaler.pieces import pieces_of
 from autoscaler.podspec import Toleration
 from autoscaler.rulings import barred, keep_away, never_reason, promised, scarce, small_reason
 from autoscaler.stock import Flags
@@ -99,7 +100,7 @@ class WhyNot:
         """Of the nodes with Devices enough that are open: those of the one that has the most free; empty: there is
         none.
         """
-        places = self._yard.pieces(want.kind, want.choice, 1).places
+        places = pieces_of(self._yard, want.kind, want.choice, 1).places
         return places[0] if places else ()
 
     def closed(self, want: Want) -> str:

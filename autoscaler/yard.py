@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.elastic import Budget
 from autoscaler.hosts import BYTES_MAX, NOTHING, Beside, Host
 from autoscaler.lanes import NO_ROOM, Kind, Room
-from autoscaler.packing import Choice, Incumbent, Shelf, Spread
+from autoscaler.packing import Choice, Incumbent, Outlook, Shelf, Spread
+from autoscaler.roster import Roster
 from autoscaler.stock import LANES_MAX, PERCENT_MAX, Flags, Node, Place, Stock, load_of
 from autoscaler.trust import Company, Trust, domain_of, domains
 from autoscaler.waste import Ints, Taught, untaught
@@ -31,17 +32,6 @@ ASKS_MAX: Final = 4096
 """Kinds that are kept as numbers."""
 ANY_SIZE: Final = dict.fromkeys(range(50, 1001, 50), 1.0)
 """What is taken to be asked for, in milli, where nobody knows."""
-
-
-class Pieces(NamedTuple):
-    """What is free of what could hold a Kind: whole Slices for who needs several, else bytes."""
-
-    need: int
-    total: int
-    most: int
-    """Of one place: a node for who needs several, else a Slice."""
-    places: tuple[tuple[SliceId, ...], ...]
-    """Those that could hold it, were nobody there, the roomiest first: their Slices."""
 
 
 def _told(slice_: Slice) -> tuple[object, ...]:
@@ -100,6 +90,8 @@ class Yard:
             id: Place(node, (lane,)) for node, ids in enumerate(self._ids) for lane, id in enumerate(ids)
         }  # fmt: skip
         self.stock = Stock([self._node(node, by_node[node]) for node in self.nodes], taught or innocent())
+        self._soon: Ints = np.full((2, len(self.nodes)), BYTES_MAX, np.int64)
+        """[2, nodes]: CPU and memory that are left or coming; more than any is asked for where that is not known."""
         for number, node in enumerate(self.nodes):
             if node in self.hosts:
                 self._tell_host(number, self.hosts[node])
@@ -107,9 +99,16 @@ class Yard:
         numbers = {id: int(self.stock.first[place.node]) + place.lanes[0] for id, place in self._where.items()}
         lanes = {domain: [numbers[id] for id in ids if id in numbers] for domain, ids in self._domains.items()}
         self.company = Company(lanes, len(numbers))
+        self._lane_at = numbers
+        by_id = np.array([numbers[id] for id in self.shelves if id in numbers], np.int64)
+        self.by_size: Ints = by_id[np.argsort(self.stock.size_bytes[by_id], kind="stable")]
+        """Lanes, the smallest first, those of one size in order of their Slices' ids."""
+        self.roster = Roster(len(numbers))
         for shelf in ordered:
             self.sync(shelf)
             self._meet(shelf)
+            if shelf.slice.id in numbers:
+                self.roster.put(numbers[shelf.slice.id], shelf)
         self._asks: dict[Kind, Ask] = {}
         self._may: dict[Choice, Flags | None] = {}
         self._faults: dict[str, Ints] = {}
@@ -142,6 +141,17 @@ class Yard:
         self.sync(shelf)
         if before.trusts != shelf.trusts:
             self._meet(shelf)
+        at = self.lane_at(shelf.slice.id)
+        if at is not None:
+            self.roster.put(at, shelf)
+
+    def stir(self, ids: Iterable[SliceId]) -> None:
+        """Who is on these Slices may be otherwise than it was, with as much of them."""
+        self.roster.stir(self._lane_at[id] for id in ids if id in self._lane_at)
+
+    def look(self, outlook: Outlook) -> None:
+        """The roster is as the Slices are now."""
+        self.roster.look(lambda at: self.shelf(self.id_of(at)), outlook)
 
     def teach(self, taught: Taught | None) -> None:
         """What room is worth from now on; None: nobody knows."""
@@ -158,6 +168,7 @@ class Yard:
 
     def _tell_host(self, number: int, host: Host) -> None:
         node = self.nodes[number]
+        self._soon[:, number] = host.soon
         self.stock.set_host(number, *host.left.most(NOTHING))
         if any(host.coming):
             self.emptying.add(node)
@@ -245,27 +256,7 @@ class Yard:
             fits &= may[stock.node_of]
         return (self.id_of(int(at)) for at in np.flatnonzero(fits))
 
-    def possible(self, kind: Kind, choice: Choice) -> Iterator[SliceId]:
-        """Slices that could hold it, were nobody there."""
-        return (self.id_of(int(at)) for at in np.flatnonzero(self._open(kind, choice)))
-
-    def pieces(self, kind: Kind, choice: Choice, many: int) -> Pieces:
-        """What is free of what could hold it, and where most of it is: `many` such places at most."""
-        ask, stock, could = self.ask(kind), self.stock, self._open(kind, choice)
-        if kind.devices > 1:
-            fits = could & (stock.left_bytes >= ask.memory[stock.lane_of])
-            free = np.bincount(stock.node_of[fits], minlength=len(self.nodes))
-            enough = np.bincount(stock.node_of[could], minlength=len(self.nodes)) >= kind.devices
-            groups = [np.flatnonzero(could & (stock.node_of == node)) for node in _most(free, enough, many)]
-            need = kind.devices
-        else:
-            free = np.where(could, stock.left_bytes, 0)
-            groups = [np.array([lane]) for lane in _most(free, could, many)]
-            need = int(ask.memory[stock.lane_of][could].min(initial=BYTES_MAX))
-        places = tuple(tuple(self.id_of(int(at)) for at in group) for group in groups)
-        return Pieces(need, int(free.sum()), int(free.max(initial=0)), places)
-
-    def _open(self, kind: Kind, choice: Choice) -> Flags:
+    def possible(self, kind: Kind, choice: Choice) -> Flags:
         """[lanes]: those that could hold it, were nobody there."""
         may, ask, stock = self.where_it_may(choice), self.ask(kind), self.stock
         fits: Flags = (ask.memory[stock.lane_of] <= stock.size_bytes) & ~stock.shut
@@ -326,6 +317,20 @@ class Yard:
         """Whether any node has a Copy."""
         return artifact in self._near
 
+    def number_of(self, node: NodeId) -> int:
+        """Where it is among the nodes that there are."""
+        return bisect_left(self.nodes, node)
+
+    def short(self, need: Beside) -> Flags:
+        """[nodes]: those with too little CPU or memory for it even when those have left who leave."""
+        asked = [(at, amount) for at, amount in enumerate(need) if amount]
+        found: Flags = np.any([self._soon[at] < amount for at, amount in asked], axis=0)
+        return found
+
+    def near(self, artifact: str) -> Flags | None:
+        """[nodes]: those with a Copy; None: none has."""
+        return self._near.get(artifact)
+
     def is_near(self, artifact: str, node: NodeId) -> bool:
         """Whether the node has a Copy."""
         near = self._near.get(artifact)
@@ -343,6 +348,10 @@ class Yard:
         """Of a lane, as the Stock numbers them."""
         node = int(self.stock.node_of[at])
         return self._ids[node][at - int(self.stock.first[node])]
+
+    def lane_at(self, id: SliceId) -> int | None:
+        """The lane of a Slice; None: it is left out."""
+        return self._lane_at.get(id)
 
     def where_it_may(self, choice: Choice) -> Flags | None:
         """[nodes]: where who chooses so may be; None: anywhere."""
@@ -369,9 +378,3 @@ class Yard:
             self._admitting = Admitting(lanes, self.stock.node_of, self.nodes)
         may = self._admitting.nodes(choice)
         return None if may.all() else may
-
-
-def _most(free: Ints, flags: Flags, many: int) -> list[int]:
-    """Of the flagged ones those with the most, in order."""
-    at = np.flatnonzero(flags)
-    return [int(one) for one in at[np.lexsort((at, -free[at]))][:many]]

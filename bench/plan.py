@@ -1,4 +1,4 @@
-"""How long `plan()` takes: nothing to do, 50 to place, and 1 % of 10,000 Models changed. One core, medians.
+"""How long `plan()` takes: nothing to do, 50 to place, 2,000 full nodes, and 1 % of 10,000 Models changed. One core, medians.
 
 Prints a table with spread, and as its last line one JSON object (interfaces, section 10). `QUICK=1` or `--quick` takes
 fewer rounds of the same sizes. Each figure is of one plan on a World that is already folded, by a Planner that has
@@ -80,6 +80,12 @@ def build(model_count: int, device_count: int, used: float, waiting: int) -> Wor
     running = replicas(documents, slices, used)
     there = {replica.model for replica in running}
     cold = [model.name for model in documents if model.name not in there][:waiting]
+    return told_of(documents, slices, running, cold)
+
+
+def told_of(documents: list[Model], slices: list[Slice], running: list[Replica], cold: list[ModelName]) -> World:
+    """A World of these, where a Call runs on each Replica and some wait for each that is cold."""
+    there = {replica.model for replica in running}
     tenant = TenantName("acme")
     levels = [Level(model=replica.model, tenant=tenant, running=1) for replica in running]
     levels += [Level(model=name, tenant=tenant, waiting=3, oldest_wait_s=0.01) for name in cold]
@@ -97,6 +103,29 @@ def build(model_count: int, device_count: int, used: float, waiting: int) -> Wor
         histories=dict.fromkeys(there, known),
     )
     return rebuild(world, NOW_S)
+
+
+def crowded(device_count: int, waiting: int) -> World:
+    """Every Device is full, of busy Replicas whose residency is over, and that many Models of as many sizes wait."""
+    slices, spec, documents, running = (
+        devices(device_count),
+        ModelSpec(engine="command"),
+        list[Model](),
+        list[Replica](),
+    )
+    parts = ((40, 40), (20, 60), (30, 30, 20), (8, 12, 60), (80,), (12, 28, 40))
+    for number, slice_ in enumerate(slices):
+        there = [
+            Model(name=ModelName(f"m{number:05}-{at}"), spec=spec, memory_bytes=size * GI, slots=4)
+            for at, size in enumerate(parts[number % len(parts)])
+        ]
+        documents += there
+        running += replicas(there, [slice_], 1.0)
+    cold = [
+        Model(name=ModelName(f"w{i:03}"), spec=spec, memory_bytes=2 * GI + i * 75 * GI // waiting, slots=4)
+        for i in range(waiting)
+    ]
+    return told_of([*documents, *cold], slices, running, [model.name for model in cold])
 
 
 def measure(name: str, world: World, rounds: int) -> float:
@@ -155,6 +184,7 @@ def main() -> None:
     }
     measure("the same, devices full", build(1000, 200, 0.97, 50), rounds)
     measure("the same, devices empty", build(1000, 200, 0.0, 50), rounds)
+    figures["crowded_ms_2000"] = measure("2,000 full nodes of 8, 100 wait", crowded(16_000, 100), min(rounds, 10))
     large = build(10_000, 16_000, 0.12, 0)
     figures["changed1pct_ms_10000"] = tell("10,000 Models, 2,000 nodes of 8, 100", changing(large, min(rounds, 40)))
     print(json.dumps({key: round(value, 3) for key, value in figures.items()}))

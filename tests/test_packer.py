@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.eviction import EVICT, TIES_MAX, Search, floor, option, willing
+from autoscaler.eviction import EVICT, TIES_MAX, Key, Search, cost_of, option, sum_of, willing
 from autoscaler.lanes import Isolation, Room
 from autoscaler.packer import pack
 from autoscaler.packing import Force, Incumbent, Outlook, Packing, Shelf, Want
-from autoscaler.rulings import admits
+from autoscaler.rulings import admits, need
 from autoscaler.states import ReplicaState as S
 from autoscaler.stock import LANES_MAX
 from autoscaler.world import Copy, NodeId, Slice
@@ -306,6 +306,15 @@ def test_what_is_given_stays_as_it_is(wants: list[Want], shelves: list[Shelf]) -
     assert before == shelves
 
 
+def floor(want: Want, shelf: Shelf, those: Iterable[Incumbent]) -> Key | None:
+    """What victims cost there at least, where those are the ones who may have to go; None: they can make no room."""
+    costs, room = [cost_of((one,), Outlook()) for one in those], need(want, shelf)
+    if room is None or not costs or not shelf.free.plus(shelf.coming).plus(sum_of(those)).holds(room):
+        return None
+    least = tuple(map(min, zip(*costs, strict=True)))
+    return (EVICT, *least, shelf.locked, want.kind.rank(shelf.slice.product) or 0, shelf.price, True)
+
+
 @QUICK
 @given(wanted(), benches())
 def test_the_search_for_victims_finds_what_looking_at_all_slices_finds(wants: list[Want], shelves: list[Shelf]) -> None:
@@ -318,9 +327,9 @@ def test_the_search_for_victims_finds_what_looking_at_all_slices_finds(wants: li
         for each, those in who:
             known_who = option(one, each, Outlook(), T0, away=True, those=those)
             assert known_who == option(one, each, Outlook(), T0, away=True), "it is only quicker"
-        floors = [(floor(one, shelf, those, away=True), 24, shelf.slice.id) for shelf, those in who]
-        known = [(lowest, size, id) for lowest, size, id in floors if lowest is not None]
-        assert {id for _, _, id in known} >= options.keys()
+        floors = [(floor(one, shelf, those), shelf.slice.id) for shelf, those in who]
+        known = sorted((lowest, id) for lowest, id in floors if lowest is not None)
+        assert {id for _, id in known} >= options.keys()
         search = Search(known, options.get)
         assert search.best() == min(options.values(), key=lambda found: found.key, default=None)
         for id in sorted(options):

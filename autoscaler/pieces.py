@@ -1,0 +1,51 @@
+"""What is free in pieces: of what could hold a Kind, how much, and where most of it is. It moves nobody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from autoscaler.hosts import BYTES_MAX
+from autoscaler.lanes import Kind
+from autoscaler.packing import Choice
+from autoscaler.stock import Flags
+from autoscaler.waste import Ints
+from autoscaler.world import SliceId
+
+if TYPE_CHECKING:
+    from autoscaler.yard import Yard
+
+
+class Pieces(NamedTuple):
+    """What is free of what could hold a Kind: whole Slices for who needs several, else bytes."""
+
+    need: int
+    total: int
+    most: int
+    """Of one place: a node for who needs several, else a Slice."""
+    places: tuple[tuple[SliceId, ...], ...]
+    """Those that could hold it, were nobody there, the roomiest first: their Slices."""
+
+
+def pieces_of(yard: Yard, kind: Kind, choice: Choice, many: int) -> Pieces:
+    """What is free of what could hold it, and where most of it is: `many` such places at most."""
+    ask, stock, could = yard.ask(kind), yard.stock, yard.possible(kind, choice)
+    if kind.devices > 1:
+        fits = could & (stock.left_bytes >= ask.memory[stock.lane_of])
+        free = np.bincount(stock.node_of[fits], minlength=len(yard.nodes))
+        enough = np.bincount(stock.node_of[could], minlength=len(yard.nodes)) >= kind.devices
+        groups = [np.flatnonzero(could & (stock.node_of == node)) for node in _most(free, enough, many)]
+        need = kind.devices
+    else:
+        free = np.where(could, stock.left_bytes, 0)
+        groups = [np.array([lane]) for lane in _most(free, could, many)]
+        need = int(ask.memory[stock.lane_of][could].min(initial=BYTES_MAX))
+    places = tuple(tuple(yard.id_of(int(at)) for at in group) for group in groups)
+    return Pieces(need, int(free.sum()), int(free.max(initial=0)), places)
+
+
+def _most(free: Ints, flags: Flags, many: int) -> list[int]:
+    """Of the flagged ones those with the most, in order."""
+    at = np.flatnonzero(flags)
+    return [int(one) for one in at[np.lexsort((at, -free[at]))][:many]]
