@@ -1,4 +1,4 @@
-"""How long `plan()` takes: nothing to do, 50 to place, 2,000 full nodes, and 1 % of 10,000 Models changed. One core, medians.
+"""How long `plan()` takes: nothing to do, 50 to place, 2,000 full nodes, 1 % of 10,000 Models changed. Medians.
 
 Prints a table with spread, and as its last line one JSON object (interfaces, section 10). `QUICK=1` or `--quick` takes
 fewer rounds of the same sizes. Each figure is of one plan on a World that is already folded, by a Planner that has

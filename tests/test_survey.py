@@ -18,6 +18,7 @@ from autoscaler.indices import rebuild
 from autoscaler.lesson import Lesson
 from autoscaler.lessons import taught
 from autoscaler.ordered import Cordon, Place
+from autoscaler.outlook import outlook
 from autoscaler.packer import pack
 from autoscaler.packing import Force, Outlook, Want
 from autoscaler.plan import Planner, plan
@@ -30,7 +31,7 @@ from autoscaler.waste import BINS, LEVELS
 from autoscaler.world import Copy, DeviceId, History, Load, NodeId, Replica, Slice, SliceId, World
 from autoscaler.yard import Yard
 from tests.kit.taught import cluster, exercise_of, lesson
-from tests.kit.worlds import GI, T0, device, gateway, model, replica, world
+from tests.kit.worlds import GI, T0, device, gateway, model, replica, use, world
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -49,7 +50,7 @@ def turned(one: World, rng: Random, now_s: float) -> World:
     """One thing of it is otherwise."""
     ids, replicas = sorted(one.replicas), dict(one.replicas)
     one = replace(one, gateways={id: replace(each, seen_s=now_s) for id, each in one.gateways.items()})
-    match rng.randrange(19):
+    match rng.randrange(21):
         case 0 | 1:
             made = [_replica(rng, now_s) for _ in range(3)]
             one = replace(one, replicas=replicas | {each.id: each for each in made})
@@ -83,7 +84,7 @@ def turned(one: World, rng: Random, now_s: float) -> World:
         case 11:
             at = rng.choice(sorted(one.slices))
             return replace(one, slices=_nodes_told(one.slices, one.slices[at].node, rng))
-        case 9 | 12 | 15 | 17 | 18 as which:
+        case 9 | 12 | 15 | 17 | 18 | 19 | 20 as which:
             return TOLD[which](one, rng)
         case 16 if ids:
             one = replace(one, replicas=_misplaced(replicas, rng))
@@ -184,11 +185,23 @@ def _others_come(one: World, rng: Random) -> World:
     return replace(one, slices={**one.slices, at: told})
 
 
+def _calls_told(one: World, rng: Random) -> World:
+    """Which Replicas have Calls; or nothing is known of that any more."""
+    uses = [use(id, 1) for id in one.replicas if rng.random() < 0.5]
+    heard = {each.replica: each for each in uses}
+    silent = rng.random() < 0.3
+    told = {id: replace(each, uses=heard, in_epoch=not silent) for id, each in one.gateways.items()}
+    return replace(one, gateways=told)
+
+
 def _without(slices: dict[SliceId, Slice], gone: SliceId) -> dict[SliceId, Slice]:
     return {id: one for id, one in slices.items() if id != gone or len(slices) < 5}
 
 
-TOLD = {9: _trust_told, 12: _sizes_told, 15: _others_come, 17: _beside_told, 18: _beside_told}
+TOLD = {
+    9: _trust_told, 12: _sizes_told, 15: _others_come, 17: _beside_told, 18: _beside_told, 19: _calls_told,
+    20: _calls_told,
+}  # fmt: skip
 """What else may be otherwise: see `turned`."""
 
 
@@ -222,6 +235,17 @@ def state(yard: Yard) -> list[object]:
     ]
 
 
+def grades(yard: Yard, expected: Outlook, asked: Sequence[Want], now_s: float) -> list[object]:
+    """Who may have to go for whom, and what that costs; and when it is another."""
+    yard.look(expected)
+    found = [yard.roster.grade(one._replace(priority=priority), now_s) for one in asked for priority in (0, 1)]
+    return [
+        *([part.tolist() for part in one] for one in found),
+        *(part.tolist() for part in (yard.roster.soon, yard.roster.few, yard.short(Beside(2000, GI)))),
+        yard.roster.next_s(now_s),
+    ]
+
+
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.integers(0, 1 << 30))
 def test_a_yard_that_is_kept_in_step_packs_as_a_new_one(seed: int) -> None:
@@ -237,6 +261,7 @@ def test_a_yard_that_is_kept_in_step_packs_as_a_new_one(seed: int) -> None:
         anew = Yard(shelves(one, now_s, leaving, staying), hosts(one, now_s, leaving, staying), known)
         asked = wants(rng)
         assert state(yard) == state(anew)
+        assert grades(yard, survey.outlook, asked, now_s) == grades(anew, outlook(one), asked, now_s)
         assert pack(asked, yard, copies, Outlook(), now_s) == pack(asked, anew, copies, Outlook(), now_s)
 
 
