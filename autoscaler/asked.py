@@ -2,8 +2,8 @@
 
 Owns the translation of a Kind into arrays, and the tiers: a lane of a lower tier is always taken before one of a higher
 tier, however the two score. First the order of products that the request names, then the price of the Device, then
-fewer of its Model in one fault domain, then a node with a Copy, then the smallest lane that is large enough: what is
-dear or large is kept for who needs it.
+most of its Model near, or fewer of it in one fault domain, where it asks for that, then a node with a Copy, then the
+smallest lane that is large enough: what is dear or large is kept for who needs it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from autoscaler.waste import WHOLE, Ints
 ALIKE: Final = 20
 """Sizes that differ by so small a part are one."""
 CROWD_MAX: Final = 3
-"""So many Replicas of a Model in one fault domain, and more, count alike."""
+"""So many Replicas of a Model in one domain, and more, count alike."""
+CROWDS: Final = (CROWD_MAX + 1) ** 2
+"""Of a domain to be near in, and of one to be apart in."""
 NEVER: Final = 1 << 62
 """More than any lane has."""
 
@@ -63,11 +65,11 @@ class Ask(NamedTuple):
     """All lanes are alike to it."""
 
     def tiers(self, near: NDArray[np.bool_] | None, lane_of: Ints, node_of: Ints, crowd: Ints | None = None) -> Ints:
-        """[lanes] -> the tier of each; `near` [nodes]: those with a Copy; `crowd` [nodes]: how many of its Model are in
-        each one's fault domain, CROWD_MAX at most.
+        """[lanes] -> the tier of each; `near` [nodes]: those with a Copy; `crowd` [nodes]: how little
+        each is liked for the others of its Model, less than CROWDS.
         """
         many = len(self.size) + 1
-        steps = 2 if crowd is None else 2 * (CROWD_MAX + 1)
+        steps = 2 if crowd is None else 2 * CROWDS
         tiers = (steps * many * self.liking + self.size)[lane_of]
         tiers = tiers if near is None else tiers + many * ~near[node_of]
         return tiers if crowd is None else tiers + 2 * many * crowd[node_of]

@@ -22,6 +22,7 @@ from autoscaler.demand import BEGINNING, NO_HISTORY, residency_s
 from autoscaler.drain import complete
 from autoscaler.eviction import sum_of
 from autoscaler.hosts import NOTHING, Beside
+from autoscaler.joins import WORDS
 from autoscaler.lanes import Kind, Room
 from autoscaler.model import Model
 from autoscaler.operators import must_go
@@ -131,7 +132,8 @@ def _movable_for(missing: Missing) -> bool:
 
 def _free(want: Want, pieces: Pieces) -> str:
     if want.devices > 1:
-        return f"{pieces.total} are free, at most {pieces.most} on one node"
+        where = WORDS[want.link] if want.link else "on one node"
+        return f"{pieces.total} are free, at most {pieces.most} {where}"
     return f"{size(pieces.total)} is free, at most {size(pieces.most)} on one device"
 
 

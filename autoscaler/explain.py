@@ -23,7 +23,7 @@ from autoscaler.model import Model
 from autoscaler.observations import Transition
 from autoscaler.operators import closed
 from autoscaler.packing import Force
-from autoscaler.rulings import neighbours, why_not
+from autoscaler.rulings import neighbours, teams_of, why_not
 from autoscaler.shelves import hosts, shelves, want_of
 from autoscaler.states import ReplicaState as S
 from autoscaler.stranded import avoided
@@ -330,6 +330,8 @@ def _candidates(world: World, model: Model, now_s: float) -> tuple[Candidate, ..
     want = want_of(model, 0, now_s, Force.BUSY, "", world.settings.pod, avoided(world, model.name, now_s))
     want, found = want.least, shelves(world, now_s)
     there = neighbours(found)
-    left = hosts(world, now_s)
-    calls = ((shelf.slice.id, why_not(want, shelf, now_s, there, left.get(shelf.slice.node))) for shelf in found)
+    left, teams = hosts(world, now_s), teams_of(want, found)
+    calls = (
+        (shelf.slice.id, why_not(want, shelf, now_s, there, left.get(shelf.slice.node), teams=teams)) for shelf in found
+    )
     return tuple(Candidate(slice=id, ruled_out=reason) for id, reason in calls)

@@ -10,9 +10,10 @@ from math import inf
 
 from autoscaler import measured, sizing
 from autoscaler.contract import ModelName
+from autoscaler.joins import loose
 from autoscaler.model import Model
 from autoscaler.packing import Force, Shelf, Want
-from autoscaler.rulings import need, neighbours, why_not
+from autoscaler.rulings import need, neighbours, teams_of, why_not
 from autoscaler.shelves import empty_shelves, hosts, shelves, want_of
 from autoscaler.words import counted, size
 from autoscaler.world import Fact, SliceId, Used, World
@@ -184,18 +185,25 @@ def _less(model: Model) -> str:
 def _places(world: World, model: Model, want: Want, needs: Needs, now_s: float) -> list[Place]:
     """Every Slice: whether it could be there at all, and what stands in its way now."""
     want, found = want.least, shelves(world, now_s)
-    there, left = neighbours(found), hosts(world, now_s)
+    there, left, teams = neighbours(found), hosts(world, now_s), teams_of(want, found)
     pairs = zip(empty_shelves(world), found, strict=True)
     return [
-        _place(model, want, needs, empty, why_not(want, now, now_s, there, left.get(now.slice.node)))
+        _place(
+            model,
+            want,
+            needs,
+            empty,
+            why_not(want, now, now_s, there, left.get(now.slice.node), teams=teams),
+            apart=bool(loose(now.slice, want.link, teams, want.devices)),
+        )
         for empty, now in pairs
     ]
 
 
-def _place(model: Model, want: Want, needs: Needs, empty: Shelf, words: str) -> Place:
-    """`words`: what stands in its way now."""
+def _place(model: Model, want: Want, needs: Needs, empty: Shelf, words: str, *, apart: bool) -> Place:
+    """`words`: what stands in its way now; `apart`: it lacks the link that it needs."""
     slice_ = empty.slice
-    fits = need(want, empty) is not None and want.kind.rank(slice_.product) is not None
+    fits = not apart and need(want, empty) is not None and want.kind.rank(slice_.product) is not None
     calls = None
     if fits and needs.share and needs.parts:
         given = int(slice_.memory_bytes * needs.share) * want.devices

@@ -23,6 +23,15 @@ class Isolation(IntEnum):
     HARDWARE = 2
 
 
+class Link(IntEnum):
+    """What joins Devices of one node, from worst to best."""
+
+    NODE = 0
+    """The node: nothing else is asked for."""
+    PCIE_ROOT = 1
+    NVLINK = 2
+
+
 class Room(NamedTuple):
     """An amount of one Slice."""
 
@@ -94,6 +103,8 @@ class Kind(NamedTuple):
     host_bytes: int = 0
     spare_bytes: int = 0
     """Of `memory_bytes`: with so much less it makes do, of a part of one Device."""
+    link: Link = Link.NODE
+    """What joins all of several, at least."""
 
     @property
     def least(self) -> Kind:

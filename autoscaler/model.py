@@ -43,10 +43,12 @@ class FixedGpu(Part, frozen=True):
 
 class Gpu(FixedGpu, frozen=True):
     """What one Replica needs of a device. `count` 0: CPU only. Absent memory: the artifact's, else all of it.
-    `elastic`: with how many percent less memory it makes do where that fills a hole.
+    `elastic`: with how many percent less memory it makes do where that fills a hole. `link`: what joins all of several
+    devices, at least; `any`: that they are of one node.
     """
 
     elastic_percent: Annotated[int, Meta(ge=1, le=50)] | None = field(default=None, name="elastic")
+    link: Literal["any", "pcieRoot", "nvlink"] = "any"
 
 
 class ReplicaRange(Part, frozen=True):
@@ -131,6 +133,8 @@ class ModelSpec(Part, frozen=True):
     unlisted: bool = False
     spread: str | None = None
     """A label of nodes: its Replicas are put under different values of it where they may as well be; None: anywhere."""
+    near: str | None = None
+    """A label of nodes: its Replicas are put under one value of it where they may as well be; None: anywhere."""
     pod: Pod = Pod()
 
 
@@ -248,7 +252,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def _unusual(spec: ModelSpec) -> Iterator[tuple[str, object]]:
-    """What only pods have, where it is told: hashes of Models that say nothing of it are as they were."""
+    """What few Models tell, most of it of pods: hashes of Models that say nothing of it are as they were."""
     if spec.image:
         yield "image", spec.image
     if spec.pull_secret is not None:
@@ -257,3 +261,5 @@ def _unusual(spec: ModelSpec) -> Iterator[tuple[str, object]]:
         yield "resources", spec.resources
     if spec.pod != Pod():
         yield "pod", spec.pod
+    if spec.gpu.link != "any":
+        yield "link", spec.gpu.link

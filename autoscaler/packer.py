@@ -1,13 +1,13 @@
 """The packer: which Replica goes to which Slice, and who makes room for it.
 
 Owns the choice of Slices and victims, for production, what-if questions and simulation alike. Promises: no Slice is
-over-committed, nor the CPU or memory of a node; nobody of higher priority, within residency, or awaited makes room; one
-Want takes victims on one Slice only (several Devices, or too little CPU or memory: of one node), and none while room is
-coming; no victim goes whose room is not needed in the end; the same input in any order gives the same answer, and what
-it is given stays as it was. Where there is room, the Stock chooses (`autoscaler.stock`: preferred products, then cheap
-Devices, then apart from others of its Model, then nodes with a Copy, then the least waste), and an elastic Want may be
-granted less than it asks for (`autoscaler.elastic`); else the cheapest way to make some is taken. It never starts or
-drains anything: `autoscaler.plan` does.
+over-committed, nor the CPU or memory of a node; who needs a link has no Devices across two; nobody of higher priority,
+within residency, or awaited makes room; one Want takes victims on one Slice only (several Devices, or too little CPU or
+memory: of one node), and none while room is coming; no victim goes whose room is not needed in the end; the same input
+in any order gives the same answer, and what it is given stays as it was. Where there is room, the Stock chooses
+(`autoscaler.stock`: preferred products, then cheap Devices, then near or apart from others of its Model, then nodes
+with a Copy, then the least waste), and an elastic Want may be granted less than it asks for (`autoscaler.elastic`);
+else the cheapest way to make some is taken. It never starts or drains anything: `autoscaler.plan` does.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.hosts import NOTHING, Beside
-from autoscaler.lanes import Isolation, Kind, Lane, Room
+from autoscaler.lanes import Isolation, Kind, Lane, Link, Room
 from autoscaler.podspec import Toleration
 from autoscaler.states import ReplicaState
 from autoscaler.trust import Trust
@@ -43,10 +43,12 @@ class Choice(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """By what a Want would be apart from the other Replicas of its Model."""
+    """By what a Want would be apart from the other Replicas of its Model, or near them: labels of nodes, or empty."""
 
-    label: str
-    """Of nodes: those with one value of it fail together; so do those without it."""
+    label: str = ""
+    """To be apart: nodes with one value of it fail together; so do those without it."""
+    near: str = ""
+    """To be near: nodes with one value of it are; those without it are near nobody."""
     nodes: tuple[NodeId, ...] = ()
     """Where the others are, each as often as there are some."""
 
@@ -84,6 +86,8 @@ class Want(NamedTuple):
     spare_bytes: int = 0
     """Of `memory_bytes`: with so much less it makes do."""
     spread: Spread | None = None
+    link: Link = Link.NODE
+    """What joins all of several Devices, at least."""
 
     @property
     def beside(self) -> Beside:
@@ -95,7 +99,7 @@ class Want(NamedTuple):
         """What decides where it fits."""
         return Kind(
             self.devices, self.memory_bytes, self.compute_percent, self.isolation, self.products, self.cpu_milli,
-            self.host_bytes, self.spare_bytes,
+            self.host_bytes, self.spare_bytes, self.link,
         )  # fmt: skip
 
     @property

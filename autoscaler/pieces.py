@@ -23,7 +23,7 @@ class Pieces(NamedTuple):
     need: int
     total: int
     most: int
-    """Of one place: a node for who needs several, else a Slice."""
+    """Of one place: a node, or a link of one, for who needs several, else a Slice."""
     places: tuple[tuple[SliceId, ...], ...]
     """Those that could hold it, were nobody there, the roomiest first: their Slices."""
 
@@ -33,9 +33,10 @@ def pieces_of(yard: Yard, kind: Kind, choice: Choice, many: int) -> Pieces:
     ask, stock, could = yard.ask(kind), yard.stock, yard.possible(kind, choice)
     if kind.devices > 1:
         fits = could & (stock.left_bytes >= ask.memory[stock.lane_of])
-        free = np.bincount(stock.node_of[fits], minlength=len(yard.nodes))
-        enough = np.bincount(stock.node_of[could], minlength=len(yard.nodes)) >= kind.devices
-        groups = [np.flatnonzero(could & (stock.node_of == node)) for node in _most(free, enough, many)]
+        teams = yard.teams(kind.link)
+        free = np.bincount(teams[fits], minlength=len(yard.nodes) + len(teams))
+        enough = np.bincount(teams[could], minlength=len(free)) >= kind.devices
+        groups = [np.flatnonzero(could & (teams == team)) for team in _most(free, enough, many)]
         need = kind.devices
     else:
         free = np.where(could, stock.left_bytes, 0)

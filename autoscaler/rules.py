@@ -93,8 +93,11 @@ def check_model(spec: ModelSpec) -> None:
             raise WrongKeyError(("spec", "gpu", "models", position), PRODUCT_WANTED)
     check_resources(spec.resources, ("spec", "resources"))
     check_pod(spec.pod, ("spec", "pod"))
-    if spec.spread is not None:
-        check_labels({spec.spread: ""}, ("spec", "spread"))
+    for key, label in (("spread", spec.spread), ("near", spec.near)):
+        if label is not None:
+            check_labels({label: ""}, ("spec", key))
+    if spec.gpu.link != "any" and spec.gpu.count <= 1:
+        raise WrongKeyError(("spec", "gpu", "link"), "joins several devices: set gpu.count above 1, or leave it out")
     if spec.pull_secret is not None:
         check_object_name(spec.pull_secret, ("spec", "pullSecret"))
     _check_artifact(spec)

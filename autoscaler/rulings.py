@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from autoscaler.hosts import CORE, NOTHING, Beside, Host
-from autoscaler.lanes import Kind, Room
+from autoscaler.joins import UNKNOWN, WORDS, Team, loose, sizes
+from autoscaler.lanes import Kind, Link, Room
 from autoscaler.packing import Choice, Force, Incumbent, Shelf, Want
 from autoscaler.states import LEAVING, ReplicaState
 from autoscaler.taints import Taint, repels
@@ -17,6 +18,7 @@ from autoscaler.trust import Domain, domain_of, strange
 from autoscaler.words import seconds, size
 from autoscaler.world import Slice
 
+_PLACE = {Link.NODE: "node", Link.PCIE_ROOT: "root", Link.NVLINK: "node"}
 TOLD_MAX = 3
 """Of the Slices of one node so many are told with who is on them."""
 
@@ -94,6 +96,8 @@ def never_reason(want: Want, kinds: Sequence[Shelf], most: int) -> str | None:
         return f"needs a node labelled {labelled(want)}; none that has such a device is"
     if all(need(want, shelf) is None for shelf in matching):
         return f"needs {ask(want)}; {_too_small(want, [shelf.lane.room for shelf in matching])}"
+    if most < want.devices and want.link:
+        return f"needs {ask(want)}; " + (f"at most {most} are joined so" if most else f"of each {UNKNOWN[want.link]}")
     if most < want.devices:
         return f"needs {ask(want)} of one node; the largest node has {most}"
     return None
@@ -139,9 +143,10 @@ def unmet_reason(want: Want, best: Shelf | None, closed: str, now_s: float, scar
 
 def team_reason(want: Want, node: Sequence[Shelf], closed: str, now_s: float, scarce: str = "") -> str:
     """Why the Want of several Devices, which could be placed some day, is not now. `node`: what could hold it of the
-    node that has the most of that free; empty: no node has enough that is open. The others as in `unmet_reason`.
+    node, or of the link, that has the most of that free; empty: none has enough that is open. The others as in
+    `unmet_reason`.
     """
-    asks = f"needs {ask(want)} of one node"
+    asks = f"needs {ask(want)}" + ("" if want.link else " of one node")
     if not node:
         return f"{asks}; {closed or 'no node has as many that are healthy'}"
     elsewhere = f"; elsewhere {closed}" if closed else ""
@@ -153,7 +158,7 @@ def team_reason(want: Want, node: Sequence[Shelf], closed: str, now_s: float, sc
         return f"{asks}; {closed or 'another Replica is starting there, and one starts at a time'}"
     told = [f"{one.slice.id} is {held(want, one, now_s)}" for one in full[:TOLD_MAX]]
     more = f" and {len(full) - TOLD_MAX} more are not free" if len(full) > TOLD_MAX else ""
-    return f"{asks}; the node with the most has {free} free, {', '.join(told)}{more}{elsewhere}"
+    return f"{asks}; the {_PLACE[want.link]} with the most has {free} free, {', '.join(told)}{more}{elsewhere}"
 
 
 def neighbours(shelves: Iterable[Shelf]) -> Mapping[Domain | None, Sequence[Incumbent]]:
@@ -166,15 +171,23 @@ def neighbours(shelves: Iterable[Shelf]) -> Mapping[Domain | None, Sequence[Incu
     return found
 
 
+def teams_of(want: Want, shelves: Iterable[Shelf]) -> Mapping[Team, int]:
+    """Of how many Devices that could hold it, were they empty, each Team is."""
+    able = (one.slice for one in shelves if want.kind.rank(one.slice.product) is not None and need(want, one))
+    return sizes(able, want.link) if want.link else {}
+
+
 def why_not(
     want: Want,
     shelf: Shelf,
     now_s: float,
     there: Mapping[Domain | None, Sequence[Incumbent]],
     host: Host | None = None,
+    *,
+    teams: Mapping[Team, int] | None = None,
 ) -> str:
     """What keeps the Want from this Slice, for people; empty: nothing does. `there`: see `neighbours`; `host`: its
-    node's, as far as that is known.
+    node's, as far as that is known; `teams`: see there, None: links are not looked at.
     """
     if shelf.closed:
         return shelf.closed
@@ -191,6 +204,9 @@ def why_not(
     room = need(want, shelf)
     if room is None:
         return f"it has {size(shelf.slice.memory_bytes)} in all, which cannot be {ask(want)}"
+    apart = loose(shelf.slice, want.link, teams, want.devices) if teams is not None else ""
+    if apart:
+        return apart
     if not shelf.free.holds(room):
         return f"{left(want, shelf)}, {held(want, shelf, now_s)}"
     short = scarce(want, host, "its node")
@@ -200,7 +216,9 @@ def why_not(
 def ask(want: Want) -> str:
     """`20Gi on one device`."""
     if want.devices > 1:
-        return f"{want.devices} whole devices" + (f" of {size(want.memory_bytes)}" if want.memory_bytes else "")
+        joined = f" {WORDS[want.link]}" if want.link else ""
+        each = f" of {size(want.memory_bytes)}" if want.memory_bytes else ""
+        return f"{want.devices} whole devices{each}{joined}"
     if want.memory_bytes == 0:
         return "a whole device"
     compute = f" and {want.compute_percent} % of compute" if want.compute_percent else ""

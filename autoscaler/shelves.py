@@ -28,7 +28,7 @@ from autoscaler.demand import (
 from autoscaler.drain import complete, in_use
 from autoscaler.elastic import Budget
 from autoscaler.hosts import Beside, Host
-from autoscaler.lanes import NO_ROOM, Isolation
+from autoscaler.lanes import NO_ROOM, Isolation, Link
 from autoscaler.model import Model, Start
 from autoscaler.nodes import STUCK_S, shut
 from autoscaler.operators import closed
@@ -47,6 +47,7 @@ SERVE_FIRST_S = 1.0
 EXCLUSIVE_S = Start().exclusive_seconds
 """The start lock of a Replica whose Model has no document any more."""
 ISOLATION = {"any": Isolation.NONE, "memory": Isolation.MEMORY, "hardware": Isolation.HARDWARE}
+LINKS = {"any": Link.NODE, "pcieRoot": Link.PCIE_ROOT, "nvlink": Link.NVLINK}
 ENDING = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
 
 
@@ -63,6 +64,7 @@ def want_of(  # noqa: PLR0917  in the order of a Want
     that the Model shuns now.
     """
     gpu, own = model.spec.gpu, model.spec.pod.node_selector
+    apart, near = model.spec.spread or "", model.spec.near or ""
     asked = beside(model, defaults)
     labels = own if defaults is None or not defaults.node_selector else {**defaults.node_selector, **own}
     return Want(
@@ -85,7 +87,8 @@ def want_of(  # noqa: PLR0917  in the order of a Want
         host_bytes=asked.host_bytes,
         trust=trust_of(model),
         spare_bytes=spare_bytes(model),
-        spread=None if model.spec.spread is None else Spread(model.spec.spread),
+        spread=Spread(apart, near) if apart or near else None,
+        link=LINKS[gpu.link] if gpu.count > 1 else Link.NODE,
     )
 
 

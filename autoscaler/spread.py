@@ -1,6 +1,7 @@
-"""Where the other Replicas of a Model are, for one that is to be elsewhere: by a label of nodes, its fault domain.
+"""Where the other Replicas of a Model are, for one that is to be elsewhere, or near: by a label of nodes, its domain.
 
-Owns who counts. Pure. It is a liking, never a rule (`autoscaler.asked`): where no other domain has room, two share one.
+Owns who counts. Pure. It is a liking, never a rule (`autoscaler.asked`): where no other domain has room, two share one,
+and where theirs has none it is in another.
 """
 
 from __future__ import annotations

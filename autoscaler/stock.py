@@ -136,9 +136,11 @@ class Stock:
         near: Flags | None = None,
         free: Flags | None = None,
         crowd: Ints | None = None,
+        *,
+        must: Ints | None = None,
     ) -> Place | None:
         """The best place for it; None: it fits nowhere now. `ok` [nodes]: where it may be; `near`, `crowd`: see
-        `Ask.tiers`; `free` [lanes]: those that it may have.
+        `Ask.tiers`; `free` [lanes]: those that it may have; `must`: see `teams.best`.
         """
         row = self._rows.pop(ask.form, None) or _Row(self, ask.form)
         self._rows[ask.form] = row  # the last used is the last
@@ -158,7 +160,7 @@ class Stock:
         flat = ask.flat and near is None and crowd is None
         tiers = None if flat else ask.tiers(near, self.lane_of, self.node_of, crowd) << _TIER
         if ask.form.devices > 1:
-            return self._several(ask.form.devices, lanes, tiers, row.scores)
+            return self._several(ask.form.devices, lanes, tiers, row.scores, must)
         scores = row.scores if tiers is None else row.scores - tiers
         keys = np.where(lanes, scores, np.iinfo(np.int64).min)
         best = int(((keys >> _SCORE) == keys.max() >> _SCORE).argmax())
@@ -185,11 +187,11 @@ class Stock:
         best = int(scores.argmax()) if len(scores) else -1
         return None if best < 0 or scores[best] == _LOWEST else Place(best, ())
 
-    def _several(self, devices: int, lanes: Flags, tiers: Ints | None, scores: Ints) -> Place | None:
+    def _several(self, devices: int, lanes: Flags, tiers: Ints | None, scores: Ints, must: Ints | None) -> Place | None:
         """The node whose `devices` best lanes are of the lowest tier; of no higher one those that a link joins."""
         if tiers is None:
             tiers = np.zeros(len(lanes), np.int64)
-        found = teams.best(devices, lanes, tiers, scores, self.node_of, link_of=self._links)
+        found = teams.best(devices, lanes, tiers, scores, self.node_of, link_of=self._links, must=must)
         if found is None:
             return None
         node = int(self.node_of[found[0]])

@@ -2,6 +2,7 @@
 
 Owns that choice over arrays. Promises: a tier counts most; in one tier lanes of one link come before others, however
 the two score; then the node with the highest score, then the first; of a team the lanes of the lowest tiers, in order.
+Where a link is required there are no others.
 """
 
 from __future__ import annotations
@@ -20,15 +21,32 @@ def links(names: Sequence[Sequence[str]], counts: Sequence[int]) -> Ints | None:
     """[lanes]: the number of what joins each, in order of nodes; -1: nothing that is known. None: nothing does in any
     node but what all of its lanes have in common. `names`: of each node its lanes' links, or none.
     """
-    if not any(len(set(of_node)) > 1 for of_node in names):
-        return None
+    return numbered(names, counts) if any(len(set(of_node)) > 1 for of_node in names) else None
+
+
+def numbered(names: Sequence[Sequence[str]], counts: Sequence[int]) -> Ints:
+    """The same, wherever they are joined."""
     known = dict[tuple[int, str], int]()
     named = ((at, name) for at, of in enumerate(names) for name in (of or [""] * counts[at]))
     return np.array([known.setdefault(one, len(known)) if one[1] else -1 for one in named], np.int64)
 
 
-def best(devices: int, lanes: Flags, tiers: Ints, scores: Ints, node_of: Ints, *, link_of: Ints | None) -> Ints | None:
-    """Where the chosen lanes are; None: no node has so many. `lanes`: those that fit; `scores` [nodes]."""
+def best(
+    devices: int,
+    lanes: Flags,
+    tiers: Ints,
+    scores: Ints,
+    node_of: Ints,
+    *,
+    link_of: Ints | None,
+    must: Ints | None = None,
+) -> Ints | None:
+    """Where the chosen lanes are; None: no node has so many. `lanes`: those that fit; `scores` [nodes]; `must`: of each
+    lane the link that is required, as `link_of`; None: none is.
+    """
+    if must is not None:
+        required = _best(devices, lanes & (must >= 0), tiers, scores, node_of, team_of=must)
+        return None if required is None else required[1]
     found = _best(devices, lanes, tiers, scores, node_of, team_of=node_of)
     if found is None or link_of is None:
         return None if found is None else found[1]

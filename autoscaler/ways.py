@@ -18,6 +18,7 @@ from autoscaler.contract import ModelName
 from autoscaler.elastic import Budget
 from autoscaler.eviction import COMING, COSTS, EVICT, LOCKED, TIES_MAX, Key, Option, Search, option, willing
 from autoscaler.hosting import hosted
+from autoscaler.joins import Team, team
 from autoscaler.lanes import Kind
 from autoscaler.packing import Choice, Force, Incumbent, Outlook, Shelf, Want
 from autoscaler.roster import Grade
@@ -25,7 +26,7 @@ from autoscaler.stock import Flags
 from autoscaler.supposed import Supposed
 from autoscaler.trust import domain_of
 from autoscaler.waste import Ints
-from autoscaler.world import NodeId, SliceId
+from autoscaler.world import SliceId
 
 LOOKED_AT: Final = 2 * TIES_MAX
 """Of Slices that may cost the least, so many are put in order at first."""
@@ -200,17 +201,17 @@ class Ways:
                 yield found
 
     def _team(self, want: Want) -> tuple[Option, ...] | None:
-        """The node whose `devices` cheapest Devices are the cheapest together."""
-        by_node: dict[NodeId, list[Option]] = {}
+        """The node whose `devices` cheapest Devices are the cheapest together; or the link of one, if it needs one."""
+        by_team: dict[Team, list[Option]] = {}
         for one in self._options(want, map(self._yard.id_of, np.flatnonzero(self._possible(want)).tolist())):
-            by_node.setdefault(one.shelf.slice.node, []).append(one)
+            by_team.setdefault(team(one.shelf.slice, want.link), []).append(one)
         found = (
             self._hosted(want, sorted(options, key=lambda o: o.key)[: want.devices])
-            for options in by_node.values()
+            for options in by_team.values()
             if len(options) >= want.devices
         )
-        teams = filter(None, found)
-        return min(teams, key=lambda team: (team[-1].rung, *(o.key for o in reversed(team))), default=None)
+        ways = filter(None, found)
+        return min(ways, key=lambda way: (way[-1].rung, *(o.key for o in reversed(way))), default=None)
 
     def _hosted(self, want: Want, team: Sequence[Option]) -> tuple[Option, ...] | None:
         node = team[0].shelf.slice.node

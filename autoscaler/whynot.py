@@ -51,15 +51,14 @@ class WhyNot:
             if len(self._never) >= ANSWERS_MAX:
                 self._never.clear()
             could = self._on_device(want)
-            most = int(np.bincount(self._yard.stock.node_of[could]).max()) if could.any() else 0
+            most = int(np.bincount(self._yard.teams(want.link)[could]).max()) if could.any() else 0
             kinds = [self._yard.shelves[id] for id in self._kinds(want.selector)]
             self._never[key] = never_reason(want, kinds, most) or self._too_small(want, could)
         return self._never[key]
 
     def _too_small(self, want: Want, could: Flags) -> str | None:
         """Where no node with Devices enough has enough beside them, however empty."""
-        stock = self._yard.stock
-        nodes = np.bincount(stock.node_of[could], minlength=len(stock.nodes)) >= want.devices
+        stock, nodes = self._yard.stock, self._with_enough(want, could)
         if (nodes & self._large(want)).any():
             return None
         return small_reason(want, int(stock.cpu_size[nodes].max()), int(stock.host_size[nodes].max()))
@@ -67,8 +66,7 @@ class WhyNot:
     def scarce(self, want: Want) -> str:
         """Of the nodes with Devices enough the one with the most beside them, which is too little; empty: none."""
         stock, may = self._yard.stock, self._yard.where_it_may(want.choice)
-        lanes = stock.fitting(self._yard.ask(want.kind))
-        nodes = np.bincount(stock.node_of[lanes], minlength=len(stock.nodes)) >= max(1, want.devices)
+        nodes = self._with_enough(want, stock.fitting(self._yard.ask(want.kind)))
         if may is not None:
             nodes &= may
         found = np.flatnonzero(nodes)
@@ -81,6 +79,18 @@ class WhyNot:
             return ""
         left = Beside(int(stock.cpu[best]), int(stock.host_bytes[best]))
         return scarce(want, host.having(left), f"node {node}")
+
+    def _with_enough(self, want: Want, lanes: Flags) -> Flags:
+        """[nodes]: those with as many of these lanes as it needs, joined as it needs them."""
+        stock, least = self._yard.stock, max(1, want.devices)
+        if want.link:
+            teams = self._yard.teams(want.link)
+            at = np.flatnonzero(lanes & (teams >= 0))
+            found = np.zeros(len(stock.nodes), bool)
+            found[stock.node_of[at[np.bincount(teams[at], minlength=1)[teams[at]] >= least]]] = True
+            return found
+        enough: Flags = np.bincount(stock.node_of[lanes], minlength=len(stock.nodes)) >= least
+        return enough
 
     def roomiest(self, want: Want) -> SliceId | None:
         """Of the Slices that could hold it and are open the one with the most room; None: none is open."""
@@ -137,6 +147,8 @@ class WhyNot:
         """The same of the Device alone."""
         stock = self._yard.stock
         could: Flags = self._yard.ask(want.kind).memory[stock.lane_of] <= stock.size_bytes
+        if want.link:
+            could &= self._yard.teams(want.link) >= 0
         labelled = self._labelled(want.selector)
         return could if labelled is None else could & labelled[stock.node_of]
 

@@ -15,14 +15,17 @@ from typing import Final
 import numpy as np
 
 from autoscaler.admitting import Admitting
-from autoscaler.asked import CROWD_MAX, Ask, ask_of
+from autoscaler.asked import Ask, ask_of
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.crowds import Crowds
 from autoscaler.elastic import Budget
 from autoscaler.hosts import BYTES_MAX, NOTHING, Beside, Host
-from autoscaler.lanes import NO_ROOM, Kind, Room
+from autoscaler.joins import join
+from autoscaler.lanes import NO_ROOM, Kind, Link, Room
 from autoscaler.packing import Choice, Incumbent, Outlook, Shelf, Spread
 from autoscaler.roster import Roster
 from autoscaler.stock import LANES_MAX, PERCENT_MAX, Flags, Node, Place, Stock, load_of
+from autoscaler.teams import numbered
 from autoscaler.trust import Company, Trust, domain_of, domains
 from autoscaler.waste import Ints, Taught, untaught
 from autoscaler.whynot import WhyNot
@@ -111,8 +114,8 @@ class Yard:
                 self.roster.put(numbers[shelf.slice.id], shelf)
         self._asks: dict[Kind, Ask] = {}
         self._may: dict[Choice, Flags | None] = {}
-        self._faults: dict[str, Ints] = {}
-        """Label -> [nodes]: the number of each one's fault domain."""
+        self._crowds = Crowds(self.nodes, self._said)
+        self._teams: dict[Link, Ints] = {}
         self._admitting: Admitting | None = None
         self.why = WhyNot(self)
         self._copies: Set[Copy] = frozenset()
@@ -134,7 +137,8 @@ class Yard:
         self.models = None
         if _told(before.slice) != _told(shelf.slice):
             self._may.clear()
-            self._faults.clear()
+            self._crowds.forget()
+            self._teams.clear()
             self._admitting = None
             self.why.forget()
         self.coming.discard(shelf.slice.id)
@@ -241,8 +245,18 @@ class Yard:
     ) -> Place | None:
         """The best place with room now; None: there is none."""
         near, free = self._near.get(artifact), self.company.free(trust) if trust else None
-        crowd = None if spread is None or not spread.nodes else self._crowd(spread)
-        return self.stock.choose(self.ask(kind), self.where_it_may(choice), near, free, crowd)
+        crowd = None if spread is None or not spread.nodes else self._crowds.of(spread)
+        must = self.teams(kind.link) if kind.link else None
+        return self.stock.choose(self.ask(kind), self.where_it_may(choice), near, free, crowd, must=must)
+
+    def teams(self, link: Link) -> Ints:
+        """[lanes]: the number of those that it is joined to so well, in order of nodes; -1: to none that is known."""
+        if link is Link.NODE:
+            return self.stock.node_of
+        if link not in self._teams:
+            names = [[join(self.shelves[id].slice, link) for id in ids] for ids in self._ids]
+            self._teams[link] = numbered(names, self.stock.counts.tolist())
+        return self._teams[link]
 
     def granted(self, kind: Kind, place: Place) -> int:
         """How many bytes are best for an elastic one that was just chosen a Place for."""
@@ -260,6 +274,8 @@ class Yard:
         """[lanes]: those that could hold it, were nobody there."""
         may, ask, stock = self.where_it_may(choice), self.ask(kind), self.stock
         fits: Flags = (ask.memory[stock.lane_of] <= stock.size_bytes) & ~stock.shut
+        if kind.link:
+            fits &= self.teams(kind.link) >= 0
         return fits if may is None else fits & may[stock.node_of]
 
     # --- what if: until the Stock is rewound --------------------------------------------------------------------------
@@ -361,16 +377,9 @@ class Yard:
             self._may[choice] = self._admitted(choice)
         return self._may[choice]
 
-    def _crowd(self, spread: Spread) -> Ints:
-        """[nodes]: how many of the others are in each one's fault domain."""
-        if spread.label not in self._faults:
-            known = dict[str, int]()
-            said = (self.shelves[ids[0]].slice.labels.get(spread.label, "") if ids else "" for ids in self._ids)
-            self._faults[spread.label] = np.array([known.setdefault(one, len(known)) for one in said], np.int64)
-        faults, numbers = self._faults[spread.label], [bisect_left(self.nodes, node) for node in spread.nodes]
-        there = [at for at, node in zip(numbers, spread.nodes, strict=True) if self.nodes[at : at + 1] == (node,)]
-        counts: Ints = np.bincount(faults[there], minlength=len(self.nodes)).astype(np.int64)
-        return np.minimum(counts, CROWD_MAX)[faults]
+    def _said(self, label: str) -> Iterator[str]:
+        """What each node's label says; empty: it has none."""
+        return (self.shelves[ids[0]].slice.labels.get(label, "") if ids else "" for ids in self._ids)
 
     def _admitted(self, choice: Choice) -> Flags | None:
         if self._admitting is None:

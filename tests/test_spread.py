@@ -1,4 +1,4 @@
-"""Replicas of one Model apart from each other, by a label of nodes."""
+"""Replicas of one Model apart from each other, or near, by labels of nodes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.documents import DocumentError, load
+from autoscaler.joins import CLIQUE
 from autoscaler.model import Model
 from autoscaler.plan import plan
 from autoscaler.settings import Price, Settings
@@ -73,9 +74,57 @@ def test_a_cheap_device_comes_before_another_rack_and_several_devices_are_spread
 
 def test_a_change_of_the_label_starts_nothing_anew() -> None:
     assert ada(1).spec_hash() == replace(ada(1), spec=replace(ada(1).spec, spread=None)).spec_hash()
+    assert ada(1).spec_hash() == near(1).spec_hash()
+
+
+def near(low: int, **spec: Any) -> Model:
+    return model("ada", 70, low=low, high=8, near=CLIQUE, **spec)
+
+
+def cliques(*cliques: str, many: int = 1) -> list[Slice]:
+    """Of each node; all are in racks of their own."""
+    return [
+        replace(one, labels={RACK: one.node} | ({CLIQUE: clique} if clique else {}), labels_known=True)
+        for node, clique in enumerate(cliques)
+        for one in (device(f"n{node}-g{at}", 80, f"n{node}") for at in range(many))
+    ]
+
+
+def nodes(at: World) -> list[str]:
+    """Of all its Replicas."""
+    return sorted(at.slices[id].node for one in at.replicas.values() for id in one.slices)
+
+
+def test_replicas_of_one_model_start_near_each_other_while_there_is_room() -> None:
+    there = cliques("f.1", "", "f.2", "f.1", "f.2")
+    assert nodes(planned(world([near(2)], there))) == ["n0", "n3"]
+    anywhere = replace(near(2), spec=replace(near(2).spec, near=None))
+    assert nodes(planned(world([anywhere], there))) == ["n0", "n1"], "else the first that there is"
+    two = near(2)
+    assert nodes(planned(world([two], there, [replica(two, "r1", ["n2-g0"])]))) == ["n2", "n4"]
+    assert nodes(planned(world([near(3)], there))) == ["n0", "n1", "n3"], "no more room: anywhere"
+
+
+def test_where_most_of_them_are_comes_first_and_who_has_no_label_is_near_nobody() -> None:
+    four = near(4)
+    there = cliques("f.1", "f.1", "f.2", "f.2", "f.2")
+    on = [replica(four, f"r{at}", [f"n{at}-g0"]) for at in (0, 2, 3)]
+    assert nodes(planned(world([four], there, on))) == ["n0", "n2", "n3", "n4"]
+    two = near(2)
+    unlabelled = cliques("f.1", "", "")
+    assert nodes(planned(world([two], unlabelled, [replica(two, "r1", ["n2-g0"])]))) == ["n0", "n2"]
+
+
+def test_near_and_apart_at_once_are_hosts_of_one_clique() -> None:
+    there = cliques("f.1", "f.2", "f.1", "f.2", many=2)
+    assert nodes(planned(world([near(2)], there))) == ["n0", "n0"]
+    assert nodes(planned(world([near(2, spread=RACK)], there))) == ["n0", "n2"]
+    assert nodes(planned(world([near(4, spread=RACK)], there))) == ["n0", "n0", "n2", "n2"], "nearness comes first"
 
 
 def test_what_is_no_label_is_refused_by_its_path() -> None:
-    text = "apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {name: ada}\nspec: {engine: vllm, spread: a b}"
-    with pytest.raises(DocumentError, match=r"spec\.spread.*expected a label of Kubernetes"):
-        load([("a.yaml", text)])
+    for key in ("spread", "near"):
+        spec = f"{{engine: vllm, {key}: a b}}"
+        text = f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: ada}}\nspec: {spec}"
+        with pytest.raises(DocumentError, match=rf"spec\.{key}.*expected a label of Kubernetes"):
+            load([("a.yaml", text)])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.asked import CROWD_MAX, ask_of
+from autoscaler.asked import CROWDS, ask_of
 from autoscaler.hosts import BYTES_MAX, CPU_MAX
 from autoscaler.lanes import Isolation, Kind, Lane, Room
 from autoscaler.lrv import BUCKET, GAIN, PRICE
@@ -141,7 +141,7 @@ def test_choices_are_those_of_the_slow_one_and_nothing_is_over_committed(
     nodes = [Node(f"n{number}", *row) for number, row in enumerate(rows)]
     taught = some_lessons(nodes, seed)
     one = Stock(nodes, taught)
-    crowd = np.random.default_rng(seed).integers(0, CROWD_MAX + 1, len(nodes))
+    crowd = np.random.default_rng(seed).integers(0, CROWDS, len(nodes))
     there: list[tuple[Place, Load]] = []
     for kind, gone in asked:
         place = choose(one, kind)

@@ -15,6 +15,8 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, ReplicaId, TenantName
 from autoscaler.hosts import Beside, Host
 from autoscaler.indices import rebuild
+from autoscaler.joins import CLIQUE
+from autoscaler.lanes import Link
 from autoscaler.lesson import Lesson
 from autoscaler.lessons import taught
 from autoscaler.ordered import Cordon, Place
@@ -38,7 +40,8 @@ V = TypeVar("V")
 NAMES = tuple(ModelName(name) for name in "abcdef")
 TRUSTS: Sequence[tuple[TenantName, ...] | None] = (None, (TenantName("acme"),), (TenantName("bolt"),))
 MODELS = [model(name, 4 + 3 * at, high=3, tenants=TRUSTS[at % 3]) for at, name in enumerate(NAMES)]
-WHOLE = [device(f"g{at}", (24, 24, 80)[at % 3], f"n{at % 4}") for at in range(6)]
+ROOTS = ("r0", "", "r1", "r1", "r0", "r2")
+WHOLE = [device(f"g{at}", (24, 24, 80)[at % 3], f"n{at % 4}", link=ROOTS[at]) for at in range(6)]
 SHARES = [
     replace(device(f"t{at // 2}/s{at % 2}", 24, f"n{at // 2}", kind="timeslice"), device=DeviceId(f"t{at // 2}"))
     for at in range(4)
@@ -144,7 +147,7 @@ def _lesson(rng: Random) -> Lesson:
 def _sizes_told(one: World, rng: Random) -> World:
     """Another size and product of one Slice, or other prices, or both."""
     at, both = rng.choice(sorted(one.slices)), rng.random()
-    size, product = rng.choice((24, 80)) * GI, rng.choice(("", "H100", "L4"))
+    size, product = rng.choice((24, 80)) * GI, rng.choice(("", "H100", "L4", "NVIDIA H200"))
     many = replace(one.slices[at], memory_bytes=size, product=product)
     prices = rng.choice(((), (Price(device="H100", per_hour=9.0),), (Price(device="L4", per_hour=1.0),)))
     told = replace(one.settings, prices=prices)
@@ -157,7 +160,7 @@ def _sizes_told(one: World, rng: Random) -> World:
 
 def _nodes_told(slices: dict[SliceId, Slice], node: NodeId, rng: Random) -> dict[SliceId, Slice]:
     """Other labels and taints of one node."""
-    labels, known = {"zone": rng.choice(("z1", "z2"))}, rng.random() < 0.7
+    labels, known = {"zone": rng.choice(("z1", "z2")), CLIQUE: rng.choice(("", "f.1"))}, rng.random() < 0.7
     taints = (Taint("lab", "", "NoSchedule"),) if rng.random() < 0.3 else ()
     return {
         id: replace(one, labels=labels, labels_known=known, taints=taints) if one.node == node else one
@@ -212,7 +215,7 @@ def wants(rng: Random) -> list[Want]:
              devices=rng.choice((1, 1, 1, 2)), force=rng.choice(list(Force)), artifact=rng.choice(("", "oci://a")),
              selector=rng.choice(((), (), (("zone", "z1"),))), products=rng.choice(((), (), ("*h100*", "*"))),
              trust=TRUSTS[rng.randrange(3)] or (), cpu_milli=rng.choice((0, 100, 4000)),
-             host_bytes=rng.choice((0, 0, 8)) * GI)
+             host_bytes=rng.choice((0, 0, 8)) * GI, link=rng.choice(list(Link)))
         for ordinal in range(rng.randrange(1, 5))
     ]  # fmt: skip
 

@@ -1,0 +1,294 @@
+"""Several devices that a link joins: what is known of links, and that a Replica that needs one is never across two."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.documents import DocumentError, load
+from autoscaler.explain import explain_model
+from autoscaler.fit import Needs, explain_fit
+from autoscaler.joins import CLIQUE, UNKNOWN, join, loose, sizes, team
+from autoscaler.lanes import Link
+from autoscaler.log import Log
+from autoscaler.model import Gpu, Model
+from autoscaler.packer import pack
+from autoscaler.packing import Force, Outlook, Packing, Shelf, Want
+from autoscaler.plan import plan
+from autoscaler.rulings import need
+from autoscaler.world import Slice, SliceId
+from autoscaler.yard import Yard
+from tests.kit.laid import laid, looked, names
+from tests.kit.worlds import GI, T0, device, model, world
+from tests.test_packer import on, placed, run, shelf, victims, want
+
+H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
+TWO_OF_A_ROOT = want("a", 20, devices=2, link=Link.PCIE_ROOT)
+TWO_BY_NVLINK = TWO_OF_A_ROOT._replace(link=Link.NVLINK)
+
+
+def rooted(*roots: str, node: str = "n0", **fields: Any) -> list[Slice]:
+    return [device(f"{node}-g{at}", 24, node, link=root, **fields) for at, root in enumerate(roots)]
+
+
+# --- what is known ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("product", "nvlink"),
+    [
+        (H100, True), ("NVIDIA-H100-80GB-HBM3", True), ("NVIDIA-A100-SXM4-80GB", True), ("NVIDIA H200", True),
+        ("NVIDIA-B200", True), ("NVIDIA-GB200", True), ("Tesla-V100-SXM3-32GB", True),
+        ("NVIDIA-H100-PCIe", False), ("NVIDIA-H100-NVL", False), ("NVIDIA-H200-NVL", False),
+        ("NVIDIA-A100-80GB-PCIe", False), ("Tesla-V100-SXM2-16GB", False), (L40S, False), ("", False),
+    ],
+)  # fmt: skip
+def test_nvlink_joins_all_of_a_node_by_the_product_and_no_cards(product: str, nvlink: bool) -> None:
+    assert bool(join(device(product=product), Link.NVLINK)) == nvlink
+
+
+def test_nvlink_joins_all_of_a_node_that_is_labelled_with_its_clique() -> None:
+    assert join(device(labels={CLIQUE: "b1d2.7"}), Link.NVLINK)
+    assert not join(device(labels={CLIQUE: ""}), Link.NVLINK)
+
+
+def test_a_better_link_does_for_a_worse_one() -> None:
+    both = replace(device(product=H100), link="r1"), replace(device(product=H100), link="r2")
+    assert len(sizes(both, Link.PCIE_ROOT)) == 1
+    cards = (replace(one, product=L40S) for one in both)
+    assert len(sizes(cards, Link.PCIE_ROOT)) == 2
+    assert team(device(node="n1"), Link.NODE) == team(device("g1", node="n1", product=H100), Link.NODE)
+
+
+def test_no_link_is_missed_by_who_needs_none() -> None:
+    assert not loose(device(), Link.NODE, {}, 2)
+
+
+# --- placing ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_devices_of_one_root_are_taken_wherever_they_are_and_never_one_of_each() -> None:
+    there = [shelf(one) for one in (*rooted("r1", "r2"), *rooted("r1", "r2", "r2", node="n1"))]
+    assert placed(run([TWO_OF_A_ROOT], there)) == [("a", "n1-g1", "n1-g2")]
+    assert placed(run([TWO_OF_A_ROOT._replace(link=Link.NODE)], there[:2])) == [("a", "n0-g0", "n0-g1")]
+    assert placed(run([TWO_OF_A_ROOT], there[:2])) == []
+
+
+def test_a_node_of_one_root_is_joined_too_and_roots_of_two_nodes_with_one_name_are_two() -> None:
+    assert placed(run([TWO_OF_A_ROOT], map(shelf, rooted("r1", "r1")))) == [("a", "n0-g0", "n0-g1")]
+    assert placed(run([TWO_OF_A_ROOT], map(shelf, (*rooted("r1"), *rooted("r1", node="n1"))))) == []
+
+
+def test_nvlink_is_taken_by_product_even_of_devices_that_are_only_counted() -> None:
+    there = [shelf(one) for one in (*rooted("", "", product=L40S), *rooted("", "", node="n1", product=H100))]
+    for each in (TWO_BY_NVLINK, TWO_OF_A_ROOT):
+        assert placed(run([each], there)) == [("a", "n1-g0", "n1-g1")]
+
+
+def test_who_makes_room_is_on_one_link_though_others_would_cost_less() -> None:
+    cheap, dear = on("cheap", 20, priority=-1), on("dear", 20)
+    there = [
+        shelf(one, *who) for one, who in zip(rooted("r1", "r2", "r3", "r3"), ([], [cheap], [dear], [dear]), strict=True)
+    ]
+    first = TWO_OF_A_ROOT._replace(priority=1)
+    assert victims(run([first._replace(link=Link.NODE)], there)) == ["cheap"]
+    assert victims(run([first], there)) == ["dear"]
+    (waits,) = run([first], there).unmet
+    assert waits.promised
+
+
+def test_a_linked_set_of_which_one_is_leaving_is_waited_for() -> None:
+    going = on("x", 20, leaving=True)
+    there = [shelf(one, *who) for one, who in zip(rooted("r1", "r2", "r2"), ([], [], [going]), strict=True)]
+    (waits,) = run([TWO_OF_A_ROOT], there).unmet
+    assert (waits.promised, waits.reason) == (True, "waits on n0-g2 until x has left")
+
+
+# --- why not ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "reason"),
+    [
+        (
+            TWO_OF_A_ROOT, rooted("", ""),
+            f"needs 2 whole devices of 20Gi of one PCIe root; of each {UNKNOWN[Link.PCIE_ROOT]}",
+        ),
+        (
+            TWO_BY_NVLINK, rooted("r1", "r1", product=L40S),
+            f"needs 2 whole devices of 20Gi joined by NVLink; of each {UNKNOWN[Link.NVLINK]}",
+        ),
+        (
+            TWO_OF_A_ROOT._replace(devices=3), rooted("r1", "r1", "r2", "r2", ""),
+            "needs 3 whole devices of 20Gi of one PCIe root; at most 2 are joined so",
+        ),
+    ],
+)  # fmt: skip
+def test_a_link_that_no_node_gives_is_named_for_ever(asked: Want, there: list[Slice], reason: str) -> None:
+    (missing,) = run([asked], map(shelf, there)).unmet
+    assert (missing.reason, missing.never) == (reason, True)
+
+
+def test_a_link_that_is_not_free_is_told_with_who_has_it() -> None:
+    kept = on("x", 20, kept=True)
+    there = [shelf(one, *who) for one, who in zip(rooted("r1", "r1", "r2", "r3"), ([], [kept], [], []), strict=True)]
+    (missing,) = run([TWO_OF_A_ROOT], there).unmet
+    assert not missing.never
+    assert missing.reason == (
+        "needs 2 whole devices of 20Gi of one PCIe root; the root with the most has 1 free, n0-g1 is held by x (idle, "
+        "kept by replicas.min)"
+    )
+
+
+def wanting(link: Any, **spec: Any) -> Model:
+    return model("a", 20, low=1, gpu=Gpu(count=2, link=link), **spec)
+
+
+def test_explain_says_of_each_candidate_what_it_lacks() -> None:
+    at = world([wanting("pcieRoot")], rooted("r1", "r2", ""))
+    told = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
+    assert [one.ruled_out for one in told.candidates] == [
+        *["of its node only 1 are of one PCIe root with it, not 2"] * 2,
+        "its PCIe root is not known (a DRA driver may tell it, a device plug-in does not)",
+    ]
+    assert any("at most 1 are joined so" in line for line in told.sentences)
+
+
+def test_a_place_across_links_fits_nobody() -> None:
+    at = world([wanting("pcieRoot")], rooted("r1", "r2", "r2"))
+    told = explain_fit(at, at.models[ModelName("a")], Needs(), T0)
+    assert [one.fits for one in told.places] == [False, True, True]
+
+
+# --- the document, and the plan by it ---------------------------------------------------------------------------------
+
+
+def test_the_plan_takes_what_the_document_says() -> None:
+    at = world([wanting("nvlink")], [*rooted("", "", product=L40S), *rooted("", "", node="n1", product=H100)])
+    (start,) = plan(at, T0).actions
+    assert getattr(start, "replica").slices == ("n1-g0", "n1-g1")  # noqa: B009  of one kind of Action
+
+
+def test_another_link_starts_replicas_anew_and_none_leaves_the_hash_as_it_was() -> None:
+    assert wanting("any").spec_hash() != wanting("nvlink").spec_hash()
+    assert wanting("any").spec_hash() == model("a", 20, low=1, gpu=Gpu(count=2)).spec_hash()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "line"),
+    [
+        ("{link: nvlink}", "spec.gpu.link: joins several devices: set gpu.count above 1, or leave it out"),
+        ("{count: 2, link: fast}", "spec.gpu.link: expected one of any, nvlink, pcieRoot"),
+    ],
+)
+def test_a_link_that_is_none_is_refused_by_its_path(gpu: str, line: str) -> None:
+    text = (
+        f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: a}}\nspec: {{engine: ollama, gpu: {gpu}}}"
+    )
+    with pytest.raises(DocumentError) as caught:
+        load([("a.yaml", text)])
+    assert line in str(caught.value)
+
+
+# --- room in pieces ---------------------------------------------------------------------------------------------------
+
+
+def test_room_in_pieces_of_several_links_is_put_together_on_one() -> None:
+    """Four devices of n0 are free, two of each of two roots, of which one has one more."""
+    at, roots = laid({0: [1, 5], 1: [9], 2: [10], 3: [10]}), {0: "r1", 6: "r1", 7: "r1", 8: "r3", 9: "r3"}
+    slices = {id: replace(one, link=roots.get(int(id[-1]), "")) for id, one in at.slices.items() if one.node == "n0"}
+    linked = replace(at, slices=at.slices | slices)
+    asked = Want(ModelName("big"), devices=3, memory_bytes=70 * GI, force=Force.LOWER)
+    assert not names(looked(linked, T0, asked)), "there is room enough"
+    found = looked(linked, T0, asked._replace(link=Link.PCIE_ROOT))
+    assert names(found) == ["n0-a"]
+    assert found.unmet[0].reason == (
+        "needs 3 whole devices of 70Gi of one PCIe root; 4 are free, at most 2 of one PCIe root; moves n0-a from n0-g0 "
+        "to n0-g8 first"
+    )
+
+
+# --- whatever there is ------------------------------------------------------------------------------------------------
+
+
+def drawn(rng: Random) -> tuple[list[Shelf], list[Want]]:
+    """Nodes of cards and boards, some labelled, some told by DRA; who is on them; and who comes."""
+    shelves: list[Shelf] = []
+    for node in range(rng.randrange(1, 5)):
+        labels = {CLIQUE: "f.1"} if rng.random() < 0.2 else {}
+        product, told = rng.choice((H100, L40S, L40S, "")), rng.random() < 0.7
+        for at in range(rng.randrange(1, 6)):
+            root = f"r{rng.randrange(3)}" if told and rng.random() < 0.9 else ""
+            one = device(f"n{node}-g{at}", 24, f"n{node}", link=root, product=product, labels=labels)
+            who = [on(f"x{node}{at}", 20, busy=rng.random() < 0.5, kept=rng.random() < 0.2)] * (rng.random() < 0.5)
+            shelves.append(shelf(one, *who, locked=rng.random() < 0.1))
+    wants = [
+        want(f"a{number}", 20, devices=rng.choice((1, 2, 2, 3)), link=rng.choice(list(Link)),
+             priority=rng.choice((-1, 0, 1)), force=rng.choice(list(Force)))
+        for number in range(rng.randrange(1, 5))
+    ]  # fmt: skip
+    return shelves, [one if one.devices > 1 else one._replace(link=Link.NODE) for one in wants]
+
+
+def joined(slices: Iterable[Slice], link: Link) -> bool:
+    found = {team(one, link) for one in slices}
+    return len(found) == 1 and all(name for _, name in found)
+
+
+def largest(want: Want, shelves: Sequence[Shelf]) -> int:
+    """Devices of the largest set that could ever hold it, worked out the long way."""
+    able = [one.slice for one in shelves if need(want, one) is not None]
+    counts = Counter(team(one, want.link) for one in able if join(one, want.link))
+    return max(counts.values(), default=0)
+
+
+def after(packing: Packing, shelves: Sequence[Shelf]) -> list[Shelf]:
+    """As it is when all victims have left."""
+    gone = {victim.replica for victim in packing.victims}
+    return [shelf(one.slice, *(i for i in one.incumbents if i.replica not in gone)) for one in shelves]
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.integers(0, 1 << 30))
+def test_who_needs_a_link_is_never_across_two_and_gets_one_where_there_is_one(seed: int) -> None:
+    rng = Random(seed)
+    shelves, wants = drawn(rng)
+    slices = {one.slice.id: one.slice for one in shelves}
+    found = run(wants, shelves)
+    taken = set[SliceId]()
+    for one in found.placements:
+        assert len(set(one.slices)) == one.want.devices
+        assert joined((slices[id] for id in one.slices), one.want.link)
+        assert not taken & {*one.slices}
+        taken |= {*one.slices}
+    for missing in found.unmet:
+        assert missing.never == (largest(missing.want, shelves) < missing.want.devices)
+    mixed_shelves, mixed_wants = rng.sample(shelves, len(shelves)), rng.sample(wants, len(wants))
+    assert run(mixed_wants, mixed_shelves) == found, "the same input in any order gives the same answer"
+    first = min(wants, key=lambda one: (-one.priority, one.model))
+    alone = run([first], shelves)
+    if alone.victims:
+        (came,) = run([first], after(alone, shelves)).placements
+        assert joined((slices[id] for id in came.slices), first.link), "whoever left made room that is joined"
+        for victim in alone.victims:
+            less = alone._replace(victims=tuple(one for one in alone.victims if one != victim))
+            assert not run([first], after(less, shelves)).placements, "and nobody left who could have stayed"
+
+
+def test_a_link_is_asked_of_a_yard_again_when_labels_are_others() -> None:
+    there = [shelf(one) for one in rooted("", "")]
+    yard, asked = Yard(there), [TWO_BY_NVLINK]
+    assert pack(asked, yard, frozenset(), Outlook(), T0).unmet[0].never
+    for one in there:
+        labelled = one.copy()
+        labelled.slice = replace(one.slice, labels={CLIQUE: "f.1"})
+        yard.put(labelled)
+    assert placed(pack(asked, yard, frozenset(), Outlook(), T0)) == [("a", "n0-g0", "n0-g1")]
