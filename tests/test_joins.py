@@ -16,6 +16,7 @@ from autoscaler.contract import ModelName
 from autoscaler.documents import DocumentError, load
 from autoscaler.explain import explain_model
 from autoscaler.fit import Needs, explain_fit
+from autoscaler.hosts import Host
 from autoscaler.joins import CLIQUE, UNKNOWN, join, loose, sizes, team
 from autoscaler.lanes import Link
 from autoscaler.log import Log
@@ -24,7 +25,7 @@ from autoscaler.packer import pack
 from autoscaler.packing import Force, Outlook, Packing, Shelf, Want
 from autoscaler.plan import plan
 from autoscaler.rulings import need
-from autoscaler.world import Slice, SliceId
+from autoscaler.world import NodeId, Slice, SliceId
 from autoscaler.yard import Yard
 from tests.kit.laid import laid, looked, names
 from tests.kit.worlds import GI, T0, device, model, world
@@ -148,6 +149,20 @@ def test_a_link_that_is_not_free_is_told_with_who_has_it() -> None:
     )
 
 
+def test_of_a_node_with_devices_enough_that_no_link_joins_nothing_is_said_of_its_cpu() -> None:
+    there = [*map(shelf, rooted("r1", "r2")), *map(shelf, rooted("r1", "r1", node="n1"))]
+    hosts = {NodeId(node): Host(8000, 64 * GI, left, 64 * GI) for node, left in (("n0", 3000), ("n1", 1000))}
+    asked = TWO_OF_A_ROOT._replace(cpu_milli=4000)
+    (missing,) = pack([asked], Yard(there, hosts), frozenset(), Outlook(), T0).unmet
+    assert missing.reason == (
+        "needs 2 whole devices of 20Gi of one PCIe root and 4 cores beside them; node n1 has not CPU enough beside its "
+        "devices: 1 cores left of 8 cores"
+    )
+    small = {NodeId(node): Host(most, 64 * GI, most, 64 * GI) for node, most in (("n0", 9000), ("n1", 3000))}
+    (never,) = pack([asked], Yard(there, small), frozenset(), Outlook(), T0).unmet
+    assert (never.never, "more than 3 cores" in never.reason) == (True, True)
+
+
 def wanting(link: Any, **spec: Any) -> Model:
     return model("a", 20, low=1, gpu=Gpu(count=2, link=link), **spec)
 
@@ -160,6 +175,17 @@ def test_explain_says_of_each_candidate_what_it_lacks() -> None:
         "its PCIe root is not known (a DRA driver may tell it, a device plug-in does not)",
     ]
     assert any("at most 1 are joined so" in line for line in told.sentences)
+
+
+def test_of_a_link_only_devices_count_that_could_hold_it() -> None:
+    there = [replace(one, product=product) for one, product in zip(rooted("r1", "r1"), (L40S, "L4"), strict=True)]
+    at = world(
+        [replace(a := wanting("pcieRoot"), spec=replace(a.spec, gpu=replace(a.spec.gpu, models=("*l40s*",))))], there
+    )
+    told = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
+    assert [one.ruled_out for one in told.candidates] == [
+        "of its node only 1 are of one PCIe root with it, not 2", "it is L4, not *l40s*",
+    ]  # fmt: skip
 
 
 def test_a_place_across_links_fits_nobody() -> None:

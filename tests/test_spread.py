@@ -120,6 +120,9 @@ def test_near_and_apart_at_once_are_hosts_of_one_clique() -> None:
     assert nodes(planned(world([near(2)], there))) == ["n0", "n0"]
     assert nodes(planned(world([near(2, spread=RACK)], there))) == ["n0", "n2"]
     assert nodes(planned(world([near(4, spread=RACK)], there))) == ["n0", "n0", "n2", "n2"], "nearness comes first"
+    one = near(2, spread=RACK)
+    beside = cliques("f.1", "f.2", many=2)
+    assert nodes(planned(world([one], beside, [replica(one, "r1", ["n1-g0"])]))) == ["n1", "n1"], "even on one host"
 
 
 def test_what_is_no_label_is_refused_by_its_path() -> None:

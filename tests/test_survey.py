@@ -22,7 +22,7 @@ from autoscaler.lessons import taught
 from autoscaler.ordered import Cordon, Place
 from autoscaler.outlook import outlook
 from autoscaler.packer import pack
-from autoscaler.packing import Force, Outlook, Want
+from autoscaler.packing import Force, Outlook, Spread, Want
 from autoscaler.plan import Planner, plan
 from autoscaler.settings import Price
 from autoscaler.shelves import hosts, shelves
@@ -38,6 +38,7 @@ from tests.kit.worlds import GI, T0, device, gateway, model, replica, use, world
 K = TypeVar("K")
 V = TypeVar("V")
 NAMES = tuple(ModelName(name) for name in "abcdef")
+SPREADS = (None, Spread("zone", "", (NodeId("n1"),)), Spread("", "zone", (NodeId("n2"), NodeId("n3"))))
 TRUSTS: Sequence[tuple[TenantName, ...] | None] = (None, (TenantName("acme"),), (TenantName("bolt"),))
 MODELS = [model(name, 4 + 3 * at, high=3, tenants=TRUSTS[at % 3]) for at, name in enumerate(NAMES)]
 ROOTS = ("r0", "", "r1", "r1", "r0", "r2")
@@ -215,7 +216,7 @@ def wants(rng: Random) -> list[Want]:
              devices=rng.choice((1, 1, 1, 2)), force=rng.choice(list(Force)), artifact=rng.choice(("", "oci://a")),
              selector=rng.choice(((), (), (("zone", "z1"),))), products=rng.choice(((), (), ("*h100*", "*"))),
              trust=TRUSTS[rng.randrange(3)] or (), cpu_milli=rng.choice((0, 100, 4000)),
-             host_bytes=rng.choice((0, 0, 8)) * GI, link=rng.choice(list(Link)))
+             host_bytes=rng.choice((0, 0, 8)) * GI, link=rng.choice(list(Link)), spread=rng.choice(SPREADS))
         for ordinal in range(rng.randrange(1, 5))
     ]  # fmt: skip
 
