@@ -20,7 +20,7 @@ import msgspec
 from artifacts import flocks, paths
 from artifacts.contents import File
 from artifacts.digests import Digest
-from artifacts.disk import Disk, walk
+from artifacts.disk import Disk, entries, walk
 from artifacts.flocks import Flock
 from artifacts.layout import Key, Record, StoreError, named, taken_bytes
 from artifacts.ledger import Ledger, Reservation
@@ -103,14 +103,21 @@ class Pull:
             self._disk.remove(self._tree)
             self._disk.folder(self._tree / "files")
             for digest in self._raw:
-                with suppress(FileNotFoundError, FileExistsError):
-                    self._disk.link(self._layout.blob(self._wanted.key, digest), self._blobs / named(digest))
+                there, own = self._layout.blob(self._wanted.key, digest), self._blobs / named(digest)
+                if there.exists():
+                    self._disk.remove(own)  # of a try before, while another pull brought it, too
+                    self._disk.link(there, own)
             missing = tuple(one for one in self._wanted.files if not self._is_here(one))
-            archives = sum(one.size for one in missing if one.encoding != "raw")
-            wanted_bytes = sum({one.digest: one.size for one in missing if one.encoding == "raw"}.values())
-            wanted_bytes += max(archives, self._wanted.unpacked_bytes) + RECORD_BYTES
+            wanted_bytes = self._own_bytes() + RECORD_BYTES
             self._ledger.reserve(self._room, self._wanted.key, wanted_bytes, len(self._wanted.files))
         return Job(missing, self._blobs, self._tree / "files", more)
+
+    def _own_bytes(self) -> int:
+        """What the pull will have taken by itself at its end: all but the files that the store has already."""
+        shared = {one.name for one in entries(self._blobs) if one.stat(follow_symlinks=False).st_nlink > 1}
+        archives = sum(one.size for one in self._wanted.files if one.encoding != "raw")
+        raw = sum(size for digest, size in self._raw.items() if named(digest) not in shared)
+        return raw + max(archives, self._wanted.unpacked_bytes)
 
     def more(self, more_bytes: int) -> None:
         """Reserves more. Raises NoRoomError."""
