@@ -76,7 +76,10 @@ class Store:
         self._while_away = while_away
 
     def open(self) -> Self:
-        """Makes the folders, and removes what breaks left. Read-only, it can still be read. Raises StoreError."""
+        """Makes the folders, and removes what breaks left. Read-only, it can still be read. Blocks.
+
+        Raises StoreError.
+        """
         try:
             self.layout.make(self._disk)
             with self._shelf.locked():

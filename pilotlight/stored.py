@@ -117,6 +117,9 @@ def _opened(path: Path) -> Iterator[Store]:
         yield store
     except StoreError as error:
         raise click.ClickException(str(error)) from None
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise click.ClickException(f"--store {path}: {why}; run this as who owns the store") from None
 
 
 def _digests(store: Store, names: tuple[str, ...]) -> list[Digest]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from artifacts.store import Store
+from artifacts.store import Row, Store
 from pilotlight.cli import cli
 from tests.kit.stored import KIB, fetching, raw, wanted
 
@@ -103,3 +103,13 @@ def test_a_folder_that_is_no_store_is_not_made_one(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["weights", "ls", "--store", str(tmp_path)], prog_name="pilotlight")
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
     assert "there is no store of weights" in result.stderr
+
+
+def test_what_may_not_be_read_is_one_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(_self: Store) -> list[Row]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Store, "rows", refuses)
+    result = run(store, "ls")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "Permission denied; run this as who owns the store" in result.stderr

@@ -1,0 +1,94 @@
+"""Locks between processes: of the file that lies there now, shared with a child, waited for without blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from artifacts import flocks
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Does this once, between the opening of a file and its lock."""
+    really, acts = fcntl.flock, [act]
+
+    def flock(fd: int, operation: int) -> None:
+        if acts:
+            acts.pop()()
+        really(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def test_a_lock_is_that_of_the_file_that_lies_there_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+
+    def replaced() -> None:
+        path.rename(tmp_path / "away")
+        path.touch()
+
+    meanwhile(monkeypatch, replaced)
+    with flocks.attempt(path) or pytest.fail("it is free") as found:
+        assert os.fstat(found.fd).st_ino == path.stat().st_ino
+        assert flocks.attempt(path) is None
+        assert flocks.attempt(tmp_path / "away") is not None
+
+
+def test_a_copy_that_went_between_the_two_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lease"
+    path.touch()
+    meanwhile(monkeypatch, path.unlink)
+    with pytest.raises(FileNotFoundError):
+        flocks.attempt(path, shared=True)
+
+
+def test_several_share_a_lock_and_nobody_has_it_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lease"
+    one, two = (flocks.wait(path, 1.0, shared=True, make=True) for _ in range(2))
+    for each in (one, two):
+        assert flocks.attempt(path) is None
+        with pytest.raises(TimeoutError, match="held by another process"):
+            flocks.wait(path, 0.0)
+        each.close()
+    flocks.wait(path, 1.0).close()
+
+
+def test_a_child_that_was_given_the_lock_holds_it_until_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "lease"
+    lock = flocks.wait(path, 1.0, shared=True, make=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, pass_fds=[lock.fd]
+    ) as child:
+        lock.close()
+        assert flocks.attempt(path) is None
+        assert child.stdin is not None
+        child.stdin.close()
+        child.wait()
+    assert flocks.attempt(path) is not None
+
+
+async def test_who_waits_can_be_cancelled_and_then_holds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = flocks.wait(path, 1.0, make=True)
+
+    async def waits() -> None:
+        async with flocks.held(path):
+            pytest.fail("somebody else has it")
+
+    task = asyncio.ensure_future(waits())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    flocks.drop(first, path)
+    async with flocks.held(path):
+        assert flocks.attempt(path) is None
+    assert not path.exists()
