@@ -24,8 +24,8 @@ from tests.kit.stored import KIB, SLACK, content, fetching, left, put, raw, room
 MIB = 1 << 20
 
 
-def opened(root: Path, **options: int | None) -> Store:
-    return Store(root / "store", spare_bytes=0, **options).open()  # type: ignore[arg-type]  # bytes_max alone
+def opened(root: Path, *, bytes_max: int | None = None) -> Store:
+    return Store(root / "store", spare_bytes=0, bytes_max=bytes_max).open()
 
 
 def aged(store: Store, copy: Record, age_s: float) -> None:
