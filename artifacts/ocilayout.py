@@ -19,6 +19,7 @@ from artifacts.descriptors import BadManifestError, Descriptor, Platform
 from artifacts.digests import Digest
 from artifacts.manifest import CONFIG_BYTES_MAX, MANIFEST_BYTES_MAX, Index, Manifest
 from artifacts.packing import Blob, Document, Form, PackError, Piece, Plan, documents, layout_index
+from artifacts.platforms import INDEX_DEPTH_MAX
 from artifacts.tarhead import frame
 
 PIECE_BYTES = 1 << 20
@@ -58,6 +59,15 @@ def write(to: Path, plan: Plan, form: Form, tag: str = "", moved: Callable[[int]
         for each in (blobs, blobs.parent, folder):
             _sync(each)
     return Written(made[-1], written)
+
+
+class Whole(NamedTuple):
+    """All of an artifact, in an order in which it may be pushed."""
+
+    blobs: tuple[Descriptor, ...]
+    """Configs and layers, each once."""
+    documents: tuple[tuple[Descriptor, bytes], ...]
+    """Manifests and indexes: what another one names comes before it, the artifact itself last."""
 
 
 @contextmanager
@@ -159,6 +169,35 @@ class Layout:
                 return Entry(found.digest, read, self.document(read.config))
             way.append(found.digest)
             index = read
+
+    def whole(self) -> Whole:
+        """All of the one artifact. Raises BadManifestError."""
+        blobs: dict[Digest, Descriptor] = {}
+        documents: dict[Digest, tuple[Descriptor, bytes]] = {}
+        self._gather(self.top(), blobs, documents, INDEX_DEPTH_MAX)
+        for one in blobs.values():
+            path = self.path(one.digest)
+            if not path.is_file() or path.stat().st_size != one.size:
+                raise BadManifestError(f"{one.digest} is missing in {self._folder}, or of another size")
+        return Whole(tuple(blobs.values()), tuple(documents.values()))
+
+    def _gather(
+        self,
+        of: Descriptor,
+        blobs: dict[Digest, Descriptor],
+        documents: dict[Digest, tuple[Descriptor, bytes]],
+        depth: int,
+    ) -> None:
+        content = self.document(of)
+        read = manifest.parse(content, content_type=of.media_type, digest=of.digest)
+        if isinstance(read, Manifest):
+            blobs.update((one.digest, one) for one in (read.config, *read.layers))
+        elif depth:
+            for one in read.entries:
+                self._gather(one, blobs, documents, depth - 1)
+        else:
+            raise BadManifestError(f"indexes lie in indexes deeper than {INDEX_DEPTH_MAX}")
+        documents[of.digest] = (of, content)
 
     def document(self, of: Descriptor) -> bytes:
         """A manifest, an index or a config. Raises BadManifestError."""

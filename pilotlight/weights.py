@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pilotlight import packing, stored
+from pilotlight import packing, sending, stored
 
 
 @click.group(epilog="Example: pilotlight weights ls")
@@ -12,5 +12,5 @@ def weights() -> None:
     """Weights as OCI artifacts: made here, and kept on this node."""
 
 
-for command in (packing.pack, stored.list_, stored.pin, stored.unpin, stored.evict):
+for command in (packing.pack, sending.push, sending.inspect, stored.list_, stored.pin, stored.unpin, stored.evict):
     weights.add_command(command)

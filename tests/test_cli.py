@@ -67,7 +67,7 @@ def test_the_commands_are_those_that_are_promised() -> None:
     assert {" ".join(words) for words in commands()} >= {
         "serve", "gateway", "autoscaler", "agent", "status", "explain model", "explain last", "key new", "doctor",
         "wake", "stop", "cordon", "uncordon", "drain",
-        "load run", "load coldstart", "weights pack",
+        "load run", "load coldstart", "weights pack", "weights inspect", "weights push",
     }  # fmt: skip
 
 

@@ -86,6 +86,7 @@ class FakeRegistry:
         self.port = 0
         self.scheme = "http"
         self._ended = asyncio.Event()
+        self._begun = 0
 
     @property
     def host(self) -> str:
@@ -166,7 +167,8 @@ class FakeRegistry:
         if request.method == "POST":
             if request.query.get("mount") in self.blobs and request.query.get("from") == "shared":
                 return web.Response(status=201)
-            name = f"upload-{len(self.uploads)}"
+            name = f"upload-{self._begun}"
+            self._begun += 1
             self.uploads[name] = b""
         elif name not in self.uploads:
             return web.Response(status=404)

@@ -1,0 +1,82 @@
+"""Whole artifacts in a registry: looked at, and pushed out of a layout. I/O.
+
+Owns the order: of a push first every blob, then the manifests, those that others name first, and the tag last, so that
+what can be found is whole. Several blobs go at once. Looking takes manifests and the config, and no weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+
+from artifacts import blobs, manifest, platforms, pushing, registry
+from artifacts.blobs import Blob
+from artifacts.client import Client
+from artifacts.descriptors import Descriptor, Platform
+from artifacts.digests import Digest
+from artifacts.manifest import Manifest
+from artifacts.ocilayout import Entry, Layout
+
+AT_ONCE = 4
+"""Blobs on their way to one registry."""
+
+
+async def look(client: Client, repository: str, asked: str, platform: Platform) -> Entry:
+    """The model behind a tag or a digest. Raises BadManifestError, RegistryError."""
+    way = list[Digest]()
+    size = None
+    while True:
+        came = await registry.manifest(client, repository, asked, size)
+        read = manifest.parse(came.body, content_type=came.media_type, digest=came.digest)
+        if isinstance(read, Manifest):
+            blob = Blob(repository, read.config.digest, read.config.size)
+            return Entry(came.digest, read, await _small(client, blob))
+        found = platforms.choose(read, platform, way)
+        way.append(came.digest)
+        asked, size = found.digest, found.size
+
+
+async def send(
+    client: Client, repository: str, tag: str, layout: Layout, moved: Callable[[int], None] = lambda _: None
+) -> Digest:
+    """Pushes a layout's artifact. `moved`: told of bytes as they are read. Raises BadManifestError, RegistryError."""
+    whole = await asyncio.to_thread(layout.whole)
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def one(of: Descriptor) -> None:
+        async with free:
+            source = _Counted(layout, of, moved)
+            await pushing.push_blob(client, Blob(repository, of.digest, of.size), source)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for of in whole.blobs:
+                group.create_task(one(of))
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None  # the others were only ended with it
+    for of, content in whole.documents:
+        await pushing.push_manifest(client, repository, of.digest, content, of.media_type)
+    top, content = whole.documents[-1]
+    return await pushing.push_manifest(client, repository, tag, content, top.media_type)
+
+
+class _Counted:
+    """A blob's bytes, which are counted as they are read."""
+
+    def __init__(self, layout: Layout, of: Descriptor, moved: Callable[[int], None]) -> None:
+        self._source = pushing.FileSource(layout.path(of.digest))
+        self._moved = moved
+
+    async def read(self, first: int, end: int) -> AsyncIterator[bytes]:
+        """As `pushing.Source`."""
+        async with aclosing(self._source.read(first, end)) as pieces:
+            async for piece in pieces:
+                self._moved(len(piece))
+                yield piece
+
+
+async def _small(client: Client, blob: Blob) -> bytes:
+    """A config: its size was judged with the manifest."""
+    async with aclosing(blobs.read(client, blob)) as pieces:
+        return b"".join([piece async for piece in pieces])

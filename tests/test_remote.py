@@ -1,0 +1,154 @@
+"""Whole artifacts: pushed blobs first and the tag last, looked at again, and told in words that name the fix."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner, Result
+
+from artifacts import contents, ocilayout, packing, remote
+from artifacts.client import Client
+from artifacts.descriptors import BadManifestError, Platform
+from artifacts.ocilayout import Layout
+from artifacts.packing import About, Form, Offered
+from artifacts.refusals import AbsentError, DeniedError
+from artifacts.transport import Site
+from pilotlight.cli import cli
+from tests.kit.fake_registry import FakeRegistry, StillClock, says
+
+NAME = "team/llama"
+FILES = {"model.safetensors": b"w" * 5000, "config.json": b"{}", "LICENSE": b"MIT"}
+AMD = Platform("linux", "amd64")
+
+
+class Rig(NamedTuple):
+    """A registry, a client of it, and something to push."""
+
+    fake: FakeRegistry
+    client: Client
+    layout: Layout
+    folder: Path
+
+    @property
+    def ref(self) -> str:
+        return f"oci://{self.fake.host}/{NAME}:v1"
+
+
+def made(to: Path, form: Form = "modelpack") -> Layout:
+    offered = [Offered(path, len(content), content=content) for path, content in FILES.items()]
+    ocilayout.write(to, packing.plan(offered, About(name="llama")), form, "v1")
+    return Layout(to)
+
+
+@contextlib.asynccontextmanager
+async def rigged(tmp_path: Path, form: Form = "modelpack") -> AsyncIterator[Rig]:
+    folder = tmp_path / "oci"
+    at = made(folder, form)
+    async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
+        yield Rig(fake, client, at, folder)
+
+
+async def run(*words: str) -> Result:
+    """The command, in a thread: the registry answers meanwhile."""
+    return await asyncio.to_thread(CliRunner().invoke, cli, ["weights", *words], prog_name="pilotlight")
+
+
+@pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
+async def test_what_was_pushed_is_there_whole_and_looked_at(form: Form, tmp_path: Path) -> None:
+    async with rigged(tmp_path, form) as rig:
+        moved = list[int]()
+        digest = await remote.send(rig.client, NAME, "v1", rig.layout, moved.append)
+        assert digest == rig.layout.top().digest
+        blobs = {path.name: path.read_bytes() for path in (rig.folder / "blobs/sha256").iterdir()}
+        there = rig.fake.blobs | {name: body for (_, name), (_, body) in rig.fake.manifests.items() if ":" in name}
+        assert {name.removeprefix("sha256:"): content for name, content in there.items()} == blobs
+        assert sum(moved) == sum(map(len, rig.fake.blobs.values()))
+        found = await remote.look(rig.client, NAME, "v1", AMD)
+        assert found == rig.layout.entry(AMD)
+        assert [one.path for one in contents.read(found.manifest, found.config).files()] == sorted(FILES)
+        assert not rig.fake.asked("GET", found.manifest.layers[0].digest), "no weights are fetched"
+
+
+async def test_blobs_go_first_then_what_is_named_and_the_tag_last(tmp_path: Path) -> None:
+    async with rigged(tmp_path) as rig:
+        await remote.send(rig.client, NAME, "v1", rig.layout)
+        puts = [one.path for one in rig.fake.asked("PUT", NAME)]
+        documents = [path for path in puts if "/manifests/" in path]
+        assert puts[-len(documents) :] == documents
+        assert [path.rpartition("/")[2] for path in documents[-2:]] == [rig.layout.top().digest, "v1"]
+        assert len(documents) == 5
+        sent = len(rig.fake.seen)
+        await remote.send(rig.client, NAME, "v1", rig.layout)
+        assert not [one for one in rig.fake.seen[sent:] if "uploads" in one.path], "nothing is sent twice"
+
+
+async def test_where_a_blob_is_refused_nothing_can_be_found(tmp_path: Path) -> None:
+    async with rigged(tmp_path) as rig:
+        rig.fake.always["POST", f"/v2/{NAME}/blobs/uploads/"] = says(403)
+        with pytest.raises(DeniedError):
+            await remote.send(rig.client, NAME, "v1", rig.layout)
+        assert not rig.fake.manifests
+
+
+async def test_a_layout_that_lacks_a_blob_is_not_pushed(tmp_path: Path) -> None:
+    async with rigged(tmp_path) as rig:
+        path = rig.layout.path(rig.layout.entry(AMD).manifest.layers[0].digest)
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(BadManifestError, match="or of another size"):
+            await remote.send(rig.client, NAME, "v1", rig.layout)
+        assert not rig.fake.seen
+
+
+async def test_nothing_behind_a_tag_is_said(tmp_path: Path) -> None:
+    async with rigged(tmp_path) as rig:
+        with pytest.raises(AbsentError):
+            await remote.look(rig.client, NAME, "v2", AMD)
+
+
+async def test_the_commands_push_and_inspect(tmp_path: Path) -> None:
+    async with rigged(tmp_path) as rig:
+        pushed = await run("push", str(rig.folder), rig.ref)
+        assert pushed.exit_code == 0, pushed.output
+        assert pushed.stdout == f"pushed {rig.fake.host}/{NAME}:v1@{rig.layout.top().digest}\n"
+        model = rig.layout.entry(AMD).digest
+        for what in (rig.ref, str(rig.folder)):
+            shown = (await run("inspect", what)).stdout
+            assert shown.splitlines()[:2] == [f"digest: {model}", "dialect: ModelPack"]
+            assert shown.splitlines()[-1] == "would be taken"
+            why = (await run("inspect", what, "--explain")).stdout
+            assert "layer 3: application/vnd.cncf.model.weight.v1.tar: weight model.safetensors, tar, 6656 bytes" in why
+            told = json.loads((await run("inspect", what, "--output", "json")).stdout)
+            assert (told["digest"], told["refusal"]) == (model, "")
+            assert [one["path"] for one in told["layers"]] == sorted(FILES)
+
+
+async def test_a_refusal_is_shown(tmp_path: Path) -> None:
+    offered = [Offered("model.gguf", 1, content=b"x"), Offered("run.py", 1, content=b"x")]
+    ocilayout.write(tmp_path / "oci", packing.plan(offered, About(), allow_unsafe=True), "modelpack")
+    shown = (await run("inspect", str(tmp_path / "oci"))).stdout
+    assert "refused: ModelPack: layer 2: code is not taken from a registry" in shown
+    assert "would be taken" in (await run("inspect", str(tmp_path / "oci"), "--allow-unsafe")).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("inspect", "{host}/team/none:v1"), "manifest v1 of team/none"),
+        (("inspect", "a b"), "is no reference to an artifact"),
+        (("inspect", "{folder}"), "is no OCI image layout: it has no file oci-layout"),
+        (("push", "{folder}", "{host}/team/llama:v1"), "is no OCI image layout"),
+        (("push", "{folder}/oci", "{host}/team/llama@sha256:" + "a" * 64), "leave out what follows @"),
+    ],
+)
+async def test_what_goes_wrong_is_one_line(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    async with rigged(tmp_path) as rig:
+        done = await run(*(word.format(host=rig.fake.host, folder=tmp_path) for word in words))
+        assert done.exit_code in {1, 2}
+        assert said in done.output
+        assert done.output.count("\n") == 1
