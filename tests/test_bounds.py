@@ -220,6 +220,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.inflate.FREE_BYTES",
         "artifacts.inflate.WINDOW_BYTES_MAX",
     ),
+    "packing: files below one folder; a Modelfile; blobs pushed at once": (
+        "pilotlight.packing.FILES_MAX",
+        "pilotlight.importing.FILE_BYTES_MAX",
+        "artifacts.remote.AT_ONCE",
+    ),
     "path of a file in an artifact": (
         "artifacts.paths.PATH_BYTES_MAX",
         "artifacts.paths.PARTS_MAX",
