@@ -245,6 +245,7 @@ def test_what_a_registry_may_not_give_us_is_left_out_and_told(model: Path, tmp_p
         ({"m.gguf": b"", "con.json": b"{}"}, "give it another name"),
         ({"Modelfile": b"FROM llama3"}, "FROM llama3: there is no such file or folder; name the weights themselves"),
         ({"Modelfile": b"FROM m.bin", "m.bin": b""}, "m.bin: weights of this form"),
+        ({"Modelfile": b"FROM a.gguf\nFROM m.bin", "a.gguf": b"", "m.bin": b""}, "m.bin: weights of this form"),
         ({"Modelfile": b"MODEL *.gguf"}, "'*.gguf' names no file below"),
         ({"Modelfile": b"FORM x"}, "line 1: expected one of FROM"),
         ({"Modelfile": b"FROM a.gguf\nMESSAGE me hi", "a.gguf": b""}, "MESSAGE 'me': expected one of system"),
@@ -309,6 +310,8 @@ def test_frames_are_read_by_python_as_they_are_meant(path: str, size: int) -> No
     assert (info.name, info.size) == (path, size)
     assert (len(head) + size + len(tail)) % 512 == 0
     assert not any(tail)
+    plain = path.isascii() and len(path) <= 100 and size < 8 << 30
+    assert (head[156:157] == b"0") == plain, "what ustar has no room or no letters for stands in pax records"
 
 
 def test_memory_does_not_grow_with_the_files(tmp_path: Path) -> None:
