@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from autoscaler.actions import DrainReplica, FailReplica, FailStart, ReviveReplica, StartReplica, StopReplica
+from autoscaler.actions import Action, FailStart
 from autoscaler.loop import Step
 from autoscaler.phases import told_s
 from autoscaler.states import HOLDS_SLICE, ReplicaState
@@ -20,14 +21,8 @@ from autoscaler.world import World
 
 START_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200)
 DECISION_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
-KINDS = {
-    StartReplica: "start",
-    DrainReplica: "drain",
-    ReviveReplica: "revive",
-    StopReplica: "stop",
-    FailReplica: "fail",
-    FailStart: "fail-start",
-}
+KINDS = {kind: str(kind.__struct_config__.tag) for kind in get_args(Action)}
+"""All there are: a kind of Action that is not here would end the process when the first of it is ordered."""
 
 
 class Metrics:

@@ -9,6 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler import inbox
+from autoscaler.actions import CutNode, Plan
+from autoscaler.cuttable import CutOrder
+from autoscaler.loop import Step
 from autoscaler.metrics import Metrics
 from autoscaler.observations import ReplicaSeen, Seen, Tick
 from autoscaler.states import ReplicaState as S
@@ -81,6 +84,15 @@ def test_a_decision_is_counted_from_the_report_whatever_the_driver_says_while_it
     stepped.now_s += 0.003
     stepped.step()
     assert Scrape(metrics.text())["pilotlight_decision_seconds_sum",] == pytest.approx(0.003)
+
+
+def test_an_order_about_a_node_is_counted_as_orders_about_replicas_are() -> None:
+    """Whatever is ordered: what is not known to the counter ends the loop with its step."""
+    there = world([A], [device()])
+    metrics = Metrics(lambda: there)
+    order = CutOrder(node="n1", config="pilotlight-1", cuts=(("7g.80gb",),))
+    metrics.on_step(Step(there, there, Plan(), (CutNode(order=order, reason="a fits then"),), (), T0, T0, T0))
+    assert Scrape(metrics.text())["pilotlight_actions_total", "cut", "ordered"] == 1
 
 
 def test_merged_reports_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

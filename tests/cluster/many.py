@@ -47,6 +47,9 @@ class Estate:
         self._ports: dict[str, tuple[int, int]] = {}
         self._autoscalers: list[str] = []
         self.session: aiohttp.ClientSession
+        self.settings = SETTINGS
+        self.module = "pilotlight"
+        """What their processes run."""
         self.skews_s: dict[str, float] = {}
         """How far the clocks of some processes are off."""
         self.trees: dict[str, Path] = {}
@@ -77,12 +80,12 @@ class Estate:
 
     def write(self, *documents: dict[str, object]) -> None:
         """The documents; who runs reads them again at a SIGHUP."""
-        (self._folder / "documents.yaml").write_text(yaml.safe_dump_all([SETTINGS, *documents]))
+        (self._folder / "documents.yaml").write_text(yaml.safe_dump_all([self.settings, *documents]))
 
     async def start(self, name: str) -> None:
         """One process (again)."""
         words = self._autoscaler(name) if name in self._autoscalers else self._gateway(name)
-        module = ("tests.cluster.skewed", str(self.skews_s[name])) if name in self.skews_s else ("pilotlight",)
+        module = ("tests.cluster.skewed", str(self.skews_s[name])) if name in self.skews_s else (self.module,)
         with (self._folder / f"{name}.log").open("ab") as output:
             self.processes[name] = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", *module, *words, stdout=output, stderr=output, env=dict(os.environ),

@@ -64,6 +64,7 @@ class Node:
         """Hears of each that is made, with its pod's name."""
         self.silent = False
         """Cut off: its processes go on, and it neither reports nor listens."""
+        self._ready, self._boots = True, 1
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Node]:
@@ -95,6 +96,12 @@ class Node:
         self._amounts = dict(amounts)
         await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
 
+    async def restarts(self, *, over: bool) -> None:
+        """Its machine, on which there is no pod, goes down, or is up again."""
+        self._ready = over
+        self._boots += over
+        await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
+
     # --- its object --------------------------------------------------------------------------------------------------
 
     async def _register(self) -> None:
@@ -122,9 +129,10 @@ class Node:
             "machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion",
             "kubeletVersion", "kubeProxyVersion", "operatingSystem", "architecture",
         )  # fmt: skip
-        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+        ready = {"type": "Ready", "status": str(self._ready), "reason": "KubeletReady"}
+        info = dict.fromkeys(told, "process") | {"bootID": f"boot-{self._boots}"}
         return {"status": {
-            "capacity": amounts, "allocatable": amounts, "nodeInfo": dict.fromkeys(told, "process"),
+            "capacity": amounts, "allocatable": amounts, "nodeInfo": info,
             "addresses": [{"type": "InternalIP", "address": self.ip}],
             "conditions": [{**ready, "lastHeartbeatTime": now(), "lastTransitionTime": now()}],
         }}  # fmt: skip
@@ -143,7 +151,8 @@ class Node:
     async def _say_ready(self) -> None:
         """Again, where the controllers have taken it for lost (the API server was away, or this machine was busy)."""
         found = await self.api.get(f"/api/v1/nodes/{self.name}", resourceVersion="0")
-        if any(one["type"] == "Ready" and one["status"] != "True" for one in found["status"].get("conditions", ())):
+        told = [one["status"] for one in found["status"].get("conditions", ()) if one["type"] == "Ready"]
+        if told != [str(self._ready)]:
             await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
 
     # --- its pods ----------------------------------------------------------------------------------------------------

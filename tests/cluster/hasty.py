@@ -1,0 +1,25 @@
+"""`pilotlight` whose waiting is short where nodes are cut anew: python -m tests.cluster.hasty WORDS..."""
+
+from __future__ import annotations
+
+WAIT_S, EVERY_S, NODE_EVERY_S, RETRY_S = 1.0, 1.0, 2.0, (1.5, 1.5)
+SETTLE_S = 3.0
+"""Enough to be seen between the ConfigMap and the node."""
+
+
+def main() -> None:
+    """How long each is, nothing else depends on."""
+    from autoscaler import cuts, cutting
+    from autoscaler.drivers.kubernetes.cutting import NodeCutter
+    from pilotlight.cli import cli
+
+    vars(cutting).update(WAIT_S=WAIT_S, EVERY_S=EVERY_S, NODE_EVERY_S=NODE_EVERY_S)
+    vars(cuts).update(RETRY_S=RETRY_S)
+    defaults = NodeCutter.__init__.__kwdefaults__ or {}
+    assert defaults.keys() == {"settle_s"}
+    defaults["settle_s"] = SETTLE_S
+    cli(prog_name="pilotlight")
+
+
+if __name__ == "__main__":
+    main()

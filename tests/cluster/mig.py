@@ -1,0 +1,171 @@
+"""Nodes with a GPU in MIG cuts, and NVIDIA's mig-manager, which is played: it does what a node's label says.
+
+Owns the truth about its node: what it was told and how often, and which pods had a cut of it when it was cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from autoscaler.cuttable import FAILED, SUCCESS
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.drivers.kubernetes.cutting import ANNOTATION, FILE
+from autoscaler.drivers.kubernetes.nodes import read_other
+from autoscaler.drivers.kubernetes.vocabulary import NODES
+from autoscaler.drivers.kubernetes.watching import Change, Watched
+from autoscaler.slicing.mig import CONFIG, GPU, MIXED, PRODUCT, STATE, STRATEGY
+from tests.cluster.conftest import next_number
+from tests.cluster.kubelet.node import Node
+
+H100 = "NVIDIA-H100-80GB-HBM3"
+CONFIG_MAP = "mig"
+POOL = "pool"
+"""The label of all nodes of one test."""
+REBOOTING = "rebooting"
+
+
+class Told(NamedTuple):
+    """What stands on a node."""
+
+    config: str
+    note: str
+    """Ours about it."""
+
+
+class Manager:
+    """Of one node, whose GPU is in seven small cuts."""
+
+    def __init__(self, api: Api, node: Node, namespace: str) -> None:
+        self.api, self.node = api, node
+        self._config_map = f"/api/v1/namespaces/{namespace}/configmaps/{CONFIG_MAP}"
+        self._amounts = {f"{MIXED}1g.10gb": "7"}
+        self._work = asyncio.Event()
+        self.told: list[Told] = []
+        """Each time that it was another."""
+        self.may_end = asyncio.Event()
+        """Not set: what it has begun stays so."""
+        self.may_end.set()
+        self.fate: Callable[[], str] = lambda: SUCCESS
+        """What becomes of an order: success, failed, or rebooting, which ends when it is called off."""
+        self.harmed: list[str] = []
+        """Pods that had a device of its node while it was cut."""
+
+    @property
+    def orders(self) -> list[str]:
+        """The configurations of ours that it was told."""
+        return [one.config for one in self.told if one.config.startswith("pilotlight-")]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Manager]:
+        """Until the end of the test."""
+        watched = Watched(self.api, NODES, _told, self._changed, fieldSelector=f"metadata.name={self.node.name}")
+        async with self.node.running():
+            works = [asyncio.create_task(watched.run()), asyncio.create_task(self._go())]
+            try:
+                yield self
+            finally:
+                for work in works:
+                    work.cancel()
+                for work in works:
+                    with suppress(asyncio.CancelledError):
+                        await work
+
+    async def labels(self) -> dict[str, str]:
+        """Of its node, now."""
+        found: dict[str, str] = (await self.api.get(f"{NODES}/{self.node.name}"))["metadata"]["labels"]
+        return found
+
+    async def say(self, **labels: str) -> None:
+        """What it writes, or a person."""
+        told = {CONFIG if name == "config" else STATE: value for name, value in labels.items()}
+        await self.api.patch(f"{NODES}/{self.node.name}", {"metadata": {"labels": told}})
+
+    def _changed(self, changes: list[Change[Told]]) -> None:
+        """What stands there when it begins was done by one before."""
+        for _, old, new in changes:
+            if old is not None and new is not None and new != old:
+                self.told.append(new)
+                self._work.set()
+
+    async def _go(self) -> None:
+        while await self._work.wait():
+            self._work.clear()
+            await self._cut(self.told[-1].config)
+
+    async def _cut(self, config: str) -> None:
+        """As it does: the device plug-in is off meanwhile, and shows what there is after it was said that it is."""
+        await self.say(state="pending")
+        await self._look()
+        await self._show(dict.fromkeys(self._amounts, "0"))
+        await self.may_end.wait()
+        state = self.fate()
+        if state == REBOOTING:
+            await self.say(state=state)
+            await self.node.restarts(over=False)
+            while (state := self.fate()) == REBOOTING:
+                await asyncio.sleep(0.02)
+            await self.node.restarts(over=True)
+        gone = dict.fromkeys(self._amounts, "0")
+        if state == SUCCESS:
+            wanted = await self._wanted(config)
+            state, self._amounts = (FAILED, self._amounts) if wanted is None else (SUCCESS, wanted)
+        await self._look()
+        await self.say(state=state)
+        await self._show({**gone, **self._amounts})
+
+    async def _wanted(self, config: str) -> dict[str, str] | None:
+        """As its node's kubelet will have it; None: there is no such configuration."""
+        try:
+            text = (await self.api.get(self._config_map))["data"][FILE]
+        except ApiError:
+            return None
+        found = yaml.safe_load(text)["mig-configs"].get(config)
+        if found is None:
+            return None
+        (gpu,) = found
+        cuts = {MIXED + name.replace("+", "."): str(many) for name, many in gpu.get("mig-devices", {}).items()}
+        return cuts if gpu["mig-enabled"] else {GPU: "1"}
+
+    async def _show(self, amounts: dict[str, str]) -> None:
+        await self.node.has(amounts)
+
+    async def _look(self) -> None:
+        """Who has something of it."""
+        query = f"spec.nodeName={self.node.name},status.phase!=Succeeded,status.phase!=Failed"
+        pods = (await self.api.get("/api/v1/pods", fieldSelector=query))["items"]
+        self.harmed += [pod["metadata"]["name"] for pod in pods if (has := read_other(pod)) and has.has_devices]
+
+
+def _told(node: Object) -> Told:
+    metadata = node["metadata"]
+    return Told(metadata["labels"].get(CONFIG, ""), (metadata.get("annotations") or {}).get(ANNOTATION, ""))
+
+
+def settings(namespace: str) -> dict[str, object]:
+    """That say that the nodes of a test may be cut."""
+    kind = {
+        "selector": {POOL: namespace}, "device": {"model": H100, "memory": "80Gi"},
+        "slicing": {"kind": "mig", "cut": True},
+    }  # fmt: skip
+    return {"nodes": [kind], "cutting": {"namespace": namespace, "configMap": CONFIG_MAP}}
+
+
+@asynccontextmanager
+async def managed(api: Api, namespace: str, logs: Path, many: int) -> AsyncIterator[list[Manager]]:
+    """So many nodes, each idle, in the order of their names."""
+    async with AsyncExitStack() as stack:
+        managers = list[Manager]()
+        for at in range(many):
+            name = f"{namespace}-{at}"
+            labels = {
+                POOL: namespace, "test": name, PRODUCT: H100, CONFIG: "as-it-was", STATE: SUCCESS, STRATEGY: "mixed"
+            }  # fmt: skip
+            node = Node(api, name, next_number(), {f"{MIXED}1g.10gb": "7"}, labels, logs, probe_period_s=0.05)
+            managers.append(await stack.enter_async_context(Manager(api, node, namespace).running()))
+        yield managers

@@ -1,0 +1,184 @@
+"""Nodes that are cut anew (MIG), from documents to labels and pods; NVIDIA's mig-manager is played.
+
+The autoscalers are processes on a real API server; what they wait for is shorter than in a cluster (`hasty`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from autoscaler.cuts import TRIES_MAX
+from autoscaler.drivers.kubernetes.api import Api, ApiError
+from autoscaler.slicing.mig import STATE
+from tests.cluster import hasty
+from tests.cluster.calls import good
+from tests.cluster.many import SETTINGS, Estate, model
+from tests.cluster.mig import CONFIG_MAP, POOL, REBOOTING, Manager, managed, settings
+from tests.cluster.test_slicing import occupied, ours
+
+LIMIT_S = 120
+SMALL, HALF, WHOLE = "5Gi", "30Gi", "70Gi"
+
+
+@pytest.fixture
+def cutting(estate: Estate) -> Estate:
+    """With autoscalers that may cut, and do not wait as long as in a cluster."""
+    estate.settings = SETTINGS | settings(estate.namespace)
+    estate.module = "tests.cluster.hasty"
+    return estate
+
+
+@pytest.fixture
+async def managers(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[list[Manager]]:
+    """Of three nodes."""
+    async with managed(api, namespace, tmp_path, 3) as found:
+        yield found
+
+
+def asking(name: str, memory: str, estate: Estate, node: Manager | None = None) -> dict[str, object]:
+    """A Model for any of the nodes, or for that one."""
+    where = {POOL: estate.namespace} if node is None else {"test": node.node.name}
+    return model(name, gpu={"memory": memory}, pod={"nodeSelector": where})
+
+
+async def told(estate: Estate, name: str, words: str, autoscaler: str = "a1") -> None:
+    """Waits until that is explained of a Model."""
+
+    async def is_told() -> bool:
+        return words in await estate.said(autoscaler, f"/api/v1/explain/model/{name}")
+
+    await estate.until(is_told)
+
+
+async def placed(api: Api, estate: Estate, name: str) -> tuple[str, dict[str, str]]:
+    """A Model's pod: its node, and what it asks for."""
+    pod = (await ours(api, estate.namespace))[name]
+    return pod["spec"]["nodeName"], pod["spec"]["containers"][0]["resources"]["limits"]
+
+
+async def test_case_24_a_model_gets_a_cut_that_no_node_had_and_a_node_in_use_is_never_told(
+    cutting: Estate, managers: list[Manager], api: Api
+) -> None:
+    """Of three nodes others are on the first and a Replica is on the second."""
+    first, second, idle = managers
+    theirs = await occupied(
+        api, cutting.namespace, first.node, {"limits": {"nvidia.com/mig-1g.10gb": "1"}}
+    )  # fmt: skip
+    small, half = asking("small", SMALL, cutting, second), asking("half", HALF, cutting)
+    async with (
+        cutting.open(small, half, asking("whole", WHOLE, cutting), autoscalers=1) as house,
+        asyncio.timeout(LIMIT_S),
+    ):
+        assert good("small", await house.call("small"))
+        assert good("half", await house.call("half"))
+        assert await placed(api, house, "half") == (idle.node.name, {"nvidia.com/mig-3g.40gb": "1"})
+        assert [len(one.told) for one in managers] == [0, 0, 1]
+
+        waits = asyncio.create_task(house.call("whole"))
+        await told(house, "whole", "could be cut anew for it, once it is idle")
+        await asyncio.sleep(2 * (hasty.EVERY_S + hasty.NODE_EVERY_S))
+        assert [len(one.told) for one in managers] == [0, 0, 1]
+        assert good("small", await house.call("small"))
+        await api.delete(theirs)
+        assert good("whole", await waits)
+        assert await placed(api, house, "whole") == (first.node.name, {"nvidia.com/mig-7g.80gb": "1"})
+        assert [len(one.told) for one in managers] == [1, 0, 1]
+        assert [one.harmed for one in managers] == [[], [], []]
+
+
+async def test_case_24_a_node_that_cannot_be_cut_is_out_after_so_many_tries_while_others_serve_until_a_person_helps(
+    cutting: Estate, managers: list[Manager], api: Api
+) -> None:
+    """Replicas are on the other nodes, of which one is called all the time."""
+    bad, *others = managers
+    bad.fate = lambda: "failed"
+    kept = [asking(f"small-{at}", SMALL, cutting, one) for at, one in enumerate(others)]
+    async with (
+        cutting.open(asking("half", HALF, cutting), *kept, autoscalers=1) as house,
+        asyncio.timeout(LIMIT_S),
+    ):
+        for at in range(len(kept)):
+            assert good(f"small-{at}", await house.call(f"small-{at}"))
+        waits = asyncio.create_task(house.call("half"))
+        async with house.calling("small-1", "g1") as answers:
+            await told(house, "half", f"could not be cut anew in {TRIES_MAX} tries")
+            await asyncio.sleep(2 * (hasty.RETRY_S[-1] + hasty.EVERY_S))
+        assert good("small-1", *answers)
+        assert len(bad.orders) == len({*bad.orders}) == TRIES_MAX, "told the same it does nothing"
+        assert not waits.done()
+        bad.fate = lambda: "success"
+        await bad.say(config="all-disabled")
+        assert good("half", await waits)
+        assert (await placed(api, house, "half"))[0] == bad.node.name
+        assert len(bad.orders) == TRIES_MAX + 1
+        assert [one.told for one in others] == [[], []]
+        assert [one.harmed for one in managers] == [[], [], []]
+
+
+async def test_case_24_another_leads_while_the_node_starts_anew_and_waits_for_it(
+    cutting: Estate, managers: list[Manager], api: Api
+) -> None:
+    """The order is found on its node, which is not ready. The two others are idle, and not cut for the same."""
+    first, *others = managers
+    first.fate = lambda: REBOOTING
+    async with cutting.open(asking("half", HALF, cutting)) as house, asyncio.timeout(LIMIT_S):
+        leader = await house.leader()
+        waits = asyncio.create_task(house.call("half"))
+
+        async def is_down() -> bool:
+            return (await first.labels())[STATE] == REBOOTING
+
+        await house.until(is_down)
+        await house.stop(leader, signal.SIGKILL)
+        second = await house.leader(leader)
+        await told(house, "half", f"node {first.node.name} is being cut anew, and it fits there then", second)
+        await asyncio.sleep(2 * (hasty.EVERY_S + hasty.NODE_EVERY_S))
+        assert not waits.done()
+        first.fate = lambda: "success"
+        assert good("half", await waits)
+        assert (await placed(api, house, "half"))[0] == first.node.name
+        assert [len(one.told) for one in (first, *others)] == [1, 0, 0]
+
+
+async def test_case_24_leaders_are_killed_before_and_after_the_node_is_told_and_it_is_told_once(
+    cutting: Estate, managers: list[Manager], api: Api
+) -> None:
+    """The first has written the configuration, and not the node; the second has told it, and it is being cut."""
+    first, *others = managers
+    first.may_end.clear()
+    async with cutting.open(asking("half", HALF, cutting)) as house, asyncio.timeout(LIMIT_S):
+        leader = await house.leader()
+        waits = asyncio.create_task(house.call("half"))
+
+        async def is_written() -> bool:
+            try:
+                await api.get(f"/api/v1/namespaces/{house.namespace}/configmaps/{CONFIG_MAP}")
+            except ApiError:
+                return False
+            return True
+
+        await house.until(is_written)
+        await house.stop(leader, signal.SIGKILL)
+        assert first.told == []
+        second = await house.leader(leader)
+        await house.start(leader)
+
+        async def is_told() -> bool:
+            return bool(first.told)
+
+        await house.until(is_told)
+        await house.until(lambda: house.listed(leader))
+        await house.stop(second, signal.SIGKILL)
+        assert await house.leader(second) == leader
+        await told(house, "half", f"node {first.node.name} is being cut anew, and it fits there then", leader)
+        await asyncio.sleep(2 * (hasty.EVERY_S + hasty.NODE_EVERY_S))
+        first.may_end.set()
+        assert good("half", await waits)
+        assert (await placed(api, house, "half"))[0] == first.node.name
+        assert [len(one.told) for one in (first, *others)] == [1, 0, 0]
+        assert house.made("half") == 1
