@@ -14,6 +14,7 @@ from autoscaler.cut_sites import possible
 from autoscaler.model import Model
 from autoscaler.packing import Force, Want
 from autoscaler.shelves import empty_shelves, want_of
+from autoscaler.wholes import rejoined
 from autoscaler.world import World
 from autoscaler.yard import Yard
 
@@ -25,7 +26,7 @@ class Fitting:
 
     def __init__(self, world: World) -> None:
         self._listed = world.synced
-        self._yard = Yard((*empty_shelves(world), *possible(world)), world.hosts)
+        self._yard = Yard((*empty_shelves(world), *possible(world), *rejoined(world)), world.hosts)
         self._defaults = world.settings.pod
 
     def never(self, model: Model) -> str:

@@ -50,6 +50,7 @@ from autoscaler.spread import apart
 from autoscaler.states import ReplicaState as S
 from autoscaler.stranded import STRANDED_S, avoided, gives_up_s, nodes_of
 from autoscaler.survey import Survey
+from autoscaler.wholes import together, waits
 from autoscaler.words import seconds
 from autoscaler.world import Move, Replica, World
 from autoscaler.yard import Yard
@@ -227,7 +228,8 @@ class _Tick:
         wants = [*(apart(self.world, want, going) for want in self.wants), *moves]
         yard = self.survey.yard(self.world, self.now_s, going, {action.replica for action in self.revives})
         expected = self.survey.outlook
-        packing = pack(wants, yard, self.world.copies, expected, self.now_s)
+        packing, next_s = together(pack(wants, yard, self.world.copies, expected, self.now_s), self.world, self.now_s)
+        self.later(next_s)
         for placement in packing.placements:
             if placement.want not in moves:
                 self.starts.append(self._start(placement))
@@ -248,7 +250,7 @@ class _Tick:
         """An idle node may be cut anew for what is unmet."""
         taken = [id for placement in packing.placements for id in placement.slices]
         taken += [id for start in self.starts for id in start.replica.slices]
-        found = cut(unmet, self.world, self.now_s, taken)
+        found = cut(waits(unmet, self.world), self.world, self.now_s, taken)
         self.cut = found.order
         self.later(found.next_s)
         return found.unmet

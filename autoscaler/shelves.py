@@ -100,7 +100,9 @@ def trust_of(model: Model | None) -> Trust:
 
 
 def locks(world: World, now_s: float) -> dict[DeviceId, float]:
-    """Devices on which a Replica starts or wakes, and until when that keeps others from starting there."""
+    """Devices on which a Replica starts or wakes, and until when that keeps others from starting there. On a part that
+    hardware keeps apart nobody's start is in the way of others.
+    """
     ends: dict[DeviceId, float] = {}
     for replica in world.replicas.values():
         came_from = replica.drain.came_from if replica.drain is not None else None
@@ -111,9 +113,13 @@ def locks(world: World, now_s: float) -> dict[DeviceId, float]:
         end_s = last_s + (EXCLUSIVE_S if model is None else model.spec.start.exclusive_seconds)
         for id in replica.slices if end_s > now_s else ():
             slice_ = world.slices.get(id)
-            if slice_ is not None:
+            if slice_ is not None and not _is_cut(slice_):
                 ends[slice_.device] = max(end_s, ends.get(slice_.device, 0.0))
     return ends
+
+
+def _is_cut(slice_: Slice) -> bool:
+    return slice_.kind == "dra" and slice_.device_bytes > 0 and slice_.isolation is Isolation.HARDWARE
 
 
 def stuck_s(replica: Replica) -> float:

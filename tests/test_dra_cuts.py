@@ -83,3 +83,28 @@ def test_it_is_charged_for_its_part_and_what_is_left_is_offered() -> None:
     (claim,) = Dra().fields("m-2", [Part(there[cut_name("3g.40gb", 4)], 5 * GIB)]).claims
     said = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
     assert '"3g.40gb"' in said, "a part is what it is: no claim could tell where in it"
+
+
+@pytest.mark.parametrize("places", [False, True])
+def test_who_needs_less_than_the_only_part_that_is_left_claims_less(places: bool) -> None:
+    """It can be nowhere else then; where several are left, only if the driver tells places."""
+    given_to = f"{DRIVER}/{NODE}/{cut_name('3g.40gb', 0)}"
+    left = slices(given_to, places=places)[cut_name("3g.40gb", 4)]
+    assert claimed(Dra().fields("m", [Part(left, 5 * GIB)])) == ("mig.nvidia.com", "1g.10gb")
+    assert claimed(Dra().fields("m", [Part(left, 15 * GIB, 20)])) == ("mig.nvidia.com", "2g.20gb")
+    assert claimed(Dra().fields("m", [Part(left, 30 * GIB)])) == ("mig.nvidia.com", "3g.40gb")
+    given_to = f"{DRIVER}/{NODE}/{cut_name('1g.10gb', 0)}"
+    several = slices(given_to, places=places)[cut_name("3g.40gb", 4)]
+    profile = "1g.10gb" if places else "3g.40gb"
+    assert claimed(Dra().fields("m", [Part(several, 5 * GIB)])) == ("mig.nvidia.com", profile)
+    assert claimed(Dra().fields("m", [Part(slices(given_to)[cut_name("1g.10gb", 1)], 5 * GIB)])) == (
+        "mig.nvidia.com", "1g.10gb",
+    )  # fmt: skip
+
+
+def test_of_an_idle_gpu_that_part_is_claimed_after_which_most_is_left() -> None:
+    """Where the driver tells places: beyond the half that is the only place of the largest."""
+    (claim,) = Dra().fields("m", [Part(slices(places=True)["gpu-0"], 5 * GIB)]).claims
+    said = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
+    assert "'memorySlice4' in" in said
+    assert "!('memorySlice3' in" in said

@@ -9,7 +9,8 @@ The scheduler takes the first entry that a claim admits, and looks at nothing el
 do not exist yet NVIDIA's driver tells no place that a claim could name: of one profile on one GPU the first in the
 driver's order is taken, and `decode` tells which it was. So it does where Settings let a claim name others of its node
 (`instead`) behind the chosen one, for when that is gone by then; and where they let a GPU be cut: who was given all of
-one that nobody is on, and needs less, claims the smallest part that holds it, and what is left is offered from then on.
+one that nobody is on, and needs less, claims the smallest part that holds it, and what is left is offered from then on;
+of that the same is so, as far as a claim can say where.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from autoscaler.lanes import Isolation
-from autoscaler.mig_geometry import Cut
+from autoscaler.mig_geometry import Cut, geometry_of
+from autoscaler.mig_packing import Fleet, Found
 from autoscaler.slicing.base import NodeFacts, Object, Part, PodFields
 from autoscaler.slicing.dra_pools import Entry, Policy, Pools, pools
 from autoscaler.slicing.figures import MIB, in_mib, size
@@ -44,6 +48,7 @@ class Smaller(msgspec.Struct, frozen=True, array_like=True):
     memory_bytes: int
     device_class: str
     where: str
+    profile: str
 
 
 class Handle(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,6 +65,8 @@ class Handle(msgspec.Struct, frozen=True, omit_defaults=True):
     values: tuple[int, ...] = ()
     cuts: tuple[Smaller, ...] = ()
     """What may be claimed of it by who needs less, the smallest first."""
+    whole: str = ""
+    """Of a part: the entry that is all of its GPU, which can be had when nobody has a part of it."""
 
 
 class Got(NamedTuple):
@@ -88,8 +95,11 @@ class Dra(NamedTuple):
         """What can be had at once."""
         found = pools(node.devices, node.name, self.driver)
         said = node.declared.slicing if node.declared is not None else None
-        cuts = self._cuts(found.entries) if said is not None and said.kind == self.kind and said.cut else {}
-        return tuple(self._slice(node, entry, cuts) for entry in self._offered(found, node.kept)) or None
+        offered = self._offered(found, node.kept)
+        may = said is not None and said.kind == self.kind and said.cut
+        cuts = self._cuts(found, offered, node.kept) if may else {}
+        wholes = {one.parent: one for one in found.entries if not one.mig and not one.closed}
+        return tuple(self._slice(node, one, cuts, wholes) for one in offered) or None
 
     def places(self, node: NodeFacts) -> dict[DeviceId, dict[Cut, str]]:
         """By Device, what each cut that it may have is called, to be `kept`."""
@@ -114,31 +124,59 @@ class Dra(NamedTuple):
                     others.append(entry)
         return sorted(offered, key=lambda one: one.name)
 
-    def _cuts(self, entries: Iterable[Entry]) -> dict[str, tuple[Smaller, ...]]:
-        """By GPU the parts that it may have, of each profile the first; without those that have what it has once."""
-        firsts: dict[str, dict[str, Smaller]] = {}
-        for one in sorted(entries, key=lambda one: one.name):
-            memory_bytes, percent = _amounts(one)
-            if one.mig and not one.closed and percent < 100 and "+" not in one.profile:
-                cut = Smaller(percent, memory_bytes or 0, self._class(one), one.where)
-                firsts.setdefault(one.parent, {}).setdefault(one.profile, cut)
-        return {parent: tuple(sorted(cuts.values(), key=_size_of)) for parent, cuts in firsts.items()}
+    def _cuts(self, found: Pools, offered: Sequence[Entry], kept: Sequence[str]) -> dict[str, tuple[Smaller, ...]]:
+        """By entry that nobody has the parts that can be claimed instead of it, one of each profile: the one after
+        which most is left, where places are told; else the driver takes the first that fits, so there is none where
+        that could be in another that is offered. Without those that have what a GPU has once.
+        """
+        gpus: dict[tuple[str, str], list[Entry]] = {}
+        for one in sorted(
+            found.entries, key=lambda one: (one.start != _best_start(one.product, one.profile), one.name)
+        ):
+            if one.mig and not one.closed and "+" not in one.profile:
+                gpus.setdefault((one.pool, one.parent), []).append(one)
+        cuts: dict[str, tuple[Smaller, ...]] = {}
+        for entry in offered:
+            gpu = entry.pool, entry.parent
+            others = [one for one in offered if (one.pool, one.parent) == gpu and one is not entry]
+            told_only = any(one.name not in kept for one in others)
+            all_bytes, all_percent = _amounts(entry)
+            firsts: dict[str, Smaller] = {}
+            for one in gpus.get(gpu, ()) if entry.name not in kept and all_bytes else ():
+                memory_bytes, percent = _amounts(one)
+                if not (memory_bytes or 0) < (all_bytes or 0) or percent > min(all_percent, 99):
+                    continue
+                unsure = told_only and not one.placed
+                if one.profile not in firsts and not unsure and found.room(entry.pool, [*others, one]):
+                    cut = Smaller(percent, memory_bytes or 0, self._class(one), one.where, one.profile)
+                    firsts[one.profile] = cut
+            cuts[entry.name] = tuple(sorted(firsts.values(), key=_size_of))
+        return cuts
 
-    def _slice(self, node: NodeFacts, entry: Entry, cuts: Mapping[str, tuple[Smaller, ...]]) -> Slice:
+    def _slice(
+        self, node: NodeFacts, entry: Entry, cuts: Mapping[str, tuple[Smaller, ...]], wholes: Mapping[str, Entry]
+    ) -> Slice:
         alone = not entry.shared and not (self.sharing and not entry.mig)
         memory_bytes, percent = _amounts(entry)
         apart = Isolation.HARDWARE if alone else Isolation.MEMORY if self.sharing == "MPS" else Isolation.NONE
+        whole = wholes.get(entry.parent) if entry.mig else None
         handle = Handle(
             entry.name, self._class(entry), entry.where, entry.shared, entry.policy.least, entry.policy.step,
-            entry.policy.values, cuts.get(entry.parent, ()) if alone and not entry.mig else (),
+            entry.policy.values, cuts.get(entry.name, ()) if alone else (),
+            "" if whole is None else whole.name,
         )  # fmt: skip
         return Slice(
             id=id_called(entry.name, node.name), device=_device(node, entry), node=node.name,
             memory_bytes=memory_bytes or UNKNOWN_BYTES, compute_percent=percent, isolation=apart, shared=not alone,
             product=re.sub(r"\s+", "-", entry.product), closed=entry.closed, kind=self.kind,
             link=entry.link, handle=msgspec.json.encode(handle).decode(),
-            device_bytes=cut_from(entry.product, memory_bytes or UNKNOWN_BYTES, percent) if entry.mig else 0,
+            device_bytes=self._all_of(entry, whole, memory_bytes or UNKNOWN_BYTES, percent),
         )  # fmt: skip
+
+    def _all_of(self, entry: Entry, whole: Entry | None, memory_bytes: int, percent: int) -> int:
+        """The memory of the GPU that an entry is a part of; 0: it is none."""
+        known = cut_from(entry.product, memory_bytes, percent) if entry.mig else 0
+        return max(known, whole.memory_bytes or 0) if known and whole is not None else known
 
     def _class(self, entry: Entry) -> str:
         return "mig.nvidia.com" if entry.mig and self.driver == NVIDIA else self.driver
@@ -194,6 +232,18 @@ def _amounts(entry: Entry) -> tuple[int | None, int]:
     return entry.memory_bytes or known_bytes, max(1, 100 * slices // of_all)
 
 
+@lru_cache(maxsize=64)
+def _best_start(product: str, profile: str) -> int | None:
+    """Of a GPU that nobody is on; None: it is not known."""
+    geometry = geometry_of(product)
+    if geometry is None or not geometry.has(profile):
+        return None
+    fleet, only = Fleet(), DeviceId("gpu")
+    fleet.add(only, geometry)
+    found = fleet.find(profile)
+    return found.start if isinstance(found, Found) else None
+
+
 def _size_of(cut: Smaller) -> tuple[int, int]:
     return cut.compute_percent, cut.memory_bytes
 
@@ -203,10 +253,17 @@ def _told(part: Part, *, alone: bool) -> Handle:
     memory wants all of it.
     """
     told = msgspec.json.decode(part.slice.handle, type=Handle)
-    for one in told.cuts if alone and part.memory_bytes else ():
-        if one.memory_bytes >= part.memory_bytes and one.compute_percent >= part.compute_percent:
-            return Handle(told.entry, one.device_class, one.where)
-    return told
+    one = _smaller(part, told) if alone else None
+    return told if one is None else Handle(told.entry, one.device_class, one.where)
+
+
+def _smaller(part: Part, told: Handle) -> Smaller | None:
+    enough = (
+        one
+        for one in told.cuts
+        if one.memory_bytes >= part.memory_bytes > 0 and one.compute_percent >= part.compute_percent
+    )
+    return next(enough, None)
 
 
 def _wish(part: Part, told: Handle) -> Object:
@@ -295,6 +352,25 @@ def _size(of: Slice) -> tuple[object, ...]:
 def slice_of(got: Got, slices: Iterable[Slice]) -> Slice | None:
     """Which Slice that is; None: it is none of these, so it must be `kept` to be one."""
     return next((one for one in slices if one.kind == "dra" and entry_of(one) == got.entry), None)
+
+
+def whole_of(part: Slice) -> Slice | None:
+    """All of the GPU that a Slice is a part of, as it is offered when nobody has a part; None: it is none, or never."""
+    if part.kind != "dra" or not part.device_bytes:
+        return None
+    told = msgspec.json.decode(part.handle, type=Handle)
+    return None if not told.whole else replace(
+        part, id=id_called(told.whole, part.node), memory_bytes=part.device_bytes, device_bytes=0, compute_percent=100,
+        theirs=0, handle=told.whole,
+    )  # fmt: skip
+
+
+def profile_for(part: Part) -> str:
+    """Of which profile the part is that will be claimed of a whole GPU; empty: all of it will be."""
+    if part.slice.kind != "dra":
+        return ""
+    found = _smaller(part, msgspec.json.decode(part.slice.handle, type=Handle))
+    return "" if found is None else found.profile
 
 
 def entry_of(slice_: Slice) -> str:

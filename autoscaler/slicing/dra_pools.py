@@ -137,6 +137,11 @@ class Entry(NamedTuple):
     """What is so of no other entry, in CEL: of a part that does not exist yet, of no other GPU's and profile's."""
     closed: str
 
+    @property
+    def placed(self) -> bool:
+        """Whether that says where on its GPU it is."""
+        return "memorySlice" in self.where
+
 
 class Pools(NamedTuple):
     """One driver's, on one node."""

@@ -16,8 +16,8 @@ from autoscaler.drivers.kubernetes.api import Api, ApiError
 from autoscaler.slicing.dra import decode
 from tests.cluster.house import House
 from tests.cluster.test_dra import RESOURCE
-from tests.cluster.test_slicing import SLICES, WAIT_S_MAX, kept, noded, ours
-from tests.kit.pools import classes, cut_name, partitionable
+from tests.cluster.test_slicing import SLICES, WAIT_S_MAX, explained, kept, noded, ours
+from tests.kit.pools import classes, cut_name, partitionable, partitionables
 
 CUT = {"selector": {}, "device": {"model": "H100", "memory": "80Gi"}, "slicing": {"kind": "dra", "cut": True}}
 
@@ -25,6 +25,52 @@ CUT = {"selector": {}, "device": {"model": "H100", "memory": "80Gi"}, "slicing":
 @pytest.fixture
 def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
     return House(tmp_path, kubeconfig, namespace)
+
+
+async def test_two_small_models_that_start_at_once_get_parts_of_one_gpu_and_one_that_needs_all_of_it_waits(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """Of two GPUs one stays whole, and one Model gets that; the next waits for the other."""
+    for device_class in classes():
+        with contextlib.suppress(ApiError):  # of the test before
+            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
+    async with noded(api, tmp_path) as node, asyncio.timeout(2 * WAIT_S_MAX):
+        published = partitionables(node.name, 2)
+        for one in published:
+            await api.create(f"{RESOURCE}/resourceslices", one)
+        small, large = kept("small", node, "5Gi"), kept("large", node, "30Gi")
+        whole = [kept(f"whole-{at}", node, "70Gi") for at in range(2)]
+        try:
+            house.write(small, large, nodes=[CUT])
+            async with house.running():
+                while len(begun := await ours(api, namespace)) < 2:
+                    await asyncio.sleep(0.05)
+                got = {
+                    name: decode(await api.get(f"{claims}/{pod['metadata']['name']}"))[0].entry.rpartition("/")[2]
+                    for name, pod in begun.items()
+                }
+                assert {one.partition("-mig-")[0] for one in got.values()} == {"gpu-0"}, got
+                assert "-mig-1g10gb-" in got["small"]
+                assert "-mig-3g40gb-" in got["large"]
+
+                house.write(small, large, *whole, nodes=[CUT])
+                house.autoscaler.send_signal(signal.SIGHUP)
+                while len(begun := await ours(api, namespace)) < 3:
+                    await asyncio.sleep(0.05)
+                (left,) = {"whole-0", "whole-1"} - begun.keys()
+                while "Not placed" not in (said := await explained(house, left)):
+                    await asyncio.sleep(0.05)
+                assert "fits on no device" not in said
+
+                house.write(*whole, nodes=[CUT])
+                house.autoscaler.send_signal(signal.SIGHUP)
+                while left not in await ours(api, namespace):
+                    await asyncio.sleep(0.05)
+                assert (await house.call(left))[0] == 200
+        finally:
+            for one in published:
+                await api.delete(f"{RESOURCE}/resourceslices/{one['metadata']['name']}")
 
 
 async def test_small_models_get_parts_of_one_gpu_each_as_small_as_holds_it_and_all_of_it_is_there_again_after_them(

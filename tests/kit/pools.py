@@ -106,3 +106,13 @@ def partitionable(node: str, minor: int = 0, *, places: bool = False) -> list[Ob
         resource_slice(node, "counters", count=2, sharedCounters=[{"name": counter_set, "counters": _counters(None)}]),
         resource_slice(node, "devices", count=2, devices=[gpu(minor, consumesCounters=consumes(None)), *parts]),
     ]
+
+
+def partitionables(node: str, many: int) -> list[Object]:
+    """A node with so many of these."""
+    counters, devices = partitionable(node)
+    for minor in range(1, many):
+        more, others = partitionable(node, minor)
+        counters["spec"]["sharedCounters"] += more["spec"]["sharedCounters"]
+        devices["spec"]["devices"] += others["spec"]["devices"]
+    return [counters, devices]

@@ -1,0 +1,112 @@
+"""GPUs that a DRA driver offers whole or in parts: who waits for all of one, and who for the rest of one."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from autoscaler.documents import load
+from autoscaler.drivers.kubernetes import claims, nodes
+from autoscaler.drivers.kubernetes.nodes import NodeSeen
+from autoscaler.fitting import misfits
+from autoscaler.model import Gpu, Model
+from autoscaler.plan import plan
+from autoscaler.slicing.base import Object
+from autoscaler.states import ReplicaState as S
+from autoscaler.wholes import REST_S
+from autoscaler.world import Replica, Slice, World
+from tests.kit.pools import DRIVER, cut_name, partitionable, partitionables
+from tests.kit.sliced import NODE
+from tests.kit.worlds import T0, gateway, level, model, replica, world
+from tests.test_dra_cuts import SETTINGS
+
+AT = f"{DRIVER}/{NODE}"
+
+
+def there(published: list[Object], *kept: str) -> list[Slice]:
+    """As the driver makes them; `kept`: entries that claims have."""
+    declared = load([("a.yaml", SETTINGS % "true")]).settings.nodes
+    seen = [NodeSeen(NODE, {}, usable=True, lost=False)]
+    names = [f"{AT}/{one}" for one in kept]
+    return list(nodes.slices(seen, declared, lambda _: {}, claims.by_node(published), names))
+
+
+def asked(slices: list[Slice], *models: Model, replicas: tuple[Replica, ...] = ()) -> World:
+    """One Call waits for each of them."""
+    levels = [level(one.name, 1) for one in models]
+    return world(models, slices, replicas, gateways=[gateway(levels=levels)])
+
+
+def starts(at: World) -> dict[str, str]:
+    """Model -> its Slice."""
+    found = (getattr(one, "replica", None) for one in plan(at, T0).actions)
+    return {one.model: one.slices[0].rpartition("/")[2] for one in found if one is not None and one.slices}
+
+
+def test_who_needs_all_of_a_gpu_of_which_parts_are_in_use_waits_and_is_not_refused() -> None:
+    slices = there(partitionable(NODE), cut_name("1g.10gb", 0))
+    assert all(one.device_bytes for one in slices), "no whole GPU is offered"
+    small, large = model("small", 5), model("large", 70)
+    on = replica(small, "r", (f"{NODE}/{cut_name('1g.10gb', 0)}",))
+    at = world([large, small], slices, [on], gateways=[gateway(levels=[level("large", 1)])])
+    (unmet,) = plan(at, T0).unmet
+    assert (unmet.model, unmet.never) == ("large", False)
+    assert f"{NODE}/gpu-0 is whole when those have ended who have parts of it" in unmet.reason
+    assert misfits(at) == {}
+    assert misfits(asked(slices, model("two", 70, gpu=Gpu(count=2)))).keys() == {"two"}
+    assert misfits(asked(slices, model("huge", 90))).keys() == {"huge"}, "more than all of it"
+
+
+def test_a_gpu_that_is_cut_for_good_is_never_whole() -> None:
+    """As a driver without dynamic MIG publishes it: its parts alone."""
+    counters, devices = partitionable(NODE)
+    devices["spec"]["devices"] = [one for one in devices["spec"]["devices"] if "-1g10gb-" in one["name"]]
+    at = asked(there([counters, devices]), model("large", 70))
+    (unmet,) = plan(at, T0).unmet
+    assert unmet.never
+    assert misfits(at).keys() == {"large"}
+
+
+def test_two_small_ones_that_start_at_once_start_on_one_gpu_one_after_the_other() -> None:
+    idle = there(partitionables(NODE, 2))
+    assert [one.id.rpartition("/")[2] for one in idle] == ["gpu-0", "gpu-1"]
+    a, b = model("a", 5), model("b", 30)
+    at = asked(idle, a, b)
+    begun = starts(at)
+    assert len(begun) == 1
+    (unmet,) = plan(at, T0).unmet
+    assert "the rest of that is offered in a moment" in unmet.reason
+    assert not unmet.never
+    ((first, gpu),) = begun.items()
+    on = replica(a if first == "a" else b, "r", (f"{NODE}/{gpu}",), S.STARTING, created_s=T0)
+    after = asked(idle, a, b, replicas=(on,))
+    assert starts(after) == {}, "its claim has no part yet"
+    assert plan(after, T0).next_s is not None
+    on = replace(on, created_s=T0 - REST_S)
+    assert starts(asked(idle, a, b, replicas=(on,))).keys() == {"a", "b"} - {first}, "not for ever"
+
+
+def test_what_is_left_of_a_gpu_is_open_while_somebody_starts_on_a_part_of_it() -> None:
+    """Hardware keeps them apart; else who waited for the rest would take another GPU after all."""
+    first, a, b = cut_name("3g.40gb", 0), model("a", 30), model("b", 5)
+    on = replica(a, "r", (f"{NODE}/{first}",), S.STARTING, created_s=T0, started_s=T0, since_s=T0)
+    begun = starts(asked(there(partitionables(NODE, 2), first), a, b, replicas=(on,)))
+    assert begun["b"].startswith("gpu-0-mig-")
+
+
+def test_who_does_not_fit_beside_the_first_or_needs_all_of_a_gpu_takes_another_at_once() -> None:
+    idle = there(partitionables(NODE, 2))
+    for other in (model("b", 70), model("b", 30, gpu=Gpu(count=1, compute_percent=50)), model("b", 0)):
+        assert starts(asked(idle, model("a", 5, gpu=Gpu(compute_percent=50)), other)).keys() == {"a", "b"}
+
+
+def test_as_many_start_on_one_gpu_as_it_has_parts_for() -> None:
+    idle = there(partitionables(NODE, 3))
+    many = [model(f"m{at}", 30) for at in range(3)]
+    assert len(starts(asked(idle, *many))) == 2, "two fit on the first; the third takes the second"
+
+
+def test_who_has_a_replica_already_does_not_wait() -> None:
+    idle = there(partitionables(NODE, 2))
+    b = model("b", 5, low=2, high=2)
+    on = replica(b, "r", ("elsewhere/gpu-0",))
+    assert starts(asked(idle, model("a", 5), b, replicas=(on,))).keys() == {"a", "b"}
