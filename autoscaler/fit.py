@@ -73,6 +73,8 @@ class Fit(Fact, frozen=True):
     sentences: tuple[str, ...]
     least_bytes: int = 0
     """With which a Replica makes do (`gpu.elastic`); 0: with nothing less."""
+    most_bytes: int = 0
+    """Of which a Replica makes use (`gpu.growth`); 0: of nothing more."""
 
 
 def explain_fit(world: World, model: Model, needs: Needs, now_s: float) -> Fit:
@@ -95,9 +97,10 @@ def explain_fit(world: World, model: Model, needs: Needs, now_s: float) -> Fit:
         places=places,
         sentences=(
             _counted(model, needs), *parts, *_costs(needs), *_measured(used), *_manner(model, needs),
-            *_elastic(world, model, want), *told, *rest,
+            *_elastic(model, want), *_growth(model, want), *_granted(world, model), *told, *rest,
         ),
         least_bytes=want.least.memory_bytes if want.spare_bytes else 0,
+        most_bytes=want.memory_bytes + want.growth.most_bytes if want.growth.most_bytes else 0,
     )  # fmt: skip
 
 
@@ -159,17 +162,42 @@ def _manner(model: Model, needs: Needs) -> list[str]:
     return []
 
 
-def _elastic(world: World, model: Model, want: Want) -> list[str]:
-    """With how much less it makes do, and who has less."""
+def _elastic(model: Model, want: Want) -> list[str]:
+    """With how much less it makes do."""
     rigid = sizing.why_rigid(model)
     if rigid:
         return [f"It is granted all of that and never less (gpu.elastic): {rigid}."]
     if not want.spare_bytes:
         return []
-    head = f"It makes do with {size(want.least.memory_bytes)} where that fills a hole (gpu.elastic): {_less(model)}."
+    return [f"It makes do with {size(want.least.memory_bytes)} where that fills a hole (gpu.elastic): {_less(model)}."]
+
+
+def _growth(model: Model, want: Want) -> list[str]:
+    """Of how much more it makes use."""
+    why = sizing.why_no_growth(model)
+    if why:
+        return [f"It is never granted more than that (gpu.growth): {why}."]
+    if not want.growth.most_bytes:
+        return []
+    most = size(want.memory_bytes + want.growth.most_bytes)
+    return [f"It is granted up to {most} where nobody else could use that (gpu.growth): {_larger(model)}."]
+
+
+def _granted(world: World, model: Model) -> list[str]:
+    """Who has less or more than it asks for."""
     replicas = (world.replicas[id] for id in world.by_model.get(model.name, ()))
-    cut = ((one.id, sizing.granted(model, one)) for one in replicas)
-    return [head, *(f"{id} was {words}." for id, words in cut if words)]
+    others = ((one.id, sizing.granted(model, one)) for one in replicas)
+    return [f"{id} was {words}." for id, words in others if words]
+
+
+def _larger(model: Model) -> str:
+    """What becomes larger then."""
+    if model.cache is None:
+        return "its engine is told how much to take"
+    if model.spec.context_tokens is not None:
+        most = sizing.slots(model, model.memory_bytes + sizing.growth(model).most_bytes)
+        return f"its engine is given more slots, {most} at most"
+    return "its slots share more context"
 
 
 def _less(model: Model) -> str:

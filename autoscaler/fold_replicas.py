@@ -19,7 +19,7 @@ from autoscaler.model import Model
 from autoscaler.nodes import is_lost
 from autoscaler.observations import ReplicaSeen, Seen
 from autoscaler.operators import must_go
-from autoscaler.sizing import is_cut
+from autoscaler.sizing import has_grown, is_cut
 from autoscaler.states import IllegalIntentError, follow
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Drain, Placing, Replica
@@ -231,6 +231,8 @@ def _weighed(draft: Draft, replica: Replica, seen: ReplicaSeen) -> None:
     model = draft.world.models.get(replica.model)
     if model is None or seen.used_bytes == 0 or seen.spec_hash != model.spec_hash():
         return
+    if has_grown(model, replica):
+        return  # it uses what it was given, and needs less
     history, ready_s = draft.history(model.name), replica.ready_s
     served = ready_s is not None and draft.now_s >= ready_s + measured.SERVED_S and used(history, ready_s)
     room_bytes = [draft.world.slices[id].memory_bytes for id in replica.slices if id in draft.world.slices]

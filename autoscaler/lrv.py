@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from autoscaler.waste import BINS, FORGONE, LEVELS, UNITS, WHOLE, Ints, Tables, bin_of, level
+from autoscaler.waste import BINS, FORGONE, GRAIN, LEVELS, UNITS, WHOLE, Ints, Tables, bin_of, level
 
 GAIN: Final = 18
 """What less waste counts, and PRICE the price of the place, before the cut."""
@@ -80,6 +80,20 @@ def of_nodes(tables: Tables, part: Part, lanes: Ints, cpu_milli: int) -> Ints:
     before = _values(tables, part, part.cpu, total, level(part.left))
     after = _values(tables, part, part.cpu - cpu_milli, total - taken, level(left))
     return _cut(part.sums(before - after), _price(tables, part, taken, cpu_milli))
+
+
+def needed(tables: Tables, node: Part, lane: int) -> int:
+    """The least milli of one lane of a node with which others are expected to use as much of the node as with all that
+    is left of it. Tables are by levels, so that less use by a GRAIN is none.
+    """
+    left = max(0, int(node.left[lane]))
+    lefts = np.repeat(np.maximum(node.left, -1)[None, :], left + 1, axis=0)
+    lefts[:, lane] = np.arange(left + 1)
+    totals = np.maximum(lefts, 0).sum(axis=1)
+    rows = (node.classes * BINS + bin_of(np.broadcast_to(node.cpu, totals.shape), totals)) * (LEVELS + 1)
+    wasted = tables.values.reshape(-1)[rows[:, None] + level(lefts)].sum(axis=1)
+    used = totals * UNITS - wasted
+    return int((used + GRAIN * UNITS >= used[left]).argmax())
 
 
 def _cut(less: Ints, price: Ints) -> Ints:

@@ -43,11 +43,13 @@ class FixedGpu(Part, frozen=True):
 
 class Gpu(FixedGpu, frozen=True):
     """What one Replica needs of a device. `count` 0: CPU only. Absent memory: the artifact's, else all of it.
-    `elastic`: with how many percent less memory it makes do where that fills a hole. `link`: what joins all of several
-    devices, at least; `any`: that they are of one node.
+    `elastic`: with how many percent less memory it makes do where that fills a hole. `growth`: how many percent more it
+    is started with where nobody else could use that. `link`: what joins all of several devices, at least; `any`: that
+    they are of one node.
     """
 
     elastic_percent: Annotated[int, Meta(ge=1, le=50)] | None = field(default=None, name="elastic")
+    growth_percent: Annotated[int, Meta(ge=1, le=1000)] | None = field(default=None, name="growth")
     link: Literal["any", "pcieRoot", "nvlink"] = "any"
 
 
@@ -182,7 +184,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     estimated_bytes: int = 0
     """What was worked out of the artifact, before anything was measured; 0: nothing was, or the document decides."""
     cache: Cache | None = None
-    """Of an elastic one of llama.cpp; None: nobody could read it."""
+    """Of one of llama.cpp that may have less or more; None: nobody could read it."""
     slots: int = 1
     """Calls at once on one Replica: the spec's, else the engine's default."""
     served_name: str = ""

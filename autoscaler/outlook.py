@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import exp2, inf
 
 from autoscaler.contract import ModelName
-from autoscaler.demand import NO_HISTORY, NO_LOAD, median_start_s
+from autoscaler.demand import NO_HISTORY, NO_LOAD, lasting, live, median_start_s
 from autoscaler.lanes import Kind, Wanted
 from autoscaler.model import Model
 from autoscaler.packing import Force, Outlook
@@ -73,6 +73,22 @@ def histogram(world: World, now_s: float) -> tuple[Wanted, ...]:
             parts[kind] = parts.get(kind, 0) + weight
     most = sorted(parts, key=lambda kind: (-parts[kind], kind))[:KINDS_MAX]
     return tuple(Wanted(kind, parts[kind]) for kind in most)
+
+
+def yet(world: World) -> dict[Kind, int]:
+    """What may be asked for beside what is there, and how often: each Model's Replicas up to its maximum, whether
+    anybody called it lately or not. Those that a Device has no part for are left out, and so is who has its own pods.
+    """
+    found: dict[Kind, int] = {}
+    for name, model in world.models.items():
+        spec = model.spec
+        if spec.paused or model.adopted is not None or spec.gpu.count != 1 or not model.memory_bytes:
+            continue
+        lacking = spec.replicas.max - (len(lasting(live(world, name))) if name in world.by_model else 0)
+        if lacking > 0:
+            kind = want_of(model, 0, inf, Force.NONE, "", world.settings.pod).kind
+            found[kind] = found.get(kind, 0) + lacking
+    return found
 
 
 def wanted_lately(model: Model, history: History, load: Load, now_s: float) -> float:

@@ -7,7 +7,8 @@ memory: of one node), and none while room is coming; no victim goes whose room i
 in any order gives the same answer, and what it is given stays as it was. Where there is room, the Stock chooses
 (`autoscaler.stock`: preferred products, then cheap Devices, then near or apart from others of its Model, then nodes
 with a Copy, then the least waste), and an elastic Want may be granted less than it asks for (`autoscaler.elastic`);
-else the cheapest way to make some is taken. It never starts or drains anything: `autoscaler.plan` does.
+else the cheapest way to make some is taken. At the end who may have more gets what is of no use to others
+(`autoscaler.growth`). It never starts or drains anything: `autoscaler.plan` does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from functools import cached_property, reduce
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.elastic import MEAN, Budget, settle
 from autoscaler.eviction import COMING, EVICT, Key, Option, cost_of
+from autoscaler.growth import grow
 from autoscaler.hosting import amounts
 from autoscaler.hosts import NOTHING, Beside
 from autoscaler.packing import Incumbent, Missing, Outlook, Packing, Placement, Shelf, Victim, Want
@@ -70,7 +72,8 @@ def _packed(wanted: Sequence[Want], bench: _Bench) -> Packing:
     for at, options in promised.items() if spared else ():
         unmet[at] = unmet[at]._replace(reason=bench.wait([bench.without(one, spared) for one in options]))
     going = (Victim(id, one.model, want) for id, (one, want) in victims.items() if id not in spared)
-    return Packing(tuple(placements), tuple(going), tuple(unmet))
+    grown = grow(placements, [one.want for one in unmet if not one.never], bench.supposed)
+    return Packing(grown, tuple(going), tuple(unmet))
 
 
 def _order(want: Want) -> Key:
@@ -84,8 +87,8 @@ class _Bench:
         self._yard = yard
         self._now_s = now_s
         self._outlook = outlook
-        self._supposed = Supposed(yard, most)
-        self._ways = Ways(self._supposed, outlook, now_s)
+        self.supposed = Supposed(yard, most)
+        self._ways = Ways(self.supposed, outlook, now_s)
         self._placed: dict[ModelName, list[NodeId]] = {}
         """Of who would be apart: where others of their Models were put."""
         self._evicted: dict[ReplicaId, list[SliceId]] = {}
@@ -118,24 +121,24 @@ class _Bench:
         got = want.granted(found[1].memory_bytes)
         if spread is not None:
             self._placed.setdefault(want.model, []).append(yard.nodes[place.node])
-        shelves = [self._supposed.shelf(id) for id in yard.slices(place)]
+        shelves = [self.supposed.shelf(id) for id in yard.slices(place)]
         for id in yard.slices(place):
-            shelf = self._supposed.change(id)
+            shelf = self.supposed.change(id)
             room = need(got, shelf)
             if room is None or not shelf.free.holds(room):
                 raise AssertionError(f"{id} was chosen for {want.model}, and has no room for it")
             shelf.reserve(room)
-            self._supposed.promise(want, shelf.slice)
-            self._supposed.lock(shelf.slice)
+            self.supposed.promise(want, shelf.slice)
+            self.supposed.lock(shelf.slice)
         return Placement(want, yard.slices(place), claim(got, shelves), self._seat(want, place))
 
     def _seat(self, want: Want, place: Place | None) -> NodeId | None:
         """Takes the CPU and memory of its node, where it is known what that has."""
         node = None if place is None else self._yard.nodes[place.node]
-        host = None if node is None else self._supposed.host(node)
+        host = None if node is None else self.supposed.host(node)
         if node is None or host is None:
             return None
-        self._supposed.suppose(node, host.promised(want.beside))
+        self.supposed.suppose(node, host.promised(want.beside))
         return node
 
     # --- room to be made ----------------------------------------------------------------------------------------------
@@ -148,10 +151,10 @@ class _Bench:
         closed = self._yard.why.closed(want)
         scarce = self._yard.why.scarce(want)
         if want.devices > 1:
-            node = [self._supposed.shelf(id) for id in self._yard.why.team(want)]
+            node = [self.supposed.shelf(id) for id in self._yard.why.team(want)]
             return Missing(want, team_reason(want, node, closed, self._now_s, scarce))
         best = self._yard.why.roomiest(want)
-        why = unmet_reason(want, None if best is None else self._supposed.shelf(best), closed, self._now_s, scarce)
+        why = unmet_reason(want, None if best is None else self.supposed.shelf(best), closed, self._now_s, scarce)
         if want.spare_bytes and not self._budget.allows(want.memory_bytes, want.least.memory_bytes):
             why += f"; all elastic Replicas together are to have {MEAN // 10} % of what they ask for"
         return Missing(want, why)
@@ -164,42 +167,42 @@ class _Bench:
         """Promises the room to the Want, so that no later one counts on it; gives the victims, each once."""
         victims = {victim.replica: victim for option in options for victim in option.victims}
         chosen = [id for option in options for id in self._touched(option)]
-        self._supposed.gone |= victims.keys()
+        self.supposed.gone |= victims.keys()
         for replica, victim in victims.items():
             held = self._yard.held_by(victim, chosen)
-            self._evicted[replica] = [id for id in held if self._supposed.holds(id, replica)]
+            self._evicted[replica] = [id for id in held if self.supposed.holds(id, replica)]
             for id in self._evicted[replica]:
-                shelf = self._supposed.change(id)
+                shelf = self.supposed.change(id)
                 shelf.evict(replica)
                 self._yard.sync(shelf)
         for one in options:
             self._unwelcome |= {stranger.replica for stranger in one.strangers}
-            shelf = self._supposed.change(one.shelf.slice.id)
+            shelf = self.supposed.change(one.shelf.slice.id)
             shelf.reserve(one.need)
-            self._supposed.promise(want, shelf.slice)
+            self.supposed.promise(want, shelf.slice)
             self._yard.sync(shelf)
         node = options[0].shelf.slice.node
-        host = self._supposed.host(node)
+        host = self.supposed.host(node)
         if host is not None:
             coming = host.coming.plus(amounts(victims.values()))
-            self._supposed.suppose(node, host._replace(coming=coming).promised(want.beside))
+            self.supposed.suppose(node, host._replace(coming=coming).promised(want.beside))
         return tuple(victims.values())
 
     def spare(self, victims: Sequence[Incumbent]) -> Set[ReplicaId]:
         """Those who may stay after all, dearest first: who went for a later Want makes room enough for all."""
         spared: set[ReplicaId] = set()
         for victim in sorted(victims, key=lambda one: (*cost_of([one], self._outlook), one.replica), reverse=True):
-            shelves = [self._supposed.shelf(id) for id in self._evicted[victim.replica]]
+            shelves = [self.supposed.shelf(id) for id in self._evicted[victim.replica]]
             roomy = all(one.free.plus(one.coming).holds(victim.room) for one in shelves)
             node = shelves[0].slice.node
-            host = self._supposed.host(node)
+            host = self.supposed.host(node)
             roomy = roomy and (host is None or host.soon.holds(victim.beside))
             if not roomy or victim.replica in self._unwelcome:
                 continue
             for one in shelves:
                 one.keep(victim)
             if host is not None:
-                self._supposed.hosts[node] = host.kept(victim.beside)
+                self.supposed.hosts[node] = host.kept(victim.beside)
             spared.add(victim.replica)
         return spared
 
@@ -209,7 +212,7 @@ class _Bench:
         if len(victims) == len(one.victims):
             return one
         return one._replace(
-            victims=victims, rung=EVICT if victims else COMING, shelf=self._supposed.shelf(one.shelf.slice.id)
+            victims=victims, rung=EVICT if victims else COMING, shelf=self.supposed.shelf(one.shelf.slice.id)
         )
 
     def _touched(self, one: Option) -> Sequence[SliceId]:
@@ -224,7 +227,7 @@ class _Bench:
         where = worst.shelf.slice.id
         if worst.rung == EVICT:
             return f"makes room on {where}: {_names(worst.victims)} {_verb(worst.victims)} to leave"
-        there = self._supposed.around(worst.shelf.slice.node) if worst.wide else worst.shelf.incumbents
+        there = self.supposed.around(worst.shelf.slice.node) if worst.wide else worst.shelf.incumbents
         leaving = tuple(i for i in (*worst.strangers, *there) if i.leaving)
         if worst.rung == COMING and leaving:
             return f"waits on {where} until {_names(leaving)} {_verb(leaving, 'has', 'have')} left"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.hosts import NOTHING, Beside
@@ -53,6 +53,16 @@ class Spread(NamedTuple):
     """Where the others are, each as often as there are some."""
 
 
+class Growth(NamedTuple):
+    """How much more memory than it asks for a Want makes use of, in steps."""
+
+    most_bytes: int = 0
+    step_bytes: int = 1
+
+
+NO_GROWTH: Final = Growth()
+
+
 class Want(NamedTuple):
     """One Replica that is to be placed."""
 
@@ -88,6 +98,7 @@ class Want(NamedTuple):
     spread: Spread | None = None
     link: Link = Link.NODE
     """What joins all of several Devices, at least."""
+    growth: Growth = NO_GROWTH
 
     @property
     def beside(self) -> Beside:

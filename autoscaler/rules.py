@@ -103,7 +103,10 @@ def check_model(spec: ModelSpec) -> None:
     _check_artifact(spec)
     _check_adapters(spec)
     _check_command(spec)
-    _check_elastic(spec)
+    if spec.gpu.elastic_percent is not None:
+        _check_sized(spec, "elastic", "smaller")
+    if spec.gpu.growth_percent is not None:
+        _check_sized(spec, "growth", "larger")
 
 
 def _check_artifact(spec: ModelSpec) -> None:
@@ -167,14 +170,12 @@ def _check_command(spec: ModelSpec) -> None:
         raise WrongKeyError(at, "{context_tokens} needs spec.contextTokens")
 
 
-def _check_elastic(spec: ModelSpec) -> None:
-    """A Replica that may be given less is one whose engine can be told so."""
-    at: Path = ("spec", "gpu", "elastic")
-    engine = ENGINES[spec.engine]
-    if spec.gpu.elastic_percent is None:
-        return
+def _check_sized(spec: ModelSpec, key: str, other: str) -> None:
+    """A Replica that may be given less or more is one whose engine can be told so. `key`: of `gpu`."""
+    at: Path = ("spec", "gpu", key)
+    engine, named = ENGINES[spec.engine], f"not together with gpu.{key}: it says how much to take"
     if spec.gpu.count != 1:
-        raise WrongKeyError(at, "only a part of one device can be smaller: leave it out, or say gpu.count 1")
+        raise WrongKeyError(at, f"only a part of one device can be {other}: leave it out, or say gpu.count 1")
     if engine.sizes_itself:
         raise WrongKeyError(at, f"engine {spec.engine} cannot be told how large its cache is to be: leave it out")
     if engine.pages and not spec.gpu.memory_bytes:
@@ -183,9 +184,9 @@ def _check_elastic(spec: ModelSpec) -> None:
         raise WrongKeyError(at, "needs {memory_bytes} in spec.command, by which it is told what it was given")
     for position, arg in enumerate(spec.args):
         if arg.partition("=")[0].replace("_", "-") in engine.sized_by:
-            raise WrongKeyError(("spec", "args", position), "not together with gpu.elastic: it says how much to take")
-    for key in spec.env.keys() & engine.sized_by:
-        raise WrongKeyError(("spec", "env", key), "not together with gpu.elastic: it says how much to take")
+            raise WrongKeyError(("spec", "args", position), named)
+    for variable in spec.env.keys() & engine.sized_by:
+        raise WrongKeyError(("spec", "env", variable), named)
 
 
 def check_tenant(spec: TenantSpec) -> None:

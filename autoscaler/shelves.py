@@ -35,7 +35,7 @@ from autoscaler.operators import closed
 from autoscaler.packing import Force, Incumbent, Shelf, Spread, Want
 from autoscaler.podspec import Pod
 from autoscaler.prices import Prices
-from autoscaler.sizing import spare_bytes
+from autoscaler.sizing import growth, spare_bytes
 from autoscaler.states import LEAVING
 from autoscaler.states import ReplicaState as S
 from autoscaler.taints import tolerations
@@ -89,6 +89,7 @@ def want_of(  # noqa: PLR0917  in the order of a Want
         spare_bytes=spare_bytes(model),
         spread=Spread(apart, near) if apart or near else None,
         link=LINKS[gpu.link] if gpu.count > 1 else Link.NODE,
+        growth=growth(model),
     )
 
 

@@ -1,9 +1,9 @@
-"""How much less memory a Replica makes do with, and what its engine is told of what it was granted. Pure.
+"""How much less memory a Replica makes do with, of how much more it makes use, and what its engine is told. Pure.
 
-Owns the way from granted bytes to a smaller cache: a share of the Device for engines that page it, fewer Slots of
-llama.cpp where the document says the context of each, else less context for all of them together. Promises: what an
-engine is told fits what was granted, down to the least that is offered here. It grants nothing; `autoscaler.elastic`
-does.
+Owns the way from granted bytes to a smaller or larger cache: a share of the Device for engines that page it, fewer or
+more Slots of llama.cpp where the document says the context of each, else less or more context for all of them together.
+Promises: what an engine is told fits what was granted, from the least to the most that is offered here. It grants
+nothing; `autoscaler.elastic` and `autoscaler.growth` do.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from autoscaler.model import Model
+from autoscaler.packing import NO_GROWTH, Growth
 from autoscaler.words import size
 from autoscaler.world import Replica
 
 CELLS: Final = 256
 """llama.cpp rounds a context up to so many tokens."""
+MIB: Final = 1 << 20
+"""Steps in which engines that page their cache get more of it, and who is told by a placeholder."""
+SLOTS_MAX: Final = 100_000
+"""Of one Replica, as a document may say."""
 
 
 class Given(NamedTuple):
@@ -53,20 +58,50 @@ def why_rigid(model: Model) -> str:
     return "its cache is too small to give any of it"
 
 
+def growth(model: Model) -> Growth:
+    """How much more than it asks for a Replica makes use of."""
+    percent, asked, cache = model.spec.gpu.growth_percent, model.memory_bytes, model.cache
+    if not percent or not asked or model.spec.gpu.count != 1 or model.adopted is not None:
+        return NO_GROWTH
+    most, step = asked * percent // 100, MIB
+    if model.spec.engine == "llama.cpp":
+        step = 0 if cache is None else cache.slot_bytes if _by_slots(model) else CELLS * cache.token_bytes
+        most = min(most, _more(model))
+    return Growth(most // step * step, step) if step and most >= step else NO_GROWTH
+
+
+def why_no_growth(model: Model) -> str:
+    """Why a Model that may have more never does, in words; empty: it does, or may not."""
+    if not model.spec.gpu.growth_percent or growth(model).most_bytes:
+        return ""
+    if not model.memory_bytes:
+        return "nobody knows how much it needs; say gpu.memory"
+    if model.cache is None and model.spec.engine == "llama.cpp":
+        return "its artifact is not a file that can be read here, so that nobody knows what more cache would take"
+    if model.spec.engine == "llama.cpp" and not _by_slots(model) and not _more(model):
+        return "its one slot has all of the model's own context"
+    return "that is too little for one slot more" if _by_slots(model) else "that is too little to make use of"
+
+
+def is_told(model: Model) -> bool:
+    """Whether what its Replicas are granted may differ from what it asks for, so that engines are told."""
+    return bool(spare_bytes(model) or growth(model).most_bytes)
+
+
 def given(model: Model, replica: Replica, memory_fraction: float | None = None) -> Given:
     """What its engine is told."""
-    if not spare_bytes(model):
+    if not is_told(model):
         return Given(memory_fraction)
-    memory_bytes = min(model.memory_bytes, replica.memory_bytes)
+    memory_bytes = min(model.memory_bytes + growth(model).most_bytes, replica.memory_bytes)
     return Given(memory_fraction, memory_bytes, replica.slots, _shared_context_tokens(model, memory_bytes))
 
 
 def slots(model: Model, granted_bytes: int) -> int:
     """Of a Replica that was granted so much."""
-    cache, lack = model.cache, _lack(model, granted_bytes)
-    if cache is None or not cache.slot_bytes or model.spec.context_tokens is None:
+    cache = model.cache
+    if cache is None or not cache.slot_bytes or not _by_slots(model):
         return model.slots
-    return max(1, model.slots + -lack // cache.slot_bytes)
+    return max(1, model.slots + _beyond(model, granted_bytes) // cache.slot_bytes)
 
 
 def is_cut(model: Model, replica: Replica) -> bool:
@@ -75,8 +110,18 @@ def is_cut(model: Model, replica: Replica) -> bool:
     return same and 0 < replica.memory_bytes < model.memory_bytes
 
 
+def has_grown(model: Model, replica: Replica) -> bool:
+    """Whether it has more than its document, as it is now, asks for."""
+    same = replica.spec_hash == model.spec_hash() and bool(growth(model).most_bytes)
+    return same and replica.memory_bytes > model.memory_bytes
+
+
 def granted(model: Model, replica: Replica) -> str:
-    """`granted 9Gi of 10Gi, with 3 of 4 slots`; empty: it has all."""
+    """`granted 9Gi of 10Gi, with 3 of 4 slots`, or `granted 14Gi where it asks for 10Gi, with 6 slots instead of 4`;
+    empty: it has what it asks for.
+    """
+    if has_grown(model, replica):
+        return _grown(model, replica)
     if not is_cut(model, replica):
         return ""
     words = f"granted {size(replica.memory_bytes)} of {size(model.memory_bytes)}"
@@ -86,11 +131,34 @@ def granted(model: Model, replica: Replica) -> str:
     return f"{words}, with {replica.slots} of {model.slots} slots" if replica.slots < model.slots else words
 
 
+def _grown(model: Model, replica: Replica) -> str:
+    words = f"granted {size(replica.memory_bytes)} where it asks for {size(model.memory_bytes)}"
+    tokens = given(model, replica).shared_context_tokens
+    if tokens and model.cache is not None:
+        return f"{words}, with {tokens} tokens of context instead of {model.cache.context_tokens}"
+    return f"{words}, with {replica.slots} slots instead of {model.slots}" if replica.slots > model.slots else words
+
+
 def _shared_context_tokens(model: Model, granted_bytes: int) -> int:
-    cache, lack = model.cache, _lack(model, granted_bytes)
-    if cache is None or not lack or not cache.token_bytes or model.spec.context_tokens is not None:
+    cache, beyond = model.cache, _beyond(model, granted_bytes)
+    if cache is None or not beyond or not cache.token_bytes or _by_slots(model):
         return 0
-    return (cache.context_tokens + -lack // cache.token_bytes) // CELLS * CELLS
+    return (cache.context_tokens + beyond // cache.token_bytes) // CELLS * CELLS
+
+
+def _by_slots(model: Model) -> bool:
+    """Whether each Slot has a context of its own, so that there are fewer or more of them."""
+    return model.spec.context_tokens is not None
+
+
+def _more(model: Model) -> int:
+    """Of so much more llama.cpp makes use: as many Slots as may be, or all of the model's own context for each."""
+    cache = model.cache
+    if cache is None:
+        return 0
+    if _by_slots(model):
+        return (SLOTS_MAX - model.slots) * cache.slot_bytes
+    return (model.slots - 1) * cache.context_tokens * cache.token_bytes
 
 
 def _most(model: Model) -> int:
@@ -114,5 +182,8 @@ def _needed(model: Model) -> int:
     return min(model.memory_bytes, model.cache.total_bytes)
 
 
-def _lack(model: Model, granted_bytes: int) -> int:
-    return max(0, _needed(model) - granted_bytes) if spare_bytes(model) else 0
+def _beyond(model: Model, granted_bytes: int) -> int:
+    """So much more than it asks for it may use; below 0: so much less than it needs."""
+    if granted_bytes > model.memory_bytes:
+        return min(granted_bytes - model.memory_bytes, growth(model).most_bytes)
+    return min(0, granted_bytes - _needed(model)) if spare_bytes(model) else 0

@@ -177,6 +177,12 @@ class Stock:
         most, least = int(ask.most[lane]), int(ask.memory[lane])
         return left if left < most else least if ask.form.least and self._rows[ask.form].less[at] else most
 
+    def unneeded(self, place: Place) -> int:
+        """How many bytes of what is left of its one lane others are not expected to use."""
+        at = int(self.first[place.node]) + place.lanes[0]
+        milli = lrv.needed(self._tables, self.part(np.array([place.node])), place.lanes[0])
+        return max(0, int(self.left_bytes[at]) - -(-milli * int(self.size_bytes[at]) // WHOLE))
+
     def fitting(self, ask: Ask, *, held: bool = False) -> Flags:
         """[lanes]: those with enough for one of its parts, now; or those that are `held`."""
         enough = ask.memory[0] if ask.flat else ask.memory[self.lane_of]

@@ -13,7 +13,7 @@ from typing import TypeVar
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.hosts import Host
 from autoscaler.lessons import taught
-from autoscaler.outlook import Starts
+from autoscaler.outlook import Starts, yet
 from autoscaler.packing import Outlook, Shelf
 from autoscaler.shelves import ENDING, Look, bare, budget, host_of, look_at, shelf_of, slices_by_node, trust_of
 from autoscaler.waste import Taught
@@ -72,7 +72,7 @@ class Survey:
                 seen[id] = shelf_of(look, world.slices[id])
             return seen[id]
 
-        self._yard.budget = partial(budget, look)
+        self._yard.budget, self._yard.yet = partial(budget, look), partial(yet, world)
         self._yard.full, self._yard.models = full, world.by_model.keys()
         self._yard.held = lambda replica: world.replicas[replica].slices
         return self._yard

@@ -73,6 +73,10 @@ class Yard:
         self.hosts = dict(hosts or {})
         self.budget: Callable[[], Budget] = Budget
         """What elastic Replicas that run have of what they asked for: counted when it is asked."""
+        self.yet: Callable[[], Mapping[Kind, int]] = dict
+        """What may be asked for yet, and how often: worked out when it is asked."""
+        self.judges = taught is not None
+        """Whether it is known what room is worth; else all sizes are taken to be asked for alike."""
         self.coming: set[SliceId] = set()
         """Slices that somebody leaves, and maybe some that somebody left."""
         self.emptying: set[NodeId] = set()
@@ -159,6 +163,7 @@ class Yard:
 
     def teach(self, taught: Taught | None) -> None:
         """What room is worth from now on; None: nobody knows."""
+        self.judges = taught is not None
         self.stock.teach(taught or innocent())
 
     def put_host(self, node: NodeId, host: Host) -> None:
@@ -261,6 +266,13 @@ class Yard:
     def granted(self, kind: Kind, place: Place) -> int:
         """How many bytes are best for an elastic one that was just chosen a Place for."""
         return self.stock.granted(self.ask(kind), place)
+
+    def unneeded(self, id: SliceId) -> int:
+        """How many bytes of what is left of a Slice others are not expected to use; all where nobody knows."""
+        place = self._where.get(id)
+        if place is None or not self.judges:
+            return BYTES_MAX
+        return self.stock.unneeded(place)
 
     def locked(self, kind: Kind, choice: Choice) -> Iterator[SliceId]:
         """Slices with room now, where another is starting."""

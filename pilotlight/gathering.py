@@ -108,8 +108,9 @@ def completed(model: Model, *, gpus: bool = False) -> Model:
     """The Model with its memory from its artifact, and its adapters' files, where the document states none; unreadable
     = the whole device, and so is an engine that takes a share of it. `gpus`: Devices are not the host's memory.
     """
-    elastic = model.spec.gpu.elastic_percent is not None and model.spec.engine == "llama.cpp"
-    if (model.memory_bytes and not elastic) or model.spec.gpu.count == 0 or pages(model):
+    gpu = model.spec.gpu
+    sized = model.spec.engine == "llama.cpp" and not (gpu.elastic_percent is None and gpu.growth_percent is None)
+    if (model.memory_bytes and not sized) or gpu.count == 0 or pages(model):
         return model
     try:
         needed = estimate(model)
@@ -118,7 +119,7 @@ def completed(model: Model, *, gpus: bool = False) -> Model:
     if needed is None:
         return model
     total_bytes = needed.total_bytes(gpus=gpus)
-    cache = cache_of(model, needed, gpus=gpus) if elastic else None
+    cache = cache_of(model, needed, gpus=gpus) if sized else None
     if model.memory_bytes:
         return msgspec.structs.replace(model, cache=cache)
     return msgspec.structs.replace(model, memory_bytes=total_bytes, estimated_bytes=total_bytes, cache=cache)

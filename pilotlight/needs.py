@@ -56,13 +56,15 @@ def estimate(model: Model) -> Estimate | None:
 
 
 def cache_of(model: Model, made: Estimate, *, gpus: bool) -> Cache | None:
-    """What of `made`, its estimate, an elastic Model of llama.cpp can do without. Raises as `estimate` does."""
+    """What less or more cache of a Model of llama.cpp would save or take, beside `made`, its estimate. Raises as
+    `estimate` does.
+    """
     found = shape_of(model)
     if found is None:
         return None
-    fewer = estimate(replace(model, slots=model.slots - 1)) if model.slots > 1 else None
+    other = estimate(replace(model, slots=model.slots - 1 if model.slots > 1 else 2))
     total_bytes = made.total_bytes(gpus=gpus)
-    slot_bytes = 0 if fewer is None else total_bytes - fewer.total_bytes(gpus=gpus)
+    slot_bytes = 0 if other is None else abs(total_bytes - other.total_bytes(gpus=gpus))
     tokens = found[1].context_tokens
     return Cache(total_bytes=total_bytes, slot_bytes=slot_bytes, token_bytes=made.token_bytes, context_tokens=tokens)
 

@@ -18,7 +18,7 @@ import psutil
 from autoscaler.drivers.nvml import Gpu, Nvml, NvmlError, open_nvml
 from autoscaler.model import Model
 from autoscaler.settings import DeclaredDevice
-from autoscaler.sizing import spare_bytes
+from autoscaler.sizing import is_told
 from autoscaler.world import DeviceId, NodeId, Replica, Slice, SliceId
 
 NODE = NodeId("local")
@@ -100,9 +100,9 @@ class Devices:
         return {"CUDA_VISIBLE_DEVICES": ",".join(known[s] for s in slices if s in known)}
 
     def fraction(self, model: Model, replica: Replica) -> float | None:
-        """The part of its Device that an elastic one was granted, rounded down; None: it was not asked for."""
+        """The part of its Device that one was granted which may have less or more, rounded down; None: it may not."""
         sizes = [s.memory_bytes for s in self._slices if s.id in replica.slices]
-        if not spare_bytes(model) or not sizes:
+        if not is_told(model) or not sizes:
             return None
         return max(1, min(1000, replica.memory_bytes * 1000 // max(sizes))) / 1000
 

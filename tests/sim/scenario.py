@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, TenantName
-from autoscaler.model import Model, ModelSpec, Queue, ReplicaRange, Start
+from autoscaler.model import Gpu, Model, ModelSpec, Queue, ReplicaRange, Start
 from autoscaler.quantity import Bytes
 from autoscaler.tenant import Tenant, TenantSpec
 from gateway.call import Outcome
@@ -60,7 +60,8 @@ def draw(seed: int, rng: random.Random) -> tuple[Town, bool]:
         Model(
             name=ModelName(f"m{number}"),
             spec=ModelSpec(
-                engine="command", command=("engine", "{port}"), idle_seconds=rng.choice([0.5, 2.0, 5.0]),
+                engine="command", command=("engine", "{port}"), gpu=Gpu(growth_percent=100 if number % 2 else None),
+                idle_seconds=rng.choice([0.5, 2.0, 5.0]),
                 residency_seconds=rng.choice([0.0, 0.5, 2.0]), drain_seconds_max=15.0,
                 replicas=ReplicaRange(max=rng.choice([1, 1, 2, 4])), start=Start(seconds_max=30.0),
                 queue=Queue(calls_max=rng.choice([5, 20, 1000, 1000]), bytes_max=Bytes(rng.choice([1, 1, 1000]) * MIB)),
