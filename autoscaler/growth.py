@@ -10,8 +10,9 @@ Owns the rule. It is the last thing that a call of the packer decides, of what i
 
 What is given is a whole number of the Want's steps. A Slice that only one may have is its own, whatever it asked for.
 Who was granted less than it asks for gets no more: what is left there is worth more to others. What is claimed of a DRA
-driver does not grow, since that rounds amounts up or cuts the Device by them. Promises: nothing is over-committed, and
-what was placed stays where it is. It moves nobody and makes no room.
+driver does not grow, since that rounds amounts up or cuts the Device by them. One at a time starts on a Device, so that
+no two are given the same. Promises: nothing is over-committed, and what was placed stays where it is. It moves nobody
+and makes no room.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from autoscaler.lanes import Kind, Room
+from autoscaler.lanes import Kind
 from autoscaler.packing import Placement, Shelf, Want
 from autoscaler.rulings import need
 from autoscaler.supposed import Supposed
@@ -75,13 +76,7 @@ def _grown(one: Placement, waiting: Sequence[Want], yet: Mapping[Kind, int], sup
     room_bytes = _unused(shelf, waiting, yet, supposed) if shared else shelf.slice.memory_bytes - one.memory_bytes
     room_bytes = (one.memory_bytes + room_bytes) // MIB * MIB - one.memory_bytes  # as pods ask for it
     got_bytes = min(growth.most_bytes, room_bytes) // growth.step_bytes * growth.step_bytes
-    if got_bytes <= 0:
-        return one
-    if shared:
-        changed = supposed.change(shelf.slice.id)
-        changed.reserve(Room(got_bytes, 0))
-        supposed.yard.sync(changed)
-    return one._replace(memory_bytes=one.memory_bytes + got_bytes)
+    return one._replace(memory_bytes=one.memory_bytes + max(0, got_bytes))
 
 
 def _unused(shelf: Shelf, waiting: Sequence[Want], yet: Mapping[Kind, int], supposed: Supposed) -> int:

@@ -42,7 +42,7 @@ from autoscaler.histories import limit_s
 from autoscaler.model import Model
 from autoscaler.nodes import ILL, lost
 from autoscaler.packer import pack
-from autoscaler.packing import NO_GROWTH, Force, Missing, Outlook, Packing, Placement, Want
+from autoscaler.packing import Force, Missing, Outlook, Packing, Placement, Want
 from autoscaler.resting import Resting
 from autoscaler.shelves import ENDING, locks, stuck_s, want_of
 from autoscaler.sizing import slots
@@ -287,7 +287,6 @@ class _Tick:
             load = self.world.loads.get(model.name)
             force = Force.BUSY if load is not None and load.waiting else Force.LOWER
             want = want_of(model, len(found), inf, force, MOVES, self.world.settings.pod, avoids)
-            want = want._replace(growth=NO_GROWTH)
             found[want] = replica
         return found
 

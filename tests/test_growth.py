@@ -45,6 +45,7 @@ from pilotlight.needs import estimate
 from tests.kit import shapes
 from tests.kit.observed import seen_of
 from tests.kit.worlds import GI, T0, device, folded, gateway, level, model, replica, world
+from tests.test_elastic_packer import counted
 from tests.test_elastic_plan import after, document, launched
 from tests.test_packer import on, shelf
 
@@ -80,6 +81,8 @@ def test_what_nobody_else_could_use_is_given_as_far_as_it_is_wanted_and_in_whole
     assert grants(run([want("a")], [shelf(device("g0", 24), on("x", 9))])) == [("a", 15)]
     assert grants(run([want("a", step=2 * GI)], [shelf(device("g0", 24), on("x", 9))])) == [("a", 14)]
     assert grants(run([want("a", more_gi=0)], [shelf(device("g0", 24))])) == [("a", 10)], "who may have no more"
+    odd = replace(device("g0"), memory_bytes=15 * GI + 5)
+    assert grants(run([want("a", step=1)], [shelf(odd)])) == [("a", 15)], "whole MiB, as pods ask for it"
 
 
 def test_what_others_may_ask_for_yet_stays_and_what_they_could_not_fill_does_not() -> None:
@@ -116,10 +119,10 @@ def test_a_slice_that_is_only_its_own_is_given_whole_but_not_one_of_a_dra_driver
 
 
 def test_who_was_granted_less_is_not_given_more() -> None:
-    cut = want("a", spare_bytes=2 * GI)
-    yard = Yard([shelf(device("g0", 24), on("x", 14.5))])
-    made = pack([cut], yard, frozenset(), Outlook(), T0)
-    assert grants(made) == [("a", 9.5)]
+    yard = Yard([shelf(device("g0", 12))])
+    yard.budget = lambda: counted(50, 10 * GI)
+    made = pack([want("a", 4, spare_bytes=2 * GI)], yard, frozenset(), Outlook(), T0)
+    assert grants(made) == [("a", 2)]
 
 
 def test_where_it_was_learnt_what_room_is_worth_what_others_are_expected_to_use_stays() -> None:
@@ -277,7 +280,8 @@ def test_memory_of_a_grown_replica_is_used_and_no_second_one_counts_on_it() -> N
 def test_yet_is_what_models_may_have_beside_what_they_have() -> None:
     a, b = model("a", 4, high=3), model("b", 4, high=2)
     whole, two = model("c", 0), model("d", 4, gpu=Gpu(count=2))
-    at = world([a, b, whole, two, model("e", 1, paused=True)], [device()], [replica(a, "ra")])
+    surging = [replica(one, f"{one.name}{at}") for one in [model("f", 4)] for at in range(2)]
+    at = world([a, b, whole, two, model("e", 1, paused=True), model("f", 4)], [device()], [replica(a, "ra"), *surging])
     assert [(one.memory_bytes, many) for one, many in yet(at).items()] == [(4 * GI, 2 + 2)]
 
 
