@@ -1,8 +1,9 @@
-"""Whether a Model fits on any Device at all: known without a Call, from its document and the Slices that exist.
+"""Whether a Model fits on any Device at all: known without a Call, from its document and the Slices that exist or that
+nodes could be cut into.
 
-Owns the question; the answer is the packer's own (`WhyNot.never`), so that people read what a Call
-gets. Keeps nothing: a Device that comes, or a document that changes, gives another answer at once. It must not ask what
-is free now.
+Owns the question, and what it depends on (`as_before`); the answer is the packer's own (`WhyNot.never`), so that people
+read what a Call gets. Keeps nothing: a Device that comes, or a document that changes, gives another answer at once. It
+must not ask what is free now.
 """
 
 from __future__ import annotations
@@ -38,6 +39,19 @@ class Fitting:
 
     def _want(self, model: Model) -> Want:
         return want_of(model, 0, inf, Force.NONE, "", self._defaults)
+
+
+def as_before(before: World, after: World) -> bool:
+    """Whether nothing has changed by which other Models may fit on no Device. That a node has less or more CPU beside
+    its Devices comes with its Slices, or at the next look.
+    """
+    return (
+        before.models is after.models
+        and before.slices is after.slices
+        and before.settings is after.settings
+        and before.cuttable is after.cuttable
+        and before.cutting is after.cutting
+    )
 
 
 def misfits(world: World) -> dict[ModelName, str]:

@@ -1,13 +1,13 @@
 """Says which Models fit on no device: at the start, when it becomes so, and when it no longer is.
 
-A listener of the loop. It looks again only when documents or devices have changed.
+A listener of the loop. It looks again only when documents or devices have changed, or what nodes may be cut into.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from autoscaler.fitting import misfits
+from autoscaler.fitting import as_before, misfits
 from autoscaler.loop import Step
 from pilotlight.news import News
 from pilotlight.quiet import say
@@ -28,8 +28,7 @@ class Misfits:
     def on_step(self, step: Step) -> None:
         """Says what this step changed."""
         before, after = step.before, step.after
-        same = before.models is after.models and before.slices is after.slices
-        if not after.synced or (self._looked and same):
+        if not after.synced or (self._looked and as_before(before, after)):
             return
         self._looked = True
         self._news.tell(misfits(after), after)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from autoscaler.actions import Plan
 from autoscaler.loop import Step
 from autoscaler.world import World
 from pilotlight.misfits import Misfits
 from pilotlight.news import SAID_MAX
+from tests.kit.recut import town
 from tests.kit.worlds import device, model, world
 
 
@@ -50,6 +53,20 @@ def test_a_device_that_comes_or_a_document_that_changes_is_said() -> None:
     ]
     listener.on_step(step(more, fewer))
     assert len(said) == 2, "a Model that is gone from the documents is no news"
+
+
+def test_a_node_that_may_be_cut_or_no_longer_is_said() -> None:
+    """No Slice and no document is another by that."""
+    said: list[str] = []
+    listener = Misfits(said.append)
+    may = town()
+    may_not = replace(may, cuttable={})
+    listener.on_step(step(may_not, may_not))
+    assert [line.partition(":")[0] for line in said] == ["Model big fits on no device"]
+    listener.on_step(step(may_not, may))
+    assert said[1:] == ["there is a device now for big"]
+    listener.on_step(step(may, may_not))
+    assert len(said) == 3
 
 
 def test_a_hundred_of_them_are_not_a_hundred_lines() -> None:

@@ -20,6 +20,7 @@ from autoscaler.drivers.kubernetes.subjects import Subject
 from autoscaler.loop import Step
 from autoscaler.model import Model
 from autoscaler.world import Load, World
+from tests.kit.recut import town
 from tests.kit.worlds import T0, device, model, replica, world
 
 WAIT_S_MAX = 5.0
@@ -142,6 +143,18 @@ async def test_what_fits_on_no_device_says_so_without_a_call_until_there_is_one_
     house.show(world(MODELS, [device(memory_gi=4)], [replica(huge, "r")]))
     await house.settle()
     assert (house.readiness(huge), house.readiness(MODELS[1])) == (("True", "Serving"), ("False", "NoDeviceFits"))
+
+
+async def test_what_a_node_could_be_cut_into_is_no_reason_to_say_that_nothing_fits() -> None:
+    house, huge = House(), MODELS[0]
+    cut = replace(town(), models=house.at.models, cuttable={})
+    house.show(replace(cut, slices={"g": device("g", 4)}))
+    await house.settle()
+    assert house.readiness(huge) == ("False", "NoDeviceFits")
+    house.now_s += CHANGE_S
+    house.show(replace(house.at, cuttable=town().cuttable))
+    await house.settle()
+    assert house.readiness(huge) == ("True", "Idle")
 
 
 async def test_who_changes_all_the_time_takes_nobodys_turn() -> None:

@@ -27,7 +27,7 @@ from autoscaler.drivers.kubernetes.kinds import collections
 from autoscaler.drivers.kubernetes.status import NO_STATUS, Clocks, Status
 from autoscaler.drivers.kubernetes.subjects import Subject
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
-from autoscaler.fitting import misfits
+from autoscaler.fitting import as_before, misfits
 from autoscaler.podspec import API_VERSION
 from autoscaler.world import World
 
@@ -80,7 +80,7 @@ class Statuses:
         self._looked_unmet: dict[ModelName, Unmet] = {}
         self._fitted = self._world
         self._misfits: dict[ModelName, Unmet] = {}
-        """Of the Models and Slices of `_fitted`."""
+        """Of the Models, and of what there is for them, of `_fitted`."""
         self._subjects: Sequence[Subject] = ()
         self._told: Sequence[Subject] = ()
         """What `_subjects` is from the next step on."""
@@ -199,8 +199,8 @@ class Statuses:
 
     def _lacking(self) -> dict[ModelName, Unmet]:
         """What the plan could not place, and what fits on no Device and has nobody who calls it."""
-        now, then = self._world, self._fitted
-        if now.models is not then.models or now.slices is not then.slices or now.settings is not then.settings:
+        now = self._world
+        if not as_before(self._fitted, now):
             self._fitted = now
             self._misfits = {name: Unmet(model=name, reason=why, never=True) for name, why in misfits(now).items()}
         never = {name: unmet for name, unmet in self._misfits.items() if name not in now.by_model}
