@@ -1,6 +1,7 @@
 """The checks of a cluster: API server, definitions, rights, pod security, nodes, providers, ingress. I/O.
 
-Owns what is asked and what each answer is worth; what nodes say is judged in `pilotlight.checks_nodes`. Only questions
+Owns what is asked and what each answer is worth; what nodes say is judged in `pilotlight.checks_nodes`, and what the
+GPU operator is told in `pilotlight.checks_operator`. Only questions
 are asked: the one pod that is sent is a dry run. Where a right to look is missing, that is said, and the rest goes on.
 """
 
@@ -20,7 +21,7 @@ from autoscaler.drivers.kubernetes.rights import Right, Scope, rights
 from autoscaler.engines import Launch
 from autoscaler.model import Gpu, Model, ModelSpec
 from autoscaler.world import Replica
-from pilotlight import checks_nodes
+from pilotlight import checks_nodes, checks_operator
 from pilotlight.checks import Finding
 
 VERSION_MIN = (1, 30)
@@ -217,6 +218,19 @@ async def nodes(api: Api, scene: Scene) -> list[Finding]:
     return checks_nodes.judge(found, dra="deviceclasses" in classes)
 
 
+async def cutting(api: Api, scene: Scene) -> list[Finding]:
+    """Whether mig-manager cuts nodes by the ConfigMap that is ours."""
+    if scene.cutting is None:
+        return []
+    try:
+        found = (await api.get(checks_operator.POLICIES))["items"]
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        found = []
+    return checks_operator.judge(found, scene.cutting[1])
+
+
 async def providers(api: Api, _: Scene) -> list[Finding]:
     """Which sources of more capacity there are; none is needed."""
     groups = {one["name"] for one in (await api.get("/apis"))["groups"]}
@@ -230,4 +244,4 @@ async def ingress(_: Api, __: Scene) -> list[Finding]:
     return [Finding("ingress", "info", INGRESS, INGRESS_FIX)]
 
 
-CHECKS: tuple[Check, ...] = (definitions, rights_given, pod_security, nodes, providers, ingress)
+CHECKS: tuple[Check, ...] = (definitions, rights_given, pod_security, nodes, cutting, providers, ingress)

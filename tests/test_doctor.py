@@ -7,15 +7,17 @@ import resource
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from autoscaler.drivers.kubernetes.rights import rights
 from autoscaler.drivers.nvml import Gpu, NvmlError
 from autoscaler.drivers.records import StateDirectory
-from pilotlight import checks_here, checks_nodes
+from pilotlight import checks_cluster, checks_here, checks_nodes, checks_operator
 from pilotlight.checks import Finding
 from pilotlight.cli import cli
 from pilotlight.listen import Address
@@ -147,6 +149,60 @@ def test_nodes_whose_labels_do_not_tell_how_gpus_are_shared_are_named() -> None:
     assert found["sharing"].grade == "warning"
     assert found["sharing"].says.endswith("on 1 node: labels do not tell how n2 shares GPUs")
     assert "Settings `nodes`, by `slicing`" in found["sharing"].fix
+
+
+# --- cutting --------------------------------------------------------------------------------------------------------
+
+
+def policy(told: object = None, strategy: str = "mixed") -> dict[str, Any]:
+    spec = {"mig": {"strategy": strategy}, "migManager": told or {"config": {"name": "ours"}, "enabled": True}}
+    return {"metadata": {"name": "cluster-policy"}, "spec": spec}
+
+
+def test_a_policy_that_names_our_config_map_is_fine() -> None:
+    (only,) = checks_operator.judge([policy()], "ours")
+    assert (only.grade, only.says) == ("ok", "the ClusterPolicy names ConfigMap ours, with strategy mixed")
+
+
+@pytest.mark.parametrize(
+    ("found", "says", "fix"),
+    [
+        ([], "there is no ClusterPolicy", "install the GPU operator"),
+        ([policy({"config": {"name": "theirs"}})], "by ConfigMap theirs, and we write to ours", '"name":"ours"'),
+        ([policy({"enabled": True})], "by ConfigMap default-mig-parted-config", '"config":{"name":"ours"}'),
+        ([policy(strategy="single")], "has MIG strategy single", '"strategy":"mixed"'),
+        ([policy({"config": {"name": "ours"}, "enabled": False})], "has mig-manager off", '"enabled":true'),
+    ],
+)  # fmt: skip
+def test_what_keeps_mig_manager_from_our_config_map_is_told_with_its_fix(
+    found: list[dict[str, Any]], says: str, fix: str
+) -> None:
+    (only,) = checks_operator.judge(found, "ours")
+    assert only.grade == "warning"
+    assert says in only.says
+    assert fix in only.fix
+
+
+async def test_the_policy_is_looked_at_only_where_nodes_are_cut() -> None:
+    class Paper(Api):
+        asked: ClassVar[list[str]] = []
+
+        def __init__(self) -> None:
+            """There is nothing to reach."""
+
+        def unix_s(self) -> float:
+            return 0.0
+
+        async def _ask(self, method: str, path: str, *_: object, **__: object) -> Object:
+            self.asked.append(path)
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+
+    scene = checks_cluster.Scene(engines="e", home="h", scope="cluster")
+    assert await checks_cluster.cutting(Paper(), scene) == []
+    assert Paper.asked == []
+    found = await checks_cluster.cutting(Paper(), replace(scene, cutting=("gpu-operator", "ours")))
+    assert found == [checks_operator.NO_OPERATOR]
+    assert checks_cluster.cutting in checks_cluster.CHECKS
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
