@@ -13,7 +13,7 @@ those, which have the same names and counts. Memory: see Profile.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -188,19 +188,41 @@ def clash(geometry: Geometry, one: Cut, other: Cut) -> bool:
     return bool(_slices(geometry, one) & _slices(geometry, other))
 
 
+class Taken(NamedTuple):
+    """What cuts leave to others: all that decides what still fits beside them, whichever they are."""
+
+    slices: int = 0
+    """Memory slices that are taken, as bits."""
+    media: bool = False
+    """And so are the media engines."""
+
+    def places(self, one: Profile) -> Iterator[tuple[int, Taken]]:
+        """Where one more cut of a profile may start, ascending, and what is taken then."""
+        bits = (1 << one.size) - 1
+        for start in one.starts if not (one.media and self.media) else ():
+            if not bits << start & self.slices:
+                yield start, Taken(self.slices | bits << start, self.media or one.media)
+
+
+@lru_cache(maxsize=MEMO_MAX)
+def taken(geometry: Geometry, on: Layout) -> Taken:
+    """By all cuts of a layout."""
+    slices = 0
+    for cut in on:
+        slices |= _slices(geometry, cut)
+    return Taken(slices, any(geometry.profile(cut.profile).media for cut in on))
+
+
 def free_slices(geometry: Geometry, on: Layout) -> int:
     """Memory slices that no cut has."""
-    return geometry.size - _taken(geometry, on).bit_count()
+    return geometry.size - taken(geometry, on).slices.bit_count()
 
 
 @lru_cache(maxsize=MEMO_MAX)
 def starts(geometry: Geometry, on: Layout, profile: str) -> tuple[int, ...]:
     """Where one more cut of `profile` may start beside those in `on`, ascending. MigError where there is no such."""
-    return tuple(
-        start
-        for start in geometry.profile(profile).starts
-        if not any(clash(geometry, Cut(profile, start), other) for other in on)
-    )
+    has = taken(geometry, on)
+    return tuple(start for start, _ in has.places(geometry.profile(profile)))
 
 
 @lru_cache(maxsize=MEMO_MAX)
@@ -228,13 +250,6 @@ def _most(possible: tuple[int, ...], size: int) -> int:
 def _slices(geometry: Geometry, cut: Cut) -> int:
     """Its memory slices, as bits."""
     return ((1 << geometry.profile(cut.profile).size) - 1) << cut.start
-
-
-def _taken(geometry: Geometry, on: Layout) -> int:
-    taken = 0
-    for cut in on:
-        taken |= _slices(geometry, cut)
-    return taken
 
 
 def _cut(geometry: Geometry, cut: tuple[str, int]) -> Cut:

@@ -25,11 +25,13 @@ from autoscaler.mig_geometry import (
     Geometry,
     Layout,
     MigError,
+    Taken,
     clash,
     free_slices,
     layout,
     room,
     starts,
+    taken,
 )
 from autoscaler.world import DeviceId
 
@@ -100,7 +102,7 @@ class Fleet:
         """How many Devices of each there are, open or not."""
         self._open = 0
         self._shares: dict[str, float] = {}
-        self._fillings: dict[tuple[Geometry, Layout], float] = {}
+        self._fillings: dict[tuple[Geometry, Taken], float] = {}
         """Remembered while shares and geometries stay; as many as there are layouts."""
         self.learn(shares or {})
 
@@ -163,7 +165,8 @@ class Fleet:
             if among is not None and not any(id in among for ids in alike.values() for id in ids):
                 continue
             for move in _moves(geometry, used, profile):
-                lost = self._filling(geometry, used, shares) - self._filling(geometry, move.after, shares)
+                has, then = taken(geometry, used), taken(geometry, move.after)
+                lost = self._filling(geometry, has, shares) - self._filling(geometry, then, shares)
                 price = (fsum([worth * lost, *(weights[name] * less for name, less in move.cost)]), move.free)
                 if not ties or price < best:
                     best, ties = price, [(alike, move)]
@@ -225,20 +228,22 @@ class Fleet:
             for profile, work in works.items()
         }
 
-    def _filling(self, geometry: Geometry, on: Layout, shares: Mapping[str, float]) -> float:
-        """Work done beside `on` if profiles come as they are wanted, each at its best start, until none fits."""
-        known = self._fillings.get((geometry, on))
+    def _filling(self, geometry: Geometry, has: Taken, shares: Mapping[str, float]) -> float:
+        """Work done beside what is taken if profiles come as they are wanted, each at its best start, until none fits.
+        Of 2,319 layouts of eight slices fewer than 512 differ in what they take.
+        """
+        known = self._fillings.get((geometry, has))
         if known is not None:
             return known
         works, chances = list[float](), list[float]()
         for one in geometry.profiles:
-            share, moves = shares.get(one.name, 0.0), _moves(geometry, on, one.name)
-            if share and moves:
-                best = max(self._filling(geometry, move.after, shares) for move in moves)
-                works.append(share * (one.compute**WORK + best))
+            share = shares.get(one.name, 0.0)
+            fillings = [self._filling(geometry, then, shares) for _, then in has.places(one)] if share else []
+            if fillings:
+                works.append(share * (one.compute**WORK + max(fillings)))
                 chances.append(share)
         filling = fsum(works) / fsum(chances) if chances else 0.0
-        self._fillings[geometry, on] = filling
+        self._fillings[geometry, has] = filling
         return filling
 
     def _kind(self, geometry: Geometry, more: int) -> None:

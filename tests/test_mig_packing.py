@@ -335,3 +335,9 @@ def test_one_more_device_never_makes_an_answer_a_refusal(
     had = {profile for profile in PROFILES if isinstance(on.find(profile), Found)}
     on.add(DeviceId("more"), more)
     assert had <= {profile for profile in PROFILES if isinstance(on.find(profile), Found)}
+
+
+def test_the_first_answer_of_a_process_weighs_what_is_taken_and_not_each_of_2319_layouts() -> None:
+    made = fleet((H100, []), shares=dict.fromkeys((one.name for one in H100.profiles), 1.0))
+    assert isinstance(made.find("1g.10gb"), Found)
+    assert len(made._fillings) <= 2 * 2**H100.size, "eight slices and the media engines, each taken or not"
