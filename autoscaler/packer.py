@@ -36,7 +36,7 @@ def pack(wanted: Sequence[Want], yard: Yard, copies: Set[Copy], outlook: Outlook
 
     A Want with victims is in `unmet` too: it is placed by a later call, when they are gone.
     """
-    yard.tell_copies(copies)
+    yard.locality.tell(copies)
     yard.stock.mark()
     try:
         most = reduce(Beside.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING

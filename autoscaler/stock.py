@@ -233,6 +233,12 @@ class Stock:
             self.cpu[node], self.host_bytes[node] = cpu_milli, host_bytes
             self._touch(node)
 
+    def set_there(self, node: int, *, there: bool) -> None:
+        """Whether a node without lanes is there: if not, it has less than nobody asks for."""
+        one = self.nodes[node]
+        self.cpu_size[node], self.host_size[node] = (one.cpu_milli, one.host_bytes) if there else (-1, -1)
+        self.set_host(node, int(self.cpu_size[node]), int(self.host_size[node]))
+
     def mark(self) -> None:
         """The moment to `rewind` to."""
         self._before = {}

@@ -11,13 +11,12 @@ from functools import partial
 from typing import TypeVar
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.hosts import Host
 from autoscaler.lessons import taught
 from autoscaler.outlook import Starts, yet
 from autoscaler.packing import Outlook, Shelf
 from autoscaler.shelves import ENDING, Look, bare, budget, host_of, look_at, shelf_of, slices_by_node, trust_of
 from autoscaler.waste import Taught
-from autoscaler.world import DeviceId, NodeId, Replica, Slice, SliceId, World
+from autoscaler.world import DeviceId, Replica, Slice, SliceId, World
 from autoscaler.yard import Yard
 
 K = TypeVar("K")
@@ -53,17 +52,19 @@ class Survey:
         names = _otherwise(before.world, world)
         self._starts.look(world.histories, names)
         other = before.whole is not look.whole and before.whole != look.whole
-        if other or _rebuilt(before, look):
+        hosts = _differ(before.world.hosts, world.hosts)
+        resized = any(not self._yard.admits(node, world.hosts.get(node)) for node in hosts)
+        if other or resized or _rebuilt(before, look):
             self._begin(look)
         else:
             changed = self._changed(before, look)
             for id in changed:
                 self._yard.put(bare(look, world.slices[id]))
             self._yard.stir(world.slices if before.told != look.told else _stirred(before, look, names))
-            if world.hosts:
-                nodes = {world.slices[id].node for id in changed} | _differ(before.world.hosts, world.hosts)
-                for node in nodes & world.hosts.keys():
-                    self._yard.put_host(node, host_of(look, node, self._yard.slices_of(node)))
+            if world.hosts or hosts:
+                for node in ({world.slices[id].node for id in changed} & world.hosts.keys()) | hosts:
+                    there = node in world.hosts
+                    self._yard.put_host(node, host_of(look, node, self._yard.slices_of(node)) if there else None)
         self._ending = frozenset(_slices_of(world, (r for r in world.replicas.values() if r.state in ENDING)))
         seen: dict[SliceId, Shelf] = {}
 
@@ -129,9 +130,9 @@ def _stirred(before: Look, look: Look, names: Iterable[ModelName]) -> Iterator[S
 
 
 def _rebuilt(before: Look, look: Look) -> bool:
-    """Whether there are other Slices or nodes than before, or one is of another kind."""
+    """Whether there are other Slices than before, or one is of another kind."""
     old, new = before.world.slices, look.world.slices
-    if before.prices.entries != look.prices.entries or _resized(before.world.hosts, look.world.hosts):
+    if before.prices.entries != look.prices.entries:
         return True
     if old is new:
         return False
@@ -139,12 +140,6 @@ def _rebuilt(before: Look, look: Look) -> bool:
     return old.keys() != new.keys() or any(
         _kind(old[id], before.prices.of(old[id])) != _kind(new[id], look.prices.of(new[id])) for id in differ
     )
-
-
-def _resized(old: Mapping[NodeId, Host], new: Mapping[NodeId, Host]) -> bool:
-    if old is new:
-        return False
-    return old.keys() != new.keys() or any(old[node].all != new[node].all for node in _differ(old, new))
 
 
 def _kind(one: Slice, price: float) -> tuple[object, ...]:

@@ -119,7 +119,7 @@ class Ways:
         Cheapest first; those that are alike by size and id.
         """
         yard, stock, ask, grade = self._yard, self._yard.stock, self._yard.ask(want.kind), self._graded(want)
-        at, lane_of, near = grade.lanes, stock.lane_of[grade.lanes], yard.near(want.artifact)
+        at, lane_of, near = grade.lanes, stock.lane_of[grade.lanes], yard.locality.of(want.artifact)
         room, few, held = self._room_soon()[:, at] + grade.rooms, yard.roster.few[at], stock.held[at]
         there = (room[0] >= ask.memory[lane_of]) & (room[1] >= ask.compute[lane_of]) & (room[2] >= few)
         away = np.ones(len(at), bool) if near is None else ~near[stock.node_of[at]]
@@ -175,7 +175,7 @@ class Ways:
     def _alike(self, want: Want) -> Want:
         """The same for all Wants that have the same Options."""
         model = want.model if self._yard.is_here(want.model) else ModelName("")
-        artifact = want.artifact if self._yard.is_kept(want.artifact) else ""
+        artifact = want.artifact if self._yard.locality.knows(want.artifact) else ""
         return want._replace(model=model, artifact=artifact, ordinal=0, unserved_since_s=0.0, reason="", spread=None)
 
     def _possible(self, want: Want) -> Flags:
@@ -226,7 +226,7 @@ class Ways:
         if want.trust and yard.company.expects_stranger(domain_of(shelf.slice), want.trust):
             return None
         strangers = self._supposed.strangers(want, shelf.slice) if want.trust else ()
-        away = not yard.is_near(want.artifact, shelf.slice.node)
+        away = not yard.locality.has(want.artifact, shelf.slice.node)
         those = None if self._supposed.is_changed(id) else self._those(want, shelf)
         found = option(want, shelf, self._outlook, self._now_s, away=away, strangers=strangers, those=those)
         if found is None or want.devices > 1:

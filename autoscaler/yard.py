@@ -22,6 +22,7 @@ from autoscaler.elastic import Budget
 from autoscaler.hosts import BYTES_MAX, NOTHING, Beside, Host
 from autoscaler.joins import join
 from autoscaler.lanes import NO_ROOM, Kind, Link, Room
+from autoscaler.locality import Locality
 from autoscaler.packing import Choice, Incumbent, Outlook, Shelf, Spread
 from autoscaler.roster import Roster
 from autoscaler.stock import LANES_MAX, PERCENT_MAX, Flags, Node, Place, Stock, load_of
@@ -29,10 +30,12 @@ from autoscaler.teams import numbered
 from autoscaler.trust import Company, Trust, domain_of, domains
 from autoscaler.waste import Ints, Taught, untaught
 from autoscaler.whynot import WhyNot
-from autoscaler.world import Copy, DeviceId, NodeId, Slice, SliceId
+from autoscaler.world import DeviceId, NodeId, Slice, SliceId
 
 ASKS_MAX: Final = 4096
 """Kinds that are kept as numbers."""
+GONE_MAX: Final = 256
+"""Nodes that are kept for when they come back."""
 ANY_SIZE: Final = dict.fromkeys(range(50, 1001, 50), 1.0)
 """What is taken to be asked for, in milli, where nobody knows."""
 
@@ -93,37 +96,41 @@ class Yard:
             self._devices.setdefault(shelf.slice.device, []).append(shelf.slice.id)
         self.nodes: tuple[NodeId, ...] = tuple(sorted(by_node))
         self._ids = [tuple(shelf.slice.id for shelf in by_node[node]) for node in self.nodes]
-        self._where = {
-            id: Place(node, (lane,)) for node, ids in enumerate(self._ids) for lane, id in enumerate(ids)
-        }  # fmt: skip
+        self._where = {id: Place(node, (at,)) for node, ids in enumerate(self._ids) for at, id in enumerate(ids)}
         self.stock = Stock([self._node(node, by_node[node]) for node in self.nodes], taught or innocent())
         self._soon: Ints = np.full((2, len(self.nodes)), BYTES_MAX, np.int64)
         """[2, nodes]: CPU and memory that are left or coming; more than any is asked for where that is not known."""
-        for number, node in enumerate(self.nodes):
-            if node in self.hosts:
-                self._tell_host(number, self.hosts[node])
+        self._tell_hosts()
         self._domains = domains(shelf.slice for shelf in ordered)
-        numbers = {id: int(self.stock.first[place.node]) + place.lanes[0] for id, place in self._where.items()}
+        self._lane_at = numbers = {id: int(self.stock.first[at.node]) + at.lanes[0] for id, at in self._where.items()}
         lanes = {domain: [numbers[id] for id in ids if id in numbers] for domain, ids in self._domains.items()}
         self.company = Company(lanes, len(numbers))
-        self._lane_at = numbers
         by_id = np.array([numbers[id] for id in self.shelves if id in numbers], np.int64)
         self.by_size: Ints = by_id[np.argsort(self.stock.size_bytes[by_id], kind="stable")]
         """Lanes, the smallest first, those of one size in order of their Slices' ids."""
         self.roster = Roster(len(numbers))
-        for shelf in ordered:
-            self.sync(shelf)
-            self._meet(shelf)
-            if shelf.slice.id in numbers:
-                self.roster.put(numbers[shelf.slice.id], shelf)
+        self._settle(ordered)
         self._asks: dict[Kind, Ask] = {}
         self._may: dict[Choice, Flags | None] = {}
         self._crowds = Crowds(self.nodes, self._said)
         self._teams: dict[Link, Ints] = {}
         self._admitting: Admitting | None = None
         self.why = WhyNot(self)
-        self._copies: Set[Copy] = frozenset()
-        self._near: dict[str, Flags] = {}
+        self._gone: set[NodeId] = set()
+        """Nodes without Slices that are not there any more, and may come back."""
+        self.locality = Locality(self.nodes, self._gone)
+
+    def _tell_hosts(self) -> None:
+        for number, node in enumerate(self.nodes):
+            if node in self.hosts:
+                self._tell_host(number, self.hosts[node])
+
+    def _settle(self, shelves: Iterable[Shelf]) -> None:
+        for shelf in shelves:
+            self.sync(shelf)
+            self._meet(shelf)
+            if shelf.slice.id in self._lane_at:
+                self.roster.put(self._lane_at[shelf.slice.id], shelf)
 
     def _node(self, node: NodeId, shelves: list[Shelf]) -> Node:
         host = self.hosts.get(node, Host())
@@ -166,10 +173,30 @@ class Yard:
         self.judges = taught is not None
         self.stock.teach(taught or innocent())
 
-    def put_host(self, node: NodeId, host: Host) -> None:
-        """What is left of a node beside its Devices."""
-        self.hosts[node] = host
-        self._tell_host(bisect_left(self.nodes, node), host)
+    def admits(self, node: NodeId, host: Host | None) -> bool:
+        """Whether a node may become so; else it takes a new Yard. None: it is not there, or not known any more."""
+        at = bisect_left(self.nodes, node)
+        if at == len(self.nodes) or self.nodes[at] != node:
+            return False
+        of = self.stock.nodes[at]
+        if host is None:
+            return not of.lanes and len(self._gone) < GONE_MAX
+        return (of.cpu_milli, of.host_bytes) == (host.cores_milli, host.host_bytes)
+
+    def put_host(self, node: NodeId, host: Host | None) -> None:
+        """What is left of a node beside its Devices, which it `admits`."""
+        at, there = bisect_left(self.nodes, node), host is not None
+        if there == (node in self._gone):
+            (self._gone.discard if there else self._gone.add)(node)
+            self.stock.set_there(at, there=there)
+            self.locality.forget()
+            self.why.forget()
+        if host is not None:
+            self.hosts[node] = host
+            self._tell_host(at, host)
+        else:
+            self.hosts.pop(node, None)
+            self.emptying.discard(node)
 
     def suppose(self, node: NodeId, host: Host) -> None:
         """The same, until the Stock is rewound."""
@@ -249,7 +276,7 @@ class Yard:
         self, kind: Kind, choice: Choice, artifact: str, trust: Trust = (), spread: Spread | None = None
     ) -> Place | None:
         """The best place with room now; None: there is none."""
-        near, free = self._near.get(artifact), self.company.free(trust) if trust else None
+        near, free = self.locality.of(artifact), self.company.free(trust) if trust else None
         crowd = None if spread is None or not spread.nodes else self._crowds.of(spread)
         must = self.teams(kind.link) if kind.link else None
         return self.stock.choose(self.ask(kind), self.where_it_may(choice), near, free, crowd, must=must)
@@ -278,8 +305,7 @@ class Yard:
         """Slices with room now, where another is starting."""
         may, stock = self.where_it_may(choice), self.stock
         fits = stock.fitting(self.ask(kind), held=True)
-        if may is not None:
-            fits &= may[stock.node_of]
+        fits = fits if may is None else fits & may[stock.node_of]
         return (self.id_of(int(at)) for at in np.flatnonzero(fits))
 
     def possible(self, kind: Kind, choice: Choice) -> Flags:
@@ -307,11 +333,8 @@ class Yard:
         if node in self.hosts:
             at, stock = bisect_left(self.nodes, node), self.stock
             most = self.stock.nodes[at]
-            stock.set_host(
-                at,
-                min(most.cpu_milli, int(stock.cpu[at]) + amounts.cpu_milli),
-                min(most.host_bytes, int(stock.host_bytes[at]) + amounts.host_bytes),
-            )
+            cpu_milli = min(most.cpu_milli, int(stock.cpu[at]) + amounts.cpu_milli)
+            stock.set_host(at, cpu_milli, min(most.host_bytes, int(stock.host_bytes[at]) + amounts.host_bytes))
 
     def take(self, kind: Kind, place: Place) -> None:
         """Somebody is put there. Raises ValueError where there is no room."""
@@ -324,26 +347,11 @@ class Yard:
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
-    def tell_copies(self, copies: Set[Copy]) -> None:
-        """Which nodes have which artifacts."""
-        if copies is self._copies or copies == self._copies:
-            return
-        numbers = {node: number for number, node in enumerate(self.nodes)}
-        self._copies, self._near = copies, {}
-        for copy in copies:
-            if copy.node in numbers:
-                near = self._near.setdefault(copy.artifact, np.zeros(len(self.nodes), bool))
-                near[numbers[copy.node]] = True
-
     def is_here(self, model: ModelName) -> bool:
         """Whether a Replica of that Model is on any Slice."""
         if self.models is None:
             self.models = {one.model for shelf in self.shelves.values() for one in shelf.incumbents}
         return model in self.models
-
-    def is_kept(self, artifact: str) -> bool:
-        """Whether any node has a Copy."""
-        return artifact in self._near
 
     def number_of(self, node: NodeId) -> int:
         """Where it is among the nodes that there are."""
@@ -354,15 +362,6 @@ class Yard:
         asked = [(at, amount) for at, amount in enumerate(need) if amount]
         found: Flags = np.any([self._soon[at] < amount for at, amount in asked], axis=0)
         return found
-
-    def near(self, artifact: str) -> Flags | None:
-        """[nodes]: those with a Copy; None: none has."""
-        return self._near.get(artifact)
-
-    def is_near(self, artifact: str, node: NodeId) -> bool:
-        """Whether the node has a Copy."""
-        near = self._near.get(artifact)
-        return near is not None and bool(near[bisect_left(self.nodes, node)])
 
     def held_by(self, victim: Incumbent, chosen: Sequence[SliceId]) -> Iterable[SliceId]:
         """The Slices of a victim; if it has only one, that is among the `chosen` ones."""
@@ -386,16 +385,13 @@ class Yard:
         if choice not in self._may:
             if len(self._may) >= ASKS_MAX:
                 self._may.clear()
-            self._may[choice] = self._admitted(choice)
+            if self._admitting is None:
+                lanes = [self.shelves[id].slice for ids in self._ids for id in ids]
+                self._admitting = Admitting(lanes, self.stock.node_of, self.nodes)
+            may = self._admitting.nodes(choice)
+            self._may[choice] = None if may.all() else may
         return self._may[choice]
 
     def _said(self, label: str) -> Iterator[str]:
         """What each node's label says; empty: it has none."""
         return (self.shelves[ids[0]].slice.labels.get(label, "") if ids else "" for ids in self._ids)
-
-    def _admitted(self, choice: Choice) -> Flags | None:
-        if self._admitting is None:
-            lanes = [self.shelves[id].slice for ids in self._ids for id in ids]
-            self._admitting = Admitting(lanes, self.stock.node_of, self.nodes)
-        may = self._admitting.nodes(choice)
-        return None if may.all() else may

@@ -115,14 +115,16 @@ def kept(old: Mapping[K, V], new: Mapping[K, V]) -> dict[K, V]:
 
 
 def _beside_told(one: World, rng: Random) -> World:
-    """What a Replica has of its node; or what others have of one; or one comes or has another size; or nothing is known
-    of any.
+    """What a Replica has of its node; or what others have of one; or one comes, goes or has another size; or nothing is
+    known of any.
     """
     if one.replicas and rng.random() < 0.4:
         old = one.replicas[rng.choice(sorted(one.replicas))]
         beside = Beside(rng.randrange(5) * 1000, rng.randrange(3) * GI)
         return replace(one, replicas={**one.replicas, old.id: replace(old, beside=beside)})
-    node, size = NodeId(f"n{rng.randrange(5)}"), Beside(rng.choice((8000, 16_000)), 32 * GI)
+    node, size = NodeId(f"n{rng.randrange(5)}"), Beside(rng.choice((8000, 8000, 8000, 16_000)), 32 * GI)
+    if rng.random() < 0.3:
+        return replace(one, hosts={name: host for name, host in one.hosts.items() if name not in {node, "n4"}})
     taken = Beside(rng.randrange(10) * 1000, rng.randrange(9) * GI)
     told = Host(*size, *size).without(taken)
     return replace(one, hosts={} if rng.random() < 0.1 else {**one.hosts, node: told})
@@ -228,8 +230,17 @@ def some(rng: Random, ids: Sequence[ReplicaId]) -> set[ReplicaId]:
 def state(yard: Yard) -> list[object]:
     """All that a choice depends on."""
     stock, shelves = yard.stock, (replace_(shelf, incumbents=()) for shelf in yard.shelves.values())
-    arrays = (stock.classes, stock.left_bytes, stock.left_percent, stock.milli, stock.shut, stock.held, stock.cpu)
-    left = [*sorted(yard.hosts.items()), *sorted(yard.emptying), stock.host_bytes.tolist(), stock.cpu_size.tolist()]
+    there = [at for at, node in enumerate(yard.nodes) if yard.slices_of(node) or node in yard.hosts]
+    of_nodes = (stock.classes, stock.cpu, stock.host_bytes, stock.cpu_size, stock.host_size)
+    arrays = (
+        stock.left_bytes,
+        stock.left_percent,
+        stock.milli,
+        stock.shut,
+        stock.held,
+        *(one[there] for one in of_nodes),
+    )
+    left = [*sorted(yard.hosts.items()), *sorted(yard.emptying)]
     free = [yard.company.free(trust or ()) for trust in TRUSTS]
     return [
         *shelves,
@@ -280,6 +291,27 @@ def test_who_planned_before_plans_as_who_did_not(seed: int) -> None:
         expected = plan(one, now_s)
         assert planner.plan(one, now_s) == expected
         assert planner.plan(one, now_s) == expected, "nor does it depend on having been asked"
+
+
+def test_a_node_without_devices_that_goes_and_comes_back_takes_no_new_yard() -> None:
+    size, survey = Beside(8000, 32 * GI), Survey()
+    small, large = (Host(cpu, 32 * GI, cpu, 32 * GI) for cpu in (size.cpu_milli, 64_000))
+    full, cpu_only = Host(8000, 32 * GI, 0, 0), Want(ModelName("c"), devices=0, cpu_milli=1000, selector=())
+    at_n = [device(f"g{at}", 24, "n0") for at in range(2)]
+    one = world(MODELS, at_n, hosts={NodeId("n0"): full, NodeId("n4"): small})
+    gone = replace(one, hosts={NodeId("n0"): full})
+    copies = frozenset({Copy(artifact="oci://a", node=NodeId("n4"))})
+    yard = survey.yard(one, T0)
+    yard.locality.tell(copies)
+    assert yard.locality.knows("oci://a")
+    for at, nodes in ((gone, {"n0"}), (one, {"n0", "n4"}), (gone, {"n0"})):
+        assert survey.yard(at, T0) is yard
+        yard.locality.tell(copies)
+        assert yard.locality.knows("oci://a") == ("n4" in nodes)
+        packed = pack([cpu_only], yard, copies, Outlook(), T0)
+        assert packed == pack([cpu_only], Yard(shelves(at, T0), hosts(at, T0)), copies, Outlook(), T0)
+    assert survey.yard(replace(one, hosts={**one.hosts, NodeId("n4"): large}), T0) is not yard, "it has another size"
+    assert survey.yard(replace(one, hosts={NodeId("n4"): small}), T0) is not yard, "nobody knows what n0 has"
 
 
 def test_who_is_on_a_drained_node_is_seen_when_its_slice_is_told_again() -> None:
