@@ -298,13 +298,13 @@ def test_a_node_without_devices_that_goes_and_comes_back_takes_no_new_yard() -> 
     small, large = (Host(cpu, 32 * GI, cpu, 32 * GI) for cpu in (size.cpu_milli, 64_000))
     full, cpu_only = Host(8000, 32 * GI, 0, 0), Want(ModelName("c"), devices=0, cpu_milli=1000, selector=())
     at_n = [device(f"g{at}", 24, "n0") for at in range(2)]
-    one = world(MODELS, at_n, hosts={NodeId("n0"): full, NodeId("n4"): small})
-    gone = replace(one, hosts={NodeId("n0"): full})
+    one = world(MODELS, at_n, hosts={NodeId("n0"): full, NodeId("n4"): small, NodeId("n5"): small})
+    gone = replace(one, hosts={NodeId("n0"): full, NodeId("n5"): small})
     copies = frozenset({Copy(artifact="oci://a", node=NodeId("n4"))})
     yard = survey.yard(one, T0)
     yard.locality.tell(copies)
     assert yard.locality.knows("oci://a")
-    for at, nodes in ((gone, {"n0"}), (one, {"n0", "n4"}), (gone, {"n0"})):
+    for at, nodes in ((gone, {"n5"}), (one, {"n4", "n5"}), (gone, {"n5"})):
         assert survey.yard(at, T0) is yard
         yard.locality.tell(copies)
         assert yard.locality.knows("oci://a") == ("n4" in nodes)
