@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[2] / "charts" / "pilotlight" / "crds"
 GROUP, VERSION = "pilotlight.dev", "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 TENANTS = f"/apis/{API_VERSION}/tenants"
-SERVED_S_MAX = 20.0
+SERVED_S_MAX = 90.0
 
 
 async def install(api: Api, group: str = GROUP) -> None:

@@ -21,7 +21,7 @@ from loadtest.result import Result, Shot
 NAME = "gateway"
 LABELS = {"app.kubernetes.io/component": "gateway"}
 PORT, HEALTH = 8080, 8082
-WAIT_S_MAX = 45.0
+WAIT_S_MAX = 120.0
 
 
 def deployment(replicas: int, sockets: Sequence[Path], node: str, grace_s: int = 30) -> Object:

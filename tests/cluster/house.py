@@ -18,7 +18,7 @@ from tests.cluster.definitions import API_VERSION
 from tests.cluster.plane import free_ports
 from tests.kit.fake_process import command
 
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 90.0
 
 
 @asynccontextmanager

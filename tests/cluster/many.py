@@ -23,7 +23,7 @@ from tests.cluster.definitions import API_VERSION
 from tests.cluster.plane import free_ports
 from tests.kit.freezing import deliver
 
-WAIT_S_MAX = 45.0
+WAIT_S_MAX = 120.0
 LEASE_S = 2
 SETTINGS: dict[str, object] = {
     "apiVersion": API_VERSION, "kind": "Settings", "leaseSeconds": LEASE_S, "auth": "none",

@@ -27,7 +27,7 @@ from tests.kit.freezing import deliver
 HOST = "127.0.0.1"
 TOKEN = "admin-of-a-test"
 ROLES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-READY_S_MAX = 60.0
+READY_S_MAX = 120.0
 PROFILES = Path(__file__).parents[2] / "docs" / "kube-scheduler.yaml"
 """Of the scheduler: what the manual says to those who want its nodes filled up."""
 _PORTS = range(28_192, 32_000)

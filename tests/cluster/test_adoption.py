@@ -22,7 +22,7 @@ from tests.contracts.driver import DriverContract, Manner, Rig
 from tests.kit.localrig import KNOBS
 from tests.kit.observed import running
 
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 180.0
 
 
 def owners_of_scale(found: Object) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.adopting import OURS, Adopting, workload
 
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 180.0
 
 
 @pytest.mark.parametrize("count", [1, 2])

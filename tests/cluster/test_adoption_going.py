@@ -11,7 +11,7 @@ import pytest
 from autoscaler.drivers.kubernetes.adoption.seen import COST
 from tests.cluster.adopting import OURS, Adopting, workload
 
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 180.0
 
 
 async def until_running(adopting: Adopting, calls: int) -> None:

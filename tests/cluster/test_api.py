@@ -17,7 +17,7 @@ from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object, Unre
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from tests.cluster.plane import Plane
 
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 90.0
 
 
 def note(name: str, text: str = "") -> Object:

@@ -37,9 +37,9 @@ from tests.kit.chart import CHART, ROOT
 
 RELEASE = "pl"
 NAME = f"{RELEASE}-pilotlight"
-WAITED: Any = {"wait": "watcher", "timeout": 60}
+WAITED: Any = {"wait": "watcher", "timeout": 240}
 """How helm's verbs wait until all is as it was asked for."""
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 180.0
 ENDED = ("Succeeded", "Failed")
 
 

@@ -22,7 +22,7 @@ from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 
 GI = 1 << 30
-LOOK_S = 0.05
+LOOK_S, WAIT_S_MAX = 0.05, 180.0
 
 
 class Agent:
@@ -76,7 +76,7 @@ async def scene(tmp_path: Path, kubeconfig: Path, namespace: str, api: Api, node
     house = House(tmp_path, kubeconfig, namespace)
     house.write(model("ada", idleSeconds=600))
     pods = f"/api/v1/namespaces/{namespace}/pods"
-    async with house.running(), asyncio.timeout(60), reporting(tmp_path) as session:
+    async with house.running(), asyncio.timeout(WAIT_S_MAX), reporting(tmp_path) as session:
         assert (await house.call("ada"))[0] == 200
         (pod,) = (await api.get(pods))["items"]
         yield Scene(house, api, pods, Agent(session, node.name, pod["metadata"]["name"], namespace))

@@ -40,7 +40,7 @@ async def test_a_cold_start_of_a_pod_is_told_by_its_phases(house: House, node: N
     assert node.name
     slow = {"pod": {"annotations": {PULL_SECONDS: "0.6"}}}
     house.write(model("ada", idleSeconds=0.5, residencySeconds=0, **slow))
-    async with house.running(), asyncio.timeout(60):
+    async with house.running(), asyncio.timeout(180):
         found = await coldstart(house)
         (one,) = found["rounds"]
         assert one["cold"]
@@ -63,7 +63,7 @@ async def test_a_cold_start_of_a_pod_is_told_by_its_phases(house: House, node: N
 async def test_a_cold_start_of_an_adopted_deployment_has_phases_and_a_restart_has_none(adopting: Adopting) -> None:
     sleeping = workload("ada", 0, {OURS + "models": "ada", OURS + "idle-seconds": "600"})
     await adopting.api.create(f"{adopting.apps}/deployments", sleeping)
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(180):
         async with adopting.running():
             found = await coldstart(adopting)
             (one,) = found["rounds"]

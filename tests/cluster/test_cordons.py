@@ -24,6 +24,8 @@ from tests.cluster.relay import Fenced, Moment, Write
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import device, world
 
+WAIT_S_MAX = 90.0
+
 
 class Seen:
     """The orders of one node as they were observed last."""
@@ -38,7 +40,7 @@ class Seen:
         self._changed.set()
 
     async def until(self, right: Callable[[dict[Place, Cordon]], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S_MAX):
             while not right(self.orders):
                 self._changed.clear()
                 await self._changed.wait()
@@ -145,7 +147,7 @@ async def test_an_order_over_http_closes_the_node_and_its_slices(
     for verb, closed, unschedulable in (("cordon", said, True), ("uncordon", "", None)):
         answer = await client.post(f"/api/v1/nodes/{name}/{verb}", json={})
         assert answer.status == 200, await answer.text()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S_MAX):
             while True:
                 loop.step()
                 (shown,) = await (await client.get("/api/v1/devices")).json()

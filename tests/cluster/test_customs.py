@@ -24,7 +24,7 @@ from tests.cluster import definitions
 from tests.cluster.conftest import make_namespace
 from tests.cluster.definitions import TENANTS, model, models, tenant
 
-WAIT_S_MAX = 20.0
+WAIT_S_MAX = 90.0
 OF_FILES = Model(name=ModelName("of-files"), spec=ModelSpec(engine="vllm"))
 HASH = "cd" * 32
 

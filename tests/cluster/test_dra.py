@@ -22,7 +22,7 @@ from tests.kit import golden
 from tests.kit.pools import DRIVER, H100, classes, cut_name, gpu, many, partitionable, resource_slice
 
 RESOURCE = "/apis/resource.k8s.io/v1"
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 90.0
 GIB = 1 << 30
 
 

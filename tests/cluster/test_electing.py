@@ -23,7 +23,7 @@ from tests.cluster.kubelet.node import Node
 from tests.cluster.plane import Plane
 
 D = 2
-LIMIT_S = 30
+LIMIT_S = 90
 
 
 class Played:

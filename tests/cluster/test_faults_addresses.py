@@ -23,6 +23,7 @@ from tests.cluster.many import Estate, model
 from tests.cluster.stage import Stage, runs, staged
 
 GATEWAYS = ("g1", "g2")
+LIMIT_S = 240.0
 
 
 @pytest.mark.parametrize("how", ["evicted", "its end is not told", "watches are cut"])
@@ -32,7 +33,7 @@ async def test_case_18_a_pod_that_is_gone_leaves_routes(
     """Two Replicas, and one is gone: by an eviction, which takes its address out of its status; without its DELETED;
     with watches that are cut all the time (here each 0.5 s, in the list each 10 s).
     """
-    async with AsyncExitStack() as stack, asyncio.timeout(90):
+    async with AsyncExitStack() as stack, asyncio.timeout(LIMIT_S):
         lossy = Lossy(await access(kubeconfig))
         lossy.watch_s = 0.5 if how == "watches are cut" else None
         way = await stack.enter_async_context(lossy.running(tmp_path))
@@ -93,7 +94,7 @@ async def test_case_19_an_address_that_is_a_strangers_at_once_while_nobody_tells
     refused there: who was ready there listens on a port of its own, and a stranger on another.
     """
     async with (
-        staged(api, namespace, tmp_path, late_s=0) as stage, asyncio.timeout(90),
+        staged(api, namespace, tmp_path, late_s=0) as stage, asyncio.timeout(LIMIT_S),
         estate.open(stage.ada(0, 8), autoscalers=1, gateways=2) as one,
     ):  # fmt: skip
         assert {(await one.call("ada", gateway)).status for gateway in GATEWAYS} == {200}
@@ -131,7 +132,7 @@ async def test_case_19_two_models_take_turns_at_one_address(
     api: Api, namespace: str, tmp_path: Path, estate: Estate
 ) -> None:
     """Each goes to zero before the other is called, and its address, which is free at once, is the other's next."""
-    async with staged(api, namespace, tmp_path, late_s=0) as stage, asyncio.timeout(90):
+    async with staged(api, namespace, tmp_path, late_s=0) as stage, asyncio.timeout(LIMIT_S):
         both = [
             model(
                 name, command=stage.engine(name, "--tokens-per-s", "0"), gpu={"count": 0}, residencySeconds=0,

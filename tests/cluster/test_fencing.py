@@ -29,7 +29,7 @@ from tests.cluster.relay import Moment, Relay, Write, relay
 from tests.cluster.showing import condition
 from tests.kit.fake_process import command
 
-WITHIN_S = 30.0
+WITHIN_S = 90.0
 SCALE = Write("PATCH", "/deployments/[^/]+/scale")
 MARK = Write("PATCH", "/pods/emb-[^/]+")
 STATUS = Write("PATCH", "/models/[^/]+/status")

@@ -12,7 +12,7 @@ from autoscaler.drivers.kubernetes.api import Api, Object
 from tests.cluster.conftest import next_number
 from tests.cluster.kubelet.node import Node
 
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 90.0
 GPUS = 4
 
 

@@ -10,7 +10,7 @@ from tests.cluster.kubelet.node import Node
 from tests.cluster.many import LEASE_S, Estate, model
 from tests.cluster.plane import Plane
 
-LIMIT_S = 120
+LIMIT_S = 300
 
 
 async def test_the_next_leads_when_one_was_killed_and_when_one_stops(estate: Estate, node: Node) -> None:

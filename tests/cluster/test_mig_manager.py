@@ -24,6 +24,7 @@ H100 = "NVIDIA-H100-80GB-HBM3"
 CUTS = (("1g.10gb", "1g.10gb", "3g.40gb"), ("7g.80gb",))
 ORDERED = configs_of(CUTS)[0]
 SETTLE_S = 0.3
+WAIT_S_MAX = 90.0
 
 
 class Seen:
@@ -44,7 +45,7 @@ class Seen:
         self._changed.set()
 
     async def until(self, right: Callable[[Seen], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S_MAX):
             while not right(self):
                 self._changed.clear()
                 await self._changed.wait()

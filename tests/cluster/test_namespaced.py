@@ -18,7 +18,7 @@ from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 
 GPU = "nvidia.com/gpu"
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 180.0
 
 
 class Alone(House):

@@ -34,7 +34,7 @@ class Pair:
     async def answers_from(self, settings: dict[str, Any] | None = None, **spec: Any) -> str:
         """One Call; the node of the pod that is there then. `moved`: it was tried elsewhere before."""
         self.house.write(model("ada", idleSeconds=600, **spec), **(settings or {}))
-        async with self.house.running(), asyncio.timeout(60):
+        async with self.house.running(), asyncio.timeout(2 * WAIT_S_MAX):
             status, said = await self.house.call("ada")
             assert status == 200, said
             async with self.house.session.get(f"http://127.0.0.1:{self.house.ops}/api/v1/explain/last") as answer:
@@ -138,7 +138,7 @@ async def test_where_others_have_the_cpu_of_all_nodes_a_call_waits_until_one_of_
         nodes = one.first.name, one.second.name
         _, theirs = [await stack.enter_async_context(held_by_others(api, node, "0", cpu="30")) for node in nodes]
         house.write(model("ada", idleSeconds=600, resources={"requests": {"cpu": "4"}}))
-        async with house.running(), asyncio.timeout(60):
+        async with house.running(), asyncio.timeout(2 * WAIT_S_MAX):
             calling = asyncio.create_task(house.call("ada"))
             said = ""
             while "has not CPU enough beside its devices" not in said:

@@ -78,7 +78,7 @@ async def test_a_service_account_without_rights_hears_each_that_is_missing(
 async def test_a_namespace_that_admits_no_engine_is_a_blocker(api: Api, namespace: str) -> None:
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
     await api.create(f"/api/v1/namespaces/{namespace}/resourcequotas", quota)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while by_check(await cluster(api, scene(namespace)))["engine pods"].grade == "ok":
             await asyncio.sleep(0.1)  # until the quota is counted
     found = by_check(await cluster(api, scene(namespace)))["engine pods"]

@@ -12,6 +12,8 @@ from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 from tests.kit.fake_process import command
 
+WAIT_S_MAX = 180.0
+
 
 class Pods:
     """The pods of the namespace."""
@@ -54,7 +56,7 @@ async def test_a_changed_spec_replaces_the_old_one_without_a_call_lost(house: Ho
         while not over.is_set():
             answers.append((await one.call("ada"))[0])
 
-    async with house.running() as one, asyncio.timeout(90):
+    async with house.running() as one, asyncio.timeout(WAIT_S_MAX):
         assert (await one.call("ada"))[0] == 200
         (old,) = await pods.until_images("one")
         over = asyncio.Event()
@@ -76,7 +78,7 @@ async def test_a_model_that_goes_answers_who_waits_404_and_drains_who_is_served(
     words = command("--host", "{host}", "--port", "{port}", "--name", "slow", "--tokens", "15", "--tokens-per-s", "5")
     slow = model("slow", idleSeconds=600, image="slow", command=words)
     house.write(slow, model("never", image="never", readinessPath="/nowhere"), model("stays"))
-    async with house.running() as one, asyncio.timeout(90):
+    async with house.running() as one, asyncio.timeout(WAIT_S_MAX):
         assert (await one.call("slow"))[0] == 200
         served, parked = (asyncio.create_task(one.call(name)) for name in ("slow", "never"))
         await pods.until_images("slow", "never")

@@ -9,7 +9,7 @@ from autoscaler.drivers.kubernetes.api import Api
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 180.0
 
 
 async def test_what_the_settings_say_of_a_node_counts_at_once_and_a_models_selector_chooses_it(

@@ -36,7 +36,7 @@ GPU = "nvidia.com/gpu"
 TAINT = {"key": GPU, "value": "true", "effect": "NoSchedule"}
 CONFIG = "{version: v1, sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}}"
 FULL = "needs 5Gi on one device; the largest has 0 bytes free of 5.3Gi"
-WAIT_S_MAX = 40.0
+WAIT_S_MAX = 150.0
 NAMES = ("ada", "bob", "cyn", "dan")
 
 

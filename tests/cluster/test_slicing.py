@@ -28,7 +28,7 @@ from tests.kit.pools import DRIVER, classes, gpu, resource_slice
 from tests.kit.sliced import card
 
 SMALL, LARGE = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
-WAIT_S_MAX = 40.0
+WAIT_S_MAX = 150.0
 SLICES = "pilotlight.dev/slices"
 
 

@@ -14,7 +14,7 @@ async def test_a_call_at_zero_makes_a_pod_and_zero_comes_back(
 ) -> None:
     house.write(model("ada", idleSeconds=1, residencySeconds=0))
     pods = f"/api/v1/namespaces/{namespace}/pods"
-    async with house.running() as one, asyncio.timeout(60):
+    async with house.running() as one, asyncio.timeout(180):
         status, said = await one.call("ada")
         assert (status, "I am ada" in said) == (200, True), said
         (pod,) = (await api.get(pods))["items"]
@@ -28,7 +28,7 @@ async def test_pods_outlive_their_autoscaler_and_are_adopted(
 ) -> None:
     house.write(model("ada", idleSeconds=600))
     pods = f"/api/v1/namespaces/{namespace}/pods"
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(180):
         async with house.running() as one:
             assert (await one.call("ada"))[0] == 200
             (first,) = (await api.get(pods))["items"]

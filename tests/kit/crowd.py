@@ -35,7 +35,7 @@ class Stream(NamedTuple):
         """Gone at once."""
         self.writer.transport.abort()
 
-    async def rest(self, within_s: float = 15.0) -> bytes:
+    async def rest(self, within_s: float = 60.0) -> bytes:
         """All that comes until the gateway closes; a reset ends it too."""
         got = b""
         async with asyncio.timeout(within_s):

@@ -31,7 +31,7 @@ USER, PASSWORD = "me", "pa55word"
 HTPASSWD = "me:$2b$05$fudgSD1DpVSTW6phsFIFvOrucSFOmP..vG.qZSODuhsCNbM1sJmrW\n"
 """That user with that password, by bcrypt."""
 ISSUER, SERVICE = "tests", "registry"
-STARTS_S_MAX = 20.0
+STARTS_S_MAX = 90.0
 
 
 def program() -> str:

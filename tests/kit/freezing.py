@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-STOPPED_S_MAX = 10.0
+STOPPED_S_MAX = 60.0
 _LOOK_S = 0.001
 
 

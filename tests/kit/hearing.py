@@ -76,7 +76,7 @@ class Heard:
         client = await connected(self.one.url)
         try:
             client.send(data)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 return await client.reader.read()
         finally:
             client.leave()

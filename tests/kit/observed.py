@@ -11,7 +11,7 @@ from autoscaler.drivers.base import Driver, Observation
 from autoscaler.observations import ReplicaSeen, Seen, SlicesSeen, Synced
 from autoscaler.world import Replica
 
-WAIT_S_MAX = 20.0
+WAIT_S_MAX = 90.0
 
 
 def seen_of(
@@ -55,7 +55,7 @@ class Observed:
         return [o for o in self.all if isinstance(o, SlicesSeen)][-1]
 
     async def until(self, replica: ReplicaId, seen: Seen, times: int = 1) -> ReplicaSeen:
-        """The first (or n-th) time that it was seen so; fails after 20 s, telling what was seen instead."""
+        """The first (or n-th) time that it was seen so; fails after WAIT_S_MAX, telling what was seen instead."""
         try:
             async with asyncio.timeout(WAIT_S_MAX):
                 while True:

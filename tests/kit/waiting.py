@@ -12,7 +12,7 @@ LOOK_EVERY_S = 0.01
 T = TypeVar("T")
 
 
-async def until(what: str, look: Callable[[], T], within_s: float = 10.0, every_s: float = LOOK_EVERY_S) -> T:
+async def until(what: str, look: Callable[[], T], within_s: float = 30.0, every_s: float = LOOK_EVERY_S) -> T:
     """Looks until it finds something true and gives it; fails after `within_s`, saying what was waited for."""
     end_s = time.monotonic() + within_s
     while True:

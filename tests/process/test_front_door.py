@@ -136,7 +136,7 @@ async def test_hangups_during_the_start_end_nothing(tmp_path: Path) -> None:
     async with serving(tmp_path / "s", fake(tmp_path, "ada"), start=False) as serve:
         with serve.output.open("ab") as output:
             serve.process = subprocess.Popen(serve.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             while "ready on" not in serve.said():
                 if "starting with" in serve.said():
                     hang_up(serve)

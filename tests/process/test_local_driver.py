@@ -265,7 +265,7 @@ def test_an_engine_logs_on_when_its_driver_is_gone(rig: LocalRig) -> None:
 
     rig.run(scenario())
     before = logs.last_line(rig.state.log(R1))
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     while logs.last_line(rig.state.log(R1)) == before:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

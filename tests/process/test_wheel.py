@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("artifacts", "autoscaler", "gateway", "loadtest", "pilotlight")
 SENTENCE = "From a wheel, far from any clone."
 SETTINGS = "apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\ndevices: [{name: gpu0, memory: 1Gi}]\n"
-WITHIN_S = 30.0
+WITHIN_S = 90.0
 
 
 class Installed(NamedTuple):

@@ -72,7 +72,7 @@ def test_what_grows_is_the_edited_body_wherever_it_is_cut() -> None:
 @pytest.mark.parametrize("steps", [1, 7, 400])
 async def test_a_form_goes_on_while_it_comes_and_the_connections_live_on(steps: int) -> None:
     engine = Reading(OK)
-    async with begun(engine) as (one, client), asyncio.timeout(20):
+    async with begun(engine) as (one, client), asyncio.timeout(90):
         size = (len(FORM) - MIB) // steps
         for at in range(MIB, len(FORM), size):
             client.send(FORM[at : at + size])

@@ -34,7 +34,7 @@ async def poured(one: Rig, piece: bytes) -> tuple[int, int]:
         client.setblocking(False)
         await loop.sock_connect(client, ("127.0.0.1", one.port))
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             while sent == 0 or one.front._connections:
                 try:
                     sent += client.send(piece) > 0
