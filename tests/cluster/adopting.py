@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -87,6 +88,15 @@ class Adopting(House):
             if [one["reason"] for one in ours] == ([reason] if reason else []):
                 return ours[0] if ours else {}
             await asyncio.sleep(0.05)
+
+    async def annotate(self, name: str, notes: dict[str, str], kind: str = "deployments") -> None:
+        """As its owner does it."""
+        await self.api.patch(f"{self.apps}/{kind}/{name}", {"metadata": {"annotations": notes}})
+
+    def hold(self, seconds: int) -> None:
+        """What a person scaled is left alone for so long from then on; who runs hears of it."""
+        self.write(adoption={"holdSeconds": seconds})
+        self.autoscaler.send_signal(signal.SIGHUP)
 
     async def by_hand(self, name: str, replicas: int, kind: str = "deployments") -> None:
         """`kubectl scale`."""

@@ -44,13 +44,14 @@ def writes_of_status(found: Object) -> list[str]:
 async def test_the_lingo_walk_through(adopting: Adopting) -> None:
     """A Deployment at zero with Lingo's annotation; a Call makes a pod and is answered; then zero again."""
     name = "text-embedding-ada-002"
-    notes = {LINGO + "models": name, LINGO + "min-replicas": "0", OURS + "idle-seconds": "1"}
+    notes = {LINGO + "models": name, LINGO + "min-replicas": "0", OURS + "idle-seconds": "600"}
     made = await adopting.api.create(f"{adopting.apps}/deployments", workload(name, 0, notes))
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         status, said = await adopting.embed(name)
         assert (status, '"embedding"' in said) == (200, True), said
         (pod,) = await adopting.pods()
         assert pod["metadata"]["ownerReferences"][0]["kind"] == "ReplicaSet"
+        await adopting.annotate(name, {OURS + "idle-seconds": "1"})  # not sooner: it is to be seen before
         await adopting.until_pods(0)
         found = await adopting.scale(name)
         assert found["spec"]["replicas"] == 0
@@ -61,12 +62,14 @@ async def test_the_lingo_walk_through(adopting: Adopting) -> None:
 async def test_a_person_who_scales_is_obeyed_for_a_while_and_then_the_scale_is_ours_again(adopting: Adopting) -> None:
     notes = {OURS + "models": "ada", OURS + "idle-seconds": "0.5"}
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, notes))
-    adopting.write(adoption={"holdSeconds": 4})
+    adopting.write(adoption={"holdSeconds": 600})
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         assert (await adopting.embed("ada"))[0] == 200
         await adopting.by_hand("ada", 2)
         await adopting.until_pods(2)
         assert (await adopting.embed("ada"))[0] == 200
+        assert len(await adopting.pods()) == 2
+        adopting.hold(1)
         await adopting.until_pods(0)  # when the hold is over, and it is idle
         assert owners_of_scale(await adopting.scale("ada")) == [("pilotlight", "Apply", "scale")]
 
@@ -74,13 +77,14 @@ async def test_a_person_who_scales_is_obeyed_for_a_while_and_then_the_scale_is_o
 async def test_a_person_who_scales_to_zero_has_switched_it_off(adopting: Adopting) -> None:
     """A Call is refused at once while that holds, and wakes it afterwards."""
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))
-    adopting.write(adoption={"holdSeconds": 4})
+    adopting.write(adoption={"holdSeconds": 600})
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         assert (await adopting.embed("ada"))[0] == 200
         await adopting.by_hand("ada", 0)
         await adopting.until_pods(0)
         status, said = await adopting.embed("ada")
         assert (status, "paused" in said) == (503, True)
+        adopting.hold(1)
         while (await adopting.embed("ada"))[0] != 200:
             await asyncio.sleep(0.1)
 
@@ -88,7 +92,7 @@ async def test_a_person_who_scales_to_zero_has_switched_it_off(adopting: Adoptin
 async def test_a_rollout_of_the_deployment_during_a_drain_loses_no_call(adopting: Adopting) -> None:
     """Two Replicas with a Call each, one drains since one is the most, then all pods are replaced: the Calls move."""
     notes = {OURS + "models": "ada", OURS + "replicas-max": "2", OURS + "slots": "1"}
-    body = workload("ada", 0, notes, "Deployment", "--tokens-per-s", "20", "--tokens", "40")
+    body = workload("ada", 0, notes, "Deployment", "--tokens-per-s", "20", "--tokens", "160")
     body["spec"]["strategy"] = {"type": "Recreate"}
     await adopting.api.create(f"{adopting.apps}/deployments", body)
     path = f"{adopting.apps}/deployments/ada"
@@ -134,7 +138,7 @@ async def test_a_statefulset_goes_from_its_highest_ordinal(adopting: Adopting) -
 
 
 async def test_beside_an_hpa_only_zero_or_one_is_written(adopting: Adopting, namespace: str) -> None:
-    notes = {OURS + "models": "ada", OURS + "idle-seconds": "0.5"}
+    notes = {OURS + "models": "ada", OURS + "idle-seconds": "600"}
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, notes))
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "ada"}
     hpa = {
@@ -147,6 +151,7 @@ async def test_beside_an_hpa_only_zero_or_one_is_written(adopting: Adopting, nam
         assert "HorizontalPodAutoscaler ada scales it, too" in await adopting.said("explain/model/ada")
         await adopting.by_hand("ada", 2)  # as the HPA does
         await adopting.until_pods(2)
+        await adopting.annotate("ada", {OURS + "idle-seconds": "0.5"})  # not sooner: both are to be seen
         await adopting.until_pods(0)
 
 
@@ -167,7 +172,7 @@ async def test_a_workload_shows_whose_its_scale_is(adopting: Adopting) -> None:
     """Until when a person's holds, then that it is ours; a wake by a Call and what its controller writes leave it."""
     notes = {OURS + "models": "ada", OURS + "idle-seconds": "600"}
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, notes))
-    adopting.write(adoption={"holdSeconds": 4})
+    adopting.write(adoption={"holdSeconds": 600})
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         usual = await adopting.shown("ada", "Scaled")
         assert (usual["status"], usual["message"]) == ("True", "its scale follows the Calls on Model ada")
@@ -184,6 +189,7 @@ async def test_a_workload_shows_whose_its_scale_is(adopting: Adopting) -> None:
         assert said == "scaled to 2 by kubectl, which holds until"
         assert datetime.fromisoformat(until) > began
         assert held["lastTransitionTime"] == usual["lastTransitionTime"], "its status is the same"
+        adopting.hold(1)
         assert await adopting.shown("ada", "Scaled") == usual, "when the hold is over"
         kinds = {one["type"] for one in (await adopting.scale("ada"))["status"]["conditions"]}
         assert kinds == {"Available", "Progressing", OURS + "Adopted"}
