@@ -55,8 +55,8 @@ def failed(history: History, start: Start, tried_s: float, now_s: float, reason:
     fresh = episode_over(history, tried_s, start.seconds_max)
     tries = 1 if fresh else history.tries + 1
     first_s = tried_s if fresh else min(history.first_try_s or tried_s, tried_s)
-    if tries <= start.retries and now_s - first_s < start.seconds_max:
-        pause_s = TRY_AFTER_S[min(tries, len(TRY_AFTER_S)) - 1]
+    pause_s = TRY_AFTER_S[min(tries, len(TRY_AFTER_S)) - 1]
+    if tries <= start.retries and now_s + pause_s - first_s < start.seconds_max:  # later it would begin an episode anew
         return replace(history, tries=tries, first_try_s=first_s, retry_at_s=now_s + pause_s, failure=reason)
     pause_s = min(EPISODE_AFTER_S * 2.0 ** min(history.episodes, 16), EPISODE_AFTER_S_MAX)
     until_s = now_s + pause_s

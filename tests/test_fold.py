@@ -175,6 +175,16 @@ def test_tries_follow_quickly_then_the_episode_fails_and_backs_off_for_longer_ea
     assert at.histories[M].episodes == 3
 
 
+def test_a_retry_that_would_begin_after_its_episode_is_not_made() -> None:
+    """It would be the first of another, for the same Calls: so on and on, and no back-off ever."""
+    at = try_once(try_once(world([DOC]), T0), T0)
+    at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=T0 + 0.5)
+    failed_s = T0 + at.models[M].spec.start.seconds_max - 0.2  # the pause would be 1 s
+    at, _ = after(at, seen(Seen.EXITED, reason="out of memory"), seen(Seen.CLEAN), now_s=failed_s)
+    history = at.histories[M]
+    assert (history.tries, history.episodes, history.refused_until_s) == (0, 1, failed_s + 60.0)
+
+
 def test_a_failure_long_ago_is_no_part_of_a_new_episode() -> None:
     """It had no second try, for nobody waited any more: a start an hour later has its own time and its own tries."""
     at = try_once(world([DOC]), T0)
