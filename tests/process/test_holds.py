@@ -199,8 +199,10 @@ async def test_a_tenant_gets_its_share_whatever_gateway_another_floods(house: Ho
     model, few = f"run-{slots}", 30
     await settled(house, model)
     before = len(house.noted(model))
-    asked_a, asked_b = (shot(model, tokens=4, stream=False, headers=who) for who in (A, B))
+    asked_a, asked_b = (shot(model, tokens=4 * slots, stream=False, headers=who) for who in (A, B))
     async with gates(house.serve.url) as gate:
+        await gate.ready("gateway-1", 3 * few)
+        await gate.ready("gateway-2", few)  # so that all of B's wait from the first on
         flood = [await gate.send("gateway-1", asked_a, "a") for _ in range(3 * few)]
         await until("A has all Slots", lambda: house.serve.busy(model) == slots)
         calls = [await gate.send("gateway-2", asked_b, "b") for _ in range(few)]
@@ -264,7 +266,9 @@ async def test_a_gateway_that_comes_back_while_the_autoscaler_is_away_serves_wha
         async with gates(one.url, A) as gate:
             assert await whole([await gate.send(late, brief(slots)) for slots in SLOTS])
             assert "event=serving_from_kept" in one.said()
-            await asyncio.sleep(silent_s - time.monotonic())
+            for gateway in house.gateways:
+                await gate.ready(gateway, sum(SLOTS))
+            await asyncio.sleep(max(0.0, silent_s - time.monotonic()))
             everywhere = [(gateway, slots) for slots in SLOTS for gateway in house.gateways for _ in range(slots)]
             assert await whole([await gate.send(gateway, longer(slots)) for gateway, slots in everywhere])
         assert one.autoscaler() == autoscaler
@@ -284,12 +288,12 @@ def brief(slots: int) -> Shot:
 
 def longer(slots: int) -> Shot:
     """One that takes so long of a Slot that all of many such are there at once."""
-    return shot(f"run-{slots}", tokens=60, stream=False)
+    return shot(f"run-{slots}", tokens=200, stream=False)
 
 
 async def whole(calls: Sequence[Sent]) -> bool:
     """Whether all are answered as they should be; waits for it."""
-    await asyncio.wait([call.done for call in calls], timeout=20)
+    await asyncio.wait([call.done for call in calls], timeout=90)
     return all(call.whole for call in calls)
 
 
