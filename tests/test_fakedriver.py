@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 
 import pytest
@@ -57,6 +58,10 @@ class FakeRig:
 
     def exists(self, replica: ReplicaId) -> bool:
         return replica in self.machine.engines and self.machine.engines[replica].alive
+
+    async def until_over(self, replica: ReplicaId) -> None:
+        while self.exists(replica):
+            await asyncio.sleep(0.005)
 
     def starts(self, replica: ReplicaId) -> int:
         return self.machine.started.count(replica)

@@ -15,6 +15,9 @@ from autoscaler.drivers.kubernetes.api import Api
 from tests.cluster.conftest import make_namespace, next_number
 from tests.cluster.kubelet.container import Container
 from tests.cluster.kubelet.node import Node
+from tests.kit.observed import WAIT_S_MAX
+
+ENDED = ("Succeeded", "Failed")
 
 
 class ClusterRig:
@@ -56,6 +59,12 @@ class ClusterRig:
     def exists(self, replica: ReplicaId) -> bool:
         processes = [one.process for one in self._containers.get(replica, [])]
         return any(process is not None and process.returncode is None for process in processes)
+
+    async def until_over(self, replica: ReplicaId) -> None:
+        pod = f"/api/v1/namespaces/{self._name}/pods/{replica}"
+        async with asyncio.timeout(WAIT_S_MAX):
+            while (await self._api.get(pod))["status"]["phase"] not in ENDED:
+                await asyncio.sleep(0.02)
 
     def starts(self, replica: ReplicaId) -> int:
         return len(self._containers.get(replica, []))

@@ -7,7 +7,6 @@ class TestMine(DriverContract):
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
 from enum import StrEnum
 from typing import Protocol
@@ -51,6 +50,9 @@ class Rig(Protocol):
 
     def exists(self, replica: ReplicaId) -> bool:
         """Whether anything of its engine is alive."""
+
+    async def until_over(self, replica: ReplicaId) -> None:
+        """Until nothing of its engine is alive, and a driver that looks can see that: a kubelet tells it later."""
 
     def starts(self, replica: ReplicaId) -> int:
         """How many times its engine was started."""
@@ -224,8 +226,7 @@ class DriverContract:
                 first.start(replica, model)
                 await observed.until(replica.id, Seen.READY)
             rig.kill(replica.id)
-            while rig.exists(replica.id):
-                await asyncio.sleep(0.005)
+            await rig.until_over(replica.id)
             async with running(rig.driver()) as observed:
                 assert observed.words(replica.id)[-1] == "clean"
 

@@ -24,6 +24,7 @@ from autoscaler.sizing import AS_ASKED, Given
 from autoscaler.world import Replica, SliceId
 from tests.contracts.driver import Manner
 from tests.kit.fake_process import command
+from tests.kit.waiting import until
 
 TINY_ENGINE = """
 import socket, sys
@@ -117,7 +118,7 @@ class LocalRig:
 
     def main(self, name: ReplicaId) -> int:
         """The pid of its main process: the one that carries its mark and leads its session."""
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 60
         while not (leaders := [pid for pid in self.processes(name) if os.getsid(pid) == pid]):
             assert time.monotonic() < deadline_s, f"{name} has no process"
         return leaders[0]
@@ -127,6 +128,9 @@ class LocalRig:
 
     def exists(self, replica: ReplicaId) -> bool:
         return bool(self.processes(replica))
+
+    async def until_over(self, replica: ReplicaId) -> None:
+        await until("it is over", lambda: not self.exists(replica))
 
     def starts(self, replica: ReplicaId) -> int:
         """Told by the engine's own log: the fake engine says one line when it listens."""
