@@ -55,7 +55,7 @@ async def rejecting(
         await web.TCPSite(runner, HOST, port, ssl_context=context).start()
     name = f"rejects-{namespace}"
     hook: Object = {
-        "name": "pods.test.example", "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 2,
+        "name": "pods.test.example", "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 30,
         "clientConfig": {
             "url": f"https://{HOST}:{port}/", "caBundle": base64.b64encode(certificate.read_bytes()).decode()
         },
