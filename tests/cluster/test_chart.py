@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import re
 import shutil
 import sys
@@ -22,7 +23,7 @@ import pytest
 import yaml
 
 from autoscaler.drivers.kubernetes.adoption.seen import REPLICA
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.drivers.kubernetes.cordons import ANNOTATION
 from autoscaler.drivers.kubernetes.vocabulary import NODES
 from pilotlight import keys
@@ -133,11 +134,11 @@ async def call(url: str, model: str, key: str = "") -> tuple[int, str]:
 
 
 def tiny(**more: Any) -> Object:
-    """examples/tiny.yaml, with this machine's Python, and an idle window that a test can wait for."""
+    """examples/tiny.yaml, with this machine's Python, which goes to zero as soon as its idle window lets it."""
     document: Object = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
     spec = document["spec"]
     spec["command"] = [sys.executable, *spec["command"][1:]]
-    spec |= {"idleSeconds": 1, "residencySeconds": 0, **more}
+    spec |= {"idleSeconds": 600, "residencySeconds": 0, **more}
     return document
 
 
@@ -184,6 +185,7 @@ async def wakes_answers_and_sleeps(release: Release, engines: str, key: str = ""
         status, said = await call(url, "tiny", key)
         assert (status, "tiny" in said) == (200, True), said
     (pod,) = (await release.api.get(pods, labelSelector=mine))["items"]
+    await release.api.patch(f"{definitions.models(engines)}/tiny", {"spec": {"idleSeconds": 1}}, MERGE)
     while (await release.api.get(pods, labelSelector=mine))["items"]:
         await asyncio.sleep(0.05)
     await is_told_in_events(release, engines, "Started")
@@ -240,19 +242,21 @@ async def the_agent_is_heard(release: Release) -> None:
 
 
 async def test_a_rolling_update_of_everything_loses_no_call(release: Release) -> None:
-    await models(release, tiny(idleSeconds=600))
-    await release.install(tenantsSecret="tenants")
+    await models(release, tiny())
+    await release.install(tenantsSecret="tenants", gateway={"preStopSeconds": 5})  # clients look up, then connect
     over, said = asyncio.Event(), list[tuple[int, str]]()
 
     async def client() -> None:
         while not over.is_set():
-            for gateway in await addresses(release.api, f"{NAME}-gateway", release.namespace):
-                said.append(await call(f"http://{gateway}:8080", "tiny"))
+            gateway = random.choice(await addresses(release.api, f"{NAME}-gateway", release.namespace))
+            said.append(await call(f"http://{gateway}:8080", "tiny"))
 
     async with asyncio.TaskGroup() as tasks:
         clients = [tasks.create_task(client()) for _ in range(4)]
         changed = {"podAnnotations": {"changed": "yes"}}
-        await release.upgrade(tenantsSecret="tenants", gateway=changed, autoscaler=changed)
+        await release.upgrade(
+            tenantsSecret="tenants", gateway={**changed, "preStopSeconds": 5}, autoscaler=changed
+        )  # fmt: skip
         over.set()
         await asyncio.gather(*clients)
     assert {status for status, _ in said} == {200}, [one for one in said if one[0] != 200]
@@ -276,7 +280,7 @@ async def one_of_those_that_are_left_leads(release: Release) -> None:
 async def what_is_adopted_wakes_and_sleeps(release: Release, kind: str) -> None:
     """A Call makes its pod, which is marked with its Replica, and is answered; then its scale is 0 again."""
     name, path = kind.lower(), f"/apis/apps/v1/namespaces/{release.namespace}/{kind.lower()}s"
-    notes = {OURS + "models": name, OURS + "idle-seconds": "1"}
+    notes = {OURS + "models": name, OURS + "idle-seconds": "600"}
     await release.api.create(path, workload(name, 0, notes, kind))
     gateway, *_ = await addresses(release.api, f"{NAME}-gateway", release.namespace)
 
@@ -290,6 +294,7 @@ async def what_is_adopted_wakes_and_sleeps(release: Release, kind: str) -> None:
         await asyncio.sleep(0.05)
     status, said = await waits
     assert (status, f"I am {name}" in said) == (200, True), said
+    await release.api.patch(f"{path}/{name}", {"metadata": {"annotations": {OURS + "idle-seconds": "1"}}})
     while (await release.api.get(f"{path}/{name}"))["spec"]["replicas"]:
         await asyncio.sleep(0.05)
 
