@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -95,8 +94,7 @@ class Adopting(House):
 
     def hold(self, seconds: int) -> None:
         """What a person scaled is left alone for so long from then on; who runs hears of it."""
-        self.write(adoption={"holdSeconds": seconds})
-        self.autoscaler.send_signal(signal.SIGHUP)
+        self.tell(adoption={"holdSeconds": seconds})
 
     async def by_hand(self, name: str, replicas: int, kind: str = "deployments") -> None:
         """`kubectl scale`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -44,6 +45,11 @@ class House:
         self._words = ("--driver", "kubernetes", "--kubeconfig", str(kubeconfig), "--namespace", namespace, *words)
         self.listen, self.ops, self._gateway_ops = free_ports(3)
         self.url = f"http://127.0.0.1:{self.listen}"
+
+    def tell(self, *documents: dict[str, object], **more: object) -> None:
+        """They are these from now on."""
+        self.write(*documents, **more)
+        self.autoscaler.send_signal(signal.SIGHUP)
 
     def write(self, *documents: dict[str, object], **more: object) -> None:
         """The documents; `more` of the Settings."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from pathlib import Path
 
 import pytest
@@ -99,18 +98,15 @@ async def test_small_models_get_parts_of_one_gpu_each_as_small_as_holds_it_and_a
                 pod = (await ours(api, namespace))["small"]
                 assert pod["metadata"]["annotations"][SLICES] == f"{node.name}/gpu-0", "which was chosen"
                 assert (await house.call("small"))[0] == 200
-                house.write(small, large, nodes=[CUT])
-                house.autoscaler.send_signal(signal.SIGHUP)
+                house.tell(small, large, nodes=[CUT])
                 assert await got("large") == cut_name("3g.40gb", 4), "beside it"
                 assert (await house.call("large"))[0] == 200
 
-                house.write(nodes=[CUT])
-                house.autoscaler.send_signal(signal.SIGHUP)
+                house.tell(nodes=[CUT])
                 last = f"http://127.0.0.1:{house.ops}/api/v1/explain/last"
                 while (await (await house.session.get(last)).text()).count("clean: ") < 2:
                     await asyncio.sleep(0.05)
-                house.write(all_of_it, nodes=[CUT])
-                house.autoscaler.send_signal(signal.SIGHUP)
+                house.tell(all_of_it, nodes=[CUT])
                 assert await got("all") == "gpu-0", "when both have ended"
                 assert (await house.call("all"))[0] == 200
         finally:

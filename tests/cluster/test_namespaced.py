@@ -60,14 +60,16 @@ def declared(node: Node, **device: Any) -> Object:
 
 
 async def test_the_scheduler_places_what_is_declared_and_what_is_off_is_listed(alone: Alone, node: Node) -> None:
-    two = {"gpu": {"count": 2, "models": ["t4"]}, "idleSeconds": 1, "residencySeconds": 0}
-    alone.write(model("ada", **two), nodes=[declared(node, count=2)])
+    two: Object = {"gpu": {"count": 2, "models": ["t4"]}, "residencySeconds": 0}
+    nodes = [declared(node, count=2)]
+    alone.write(model("ada", **two, idleSeconds=600), nodes=nodes)
     async with alone.running() as one, asyncio.timeout(WAIT_S_MAX):
         assert (await one.call("ada"))[0] == 200
         spec = (await alone.pods())["ada"]["spec"]
         assert (spec["nodeName"], spec["nodeSelector"], "affinity" in spec) == (node.name, {"test": node.name}, False)
         assert spec["containers"][0]["resources"]["limits"] == {GPU: "2"}
         assert any("nodes are not read" in sentence for sentence in await alone.off())
+        one.tell(model("ada", **two, idleSeconds=1), nodes=nodes)  # not sooner: it is to be seen before
         while await alone.pods():
             await asyncio.sleep(0.05)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 
 from autoscaler.drivers.kubernetes.api import Api
 from tests.cluster.house import House, model
@@ -23,8 +22,7 @@ async def test_what_the_settings_say_of_a_node_counts_at_once_and_a_models_selec
             await asyncio.sleep(0.05)
         others = {"selector": {"test": "another"}, "device": {"model": "H100", "memory": "80Gi"}}
         its_own = {"selector": {"test": node.name}, "device": {"model": "A10", "memory": "24Gi", "count": 2}}
-        house.write(large, nodes=[others, its_own])
-        house.autoscaler.send_signal(signal.SIGHUP)
+        house.tell(large, nodes=[others, its_own])
         while (await one.call("ada"))[0] != 200:
             await asyncio.sleep(0.05)
         (pod,) = (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]

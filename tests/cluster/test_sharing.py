@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -110,8 +109,7 @@ async def test_a_gpu_that_is_offered_three_times_is_for_three_replicas_and_the_n
                 assert [status for status, _ in answers] == [200] * 3
                 (left,) = set(NAMES) - first.keys()
                 gone = min(first)
-                house.write(*(one for name, one in models.items() if name != gone), nodes=kinds)
-                house.autoscaler.send_signal(signal.SIGHUP)
+                house.tell(*(one for name, one in models.items() if name != gone), nodes=kinds)
                 while left not in await bound(api, namespace):
                     await asyncio.sleep(0.05)
                 assert (await house.call(left))[0] == 200

@@ -12,13 +12,14 @@ from tests.cluster.kubelet.node import Node
 async def test_a_call_at_zero_makes_a_pod_and_zero_comes_back(
     house: House, api: Api, namespace: str, node: Node
 ) -> None:
-    house.write(model("ada", idleSeconds=1, residencySeconds=0))
+    house.write(model("ada", idleSeconds=600, residencySeconds=0))
     pods = f"/api/v1/namespaces/{namespace}/pods"
     async with house.running() as one, asyncio.timeout(180):
         status, said = await one.call("ada")
         assert (status, "I am ada" in said) == (200, True), said
         (pod,) = (await api.get(pods))["items"]
         assert pod["spec"]["nodeName"] == node.name
+        one.tell(model("ada", idleSeconds=1, residencySeconds=0))  # not sooner: it is to be seen before
         while (await api.get(pods))["items"]:
             await asyncio.sleep(0.05)
 
