@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+from collections.abc import AsyncIterator
 
 import pytest
 
 from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 from tests.kit.fake_process import command
@@ -16,35 +17,42 @@ WAIT_S_MAX = 180.0
 
 
 class Pods:
-    """The pods of the namespace."""
+    """The pods of the namespace, as a watch tells of them: what was there for a moment only is not missed."""
 
     def __init__(self, api: Api, namespace: str) -> None:
-        self._api = api
-        self._path = f"/api/v1/namespaces/{namespace}/pods"
+        self.watched = Watched(api, f"/api/v1/namespaces/{namespace}/pods", lambda pod: pod, self._hear)
+        self._there: dict[Key, Object] = {}
+        self._told: list[list[Object]] = [[]]
+        self._news = asyncio.Event()
 
-    async def now(self) -> list[Object]:
-        """All."""
-        found: list[Object] = (await self._api.get(self._path))["items"]
-        return found
+    def _hear(self, changes: list[Change[Object]]) -> None:
+        for key, _, new in changes:
+            if new is None:
+                del self._there[key]
+            else:
+                self._there[key] = new
+            self._told.append(list(self._there.values()))
+        self._news.set()
 
     async def until_images(self, *images: str) -> list[Object]:
-        """Once these images, and no others, run there."""
+        """When these images, and no others, ran there: now, or for the first time since it was waited last."""
         while True:
-            found = await self.now()
-            if sorted(pod["spec"]["containers"][0]["image"] for pod in found) == sorted(images):
-                return found
-            await asyncio.sleep(0.05)
+            while self._told:
+                found = self._told[0]
+                if sorted(pod["spec"]["containers"][0]["image"] for pod in found) == sorted(images):
+                    return found
+                del self._told[0]
+            self._news.clear()
+            await self._news.wait()
 
 
 @pytest.fixture
-def pods(api: Api, namespace: str) -> Pods:
-    return Pods(api, namespace)
-
-
-def tell(house: House, *documents: dict[str, object]) -> None:
-    """Its documents are these from now on."""
-    house.write(*documents)
-    house.autoscaler.send_signal(signal.SIGHUP)
+async def pods(api: Api, namespace: str) -> AsyncIterator[Pods]:
+    one = Pods(api, namespace)
+    watching = asyncio.create_task(one.watched.run())
+    yield one
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
 
 
 async def test_a_changed_spec_replaces_the_old_one_without_a_call_lost(house: House, pods: Pods, node: Node) -> None:
@@ -62,7 +70,7 @@ async def test_a_changed_spec_replaces_the_old_one_without_a_call_lost(house: Ho
         over = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(call_on(one, over))
-            tell(one, model("ada", idleSeconds=600, image="two"))
+            one.tell(model("ada", idleSeconds=600, image="two"))
             await pods.until_images("one", "two")
             (new,) = await pods.until_images("two")
             over.set()
@@ -74,15 +82,17 @@ async def test_a_changed_spec_replaces_the_old_one_without_a_call_lost(house: Ho
 async def test_a_model_that_goes_answers_who_waits_404_and_drains_who_is_served(
     house: House, pods: Pods, node: Node
 ) -> None:
-    """The Call that runs (for 3 s) gets its answer, although its Model has left."""
-    words = command("--host", "{host}", "--port", "{port}", "--name", "slow", "--tokens", "15", "--tokens-per-s", "5")
+    """The Call that runs (for 10 s) gets its answer, although its Model has left."""
+    words = command("--host", "{host}", "--port", "{port}", "--name", "slow", "--tokens", "50", "--tokens-per-s", "5")
     slow = model("slow", idleSeconds=600, image="slow", command=words)
     house.write(slow, model("never", image="never", readinessPath="/nowhere"), model("stays"))
     async with house.running() as one, asyncio.timeout(WAIT_S_MAX):
-        assert (await one.call("slow"))[0] == 200
         served, parked = (asyncio.create_task(one.call(name)) for name in ("slow", "never"))
         await pods.until_images("slow", "never")
-        tell(one, model("stays"))
+        last = f"http://127.0.0.1:{one.ops}/api/v1/models/slow"
+        while not (await (await one.session.get(last)).json())["demand"]["running"]:
+            await asyncio.sleep(0.02)
+        one.tell(model("stays"))
         status, said = await parked
         assert (status, "model_not_found" in said) == (404, True)
         assert (await one.call("slow"))[0] == 404
