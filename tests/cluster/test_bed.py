@@ -97,7 +97,9 @@ async def test_engines_answer_on_their_own_addresses_and_zero_leaves_none(stage:
 async def test_a_third_engine_waits_for_a_gpu(stage: Stage, node: Node) -> None:
     await stage.api.create(stage.deployments, deployment(node))
     await stage.scale(3)
-    pods = await stage.until(lambda pods: len(ready(pods)) == 2 and len(pods) == 3)
+    pods = await stage.until(
+        lambda pods: len(ready(pods)) == 2 and len(pods) == 3 and all("conditions" in pod["status"] for pod in pods)
+    )
     (waiting,) = [pod for pod in pods if "nodeName" not in pod["spec"]]
     (said,) = [one for one in waiting["status"]["conditions"] if one["type"] == "PodScheduled"]
     assert "Insufficient nvidia.com/gpu" in said["message"]

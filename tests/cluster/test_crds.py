@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 
@@ -15,7 +16,7 @@ from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.expected import WrongKeyError
 from autoscaler.not_yet import KEYS, MESSAGE
-from tests.cluster.definitions import API_VERSION, TENANTS, document, model, models, tenant
+from tests.cluster.definitions import API_VERSION, SERVED_S_MAX, TENANTS, document, model, models, tenant
 from tests.cluster.plane import Plane
 
 HASH = "ab" * 32
@@ -184,6 +185,12 @@ async def test_conditions_of_two_writers_are_kept_by_their_type(served: Api, nam
     assert [one["type"] for one in found["status"]["conditions"]] == ["Ready", "Adopted"]
 
 
+async def listed(api: Api) -> list[Object]:
+    """What the server says that there is of our group."""
+    found: list[Object] = (await api.get(f"/apis/{API_VERSION}"))["resources"]
+    return found
+
+
 async def test_columns_names_and_selectors(served: Api, plane: Plane, namespace: str) -> None:
     path = models(namespace)
     await served.create(path, model("a"))
@@ -206,7 +213,10 @@ async def test_columns_names_and_selectors(served: Api, plane: Plane, namespace:
     for selector in ("spec.engine=ollama", "spec.paused=true"):
         found = await served.get(path, fieldSelector=selector)
         assert [item["metadata"]["name"] for item in found["items"]] == ["b"]
-    resources = (await served.get(f"/apis/{API_VERSION}"))["resources"]
+    async with asyncio.timeout(SERVED_S_MAX):  # a kind is listed a little after it is served
+        while not {"models", "tenants"} <= {one["name"] for one in await listed(served)}:
+            await asyncio.sleep(0.05)
+    resources = await listed(served)
     short = {one["name"]: (one.get("shortNames"), one["namespaced"]) for one in resources if "/" not in one["name"]}
     assert short == {"models": (["plm"], True), "tenants": (["plt"], False)}
     assert not any(one["name"].endswith("/scale") for one in resources), "Replicas are the autoscaler's"

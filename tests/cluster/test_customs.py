@@ -23,6 +23,7 @@ from autoscaler.tenant import Tenant, TenantSpec
 from tests.cluster import definitions
 from tests.cluster.conftest import make_namespace
 from tests.cluster.definitions import TENANTS, model, models, tenant
+from tests.kit.waiting import until
 
 WAIT_S_MAX = 90.0
 OF_FILES = Model(name=ModelName("of-files"), spec=ModelSpec(engine="vllm"))
@@ -168,11 +169,14 @@ async def test_one_that_is_made_anew_says_what_its_own_status_is(served: Api, na
         await found.until(lambda: "a" in found.names)
         await served.delete(f"{path}/a")
         await served.create(path, model("a", slots=5, env={"CUDA_VISIBLE_DEVICES": "0"}))
+        key = Key(namespace, "a")
+        await until("the second is known", lambda: key in found.customs.wrong, WAIT_S_MAX)
         await found.until(lambda: "a" not in found.names)
-        assert found.customs.models[Key(namespace, "a")].model is None, "what its namesake said is not its own"
+        assert found.customs.models[key].model is None, "what its namesake said is not its own"
 
 
-async def test_many_at_once_are_told_as_few(served: Api, namespace: str) -> None:
+async def test_many_at_once_are_told_as_few(served: Api, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "TOGETHER_S", 1.0)  # they come one by one, as fast as this machine makes them
     async with following(served, namespace) as found:
         await found.until(lambda: found.names == ["of-files"])
         async with asyncio.TaskGroup() as tasks:
