@@ -15,7 +15,7 @@ from signal import SIGCONT, SIGTERM
 import aiohttp
 import yaml
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from tests.cluster import house
 from tests.cluster.calls import Answered, chat, lists_models
@@ -24,7 +24,8 @@ from tests.cluster.plane import free_ports
 from tests.kit.freezing import deliver
 
 WAIT_S_MAX = 120.0
-LEASE_S = 2
+LEASE_S = 5
+"""A request about it has a fifth of that: shorter, and leaders change whenever the machine is busy."""
 SETTINGS: dict[str, object] = {
     "apiVersion": API_VERSION, "kind": "Settings", "leaseSeconds": LEASE_S, "auth": "none",
 }  # fmt: skip
@@ -78,9 +79,9 @@ class Estate:
                 await self.until(lambda name=name: self.answers(name))  # type: ignore[misc]  # bound now
             yield self
 
-    def write(self, *documents: dict[str, object]) -> None:
-        """The documents; who runs reads them again at a SIGHUP."""
-        (self._folder / "documents.yaml").write_text(yaml.safe_dump_all([self.settings, *documents]))
+    def write(self, *documents: dict[str, object], **more: object) -> None:
+        """The documents, and `more` of the Settings; who runs reads them again at a SIGHUP."""
+        (self._folder / "documents.yaml").write_text(yaml.safe_dump_all([{**self.settings, **more}, *documents]))
 
     async def start(self, name: str) -> None:
         """One process (again)."""
@@ -126,13 +127,18 @@ class Estate:
 
     # --- what is seen -------------------------------------------------------------------------------------------------
 
-    async def holder(self) -> str:
-        """Who holds the Lease; empty: nobody."""
+    async def lease(self) -> Object:
+        """What the Lease says; empty: there is none."""
         try:
             lease = await self.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/pilotlight")
         except ApiError:
-            return ""
-        return str(lease["spec"].get("holderIdentity", "")).partition("_")[0]
+            return {}
+        spec: Object = lease["spec"]
+        return spec
+
+    async def holder(self) -> str:
+        """Who holds the Lease; empty: nobody."""
+        return str((await self.lease()).get("holderIdentity", "")).partition("_")[0]
 
     async def leader(self, *others: str) -> str:
         """Waits until somebody beside `others` holds the Lease, and says who."""
@@ -140,6 +146,10 @@ class Estate:
             while (found := await self.holder()) in ("", *others):
                 await asyncio.sleep(0.02)
             return found
+
+    async def somebody_leads(self) -> bool:
+        """Whether one says so itself, whatever an old Lease says."""
+        return any([await self.leads(name) for name in self._autoscalers])
 
     async def leads(self, name: str) -> bool:
         """Whether the process itself says that it leads."""
