@@ -116,7 +116,7 @@ class House:
 
     async def until(self, *seen: tuple[str, Seen]) -> None:
         """The last that was said of the Replicas whose names begin so."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not all(any(id.startswith(name) and now is how for id, now in self.now().items())
                           for name, how in seen):  # fmt: skip
                 await asyncio.sleep(0)
@@ -127,7 +127,7 @@ class House:
 
     async def until_model(self, name: str, holds: Callable[[Model], bool]) -> None:
         """It is made so."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not holds(self.model(name)):
                 await asyncio.sleep(0)
 

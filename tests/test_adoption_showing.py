@@ -44,7 +44,7 @@ class Server:
 
     async def until(self, count: int) -> None:
         """So many writes were asked for."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.asked) < count:
                 await asyncio.sleep(0.001)
 

@@ -100,7 +100,7 @@ async def test_nvml_that_fails_or_hangs_makes_its_devices_unhealthy(
     assert nvml.asked == asked + 1, "never a second question beside one that is not answered"
     nvml.answers.set()
     await asyncio.to_thread(threading.Event().wait, 0.01)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not all(device.healthy for device in (await one.look()).devices):
             pass
 
@@ -176,13 +176,13 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_change_is_told_at_once_and_the_same_again_only_after_a_while() -> None:
     way = Noted()
     told = Told([way], period_s=60)
-    async with asyncio.timeout(10), told.running():
+    async with asyncio.timeout(60), told.running():
         assert await way.taken.get() == b"0/1"
         told.now = 5
         assert await way.taken.get() == b"5/2"
         assert way.taken.empty()
     often = Noted()
-    async with asyncio.timeout(10), Told([often], period_s=0.01).running():
+    async with asyncio.timeout(60), Told([often], period_s=0.01).running():
         assert [await often.taken.get() for _ in range(3)] == [b"0/1", b"0/2", b"0/3"]
 
 
@@ -190,7 +190,7 @@ async def test_a_way_that_hangs_or_refuses_keeps_no_other_waiting(caplog: pytest
     bad, ugly, good = Noted("bad"), Noted("ugly"), Noted("good")
     bad.hangs, ugly.refuses = True, "it answered 401"
     told = Told([bad, ugly, good], period_s=0.005)
-    async with asyncio.timeout(10), told.running():
+    async with asyncio.timeout(60), told.running():
         for _ in range(5):
             await good.taken.get()
         ugly.refuses = ""
@@ -215,7 +215,7 @@ async def test_the_agent_is_well_while_it_looks_and_ready_while_somebody_takes_w
 
     assert (await says("/healthz"), await says("/readyz")) == (503, 503), "it has not looked yet"
     task = asyncio.create_task(one.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert (await way.taken.get()).endswith(b" True")
         await way.taken.get()
         assert (await says("/healthz"), await says("/readyz")) == (200, 200)

@@ -77,7 +77,7 @@ async def asked(
         held=lambda: [SliceId(f"{NODE}/{one}") for one in held], changed=lambda _: None,
         hosts_changed=lambda: None,
     )  # fmt: skip
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(_begun(inventory))
         while not inventory.knows([SliceId(f"{NODE}/{one}") for one in chosen]):
             await asyncio.sleep(0)

@@ -53,7 +53,7 @@ class Stage:
     async def looks(self, count: int = 3) -> None:
         """It has looked so often again."""
         until = len(self.asked) + count
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.asked) < until:
                 await asyncio.sleep(0.001)
 

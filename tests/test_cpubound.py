@@ -72,7 +72,7 @@ async def test_nothing_is_asked_where_no_model_would_hold_a_gpu_and_use_the_whee
     houses = [House(WHEEL, gpus=False), House({}), House({**WHEEL, "llama-server": "/bin/llama-server"})]
     for house in houses:
         house.begin(llama("ada"))
-        await asyncio.wait_for(house.cpu_bound.run(), 5)
+        await asyncio.wait_for(house.cpu_bound.run(), 60)
     no_gpu = House(WHEEL)
     running = asyncio.create_task(no_gpu.cpu_bound.run())
     no_gpu.begin(llama("small", 0))
@@ -85,5 +85,5 @@ async def test_nothing_is_asked_where_no_model_would_hold_a_gpu_and_use_the_whee
 async def test_a_wheel_that_finds_a_gpu_is_asked_once_and_nothing_is_said() -> None:
     house = House(WHEEL, cpu_only=False)
     house.begin(llama("ada"))
-    await asyncio.wait_for(house.cpu_bound.run(), 5)
+    await asyncio.wait_for(house.cpu_bound.run(), 60)
     assert (house.asked, house.said) == (["/bin/python"], [])

@@ -129,7 +129,7 @@ async def test_a_follower_s_stream_of_routes_is_silent_until_it_leads(monkeypatc
     loop = SteppedLoop(world([A], [device()], [RUNS], [gateway("g1")], leads=False))
     feed = Feed(loop.loop)
     routes, catalogue = feed.routes(G, "b"), feed.catalogue()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert [await anext(routes) for _ in range(3)] == [b"", b"", b""]
         first = msgspec.json.decode(await anext(catalogue), type=CatalogueDelta)
         assert (first.full, [entry.name for entry in first.models]) == (True, ["a"])

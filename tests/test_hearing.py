@@ -57,7 +57,7 @@ async def following(server: Server, *, optional: bool) -> AsyncIterator[Watched[
     watched = Watched(cast("Api", server), "/things", lambda _: "", lambda _: None, optional=optional)
     run = asyncio.create_task(watched.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             yield watched
     finally:
         run.cancel()
@@ -134,7 +134,7 @@ async def test_without_the_right_to_tenants_models_are_in_force_and_without_that
     parsed = Model(name="x", spec=ModelSpec(engine="vllm"))  # type: ignore[arg-type]  # a name
     run = asyncio.create_task(Customs(cast("Api", server), lambda _: parsed, installation).run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while server.asked.count(closed) < 5 or len(seen) < told:
                 await asyncio.sleep(0)
     finally:

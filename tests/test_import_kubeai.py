@@ -158,7 +158,7 @@ def test_the_shell_that_runs_ollama_ends_with_it_and_when_it_is_told_to(tmp_path
         environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FAILS": fails}
         return subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
 
-    assert started("pull").wait(20) != 0, "a model that cannot be had ends it"
+    assert started("pull").wait(60) != 0, "a model that cannot be had ends it"
     calls.unlink()
     runs = started("nothing")
     try:
@@ -167,7 +167,7 @@ def test_the_shell_that_runs_ollama_ends_with_it_and_when_it_is_told_to(tmp_path
                 break
             time.sleep(0.01)
         runs.send_signal(signal.SIGTERM)
-        runs.wait(20)
+        runs.wait(60)
     finally:
         runs.kill()
     assert calls.read_text().splitlines()[-3:] == ["pull gemma:2b", "run gemma:2b hi", "cp gemma:2b tiny"]

@@ -105,7 +105,7 @@ def test_a_run_that_is_interrupted_is_judged_over_what_was_sent(tmp_path: Path, 
             while len(engine.calls()) < ENOUGH and time.monotonic() < deadline_s:
                 time.sleep(0.02)
             run.send_signal(number)
-            said, _ = run.communicate(timeout=20)
+            said, _ = run.communicate(timeout=60)
     assert run.returncode == 130
     *_, note, verdict = said.splitlines()
     found = re.fullmatch(r"interrupted: (\d+) of 12000 calls were sent, and those under way were given up", note)

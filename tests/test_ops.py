@@ -224,5 +224,5 @@ async def test_a_gateway_that_hangs_costs_the_scrape_only_its_timeout(
         hangs.bind(str(tmp_path / "g.sock"))
         hangs.listen(1)  # the kernel takes the connection; nobody answers
         client = await connect(aiohttp_client, world(), None, tmp_path / "g.sock")
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             assert "pilotlight_leader" in await (await client.get("/metrics")).text()

@@ -41,7 +41,7 @@ async def following(server: Server) -> AsyncIterator[Watched[str]]:
     watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"]), told.extend)
     run = asyncio.create_task(watched.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await watched.synced.wait()
             yield watched
     finally:
@@ -263,7 +263,7 @@ async def test_an_object_that_cannot_be_read_is_said_once_and_ends_no_watch(capl
     watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"].strip()), told.extend)
     run = asyncio.create_task(watched.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await server.idle.wait()
         assert known(watched) == {"a": "a1", "b": "b6"}
         assert [record.getMessage().count("name=a ") for record in caplog.records].count(1) == 1

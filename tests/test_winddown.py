@@ -52,7 +52,7 @@ async def test_the_loop_returns_when_nothing_is_left_and_starts_nothing_more() -
     machine = FakeMachine(clock, (device(),), lambda _replica, _model: Fate(ready_after_s=0.0, stops_in_s=0.01))
     loop = Loop(World(epoch=1, models={A.name: model("a", 1, low=1)}), FakeDriver(machine), clock.time)
     running = asyncio.create_task(loop.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not any(r.state is S.READY for r in loop.world.replicas.values()):
             await asyncio.sleep(0.005)
         await loop.wind_down(1.0)

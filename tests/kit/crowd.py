@@ -116,7 +116,7 @@ def resident_bytes(pid: int) -> int:
 
 def told(one: Serving) -> str:
     """All metrics."""
-    with urllib.request.urlopen(f"{one.ops}/metrics", timeout=5) as response:
+    with urllib.request.urlopen(f"{one.ops}/metrics", timeout=60) as response:
         return str(response.read().decode())
 
 

@@ -20,7 +20,7 @@ class FakeNvml:
 
     def gpus(self) -> tuple[Gpu, ...]:
         self.asked += 1
-        self.answers.wait(10)
+        self.answers.wait(60)
         self._fail()
         return self.found
 

@@ -148,7 +148,7 @@ class Heard:
 def fetch(ops: str, path: str, *, accept: str = "application/openmetrics-text") -> bytes:
     """A page of the operations port, whatever its status."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(ops + path, headers={"accept": accept}), timeout=10) as page:
+        with urllib.request.urlopen(urllib.request.Request(ops + path, headers={"accept": accept}), timeout=60) as page:
             return bytes(page.read())
     except urllib.error.HTTPError as error:
         return error.read()

@@ -130,7 +130,7 @@ class Reading(Played):
 
     async def until(self, told: Callable[[], object]) -> None:
         """Waits until it is so."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not told():
                 self._news.clear()
                 await self._news.wait()

@@ -86,7 +86,7 @@ class Rig:
 
     async def settled(self) -> None:
         """Until no Call is here any more."""
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             while any(waiting or running for _, waiting, running in self.front.dispatch.counts()):
                 await asyncio.sleep(0.001)
 
@@ -122,7 +122,7 @@ class Client:
 
     async def head(self) -> tuple[int, dict[str, str]]:
         """Status and headers of the next answer."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         fields = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
         return int(lines[0].split(" ")[1]), fields
@@ -130,7 +130,7 @@ class Client:
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
         """A whole answer; the body dechunked."""
         status, fields = await self.head()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             if status == 204:
                 return status, fields, b""
             if "content-length" in fields:
@@ -141,7 +141,7 @@ class Client:
 
     async def chunk(self) -> bytes:
         """The content of the next chunk; nothing at the end."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             size = int(await self.reader.readuntil(b"\r\n"), 16)
             return (await self.reader.readexactly(size + 2))[:-2]
 
@@ -154,7 +154,7 @@ class Client:
 
     async def rest(self) -> bytes:
         """All that comes until the gateway closes."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return await self.reader.read()
 
     def leave(self) -> None:

@@ -269,7 +269,7 @@ class Serving:
 
     def text(self, path: str) -> str:
         """What the operations port answers."""
-        with urllib.request.urlopen(self.ops + path, timeout=30) as response:
+        with urllib.request.urlopen(self.ops + path, timeout=60) as response:
             return str(response.read().decode())
 
     def answers(self) -> bool:
@@ -293,7 +293,7 @@ class Serving:
 
     def told(self, model: str) -> str:
         """The Model's state as clients are told it: zero, starting, ready, draining or failed."""
-        with urllib.request.urlopen(f"{self.url}/v1/models/{model}", timeout=30) as response:
+        with urllib.request.urlopen(f"{self.url}/v1/models/{model}", timeout=60) as response:
             return str(json.load(response)["pilotlight"]["state"])
 
     async def ready(self, model: str, count: int = 1) -> None:
@@ -311,7 +311,7 @@ class Serving:
             if record.model == model:
                 with contextlib.suppress(OSError):  # it does not listen yet, or not any more
                     url = f"http://127.0.0.1:{record.port}/metrics"
-                    with urllib.request.urlopen(url, timeout=30) as response:
+                    with urllib.request.urlopen(url, timeout=60) as response:
                         found = re.search(rb"requests_processing (\d+)", response.read())
                     total += int(found[1]) if found else 0
         return total

@@ -17,7 +17,7 @@ from tests.kit.waiting import until
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     """A command, as a person types it."""
     command = [sys.executable, "-m", "pilotlight", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 async def test_an_alias_is_as_good_as_the_name(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ async def test_a_watch_into_a_file_tells_each_change(tmp_path: Path) -> None:
             await until("its change is told", lambda: '"state": "ready"' in written.read_text())
         finally:
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
         states = [json.loads(line)["models"][0]["state"] for line in written.read_text().splitlines()]
     assert (states[0], states[-1]) == ("zero", "ready")
 
@@ -100,7 +100,7 @@ async def test_how_much_memory_a_model_needs_is_explained_before_it_ever_ran_and
             found = json.loads(run("explain", "fit", "ada", "--output", "json", "--ops", one.ops).stdout)
             return {key: value for key, value in found.items() if isinstance(value, int)}
 
-        await until("its use is measured", lambda: fit()["used_bytes"] > 0, within_s=15)
+        await until("its use is measured", lambda: fit()["used_bytes"] > 0, within_s=90)
         assert fit()["used_bytes"] < fit()["memory_bytes"]
         unknown = run("explain", "fit", "eve", "--ops", one.ops)
         assert (unknown.returncode, unknown.stderr) == (1, "pilotlight: no such model; there are: ada, paged\n")

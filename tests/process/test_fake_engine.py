@@ -19,7 +19,7 @@ import pytest
 
 from tests.kit.fake_process import FakeEngine, command, fake_engine
 
-WITHIN_S = 5.0
+WITHIN_S = 30.0
 SENTENCE = "Hello, I am ada, asleep until you called."
 
 
@@ -111,7 +111,7 @@ def test_tokens_come_at_the_rate(tmp_path: Path) -> None:
 
 
 def test_more_calls_than_slots_wait_inside_first_come_first_served(tmp_path: Path) -> None:
-    with fake_engine(tmp_path, "--slots", "1", "--tokens-per-s", "100") as engine:
+    with fake_engine(tmp_path, "--slots", "1", "--tokens-per-s", "10") as engine:
         connections = [begin(engine, path="/v1/chat/completions", max_tokens=10, model=str(i)) for i in range(3)]
         metrics = get(engine, "/metrics")[1]
         assert "llamacpp:requests_processing 1\nllamacpp:requests_deferred 2\n" in metrics
@@ -122,7 +122,7 @@ def test_more_calls_than_slots_wait_inside_first_come_first_served(tmp_path: Pat
         calls = until(engine, 3)
         assert [call["model"] for call in calls] == ["0", "1", "2"]
         waits = [float(str(call["queued_s"])) for call in calls]
-        assert waits[0] < 0.05 < waits[1] < waits[2] - 0.05
+        assert waits[0] < 0.5 < waits[1] < waits[2] - 0.5
 
 
 def test_a_client_that_leaves_frees_its_slot_and_the_transcript_says_so(tmp_path: Path) -> None:
@@ -259,8 +259,8 @@ def test_hangs_before_or_after_the_first_byte_but_is_healthy(
 ) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", fault) as engine:
         with raw(engine, chat_bytes(stream=stream)) as connection:
-            connection.settimeout(0.2)
             received = connection.recv(65536) if some else b""
+            connection.settimeout(0.2)
             with pytest.raises(TimeoutError):
                 to_the_end(connection)
             assert bool(received) is some

@@ -63,14 +63,14 @@ async def replace_gateway(one: Serving) -> None:
 
 def listed(url: str) -> list[str]:
     """The names of the Models that clients are told of."""
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
         return [entry["id"] for entry in json.load(response)["data"]]
 
 
 def answers(ops: str) -> bool:
     """Whether its operations port does."""
     try:
-        with urllib.request.urlopen(f"http://{ops}/healthz", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{ops}/healthz", timeout=60) as response:
             return bool(response.status == 200)
     except OSError:
         return False

@@ -19,7 +19,7 @@ from tests.kit.waiting import until
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_sigterm_drains(tmp_path: Path, number: signal.Signals) -> None:
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "2.5", slots=4)
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", slots=4)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         streams = one.begin(*(shot("ada", stream=i % 2 == 0) for i in range(4)))
         await until("all run", lambda: one.demand("ada")["running"] == 4)
@@ -45,7 +45,7 @@ async def test_a_parked_stream_that_has_its_head_is_told_in_the_stream(tmp_path:
     async with serving(tmp_path, *documents) as one:
         parked = one.begin(shot("ada"), shot("ada", stream=False))
         await until("both wait", lambda: one.demand("ada")["waiting"] == 2)
-        await asyncio.sleep(0.6)  # the head and a comment are out
+        await asyncio.sleep(2.0)  # the head and a comment are out
         assert await one.stop() == 0
         early, plain = await parked
         assert (early.status, early.code, early.errors, early.saw_done) == (200, "shutting_down", 1, False)
@@ -55,14 +55,14 @@ async def test_a_parked_stream_that_has_its_head_is_told_in_the_stream(tmp_path:
 
 
 async def test_what_runs_longer_than_the_grace_is_cut_with_one_error(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", slots=4)
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "200", slots=4)
     async with serving(tmp_path, ada, options=("--grace", "1.5")) as one:
-        calling = one.begin(shot("ada"), shot("ada", stream=False))
+        calling = one.begin(shot("ada", tokens=200), shot("ada", tokens=200, stream=False))
         await until("both run", lambda: one.busy("ada") == 2)
-        await asyncio.sleep(1.1)  # the stream has its first token
+        await asyncio.sleep(1.1)  # the stream has its first tokens
         began_s = time.monotonic()
         assert await one.stop() == 0
-        assert time.monotonic() - began_s < 1.5 + 5.0, "what runs would take 8 s more"
+        assert time.monotonic() - began_s < 1.5 + 20.0, "what runs would take 38 s more"
         stream, document = await calling
         assert (stream.status, stream.code, stream.ending) == (200, "shutting_down", Ending.FAILED)
         assert (document.status, document.code) == (503, "shutting_down")

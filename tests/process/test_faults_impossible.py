@@ -21,7 +21,7 @@ MEMORY = {"memory": "80Mi"}
 def pilotlight(one: Serving, *words: str) -> str:
     """What a command that asks the operations port prints."""
     command = [sys.executable, "-m", "pilotlight", *words, "--ops", one.ops]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def impossible(folder: Path, how: str) -> tuple[Document, str]:

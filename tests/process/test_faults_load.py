@@ -76,7 +76,7 @@ async def test_case_03_queue_full(tmp_path: Path, warm: bool) -> None:
         async with nothing_moves(one, warm=warm):
             before_bytes = resident_bytes(gateway)
             sending = one.begin(*(shot("ada", at_s=i * 0.002, tokens=1) for i in range(QUEUE + SURPLUS)))
-            await until("the surplus is refused", lambda: counted(one, *REFUSED) == SURPLUS, 20)
+            await until("the surplus is refused", lambda: counted(one, *REFUSED) == SURPLUS, 90)
             await until("all others wait", lambda: one.demand("ada")["waiting"] == QUEUE)
             assert resident_bytes(gateway) - before_bytes < SLACK_BYTES
         results = await sending
@@ -119,7 +119,7 @@ class Answers:
 def attempts(one: Serving, name: str) -> int:
     """How many Calls ever came to the engine of a Model, refused ones with them, by its own count."""
     (record,) = [record for record in one.records() if record.model == name]
-    with urllib.request.urlopen(f"http://127.0.0.1:{record.port}/metrics", timeout=5) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{record.port}/metrics", timeout=60) as response:
         told = response.read().decode()
     return int(told.rpartition("requests_total ")[2].split()[0])
 

@@ -19,7 +19,7 @@ from tests.kit.serving import fake, serving, shot, transcript
 from tests.kit.waiting import until
 
 SENTENCE = "Hello, I am ada, asleep until you called."
-TOLD_S = 2.0
+TOLD_S = 20.0
 """Case 16: from the death of an engine to the error of the streams on it. It takes milliseconds on a free machine."""
 
 
@@ -101,13 +101,13 @@ async def test_case_16_dies_by_itself_before_the_first_byte(tmp_path: Path) -> N
 
 
 async def test_case_16_killed_mid_stream(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "5", idleSeconds=1)
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", idleSeconds=1)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         streams = one.begin(*(shot("ada") for _ in range(4)))
         await until("all run", lambda: one.demand("ada")["running"] == 4)
         parked = one.begin(*(shot("ada", stream=False) for _ in range(2)))
         await until("two wait", lambda: one.demand("ada") == {"waiting": 2, "running": 4})
-        await asyncio.sleep(0.4)  # two tokens: a death in the middle is what is tested
+        await asyncio.sleep(2.2)  # two tokens: a death in the middle is what is tested
         (engine,) = one.engines()
         killed_s = time.monotonic()
         os.kill(engine, signal.SIGKILL)

@@ -184,7 +184,7 @@ async def test_a_listener_for_everybody_needs_a_tenant(tmp_path: Path) -> None:
 
 def listed(one: Serving) -> set[str]:
     """The Models that one of the gateways lists."""
-    with urllib.request.urlopen(f"{one.url}/v1/models", timeout=5) as response:
+    with urllib.request.urlopen(f"{one.url}/v1/models", timeout=60) as response:
         return {entry["id"] for entry in json.load(response)["data"]}
 
 

@@ -37,7 +37,7 @@ async def test_case_13_a_gateway_cut_off_during_a_drain(tmp_path: Path) -> None:
     changed = fake(tmp_path, "ada", "--tokens-per-s", "0", drainSecondsMax=3)
     async with serving(tmp_path, ada) as one, outlying(one) as gateway:
         stream = gateway.begin(shot("ada", tokens=100))
-        await until("it runs", lambda: one.answers() and one.demand("ada")["running"] == 1, within_s=20)
+        await until("it runs", lambda: one.answers() and one.demand("ada")["running"] == 1, within_s=90)
         (old,) = one.engines("ada")
         gateway.cut()
         one.config.write_text(yaml.safe_dump_all([changed, settings()]))
@@ -61,7 +61,7 @@ async def test_case_13_a_gateway_cut_off_during_a_drain(tmp_path: Path) -> None:
 async def all_run(one: Serving, tokens: int, calls: int) -> asyncio.Task[list[Result]]:
     """So many streams, on all gateways."""
     streams = one.begin(*(shot("ada", tokens=tokens) for _ in range(calls)))
-    await until("all run", lambda: one.demand("ada")["running"] == calls, within_s=20)
+    await until("all run", lambda: one.demand("ada")["running"] == calls, within_s=90)
     return streams
 
 

@@ -102,7 +102,7 @@ async def to_the_operations_port(heard: Heard) -> None:
     ):  # fmt: skip
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(data.encode())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             got = await reader.read()
         writer.transport.abort()
         assert got.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), (data[:40], got)

@@ -100,17 +100,17 @@ async def test_case_02_a_start_that_failed_is_tried_again_after_a_minute(tmp_pat
         failed_s = time.monotonic()
         (tmp_path / "mended").touch()
         assert (await one.call("bad")).code == "model_start_failed", "half-open is later"
-        await until("clients may wait again", lambda: one.told("bad") != "failed", BACK_OFF_S + 10, 0.2)
+        await until("clients may wait again", lambda: one.told("bad") != "failed", BACK_OFF_S + 60, 0.2)
         assert time.monotonic() - failed_s > BACK_OFF_S - 5
         answer = await one.call("bad", stream=False)
         assert answer.text.strip() == "At last I am here."
 
 
 async def test_case_04_all_clients_leave_during_the_start(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--start-delay", "2", idleSeconds=0.5, residencySeconds=1)
+    ada = fake(tmp_path, "ada", "--start-delay", "6", idleSeconds=0.5, residencySeconds=3)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
-        calling = one.begin(*(shot("ada", timeout_s=1.0) for _ in range(40)))
-        await until("all wait", lambda: one.demand("ada")["waiting"] == 40, 2)
+        calling = one.begin(*(shot("ada", timeout_s=3.0) for _ in range(40)))
+        await until("all wait", lambda: one.demand("ada")["waiting"] == 40)
         results = await calling
         await until("nobody waits", lambda: one.demand("ada")["waiting"] == 0)
         assert {result.ending for result in results} == {Ending.ABANDONED}
@@ -124,15 +124,15 @@ async def test_case_04_all_clients_leave_during_the_start(tmp_path: Path) -> Non
 
 
 async def test_clients_that_all_time_out_before_the_load_ends_and_retry(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--start-delay", "2", "--tokens-per-s", "0", residencySeconds=3)
+    ada = fake(tmp_path, "ada", "--start-delay", "6", "--tokens-per-s", "0", residencySeconds=20)
 
     async def insist(one: Serving) -> list[Result]:
-        tries = [await one.call("ada", timeout_s=0.6)]
+        tries = [await one.call("ada", timeout_s=2.0)]
         while tries[-1].ending is not Ending.COMPLETED:
             assert len(tries) < 20
             if tries[-1].ending is Ending.FAILED:  # an estimate may refuse it: it comes back when it was told to
                 await asyncio.sleep(int(tries[-1].headers["retry-after"]))
-            tries.append(await one.call("ada", timeout_s=0.6))
+            tries.append(await one.call("ada", timeout_s=2.0))
         return tries
 
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
@@ -143,13 +143,13 @@ async def test_clients_that_all_time_out_before_the_load_ends_and_retry(tmp_path
 
 
 async def test_short_patience_still_wakes_a_model_once_its_start_is_known(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--start-delay", "1.5", "--tokens-per-s", "0", idleSeconds=0.2, residencySeconds=0.2)
+    ada = fake(tmp_path, "ada", "--start-delay", "4", "--tokens-per-s", "0", idleSeconds=0.2, residencySeconds=0.2)
     async with serving(tmp_path, ada) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
         await one.zero("ada")
-        hurried = await one.send(shot("ada", headers=(("Prefer", "wait=1"),)))
+        hurried = await one.send(shot("ada", headers=(("Prefer", "wait=3"),)))
         assert codes(hurried) == {(503, "model_starting")}, "hopeless by the estimate"
-        assert (hurried[0].first_byte_s or 9) < 0.9, "before its own deadline"
+        assert (hurried[0].first_byte_s or 9) < 2.7, "before its own deadline"
         await one.ready("ada")
         assert (await one.send(shot("ada", headers=(("Prefer", "wait=1"),))))[0].ending is Ending.COMPLETED
         assert one.starts("ada") == 2
@@ -190,7 +190,7 @@ async def test_case_12_a_generation_longer_than_three_idle_windows(tmp_path: Pat
             result = await one.call("ada", tokens=20, stream=stream)
             assert (result.ending, one.states("ada")) == (Ending.COMPLETED, ["starting", "ready"])
         ended_s = time.monotonic()
-        await until("it drains", lambda: "draining" in one.states("ada"), 5)
+        await until("it drains", lambda: "draining" in one.states("ada"))
         assert time.monotonic() - ended_s > idle_s / 2, "idle runs from the last finish"
         await one.zero("ada")
         assert one.starts("ada") == 1

@@ -57,7 +57,7 @@ def test_a_slice_is_clean_only_when_nvml_says_that_the_memory_is_back(
             await observed.until(R1, Seen.STARTING)
             nvml.holders = {"GPU-a": {rig.main(R1): 1 << 30}}
             await observed.until(R1, Seen.READY)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while not rig.state.records()[0][0].gpu_pids:
                     await asyncio.sleep(0.005)
             driver.stop(r1, 5.0)
@@ -103,7 +103,7 @@ def test_case_20_a_worker_that_outlives_its_engine_holds_the_device_until_memory
             await observed.until(R1, Seen.READY)
             worker = int(written.read_text())
             nvml.holders = {"GPU-a": {worker: 1 << 30}}
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while not rig.state.records()[0][0].gpu_pids:
                     await asyncio.sleep(0.005)
             rig.kill(R1)
@@ -138,7 +138,7 @@ def test_a_gpu_that_is_lost_is_told(rig: LocalRig, nvml: FakeNvml, monkeypatch: 
         async with running(rig.driver()) as observed:
             assert [s.healthy for s in observed.slices().slices] == [True, True]
             nvml.found = (nvml.found[0], nvml.found[1]._replace(healthy=False))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while [s.healthy for s in observed.slices().slices] != [True, False]:
                     await observed.more()
 
@@ -157,7 +157,7 @@ def test_an_engine_whose_memory_grows_while_it_starts_is_told_so(
         driver, (r1, model) = rig.driver(), replica("r1", python(grows), slices=("GPU-a",))
         async with running(driver) as observed:
             driver.start(r1, model)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while sum(o.grew for o in observed.of(R1)) < 3:
                     await observed.more()
             driver.stop(r1, 0.0)
@@ -180,7 +180,7 @@ def test_what_an_engine_uses_of_its_gpus_is_told_while_it_serves(
             assert observed.of(R1)[-1].used_bytes == 0, "nobody has looked, or it uses nothing"
             for gib in (6, 8):
                 nvml.holders = {"GPU-a": {rig.main(R1): gib << 30}, "GPU-b": {rig.main(R1): 2 << 30}}
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     while observed.of(R1)[-1].used_bytes != (gib + 2) << 29:
                         await asyncio.sleep(0.005)
             assert observed.of(R1)[-1].seen is Seen.READY
@@ -200,7 +200,7 @@ def test_on_the_hosts_memory_it_is_what_is_resident_and_on_declared_devices_unkn
         async with running(driver) as observed:
             driver.start(one, model)
             await observed.until(one.id, Seen.READY)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while not rig.state.records()[0][0].was_ready:  # written after a look
                     await asyncio.sleep(0.005)
             driver.stop(one, 1.0)

@@ -19,7 +19,7 @@ NEVER = "needs 200Mi on one device; the largest has 100Mi"
 def pilotlight(one: Serving, *words: str) -> str:
     """What a command that asks the operations port prints."""
     command = [sys.executable, "-m", "pilotlight", *words, "--ops", one.ops]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 async def test_a_model_that_fits_nowhere_is_refused_and_explained_until_its_document_changes(tmp_path: Path) -> None:

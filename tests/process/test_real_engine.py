@@ -28,7 +28,7 @@ ASK = {"model": "ada", "max_tokens": 50, "messages": [{"role": "user", "content"
 
 
 def post(port: int, path: str, body: dict[str, object]) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
         answer = connection.getresponse()
@@ -65,7 +65,7 @@ def started(
         yield process, port, statuses
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_embeddings_need_their_flag(folder: Path, port: int) -> None:
 def test_it_closes_the_connection_after_a_stream_although_it_says_keep_alive(port: int) -> None:
     assert ENGINES["llama.cpp"].closes_after_stream
     body = json.dumps(ASK | {"stream": True}).encode()
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         received = b""
@@ -138,13 +138,13 @@ def test_it_ends_with_status_0_on_sigterm(folder: Path) -> None:
         timer.cancel()
         assert post(port, "/v1/chat/completions", ASK)[0] == 200
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=5)
+        out, _ = process.communicate(timeout=60)
         assert (process.returncode, out) == (0, ""), "and its log has no word of a Call"
 
 
 def test_a_broken_file_ends_it_with_the_reason(folder: Path) -> None:
     with started(folder, file="cut.gguf") as (process, _, statuses):
-        out, _ = process.communicate(timeout=5)
+        out, _ = process.communicate(timeout=60)
         assert process.returncode == 1
         assert 200 not in statuses
         assert "corrupted or incomplete" in out

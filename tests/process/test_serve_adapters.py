@@ -131,7 +131,7 @@ async def test_an_engine_of_ones_own_is_asked_for_the_adapter_by_its_name(tmp_pa
         assert isinstance(found, dict)
         assert (found["name"], found["adapters"]) == ("eve", ["support"])
         shown = [sys.executable, "-m", "pilotlight", "status", "eve:support", "--ops", one.ops]
-        table = subprocess.run(shown, capture_output=True, text=True, check=True, timeout=20).stdout
+        table = subprocess.run(shown, capture_output=True, text=True, check=True, timeout=60).stdout
         assert "eve (+support)" in table
     sent = [json.loads(call.body) for call in seen(tmp_path / "seen.jsonl")]
     assert [body["model"] for body in sent] == ["eve", "support", "support"]

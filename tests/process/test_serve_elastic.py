@@ -42,7 +42,7 @@ def ada(folder: Path, **spec: object) -> tuple[Document, int]:
 def engine(one: Serving) -> tuple[list[str], list[dict[str, int]]]:
     """How the engine of ada was started, and what it says of its slots."""
     (record,) = [record for record in one.records() if record.model == "ada"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{record.port}/slots", timeout=5) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{record.port}/slots", timeout=60) as response:
         return psutil.Process(record.pid).cmdline(), json.load(response)
 
 

@@ -205,7 +205,7 @@ def test_llama_cpp_gives_one_answer_to_what_we_forward(tmp_path: Path) -> None:
 def answers(port: int, data: bytes) -> list[bytes]:
     """The bodies of all answers, as h11 reads them."""
     received, bodies = b"", list[bytes]()
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(data)
         while piece := connection.recv(65536):
             received += piece

@@ -43,7 +43,7 @@ async def begun(
 async def nothing_left(one: Rig) -> None:
     """No Call, no room taken."""
     await one.settled()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while one.front.room.held_bytes:
             await asyncio.sleep(0.001)
     assert one.in_use() == 0
@@ -147,7 +147,7 @@ async def test_a_slow_form_is_no_call_before_it_is_whole() -> None:
         begin(client, len(FORM), FORM[:100])
         await asyncio.sleep(0.5)
         client.send(FORM[100 : LARGE_BYTES + 1000])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while next(iter(one.front._connections))._reader.buffered <= LARGE_BYTES:
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
@@ -238,7 +238,7 @@ async def test_a_form_that_names_its_model_last_waits_until_it_is_whole() -> Non
     async with Reading(OK) as engine, rig(engine.address) as one:
         client = await one.client()
         begin(client, len(form), form[:-20])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while one.front.room.held_bytes < len(form):
                 await asyncio.sleep(0.001)
         assert not engine.connections
@@ -261,11 +261,11 @@ async def test_a_cold_model_is_asked_for_while_the_body_still_comes() -> None:
     async with Reading(OK) as engine, rig(state="cold") as one:
         client = await one.client()
         begin(client, len(FORM), FORM[:MIB])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not one.front.busy():
                 await asyncio.sleep(0.001)
         client.send(FORM[MIB:])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             (connection,) = one.front._connections
             while connection._growing is not None:
                 await asyncio.sleep(0.001)

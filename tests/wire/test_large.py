@@ -124,7 +124,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_beh
             client.send(b"content-type: application/json\r\n\r\n" + sent[: int(len(sent) * share)])
             await client.writer.drain()
             client.leave()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while one.front._connections:
                 await asyncio.sleep(0.001)
         client = await one.client()
@@ -148,7 +148,7 @@ async def test_an_engine_that_does_not_read_is_let_go_of_when_the_client_leaves(
     async with rig(address(server)) as one:
         client = await one.client()
         post(client, body(16 * MIB))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await came.wait()
             while not one.in_use():
                 await asyncio.sleep(0.001)

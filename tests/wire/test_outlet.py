@@ -33,14 +33,14 @@ async def connected(one: Rig) -> AsyncIterator[tuple[socket.socket, Connection]]
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.setblocking(False)
         await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", one.port))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not (new := set(one.front._connections) - known):
                 await asyncio.sleep(0.001)
         yield client, new.pop()
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.001)
 
@@ -133,7 +133,7 @@ async def test_what_is_written_to_a_client_that_was_reset_ends_the_connection() 
         connection._stop_reading()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while one.front._connections:
                 connection.write(b"x" * 1000)
                 await asyncio.sleep(0)
@@ -163,7 +163,7 @@ async def test_a_connection_that_ends_with_its_last_answer_ends_once_though_the_
             connection.write(b"x" * 10)
         client.send(GET + last)
         await until(lambda: connection.paused)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while one.front._connections:
                 got += taken(client, 1 << 20)
                 await asyncio.sleep(0)
