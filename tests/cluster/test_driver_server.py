@@ -245,7 +245,7 @@ async def test_case_27_an_api_server_that_is_started_again_or_hangs_costs_no_sta
 async def test_case_18_watches_that_are_cut_all_the_time_lose_nothing(
     scene: Scene, plane: Plane, kubeconfig: Path
 ) -> None:
-    cutter = Cutter(port_of(plane), 0.3)
+    cutter = Cutter(port_of(plane), 0.8)
     async with cutter.running() as port:
         way: Access = await access(kubeconfig)
         way.server = f"https://127.0.0.1:{port}"

@@ -43,10 +43,11 @@ async def test_case_10_from_four_to_one_with_twenty_streams_on_each(stage: Stage
     them is stopped. Calls go on all the time, and none that comes after the acknowledgement of its gateway is sent to a
     Replica that drains.
     """
-    ada = stage.ada(10, 20, replicas={"max": 4})
+    ada = stage.ada(10, 20, replicas={"min": 4, "max": 4})  # all are there when the first stream begins
     async with estate.open(ada, autoscalers=1, gateways=3) as one, asyncio.timeout(LIMIT_S):
         await send(one.url("g3"), tokens=1)  # it is known, and has no Call from now on
-        streams = [asyncio.create_task(send(one.url(f"g{1 + n % 2}"), tokens=40)) for n in range(80)]
+        await runs(one, 4, 0)
+        streams = [asyncio.create_task(send(one.url(f"g{1 + n % 2}"), tokens=60)) for n in range(80)]
         await runs(one, 4, 80)
         one.signal("g3", signal.SIGSTOP)
         one.write(stage.ada(10, 20, replicas={"max": 1}))
@@ -74,7 +75,7 @@ async def acknowledged_by_all_but(one: Estate, gateway: str) -> bool:
 
 async def send(url: str, tokens: int) -> Result:
     """One stream."""
-    (result,) = await Client(url).run([shot("ada", tokens=tokens, timeout_s=60)])
+    (result,) = await Client(url).run([shot("ada", tokens=tokens, timeout_s=120)])
     return result
 
 
@@ -95,11 +96,11 @@ async def test_case_14_a_rolling_update_of_gateways_with_streams(
     ada = stage.ada(10, 200)
     front = Front(api, namespace)
     async with estate.open(ada, autoscalers=1, gateways=0) as one, asyncio.timeout(LIMIT_S):
-        wanted = deployment(2, [one.socket("a1")], stage.node.name)
+        wanted = deployment(2, [one.socket("a1")], stage.node.name, grace_s=100)
         async with front.running(wanted):
             before = await front.pods()
             assert (await front.send(shot("ada", tokens=1)))[0].ending is Ending.COMPLETED
-            long = [shot("ada", tokens=80, timeout_s=60) for _ in range(40)]
+            long = [shot("ada", tokens=200, timeout_s=120) for _ in range(40)]
             streams = [asyncio.create_task(front.send(*long, to=address)) for address in before.values()]
             await runs(one, 1, 80)
             over, short = asyncio.Event(), list[Result]()
@@ -107,7 +108,7 @@ async def test_case_14_a_rolling_update_of_gateways_with_streams(
 
             async def client() -> None:
                 while not over.is_set():
-                    short.extend(await front.send(shot("ada", tokens=2, timeout_s=60)))
+                    short.extend(await front.send(shot("ada", tokens=2, timeout_s=120)))
 
             async with asyncio.TaskGroup() as tasks:
                 clients = [tasks.create_task(client()) for _ in range(6)]
@@ -142,7 +143,7 @@ async def test_case_15_one_of_three_gateways_is_killed(
             assert (await front.send(shot("ada", tokens=1)))[0].ending is Ending.COMPLETED
             leader = await one.leader()
             pods = await front.pods()
-            long = [shot("ada", tokens=200 if leader_too else 90, timeout_s=60) for _ in range(slots // 3)]
+            long = [shot("ada", tokens=200, timeout_s=120) for _ in range(slots // 3)]
             streams = {name: asyncio.create_task(front.send(*long, to=pods[name])) for name in pods}
             await runs(one, 1, slots, leader)
             victim, *others = pods
@@ -153,7 +154,7 @@ async def test_case_15_one_of_three_gateways_is_killed(
             lost = await streams[victim]
             assert {result.ending for result in lost} == {Ending.LOST}
             await until("no engine works for it", lambda: aborted(stage) == len(lost), WITHIN_S)
-            more = [shot("ada", tokens=4, timeout_s=60) for _ in range(slots)]
+            more = [shot("ada", tokens=4, timeout_s=120) for _ in range(slots)]
             newcomers = await asyncio.gather(*(front.send(*more, to=pods[name]) for name in others))
             assert not any(streams[name].done() for name in others), "its Slots are the others' before any stream ends"
             assert await one.leads(leader)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from autoscaler.drivers.kubernetes.vocabulary import NODES
 from autoscaler.quantity import Bytes
 from autoscaler.settings import Cutting, NodeDevice, NodeKind, NodeSlicing, Settings
 from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE
+from tests.cluster.conftest import next_number
+from tests.cluster.kubelet.node import Node
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 CUTS = (("1g.10gb", "1g.10gb", "3g.40gb"), ("7g.80gb",))
@@ -93,13 +96,11 @@ class Scene:
 
 
 @pytest.fixture
-async def place(api: Api, namespace: str) -> AsyncIterator[Scene]:
+async def place(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene]:
     made = f"mig-{uuid.uuid4().hex[:8]}"
     labels = {"test": made, PRODUCT: H100, CONFIG: "as-it-was", STATE: "success"}
-    await api.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": made, "labels": labels}})
-    await api.patch(f"{NODES}/{made}/status", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
-    yield Scene(api, made, namespace)
-    await api.delete(f"{NODES}/{made}")
+    async with Node(api, made, next_number(), {}, labels, tmp_path).running():  # without a kubelet it is soon lost
+        yield Scene(api, made, namespace)
 
 
 def holder(scene: Scene) -> dict[str, Any]:
@@ -107,7 +108,9 @@ def holder(scene: Scene) -> dict[str, Any]:
     asks = {"limits": {"nvidia.com/mig-1g.10gb": "1"}}
     return {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs"},
-        "spec": {"nodeName": scene.node, "containers": [{"name": "c", "image": "i", "resources": asks}]},
+        "spec": {"nodeName": scene.node, "containers": [
+            {"name": "c", "image": "i", "command": ["/bin/sleep", "600"], "resources": asks},
+        ]},
     }  # fmt: skip
 
 

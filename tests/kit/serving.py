@@ -37,7 +37,7 @@ from tests.kit.fake_process import command
 from tests.kit.waiting import until
 
 API = "pilotlight.dev/v1alpha1"
-START_S, STOP_S = 20.0, 30.0
+START_S, STOP_S = 120.0, 90.0
 _LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3}  (\S+) +(\S+) +(.*)$")
 
 Document = dict[str, object]
@@ -171,7 +171,7 @@ class Serving:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
-        await until("the children of a killed supervisor die", lambda: not any(map(running, children)), 5)
+        await until("the children of a killed supervisor die", lambda: not any(map(running, children)))
 
     def _ended(self) -> bool:
         return self.process is None or self.process.poll() is not None

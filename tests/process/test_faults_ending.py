@@ -130,7 +130,7 @@ async def test_an_engine_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         await until("it was told to stop", lambda: "stopping" in one.states("ada"))
         waiting = await one.call("ada")
         assert waiting.ending is Ending.COMPLETED, "who comes meanwhile waits for the next one"
-        await until("the old one is dead, 10 s after SIGTERM", lambda: not running(engine), 20)
+        await until("the old one is dead, 10 s after SIGTERM", lambda: not running(engine), 60)
         assert "did not end within its grace" in str(one.get("/api/v1/explain/last"))
         (engine,) = one.engines()
         assert await one.stop() == 0

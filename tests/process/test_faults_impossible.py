@@ -80,7 +80,7 @@ async def test_a_file_that_comes_is_seen_by_itself_and_served_with_its_own_memor
         assert (await one.call("good")).ending is Ending.COMPLETED
         await until("it is said at the start", lambda: "Model late cannot start" in one.said())
         tinygguf.make(tmp_path / "late.gguf", "Better late than never.")
-        await until("it is seen", lambda: "nothing is in the way any more of a start of late" in one.said(), 15)
+        await until("it is seen", lambda: "nothing is in the way any more of a start of late" in one.said(), 60)
         answer = await one.call("late", stream=False)
         assert answer.text.strip() == "Better late than never."
         assert one.states("good") == ["starting", "ready"]

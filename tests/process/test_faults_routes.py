@@ -126,7 +126,7 @@ async def test_case_18_a_replica_is_gone_and_nobody_tells_the_gateways(tmp_path:
         finally:
             os.kill(pid, signal.SIGCONT)
         assert {(result.ending, result.text) for result in results} == {(Ending.COMPLETED, SENTENCE)}
-        await until("another is in its place", lambda: victim not in one.engines("ada") and both_ready(one), 20)
+        await until("another is in its place", lambda: victim not in one.engines("ada") and both_ready(one), 90)
         assert counted(one, "pilotlight_upstream_retries_total", 'reason="connect"') <= 2, "one per gateway"
 
 

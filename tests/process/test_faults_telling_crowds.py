@@ -72,7 +72,7 @@ async def they_do_not_read(heard: Heard, crowd: Crowd) -> None:
     for stream, ask in zip(stalled, asked, strict=True):
         stream.writer.write(ask)
     sipping = asyncio.gather(*(sip(stream) for stream in stalled[::2]))
-    await until("all are cut", lambda: counted(heard.one, *ABANDONED) == len(asked), 20)
+    await until("all are cut", lambda: counted(heard.one, *ABANDONED) == len(asked), 90)
     sipping.cancel()
     await asyncio.gather(sipping, return_exceptions=True)
     await heard.suffer(WELL)

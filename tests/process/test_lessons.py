@@ -52,7 +52,7 @@ async def test_a_process_learns_what_the_same_exercise_gives_anywhere(tmp_path: 
     one = cluster(2)
     house, exercise = House(tmp_path, one), exercise_of(one)
     looking = asyncio.create_task(house.tutor.look())
-    await until("sizes are known at once", lambda: house.lessons or looking.done(), 30)
+    await until("sizes are known at once", lambda: house.lessons or looking.done(), 120)
     assert not looking.done(), looking.exception() or house.said
     assert house.lessons == [lessons.begin(exercise)]
     await asyncio.wait_for(looking, 300)
@@ -125,7 +125,7 @@ async def test_serve_learns_keeps_and_knows_it_after_a_restart(tmp_path: Path) -
     async with serving(tmp_path, ada, bob, {**settings(), "devices": GPUS}) as one:
         for name, _ in SIZES:
             assert (await one.call(name)).ending is Ending.COMPLETED
-        await until("it is learnt", lambda: "pilotlight: learnt: 2 kinds, 1 nodes, seed 5000" in one.said(), 240)
+        await until("it is learnt", lambda: "pilotlight: learnt: 2 kinds, 1 nodes, seed 5000" in one.said(), 480)
         await until("it is in force", lambda: gauge(one, "replays"))
         before = (one.state / "lesson.json").read_bytes()
         await one.stop()
@@ -140,13 +140,13 @@ async def test_who_learns_ends_with_the_autoscaler(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, {**settings(), "devices": GPUS}) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
-        (first,) = await until("it learns", lambda: learners(one), 60)
+        (first,) = await until("it learns", lambda: learners(one), 180)
         killed = one.autoscaler()
         os.kill(killed, signal.SIGKILL)
         await until("it is gone", lambda: not running(first))
-        await until("another leads", lambda: one.autoscaler() not in {0, killed} and one.answers(), 30)
+        await until("another leads", lambda: one.autoscaler() not in {0, killed} and one.answers(), 120)
         assert (await one.call("ada")).ending is Ending.COMPLETED
-        (second,) = await until("that one learns", lambda: learners(one), 60)
+        (second,) = await until("that one learns", lambda: learners(one), 180)
         await until("it gives way to others", lambda: psutil.Process(second).nice() == 19)
         await one.stop()
         assert not running(second)

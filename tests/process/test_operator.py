@@ -102,7 +102,7 @@ async def test_an_agent_tells_of_its_node(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "pilotlight", "agent", "--node", "n7", "--autoscaler", f"unix:{socket}"]
         with subprocess.Popen(command, stdin=subprocess.DEVNULL) as agent:
             try:
-                rows = await until("its node is known", lambda: [row for row in nodes(one) if row["name"] == "n7"], 20)
+                rows = await until("its node is known", lambda: [row for row in nodes(one) if row["name"] == "n7"], 90)
                 assert rows[0]["fresh"] is True
             finally:
                 agent.terminate()

@@ -171,7 +171,7 @@ async def test_a_gateway_reports_to_an_autoscaler_over_tcp_with_tls(tmp_path: Pa
                 for words in (scaler, gateway)
             ]
         try:
-            await until("the gateway listens", lambda: listens(one), 20)
+            await until("the gateway listens", lambda: listens(one), 90)
             assert (await one.call("ada")).status == 200
             told = [await asyncio.to_thread(let_in, contract, ca, shown) for shown in (None, strange, mine)]
             assert told == [False, False, by == "certificate"]
