@@ -19,7 +19,7 @@ from tests.cluster.definitions import API_VERSION
 from tests.cluster.plane import free_ports
 from tests.kit.fake_process import command
 
-WAIT_S_MAX = 90.0
+WAIT_S_MAX = 180.0
 
 
 @asynccontextmanager
