@@ -48,6 +48,13 @@ class Disk:
         """A file's bytes and length onto the disk."""
         os.fdatasync(number)
 
+    def folder(self, path: Path) -> None:
+        """Makes it, and those above that are missing, with names that are on the disk."""
+        if not path.is_dir():
+            self.folder(path.parent)
+            path.mkdir(exist_ok=True)
+            self.sync_folder(path.parent)
+
     def sync_folder(self, folder: Path) -> None:
         """The names in it onto the disk."""
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -46,10 +46,7 @@ class Partial:
         self._summed = hashlib.new(digests.algorithm(digest))
         self._summed_bytes = 0
         self._sidecar = -1
-        made = not self._folder.is_dir()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if made:
-            self._disk.sync_folder(folder)
+        self._disk.folder(self._folder)
         self.file = self._own()
         try:
             self.ledger = self._resumed()
@@ -113,7 +110,7 @@ class Partial:
         if self._summed.hexdigest() != digests.encoded(self.digest):
             self.drop()
             return False
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._disk.folder(path.parent)
         self._disk.sync(self.file)
         self._disk.replace(self._path, path)
         self._disk.sync_folder(path.parent)

@@ -185,6 +185,8 @@ class _Fetch:
         self._finishing: set[asyncio.Task[None]] = set()
         self._failed: list[RegistryError | DiskError] = []
         self._loop = asyncio.get_running_loop()
+        self._to_keep: set[_Coming] = set()
+        self._nudged: asyncio.Future[None] = self._loop.create_future()
         self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="fetch")
 
     def close(self) -> None:
@@ -241,13 +243,21 @@ class _Fetch:
 
     def keep_soon(self, coming: _Coming) -> None:
         """From any thread."""
-        self._loop.call_soon_threadsafe(self._keep, coming)
+        self._loop.call_soon_threadsafe(self._nudge, coming)
 
-    def _keep(self, coming: _Coming) -> None:
-        idle = coming.keeper is None and not coming.finishing and not self._failed
-        if idle and coming.partial.wants_keeping:
-            coming.keeper = self._group.create_task(self._kept(coming))
-            self._finishing.add(coming.keeper)
+    def _nudge(self, coming: _Coming) -> None:
+        self._to_keep.add(coming)
+        if not self._nudged.done():
+            self._nudged.set_result(None)
+
+    def _keep(self) -> None:
+        """Parts that have come are brought onto the disk, of each blob by one thread."""
+        for coming in self._to_keep:
+            if coming.keeper is None and not coming.finishing and coming.partial.wants_keeping:
+                coming.keeper = self._group.create_task(self._kept(coming))
+                self._finishing.add(coming.keeper)
+        self._to_keep.clear()
+        self._nudged = self._loop.create_future()
 
     async def _kept(self, coming: _Coming) -> None:
         try:

@@ -1,0 +1,144 @@
+"""A disk that forgets, when the power goes, what nobody had it keep: a model over a real folder.
+
+What a file had at its last sync is there for certain; of what was written after it, any blocks may be, or be zeros. Of
+what names did since their folder's last sync, as many steps as chance has it are there, in order. Folders are names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from artifacts.partdisk import Disk
+
+BLOCK = 512
+
+
+class PowerLossError(Exception):
+    """The machine is off."""
+
+
+class ForgetfulDisk(Disk):
+    """Ends the world before its n-th step; `after` builds what is found after the next start."""
+
+    def __init__(self, root: Path, steps: int = -1) -> None:
+        self.root = root
+        self.steps = 0
+        self.last = steps
+        self._pinned: dict[int, int] = {}
+        """Inodes, held open so that their numbers are not given out again."""
+        self._folders: set[int] = set()
+        self._synced: dict[int, bytes] = {}
+        self._names: dict[Path, dict[str, int]] = {}
+        """Of each folder, as they are known."""
+        self._kept: dict[Path, dict[str, int]] = {}
+        """As they are on the disk."""
+        self._pending: dict[Path, list[Callable[[dict[str, int]], object]]] = {}
+        self._look()
+        for folder, pending in self._pending.items():  # what is there at the start is on the disk
+            for apply in pending:
+                apply(self._kept.setdefault(folder, {}))
+        self._pending = {}
+        self._synced = {inode: _content(number) for inode, number in self._pinned.items() if inode not in self._folders}
+
+    def close(self) -> None:
+        for number in self._pinned.values():
+            os.close(number)
+
+    def _step(self) -> None:
+        if self.steps == self.last:
+            raise PowerLossError
+        self.steps += 1
+        self._look()
+
+    def _look(self) -> None:
+        """At what was made without us: files that were opened anew."""
+        for folder in (self.root, *(path for path in self.root.rglob("*") if path.is_dir())):
+            known = self._names.setdefault(folder, {})
+            for path in folder.iterdir():
+                inode = path.lstat().st_ino
+                if known.get(path.name) != inode:
+                    self._pin(path, inode)
+                    self._change(folder, path.name, inode)
+
+    def _pin(self, path: Path, inode: int) -> None:
+        if inode not in self._pinned:
+            self._pinned[inode] = os.open(path, os.O_RDONLY)
+            if path.is_dir():
+                self._folders.add(inode)
+
+    def _change(self, folder: Path, name: str, inode: int | None) -> None:
+        def apply(names: dict[str, int]) -> None:
+            names.pop(name, None)
+            if inode is not None:
+                names[name] = inode
+
+        apply(self._names.setdefault(folder, {}))
+        self._pending.setdefault(folder, []).append(apply)
+
+    def write(self, number: int, pieces: list[bytes], at: int) -> None:
+        self._look()
+        super().write(number, pieces, at)
+
+    def append(self, number: int, text: bytes) -> None:
+        self._look()
+        os.write(number, text)
+        self._step()
+        self._synced[os.fstat(number).st_ino] = _content(number)
+
+    def sync(self, number: int) -> None:
+        self._step()
+        self._synced[os.fstat(number).st_ino] = _content(number)
+
+    def sync_folder(self, folder: Path) -> None:
+        self._step()
+        names = self._kept.setdefault(folder, {})
+        for apply in self._pending.pop(folder, []):
+            apply(names)
+
+    def replace(self, old: Path, new: Path) -> None:
+        self._step()
+        inode = old.lstat().st_ino
+        super().replace(old, new)
+        self._change(old.parent, old.name, None)
+        self._change(new.parent, new.name, inode)
+
+    def remove(self, path: Path) -> None:
+        self._step()
+        super().remove(path)
+        self._change(path.parent, path.name, None)
+
+    def after(self, into: Path, random: Random) -> None:
+        """The folder as the next start finds it."""
+        self._look()
+        self._build(self.root, into, random)
+
+    def _build(self, folder: Path, into: Path, random: Random) -> None:
+        into.mkdir()
+        names = dict(self._kept.get(folder, {}))
+        pending = self._pending.get(folder, [])
+        for apply in pending[: random.randint(0, len(pending))]:
+            apply(names)
+        for name, inode in names.items():
+            if folder / name in self._names:
+                self._build(folder / name, into / name, random)
+            else:
+                number = self._pinned[inode]
+                (into / name).write_bytes(_mixed(self._synced.get(inode, b""), _content(number), random))
+
+
+def _content(number: int) -> bytes:
+    """Also of a file that was opened to append."""
+    return os.pread(number, 1 << 20, 0)
+
+
+def _mixed(kept: bytes, new: bytes, random: Random) -> bytes:
+    """Blocks of the one and the other, and zeros where the other is not to be."""
+    size = random.choice([len(kept), len(new)])
+    made = bytearray()
+    for at in range(0, size, BLOCK):
+        old, now = kept[at : at + BLOCK], new[at : at + BLOCK]
+        made += old if old == now else random.choice([old, now, bytes(len(now))]).ljust(BLOCK, b"\0")
+    return bytes(made[:size].ljust(size, b"\0"))

@@ -1,0 +1,99 @@
+"""Partial files when the power goes: at any step, in any order of parts, there are the exact bytes or no file."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from artifacts.digests import Digest
+from artifacts.partial import Partial
+from tests.kit.fake_registry import digest_of
+from tests.kit.powerloss import ForgetfulDisk, PowerLossError
+from tests.kit.pulled import CONTENT, PATH, place, small
+
+SHORT = CONTENT[:20_000]
+DIGEST = Digest(digest_of(SHORT))
+
+
+@pytest.fixture(autouse=True)
+def layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_point_13_the_power_goes_before_any_step_of_a_fetch(tmp_path: Path, seed: int) -> None:
+    """And again in the middle of what goes on; at the end the file is there whole, and nothing else."""
+    async with place(tmp_path) as one:
+        wanted = one.wanted(CONTENT, PATH)
+        for steps in itertools.count():
+            random = Random(1000 * seed + steps)
+            one.folder = tmp_path / f"{steps}"
+            one.folder.mkdir()
+            lost = 0
+            while True:
+                disk = ForgetfulDisk(one.folder, steps + lost * random.randint(1, 9) if lost < 2 else -1)
+                whole = True
+                try:
+                    await one.fetch(wanted, disk=disk)
+                except* PowerLossError:
+                    whole, lost = False, lost + 1
+                after = tmp_path / f"{steps}-{lost}-{whole}"
+                disk.after(after, random)
+                disk.close()
+                one.folder = after
+                assert one.file() in {None, CONTENT}  # never half of it
+                if whole:
+                    break
+            assert one.file() == CONTENT
+            if not lost:
+                assert steps >= 10
+                return
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 1 << 32))
+def test_any_order_of_parts_lies_and_crashes_ends_with_the_exact_bytes_or_no_file(seed: int) -> None:
+    random = Random(seed)
+    with tempfile.TemporaryDirectory() as made:
+        root, lives = Path(made) / "0", itertools.count(1)
+        root.mkdir()
+        for crashes in itertools.count():
+            disk = ForgetfulDisk(root, random.randint(0, 25) if crashes < 4 else -1)
+            lies = 0.05 if crashes < 4 and seed % 2 else 0.0
+            try:
+                published = _life(disk, root, random, lies)
+                assert published or seed % 2  # no crash makes bytes that have to be thrown away
+            except PowerLossError:
+                published = False
+            after = Path(made) / str(next(lives))
+            disk.after(after, random)
+            disk.close()
+            root = after
+            final = root / PATH
+            assert not final.exists() or final.read_bytes() == SHORT
+            if published:
+                assert final.exists()
+                return
+            assert crashes < 8
+
+
+def _life(disk: ForgetfulDisk, root: Path, random: Random, lies: float) -> bool:
+    """From one start to the next; says whether the file got its name."""
+    one = Partial(root, DIGEST, len(SHORT), disk)
+    try:
+        while not one.ledger.complete:
+            first, end = random.choice(one.ledger.spans())
+            end = min(end, first + random.randint(1, 5000))
+            piece = SHORT[first:end]
+            one.put(first, [b"!" * len(piece) if random.random() < lies else piece])
+            if random.random() < 0.3:
+                one.keep()
+        return one.publish(root / PATH)
+    finally:
+        one.close()

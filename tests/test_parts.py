@@ -1,0 +1,172 @@
+"""How a blob is cut, what its sidecar says, how many requests run and which have stalled: all by virtual time."""
+
+from __future__ import annotations
+
+import zlib
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifacts import concurrency, parts, sidecar, stalls
+from artifacts.concurrency import Window
+from artifacts.digests import Digest
+from artifacts.parts import Ledger, Span, part_bytes
+from artifacts.stalls import Judge
+
+DIGEST = Digest("sha256:" + "a" * 64)
+MIB = 1 << 20
+
+
+def test_small_blobs_come_by_one_request_and_large_ones_by_parts() -> None:
+    assert Ledger(200 * MIB, part_bytes(200 * MIB)).spans() == [Span(0, 200 * MIB)]
+    large = Ledger(300 * MIB, part_bytes(300 * MIB))
+    assert large.spans()[:2] == [Span(0, 32 * MIB), Span(32 * MIB, 64 * MIB)]
+    assert large.spans()[-1] == Span(288 * MIB, 300 * MIB)
+    assert part_bytes(16 << 40) * parts.PARTS_MAX >= 16 << 40  # the largest has no more parts than others
+    assert Ledger(0, part_bytes(0)).complete
+    assert Ledger(200 * MIB, 8 * MIB, frozenset({0, 3})).spans() == [Span(8 * MIB, 24 * MIB), Span(32 * MIB, 200 * MIB)]
+
+
+@pytest.mark.parametrize(("size", "part", "done"), [(10, 0, ()), (-1, 4, ()), (10, 4, (3,)), (1 << 40, 1, ())])
+def test_a_layout_that_is_none_is_refused(size: int, part: int, done: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"parts"):
+        Ledger(size, part, frozenset(done))
+
+
+def test_a_gap_in_a_part_is_refused() -> None:
+    ledger = Ledger(100, 30)
+    ledger.wrote(30, 40)
+    for at in (0 + 1, 71, 30, 100):
+        with pytest.raises(ValueError, match="is not where its part ends"):
+            ledger.wrote(at, 1)
+
+
+@given(st.integers(0, 200), st.integers(1, 40), st.randoms(use_true_random=False))
+def test_however_parts_come_the_frontier_is_the_first_missing_byte(size: int, part: int, random: Random) -> None:
+    ledger, there = Ledger(size, part), bytearray(size)
+    while not ledger.complete:
+        spans = ledger.spans()
+        missing = [at for span in spans for at in range(*span)]
+        assert missing == [at for at in range(size) if not there[at]]
+        first, end = spans[random.randint(0, len(spans) - 1)]
+        count = random.randint(1, end - first)
+        ledger.wrote(first, count)
+        there[first : first + count] = b"x" * count
+        assert ledger.frontier == (there.index(0) if 0 in there else size)
+        assert ledger.came == there.count(b"x")
+
+
+# --- sidecars --------------------------------------------------------------------------------------------------------
+
+
+def text(done: range) -> bytes:
+    return sidecar.head(DIGEST, 1000, 100) + sidecar.lines(done)
+
+
+def test_a_sidecar_says_which_parts_are_there() -> None:
+    found = sidecar.read(text(range(3)) + sidecar.lines([7]), DIGEST, 1000)
+    assert found is not None
+    assert found.full == {0, 1, 2, 7}
+    assert (found.size, found.part) == (1000, 100)
+
+
+@given(st.integers(0, 400), st.binary(max_size=40))
+def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: bytes) -> None:
+    found = sidecar.read(text(range(5))[:cut] + noise, DIGEST, 1000)
+    assert found is None or found.full <= set(range(5))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        sidecar.head(Digest("sha256:" + "b" * 64), 1000, 100),
+        sidecar.head(DIGEST, 999, 100),
+        sidecar.head(DIGEST, 1000, 0),
+        sidecar.head(DIGEST, 1000, 100) + sidecar.lines([10]),
+        sidecar.head(DIGEST, 1000, 100).replace(b"-1", b"-2"),
+        b"\xff\xfe %08x\n" % zlib.crc32(b"\xff\xfe"),
+    ],
+    ids=["nothing", "another digest", "another size", "no parts", "too many", "another format", "noise"],
+)
+def test_a_sidecar_of_something_else_says_nothing(said: bytes) -> None:
+    assert sidecar.read(said, DIGEST, 1000) is None
+
+
+# --- how many --------------------------------------------------------------------------------------------------------
+
+
+def sizes(rate: dict[int, float], steps: int) -> list[int]:
+    """The window after each second, where `rate[n]` bytes a second come by n requests."""
+    window, came, found = Window(0.0), 0.0, []
+    for second in range(1, steps + 1):
+        came += rate[window.size]
+        window.measured(float(second), int(came), busy=True)
+        found.append(window.size)
+    return found
+
+
+def test_more_requests_run_while_that_is_faster() -> None:
+    assert sizes({n: 100.0 * n for n in range(1, 17)}, 12)[-1] == concurrency.MOST
+    assert sizes({n: 100.0 * min(n, 6) for n in range(1, 17)}, 60)[-1] in {6, 7}
+    flat = sizes(dict.fromkeys(range(1, 17), 100.0), 40)
+    assert max(flat) <= concurrency.START + 1
+    assert flat.count(concurrency.START) > 30  # mostly as it began
+
+
+def test_trouble_halves_them_once_for_one_outage() -> None:
+    window = Window(0.0)
+    window.size = 8
+    for _ in range(8):
+        window.broke(0.5)
+    assert window.size == 4
+    window.measured(2.0, 100, busy=True)
+    window.broke(2.5)
+    assert window.size == 2
+    for second in range(3, 30):
+        window.measured(float(second), 0, busy=True)
+        window.broke(float(second))
+    assert window.size == concurrency.LEAST
+
+
+def test_a_queue_that_is_empty_says_nothing_of_the_line() -> None:
+    window = Window(0.0)
+    for second in range(1, 20):
+        window.measured(float(second), 100 * second, busy=False)
+    assert window.size == concurrency.START
+
+
+# --- stalls ----------------------------------------------------------------------------------------------------------
+
+
+def judged(rates: list[dict[str, int]], anew: dict[str, int] | None = None) -> list[list[str]]:
+    """Who has stalled at each second, where these bytes came in it."""
+    judge, came, found = Judge(), dict[str, int](), []
+    for second, each in enumerate(rates):
+        came = {name: came.get(name, 0) + count for name, count in each.items()}
+        found.append(judge.stalled(float(second), came, anew or {}))
+    return found
+
+
+def test_who_is_far_slower_than_the_others_has_stalled() -> None:
+    seen = judged([{"a": 100, "b": 90, "c": 5}] * 7)
+    assert seen[int(stalls.WINDOW_S)] == ["c"]
+    assert not any(seen[: int(stalls.WINDOW_S)])
+
+
+def test_a_line_that_is_slow_for_all_makes_nobody_a_suspect() -> None:
+    assert not any(judged([{"a": 100, "b": 100, "c": 100}] * 8 + [{"a": 1, "b": 1, "c": 2}] * 30))
+
+
+def test_the_last_one_is_compared_with_what_was_before() -> None:
+    seen = judged([{"a": 100, "b": 100, "c": 100}] * 8 + [{"c": 1}] * 12)
+    assert ["c"] in seen
+    assert not any(judged([{"c": 1}] * 30))  # and alone with nothing
+
+
+def test_one_is_asked_for_anew_a_few_times_only() -> None:
+    rates = [{"a": 100, "b": 90, "c": 0}] * 20
+    assert any(judged(rates, {"c": stalls.ANEW_MAX - 1}))
+    assert not any(judged(rates, {"c": stalls.ANEW_MAX}))

@@ -1,0 +1,129 @@
+"""Bodies from a socket into a file without us: never more than was asked for, and every wait ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifacts.blobs import Moved
+from artifacts.splicing import Goal, interrupt, move
+from artifacts.transport import Limits
+
+CONTENT = bytes(range(256)) * 1024
+LIMITS = Limits(read_s=0.2, pace_s=0.1)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Where the registry writes, and where we read."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
+        theirs, _ = server.accept()
+        ours.setblocking(False)
+        with theirs:
+            yield theirs, ours
+
+
+class Came:
+    """A file, and what was told of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.told: list[tuple[int, int]] = []
+
+    def move(self, rest: socket.socket, count: int, at: int = 0) -> Moved:
+        with self.path.open("wb") as file:
+            return move(rest, count, Goal(file.fileno(), lambda *one: self.told.append(one)), at, LIMITS)
+
+
+def send(theirs: socket.socket, content: bytes) -> threading.Thread:
+    sending = threading.Thread(target=theirs.sendall, args=(content,))
+    sending.start()
+    return sending
+
+
+def test_a_body_goes_where_it_belongs_and_no_byte_behind_it(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    theirs, ours = ends
+    came = Came(tmp_path / "file")
+    sending = send(theirs, CONTENT + b"more")
+    assert came.move(ours, len(CONTENT), 1000) == Moved(len(CONTENT))
+    sending.join()
+    assert came.path.read_bytes() == bytes(1000) + CONTENT
+    assert sum(count for _, count in came.told) == len(CONTENT)
+    assert [at for at, _ in came.told] == [1000 + sum(n for _, n in came.told[:i]) for i in range(len(came.told))]
+    assert ours.recv(100) == b"more"
+
+
+def test_a_file_system_without_splice_gets_copies(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = os.splice
+
+    def splice(source: int, into: int, count: int, *, offset_dst: int | None = None, flags: int = 0) -> int:
+        if offset_dst is not None:
+            raise OSError(errno.EINVAL, "no splice")
+        return true(source, into, count, flags=flags)
+
+    monkeypatch.setattr(os, "splice", splice)
+    theirs, ours = ends
+    came = Came(tmp_path / "file")
+    sending = send(theirs, CONTENT)
+    assert came.move(ours, len(CONTENT)) == Moved(len(CONTENT))
+    sending.join()
+    assert came.path.read_bytes() == CONTENT
+
+
+def test_what_the_disk_refuses_is_an_error_and_not_the_registrys(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = os.splice
+
+    def splice(*given: Any, offset_dst: int | None = None, flags: int = 0) -> int:
+        if offset_dst is not None:
+            raise OSError(errno.ENOSPC, "full")
+        return true(*given, flags=flags)
+
+    monkeypatch.setattr(os, "splice", splice)
+    theirs, ours = ends
+    theirs.sendall(CONTENT[:100])
+    with pytest.raises(OSError, match="full"):
+        Came(tmp_path / "file").move(ours, 100)
+
+
+def test_an_end_a_silence_and_a_trickle_each_end_the_waiting(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    theirs, ours = ends
+    came = Came(tmp_path / "file")
+    theirs.sendall(b"abc")
+    assert came.move(ours, 10) == Moved(3, "the connection broke while it answered (too slow)")
+    over = threading.Event()
+
+    def trickle() -> None:
+        while not over.wait(0.02):
+            theirs.sendall(b"x")
+
+    dripping = threading.Thread(target=trickle)
+    dripping.start()
+    moved = came.move(ours, 1 << 20)
+    over.set()
+    dripping.join()
+    assert "gives only" in moved.broken
+    theirs.close()
+    while (moved := came.move(ours, 10)).came == 10:
+        pass
+    assert "its end came too early" in moved.broken
+
+
+def test_another_thread_ends_the_waiting(ends: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
+    _, ours = ends
+    threading.Timer(0.01, interrupt, [ours]).start()
+    assert "came too early" in Came(tmp_path / "file").move(ours, 10).broken
