@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -214,6 +214,10 @@ class _Fetch:
                 for task in (*self._running, *self._finishing):
                     task.cancel()
         if self._failed:
+            for coming in self._blobs:
+                if not coming.finishing:
+                    with suppress(DiskError):  # the first that failed is told
+                        await self.thread(coming, coming.partial.keep)
             raise self._failed[0]
 
     async def thread(

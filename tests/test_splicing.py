@@ -89,7 +89,7 @@ def test_what_the_disk_refuses_is_an_error_and_not_the_registrys(
     def splice(*given: Any, offset_dst: int | None = None, flags: int = 0) -> int:
         if offset_dst is not None:
             raise OSError(errno.ENOSPC, "full")
-        return true(*given, flags=flags)
+        return true(given[0], given[1], given[2], flags=flags)
 
     monkeypatch.setattr(os, "splice", splice)
     theirs, ours = ends
