@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing
+.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights
 
 PY := .venv/bin/python
 # What users get: the compiled gateway, found before the one beside it by us and by all that we start.
@@ -65,6 +65,9 @@ bench-cluster: compiled  ## on a real Kubernetes control plane; QUICK=1 for less
 
 bench-packing: venv  ## the packing experiment of FGD with ours and its peers; QUICK=1 without the peers but FGD
 	@$(PY) -m bench.packing
+
+bench-weights: venv  ## pulling 2 GiB beside oras-go; needs go and docker-registry (or its name in PILOTLIGHT_REGISTRY); QUICK=1 for fewer rounds
+	@$(PY) -m bench.weights
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache

@@ -39,7 +39,7 @@ THREADS_MAX = 2 * concurrency.MOST
 FAILURES = (RegistryError, DiskError)
 """What ends a fetch in one line; all else is a fault of ours."""
 Progress = Callable[[Digest, int], None]
-"""How many bytes of a blob are there; a blob that had to begin anew says less than before."""
+"""How many bytes of a blob are there, first what was there before; one that had to begin anew says less than it did."""
 Result = TypeVar("Result")
 
 
@@ -198,6 +198,7 @@ class _Fetch:
     async def all(self, wanted: Sequence[Wanted]) -> None:
         for one in wanted:
             self._blobs.append(_Coming(one, await self._opened(one), self._source))
+        self._tell()
         missing = sum(one.partial.size - one.partial.ledger.came for one in self._blobs)
         free = self._disk.free_bytes(self._folder)
         if missing > free:
@@ -312,6 +313,9 @@ class _Fetch:
         for task in self._judge.stalled(now_s, at, {task: run.anew for task, run in runs.items()}):
             runs[task].stalled = True
             task.cancel()
+        self._tell()
+
+    def _tell(self) -> None:
         for coming in self._blobs:
             if coming.told != coming.partial.ledger.came:
                 coming.told = coming.partial.ledger.came
