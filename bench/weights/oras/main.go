@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -50,5 +51,10 @@ func main() {
 	var used syscall.Rusage
 	must(syscall.Getrusage(syscall.RUSAGE_SELF, &used))
 	cpu := float64(used.Utime.Nano()+used.Stime.Nano()) / 1e9
-	fmt.Printf("{\"wall_s\": %f, \"cpu_s\": %f, \"rss_mib\": %f}\n", wall, cpu, float64(used.Maxrss)/1024)
+	status, err := os.ReadFile("/proc/self/status") // Maxrss may be that of the program which started this one
+	must(err)
+	var rss float64
+	_, line, _ := strings.Cut(string(status), "VmHWM:")
+	fmt.Sscan(line, &rss)
+	fmt.Printf("{\"wall_s\": %f, \"cpu_s\": %f, \"rss_mib\": %f}\n", wall, cpu, rss/1024)
 }
