@@ -289,7 +289,9 @@ class _Fetch:
             while self._queue and len(self._running) < self._window.size:
                 run = self._queue.popleft()
                 self._running[self._group.create_task(self._one(run))] = run
-            await asyncio.wait({*self._running, *self._finishing}, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+            working: set[asyncio.Future[None]] = {*self._running, *self._finishing, self._nudged}
+            await asyncio.wait(working, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+            self._keep()
             self._finishing -= {task for task in self._finishing if task.done()}
             for task in [task for task in self._running if task.done()]:
                 self._ended(self._running.pop(task))

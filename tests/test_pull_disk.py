@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.partdisk import Disk, DiskError
-from tests.kit.pulled import CONTENT, leave, place, small, through_us
+from tests.kit.pulled import CONTENT, answer_part, breaking, leave, place, small, through_us
 
 WRONG = bytes(reversed(CONTENT))
 
@@ -121,3 +122,19 @@ async def test_point_13_a_poisoned_partial_is_dropped_and_the_blob_begun_anew(tm
         assert one.file() == CONTENT
         assert len(one.ranges()) == 16
         assert one.left() == []
+
+
+async def test_point_13_parts_are_remembered_while_others_still_come(tmp_path: Path, way: str) -> None:
+    """So that a process that is killed has them: by the sidecar, before the fetch has an end."""
+    async with place(tmp_path) as one:
+        wanted = one.wanted()
+        one.fake.answers[one.url()].extend([lambda request: answer_part(request, CONTENT)] * 5)
+        one.fake.always[one.url()] = breaking(one, "hang")
+        running = asyncio.create_task(one.fetch(wanted))
+        path = tmp_path / "partial" / f"{wanted.blob.digest}.parts"
+        async with asyncio.timeout(20):
+            while not path.exists() or path.read_bytes().count(b"\n") < 5:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
