@@ -41,12 +41,14 @@ async def _fetch(reference: str, folder: Path, ca: Path | None) -> None:
         layers = parsed.layers if isinstance(parsed, manifest.Manifest) else ()
         wanted = [Wanted(Blob(name, one.digest, one.size), Path(f"{at}")) for at, one in enumerate(layers)]
         size = sum(one.size for one in layers)
+        there = sum(one.blob.size for one in wanted if (folder / one.path).exists())
+        wanted = [one for one in wanted if not (folder / one.path).exists()]
         first: dict[Digest, int] = {}
 
         def progress(digest: Digest, count: int) -> None:
             came[digest] = count
             first.setdefault(digest, count)
-            if sum(came.values()) >= kill_at * size:
+            if there + sum(came.values()) >= kill_at * size:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         await pull.fetch(wanted, Mirrored(client), folder, progress)
@@ -56,7 +58,7 @@ async def _fetch(reference: str, folder: Path, ca: Path | None) -> None:
                 "wall_s": time.perf_counter() - begun_s,
                 "cpu_s": time.process_time() - begun_cpu_s,
                 "rss_mib": _largest_mib(),
-                "fetched_share": 1 - sum(first.values()) / size,
+                "fetched_share": 1 - (there + sum(first.values())) / size,
             }
         )
     )
