@@ -53,8 +53,7 @@ async def test_two_small_models_that_start_at_once_get_parts_of_one_gpu_and_one_
                 assert "-mig-1g10gb-" in got["small"]
                 assert "-mig-3g40gb-" in got["large"]
 
-                house.write(small, large, *whole, nodes=[CUT])
-                house.autoscaler.send_signal(signal.SIGHUP)
+                house.tell(small, large, *whole, nodes=[CUT])
                 while len(begun := await ours(api, namespace)) < 3:
                     await asyncio.sleep(0.05)
                 (left,) = {"whole-0", "whole-1"} - begun.keys()
@@ -62,8 +61,7 @@ async def test_two_small_models_that_start_at_once_get_parts_of_one_gpu_and_one_
                     await asyncio.sleep(0.05)
                 assert "fits on no device" not in said
 
-                house.write(*whole, nodes=[CUT])
-                house.autoscaler.send_signal(signal.SIGHUP)
+                house.tell(*whole, nodes=[CUT])
                 while left not in await ours(api, namespace):
                     await asyncio.sleep(0.05)
                 assert (await house.call(left))[0] == 200
