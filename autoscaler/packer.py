@@ -51,7 +51,7 @@ def _packed(wanted: Sequence[Want], bench: _Bench) -> Packing:
     promised: dict[int, tuple[Option, ...]] = {}
     unmet: list[Missing] = []
     hopeless: dict[Want, Missing] = {}
-    for want in sorted(wanted, key=_order):
+    for want in sorted(wanted, key=order):
         placement = bench.place(want)
         if placement is not None:
             placements.append(placement)
@@ -66,7 +66,8 @@ def _packed(wanted: Sequence[Want], bench: _Bench) -> Packing:
             unmet.append(hopeless[alike])
         else:
             promised[len(unmet)] = options
-            unmet.append(Missing(want, bench.wait(options), promised=True))
+            where = tuple(one.shelf.slice.id for one in options)
+            unmet.append(Missing(want, bench.wait(options), promised=True, slices=where))
             victims |= {victim.replica: (victim, want) for victim in bench.evict(want, options)}
     spared = bench.spare([victim for victim, _ in victims.values()])
     for at, options in promised.items() if spared else ():
@@ -76,7 +77,8 @@ def _packed(wanted: Sequence[Want], bench: _Bench) -> Packing:
     return Packing(grown, tuple(going), tuple(unmet))
 
 
-def _order(want: Want) -> Key:
+def order(want: Want) -> Key:
+    """Who goes first."""
     return (-want.priority, want.unserved_since_s, want.model, want.ordinal)
 
 
@@ -224,16 +226,21 @@ class _Bench:
     def wait(self, options: Sequence[Option]) -> str:
         """Why a Want that has room promised is not placed yet."""
         worst = max(options, key=lambda option: option.rung)
-        where = worst.shelf.slice.id
-        if worst.rung == EVICT:
-            return f"makes room on {where}: {_names(worst.victims)} {_verb(worst.victims)} to leave"
         there = self.supposed.around(worst.shelf.slice.node) if worst.wide else worst.shelf.incumbents
-        leaving = tuple(i for i in (*worst.strangers, *there) if i.leaving)
-        if worst.rung == COMING and leaving:
-            return f"waits on {where} until {_names(leaving)} {_verb(leaving, 'has', 'have')} left"
-        if worst.rung == COMING:
-            return f"waits on {where} for room that is promised"
-        return f"waits on {where} until the Replica that is starting there is ready: one starts at a time"
+        return wait(worst, there)
+
+
+def wait(one: Option, there: Iterable[Incumbent]) -> str:
+    """Why a Want that is to have that is not placed yet. `there`: who is where somebody has to leave."""
+    where = one.shelf.slice.id
+    if one.rung == EVICT:
+        return f"makes room on {where}: {_names(one.victims)} {_verb(one.victims)} to leave"
+    leaving = tuple(i for i in (*one.strangers, *there) if i.leaving)
+    if one.rung == COMING and leaving:
+        return f"waits on {where} until {_names(leaving)} {_verb(leaving, 'has', 'have')} left"
+    if one.rung == COMING:
+        return f"waits on {where} for room that is promised"
+    return f"waits on {where} until the Replica that is starting there is ready: one starts at a time"
 
 
 def claim(want: Want, shelves: Iterable[Shelf]) -> int:

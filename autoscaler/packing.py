@@ -267,6 +267,8 @@ class Missing(NamedTuple):
     never: bool = False
     promised: bool = False
     """Room for it is coming, or is made."""
+    slices: tuple[SliceId, ...] = ()
+    """Where, if it is on these."""
 
 
 class Packing(NamedTuple):

@@ -18,7 +18,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from autoscaler import demand
+from autoscaler import demand, emptying
 from autoscaler.actions import (
     Action,
     CutNode,
@@ -41,7 +41,6 @@ from autoscaler.drain import in_use, next_change_s, verdict
 from autoscaler.histories import limit_s
 from autoscaler.model import Model
 from autoscaler.nodes import ILL, lost
-from autoscaler.packer import pack
 from autoscaler.packing import Force, Missing, Outlook, Packing, Placement, Want
 from autoscaler.resting import Resting
 from autoscaler.shelves import ENDING, locks, stuck_s, want_of
@@ -226,9 +225,14 @@ class _Tick:
             return
         going = self._going()
         wants = [*(apart(self.world, want, going) for want in self.wants), *moves]
-        yard = self.survey.yard(self.world, self.now_s, going, {action.replica for action in self.revives})
-        expected = self.survey.outlook
-        packing, next_s = together(pack(wants, yard, self.world.copies, expected, self.now_s), self.world, self.now_s)
+        staying, expected = {action.replica for action in self.revives}, self.survey.outlook
+        made, yard = emptying.packed(
+            wants,
+            lambda more, kept: self.survey.yard(self.world, self.now_s, going | more, staying, kept),
+            emptying.Ground(self.world, expected, self.now_s),
+            moves,
+        )
+        packing, next_s = together(made, self.world, self.now_s)
         self.later(next_s)
         for placement in packing.placements:
             if placement.want not in moves:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from math import inf
+from types import MappingProxyType
 from typing import NamedTuple
 
 from autoscaler.beside import beside
@@ -48,6 +49,7 @@ EXCLUSIVE_S = Start().exclusive_seconds
 """The start lock of a Replica whose Model has no document any more."""
 ISOLATION = {"any": Isolation.NONE, "memory": Isolation.MEMORY, "hardware": Isolation.HARDWARE}
 LINKS = {"any": Link.NODE, "pcieRoot": Link.PCIE_ROOT, "nvlink": Link.NVLINK}
+NOTHING_KEPT: Mapping[SliceId, str] = MappingProxyType({})
 ENDING = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
 
 
@@ -162,9 +164,13 @@ def look_at(
     now_s: float,
     leaving: Collection[ReplicaId] = (),
     staying: Collection[ReplicaId] = (),
+    *,
     whole: Collection[DeviceId] | None = None,
+    kept: Mapping[SliceId, str] = NOTHING_KEPT,
 ) -> Look:
-    """`leaving` and `staying`: Replicas that this tick drains and revives; `whole`: Devices of one Slice, if known."""
+    """`leaving` and `staying`: Replicas that this tick drains and revives; `whole`: Devices of one Slice, if known;
+    `kept`: Slices on which nothing new is put beside, and why.
+    """
     return Look(
         world=world,
         now_s=now_s,
@@ -174,7 +180,7 @@ def look_at(
         locked=locks(world, now_s),
         leaving=leaving,
         staying=staying,
-        shut=shut(world, now_s),
+        shut={**kept, **shut(world, now_s)},
         prices=Prices(world.settings.prices),
     )
 

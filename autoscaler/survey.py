@@ -14,7 +14,18 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.lessons import taught
 from autoscaler.outlook import Starts, yet
 from autoscaler.packing import Outlook, Shelf
-from autoscaler.shelves import ENDING, Look, bare, budget, host_of, look_at, shelf_of, slices_by_node, trust_of
+from autoscaler.shelves import (
+    ENDING,
+    NOTHING_KEPT,
+    Look,
+    bare,
+    budget,
+    host_of,
+    look_at,
+    shelf_of,
+    slices_by_node,
+    trust_of,
+)
 from autoscaler.waste import Taught
 from autoscaler.world import DeviceId, Replica, Slice, SliceId, World
 from autoscaler.yard import Yard
@@ -39,12 +50,17 @@ class Survey:
         self._beside: dict[DeviceId, list[SliceId]] = {}
 
     def yard(
-        self, world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
+        self,
+        world: World,
+        now_s: float,
+        leaving: Collection[ReplicaId] = (),
+        staying: Collection[ReplicaId] = (),
+        kept: Mapping[SliceId, str] = NOTHING_KEPT,
     ) -> Yard:
-        """As it is now; good until the next call. `leaving` and `staying`: see `look_at`."""
+        """As it is now; good until the next call. `leaving`, `staying` and `kept`: see `look_at`."""
         before = self._look
         whole = before.whole if before.world.slices is world.slices else None
-        look = look_at(world, now_s, leaving, staying, whole)
+        look = look_at(world, now_s, leaving, staying, whole=whole, kept=kept)
         self._look = look
         if before.world.lesson is not world.lesson:
             self._taught = None if world.lesson is None else taught(world.lesson)

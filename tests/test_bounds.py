@@ -125,6 +125,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "between two tries for a lost autoscaler": ("gateway.sync.RETRY_S_MAX",),
     "starts in one episode": ("autoscaler.model.Start.retries", "autoscaler.model.Start.seconds_max"),
     "starts at once on a Device": (),
+    "a GPU that a DRA driver gives out in parts: wait for the rest of one on which another starts; emptied in one plan "
+    "for who needs all of one": ("autoscaler.wholes.REST_S", "autoscaler.emptying.EMPTYING_MAX"),
     "Replicas asked for in one tick": ("autoscaler.compare.WANTS_MAX",),
     "moves of Replicas for room in pieces": ("autoscaler.defrag.EVERY_S", "autoscaler.defrag.AGAIN_S"),
     "search for moves": (

@@ -45,7 +45,7 @@ def starts(at: World) -> dict[str, str]:
 def test_who_needs_all_of_a_gpu_of_which_parts_are_in_use_waits_and_is_not_refused() -> None:
     slices = there(partitionable(NODE), cut_name("1g.10gb", 0))
     assert all(one.device_bytes for one in slices), "no whole GPU is offered"
-    small, large = model("small", 5), model("large", 70)
+    small, large = model("small", 5, low=1), model("large", 70)
     on = replica(small, "r", (f"{NODE}/{cut_name('1g.10gb', 0)}",))
     at = world([large, small], slices, [on], gateways=[gateway(levels=[level("large", 1)])])
     (unmet,) = plan(at, T0).unmet

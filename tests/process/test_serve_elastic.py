@@ -1,5 +1,5 @@
-"""An elastic Model through a real `serve` and the real llama.cpp server: beside another it gets the hole that there is,
-and its engine a cache that fits into it.
+"""A Model that makes do with less, or makes use of more, through a real `serve` and the real llama.cpp server: it gets
+the hole that there is, or what is of no use to others, and its engine a cache that fits into it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.model import Gpu, Model, ModelSpec
+from autoscaler.words import size
 from loadtest import tinygguf
 from pilotlight.gathering import completed
 from tests.kit.serving import Document, Serving, fake, model, serving, settings
@@ -23,18 +24,20 @@ pytestmark = pytest.mark.xdist_group("real engine")
 SENTENCE = "Hello, I am Ada, asleep until you called."
 CONTEXT_TOKENS = 1 << 20
 """Of a token of it the tiny model keeps 128 bytes: 128 MiB, or 32 MiB of each of four slots."""
+FIXED = {"contextTokens": CONTEXT_TOKENS // 4}
+"""Of each slot."""
 MIB = 1 << 20
 
 
-def ada(folder: Path, **spec: object) -> tuple[Document, int]:
+def ada(folder: Path, gpu: Gpu, **spec: object) -> tuple[Document, int]:
     """The document, and how much it asks for."""
     file = folder / "ada.gguf"
     tinygguf.make(file, SENTENCE, context_tokens=CONTEXT_TOKENS)
-    made = {"artifact": f"file://{file}", "args": ["--threads=1"], "gpu": {"elastic": 10}, **spec}
+    told = {"elastic": gpu.elastic_percent} if gpu.elastic_percent else {"growth": gpu.growth_percent}
+    made = {"artifact": f"file://{file}", "args": ["--threads=1"], "gpu": told, **spec}
     known = ModelSpec(
-        engine="llama.cpp", artifact=f"file://{file}", context_tokens=CONTEXT_TOKENS // 4 if spec else None,
-        gpu=Gpu(elastic_percent=10),
-    )  # fmt: skip
+        engine="llama.cpp", artifact=f"file://{file}", context_tokens=CONTEXT_TOKENS // 4 if spec else None, gpu=gpu
+    )
     asked = completed(Model(name=ModelName("ada"), spec=known, slots=4)).memory_bytes
     return model("ada", engine="llama.cpp", **made), asked
 
@@ -48,7 +51,7 @@ def engine(one: Serving) -> tuple[list[str], list[dict[str, int]]]:
 
 @pytest.mark.parametrize("fixed", [True, False], ids=["fewer slots", "less context"])
 async def test_an_elastic_model_fits_beside_another_and_answers(tmp_path: Path, *, fixed: bool) -> None:
-    document, asked = ada(tmp_path, **({"contextTokens": CONTEXT_TOKENS // 4} if fixed else {}))
+    document, asked = ada(tmp_path, Gpu(elastic_percent=10), **(FIXED if fixed else {}))
     hole = asked - 16 * MIB
     bob = fake(tmp_path, "bob", gpu={"memory": "40Mi"}, replicas={"min": 1})
     async with serving(tmp_path, settings(str(40 * MIB + hole)), document, bob) as one:
@@ -71,3 +74,46 @@ async def test_an_elastic_model_fits_beside_another_and_answers(tmp_path: Path, 
         assert isinstance(told, dict)
         words = "with 3 of 4 slots" if fixed else "tokens of context"
         assert any("granted " in line and words in line for line in told["sentences"]), told
+
+
+@pytest.mark.parametrize("fixed", [True, False], ids=["more slots", "more context"])
+async def test_a_model_that_may_grow_gets_what_is_of_no_use_to_others_and_who_comes_later_has_its_room(
+    tmp_path: Path, *, fixed: bool
+) -> None:
+    """Of 72 MiB that nobody has 32 are bob's, who was never called; the rest does for one slot more, and not two."""
+    document, asked = ada(tmp_path, Gpu(growth_percent=50), **(FIXED if fixed else {}))
+    bob = fake(tmp_path, "bob", gpu={"memory": "32Mi"})
+    spare = 40 * MIB
+    async with serving(tmp_path, settings(str(asked + 32 * MIB + spare)), document, bob) as one:
+        async with openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key="none-needed", max_retries=0) as api:
+            answer = await api.chat.completions.create(model="ada", messages=[{"role": "user", "content": "Who?"}])
+        assert answer.choices[0].message.content == SENTENCE
+        (record,) = [record for record in one.records() if record.model == "ada"]
+        argv, slots = engine(one)
+        if fixed:
+            assert record.memory_bytes == asked + 32 * MIB, "a whole slot, of which the memory is used"
+            assert (record.slots, len(slots), argv[argv.index("--slots") + 1]) == (5, 5, "5")
+            assert {slot["n_ctx"] for slot in slots} == {CONTEXT_TOKENS // 4}
+            words = "with 5 slots instead of 4"
+        else:
+            got = record.memory_bytes - asked
+            assert spare - MIB < got <= spare
+            assert (record.slots, len(slots)) == (4, 4)
+            told = int(argv[argv.index("--shared-context-tokens") + 1])
+            assert told == CONTEXT_TOKENS + got // 128, "of all slots together"
+            assert {slot["n_ctx"] for slot in slots} == {CONTEXT_TOKENS}, "each the model's own, of what all have"
+            (log,) = one.state.glob("logs/ada-*")
+            assert f"({told})" in log.read_text(), "which its engine has"
+            words = f"with {told} tokens of context instead of {CONTEXT_TOKENS}"
+        asks = f"granted {size(record.memory_bytes)} where it asks for {size(asked)}, {words}"
+        explained = one.get("/api/v1/explain/model/ada")
+        assert isinstance(explained, dict)
+        assert any(asks in line for line in explained["sentences"]), explained
+        listed = one.get("/api/v1/devices")
+        assert isinstance(listed, list)
+        assert [held["memory_bytes"] for held in listed[0]["replicas"]] == [record.memory_bytes]
+
+        assert (await one.call("bob")).status == 200
+        assert one.replicas("ada") == one.replicas("bob") == {"ready": 1}, "nobody went for it"
+        (same,) = [record for record in one.records() if record.model == "ada"]
+        assert same.pid == record.pid
