@@ -16,6 +16,7 @@ from autoscaler.slicing.dra import decode
 from tests.cluster.house import House
 from tests.cluster.test_dra import RESOURCE
 from tests.cluster.test_slicing import SLICES, WAIT_S_MAX, explained, kept, noded, ours
+from tests.kit.fake_process import command
 from tests.kit.pools import classes, cut_name, partitionable, partitionables
 
 CUT = {"selector": {}, "device": {"model": "H100", "memory": "80Gi"}, "slicing": {"kind": "dra", "cut": True}}
@@ -67,6 +68,52 @@ async def test_two_small_models_that_start_at_once_get_parts_of_one_gpu_and_one_
                 assert (await house.call(left))[0] == 200
         finally:
             for one in published:
+                await api.delete(f"{RESOURCE}/resourceslices/{one['metadata']['name']}")
+
+
+async def test_who_needs_all_of_a_gpu_has_its_parts_left_and_nobody_comes_to_the_rest_of_it_meanwhile(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """One part is left by who is idle, the other when its Call has ended."""
+    for device_class in classes():
+        with contextlib.suppress(ApiError):  # of the test before
+            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
+    idle = {"replicas": {"min": 0}, "residencySeconds": 0.1, "idleSeconds": 600}
+    async with noded(api, tmp_path) as node, asyncio.timeout(2 * WAIT_S_MAX):
+        for one in partitionable(node.name):
+            await api.create(f"{RESOURCE}/resourceslices", one)
+        slow = command(
+            "--host", "{host}", "--port", "{port}", "--name", "busy", "--tokens-per-s", "1", "--tokens", "20"
+        )
+        first = kept("first", node, "5Gi", **idle)
+        busy = kept("busy", node, "5Gi", **idle, command=slow)
+        whole = kept("whole", node, "70Gi", **idle)
+        try:
+            house.write(first, busy, whole, nodes=[CUT])
+            async with house.running():
+                assert (await house.call("first"))[0] == 200
+                calling = asyncio.create_task(house.call("busy"))
+                row = f"http://127.0.0.1:{house.ops}/api/v1/models/busy"
+                while '"ready":1' not in await (await house.session.get(row)).text():
+                    await asyncio.sleep(0.05)
+                asked = asyncio.create_task(house.call("whole"))
+                while "until busy has left" not in (said := await explained(house, "whole")):
+                    await asyncio.sleep(0.05)
+                assert f"{node.name}/gpu-0" in said
+                late = kept("late", node, "30Gi")
+                house.tell(first, busy, whole, late, nodes=[CUT])
+                while "its GPU empties for whole, which needs all of it" not in await explained(house, "late"):
+                    await asyncio.sleep(0.05)
+                assert not calling.done()
+                assert (await calling)[0] == 200, "nobody's Call is cut"
+                assert (await asked)[0] == 200
+                there = await ours(api, namespace)
+                assert "late" not in there
+                (got,) = decode(await api.get(f"{claims}/{there['whole']['metadata']['name']}"))
+                assert got.entry.rpartition("/")[2] == "gpu-0"
+        finally:
+            for one in partitionable(node.name):
                 await api.delete(f"{RESOURCE}/resourceslices/{one['metadata']['name']}")
 
 

@@ -23,6 +23,7 @@ from tests.cluster.conftest import next_number
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 from tests.cluster.test_dra import RESOURCE
+from tests.kit.fake_process import command
 from tests.kit.pools import DRIVER, classes, gpu, resource_slice
 from tests.kit.sliced import card
 
@@ -69,9 +70,10 @@ async def explained(house: House, name: str) -> str:
         return await answer.text()
 
 
-def kept(name: str, node: Node, memory: str) -> dict[str, object]:
-    """A Model that wants one Replica, there."""
-    return model(name, gpu={"memory": memory}, replicas={"min": 1}, pod={"nodeSelector": {"test": node.name}})
+def kept(name: str, node: Node, memory: str, **spec: object) -> dict[str, object]:
+    """A Model that wants one Replica, there; `spec` overrides."""
+    there = {"gpu": {"memory": memory}, "replicas": {"min": 1}, "pod": {"nodeSelector": {"test": node.name}}}
+    return model(name, **{**there, **spec})
 
 
 async def test_a_model_gets_a_mig_cut_that_holds_it_and_none_that_a_pod_of_others_has(
@@ -193,6 +195,36 @@ async def bound(api: Api, pods: str, pod: dict[str, Any], node: Node, uuid: str)
     await api.create(
         f"{pods}/{name}/binding", {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
     )
+
+
+async def test_a_model_that_may_grow_asks_for_what_is_of_no_use_to_others_and_who_comes_later_has_its_room(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """HAMi's scheduler is played by the test. The engine is told, too: it writes to a file named after that."""
+    async with noded(api, tmp_path, **{"nvidia.com/gpu": "20"}) as node, asyncio.timeout(2 * WAIT_S_MAX):
+        notes = {"hami.io/node-nvidia-register": json.dumps([card("GPU-aaaa")])}
+        await api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"annotations": notes}})
+        pods, known = f"/api/v1/namespaces/{namespace}/pods", set[str]()
+        told = command("--host", "{host}", "--port", "{port}", "--name", "ada")
+        told += ["--transcript", str(tmp_path / "{memory_bytes}.jsonl")]
+        ada = kept("ada", node, "50Gi", command=told, gpu={"memory": "50Gi", "growth": 40})
+        house.write(ada, kept("bob", node, "15Gi", replicas={"min": 0}))
+        async with house.running():
+            first = await waiting(api, pods, known)
+            container = first["spec"]["containers"][0]
+            assert container["resources"]["limits"] == {"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(65 << 10)}
+            assert container["command"][-1] == str(tmp_path / f"{65 << 30}.jsonl")
+            await bound(api, pods, first, node, "GPU-aaaa")
+            assert (await house.call("ada"))[0] == 200
+            assert (tmp_path / f"{65 << 30}.jsonl").exists()
+            assert "granted 65Gi where it asks for 50Gi" in await explained(house, "ada")
+
+            calling = asyncio.create_task(house.call("bob"))
+            second = await waiting(api, pods, known)
+            assert second["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] == str(15 << 10)
+            await bound(api, pods, second, node, "GPU-aaaa")
+            assert (await calling)[0] == 200
+            assert (await ours(api, namespace)).keys() == {"ada", "bob"}, "nobody went for it"
 
 
 async def waiting(api: Api, pods: str, known: set[str]) -> dict[str, Any]:
