@@ -10,6 +10,7 @@ others have a part, or that is closed. It asks nobody to leave; `autoscaler.plan
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from math import inf
 from typing import NamedTuple
 
 from autoscaler.contract import ReplicaId
@@ -20,7 +21,7 @@ from autoscaler.packer import order, pack, wait
 from autoscaler.packing import Force, Incumbent, Missing, Outlook, Packing, Shelf, Victim, Want
 from autoscaler.rulings import barred
 from autoscaler.shelves import NOTHING_KEPT
-from autoscaler.wholes import rejoined
+from autoscaler.wholes import rejoined, together
 from autoscaler.world import Slice, SliceId, World
 from autoscaler.yard import Yard
 
@@ -37,10 +38,12 @@ class Ground(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """The packer's answer beside what empties, and the Yard that it was for."""
+    """The packer's answer beside what empties and who waits for the rest of a GPU, and the Yard that it was for."""
 
     packing: Packing
     yard: Yard
+    next_s: float = inf
+    """When time alone changes this."""
 
 
 class _Emptying(NamedTuple):
@@ -55,11 +58,31 @@ def packed(
     wants: Sequence[Want],
     yards: Callable[[Set[ReplicaId], Mapping[SliceId, str]], Yard],
     ground: Ground,
-    still: Collection[Want] = (),
+    still: Collection[Want],
 ) -> Packed:
-    """The packer's answer, and GPUs emptied for whom it leaves without. `yards`: the Yard when these leave, with
-    nothing new put on those Slices for that reason; `still`: Wants for which no GPU is emptied.
+    """The packer's answer, with GPUs emptied for whom it leaves without, and with those who wait for the rest of a GPU
+    on which another starts (`autoscaler.wholes`): what these would have is for others. `yards`: the Yard when those
+    leave, with nothing new put on those Slices for that reason; `still`: Wants for which no GPU is emptied.
     """
+    packing, yard, _ = _emptied(wants, yards, ground, still)
+    first = together(packing, ground.world, ground.now_s)
+    if first.back and any(not one.promised for one in first.packing.unmet):
+        back = {one.want for one in first.back}
+        packing, other, _ = _emptied([want for want in wants if want not in back], yards, ground, still)
+        both = sorted((*packing.placements, *first.back), key=lambda one: order(one.want))
+        again = together(packing._replace(placements=tuple(both)), ground.world, ground.now_s)
+        if back <= {one.want for one in again.back}:
+            return Packed(again.packing, other, again.next_s)
+        yard = _emptied(wants, yards, ground, still).yard
+    return Packed(first.packing, yard, first.next_s)
+
+
+def _emptied(
+    wants: Sequence[Want],
+    yards: Callable[[Set[ReplicaId], Mapping[SliceId, str]], Yard],
+    ground: Ground,
+    still: Collection[Want],
+) -> Packed:
     world, outlook, now_s = ground
     yard = yards(frozenset(), NOTHING_KEPT)
     packing = pack(wants, yard, world.copies, outlook, now_s)

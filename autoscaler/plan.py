@@ -49,7 +49,7 @@ from autoscaler.spread import apart
 from autoscaler.states import ReplicaState as S
 from autoscaler.stranded import STRANDED_S, avoided, gives_up_s, nodes_of
 from autoscaler.survey import Survey
-from autoscaler.wholes import together, waits
+from autoscaler.wholes import waits
 from autoscaler.words import seconds
 from autoscaler.world import Move, Replica, World
 from autoscaler.yard import Yard
@@ -226,13 +226,12 @@ class _Tick:
         going = self._going()
         wants = [*(apart(self.world, want, going) for want in self.wants), *moves]
         staying, expected = {action.replica for action in self.revives}, self.survey.outlook
-        made, yard = emptying.packed(
+        packing, yard, next_s = emptying.packed(
             wants,
             lambda more, kept: self.survey.yard(self.world, self.now_s, going | more, staying, kept),
             emptying.Ground(self.world, expected, self.now_s),
             moves,
         )
-        packing, next_s = together(made, self.world, self.now_s)
         self.later(next_s)
         for placement in packing.placements:
             if placement.want not in moves:

@@ -71,6 +71,8 @@ class Together(NamedTuple):
     packing: Packing
     next_s: float = inf
     """When time alone changes this."""
+    back: tuple[Placement, ...] = ()
+    """Of those who wait for the rest of another: where they would start, which is free for others."""
 
 
 def together(packing: Packing, world: World, now_s: float) -> Together:
@@ -79,7 +81,7 @@ def together(packing: Packing, world: World, now_s: float) -> Together:
     opened = [gpu for gpu in _beginning(world, now_s) if parts]
     if not parts or (len(parts) == 1 and not opened):
         return Together(packing)
-    left, placed, back, next_s = hosts(world, now_s), list[Placement](), list[Missing](), inf
+    left, placed, back, next_s = hosts(world, now_s), list[Placement](), dict[Missing, Placement](), inf
     for at, one in enumerate(packing.placements):
         part = parts.get(at)
         may = part is not None and one.want.model not in world.by_model  # what replaces another does not wait
@@ -89,9 +91,10 @@ def together(packing: Packing, world: World, now_s: float) -> Together:
             opened += [] if part is None else [_Gpu(part[0], part[1], one.want.model, now_s + REST_S)]
         else:
             why = f"{gpu.first} starts on {gpu.slice.id} first: the rest of that is offered in a moment"
-            back.append(Missing(one.want, why, promised=True))
+            back[Missing(one.want, why, promised=True)] = one
             next_s = min(next_s, gpu.until_s)
-    return Together(packing._replace(placements=tuple(placed), unmet=(*packing.unmet, *back)), next_s)
+    after = packing._replace(placements=tuple(placed), unmet=(*packing.unmet, *back))
+    return Together(after, next_s, tuple(back.values()))
 
 
 class _Gpu:

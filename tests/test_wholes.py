@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from autoscaler.actions import StartReplica
 from autoscaler.documents import load
 from autoscaler.drivers.kubernetes import claims, nodes
 from autoscaler.drivers.kubernetes.nodes import NodeSeen
@@ -103,6 +104,23 @@ def test_as_many_start_on_one_gpu_as_it_has_parts_for() -> None:
     idle = there(partitionables(NODE, 3))
     many = [model(f"m{at}", 30) for at in range(3)]
     assert len(starts(asked(idle, *many))) == 2, "two fit on the first; the third takes the second"
+
+
+def test_what_those_would_have_who_wait_for_the_rest_of_another_is_for_who_was_left_without() -> None:
+    """In the same plan: else it would wait as long as they do. Of two GPUs one is cut for both small ones."""
+    idle = there(partitionables(NODE, 2))
+    a, b, c = model("a", 5), model("b", 30), model("c", 70)
+    levels = [level(name, 1, wait_s=9.0 - at) for at, name in enumerate("abc")]
+    made = plan(world((a, b, c), idle, gateways=[gateway(levels=levels)]), T0)
+    begun = {one.replica.model: one.replica.slices[0] for one in made.actions if isinstance(one, StartReplica)}
+    assert begun == {"a": f"{NODE}/gpu-0", "c": f"{NODE}/gpu-1"}
+    assert [(one.model, one.never) for one in made.unmet] == [("b", False)]
+    d = model("d", 30)
+    levels = [level(name, 1, wait_s=9.0 - at) for at, name in enumerate("abd")]
+    made = plan(world((a, b, d), idle, gateways=[gateway(levels=levels)]), T0)
+    begun = {one.replica.model: one.replica.slices[0] for one in made.actions if isinstance(one, StartReplica)}
+    assert begun == {"a": f"{NODE}/gpu-0", "d": f"{NODE}/gpu-1"}, "a 1g and a 3g leave no other 3g"
+    assert [one.model for one in made.unmet] == ["b"]
 
 
 def test_who_has_a_replica_already_does_not_wait() -> None:

@@ -25,7 +25,7 @@ class PartTown(Town):
     def make_machine(self, slices: tuple[Slice, ...], manners: Manners) -> Machine:
         """Its Slices are what the claims of engines leave of the GPU."""
         del slices
-        self.shown = (cut_name("1g.10gb", 0),)
+        self.shown: tuple[str, ...] = (cut_name("1g.10gb", 0),)
         self.task(self._tell())
         return super().make_machine(_offered(self.shown), manners)
 
