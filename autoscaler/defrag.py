@@ -4,15 +4,15 @@ Owns the search for moves and their limits. Promises: who moves has a new home t
 it done; after the last the Want fits, and none of them could be left out; the room that is gained is worth more than
 the starts; one Replica moves at a time in the whole cluster, at most one in EVERY_S, and none on or to a node where
 anything else comes or goes; only who has served its residency moves, and nobody again within AGAIN_S, so that nobody is
-sent to and fro; nobody of whom a PodDisruptionBudget allows no disruption. Searches are bounded, so that a way may be
-missed. It starts nothing: `autoscaler.plan` starts the first successor, and `autoscaler.compare` lets go whose place
-is taken.
+sent to and fro; nobody of whom a PodDisruptionBudget allows no disruption. Of a GPU that is in parts
+all move who are on it, for who needs it whole. Searches are bounded, so that a way may be missed. It starts nothing:
+`autoscaler.plan` starts the first successor, and `autoscaler.compare` lets go whose place is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import reduce
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, reduce
 from itertools import combinations
 from math import inf
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from typing import NamedTuple
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import BEGINNING, NO_HISTORY, residency_s
 from autoscaler.drain import complete
+from autoscaler.emptying import wholes
 from autoscaler.eviction import sum_of
 from autoscaler.hosts import NOTHING, Beside
 from autoscaler.joins import WORDS
@@ -29,7 +30,7 @@ from autoscaler.operators import must_go
 from autoscaler.packer import claim
 from autoscaler.packing import Choice, Force, Incumbent, Missing, Outlook, Placement, Shelf, Want
 from autoscaler.pieces import Pieces, pieces_of
-from autoscaler.rulings import ask, need
+from autoscaler.rulings import ask, barred, need
 from autoscaler.shelves import want_of
 from autoscaler.spread import apart
 from autoscaler.states import ReplicaState as S
@@ -120,7 +121,12 @@ def defragment(unmet: Sequence[Missing], ground: Ground) -> Defragmented:
                 pieces = known[want.kind, want.choice] = pieces_of(ground.yard, want.kind, want.choice, PLACES_MAX)
             if pieces is not None and pieces.most < pieces.need <= pieces.total:
                 search = search or _Search(ground)
-                told[want] = f"needs {ask(want)}; {_free(want, pieces)}; {search.first(want, pieces)}"
+                told[want] = f"needs {ask(want)}; {_free(want, pieces)}; {search.first(want, pieces.places)}"
+            elif pieces is not None and not pieces.places and want.devices == 1:
+                search = search or _Search(ground)
+                places = tuple(parts for parts, whole in search.wholes.items() if _fits(want, whole))
+                if places:
+                    told[want] = f"{missing.reason}; {search.first(want, places)}"
         after[-1] = missing._replace(reason=told.get(want, missing.reason))
     return Defragmented(tuple(unmet)) if search is None else Defragmented(tuple(after), search.steps, search.next_s)
 
@@ -169,8 +175,13 @@ class _Search:
         }
         self._restless: set[NodeId] = restless | {world.slices[id].node for id in ground.taken}
 
-    def first(self, want: Want, pieces: Pieces) -> str:
-        """What is done about it, in words; the first move that may begin now is kept."""
+    @cached_property
+    def wholes(self) -> Mapping[tuple[SliceId, ...], Shelf]:
+        """The parts of GPUs that are whole when all have left."""
+        return wholes(self._ground.world, self._ground.yard)
+
+    def first(self, want: Want, places: Sequence[tuple[SliceId, ...]]) -> str:
+        """What is done about it, in words; the first move that may begin now is kept. `places`: where it could be."""
         world, now_s = self._ground.world, self._ground.now_s
         if self._moving is not None:
             return f"{self._moving.model} moves from {self._where(self._moving.slices)} first"
@@ -182,7 +193,7 @@ class _Search:
             return f"the next Replica may move in {seconds(due_s - now_s)}"
         if not complete(world, now_s):
             return "nobody moves while gateways are silent"
-        found, why = self._cheapest(want, pieces)
+        found, why = self._cheapest(want, places)
         if not found:
             return why
         self.steps = found
@@ -197,9 +208,9 @@ class _Search:
 
     # --- who could leave ----------------------------------------------------------------------------------------------
 
-    def _cheapest(self, want: Want, pieces: Pieces) -> tuple[tuple[Step, ...], str]:
+    def _cheapest(self, want: Want, places: Sequence[tuple[SliceId, ...]]) -> tuple[tuple[Step, ...], str]:
         """The moves after which the Want fits; none, and why."""
-        ways = sorted((way for at in pieces.places for way in self._ways(want, at)), key=lambda way: way.key)
+        ways = sorted((way for at in places for way in self._ways(want, at)), key=lambda way: way.key)
         if not ways:
             return (), self._nobody()
         worth = [way for way in ways if way.cost_s < self._gain_s(want, way)]
@@ -224,7 +235,9 @@ class _Search:
         devices = want.devices
         share = 1.0
         if devices == 1 and want.memory_bytes:
-            share = min(1.0, want.memory_bytes / world.slices[way.slices[0]].memory_bytes)
+            whole = self.wholes.get(way.slices)
+            slice_ = world.slices[way.slices[0]] if whole is None else whole.slice
+            share = min(1.0, want.memory_bytes / slice_.memory_bytes)
         above = min(want.priority - world.models[world.replicas[id].model].spec.priority for id in way.leave)
         return devices * share * WORTH_S * 2.0 ** max(-PRIORITY_MAX, min(above, PRIORITY_MAX))
 
@@ -242,11 +255,20 @@ class _Search:
                 leave = frozenset(few)
                 if any(less <= leave for less in found):
                     continue
-                slices = _room(want, shelves, leave)
+                slices = self._freed(want, tuple(at), shelves, leave)
                 if slices and self._has_beside(want, shelves[0].slice.node, leave):
                     found.append(leave)
                     cost_s, busy = sum(prices[id] for id in few), sum(by_id[id].busy for id in few)
                     yield Moves((busy, cost_s, many, *sorted(few)), leave, cost_s, slices)
+
+    def _freed(
+        self, want: Want, at: tuple[SliceId, ...], shelves: Sequence[Shelf], leave: Collection[ReplicaId]
+    ) -> tuple[SliceId, ...]:
+        """The Slices that it could have there when these have left; of a GPU in parts all, or none."""
+        if at not in self.wholes:
+            return _room(want, shelves, leave)
+        there = {one.replica for shelf in shelves for one in shelf.incumbents}
+        return at if leave == there and _fits(want, self.wholes[at]) else ()
 
     def _has_beside(self, want: Want, node: NodeId, leave: Collection[ReplicaId]) -> bool:
         """Whether the node has CPU and memory enough when these have left."""
@@ -313,6 +335,8 @@ class _Search:
                 if home is None:
                     return ()
                 steps.append(Step(Move(replica=replica.id, room_for=want.model), home))
+            if way.slices in self.wholes:
+                return tuple(steps)
             for id in way.slices:
                 yard.set_free(id, _left(yard.shelf(id), way.leave))
             yard.gain(world.slices[way.slices[0]].node, self._amounts(way.leave))
@@ -334,6 +358,10 @@ class _Search:
         yard.take(asked.kind, place)
         slices = yard.slices(place)
         return Placement(asked, slices, claim(asked, (yard.shelves[id] for id in slices)))
+
+
+def _fits(want: Want, whole: Shelf) -> bool:
+    return need(want, whole) is not None and not barred(want.choice, whole.slice)
 
 
 def _moves_at_all(world: World, model: Model, replica: Replica) -> bool:

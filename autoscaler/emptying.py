@@ -114,10 +114,10 @@ class _Search(NamedTuple):
         """For the first that is left without, and that a GPU can be emptied for."""
         left = [one.want for one in packing.unmet if not one.promised and one.want.force > Force.NONE]
         wants = sorted((want for want in left if want.devices == 1 and want not in still), key=order)
-        wholes = dict(self._wholes()) if wants else {}
-        for want in wants if wholes else ():
+        found = wholes(self.world, self.yard) if wants else {}
+        for want in wants if found else ():
             taken = {*_before(want, packing)}
-            open_ = (shelf for parts, shelf in wholes.items() if taken.isdisjoint(parts))
+            open_ = (shelf for parts, shelf in found.items() if taken.isdisjoint(parts))
             ways = filter(None, (self._way(want, shelf) for shelf in open_))
             way = min(ways, key=lambda one: one.key, default=None)
             if way is not None:
@@ -126,15 +126,6 @@ class _Search(NamedTuple):
                 missing = Missing(want, wait(way, there), promised=True, slices=(whole.id,))
                 return _Emptying(missing, way.victims, tuple(self.yard.beside(whole.device)))
         return None
-
-    def _wholes(self) -> Iterator[tuple[tuple[SliceId, ...], Shelf]]:
-        """The parts of each GPU that can be whole again, and all of it with who is there."""
-        for whole in rejoined(self.world):
-            parts = tuple(self.yard.beside(whole.slice.device))
-            shelves = [self.yard.shelf(id) for id in parts]
-            if not any(one.closed or one.slice.theirs or not one.slice.healthy for one in shelves):
-                there = {one.replica: one for shelf in shelves for one in shelf.incumbents}
-                yield parts, _with(whole, [there[id] for id in sorted(there)])
 
     def _way(self, want: Want, shelf: Shelf) -> Option | None:
         """How it is emptied for it; None: it cannot be, now."""
@@ -153,6 +144,18 @@ class _Search(NamedTuple):
     def _around(self, of: Slice) -> list[Incumbent]:
         """Who is on its node."""
         return [one for id in self.yard.slices_of(of.node) for one in self.yard.shelf(id).incumbents]
+
+
+def wholes(world: World, yard: Yard) -> dict[tuple[SliceId, ...], Shelf]:
+    """The parts of each GPU that is whole when all who are there have left -> all of it, with them."""
+    found: dict[tuple[SliceId, ...], Shelf] = {}
+    for whole in rejoined(world):
+        parts = tuple(yard.beside(whole.slice.device))
+        shelves = [yard.shelf(id) for id in parts]
+        if not any(one.closed or one.slice.theirs or not one.slice.healthy for one in shelves):
+            there = {one.replica: one for shelf in shelves for one in shelf.incumbents}
+            found[parts] = _with(whole, [there[id] for id in sorted(there)])
+    return found
 
 
 def _before(want: Want, packing: Packing) -> Iterator[SliceId]:

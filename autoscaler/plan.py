@@ -2,11 +2,11 @@
 
 `plan(world, now_s)` is pure and looks at one snapshot: broken starts fail, and so do those that could not work, before
 they are tried; acknowledged drains stop, Replicas wanted again revive, what is not wanted drains, victims make room,
-and what fits starts, in this order; who is kept off its node drains where another has room, and where room is free
-only in pieces one Replica at a time moves (`autoscaler.defrag`); an idle node is cut anew for what fits no cut
-that there is (`autoscaler.cutting`). Folding its Actions and planning again at the same
-time adds nothing of the same kind. One Replica at a time starts on a Device. `next_s` says when time alone changes the
-answer, so that the loop can sleep. It performs nothing.
+and what fits starts, in this order; a GPU that is in parts empties for who needs all of it (`autoscaler.emptying`);
+who is kept off its node drains where another has room, and where room is free only in pieces one Replica at a time
+moves (`autoscaler.defrag`); an idle node is cut anew for what fits no cut that there is (`autoscaler.cutting`). Folding
+its Actions and planning again at the same time adds nothing of the same kind. One Replica at a time starts on a Device.
+`next_s` says when time alone changes the answer, so that the loop can sleep. It performs nothing.
 """
 
 from __future__ import annotations
@@ -246,14 +246,14 @@ class _Tick:
         room = dict.fromkeys((*(one.want for one in packing.placements), *(one.want for one in packing.victims)))
         self.drains += [_gives_up(moves[want]) for want in room if want in moves]
         unmet = tuple(one for one in packing.unmet if one.want not in moves)
-        unmet = self._cut(self._defragment(unmet, packing, yard, expected), packing)
+        unmet = self._cut(self._defragment(waits(unmet, self.world), packing, yard, expected), packing)
         self._wait(packing._replace(unmet=unmet), yard, expected)
 
     def _cut(self, unmet: tuple[Missing, ...], packing: Packing) -> tuple[Missing, ...]:
         """An idle node may be cut anew for what is unmet."""
         taken = [id for placement in packing.placements for id in placement.slices]
         taken += [id for start in self.starts for id in start.replica.slices]
-        found = cut(waits(unmet, self.world), self.world, self.now_s, taken)
+        found = cut(unmet, self.world, self.now_s, taken)
         self.cut = found.order
         self.later(found.next_s)
         return found.unmet

@@ -158,3 +158,37 @@ def test_planned_again_it_is_the_same_gpu_and_nobody_more_leaves() -> None:
     assert why(again) == why(made).replace("makes room on", "waits on").replace(
         f": {gone} is to leave", f" until {gone} has left"
     )
+
+
+def test_who_may_not_be_pushed_out_moves_to_the_parts_of_another_gpu() -> None:
+    """Two that are kept, each on a GPU of its own: one of them moves, then the other GPU is whole."""
+    first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
+    a, b = model("a", 30, low=1), model("b", 30, low=1)
+    at = asked(parts(first, second, gpus=2), ("large",), on(a, first), on(b, second), models=(a, b))
+    made = plan(at, T0)
+    (step,) = [one.replica for one in made.actions if isinstance(one, StartReplica)]
+    assert step.move is not None
+    assert (step.move.replica, step.move.room_for) == (f"{step.model}-r", "large")
+    (home,) = step.slices
+    assert home.startswith(f"{NODE}/gpu-1-mig-" if step.model == "a" else f"{NODE}/gpu-0-mig-")
+    assert leave(made) == set(), "it goes when the other is ready"
+    assert f"moves {step.model} from" in why(made)
+
+
+def test_nobody_moves_where_another_on_that_gpu_stays_or_has_no_other_place() -> None:
+    first, second, third = cut_name("3g.40gb", 0), cut_name("1g.10gb", 0, 1), cut_name("1g.10gb", 1, 1)
+    slices, b = parts(first, second, third, gpus=2), model("b", 5, low=1)
+    for a, c, movers in (
+        (model("a", 35, low=1), model("c", 5, low=1, residency_seconds=1000.0), {"a"}),
+        (model("a", 35, low=1, residency_seconds=1000.0), model("c", 5, low=1, residency_seconds=1000.0), set[str]()),
+    ):
+        at = asked(slices, ("large",), on(a, first), on(b, second), on(c, third), models=(a, b, c))
+        assert {one.model for one in _begun(plan(at, T0))} == movers
+    a = model("a", 35, low=1)
+    alone = asked(parts(first), ("large",), on(a, first), models=(a,))
+    assert _begun(plan(alone, T0)) == []
+    assert "there is no other place for a" in why(plan(alone, T0))
+
+
+def _begun(made: Plan) -> list[Replica]:
+    return [one.replica for one in made.actions if isinstance(one, StartReplica)]
