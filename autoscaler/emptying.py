@@ -1,10 +1,11 @@
 """GPUs that are in parts where a Want needs all of one: who leaves, and that nobody new comes meanwhile. Pure.
 
 Owns the choice of the GPU that empties: of those whose parts can all be left, now or by victims as of any Slice, the
-one where that costs the least, an emptying one before any other. All who are on it leave, or nobody. Until it is whole
-nothing is put on its other parts, but by who goes before that Want. Promises: nobody leaves for who has room promised
-elsewhere, nor from a GPU that somebody who goes before it is to have a part of; and nobody from one of which pods of
-others have a part, or that is closed. It asks nobody to leave; `autoscaler.plan` does.
+one where that costs the least, an emptying one before any other, and before victims elsewhere that cost more. All who
+are on it leave, or nobody. Until it is whole nothing is put on its other parts, but by who goes before that Want.
+Promises: nobody leaves for who has room promised elsewhere for less, nor from a GPU that somebody who goes before it is
+to have a part of; and nobody from one of which pods of others have a part, or that is closed. It asks nobody to leave;
+`autoscaler.plan` does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.contract import ReplicaId
-from autoscaler.eviction import Option, option
+from autoscaler.eviction import COSTS, EVICT, Key, Option, cost_of, option
 from autoscaler.hosting import hosted
 from autoscaler.lanes import NO_ROOM, Room
 from autoscaler.packer import order, pack, wait
@@ -111,8 +112,11 @@ class _Search(NamedTuple):
     now_s: float
 
     def next(self, packing: Packing, still: Collection[Want]) -> _Emptying | None:
-        """For the first that is left without, and that a GPU can be emptied for."""
-        left = [one.want for one in packing.unmet if not one.promised and one.want.force > Force.NONE]
+        """For the first that is left without, or would have others leave whose leaving costs more, and that a GPU can
+        be emptied for.
+        """
+        others = self._others(packing)
+        left = {one.want for one in packing.unmet if not one.promised and one.want.force > Force.NONE} | others.keys()
         wants = sorted((want for want in left if want.devices == 1 and want not in still), key=order)
         found = wholes(self.world, self.yard) if wants else {}
         for want in wants if found else ():
@@ -120,12 +124,21 @@ class _Search(NamedTuple):
             open_ = (shelf for parts, shelf in found.items() if taken.isdisjoint(parts))
             ways = filter(None, (self._way(want, shelf) for shelf in open_))
             way = min(ways, key=lambda one: one.key, default=None)
-            if way is not None:
+            if way is not None and way.key[:COSTS] < others.get(want, (inf,)):
                 whole = way.shelf.slice
                 there = self._around(whole) if way.wide else way.shelf.incumbents
                 missing = Missing(want, wait(way, there), promised=True, slices=(whole.id,))
                 return _Emptying(missing, way.victims, tuple(self.yard.beside(whole.device)))
         return None
+
+    def _others(self, packing: Packing) -> dict[Want, Key]:
+        """What it costs where the packer would make room."""
+        going: dict[Want, list[Incumbent]] = {}
+        for victim in packing.victims:
+            on = (id for id in self.world.replicas[victim.replica].slices if id in self.yard.shelves)
+            there = (one for id in on for one in self.yard.shelf(id).incumbents if one.replica == victim.replica)
+            going.setdefault(victim.want, []).extend([*there][:1])
+        return {want: (EVICT, *cost_of(those, self.outlook)) for want, those in going.items()}
 
     def _way(self, want: Want, shelf: Shelf) -> Option | None:
         """How it is emptied for it; None: it cannot be, now."""

@@ -33,9 +33,9 @@ REST_S = 5.0
 def rejoined(world: World) -> tuple[Shelf, ...]:
     """A Shelf for each GPU of which parts are in use, as it is when nobody has one."""
     prices, found = Prices(world.settings.prices), dict[DeviceId, Shelf]()
-    for id in sorted(world.slices):
+    for id in sorted(id for id, one in world.slices.items() if one.device_bytes):
         one = world.slices[id]
-        whole = whole_of(one) if one.device_bytes and one.device not in found else None
+        whole = whole_of(one) if one.device not in found else None
         if whole is not None and whole.id not in world.slices:
             found[one.device] = Shelf(
                 slice=whole, whole=True, incumbents=(), free=Room(whole.memory_bytes, whole.compute_percent),

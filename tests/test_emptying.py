@@ -160,6 +160,21 @@ def test_planned_again_it_is_the_same_gpu_and_nobody_more_leaves() -> None:
     )
 
 
+def test_idle_ones_on_parts_go_before_a_busy_one_that_has_a_gpu_and_nobody_goes_twice() -> None:
+    """And the other way round: the cheaper way is taken."""
+    small, other = cut_name("3g.40gb", 0), model("other", 75)
+    a = model("a", 30)
+    slices = parts(small, "gpu-1", gpus=2)
+    there_ = on(a, small), on(other, "gpu-1")
+    assert leave(plan(asked(slices, ("large",), *there_, models=(a, other), busy="a"), T0)) == {"other"}
+    at = asked(slices, ("large",), *there_, models=(a, other), busy="other")
+    made = plan(at, T0)
+    assert leave(made) == {"a"}
+    again = plan(folded(at, made.actions), T0)
+    assert leave(again) == set()
+    assert why(again) == f"waits on {NODE}/gpu-0 until a has left"
+
+
 def test_who_may_not_be_pushed_out_moves_to_the_parts_of_another_gpu() -> None:
     """Two that are kept, each on a GPU of its own: one of them moves, then the other GPU is whole."""
     first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
