@@ -212,6 +212,14 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.strict_json.PARTS_MAX",
         "artifacts.descriptors.ANNOTATIONS_MAX",
     ),
+    "signatures of a manifest: time to find them; manifests and layers looked at, of what refers to it and of its tag "
+    "each": ("artifacts.trusting.SECONDS_MAX", "artifacts.trusting.LOOKS_MAX"),
+    "one signature: bundle; payload; subjects; a key's text": (
+        "artifacts.bundles.BUNDLE_BYTES_MAX",
+        "artifacts.claims.PAYLOAD_BYTES_MAX",
+        "artifacts.claims.SUBJECTS_MAX",
+        "artifacts.publickeys.PEM_BYTES_MAX",
+    ),
     "an archive in an artifact: members; names and records of one; zeros after its end": (
         "artifacts.tar.ENTRIES_MAX",
         "artifacts.tar.META_BYTES_MAX",

@@ -40,6 +40,7 @@ IMPURE = frozenset(
         "artifacts/hfconfig",
         "artifacts/nodesockets",
         "artifacts/ocilayout",
+        "artifacts/trusting",
         "artifacts/unpack",
         *("artifacts/" + room for room in ("blobs", "client", "credentials", "mirrors", "pace", "pushing")),
         *("artifacts/" + room for room in ("partdisk", "partial", "pull", "splicing")),
@@ -88,12 +89,26 @@ PURE = frozenset(
     | {"msgspec", "yaml"}
 )
 """From outside, what pure modules may import: nothing of it does I/O unasked, knows a clock, or draws."""
+_ASYMMETRIC = "cryptography.hazmat.primitives.asymmetric"
+VERIFYING = (
+    *("cryptography", "cryptography.exceptions", "cryptography.hazmat", "cryptography.hazmat.primitives"),
+    *(
+        "cryptography.hazmat.primitives.hashes",
+        "cryptography.hazmat.primitives.serialization",
+        _ASYMMETRIC,
+        f"{_ASYMMETRIC}.utils",
+    ),
+)
 EXCEPTIONS = {
     ("gateway/body", "mmap"): "anonymous memory, never a file",
     ("autoscaler/foreign/llama_swap_commands", "shlex"): "takes a text into words; reads nothing when it has one",
     ("artifacts/challenge", "yarl"): "URLs, as the transport reads them",
     ("artifacts/inflate", "zstandard"): "takes bytes to bytes, as zlib does; of its files nothing is used",
     ("artifacts/origin", "yarl"): "URLs, as the transport reads them: two parsers would differ on some",
+    **{
+        ("artifacts/publickeys", what): "judges bytes by a key; of what draws or makes keys nothing is used"
+        for what in VERIFYING
+    },
     ("artifacts/retrying", "email"): "reads a time that is written; never the clock",
     ("artifacts/retrying", "email.utils"): "as above",
     ("autoscaler/tenant", "datetime"): "reads a time that is written; never the clock",
@@ -115,7 +130,7 @@ SYNONYMS = {
     r"\binstances?\b": "Replica, or an object's own name",
     r"(?<![\"-])\bmanager\b": "the noun that is owned",
     r"\bhelpers?\b": "the noun that is owned",
-    r"(?<!importlib\.)(?<!email\.)\butils?\b": "the noun that is owned",
+    r"(?<!importlib\.)(?<!email\.)(?<!asymmetric\.)\butils?\b": "the noun that is owned",
     r"\bhandler\b(?!: Answer|\(request\))": "the noun that is owned",
 }
 """Words for things that have another word (architecture, section 2). What foreign interfaces are called with is let
