@@ -15,7 +15,7 @@ from autoscaler.model import ModelSpec
 from autoscaler.naming import NAME, NAME_CHARS_MAX, check_name
 from autoscaler.not_yet import MESSAGE, SCHEMES
 from autoscaler.podspec import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
-from autoscaler.settings import NodeKind, Settings, Tls
+from autoscaler.settings import NodeKind, Settings, Signatures, Tls
 from autoscaler.tenant import TenantSpec, unix_seconds
 
 __all__ = ["NAME", "NAME_CHARS_MAX", "check_name"]  # beside what is defined here
@@ -36,6 +36,7 @@ HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z
 ADAPTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")
 """What has a meaning of its own in some engine's list of adapters is left out."""
+BEGIN = "-----BEGIN PUBLIC KEY-----"
 HUB = re.compile(r"hf://[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?(@[A-Za-z0-9._/-]+)?")
 
 PRODUCT_WANTED = "expected a product's name or a part of it, such as *h100*; leave models out for any device"
@@ -249,6 +250,18 @@ def check_settings(settings: Settings) -> None:
         _check_cut(kind, ("nodes", position, "slicing", "cut"))
         _check_giver(kind, ("nodes", position, "slicing"))
     _check_cutting(settings)
+    _check_signatures(settings.weights.signatures, ("weights", "signatures"))
+
+
+def _check_signatures(signatures: Signatures, at: Path) -> None:
+    if signatures.policy != "off" and not signatures.keys:
+        raise WrongKeyError((*at, "keys"), f"missing; with policy {signatures.policy} expected public keys to check by")
+    for position, key in enumerate(signatures.keys):
+        where = (*at, "keys", position)
+        if "PRIVATE KEY" in key:
+            raise WrongKeyError(where, "this is a private key, which belongs to who signs alone: give its public key")
+        if not key.startswith(("/", BEGIN)):
+            raise WrongKeyError(where, f"expected a public key in PEM, which begins with {BEGIN}, or an absolute path")
 
 
 def _check_cut(kind: NodeKind, at: Path) -> None:

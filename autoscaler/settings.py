@@ -124,6 +124,19 @@ class Price(Part, frozen=True):
     currency: Annotated[str, Meta(pattern="^[A-Z]{3}$")] = "USD"
 
 
+class Signatures(Part, frozen=True):
+    """What is asked of signatures of weights: nothing, to be told, or that one holds. `keys`: PEM, or a file of it."""
+
+    policy: Literal["off", "warn", "enforce"] = "off"
+    keys: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
+
+
+class Weights(Part, frozen=True):
+    """How weights of registries are taken."""
+
+    signatures: Signatures = Signatures()
+
+
 class Settings(Part, frozen=True):
     """All settings, at their defaults."""
 
@@ -142,6 +155,7 @@ class Settings(Part, frozen=True):
     """The first that names a Device counts."""
     adoption: Adoption = Adoption()
     priority_classes: tuple[PriorityClass, ...] = ()
+    weights: Weights = Weights()
     pod: Pod = Pod()
     """What is laid over all pods, under what their Model says."""
 

@@ -68,7 +68,7 @@ def renewed(context: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
 
 def tokens(path: Path) -> tuple[str, ...]:
     """The tokens of a file, one on a line: a caller shows the first, a listener takes any. Raises FileError."""
-    text = _read(path, TOKEN_FILE_BYTES_MAX)
+    text = read(path, TOKEN_FILE_BYTES_MAX)
     found = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not found:
         raise FileError(f"{path}: no token in it: {MAKE_TOKEN}")
@@ -101,7 +101,7 @@ def _hardened(context: ssl.SSLContext) -> ssl.SSLContext:
 
 def _certificates(path: Path) -> str:
     """The text of a file of certificates, after a look whether they can be used."""
-    text = _read(path)
+    text = read(path)
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError):
@@ -115,7 +115,7 @@ def _show(context: ssl.SSLContext, identity: Identity) -> None:
     if cert is None or key is None:
         raise FileError(f"{cert or key}: certificate and key are needed together")
     _certificates(cert)
-    _read(key)
+    read(key)
 
     def encrypted() -> str:
         raise FileError(f"{key}: the key is encrypted: write it out with `openssl pkey -in {key} -out NEW`")
@@ -129,7 +129,8 @@ def _show(context: ssl.SSLContext, identity: Identity) -> None:
         raise FileError(f"{key}: no private key in PEM form that can be used") from None
 
 
-def _read(path: Path, bytes_max: int = 1 << 20) -> str:
+def read(path: Path, bytes_max: int = 1 << 20) -> str:
+    """The text of a PEM file, or of tokens. Raises FileError."""
     try:
         with path.open("rb") as file:
             data = file.read(bytes_max + 1)

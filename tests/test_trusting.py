@@ -1,16 +1,21 @@
-"""Signatures as a registry has them (point 17): found both ways, bounded, and a no whenever it cannot say."""
+"""Signatures as a registry has them (point 17): found both ways, bounded, and a no whenever it cannot say.
+
+tests/golden/signatures/cosign.json is what cosign v3.1.3 (`sign --key`) left in a registry, by its bundles, its tag and
+its older referrers, with a key that was thrown away.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from artifacts import pushing, trusting
+from artifacts import publickeys, pushing, trusting
 from artifacts.blobs import Blob
 from artifacts.bundles import BUNDLE, BUNDLE_BYTES_MAX
 from artifacts.client import Client
@@ -27,6 +32,7 @@ NAME = "team/model"
 BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).encode()
 OURS, THEIRS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 ENFORCE = Policy("enforce", (key(OURS),))
+COSIGN = json.loads((Path(__file__).parent / "golden" / "signatures" / "cosign.json").read_text())
 NONE = "the registry has no signature of it"
 
 
@@ -114,6 +120,19 @@ async def test_a_signature_is_found_whichever_way_it_was_attached(way: str) -> N
             one.list(one.by_bundle(good(one)), artifactType="" if way == "stripped type" else BUNDLE)
         verdict = await one.judge()
         assert (verdict.publish, verdict.signed_by) == (True, key(OURS).id)
+
+
+@pytest.mark.parametrize("way", ["bundle", "tag", "referrer"])
+async def test_what_cosign_leaves_in_a_registry_holds(way: str) -> None:
+    async with place() as one:
+        one.digest = Digest(one.fake.manifest(NAME, "v1", COSIGN["manifest"].encode()))
+        for name, (media_type, body) in COSIGN[way]["manifests"].items():
+            one.fake.manifests[NAME, name] = (media_type, body.encode())
+        for blob in COSIGN[way]["blobs"]:
+            one.fake.blob(blob.encode())
+        own = publickeys.parse(COSIGN["key"].encode())
+        assert (await one.judge(Policy("enforce", (key(OURS), own)))).signed_by == own.id
+        assert await one.refusal() == "it is by none of the keys"
 
 
 async def test_point_17_stripped_referrers_are_a_no() -> None:

@@ -1,0 +1,36 @@
+"""Whose signatures of weights count: Settings `weights.signatures` -> the policy of `artifacts`, with its keys read.
+
+Owns the bridge between the two, which know nothing of one another. Promises: with a key that cannot be read there is no
+policy at all, so that nothing is judged by fewer keys than somebody wrote.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from artifacts import publickeys
+from artifacts.publickeys import PEM_BYTES_MAX, BadKeyError
+from artifacts.signatures import Policy
+from autoscaler.settings import Signatures
+from pilotlight import certificates
+from pilotlight.certificates import FileError
+
+
+class SignersError(Exception):
+    """Keys of Settings cannot be used. The text is one line that names the key path, or the file, and the fix."""
+
+
+def policy(signatures: Signatures) -> Policy:
+    """With its keys read. Raises SignersError."""
+    keys = []
+    for position, one in enumerate(signatures.keys):
+        at = f"weights.signatures.keys[{position}]"
+        try:
+            text = certificates.read(Path(one), PEM_BYTES_MAX) if one.startswith("/") else one
+            keys.append(publickeys.parse(text.encode()))
+        except FileError as error:
+            raise SignersError(f"{at}: {error}") from None
+        except BadKeyError as error:
+            named = f"{one}: " if one.startswith("/") else ""
+            raise SignersError(f"{at}: {named}{error}") from None
+    return Policy(signatures.policy, tuple(keys))

@@ -1,0 +1,70 @@
+"""Settings `weights.signatures`: what is written there, and the keys that come of it; else one line that says where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from artifacts.signatures import Policy
+from autoscaler.documents import DocumentError, load
+from autoscaler.podspec import API_VERSION
+from autoscaler.settings import Signatures
+from pilotlight import signers
+from pilotlight.signers import SignersError
+from tests.kit.signed import key, pem
+
+OURS, OTHERS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+
+
+def loaded(weights: str) -> Signatures:
+    text = f"apiVersion: {API_VERSION}\nkind: Settings\nweights: {weights}\n"
+    return load([("a.yaml", text)]).settings.weights.signatures
+
+
+def test_keys_stand_in_the_settings_or_in_files(tmp_path: Path) -> None:
+    (tmp_path / "ours.pub").write_bytes(pem(OURS))
+    inline = pem(OTHERS).decode().replace("\n", "\\n")
+    written = loaded(f'{{signatures: {{policy: enforce, keys: [{tmp_path}/ours.pub, "{inline}"]}}}}')
+    assert signers.policy(written) == Policy("enforce", (key(OURS), key(OTHERS)))
+    assert signers.policy(loaded("{}")) == Policy("off", ())
+
+
+@pytest.mark.parametrize(
+    ("signatures", "line"),
+    [
+        ("policy: on", "policy: expected one of enforce, off, warn"),
+        ("policy: enforce", "keys: missing; with policy enforce expected public keys to check by"),
+        ("policy: warn, keys: []", "keys: missing; with policy warn expected public keys to check by"),
+        ("keys: x", "keys: expected a list"),
+        ("keys: [a.pub]", "keys[0]: expected a public key in PEM, which begins with -----BEGIN PUBLIC KEY-----, or an"),
+        ("keys: [/a, '-----BEGIN PRIVATE KEY-----']", "keys[1]: this is a private key, which belongs to who signs"),
+        ("policies: off", "policies: unknown key"),
+    ],
+)
+def test_what_is_wrong_in_the_document_is_named(signatures: str, line: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        loaded(f"{{signatures: {{{signatures}}}}}")
+    assert str(caught.value).startswith(f"a.yaml: Settings: weights.signatures.{line}")
+
+
+def test_a_key_that_cannot_be_read_leaves_no_policy(tmp_path: Path) -> None:
+    private = OURS.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "private").write_bytes(private)
+    (tmp_path / "huge").write_bytes(b"x" * (1 << 20))
+    (tmp_path / "text").write_text("no key")
+    for name, line in {
+        "none": "No such file or directory",
+        "private": "holds a private key",
+        "huge": "larger than 16 KiB",
+        "text": "expected one public key in PEM",
+    }.items():
+        path = f"{tmp_path}/{name}"
+        with pytest.raises(SignersError, match=line) as caught:
+            signers.policy(Signatures(policy="enforce", keys=(pem(OTHERS).decode(), path)))
+        assert str(caught.value).startswith(f"weights.signatures.keys[1]: {path}: ")
+        assert "\n" not in str(caught.value)
+    with pytest.raises(SignersError, match=r"^weights.signatures.keys\[0\]: expected one public key"):
+        signers.policy(Signatures(policy="enforce", keys=("-----BEGIN PUBLIC KEY-----\n",)))
