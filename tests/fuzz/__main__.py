@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, seed, settings
 
 INPUT_BYTES_MAX = 2000
 GUIDED = importlib.util.find_spec("atheris") is not None
-NAMES = ("requests", "answers", "documents", "forms", "messages", "manifests", "archives")
+NAMES = ("requests", "answers", "documents", "forms", "messages", "manifests", "archives", "signed")
 """The targets. They are imported by who runs one, after the coverage of what they import is watched."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fuzz import answers, archives, bodies, manifests, messages, requests
+from tests.fuzz import answers, archives, bodies, manifests, messages, requests, signed
 
 FOUND = Path(__file__).parent / "found"
 """Inputs that once broke something, one folder per target; they are tried first, for ever."""
@@ -28,6 +28,7 @@ TARGETS = {
     "messages": Target(messages.messages, messages.SEEDS, messages.WORDS),
     "manifests": Target(manifests.manifests, manifests.SEEDS, manifests.WORDS),
     "archives": Target(archives.archives, archives.SEEDS, archives.WORDS),
+    "signed": Target(signed.signed, signed.SEEDS, signed.WORDS),
 }
 
 
