@@ -1,8 +1,8 @@
 """Public keys that people trust: texts in PEM -> keys, and whether a signature over bytes is by one of them. Pure.
 
 Owns which kinds of keys and signatures count: ECDSA on P-256 and RSA of 2048 bits and more, both over SHA-256, and
-Ed25519 (what cosign makes and takes: docs.sigstore.dev/cosign/key_management/overview). Promises: a signature that is
-not DER to the last bit is none, whatever a library would make of it; nothing here raises for what a stranger wrote.
+Ed25519 (what cosign makes and takes: docs.sigstore.dev/cosign/key_management/overview). Nothing here raises for a
+signature that a stranger wrote. That DER has one form to the last bit OpenSSL sees to; a test holds it to that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
-from cryptography.hazmat.primitives.asymmetric.utils import Prehashed, decode_dss_signature, encode_dss_signature
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
@@ -53,7 +54,7 @@ class Key:
         try:
             if isinstance(self.public, rsa.RSAPublicKey):
                 self.public.verify(signature, sha256, padding.PKCS1v15(), sums)
-            elif isinstance(self.public, ec.EllipticCurvePublicKey) and _is_strict(signature):
+            elif isinstance(self.public, ec.EllipticCurvePublicKey):
                 self.public.verify(signature, sha256, ec.ECDSA(sums))
             else:
                 return False
@@ -87,17 +88,9 @@ def of(public: object) -> Key:
         taken = isinstance(public, ed25519.Ed25519PublicKey)
     if not taken or not isinstance(public, Kind):
         raise BadKeyError(f"expected a key of ECDSA on P-256, of RSA with {RSA_BITS_LEAST} bits or more, or of Ed25519")
-    return Key(log_id(public).hex()[:_ID_CHARS], public)
+    return Key(sum_of(public).hex()[:_ID_CHARS], public)
 
 
-def log_id(public: Kind) -> bytes:
+def sum_of(public: PublicKeyTypes) -> bytes:
     """The SHA-256 of a key's DER (SubjectPublicKeyInfo): what logs are known by (RFC 6962, 3.2)."""
     return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
-
-
-def _is_strict(signature: bytes) -> bool:
-    """It is the one form that DER has for its two numbers."""
-    try:
-        return encode_dss_signature(*decode_dss_signature(signature)) == signature
-    except ValueError:
-        return False

@@ -1,26 +1,25 @@
 """Signatures of a manifest: what was found, whose keys count -> whether it may be published, and why. Pure.
 
 Owns the verdict. With policy `enforce` it fails closed: what is missing, unreadable, by somebody else or over something
-else is a no, and so is a registry that could not say. One good signature by one of the keys is enough; whatever else
-lies beside it, which anybody who may push could have put there, changes nothing.
+else is a no, and so is a registry that could not say. One good signature by one key or identity is enough; what lies
+beside it, which anybody who may push could have put there, changes nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from artifacts import bundles, claims, digests
-from artifacts.bundles import Message
+from artifacts import bundles, claims, digests, identities, transparency
+from artifacts.bundles import Bundle, Envelope, Message
 from artifacts.claims import BadClaimError
 from artifacts.digests import Digest
+from artifacts.identities import Identity
 from artifacts.publickeys import SIGNATURE_BYTES_MAX, Key
+from artifacts.trustroot import Root
 
 REASONS_MAX = 5
-KEYLESS = (
-    "it was made with a certificate (keyless), and this version checks only signatures by keys: sign with "
-    "`cosign sign --key`, too"
-)
 
 
 class Policy(NamedTuple):
@@ -28,7 +27,10 @@ class Policy(NamedTuple):
 
     policy: Literal["off", "warn", "enforce"] = "off"
     keys: tuple[Key, ...] = ()
-    """One of them is enough."""
+    identities: tuple[Identity, ...] = ()
+    """Who counts when there is no key but a certificate (keyless). One key or identity is enough."""
+    root: Root | None = None
+    """By which such certificates are checked."""
 
 
 class Cosign(NamedTuple):
@@ -64,7 +66,7 @@ class Verdict(NamedTuple):
     publish: bool
     """Whether the weights may be used."""
     signed_by: str
-    """The key that holds; empty: none does, or nobody asked."""
+    """Which key or identity holds; empty: none does, or nobody asked."""
     lines: tuple[str, ...]
     """For people: the first says what is, the others why."""
 
@@ -76,11 +78,11 @@ def judge(digest: Digest, found: Sequence[Found], policy: Policy) -> Verdict:
     reasons = []
     for one in found:
         try:
-            key = _key(digest, one, policy.keys)
+            signer = _signer(digest, one, policy)
         except BadClaimError as error:
             reasons.append(f"{one.at}: {error}")
             continue
-        return Verdict(publish=True, signed_by=key.id, lines=(f"{digest}: signed by key {key.id} ({one.at})",))
+        return Verdict(publish=True, signed_by=signer, lines=(_line(f"{digest}: signed by {signer} ({one.at})"),))
     return _refused(digest, reasons or ["the registry has no signature of it"], policy)
 
 
@@ -88,25 +90,29 @@ def _refused(digest: Digest, reasons: Sequence[str], policy: Policy) -> Verdict:
     """That no signature holds."""
     shown = [*reasons[:REASONS_MAX], *([f"and {len(reasons) - REASONS_MAX} more"] if reasons[REASONS_MAX:] else [])]
     if policy.policy == "enforce":
-        first = f"{digest}: refused: no signature by a key of weights.signatures.keys holds"
+        first = f"{digest}: refused: no signature that weights.signatures asks for holds"
     else:
-        first = f"{digest}: no signature by a key of weights.signatures.keys holds; it is used all the same (warn)"
+        first = f"{digest}: no signature that weights.signatures asks for holds; it is used all the same (warn)"
     return Verdict(publish=policy.policy != "enforce", signed_by="", lines=(first, *map(_line, shown)))
 
 
-def _key(digest: Digest, one: Found, keys: Sequence[Key]) -> Key:
-    """The key by which it is signed. Raises BadClaimError."""
+def _signer(digest: Digest, one: Found, policy: Policy) -> str:
+    """Who signed it. Raises BadClaimError."""
     if isinstance(one, Unread):
         raise BadClaimError(one.why)
     if isinstance(one, Cosign):
         signature = claims.decoded(one.signature, SIGNATURE_BYTES_MAX, "its signature")
-        key = _first(key for key in keys if key.signed(signature, one.payload))
+        key = _first(key for key in policy.keys if key.signed(signature, one.payload))
         claims.check_payload(one.payload, digest)
-        return key
+        return f"key {key.id}"
     bundle = bundles.parse(one.content)
-    if bundle.certificate is not None:
-        raise BadClaimError(KEYLESS)
-    content = bundle.content
+    if bundle.certificate is None:
+        return f"key {_by(digest, bundle.content, policy.keys).id}"
+    return str(_keyless(digest, bundle, bundle.certificate, policy))
+
+
+def _by(digest: Digest, content: Envelope | Message, keys: Sequence[Key]) -> Key:
+    """Which of the keys signed what a bundle holds, where that is about the manifest. Raises BadClaimError."""
     if isinstance(content, Message):
         if digests.algorithm(digest) != "sha256" or content.sha256.hex() != digests.encoded(digest):
             raise BadClaimError("it is over another digest")
@@ -115,6 +121,26 @@ def _key(digest: Digest, one: Found, keys: Sequence[Key]) -> Key:
     key = _first(key for key in keys if key.signed(content.signature, signed))
     claims.check_statement(content.payload, digest)
     return key
+
+
+def _keyless(digest: Digest, bundle: Bundle, certificate: bytes, policy: Policy) -> Identity:
+    """Who signed with a key that only a certificate speaks for. Raises BadClaimError."""
+    if policy.root is None or not policy.identities:
+        raise BadClaimError("it was made with a certificate (keyless), and weights.signatures.identities names nobody")
+    entries, content = bundle.material.get("tlogEntries"), bundle.content
+    if not isinstance(entries, list) or len(entries) != 1 or not isinstance(entries[0], dict):
+        raise BadClaimError("it was made with a certificate (keyless), and has not one log entry")
+    entry = transparency.check(entries[0], policy.root.logs)
+    leaf = identities.check(certificate, entry.unix_s, policy.root)
+    _by(digest, content, (leaf.key,))
+    enveloped = isinstance(content, Envelope)
+    summed = hashlib.sha256(content.payload).digest() if isinstance(content, Envelope) else content.sha256
+    named = transparency.check_body(entry.body, content.signature, summed.hex(), enveloped=enveloped)
+    if not identities.is_same(leaf, named):
+        raise BadClaimError("its log entry is of another certificate")
+    if leaf.identity not in policy.identities:
+        raise BadClaimError(f"it is by {leaf.identity}, who is none of weights.signatures.identities")
+    return leaf.identity
 
 
 def _first(keys: Iterator[Key]) -> Key:

@@ -254,8 +254,15 @@ def check_settings(settings: Settings) -> None:
 
 
 def _check_signatures(signatures: Signatures, at: Path) -> None:
-    if signatures.policy != "off" and not signatures.keys:
-        raise WrongKeyError((*at, "keys"), f"missing; with policy {signatures.policy} expected public keys to check by")
+    if signatures.policy != "off" and not (signatures.keys or signatures.identities):
+        raise WrongKeyError((*at, "keys"), f"missing; policy {signatures.policy} needs keys or identities to check by")
+    root = signatures.trusted_root
+    if bool(signatures.identities) != (root is not None):
+        raise WrongKeyError(
+            (*at, "trustedRoot"), "identities and the trusted root that they are checked by go together"
+        )
+    if root is not None and not root.startswith("/"):
+        raise WrongKeyError((*at, "trustedRoot"), "expected an absolute path")
     for position, key in enumerate(signatures.keys):
         where = (*at, "keys", position)
         if "PRIVATE KEY" in key:

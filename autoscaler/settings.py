@@ -124,11 +124,22 @@ class Price(Part, frozen=True):
     currency: Annotated[str, Meta(pattern="^[A-Z]{3}$")] = "USD"
 
 
+class Signer(Part, frozen=True):
+    """Who signs with a certificate (keyless): the subject of it, and the issuer of the login that it was given for."""
+
+    subject: Annotated[str, Meta(min_length=1, max_length=2048)]
+    issuer: Annotated[str, Meta(min_length=1, max_length=2048)]
+
+
 class Signatures(Part, frozen=True):
-    """What is asked of signatures of weights: nothing, to be told, or that one holds. `keys`: PEM, or a file of it."""
+    """What is asked of signatures of weights: nothing, to be told, or that one holds, by a key or an identity."""
 
     policy: Literal["off", "warn", "enforce"] = "off"
-    keys: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
+    keys: tuple[str, ...] = ()
+    """PEM, or a file of it."""
+    identities: tuple[Signer, ...] = ()
+    trusted_root: str | None = None
+    """A file: by what certificates of `identities` are checked."""
 
 
 class Weights(Part, frozen=True):

@@ -1,16 +1,18 @@
 """Whose signatures of weights count: Settings `weights.signatures` -> the policy of `artifacts`, with its keys read.
 
-Owns the bridge between the two, which know nothing of one another. Promises: with a key that cannot be read there is no
-policy at all, so that nothing is judged by fewer keys than somebody wrote.
+Owns the bridge between the two, which know nothing of one another. Promises: with a key or root that cannot be read
+there is no policy at all, so that nothing is judged by less than somebody wrote.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from artifacts import publickeys
+from artifacts import publickeys, trustroot
+from artifacts.identities import Identity
 from artifacts.publickeys import PEM_BYTES_MAX, BadKeyError
 from artifacts.signatures import Policy
+from artifacts.trustroot import ROOT_BYTES_MAX, BadRootError, Root
 from autoscaler.settings import Signatures
 from pilotlight import certificates
 from pilotlight.certificates import FileError
@@ -33,4 +35,19 @@ def policy(signatures: Signatures) -> Policy:
         except BadKeyError as error:
             named = f"{one}: " if one.startswith("/") else ""
             raise SignersError(f"{at}: {named}{error}") from None
-    return Policy(signatures.policy, tuple(keys))
+    return Policy(
+        signatures.policy,
+        tuple(keys),
+        identities=tuple(Identity(one.subject, one.issuer) for one in signatures.identities),
+        root=None if signatures.trusted_root is None else _root(Path(signatures.trusted_root)),
+    )
+
+
+def _root(path: Path) -> Root:
+    at = "weights.signatures.trustedRoot"
+    try:
+        return trustroot.parse(certificates.read(path, ROOT_BYTES_MAX).encode())
+    except FileError as error:
+        raise SignersError(f"{at}: {error}") from None
+    except BadRootError as error:
+        raise SignersError(f"{at}: {path}: {error}: write one with `cosign trusted-root create`") from None

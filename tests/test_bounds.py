@@ -220,6 +220,12 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.claims.SUBJECTS_MAX",
         "artifacts.publickeys.PEM_BYTES_MAX",
     ),
+    "a log's entry for one: body; hashes; a trusted root's text, chain": (
+        "artifacts.transparency.BODY_BYTES_MAX",
+        "artifacts.transparency.HASHES_MAX",
+        "artifacts.trustroot.ROOT_BYTES_MAX",
+        "artifacts.trustroot.CHAIN_MAX",
+    ),
     "an archive in an artifact: members; names and records of one; zeros after its end": (
         "artifacts.tar.ENTRIES_MAX",
         "artifacts.tar.META_BYTES_MAX",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from artifacts import trustroot
+from artifacts.identities import Identity
 from artifacts.signatures import Policy
 from autoscaler.documents import DocumentError, load
 from autoscaler.podspec import API_VERSION
 from autoscaler.settings import Signatures
 from pilotlight import signers
 from pilotlight.signers import SignersError
+from tests.kit.keyless import Sigstore
 from tests.kit.signed import key, pem
 
 OURS, OTHERS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
@@ -32,15 +36,35 @@ def test_keys_stand_in_the_settings_or_in_files(tmp_path: Path) -> None:
     assert signers.policy(loaded("{}")) == Policy("off", ())
 
 
+def test_identities_come_with_a_trusted_root(tmp_path: Path) -> None:
+    root = tmp_path / "root.json"
+    root.write_text(json.dumps(Sigstore().trusted()))
+    whom = f"identities: [{{subject: me@acme.example, issuer: https://login.example}}], trustedRoot: {root}"
+    found = signers.policy(loaded(f"{{signatures: {{policy: warn, {whom}}}}}"))
+    assert found.identities == (Identity("me@acme.example", "https://login.example"),)
+    assert found.root == trustroot.parse(root.read_bytes())
+    root.write_text("{}")
+    with pytest.raises(SignersError, match=r"^weights.signatures.trustedRoot: /\S+: the trusted root has not one"):
+        signers.policy(loaded(f"{{signatures: {{{whom}}}}}"))
+    root.unlink()
+    with pytest.raises(SignersError, match=r"^weights.signatures.trustedRoot: .*: No such file or directory"):
+        signers.policy(loaded(f"{{signatures: {{{whom}}}}}"))
+
+
 @pytest.mark.parametrize(
     ("signatures", "line"),
     [
         ("policy: on", "policy: expected one of enforce, off, warn"),
-        ("policy: enforce", "keys: missing; with policy enforce expected public keys to check by"),
-        ("policy: warn, keys: []", "keys: missing; with policy warn expected public keys to check by"),
+        ("policy: enforce", "keys: missing; policy enforce needs keys or identities to check by"),
+        ("policy: warn, keys: []", "keys: missing; policy warn needs keys or identities to check by"),
         ("keys: x", "keys: expected a list"),
         ("keys: [a.pub]", "keys[0]: expected a public key in PEM, which begins with -----BEGIN PUBLIC KEY-----, or an"),
         ("keys: [/a, '-----BEGIN PRIVATE KEY-----']", "keys[1]: this is a private key, which belongs to who signs"),
+        ("trustedRoot: /a", "trustedRoot: identities and what they are checked by go together"),
+        ("identities: [{subject: a, issuer: b}]", "trustedRoot: identities and what they are checked by"),
+        ("identities: [{subject: a, issuer: b}], trustedRoot: a", "trustedRoot: expected an absolute path"),
+        ("identities: [{subject: a}]", "identities[0].issuer: missing"),
+        ("identities: [{subject: '', issuer: b}]", "identities[0].subject: expected"),
         ("policies: off", "policies: unknown key"),
     ],
 )

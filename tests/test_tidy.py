@@ -89,26 +89,29 @@ PURE = frozenset(
     | {"msgspec", "yaml"}
 )
 """From outside, what pure modules may import: nothing of it does I/O unasked, knows a clock, or draws."""
-_ASYMMETRIC = "cryptography.hazmat.primitives.asymmetric"
-VERIFYING = (
-    *("cryptography", "cryptography.exceptions", "cryptography.hazmat", "cryptography.hazmat.primitives"),
-    *(
-        "cryptography.hazmat.primitives.hashes",
-        "cryptography.hazmat.primitives.serialization",
-        _ASYMMETRIC,
-        f"{_ASYMMETRIC}.utils",
+VERIFYING = "judges what strangers signed; of what draws, makes keys or reads clocks nothing is used"
+_PRIMITIVES = "cryptography.hazmat.primitives"
+_CRYPTOGRAPHY = {
+    "artifacts/publickeys": (
+        *("cryptography.exceptions", f"{_PRIMITIVES}.hashes", f"{_PRIMITIVES}.serialization"),
+        *(f"{_PRIMITIVES}.asymmetric{one}" for one in ("", ".types", ".utils")),
     ),
-)
+    "artifacts/identities": (
+        *("cryptography.exceptions", f"{_PRIMITIVES}.hashes", f"{_PRIMITIVES}.serialization"),
+        *("cryptography.x509", "cryptography.x509.certificate_transparency", "cryptography.x509.oid"),
+    ),
+    "artifacts/trustroot": (f"{_PRIMITIVES}.serialization", "cryptography.x509"),
+}
+_PACKAGES = ("cryptography", "cryptography.hazmat", _PRIMITIVES)
 EXCEPTIONS = {
     ("gateway/body", "mmap"): "anonymous memory, never a file",
     ("autoscaler/foreign/llama_swap_commands", "shlex"): "takes a text into words; reads nothing when it has one",
     ("artifacts/challenge", "yarl"): "URLs, as the transport reads them",
     ("artifacts/inflate", "zstandard"): "takes bytes to bytes, as zlib does; of its files nothing is used",
     ("artifacts/origin", "yarl"): "URLs, as the transport reads them: two parsers would differ on some",
-    **{
-        ("artifacts/publickeys", what): "judges bytes by a key; of what draws or makes keys nothing is used"
-        for what in VERIFYING
-    },
+    **{(module, what): VERIFYING for module, all_of in _CRYPTOGRAPHY.items() for what in (*_PACKAGES, *all_of)},
+    ("artifacts/identities", "datetime"): "names UTC; never the clock",
+    ("artifacts/trustroot", "datetime"): "reads a time that is written; never the clock",
     ("artifacts/retrying", "email"): "reads a time that is written; never the clock",
     ("artifacts/retrying", "email.utils"): "as above",
     ("autoscaler/tenant", "datetime"): "reads a time that is written; never the clock",
