@@ -258,9 +258,7 @@ def _check_signatures(signatures: Signatures, at: Path) -> None:
         raise WrongKeyError((*at, "keys"), f"missing; policy {signatures.policy} needs keys or identities to check by")
     root = signatures.trusted_root
     if bool(signatures.identities) != (root is not None):
-        raise WrongKeyError(
-            (*at, "trustedRoot"), "identities and the trusted root that they are checked by go together"
-        )
+        raise WrongKeyError((*at, "trustedRoot"), "identities and what they are checked by go together")
     if root is not None and not root.startswith("/"):
         raise WrongKeyError((*at, "trustedRoot"), "expected an absolute path")
     for position, key in enumerate(signatures.keys):

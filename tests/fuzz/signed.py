@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from artifacts import publickeys, signatures
+from artifacts import claims, identities, publickeys, signatures, transparency, trustroot
+from artifacts.claims import BadClaimError
 from artifacts.digests import Digest
+from artifacts.identities import Identity
+from artifacts.publickeys import BadKeyError
 from artifacts.signatures import Bundled, Cosign, Policy
+from artifacts.trustroot import BadRootError
 
 _GOLDEN = Path(__file__).parents[1] / "golden" / "signatures"
 MADE: dict[str, Any] = json.loads((_GOLDEN / "keys.json").read_text())
 KINDS = ("p256", "rsa", "ed25519")
+PUBLIC_S = 1692374735
+"""When the public sigstore's entry was made."""
 DIGEST = Digest(MADE["digest"])
-POLICY = Policy("enforce", tuple(publickeys.parse(MADE[kind]["key"].encode()) for kind in KINDS))
+PUBLIC: dict[str, Any] = json.loads((_GOLDEN / "public-good.json").read_text())
+ROOT = trustroot.parse(json.dumps(PUBLIC["root"]).encode())
+NOBODY = Identity("nobody@example.com", "https://login.example")
+POLICY = Policy("enforce", tuple(publickeys.parse(MADE[kind]["key"].encode()) for kind in KINDS), (NOBODY,), ROOT)
 HOLDING = {base64.b64decode(MADE[kind]["dsse"]["dsseEnvelope"]["payload"]) for kind in KINDS}
 SIGNATURE = MADE["p256"]["signature"]
 
@@ -23,16 +33,20 @@ SEEDS = (
     *(json.dumps(MADE[kind]["dsse"], separators=(",", ":")).encode() for kind in KINDS),
     MADE["p256"]["payload"].encode(),
     MADE["p256"]["signature"].encode(),
+    json.dumps(PUBLIC["entry"], separators=(",", ":")).encode(),
+    base64.b64decode(PUBLIC["certificate"]),
+    json.dumps(PUBLIC["root"], separators=(",", ":")).encode(),
 )
 WORDS = (
     *(b'"dsseEnvelope":{', b'"messageSignature":{', b'"verificationMaterial":{', b'"publicKey":{', b'"certificate":{'),
     *(b'"payload":"', b'"signatures":[{', b'"sig":"', b'"critical":{', b'"image":{', b'"docker-manifest-digest":"'),
     *(DIGEST.encode(), b'"algorithm":"SHA2_256"', b"\\u0000", b"\\ud800", b"1e999", b"NaN", b"==", b"{}", b"[]"),
+    *(b'"canonicalizedBody":"', b'"inclusionProof":{', b'"hashes":[', b'"integratedTime":"', b"\\u2014 ", b"\x30\x82"),
 )
 
 
 def signed(data: bytes) -> None:
-    """As a bundle, as a payload, as a signature and as a key."""
+    """As a bundle, a payload, a signature, a key, a certificate, a log's entry and a trusted root."""
     text = data.decode("utf-8", "replace")
     for found in (Bundled("at", data), Cosign("at", data, SIGNATURE), Cosign("at", b"{}", text)):
         verdict = signatures.judge(DIGEST, [found], POLICY)
@@ -40,15 +54,23 @@ def signed(data: bytes) -> None:
         assert all(line.isprintable() for line in verdict.lines)
         if verdict.publish:
             assert _is_made(found), "nobody signed this"
+    _read(lambda: publickeys.parse(data), BadKeyError)
+    _read(lambda: trustroot.parse(data), BadRootError)
+    _read(lambda: identities.check(data, PUBLIC_S, ROOT), BadClaimError)
+    _read(lambda: transparency.check(claims.read(data, len(data), "it"), ROOT.logs), BadClaimError)
+
+
+def _read(reading: Callable[[], object], kind: type[Exception]) -> None:
+    """It is taken, or refused in one line."""
     try:
-        publickeys.parse(data)
-    except publickeys.BadKeyError as error:
-        text = str(error)
-        if not text.isprintable():
+        reading()
+    except kind as error:
+        if not str(error).isprintable():
             raise AssertionError("the error is not one line") from error
 
 
 def _is_made(found: Bundled | Cosign) -> bool:
     if isinstance(found, Cosign):
         return found.payload == MADE["p256"]["payload"].encode()
-    return base64.b64decode(json.loads(found.content)["dsseEnvelope"]["payload"]) in HOLDING
+    document: dict[str, Any] = json.loads(found.content)
+    return base64.b64decode(document["dsseEnvelope"]["payload"]) in HOLDING
