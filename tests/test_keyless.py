@@ -27,14 +27,19 @@ from artifacts.digests import Digest
 from artifacts.identities import Identity
 from artifacts.signatures import Policy
 from artifacts.trustroot import BadRootError
-from tests.kit.keyless import AT_S, WHO, Sigstore, path, private, tree
-from tests.kit.signed import OTHER, SIGNED, b64, bundled, envelope, key, statement
+from tests.kit.keyless import AT_S, SINCE, WHO, Sigstore, id_of, path, private, tree, usage
+from tests.kit.signed import OTHER, SIGNED, b64, bundled, envelope, key, sign, statement
 
 GOLDEN = Path(__file__).parent / "golden" / "signatures"
 PUBLIC, REKOR = (json.loads((GOLDEN / f"{name}.json").read_text()) for name in ("public-good", "rekor"))
 DIGEST = Digest(SIGNED)
 OURS = Sigstore()
 ENFORCE = Policy("enforce", identities=(WHO,), root=trustroot.parse(json.dumps(OURS.trusted()).encode()))
+
+
+def rooted(trusted: dict[str, Any]) -> Policy:
+    """The policy, with another trusted root."""
+    return ENFORCE._replace(root=trustroot.parse(json.dumps(trusted).encode()))
 
 
 def why(document: dict[str, Any], policy: Policy = ENFORCE) -> str:
@@ -135,6 +140,32 @@ def test_point_17_certificates_of_others_or_for_other_ends_are_refused() -> None
     assert why(OURS.vouched(envelope(signer), other)) == "it is by none of the keys"
 
 
+def test_point_17_certificates_that_say_too_little_or_too_much_are_refused() -> None:
+    others = Sigstore()
+    assert "not for signing code" in why(OURS.signed(use=usage(ca=True)))
+    assert "not one subject" in why(OURS.signed(subjects=["https://other.example"]))
+    assert "no timestamp of a certificate log" in why(OURS.signed(ct_signs=others.ct))
+    for text in (b"\x0c\x01ab", b"\x0c\x03ab", b"\x04\x02ab", b"\x0c", b"\x0c\x82\x00\x02ab"):
+        assert "issuer of the login is no short text" in why(OURS.signed(issuer=text))
+    upstart = Sigstore(ca=False)
+    assert "by no authority" in why(upstart.signed(), rooted(upstart.trusted()))
+
+
+def test_point_17_authorities_and_logs_count_for_their_own_time_only() -> None:
+    document = OURS.signed()
+    for part, said in {
+        "certificateAuthorities": "by no authority that the trusted root names for that time",
+        "ctlogs": "no timestamp of a certificate log",
+        "tlogs": "a time at which its log was not in use",
+    }.items():
+        root = OURS.trusted()
+        of = root[part][0].get("publicKey", root[part][0])
+        of["validFor"]["end"] = (SINCE - timedelta(seconds=1)).isoformat()
+        assert said in why(document, rooted(root))
+        of["validFor"]["end"] = (SINCE + timedelta(days=1)).isoformat()
+        assert signatures.judge(DIGEST, [bundled(document)], rooted(root)).publish
+
+
 def test_point_17_a_certificate_whose_bytes_were_changed_is_refused() -> None:
     document = OURS.signed()
     of = document["verificationMaterial"]["certificate"]
@@ -185,6 +216,12 @@ def test_point_17_an_entry_without_every_proof_of_its_log_is_refused() -> None:
     for checkpoint in (others.entry(b"{}"), OURS.entry(b"another")):
         to = checkpoint["inclusionProof"]["checkpoint"]
         assert "checkpoint is of another tree" in why(changed("inclusionProof", "checkpoint", to=to))
+    forged = OURS.signed()
+    proof = forged["verificationMaterial"]["tlogEntries"][0]["inclusionProof"]["checkpoint"]
+    head = proof["envelope"].partition("\n\n")[0] + "\n"
+    signed = b64(id_of(OURS.log)[:4] + sign(others.log, head.encode()))
+    proof["envelope"] = f"{head}\n\u2014 log.example {signed}\n"
+    assert "not by its log" in why(forged)
     for text in ("", "\n\n", "a\n5\n\n\u2014 a AAAA", "x" * 9000):
         assert "checkpoint is of another tree" in why(changed("inclusionProof", "checkpoint", "envelope", to=text))
     for number in (7, "-1", "x", "\u0663", "1" * 30, True):
@@ -202,6 +239,7 @@ def test_a_proof_leads_to_the_root_from_its_own_leaf_and_place_alone(size: int, 
     proof, root = path(index, leaves), tree(leaves)
     assert transparency.root_of(leaves[index], index, size, proof) == root
     assert transparency.root_of(b"x", index, size, proof) != root
+    assert transparency.root_of(leaves[index], index, 2 * size, proof) != root
     assert transparency.root_of(leaves[index], index, size, [*proof, b"x" * 32]) != root
     if proof:
         assert transparency.root_of(leaves[index], index, size, proof[:-1]) != root

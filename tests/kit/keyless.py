@@ -79,20 +79,21 @@ def octets(content: bytes) -> bytes:
 class Sigstore:
     """One whole installation."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ca: bool = True) -> None:
+        """`ca`: whether the one that gives certificates may."""
         self.top, self.authority, self.log, self.ct = private(), private(), private(), private()
-        self.root = self._authority(self.top, self.top, "root", "root")
-        self.intermediate = self._authority(self.authority, self.top, "intermediate", "root")
+        self.root = self._authority(self.top, self.top, "root", "root", ca=True)
+        self.intermediate = self._authority(self.authority, self.top, "intermediate", "root", ca=ca)
 
     def _authority(
-        self, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey, subject: str, issuer: str
+        self, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey, subject: str, issuer: str, *, ca: bool
     ) -> x509.Certificate:
         return (
             x509.CertificateBuilder(name(issuer), name(subject), key.public_key(), x509.random_serial_number())
             .not_valid_before(SINCE - timedelta(days=1))
             .not_valid_after(SINCE + timedelta(days=1000))
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .add_extension(usage(ca=True), critical=True)
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(usage(ca=ca), critical=True)
             .sign(by, hashes.SHA256())
         )
 
@@ -112,34 +113,41 @@ class Sigstore:
         who: Identity = WHO,
         *,
         purpose: x509.ObjectIdentifier = ExtendedKeyUsageOID.CODE_SIGNING,
+        subjects: Sequence[str] = (),
+        issuer: bytes | None = None,
+        use: x509.KeyUsage | None = None,
         ct: ec.EllipticCurvePrivateKey | None = None,
+        ct_signs: ec.EllipticCurvePrivateKey | None = None,
         more: Sequence[x509.Extension[Any]] = (),
     ) -> x509.Certificate:
-        issuer = who.issuer.encode()
-        text = x509.UnrecognizedExtension(ISSUER, bytes([0x0C, len(issuer)]) + issuer)
+        login = who.issuer.encode()
+        names = [x509.UniformResourceIdentifier(one) for one in (who.subject, *subjects)]
+        text = x509.UnrecognizedExtension(ISSUER, issuer or bytes([0x0C, len(login)]) + login)
         builder = (
             x509.CertificateBuilder(self.intermediate.subject, x509.Name([]), key.public_key(), 7)
             .not_valid_before(SINCE)
             .not_valid_after(SINCE + timedelta(minutes=10))
-            .add_extension(usage(ca=False), critical=True)
+            .add_extension(use or usage(ca=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-            .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(who.subject)]), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=True)
             .add_extension(text, critical=False)
         )
         for one in more:
             builder = builder.add_extension(one.value, one.critical)
         bare = builder.sign(self.authority, hashes.SHA256()).tbs_certificate_bytes
-        timestamps = octets(self._timestamp(bare, ct or self.ct))
+        timestamps = octets(self._timestamp(bare, ct or self.ct, ct_signs))
         return builder.add_extension(x509.UnrecognizedExtension(_CT, timestamps), critical=False).sign(
             self.authority, hashes.SHA256()
         )
 
-    def _timestamp(self, bare: bytes, ct: ec.EllipticCurvePrivateKey) -> bytes:
+    def _timestamp(
+        self, bare: bytes, ct: ec.EllipticCurvePrivateKey, signs: ec.EllipticCurvePrivateKey | None
+    ) -> bytes:
         """A list of one (RFC 6962, 3.2 and 3.3)."""
         unix_ms = (AT_S * 1000 + 123).to_bytes(8, "big")
         length = len(bare).to_bytes(3, "big")
         said = b"\x00\x00" + unix_ms + b"\x00\x01" + id_of(self.authority) + length + bare + b"\x00\x00"
-        signature = sign(ct, said)
+        signature = sign(signs or ct, said)
         one = b"\x00" + id_of(ct) + unix_ms + b"\x00\x00\x04\x03" + len(signature).to_bytes(2, "big") + signature
         one = len(one).to_bytes(2, "big") + one
         return len(one).to_bytes(2, "big") + one
