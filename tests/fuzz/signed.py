@@ -27,11 +27,12 @@ ROOT = trustroot.parse(json.dumps(PUBLIC["root"]).encode())
 NOBODY = Identity("nobody@example.com", "https://login.example")
 POLICY = Policy("enforce", tuple(publickeys.parse(MADE[kind]["key"].encode()) for kind in KINDS), (NOBODY,), ROOT)
 HOLDING = {base64.b64decode(MADE[kind]["dsse"]["dsseEnvelope"]["payload"]) for kind in KINDS}
+PAYLOAD: bytes = MADE["p256"]["payload"].encode()
 SIGNATURE = MADE["p256"]["signature"]
 
 SEEDS = (
     *(json.dumps(MADE[kind]["dsse"], separators=(",", ":")).encode() for kind in KINDS),
-    MADE["p256"]["payload"].encode(),
+    PAYLOAD,
     MADE["p256"]["signature"].encode(),
     json.dumps(PUBLIC["entry"], separators=(",", ":")).encode(),
     base64.b64decode(PUBLIC["certificate"]),
@@ -71,6 +72,5 @@ def _read(reading: Callable[[], object], kind: type[Exception]) -> None:
 
 def _is_made(found: Bundled | Cosign) -> bool:
     if isinstance(found, Cosign):
-        return found.payload == MADE["p256"]["payload"].encode()
-    document: dict[str, Any] = json.loads(found.content)
-    return base64.b64decode(document["dsseEnvelope"]["payload"]) in HOLDING
+        return found.payload == PAYLOAD
+    return base64.b64decode(json.loads(found.content)["dsseEnvelope"]["payload"]) in HOLDING

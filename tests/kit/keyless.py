@@ -1,6 +1,7 @@
 """A sigstore of a test's own: an authority, a log of certificates, one of signatures, and bundles that they vouch for.
 
-Everything is made to the specifications with keys of this process, so that each test can break one thing.
+Everything is made to the specifications with keys of this process, so that each test can break one thing; sigstore-go
+v1.2.2 takes what `signed` makes (with all of its checks on, and ids and addresses added to `trusted`).
 """
 
 from __future__ import annotations
@@ -152,8 +153,9 @@ class Sigstore:
         one = len(one).to_bytes(2, "big") + one
         return len(one).to_bytes(2, "big") + one
 
-    def entry(self, body: bytes, unix_s: int = AT_S, *, beside: int = 4, index: int = 2) -> dict[str, Any]:
+    def entry(self, body: bytes, unix_s: int = AT_S, *, kind: str = "dsse") -> dict[str, Any]:
         """An element of `tlogEntries`."""
+        beside, index = 4, 2
         leaves = [b"entry %d" % n for n in range(beside)]
         leaves.insert(index, body)
         said = {"body": b64(body), "integratedTime": unix_s, "logID": id_of(self.log).hex(), "logIndex": 9000 + index}
@@ -162,6 +164,7 @@ class Sigstore:
         return {
             "logIndex": str(9000 + index),
             "logId": {"keyId": b64(id_of(self.log))},
+            "kindVersion": {"kind": kind, "version": "0.0.1"},
             "integratedTime": str(unix_s),
             "inclusionPromise": {
                 "signedEntryTimestamp": b64(sign(self.log, json.dumps(said, separators=(",", ":")).encode()))
@@ -183,8 +186,13 @@ class Sigstore:
             inner = document["dsseEnvelope"]
             summed = hashlib.sha256(base64.b64decode(inner["payload"])).hexdigest()
             signatures = [{"signature": inner["signatures"][0]["sig"], "verifier": pem}]
-            spec: dict[str, Any] = {"payloadHash": {"algorithm": "sha256", "value": summed}, "signatures": signatures}
-            body = {"apiVersion": "0.0.1", "kind": "dsse", "spec": spec}
+            whole = hashlib.sha256(json.dumps(inner).encode()).hexdigest()
+            spec: dict[str, Any] = {
+                "envelopeHash": {"algorithm": "sha256", "value": whole},
+                "payloadHash": {"algorithm": "sha256", "value": summed},
+                "signatures": signatures,
+            }
+            kind = "dsse"
         else:
             inner = document["messageSignature"]
             value = base64.b64decode(inner["messageDigest"]["digest"]).hex()
@@ -192,10 +200,11 @@ class Sigstore:
                 "data": {"hash": {"algorithm": "sha256", "value": value}},
                 "signature": {"content": inner["signature"], "publicKey": {"content": pem}},
             }
-            body = {"apiVersion": "0.0.1", "kind": "hashedrekord", "spec": spec}
+            kind = "hashedrekord"
+        body = {"apiVersion": "0.0.1", "kind": kind, "spec": spec}
         material = {
             "certificate": {"rawBytes": b64(leaf.public_bytes(Encoding.DER))},
-            "tlogEntries": [self.entry(json.dumps(body).encode(), unix_s)],
+            "tlogEntries": [self.entry(json.dumps(body).encode(), unix_s, kind=kind)],
         }
         return document | {"mediaType": BUNDLE, "verificationMaterial": material}
 
