@@ -105,15 +105,32 @@ def slots(model: Model, granted_bytes: int) -> int:
 
 
 def is_cut(model: Model, replica: Replica) -> bool:
-    """Whether it has less than its document, as it is now, asks for."""
-    same = replica.spec_hash == model.spec_hash() and bool(spare_bytes(model))
-    return same and 0 < replica.memory_bytes < model.memory_bytes
+    """Whether it has less than its document asks for, also where that says nothing of `elastic` any more."""
+    asked = model.memory_bytes if spare_bytes(model) else min(model.memory_bytes, _estimated(model))
+    return _is_part(model, replica) and 0 < replica.memory_bytes <= asked - _within(spare_bytes(model))
 
 
 def has_grown(model: Model, replica: Replica) -> bool:
-    """Whether it has more than its document, as it is now, asks for."""
-    same = replica.spec_hash == model.spec_hash() and bool(growth(model).most_bytes)
-    return same and replica.memory_bytes > model.memory_bytes
+    """Whether it has more than its document asks for, also where that says nothing of `growth` any more."""
+    more = growth(model).most_bytes
+    asked = model.memory_bytes if more else max(model.memory_bytes, _estimated(model))
+    return _is_part(model, replica) and replica.memory_bytes >= asked + _within(more)
+
+
+def _is_part(model: Model, replica: Replica) -> bool:
+    """Whether it runs as its document says now, and that asks for a part of one Device, of some size."""
+    same = model.adopted is None and replica.spec_hash == model.spec_hash()
+    return same and model.spec.gpu.count == 1 and model.memory_bytes > 0
+
+
+def _estimated(model: Model) -> int:
+    """What it asked for before anything was measured: between that and what it asks for now nobody was granted it."""
+    return model.estimated_bytes or model.memory_bytes
+
+
+def _within(offered_bytes: int) -> int:
+    """By how much it differs at the least: by no more than pods round it, where no document offers anything."""
+    return 1 if offered_bytes else MIB
 
 
 def granted(model: Model, replica: Replica) -> str:
