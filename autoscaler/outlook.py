@@ -7,11 +7,11 @@ whatever order things were observed in, and its size is bounded. It places nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import exp2, inf
 
-from autoscaler.contract import ModelName
-from autoscaler.demand import NO_HISTORY, NO_LOAD, lasting, live, median_start_s
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.demand import LIVE, NO_HISTORY, NO_LOAD, lasting, median_start_s
 from autoscaler.lanes import Kind, Wanted
 from autoscaler.model import Model
 from autoscaler.packing import Force, Outlook
@@ -75,16 +75,18 @@ def histogram(world: World, now_s: float) -> tuple[Wanted, ...]:
     return tuple(Wanted(kind, parts[kind]) for kind in most)
 
 
-def yet(world: World) -> dict[Kind, int]:
+def yet(world: World, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()) -> dict[Kind, int]:
     """What may be asked for beside what is there, and how often: each Model's Replicas up to its maximum, whether
     anybody called it lately or not. Those that a Device has no part for are left out, and so is who has its own pods.
+    `leaving` and `staying`: Replicas that this tick drains or evicts, and revives.
     """
     found: dict[Kind, int] = {}
     for name, model in world.models.items():
         spec = model.spec
         if spec.paused or model.adopted is not None or spec.gpu.count != 1 or not model.memory_bytes:
             continue
-        lacking = spec.replicas.max - (len(lasting(live(world, name))) if name in world.by_model else 0)
+        there = (world.replicas[id] for id in world.by_model.get(name, ()) if id not in leaving)
+        lacking = spec.replicas.max - len(lasting([one for one in there if one.state in LIVE or one.id in staying]))
         if lacking > 0:
             kind = want_of(model, 0, inf, Force.NONE, "", world.settings.pod).kind
             found[kind] = found.get(kind, 0) + lacking

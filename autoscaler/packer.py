@@ -19,7 +19,7 @@ from functools import cached_property, reduce
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.elastic import MEAN, Budget, settle
 from autoscaler.eviction import COMING, EVICT, Key, Option, cost_of
-from autoscaler.growth import grow
+from autoscaler.growth import checked, grow
 from autoscaler.hosting import amounts
 from autoscaler.hosts import NOTHING, Beside
 from autoscaler.packing import Incumbent, Missing, Outlook, Packing, Placement, Shelf, Victim, Want
@@ -34,8 +34,10 @@ from autoscaler.yard import Yard
 def pack(wanted: Sequence[Want], yard: Yard, copies: Set[Copy], outlook: Outlook, now_s: float) -> Packing:
     """Places what fits, in order of priority, then longest unserved, then name; names victims for what does not.
 
-    A Want with victims is in `unmet` too: it is placed by a later call, when they are gone.
+    A Want with victims is in `unmet` too: it is placed by a later call, when they are gone. Raises ValueError for a
+    Want of an amount that is none.
     """
+    checked(wanted)
     yard.locality.tell(copies)
     yard.stock.mark()
     try:
@@ -73,7 +75,8 @@ def _packed(wanted: Sequence[Want], bench: _Bench) -> Packing:
     for at, options in promised.items() if spared else ():
         unmet[at] = unmet[at]._replace(reason=bench.wait([bench.without(one, spared) for one in options]))
     going = (Victim(id, one.model, want) for id, (one, want) in victims.items() if id not in spared)
-    grown = grow(placements, [one.want for one in unmet if not one.never], bench.supposed)
+    waiting = [one.want for one in unmet if not one.never]
+    grown = grow(placements, waiting, victims.keys() - spared, bench.supposed)
     return Packing(grown, tuple(going), tuple(unmet))
 
 

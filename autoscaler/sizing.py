@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from autoscaler.model import Model
 from autoscaler.packing import NO_GROWTH, Growth
+from autoscaler.quantity import SIZE_MAX
 from autoscaler.words import size
 from autoscaler.world import Replica
 
@@ -63,7 +64,7 @@ def growth(model: Model) -> Growth:
     percent, asked, cache = model.spec.gpu.growth_percent, model.memory_bytes, model.cache
     if not percent or not asked or model.spec.gpu.count != 1 or model.adopted is not None:
         return NO_GROWTH
-    most, step = asked * percent // 100, MIB
+    most, step = min(asked * percent // 100, SIZE_MAX), MIB
     if model.spec.engine == "llama.cpp":
         step = 0 if cache is None else cache.slot_bytes if _by_slots(model) else CELLS * cache.token_bytes
         most = min(most, _more(model))

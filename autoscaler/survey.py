@@ -89,7 +89,8 @@ class Survey:
                 seen[id] = shelf_of(look, world.slices[id])
             return seen[id]
 
-        self._yard.budget, self._yard.yet = partial(budget, look), partial(yet, world)
+        self._yard.budget = partial(budget, look)
+        self._yard.yet = lambda victims: yet(world, {*look.leaving, *victims}, look.staying)
         self._yard.full, self._yard.models = full, world.by_model.keys()
         self._yard.held = lambda replica: world.replicas[replica].slices
         return self._yard

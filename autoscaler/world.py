@@ -56,6 +56,8 @@ class Slice(Fact, frozen=True):
     """How its Device is sliced: the name of its Slicer (`autoscaler.slicing`); empty: by nobody, the machine's own."""
     device_bytes: int = 0
     """All the memory of its Device, or of what it was cut from, where others have some; 0: it is all its own."""
+    overcommitted: bool = False
+    """More of it may be given out than its Device has, or than is its own."""
     holders_max: int = 0
     """So many may be on it, Replicas and pods of others together; 0: as many as have room."""
     theirs: int = 0

@@ -76,8 +76,8 @@ class Yard:
         self.hosts = dict(hosts or {})
         self.budget: Callable[[], Budget] = Budget
         """What elastic Replicas that run have of what they asked for: counted when it is asked."""
-        self.yet: Callable[[], Mapping[Kind, int]] = dict
-        """What may be asked for yet, and how often: worked out when it is asked."""
+        self.yet: Callable[[Collection[ReplicaId]], Mapping[Kind, int]] = lambda _: {}
+        """What may be asked for yet when those have left, too, and how often: worked out when it is asked."""
         self.judges = taught is not None
         """Whether it is known what room is worth; else all sizes are taken to be asked for alike."""
         self.coming: set[SliceId] = set()

@@ -65,7 +65,7 @@ def run(
     wants: Sequence[Want], shelves: Sequence[Shelf], yet: Mapping[Kind, int] | None = None, taught: Taught | None = None
 ) -> Packing:
     yard = Yard(shelves, taught=taught)
-    yard.yet = lambda: dict(yet or {})
+    yard.yet = lambda victims: dict(yet or {})
     return pack(wants, yard, frozenset(), Outlook(), T0)
 
 

@@ -20,7 +20,7 @@ from autoscaler.contract import ReplicaId
 from autoscaler.fold import fold
 from autoscaler.indices import rebuild
 from autoscaler.observations import Seen, SlicesSeen
-from autoscaler.packing import Force, Packing, Shelf, Want
+from autoscaler.packing import Force, Growth, Packing, Shelf, Want
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import SliceId, World
@@ -215,6 +215,19 @@ NOT_AMOUNTS = [nan, inf, -inf, -1, -0.5, 0.5, 1 << 101]
 def test_adversarial_inputs_give_one_clear_error(field: str, amount: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field} of a request is .*: expected a whole number, 0 to [0-9]+$"):
         run([want("a")._replace(**{field: amount})], [shelf(device())])
+
+
+@pytest.mark.parametrize("amount", NOT_AMOUNTS)
+def test_a_growth_that_is_none_is_one_clear_error_wherever_it_would_be_placed(amount: Any) -> None:
+    for field, least in (("most_bytes", 0), ("step_bytes", 1)):
+        for memory_gi in (10, 90):
+            odd = want("a", memory_gi)._replace(growth=Growth(**{"most_bytes": 1 << 30, field: amount}))
+            with pytest.raises(
+                ValueError, match=f"^growth.{field} of a request is .*: expected a whole number, {least} "
+            ):
+                run([odd], [shelf(device())])
+    with pytest.raises(ValueError, match=r"^growth.step_bytes of a request is 0"):
+        run([want("a")._replace(growth=Growth(1 << 30, 0))], [shelf(device())])
 
 
 @pytest.mark.parametrize("price", [nan, inf, -inf, -1.0])

@@ -140,6 +140,7 @@ class Hami(NamedTuple):
             isolation=Isolation.NONE if over else Isolation.MEMORY, shared=card.tasks_max > 1,
             product=card.product or node.labels.get(_PRODUCT, ""), healthy=card.healthy,
             closed=_closed(node.annotations, card), kind=self.kind, handle=card.uuid, holders_max=card.tasks_max,
+            overcommitted=over,
         )  # fmt: skip
 
     def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
