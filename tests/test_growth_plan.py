@@ -37,7 +37,7 @@ def drained(at: World) -> list[str]:
 @pytest.mark.parametrize("high", [1, 2])
 def test_who_goes_for_another_by_the_same_plan_may_come_back_beside(high: int) -> None:
     """V makes room for w on the one card that w may have; the other one has room for a and for v."""
-    v, w = model("v", 12, high=high), model("w", 20, priority=5, gpu=Gpu(models=("*H100*",)))
+    v, w = model("v", 12, high=high, idle_seconds=9e5), model("w", 20, priority=5, gpu=Gpu(models=("*H100*",)))
     cards = [device("gpu0", 24, "n0", product="L4"), device("gpu1", 24, "n1", product="NVIDIA-H100")]
     calls = [level(ModelName("a"), 1), level(ModelName("w"), 1)]
     at = world([A, v, w], cards, [replica(v, "rv", on=["gpu1"])], [gateway(levels=calls)])
