@@ -16,7 +16,7 @@ from pathlib import Path
 
 from artifacts import digests, parts, sidecar
 from artifacts.digests import Digest
-from artifacts.partdisk import Disk, DiskError
+from artifacts.disk import Disk, DiskError, Opened
 from artifacts.parts import Ledger
 
 FOLDER = "partial"
@@ -45,9 +45,9 @@ class Partial:
         self._keeping = threading.Lock()
         self._summed = hashlib.new(digests.algorithm(digest))
         self._summed_bytes = 0
-        self._sidecar = -1
+        self._sidecar: Opened | None = None
         self._disk.folder(self._folder)
-        self.file = self._own()
+        self.file = Opened(self._own(), self._path)
         try:
             self.ledger = self._resumed()
             self._begin()
@@ -60,14 +60,14 @@ class Partial:
 
     def close(self) -> None:
         """Leaves it as it is, for the next."""
-        for number in (self._sidecar, self.file):
-            if number >= 0:
-                os.close(number)
-        self.file = self._sidecar = -1
+        for one in (self._sidecar, self.file):
+            if one is not None and one.number >= 0:
+                os.close(one.number)
+        self.file, self._sidecar = Opened(-1, self._path), None
 
     def put(self, at: int, pieces: list[bytes]) -> None:
         """Bytes from `at` on."""
-        self._disk.write(self.file, pieces, at)
+        self._disk.put(self.file, pieces, at)
         self.wrote(at, sum(len(piece) for piece in pieces))
 
     def wrote(self, at: int, count: int) -> None:
@@ -98,7 +98,8 @@ class Partial:
             if not new:
                 return
             self._disk.sync(self.file)
-            self._disk.append(self._sidecar, sidecar.lines(new))
+            if self._sidecar is not None:
+                self._disk.append(self._sidecar, sidecar.lines(new))
             self._kept |= new
 
     def publish(self, path: Path) -> bool:
@@ -112,17 +113,16 @@ class Partial:
             return False
         self._disk.folder(path.parent)
         self._disk.sync(self.file)
-        self._disk.replace(self._path, path)
-        self._disk.sync_folder(path.parent)
+        self._disk.move(self._path, path)
         self._disk.remove(self._sidecar_path)
         return True
 
     def drop(self) -> None:
         """The sidecar first: a file without one is begun anew, a sidecar without its file says nothing."""
         self._disk.remove(self._sidecar_path)
-        self._disk.sync_folder(self._folder)
+        self._disk.sync(self._folder)
         self._disk.remove(self._path)
-        self._disk.sync_folder(self._folder)
+        self._disk.sync(self._folder)
 
     def _own(self) -> int:
         """The file, with nobody else at it."""
@@ -146,7 +146,7 @@ class Partial:
         except FileNotFoundError:
             text = b""
         found = sidecar.read(text, self.digest, self.size)
-        if found is None or os.fstat(self.file).st_size != self.size:
+        if found is None or os.fstat(self.file.number).st_size != self.size:
             return Ledger(self.size, parts.part_bytes(self.size))
         return found
 
@@ -155,16 +155,16 @@ class Partial:
         if not self.ledger.full:
             if self._sidecar_path.exists():
                 self._disk.remove(self._sidecar_path)
-                self._disk.sync_folder(self._folder)
-            os.ftruncate(self.file, 0)
-            os.ftruncate(self.file, self.size)
+                self._disk.sync(self._folder)
+            os.ftruncate(self.file.number, 0)
+            os.ftruncate(self.file.number, self.size)
         self._disk.sync(self.file)
         new = self._sidecar_path.with_name(f"{self.digest}.new")
-        self._sidecar = os.open(new, _OPEN | os.O_TRUNC | os.O_APPEND, 0o644)
+        self._sidecar = Opened(os.open(new, _OPEN | os.O_TRUNC | os.O_APPEND, 0o644), new)
         head = sidecar.head(self.digest, self.size, self.ledger.part)
         self._disk.append(self._sidecar, head + sidecar.lines(self.ledger.full))
-        self._disk.replace(new, self._sidecar_path)
-        self._disk.sync_folder(self._folder)
+        self._disk.move(new, self._sidecar_path)
+        self._sidecar = self._sidecar._replace(path=self._sidecar_path)
 
     def _sum(self, most: int) -> None:
         with self._lock:
@@ -172,7 +172,7 @@ class Partial:
         room: bytearray = _room.__dict__.setdefault("bytes", bytearray(SUM_BYTES))
         view = memoryview(room)
         while self._summed_bytes < end:
-            count = os.preadv(self.file, [view[: end - self._summed_bytes]], self._summed_bytes)
+            count = os.preadv(self.file.number, [view[: end - self._summed_bytes]], self._summed_bytes)
             if not count:
                 raise OSError(5, "the file is shorter than what was written")
             self._summed.update(view[:count])

@@ -17,12 +17,12 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from artifacts import concurrency, partdisk, splicing
+from artifacts import concurrency, disk, splicing
 from artifacts.blobs import Blob, Moved
 from artifacts.concurrency import Window
 from artifacts.digests import Digest
+from artifacts.disk import Disk, DiskError
 from artifacts.mirrors import Mirrored
-from artifacts.partdisk import Disk, DiskError
 from artifacts.partial import Partial
 from artifacts.parts import Span
 from artifacts.refusals import BrokenError, MismatchError, RegistryError
@@ -123,7 +123,7 @@ class _Run:
             await self._flush()
             if head:
                 await self._fetch.thread(self.coming, self._put, at, [head])
-            goal = Goal(self.coming.partial.file, self._wrote)
+            goal = Goal(self.coming.partial.file.number, self._wrote)
             job = (splicing.move, rest, left, goal, at + len(head), self.coming.source.limits)
             moved = await self._fetch.thread(self.coming, *job, interrupt=lambda: splicing.interrupt(rest))
         self._batch_at = at + len(head) + moved.came
@@ -241,7 +241,8 @@ class _Fetch:
             raise
         except OSError as error:
             wanted = coming if isinstance(coming, Wanted) else coming.wanted
-            raise partdisk.refusal(error, self._folder, str(wanted.blob)) from None
+            said = f"{wanted.blob} cannot be kept in {self._folder}: {disk.trouble(error)}"
+            raise DiskError(f"{said}; what is on the disk is kept, and gone on with") from None
 
     def broke(self, _error: BrokenError) -> None:
         self._window.broke(self._clock())
@@ -271,6 +272,8 @@ class _Fetch:
             self._failed.append(error)
         finally:
             coming.keeper = None
+            if coming.partial.wants_keeping:  # parts that came meanwhile
+                self._nudge(coming)
 
     async def _opened(self, wanted: Wanted) -> Partial:
         blob = wanted.blob

@@ -40,7 +40,7 @@ async def test_point_13_the_power_goes_before_any_step_of_a_fetch(tmp_path: Path
                 disk = ForgetfulDisk(one.folder, steps + lost * random.randint(1, 9) if lost < 2 else -1)
                 whole = True
                 try:
-                    await one.fetch(wanted, disk=disk)
+                    await one.fetch(wanted, disk=disk.disk)
                 except* PowerLossError:
                     whole, lost = False, lost + 1
                 after = tmp_path / f"{steps}-{lost}-{whole}"
@@ -85,7 +85,7 @@ def test_any_order_of_parts_lies_and_crashes_ends_with_the_exact_bytes_or_no_fil
 
 def _life(disk: ForgetfulDisk, root: Path, random: Random, lies: float) -> bool:
     """From one start to the next; says whether the file got its name."""
-    one = Partial(root, DIGEST, len(SHORT), disk)
+    one = Partial(root, DIGEST, len(SHORT), disk.disk)
     try:
         while not one.ledger.complete:
             first, end = random.choice(one.ledger.spans())

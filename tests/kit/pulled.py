@@ -15,8 +15,8 @@ from artifacts import partial, parts, pull, sidecar
 from artifacts.blobs import Blob
 from artifacts.client import Client
 from artifacts.digests import Digest
+from artifacts.disk import Disk
 from artifacts.mirrors import Mirrored
-from artifacts.partdisk import Disk
 from artifacts.pull import Wanted, fetch
 from artifacts.transport import Answer as ClientAnswer
 from artifacts.transport import Limits, Site
