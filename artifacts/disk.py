@@ -2,7 +2,8 @@
 
 Owns writes, fsync, rename and link for the store and for a fetch, each a step with a name and a path, before which
 `step` is told: tests stop there, or refuse; and the words for what a disk refuses. Promises: when a call returns, what
-it did outlives a power cut, but for `put` and `link`, whose callers sync.
+it did outlives a power cut, but for `put`, `append` and
+`link`, whose callers sync.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _FIXES = {
 }
 _PIECES_MAX = os.sysconf("SC_IOV_MAX")
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 Step = Callable[[str, Path], None]
 """`step(name, path)`: what comes next, and where to; what it raises comes instead."""
 
@@ -48,8 +51,17 @@ class Opened(NamedTuple):
 class Disk:
     """All changes of a store and of a fetch go through one of these."""
 
-    def __init__(self, step: Step = lambda _what, _path: None) -> None:
+    def __init__(self, step: Step = lambda _what, _path: None, boot: str | None = None) -> None:
+        """`boot`: None: the machine's own."""
         self._step = step
+        self._boot = boot
+
+    @property
+    def boot(self) -> str:
+        """Which run of the machine this is: what was written and not synced is there for as long as it lasts."""
+        if self._boot is None:
+            self._boot = BOOT_ID.read_text(encoding="ascii").strip()
+        return self._boot
 
     def sync(self, what: Path | Opened) -> None:
         """A file's bytes and length, or a folder's names."""
@@ -97,11 +109,10 @@ class Disk:
                 left[0] = left[0][count:]
 
     def append(self, file: Opened, text: bytes) -> None:
-        """At the end of a small file."""
+        """At the end of a small file. The caller syncs it."""
         self._step("append", file.path)
         while text:
             text = text[os.write(file.number, text) :]
-        self.sync(file)
 
     def move(self, one: Path, to: Path) -> None:
         """By one rename, with the names of both folders."""

@@ -1,7 +1,7 @@
 """One blob's file while it comes: written anywhere, summed from its front, remembered, and at last given its name. I/O.
 
-Owns `partial/<digest>` and its sidecar. Blocks: runs in threads. Promises: a part is remembered only when it is on the
-disk; the file gets its final name only with all of its bytes summed and on the disk, so no crash leaves a file there
+Owns `partial/<digest>` and its sidecar. Blocks: runs in threads. Promises: a part is remembered as soon as it is there,
+for as long as the machine runs, and for good only when it is on the disk; the file gets its final name only with all of its bytes summed and on the disk, so no crash leaves a file there
 that is not the blob; one whose sum does not hold goes away whole, since nobody knows which of its bytes lied. One
 process at a time has it (flock).
 """
@@ -20,9 +20,10 @@ from artifacts.disk import Disk, DiskError, Opened
 from artifacts.parts import Ledger
 
 FOLDER = "partial"
-CHECKPOINT_BYTES = 32 << 20
-"""So much more on the disk is worth a line in the sidecar."""
-SUM_BYTES = 1 << 20
+CHECKPOINT_BYTES = 256 << 20
+"""So much more is worth being brought onto the disk before the blob is whole: what a power cut costs."""
+SUM_BYTES = 256 << 10
+"""Read back at once to be summed: what fits beside it into the cache of a core."""
 TURN_BYTES = 4 << 20
 """So much is summed in one go by a thread that has a connection to look after."""
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -57,6 +58,9 @@ class Partial:
         self.resumed = self.ledger.came
         """Bytes that were there before."""
         self._kept = set(self.ledger.full)
+        """Parts that are on the disk, and said to be."""
+        self._noted = set(self.ledger.full)
+        """Parts of which the sidecar says anything."""
 
     def close(self) -> None:
         """Leaves it as it is, for the next."""
@@ -74,6 +78,7 @@ class Partial:
         """`count` bytes from `at` on are in the file; sums a little of what is ready."""
         with self._lock:
             self.ledger.wrote(at, count)
+            self._note()
         self.sum_up(TURN_BYTES)
 
     def sum_up(self, most: int) -> None:
@@ -87,19 +92,22 @@ class Partial:
 
     @property
     def wants_keeping(self) -> bool:
-        """There is enough that the sidecar does not say."""
-        return (len(self.ledger.full) - len(self._kept)) * self.ledger.part >= CHECKPOINT_BYTES
+        """There is enough that is not on the disk; what is complete comes there by its end."""
+        waiting = (len(self.ledger.full) - len(self._kept)) * self.ledger.part
+        return waiting >= CHECKPOINT_BYTES and not self.ledger.complete
 
     def keep(self) -> None:
         """Parts that have come onto the disk, then into the sidecar."""
         with self._keeping:
             with self._lock:
                 new = self.ledger.full - self._kept
-            if not new:
-                return
+                if not new:
+                    return
+                noted = self._opened()
             self._disk.sync(self.file)
-            if self._sidecar is not None:
-                self._disk.append(self._sidecar, sidecar.lines(new))
+            self._disk.append(noted, sidecar.lines(new))
+            self._disk.sync(noted)
+            self._disk.sync(self._folder)
             self._kept |= new
 
     def publish(self, path: Path) -> bool:
@@ -145,26 +153,45 @@ class Partial:
             text = self._sidecar_path.read_bytes()
         except FileNotFoundError:
             text = b""
-        found = sidecar.read(text, self.digest, self.size)
+        found = sidecar.read(text, self.digest, self.size, self._disk.boot)
         if found is None or os.fstat(self.file.number).st_size != self.size:
             return Ledger(self.size, parts.part_bytes(self.size))
         return found
 
     def _begin(self) -> None:
-        """A file of its length, and a sidecar that says what is there, both with names that are on the disk."""
+        """A file of its length. Of what is gone on with, all is brought onto the disk, and said anew."""
         if not self.ledger.full:
             if self._sidecar_path.exists():
                 self._disk.remove(self._sidecar_path)
                 self._disk.sync(self._folder)
             os.ftruncate(self.file.number, 0)
             os.ftruncate(self.file.number, self.size)
+            return
         self._disk.sync(self.file)
         new = self._sidecar_path.with_name(f"{self.digest}.new")
-        self._sidecar = Opened(os.open(new, _OPEN | os.O_TRUNC | os.O_APPEND, 0o644), new)
-        head = sidecar.head(self.digest, self.size, self.ledger.part)
-        self._disk.append(self._sidecar, head + sidecar.lines(self.ledger.full))
+        self._sidecar = self._headed(new)
+        self._disk.append(self._sidecar, sidecar.lines(self.ledger.full))
+        self._disk.sync(self._sidecar)
         self._disk.move(new, self._sidecar_path)
         self._sidecar = self._sidecar._replace(path=self._sidecar_path)
+
+    def _note(self) -> None:
+        """For who goes on when this process alone has ended: the kernel has what was written. Costs no wait."""
+        if len(self._noted) < len(self.ledger.full) and not self.ledger.complete:
+            new = self.ledger.full - self._noted
+            self._disk.append(self._opened(), sidecar.lines(new, self._disk.boot))
+            self._noted |= new
+
+    def _opened(self) -> Opened:
+        """The sidecar; made late, since most blobs need none: no old one is there under its name."""
+        if self._sidecar is None:
+            self._sidecar = self._headed(self._sidecar_path)
+        return self._sidecar
+
+    def _headed(self, path: Path) -> Opened:
+        made = Opened(os.open(path, _OPEN | os.O_TRUNC | os.O_APPEND, 0o644), path)
+        self._disk.append(made, sidecar.head(self.digest, self.size, self.ledger.part))
+        return made
 
     def _sum(self, most: int) -> None:
         with self._lock:

@@ -25,7 +25,7 @@ class ForgetfulDisk:
 
     def __init__(self, root: Path, steps: int = -1) -> None:
         self.root = root
-        self.disk = Disk(self._step)
+        self.disk = Disk(self._step, boot=root.name)
         self.steps = 0
         self.last = steps
         self._pinned: dict[int, int] = {}
@@ -49,7 +49,7 @@ class ForgetfulDisk:
             os.close(number)
 
     def _step(self, what: str, path: Path) -> None:
-        if what != "put":  # what is only in memory may be lost at any time: `_mixed`
+        if what not in {"put", "append"}:  # what is only in memory may be lost at any time: `_mixed`
             if self.steps == self.last:
                 raise PowerLossError
             self.steps += 1
