@@ -1,9 +1,9 @@
 """One blob's file while it comes: written anywhere, summed from its front, remembered, and at last given its name. I/O.
 
 Owns `partial/<digest>` and its sidecar. Blocks: runs in threads. Promises: a part is remembered as soon as it is there,
-for as long as the machine runs, and for good only when it is on the disk; the file gets its final name only with all of its bytes summed and on the disk, so no crash leaves a file there
-that is not the blob; one whose sum does not hold goes away whole, since nobody knows which of its bytes lied. One
-process at a time has it (flock).
+for as long as the machine runs, and for good when it is on the disk; the file gets its final name only with all of its
+bytes summed and on the disk, so no crash leaves a file there that is not the blob; one whose sum does not hold goes
+away whole, since nobody knows which of its bytes lied. One process at a time has it (flock).
 """
 
 from __future__ import annotations

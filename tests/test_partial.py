@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from pathlib import Path
 from random import Random
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from artifacts.digests import Digest
+from artifacts.disk import Disk
 from artifacts.partial import Partial
 from tests.kit.fake_registry import digest_of
 from tests.kit.powerloss import ForgetfulDisk, PowerLossError
@@ -54,6 +56,35 @@ async def test_point_13_the_power_goes_before_any_step_of_a_fetch(tmp_path: Path
             if not lost:
                 assert steps >= 10
                 return
+
+
+def test_a_part_that_came_is_there_for_the_next_process_and_on_the_disk_for_the_next_run(tmp_path: Path) -> None:
+    """The first is killed: it closes nothing, and has synced nothing."""
+    disk = [Disk(boot="one"), Disk(boot="one"), Disk(boot="two")]
+    first = Partial(tmp_path, DIGEST, len(SHORT), disk[0])
+    first.put(0, [SHORT[:9000]])
+    os.close(first.file.number)  # its lock
+    second = Partial(tmp_path, DIGEST, len(SHORT), disk[1])
+    assert second.resumed == 8192
+    second.put(8192, [SHORT[8192:13_000]])
+    os.close(second.file.number)
+    third = Partial(tmp_path, DIGEST, len(SHORT), disk[2])
+    assert third.resumed == 8192  # what the second found it brought onto the disk
+    third.put(8192, [SHORT[8192:]])
+    assert third.publish(tmp_path / PATH)
+    assert (tmp_path / PATH).read_bytes() == SHORT
+    third.close()
+
+
+def test_a_blob_that_comes_at_once_waits_for_the_disk_at_its_end_only(tmp_path: Path) -> None:
+    steps: list[str] = []
+    one = Partial(tmp_path, DIGEST, len(SHORT), Disk(lambda what, _path: steps.append(what)))
+    steps.clear()
+    one.put(0, [SHORT])
+    assert steps == ["put"]
+    assert one.publish(tmp_path / "a.gguf")
+    assert steps[1:] == ["sync", "rename", "sync", "sync", "remove"]
+    one.close()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
