@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from artifacts import digests, parts, sidecar
@@ -26,6 +27,8 @@ SUM_BYTES = 256 << 10
 """Read back at once to be summed: what fits beside it into the cache of a core."""
 TURN_BYTES = 4 << 20
 """So much is summed in one go by a thread that has a connection to look after."""
+LAG_BYTES = 8 << 20
+"""So much that is not summed yet is worth a thread of its own."""
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _room = threading.local()
 
@@ -57,6 +60,8 @@ class Partial:
             raise
         self.resumed = self.ledger.came
         """Bytes that were there before."""
+        self._ready = self.ledger.frontier
+        """All before this byte may be summed."""
         self._kept = set(self.ledger.full)
         """Parts that are on the disk, and said to be."""
         self._noted = set(self.ledger.full)
@@ -75,26 +80,33 @@ class Partial:
         self.wrote(at, sum(len(piece) for piece in pieces))
 
     def wrote(self, at: int, count: int) -> None:
-        """`count` bytes from `at` on are in the file; sums a little of what is ready."""
+        """`count` bytes from `at` on are in the file.
+
+        Of a blob that comes by one request they are summed at once, while a core's cache has them.
+        """
         with self._lock:
             self.ledger.wrote(at, count)
+            self._ready = self.ledger.frontier
             self._note()
-        self.sum_up(TURN_BYTES)
+        if self.size <= parts.WHOLE_BYTES_MAX and self._summing.acquire(blocking=False):
+            try:
+                self._sum(TURN_BYTES)
+            finally:
+                self._summing.release()
 
-    def sum_up(self, most: int) -> None:
-        """Up to `most` bytes before the frontier, unless another thread is at it."""
-        if not self._summing.acquire(blocking=False):
-            return
-        try:
-            self._sum(most)
-        finally:
-            self._summing.release()
-
-    @property
-    def wants_keeping(self) -> bool:
-        """There is enough that is not on the disk; what is complete comes there by its end."""
+    def wants(self) -> list[Callable[[], None]]:
+        """What is to be done by a thread that has nothing else to do; each once at a time."""
         waiting = (len(self.ledger.full) - len(self._kept)) * self.ledger.part
-        return waiting >= CHECKPOINT_BYTES and not self.ledger.complete
+        keeps = waiting >= CHECKPOINT_BYTES and not self.ledger.complete  # that one comes onto the disk by its end
+        sums = self._ready - self._summed_bytes >= LAG_BYTES
+        jobs = ((keeps, self._keeping, self.keep), (sums, self._summing, self.sum_up))
+        return [job for wanted, lock, job in jobs if wanted and not lock.locked()]
+
+    def sum_up(self) -> None:
+        """Whatever is ready, also what becomes so meanwhile."""
+        with self._summing:
+            while self._summed_bytes < self._ready:
+                self._sum(TURN_BYTES)
 
     def keep(self) -> None:
         """Parts that have come onto the disk, then into the sidecar."""
@@ -194,8 +206,7 @@ class Partial:
         return made
 
     def _sum(self, most: int) -> None:
-        with self._lock:
-            end = min(self.ledger.frontier, self._summed_bytes + most)
+        end = min(self._ready, self._summed_bytes + most)
         room: bytearray = _room.__dict__.setdefault("bytes", bytearray(SUM_BYTES))
         view = memoryview(room)
         while self._summed_bytes < end:
