@@ -76,6 +76,19 @@ def test_a_part_that_came_is_there_for_the_next_process_and_on_the_disk_for_the_
     third.close()
 
 
+def test_a_blob_in_parts_wants_a_thread_that_sums_and_its_connections_do_not(tmp_path: Path) -> None:
+    one = Partial(tmp_path, DIGEST, len(SHORT), Disk())
+    one.put(4096, [SHORT[4096:9000]])
+    assert one.sum_up not in one.wants()  # the first part is missing
+    one.put(0, [SHORT[:4096]])
+    assert one.sum_up in one.wants()
+    one.sum_up()
+    assert one.sum_up not in one.wants()
+    one.put(9000, [SHORT[9000:9100]])
+    assert one.wants() == [one.keep]  # so little waits
+    one.close()
+
+
 def test_a_blob_that_comes_at_once_waits_for_the_disk_at_its_end_only(tmp_path: Path) -> None:
     steps: list[str] = []
     one = Partial(tmp_path, DIGEST, len(SHORT), Disk(lambda what, _path: steps.append(what)))

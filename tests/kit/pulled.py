@@ -35,6 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "SMALL_PART_BYTES", 4096)
     monkeypatch.setattr(parts, "PART_BYTES", 4096)
     monkeypatch.setattr(partial, "CHECKPOINT_BYTES", 4096)
+    monkeypatch.setattr(partial, "LAG_BYTES", 4096)
     monkeypatch.setattr(pull, "TICK_S", 0.01)
     monkeypatch.setattr(pull, "BATCH_BYTES", 3000)
 
