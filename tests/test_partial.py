@@ -54,7 +54,7 @@ async def test_point_13_the_power_goes_before_any_step_of_a_fetch(tmp_path: Path
                     break
             assert one.file() == CONTENT
             if not lost:
-                assert steps >= 10
+                assert steps >= 9  # that many when all parts came before any had to be kept
                 return
 
 
