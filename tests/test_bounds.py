@@ -137,6 +137,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.defrag.MOVES_MAX",
         "autoscaler.defrag.PROOFS_MAX",
     ),
+    "search for victims who may stay": (
+        "autoscaler.spared.STEPS_MAX",
+        "autoscaler.ground.MOVERS_MAX",
+        "autoscaler.ground.PLACES_MAX",
+    ),
     "nodes that are cut anew": (
         "autoscaler.cutting.EVERY_S",
         "autoscaler.cutting.NODE_EVERY_S",
