@@ -120,6 +120,11 @@ class Store:
         except OSError as error:
             raise self._said(error) from None
 
+    async def admit(self, key: Key, caller: Caller | None) -> Copy | None:
+        """The Copy, held, as `ensure` gives one that is here; None: it is not. Raises StoreError, RegistryError."""
+        found = await in_thread(lambda: self.find(key), _closed)
+        return None if found is None else await self._admitted(found, key, caller)
+
     async def _flown(self, wanted: Wanted, fetch: Fetch, caller: Caller | None) -> Copy | None:
         """Fetched here. None: somebody else fetches it, or has just done so."""
         flight = self.layout.flight(wanted.key)
@@ -220,14 +225,16 @@ class Store:
         except OSError as error:
             raise self._said(error) from None
 
-    def evict(self, key: Key) -> None:
-        """One Copy goes. Raises HeldError, StoreError."""
+    def evict(self, key: Key, bad: Iterable[Digest] = ()) -> None:
+        """One Copy goes; and no later one is given those files of it that are `bad`. Raises HeldError, StoreError."""
         if self.layout.pin(key.digest).exists():
             raise HeldError(f"{key.digest} is pinned: `pilotlight weights unpin` first")
         try:
             with self._shelf.locked():
                 if not self._shelf.remove(str(self.layout.copy(key).relative_to(self.layout.root))):
                     raise HeldError(f"{key.digest} is in use: stop who uses it first")
+                for digest in bad:
+                    self._disk.remove(self.layout.blob(key, digest))
         except OSError as error:
             raise self._said(error) from None
 
