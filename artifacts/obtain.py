@@ -70,24 +70,25 @@ class Registries:
     pace: Pace = field(default_factory=Pace)
 
     @asynccontextmanager
-    async def opened(self, host: str) -> AsyncIterator[tuple[Client, Mirrored]]:
-        """A client of the registry itself, and the registry with its mirrors before it. Raises PolicyError."""
+    async def opened(self, host: str) -> AsyncIterator[Mirrored]:
+        """The registry with its mirrors before it. Raises PolicyError."""
         async with AsyncExitStack() as stack:
-            own = await stack.enter_async_context(self._client(host))
+            own = await stack.enter_async_context(self.client(host))
             mirrors = [
-                Mirror(await stack.enter_async_context(self._client(one.host)), one.prefix)
+                Mirror(await stack.enter_async_context(self.client(one.host)), one.prefix)
                 for one in (*self.mirrors.get(host, ()), *self.mirrors.get("", ()))
             ]
-            yield own, Mirrored(own, mirrors)
+            yield Mirrored(own, mirrors)
 
-    def _client(self, host: str) -> Client:
+    def client(self, host: str) -> Client:
+        """Of one place; costs tens of ms, for TLS's authorities are read. Raises PolicyError."""
         site = Site(host, plain_http=self.plain_http, ca=self.ca)
         return Client(site, self.keychain, limits=self.limits, pace=self.pace)
 
 
 async def obtain(of: Reference, store: Store, registries: Registries, told: Told = lambda _: None) -> Copy:
     """The Copy of what the reference means now, held. Raises RegistryError, BadManifestError, StoreError, DiskError."""
-    async with registries.opened(of.host) as (client, source):
+    async with registries.opened(of.host) as source:
         found = await resolve.resolve(source, of, resolve.here())
         key, files = Key(of.host, found.digest), found.contents.files()
 
@@ -95,7 +96,7 @@ async def obtain(of: Reference, store: Store, registries: Registries, told: Told
             sizes = {one.digest: one.size for one in job.files}
             await fill(job, found.contents, of.repository, source, _Telling(sum(sizes.values()), told).came)
 
-        caller = await _caller(of, found.digest, client, registries.keychain)
+        caller = await _caller(of, found.digest, registries)
         copy = await store.ensure(Wanted(f"oci://{of}", key, files), fetch, caller)
         try:
             await in_thread(lambda: Meanings(store).remember(of, key))
@@ -113,19 +114,18 @@ async def kept(of: Reference, store: Store, registries: Registries) -> Copy | No
     key = await in_thread(lambda: Meanings(store).recall(of))
     if key is None:
         return None
-    async with registries.opened(of.host) as (client, _):
-        caller = await _caller(of, key.digest, client, registries.keychain)
-        return await store.admit(key, caller)
+    return await store.admit(key, await _caller(of, key.digest, registries))
 
 
-async def _caller(of: Reference, digest: Digest, client: Client, keychain: Keychain) -> Caller | None:
+async def _caller(of: Reference, digest: Digest, registries: Registries) -> Caller | None:
     """Whoever has a login for the registry is somebody, whether or not it asked for that."""
-    login = await keychain.login(of.host, of.repository)
+    login = await registries.keychain.login(of.host, of.repository)
     if login is None:
         return None
 
     async def permitted() -> bool:
-        return await registry.permitted(client, of.repository, digest)
+        async with registries.client(of.host) as client:
+            return await registry.permitted(client, of.repository, digest)
 
     return Caller(fingerprint(login), permitted)
 

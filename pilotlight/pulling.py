@@ -125,7 +125,7 @@ def inspect(artifact: str, explain: bool, plain_http: bool, ca_file: Path | None
 
 
 async def _asked(of: Reference, ways: Registries) -> tuple[Digest, Contents]:
-    async with ways.opened(of.host) as (_, source):
+    async with ways.opened(of.host) as source:
         found = await resolve.resolve(source, of, resolve.here())
         return found.digest, found.contents
 

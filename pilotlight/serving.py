@@ -189,7 +189,7 @@ class Reload:
             return False
         models, tenants = counted(len(documents.models), "model"), counted(len(documents.tenants), "tenant")
         say(f"documents read again: {models}, {tenants}")
-        for key in ("limits", "devices", "tls"):
+        for key in ("limits", "devices", "tls", "weights"):
             if getattr(documents.settings, key) != getattr(self._begun, key):
                 say(f"Settings: {key}: the change takes effect when `serve` starts the next time")
         return True
