@@ -132,13 +132,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     anew = functools.partial(read_again, options, loop, tell, located)
     preflight = Preflight(loop, driver.obstacle, anew)
     cpu_bound = CpuBound(lambda: devices.measured, available())
-    loop.listeners += [
-        metrics.on_step,
-        Misfits().on_step,
-        preflight.on_step,
-        cpu_bound.on_step,
-        telling(log, Narrator()),
-    ]
+    loop.listeners += listeners(metrics, preflight, cpu_bound, log)
     tell(seen(documents))
     tutor = remember(histories, loop, Tutor(loop, LessonFile(state), clock))
     loop.observe([GatewaySeen(gateway=GatewayId(path.stem)) for path in options.gateway_sockets])
@@ -174,6 +168,12 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     save(histories, loop, at_once=True)
     for runner in runners:
         await runner.cleanup()
+
+
+def listeners(metrics: Metrics, preflight: Preflight, cpu_bound: CpuBound, log: Log) -> list[Listener]:
+    """Who looks at each step, in this order."""
+    looking = [metrics.on_step, Misfits().on_step, preflight.on_step, cpu_bound.on_step]
+    return [*looking, telling(log, Narrator())]
 
 
 def supplied(options: AutoscalerOptions, documents: Documents) -> tuple[Documents, Supply]:

@@ -12,9 +12,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -29,7 +29,8 @@ from artifacts.reference import BadReferenceError, Reference
 from artifacts.store import Store, in_thread
 from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
-from autoscaler.loop import Loop, Step
+from autoscaler.fold import Observation
+from autoscaler.loop import Listener, Step
 from autoscaler.model import Model
 from autoscaler.observations import CopiesSeen
 from autoscaler.settings import Weights as WeightsSettings
@@ -61,6 +62,16 @@ class Held(NamedTuple):
     def close(self) -> None:
         """As Weights."""
         self.copy.close()
+
+
+class Watched(Protocol):
+    """What it needs of the loop."""
+
+    world: World
+    listeners: list[Listener]
+
+    def observe(self, batch: Sequence[Observation], /) -> None:
+        """Into the loop's inbox."""
 
 
 class Supply:
@@ -107,7 +118,7 @@ class Supply:
             return model
         folder = self._store.layout.copy(key) / "files"
         try:
-            artifact = f"file://{_chosen(folder, [one.path for one in record.laid], model)}"
+            artifact = f"file://{chosen(folder, [one.path for one in record.laid], model)}"
         except EngineError:
             return model  # its start says so
         return replace(model, spec=replace(model.spec, artifact=artifact))
@@ -139,7 +150,7 @@ class Supply:
             self._ahead = ahead
             self._changed.set()
 
-    async def run(self, loop: Loop, read_again: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, loop: Watched, read_again: Callable[[], Awaitable[None]]) -> None:
         """Until cancelled."""
         loop.listeners.append(self.on_step)
         known = frozenset[str]()
@@ -213,10 +224,10 @@ def reached(settings: WeightsSettings) -> Registries:
 
 def weights_in(folder: Path, copy: Copy, model: Model) -> Path:
     """What of a Copy the Model's engine loads. Raises EngineError."""
-    return _chosen(folder, [one.path for one in copy.record.laid], model)
+    return chosen(folder, [one.path for one in copy.record.laid], model)
 
 
-def _chosen(folder: Path, paths: list[str], model: Model) -> Path:
+def chosen(folder: Path, paths: list[str], model: Model) -> Path:
     """The one GGUF file, or its first part; else the folder, which has safetensors."""
     adapters = ("adapter", "lora", "mmproj")
     found = [one for one in paths if one.endswith(".gguf") and gguf.is_first_part(Path(one))]
