@@ -9,16 +9,18 @@ is `artifacts.obtain`'s and `artifacts.store`'s.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
+import shutil
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from artifacts import gguf, obtain, reference
+from artifacts import gguf, headers, obtain, reference
 from artifacts.credentials import ConfigFiles, usual
 from artifacts.digests import BadDigestError
 from artifacts.layout import Key
@@ -41,6 +43,8 @@ from pilotlight.needs import registry_of
 
 STORE = "weights"
 """Below the state directory."""
+HEADERS = "headers"
+"""Below the store: of what is not in it."""
 LOOK_EVERY_S = 30.0
 """How often it is seen what of the store others have taken away; what came is seen at once."""
 TELL_EVERY_S = 1.0
@@ -87,6 +91,8 @@ class Supply:
         """Artifacts that were asked for while Calls wait for room."""
         self._asked: set[str] = set()
         self._coming: set[asyncio.Task[None]] = set()
+        self._headers: dict[str, tuple[Path, list[str]]] = {}
+        """Of artifacts that are not here: as `headers.lay` gives them, in their folder; nothing while it is asked."""
 
     def __call__(self, model: Model, told: Callable[[str], None]) -> Awaitable[Held] | None:
         """As Supply."""
@@ -111,14 +117,20 @@ class Supply:
         return kept or await obtain.obtain(of, self._store, self._registries, told)
 
     def located(self, model: Model) -> Model:
-        """The Model with its weights where they lie here, if they do. Blocks for a look at the disk; holds nothing."""
+        """The Model with its weights, or their headers, where they lie here, if they do.
+
+        Blocks for a look at the disk; holds nothing.
+        """
         key = self._key(model)
         record = None if key is None else self._store.layout.record(key)
-        if key is None or record is None:
+        if key is not None and record is not None:
+            folder, paths = self._store.layout.copy(key) / "files", [one.path for one in record.laid]
+        else:
+            folder, paths = self._headers.get(model.spec.artifact or "", (Path(), []))
+        if not paths:
             return model
-        folder = self._store.layout.copy(key) / "files"
         try:
-            artifact = f"file://{chosen(folder, [one.path for one in record.laid], model)}"
+            artifact = f"file://{chosen(folder, paths, model)}"
         except EngineError:
             return model  # its start says so
         return replace(model, spec=replace(model.spec, artifact=artifact))
@@ -154,6 +166,7 @@ class Supply:
         """Until cancelled."""
         loop.listeners.append(self.on_step)
         known = frozenset[str]()
+        await asyncio.to_thread(shutil.rmtree, self._store.layout.root / HEADERS, ignore_errors=True)
         try:
             while True:
                 self._changed.clear()
@@ -162,11 +175,13 @@ class Supply:
                     self._bring_ahead(artifact)
                 world = loop.world
                 here = await asyncio.to_thread(self._here, [m for m in world.models.values() if registry_of(m)])
-                if here != known and any(
-                    not model.memory_bytes and model.spec.artifact in here - known for model in world.models.values()
+                self._ask_headers(world, here)
+                told = here | {artifact for artifact, (_, paths) in self._headers.items() if paths}
+                if any(
+                    not model.memory_bytes and model.spec.artifact in told - known for model in world.models.values()
                 ):
                     await read_again()  # what is here says how much memory it needs
-                known = here
+                known = told
                 nodes = {slice_.node for slice_ in world.slices.values()}
                 copies = frozenset(CopySeen(artifact=one, node=node) for one in here for node in nodes)
                 if copies != loop.world.copies:
@@ -190,6 +205,24 @@ class Supply:
                 found.add(model.spec.artifact or "")
         return frozenset(found)
 
+    def _ask_headers(self, world: World, here: frozenset[str]) -> None:
+        """Of each Model whose memory nothing says yet, once."""
+        for model in world.models.values():
+            artifact = model.spec.artifact or ""
+            if registry_of(model) and not model.memory_bytes and artifact not in here and artifact not in self._headers:
+                self._headers[artifact] = (Path(), [])
+                self._begin(self._lay_header(artifact))
+
+    async def _lay_header(self, artifact: str) -> None:
+        folder = self._store.layout.root / HEADERS / hashlib.sha256(artifact.encode()).hexdigest()
+        try:
+            paths = await headers.lay(reference.parse(artifact), self._registries, folder)
+        except Exception as error:  # noqa: BLE001 - then it is counted with a whole device until it is here
+            log.info("event=weights_header_failed artifact=%s reason=%r", artifact, str(error))
+            return
+        self._headers[artifact] = (folder, paths)
+        self._changed.set()
+
     def _bring_ahead(self, artifact: str) -> None:
         async def bring() -> None:
             try:
@@ -198,7 +231,10 @@ class Supply:
                 log.info("event=weights_ahead_failed artifact=%s reason=%r", artifact, str(error))
             self._changed.set()
 
-        task = asyncio.create_task(bring())
+        self._begin(bring())
+
+    def _begin(self, what: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(what)
         self._coming.add(task)
         task.add_done_callback(self._coming.discard)
 

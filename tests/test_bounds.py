@@ -264,6 +264,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "a store of weights: what a broken pull left": ("artifacts.shelf.LEFT_S_MAX",),
     "a store of weights: files of one artifact that nobody else fetches meanwhile": ("artifacts.store.LOCKS_MAX",),
     "a store of weights: meanings of references that are remembered": ("artifacts.meanings.MEANINGS_MAX",),
+    "header of a GGUF file in a registry": ("artifacts.headers.BYTES_MAX",),
     "names in all archives of an artifact": ("artifacts.fill.NAMES_MAX",),
     "a store of weights: `copy.json`": ("artifacts.layout.RECORD_BYTES_MAX",),
     "reference to an artifact": ("artifacts.reference.TEXT_CHARS_MAX", "artifacts.reference.NAME_CHARS_MAX"),

@@ -61,13 +61,13 @@ async def test_it_is_pulled_for_its_first_call_and_is_here_then_whatever_becomes
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(packed.served(layout(tmp_path)))
         async with serving(tmp_path, settings("4Gi"), ada(host)) as one:
+            await until("its header was read in the registry", lambda: 0 < memory(one) < 1 << 30)
+            assert not (one.state / "weights" / "copies").exists(), "nothing was pulled for that"
             assert await said(one) == SENTENCE
             first, store = phases(one), Store(one.state / "weights")
             assert {"decide", "pull", "place", "load"} == set(first)
             (row,) = store.rows()
             assert row.in_use
-            await until("its header was read", lambda: memory(one))
-            assert memory(one) < 1 << 30
             await at_zero(one)
             assert not store.rows()[0].in_use
             stack.close()  # the registry is away
