@@ -145,7 +145,9 @@ async def test_a_tag_that_moves_means_the_new_one_from_its_next_pull_on(tmp_path
 
 
 @pytest.mark.parametrize("packer", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
-async def test_of_an_image_the_models_folder_is_taken_whatever_it_unpacks_to(tmp_path: Path, packer: Any) -> None:
+async def test_of_an_image_the_models_folder_is_taken_whatever_it_unpacks_to(
+    tmp_path: Path, packer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind = {gzip.compress: "gzip", zstandard.compress: "zstd"}[packer]
     much = bytes(2 << 20)
     software = archives.honest({"etc/passwd": b"root", "bin/sh": b"#!"})
@@ -155,6 +157,7 @@ async def test_of_an_image_the_models_folder_is_taken_whatever_it_unpacks_to(tmp
         with await one.obtain(f"{NAME}:image") as copy:
             assert held(copy) == {"m.gguf": much, "config.json": b"{}"}
         small = Store(tmp_path / "small", bytes_max=2 << 20, spare_bytes=0).open()
+        monkeypatch.setattr(fill, "_laid", lambda *_: pytest.fail("written before there was room for it"))
         with pytest.raises(NoRoomError, match="no room for"):
             await one.obtain(f"{NAME}:image", small)
         assert list(small.layout.records()) == []
