@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from artifacts import registry, resolve
+from artifacts import registry, resolve, trusting
 from artifacts.client import Client
 from artifacts.credentials import Chain, Keychain
 from artifacts.digests import Digest
@@ -29,9 +30,12 @@ from artifacts.mirrors import Mirror, Mirrored
 from artifacts.pace import Pace
 from artifacts.publish import Copy, Job, Wanted
 from artifacts.reference import Reference
+from artifacts.refusals import PolicyError
+from artifacts.signatures import Policy
 from artifacts.store import Caller, Store, in_thread
 from artifacts.transport import Limits, Site
 
+log = logging.getLogger(__name__)
 _SECRET = secrets.token_bytes(32)
 
 
@@ -68,6 +72,10 @@ class Registries:
     """By `Reference.host`; those of "" are before every registry."""
     limits: Limits = field(default_factory=Limits)
     pace: Pace = field(default_factory=Pace)
+    signatures: Policy = field(default_factory=Policy)
+    """Which signatures weights must have before they are used."""
+    held_good: set[tuple[str, Digest]] = field(default_factory=set)
+    """By host: what this process has seen signed; it asks of that no more."""
 
     @asynccontextmanager
     async def opened(self, host: str) -> AsyncIterator[Mirrored]:
@@ -96,6 +104,7 @@ async def obtain(of: Reference, store: Store, registries: Registries, told: Told
             sizes = {one.digest: one.size for one in job.files}
             await fill(job, found.contents, of.repository, source, _Telling(sum(sizes.values()), told).came)
 
+        await _judged(of, found.digest, registries)
         caller = await _caller(of, found.digest, registries)
         copy = await store.ensure(Wanted(f"oci://{of}", key, files), fetch, caller)
         try:
@@ -109,12 +118,29 @@ async def obtain(of: Reference, store: Store, registries: Registries, told: Told
 async def kept(of: Reference, store: Store, registries: Registries) -> Copy | None:
     """The Copy of what the reference meant when it was last pulled here, held; None: there is none any more.
 
-    The registry is asked only of weights that need a login. Raises RegistryError, StoreError.
+    The registry is asked only of weights that need a login, or a signature that this process has not seen yet: who laid
+    them here may have asked for none. Raises RegistryError, StoreError.
     """
     key = await in_thread(lambda: Meanings(store).recall(of))
     if key is None:
         return None
+    if registries.signatures.policy == "enforce":
+        await _judged(of, key.digest, registries)
     return await store.admit(key, await _caller(of, key.digest, registries))
+
+
+async def _judged(of: Reference, digest: Digest, registries: Registries) -> None:
+    """Asks the registry itself, whatever mirrors there are. Raises PolicyError where the weights may not be used."""
+    if registries.signatures.policy == "off" or (of.host, digest) in registries.held_good:
+        return
+    async with registries.client(of.host) as client:
+        verdict = await trusting.judge(client, of.repository, digest, registries.signatures)
+    if not verdict.publish:
+        raise PolicyError("; ".join(verdict.lines))
+    if verdict.signed_by:
+        registries.held_good.add((of.host, digest))
+    else:
+        log.warning("%s", "; ".join(verdict.lines))
 
 
 async def _caller(of: Reference, digest: Digest, registries: Registries) -> Caller | None:

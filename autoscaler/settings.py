@@ -104,25 +104,6 @@ class Adoption(Part, frozen=True):
     hold_seconds: Seconds = 600.0
 
 
-class WeightsMirror(Part, frozen=True):
-    """Somebody who has what a registry has, and is asked first; never about tags."""
-
-    host: str
-    """`host` or `host:port`, and where its repositories have names of their own, `/` and what stands before theirs."""
-    registry: str = ""
-    """As artifacts name it; absent: every registry."""
-
-
-class Weights(Part, frozen=True):
-    """A node's store of weights, and the registries that they come from."""
-
-    store_bytes_max: Bytes | None = None
-    """Of all Copies together; absent: the disk, less 1 GiB."""
-    mirrors: tuple[WeightsMirror, ...] = ()
-    ca_file: str | None = None
-    """Authorities beside the system's that registries' certificates may come from (PEM)."""
-
-
 class PriorityClass(Part, frozen=True):
     """What pods of Models from this priority on have: a PriorityClass, and on HAMi's cards a task priority."""
 
@@ -161,9 +142,23 @@ class Signatures(Part, frozen=True):
     """A file: by what certificates of `identities` are checked."""
 
 
-class Weights(Part, frozen=True):
-    """How weights of registries are taken."""
+class WeightsMirror(Part, frozen=True):
+    """Somebody who has what a registry has, and is asked first; never about tags."""
 
+    host: str
+    """`host` or `host:port`, and where its repositories have names of their own, `/` and what stands before theirs."""
+    registry: str = ""
+    """As artifacts name it; absent: every registry."""
+
+
+class Weights(Part, frozen=True):
+    """A node's store of weights, and the registries that they come from."""
+
+    store_bytes_max: Bytes | None = None
+    """Of all Copies together; absent: the disk, less 1 GiB."""
+    mirrors: tuple[WeightsMirror, ...] = ()
+    ca_file: str | None = None
+    """Authorities beside the system's that registries' certificates may come from (PEM)."""
     signatures: Signatures = Signatures()
 
 
@@ -184,7 +179,6 @@ class Settings(Part, frozen=True):
     prices: tuple[Price, ...] = ()
     """The first that names a Device counts."""
     adoption: Adoption = Adoption()
-    weights: Weights = Weights()
     priority_classes: tuple[PriorityClass, ...] = ()
     weights: Weights = Weights()
     pod: Pod = Pod()

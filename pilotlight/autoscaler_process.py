@@ -52,6 +52,7 @@ from pilotlight.narrator import Narrator
 from pilotlight.preflight import Preflight
 from pilotlight.quiet import say
 from pilotlight.renewal import Files
+from pilotlight.signers import SignersError
 from pilotlight.supply import STORE, Supply
 from pilotlight.tutor import Tutor
 
@@ -178,7 +179,10 @@ def listeners(metrics: Metrics, preflight: Preflight, cpu_bound: CpuBound, log: 
 
 def supplied(options: AutoscalerOptions, documents: Documents) -> tuple[Documents, Supply]:
     """What brings weights to this machine, and the documents with what those need that are here already."""
-    supply = Supply(options.state / STORE, documents.settings.weights)
+    try:
+        supply = Supply(options.state / STORE, documents.settings.weights)
+    except SignersError as error:
+        raise click.UsageError(f"Settings: {error}") from None
     return read(options, located=supply.located), supply
 
 

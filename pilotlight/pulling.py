@@ -1,4 +1,4 @@
-"""`pilotlight weights pull`, `inspect` and `verify`: from a registry into the node's store, and looked at there.
+"""`pilotlight weights pull` and `verify`: from a registry into the node's store, and looked at there.
 
 Owns how these commands are typed, where logins are looked for, and the bars. What is fetched, and how it is checked, is
 `artifacts.obtain`'s and `artifacts.verify`'s.
@@ -18,14 +18,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from artifacts import contents, ocilayout, reference, resolve
-from artifacts.contents import Contents
+from artifacts import reference
 from artifacts.credentials import ConfigFiles, usual
 from artifacts.descriptors import BadManifestError
-from artifacts.digests import Digest
+from artifacts.disk import DiskError
 from artifacts.layout import StoreError
 from artifacts.obtain import Came, Registries, obtain
-from artifacts.partdisk import DiskError
 from artifacts.publish import Copy
 from artifacts.reference import BadReferenceError, Reference
 from artifacts.refusals import RegistryError
@@ -99,64 +97,6 @@ def _say_pulled(copy: Copy, came: Came, took_s: float, output: str) -> None:
     how = f"{size(came.bytes)} in {took_s:.1f} s" if came.bytes else "was here already"
     click.echo(f"{record.reference}: {short(record.digest)}, {len(record.laid)} files, {size(record.bytes)}; {how}")
     click.echo(str(copy.folder))
-
-
-@click.command("inspect", epilog="Example: pilotlight weights inspect oci://ghcr.io/acme/llama:8b --explain")
-@click.argument("artifact", metavar="REFERENCE|FOLDER")
-@click.option("--explain", is_flag=True, help="Also what each layer was taken for, and what is refused and why.")
-@registry_options
-@output_option
-def inspect(artifact: str, explain: bool, plain_http: bool, ca_file: Path | None, output: str) -> None:
-    """Say what an artifact consists of, without its weights: of a registry, or of a folder that `pack` made."""
-    with _one_line():
-        if (Path(artifact) / "oci-layout").is_file():
-            digest, found = _laid(Path(artifact))
-        else:
-            digest, found = asyncio.run(_asked(_parsed(artifact), registries(plain_http, ca_file)))
-    refused = found.problem or next((one.refusal for one in found.layers if one.refusal), "")
-    if output == "json":
-        click.echo(json.dumps(_described(digest, found), indent=2))
-    else:
-        click.echo(f"{digest}  {found.dialect}")
-        for line in contents.explain(found)[1:] if explain else _listed(found):
-            click.echo(line)
-    if refused:
-        raise click.ClickException(f"it is not taken: {refused}" + ("" if explain else "; --explain says more"))
-
-
-async def _asked(of: Reference, ways: Registries) -> tuple[Digest, Contents]:
-    async with ways.opened(of.host) as source:
-        found = await resolve.resolve(source, of, resolve.here())
-        return found.digest, found.contents
-
-
-def _laid(folder: Path) -> tuple[Digest, Contents]:
-    layout = ocilayout.Layout(folder)
-    entry = layout.entry(resolve.here())
-    return layout.top().digest, contents.read(entry.manifest, entry.config)
-
-
-def _listed(found: Contents) -> Iterator[str]:
-    for one in found.layers:
-        file = one.file
-        yield f"{file.digest}  {file.role:<13}  {file.size:>14}  {file.path or '(names are in the archive)'}"
-
-
-def _described(digest: Digest, found: Contents) -> dict[str, object]:
-    layers = [
-        {
-            "path": one.file.path,
-            "role": one.file.role,
-            "bytes": one.file.size,
-            "digest": one.file.digest,
-            "encoding": one.file.encoding,
-            "mediaType": one.media_type,
-            "note": one.note,
-            "refusal": one.refusal,
-        }
-        for one in found.layers
-    ]
-    return {"digest": digest, "dialect": found.dialect, "problem": found.problem, "layers": layers}
 
 
 @click.command("verify", epilog="Example: pilotlight weights verify --drop")

@@ -39,6 +39,7 @@ from autoscaler.settings import Weights as WeightsSettings
 from autoscaler.words import size
 from autoscaler.world import Copy as CopySeen
 from autoscaler.world import World
+from pilotlight import signers
 from pilotlight.needs import registry_of
 
 STORE = "weights"
@@ -247,7 +248,7 @@ def wanting(world: World) -> list[ModelName]:
 
 def reached(settings: WeightsSettings) -> Registries:
     """Registries as Settings say, with the logins of Docker's and Podman's files. A file that cannot be read is an
-    error of each pull.
+    error of each pull. Raises SignersError.
     """
     mirrors: dict[str, list[MirrorSite]] = {}
     for one in settings.mirrors:
@@ -255,7 +256,8 @@ def reached(settings: WeightsSettings) -> Registries:
         registry = reference.DOCKER_HOST if one.registry == reference.DOCKER else one.registry
         mirrors.setdefault(registry, []).append(MirrorSite(host, f"{prefix}/" if prefix else ""))
     keychain = ConfigFiles(usual(os.environ, Path.home()))
-    return Registries(keychain, ca=Path(settings.ca_file) if settings.ca_file else None, mirrors=mirrors)
+    ca, signed = Path(settings.ca_file) if settings.ca_file else None, signers.policy(settings.signatures)
+    return Registries(keychain, ca=ca, mirrors=mirrors, signatures=signed)
 
 
 def weights_in(folder: Path, copy: Copy, model: Model) -> Path:

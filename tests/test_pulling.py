@@ -1,4 +1,4 @@
-"""`pilotlight weights pull`, `inspect` and `verify`: what people type, and what they are told."""
+"""`pilotlight weights pull` and `verify`: what people type, and what they are told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from artifacts.ocilayout import Layout
 from artifacts.store import Store
 from pilotlight.cli import cli
 from pilotlight.stored import SHORT_DIGITS
@@ -64,27 +63,6 @@ def test_weights_are_pulled_and_then_are_here(host: str, store: str) -> None:
     assert run("ls", "--store", store).output.count(str(told["artifact"])) == 1
 
 
-def test_an_artifact_is_looked_at_in_a_folder_and_in_a_registry(host: str, layout: Path) -> None:
-    here, there = run("inspect", str(layout)), run("inspect", f"oci://{host}/{NAME}:v1")
-    assert (here.exit_code, here.output) == (0, there.output)
-    assert here.output.count("\n") == 1 + len(FILES)
-    assert "weight" in here.output
-    explained = run("inspect", str(layout), "--explain").output
-    assert explained.count(": taken") == len(FILES)
-    told = json.loads(run("inspect", str(layout), "--output", "json").output)
-    assert {one["path"] for one in told["layers"]} == set(FILES)
-    assert told["digest"] == Layout(layout).top().digest
-
-
-def test_what_is_refused_is_said_with_its_reason_and_exit_1(tmp_path: Path) -> None:
-    source = packed.model(tmp_path / "bad", {"m.gguf": b"x", "load.py": b"import os"})
-    assert run("pack", str(source), "--to", str(tmp_path / "out"), "--allow-unsafe").exit_code == 0
-    result = run("inspect", str(tmp_path / "out"), "--explain")
-    assert result.exit_code == 1
-    assert "it is not taken: code is not taken from a registry" in result.stderr
-    assert "refused: code" in result.stdout
-
-
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_what_a_disk_has_changed_is_named_and_dropped_and_comes_anew(host: str, store: str, output: str) -> None:
     told = pulled(host, store)
@@ -135,7 +113,6 @@ def test_what_is_pinned_is_named_and_stays(host: str, store: str) -> None:
     [
         (("pull", "Oci://x"), 2, "is no reference to an artifact"),
         (("pull", "oci://127.0.0.1:1/a/b"), 1, "does not answer"),
-        (("inspect", "hf://a/b"), 2, "is no reference to an artifact"),
     ],
 )
 def test_wrong_usage_is_one_line(
