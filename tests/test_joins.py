@@ -184,8 +184,8 @@ def test_a_node_with_too_few_devices_is_no_place_for_who_needs_several() -> None
     here = [replica(busy, f"r{at}", on=(f"g{at}",)) for at in range(2)]
     made = world([wants, busy], slices, here, [gateway(levels=[level("b", 1)])])
     told = {one.slice: one.ruled_out for one in explain_model(made, plan(made, T0), Log(), wants.name, T0).candidates}
-    assert told["h0"] == "of its node only 1 could hold it, not 2"
-    assert "held by a" in told["g0"]
+    assert told[SliceId("h0")] == "of its node only 1 could hold it, not 2"
+    assert "held by a" in told[SliceId("g0")]
 
 
 def test_of_a_link_only_devices_count_that_could_hold_it() -> None:
