@@ -1,34 +1,83 @@
 """What is changed on a node's disk, so that it lasts and a break at any point leaves the whole or nothing. I/O.
 
-Owns fsync, rename and link, each a step with a name, before which `step` is told: tests stop there. Promises: when a
-call returns, what it did outlives a power cut.
+Owns writes, fsync, rename and link for the store and for a fetch, each a step with a name and a path, before which
+`step` is told: tests stop there, or refuse; and the words for what a disk refuses. Promises: when a call returns, what
+it did outlives a power cut, but for `put`, `append` and
+`link`, whose callers sync.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+SHUT = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_FIXES = {
+    errno.ENOSPC: "the disk is full; free space or give it a larger volume",
+    errno.EDQUOT: "the quota is used up; raise it or give it a larger volume",
+    errno.EROFS: "the file system is read-only; mount it writable",
+    errno.EACCES: "no right to write there; give the folder to the user that writes",
+    errno.EPERM: "no right to write there; give the folder to the user that writes",
+    errno.EIO: "the disk fails (input/output error); look into the kernel's log and change the volume",
+}
+_PIECES_MAX = os.sysconf("SC_IOV_MAX")
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+Step = Callable[[str, Path], None]
+"""`step(name, path)`: what comes next, and where to; what it raises comes instead."""
+
+
+class DiskError(Exception):
+    """A folder cannot keep what comes: one line with the fix."""
+
+
+class Opened(NamedTuple):
+    """A file that its owner has open."""
+
+    number: int
+    path: Path
+    """The name it had then."""
 
 
 class Disk:
-    """All changes of a store go through one of these."""
+    """All changes of a store and of a fetch go through one of these."""
 
-    def __init__(self, step: Callable[[str, Path], None] = lambda _what, _path: None) -> None:
+    def __init__(self, step: Step = lambda _what, _path: None, boot: str | None = None) -> None:
+        """`boot`: None: the machine's own."""
         self._step = step
+        self._boot = boot
 
-    def sync(self, path: Path) -> None:
-        """A file's bytes, or a folder's names."""
-        self._step("sync", path)
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    @property
+    def boot(self) -> str:
+        """Which run of the machine this is: what was written and not synced is there for as long as it lasts."""
+        if self._boot is None:
+            try:
+                self._boot = BOOT_ID.read_text(encoding="ascii").strip()
+            except OSError:  # a sandbox without one: nobody after us believes what was not synced
+                self._boot = secrets.token_hex(16)
+        return self._boot
+
+    def sync(self, what: Path | Opened) -> None:
+        """A file's bytes and length, or a folder's names."""
+        if isinstance(what, Opened):
+            self._step("sync", what.path)
+            os.fdatasync(what.number)
+            return
+        self._step("sync", what)
+        number = os.open(what, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            os.fsync(number)
         finally:
-            os.close(fd)
+            os.close(number)
 
     def folder(self, path: Path) -> None:
         """There, with all above it."""
@@ -49,6 +98,24 @@ class Disk:
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
+
+    def put(self, file: Opened, pieces: Sequence[bytes], at: int) -> None:
+        """All of the pieces, from byte `at` on. The caller syncs the file."""
+        self._step("put", file.path)
+        left = [memoryview(piece) for piece in pieces if piece]
+        while left:
+            count = os.pwritev(file.number, left[:_PIECES_MAX], at)
+            at += count
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if count:
+                left[0] = left[0][count:]
+
+    def append(self, file: Opened, text: bytes) -> None:
+        """At the end of a small file. The caller syncs it."""
+        self._step("append", file.path)
+        while text:
+            text = text[os.write(file.number, text) :]
 
     def move(self, one: Path, to: Path) -> None:
         """By one rename, with the names of both folders."""
@@ -74,6 +141,16 @@ class Disk:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+    def free_bytes(self, folder: Path) -> int:
+        """What a user who is not root may still write there."""
+        found = os.statvfs(folder)
+        return found.f_bavail * found.f_frsize
+
+
+def trouble(error: OSError) -> str:
+    """What the disk refused, and the fix, as errors say it."""
+    return _FIXES.get(error.errno or 0, error.strerror or type(error).__name__)
 
 
 def entries(path: Path) -> list[os.DirEntry[str]]:

@@ -65,6 +65,15 @@ def read(file: Path | str) -> GgufInfo:
     return _info(path, metadata, weights_bytes)
 
 
+def header_bytes(file: str | Path) -> int:
+    """Where the header of this file ends, its tensor directory included. Raises GgufError and OSError."""
+    path = str(file)
+    with FileIO(path) as opened:
+        header = _Header(path, opened, Path(path).stat().st_size)
+        header.metadata()
+        return header.at
+
+
 def stem(file: Path) -> str:
     """The file's name without `.gguf`, and of a split model without its part."""
     split = _PART.fullmatch(file.name)

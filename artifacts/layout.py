@@ -76,6 +76,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[File, ...]
     unpacked_bytes: int
     """Of files that came out of archives."""
+    unpacked: tuple[File, ...] = ()
+    """Those files, each with its own digest, where whoever fetched them said so."""
     fetched_unix_s: float
     fetch_s: float
     private: bool
@@ -90,6 +92,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def blobs(self) -> dict[Digest, int]:
         """Its raw files -> bytes, each once."""
         return {one.digest: one.size for one in self.files if one.encoding == "raw"}
+
+    @property
+    def laid(self) -> tuple[File, ...]:
+        """Every file below the Copy's folder."""
+        return (*(one for one in self.files if one.encoding == "raw"), *self.unpacked)
 
     @property
     def bytes(self) -> int:

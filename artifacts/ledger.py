@@ -7,7 +7,6 @@ process that has it, since it is a lock on a file, and no process id is believed
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ SPARE_BYTES = 1 << 30
 SPARE_FILES = 1024
 TRIES_MAX = 8
 """Of a choice that somebody's lease overtook."""
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 Free = Callable[[Path], os.statvfs_result]
 
 

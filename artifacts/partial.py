@@ -1,9 +1,9 @@
 """One blob's file while it comes: written anywhere, summed from its front, remembered, and at last given its name. I/O.
 
-Owns `partial/<digest>` and its sidecar. Blocks: runs in threads. Promises: a part is remembered only when it is on the
-disk; the file gets its final name only with all of its bytes summed and on the disk, so no crash leaves a file there
-that is not the blob; one whose sum does not hold goes away whole, since nobody knows which of its bytes lied. One
-process at a time has it (flock).
+Owns `partial/<digest>` and its sidecar. Blocks: runs in threads. Promises: a part is remembered as soon as it is there,
+for as long as the machine runs, and for good when it is on the disk; the file gets its final name only with all of its
+bytes summed and on the disk, so no crash leaves a file there that is not the blob; one whose sum does not hold goes
+away whole, since nobody knows which of its bytes lied. One process at a time has it (flock).
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ import fcntl
 import hashlib
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from artifacts import digests, parts, sidecar
 from artifacts.digests import Digest
-from artifacts.partdisk import Disk, DiskError
+from artifacts.disk import Disk, DiskError, Opened
 from artifacts.parts import Ledger
 
 FOLDER = "partial"
-CHECKPOINT_BYTES = 32 << 20
-"""So much more on the disk is worth a line in the sidecar."""
-SUM_BYTES = 1 << 20
+CHECKPOINT_BYTES = 256 << 20
+"""So much more is worth being brought onto the disk before the blob is whole: what a power cut costs."""
+SUM_BYTES = 256 << 10
+"""Read back at once to be summed: what fits beside it into the cache of a core."""
 TURN_BYTES = 4 << 20
 """So much is summed in one go by a thread that has a connection to look after."""
+LAG_BYTES = 8 << 20
+"""So much that is not summed yet is worth a thread of its own."""
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _room = threading.local()
 
@@ -45,9 +49,9 @@ class Partial:
         self._keeping = threading.Lock()
         self._summed = hashlib.new(digests.algorithm(digest))
         self._summed_bytes = 0
-        self._sidecar = -1
+        self._sidecar: Opened | None = None
         self._disk.folder(self._folder)
-        self.file = self._own()
+        self.file = Opened(self._own(), self._path)
         try:
             self.ledger = self._resumed()
             self._begin()
@@ -56,49 +60,66 @@ class Partial:
             raise
         self.resumed = self.ledger.came
         """Bytes that were there before."""
+        self._ready = self.ledger.frontier
+        """All before this byte may be summed."""
         self._kept = set(self.ledger.full)
+        """Parts that are on the disk, and said to be."""
+        self._noted = set(self.ledger.full)
+        """Parts of which the sidecar says anything."""
 
     def close(self) -> None:
         """Leaves it as it is, for the next."""
-        for number in (self._sidecar, self.file):
-            if number >= 0:
-                os.close(number)
-        self.file = self._sidecar = -1
+        for one in (self._sidecar, self.file):
+            if one is not None and one.number >= 0:
+                os.close(one.number)
+        self.file, self._sidecar = Opened(-1, self._path), None
 
     def put(self, at: int, pieces: list[bytes]) -> None:
         """Bytes from `at` on."""
-        self._disk.write(self.file, pieces, at)
+        self._disk.put(self.file, pieces, at)
         self.wrote(at, sum(len(piece) for piece in pieces))
 
     def wrote(self, at: int, count: int) -> None:
-        """`count` bytes from `at` on are in the file; sums a little of what is ready."""
+        """`count` bytes from `at` on are in the file.
+
+        Of a blob that comes by one request they are summed at once, while a core's cache has them.
+        """
         with self._lock:
             self.ledger.wrote(at, count)
-        self.sum_up(TURN_BYTES)
+            self._ready = self.ledger.frontier
+            self._note()
+        if self.size <= parts.WHOLE_BYTES_MAX and self._summing.acquire(blocking=False):
+            try:
+                self._sum(TURN_BYTES)
+            finally:
+                self._summing.release()
 
-    def sum_up(self, most: int) -> None:
-        """Up to `most` bytes before the frontier, unless another thread is at it."""
-        if not self._summing.acquire(blocking=False):
-            return
-        try:
-            self._sum(most)
-        finally:
-            self._summing.release()
+    def wants(self) -> list[Callable[[], None]]:
+        """What is to be done by a thread that has nothing else to do; each once at a time."""
+        waiting = (len(self.ledger.full) - len(self._kept)) * self.ledger.part
+        keeps = waiting >= CHECKPOINT_BYTES and not self.ledger.complete  # that one comes onto the disk by its end
+        sums = self._ready - self._summed_bytes >= LAG_BYTES
+        jobs = ((keeps, self._keeping, self.keep), (sums, self._summing, self.sum_up))
+        return [job for wanted, lock, job in jobs if wanted and not lock.locked()]
 
-    @property
-    def wants_keeping(self) -> bool:
-        """There is enough that the sidecar does not say."""
-        return (len(self.ledger.full) - len(self._kept)) * self.ledger.part >= CHECKPOINT_BYTES
+    def sum_up(self) -> None:
+        """Whatever is ready, also what becomes so meanwhile."""
+        with self._summing:
+            while self._summed_bytes < self._ready:
+                self._sum(TURN_BYTES)
 
     def keep(self) -> None:
         """Parts that have come onto the disk, then into the sidecar."""
         with self._keeping:
             with self._lock:
                 new = self.ledger.full - self._kept
-            if not new:
-                return
+                if not new:
+                    return
+                noted = self._opened()
             self._disk.sync(self.file)
-            self._disk.append(self._sidecar, sidecar.lines(new))
+            self._disk.append(noted, sidecar.lines(new))
+            self._disk.sync(noted)
+            self._disk.sync(self._folder)
             self._kept |= new
 
     def publish(self, path: Path) -> bool:
@@ -112,17 +133,16 @@ class Partial:
             return False
         self._disk.folder(path.parent)
         self._disk.sync(self.file)
-        self._disk.replace(self._path, path)
-        self._disk.sync_folder(path.parent)
+        self._disk.move(self._path, path)
         self._disk.remove(self._sidecar_path)
         return True
 
     def drop(self) -> None:
         """The sidecar first: a file without one is begun anew, a sidecar without its file says nothing."""
         self._disk.remove(self._sidecar_path)
-        self._disk.sync_folder(self._folder)
+        self._disk.sync(self._folder)
         self._disk.remove(self._path)
-        self._disk.sync_folder(self._folder)
+        self._disk.sync(self._folder)
 
     def _own(self) -> int:
         """The file, with nobody else at it."""
@@ -145,34 +165,52 @@ class Partial:
             text = self._sidecar_path.read_bytes()
         except FileNotFoundError:
             text = b""
-        found = sidecar.read(text, self.digest, self.size)
-        if found is None or os.fstat(self.file).st_size != self.size:
+        found = sidecar.read(text, self.digest, self.size, self._disk.boot)
+        if found is None or os.fstat(self.file.number).st_size != self.size:
             return Ledger(self.size, parts.part_bytes(self.size))
         return found
 
     def _begin(self) -> None:
-        """A file of its length, and a sidecar that says what is there, both with names that are on the disk."""
+        """A file of its length. Of what is gone on with, all is brought onto the disk, and said anew."""
         if not self.ledger.full:
             if self._sidecar_path.exists():
                 self._disk.remove(self._sidecar_path)
-                self._disk.sync_folder(self._folder)
-            os.ftruncate(self.file, 0)
-            os.ftruncate(self.file, self.size)
+                self._disk.sync(self._folder)
+            os.ftruncate(self.file.number, 0)
+            os.ftruncate(self.file.number, self.size)
+            return
         self._disk.sync(self.file)
         new = self._sidecar_path.with_name(f"{self.digest}.new")
-        self._sidecar = os.open(new, _OPEN | os.O_TRUNC | os.O_APPEND, 0o644)
-        head = sidecar.head(self.digest, self.size, self.ledger.part)
-        self._disk.append(self._sidecar, head + sidecar.lines(self.ledger.full))
-        self._disk.replace(new, self._sidecar_path)
-        self._disk.sync_folder(self._folder)
+        self._sidecar = self._headed(new)
+        self._disk.append(self._sidecar, sidecar.lines(self.ledger.full))
+        self._disk.sync(self._sidecar)
+        self._disk.move(new, self._sidecar_path)
+        self._sidecar = self._sidecar._replace(path=self._sidecar_path)
+
+    def _note(self) -> None:
+        """For who goes on when this process alone has ended: the kernel has what was written. Costs no wait."""
+        if len(self._noted) < len(self.ledger.full) and not self.ledger.complete:
+            new = self.ledger.full - self._noted
+            self._disk.append(self._opened(), sidecar.lines(new, self._disk.boot))
+            self._noted |= new
+
+    def _opened(self) -> Opened:
+        """The sidecar; made late, since most blobs need none: no old one is there under its name."""
+        if self._sidecar is None:
+            self._sidecar = self._headed(self._sidecar_path)
+        return self._sidecar
+
+    def _headed(self, path: Path) -> Opened:
+        made = Opened(os.open(path, _OPEN | os.O_TRUNC | os.O_APPEND, 0o644), path)
+        self._disk.append(made, sidecar.head(self.digest, self.size, self.ledger.part))
+        return made
 
     def _sum(self, most: int) -> None:
-        with self._lock:
-            end = min(self.ledger.frontier, self._summed_bytes + most)
+        end = min(self._ready, self._summed_bytes + most)
         room: bytearray = _room.__dict__.setdefault("bytes", bytearray(SUM_BYTES))
         view = memoryview(room)
         while self._summed_bytes < end:
-            count = os.preadv(self.file, [view[: end - self._summed_bytes]], self._summed_bytes)
+            count = os.preadv(self.file.number, [view[: end - self._summed_bytes]], self._summed_bytes)
             if not count:
                 raise OSError(5, "the file is shorter than what was written")
             self._summed.update(view[:count])

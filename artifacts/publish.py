@@ -55,6 +55,8 @@ class Job:
     """Archives are unpacked here, into regular files and folders; it is empty."""
     more: Callable[[int], Awaitable[None]]
     """Reserves so many bytes more than were asked for. Raises NoRoomError."""
+    unpacked: list[File] = field(default_factory=list)
+    """The fetch says here what came out of archives, each file with its own digest."""
 
     def blob(self, digest: Digest) -> Path:
         """Where this raw file belongs."""
@@ -92,6 +94,7 @@ class Pull:
         self._room = Reservation(self.folder / "reservation")
         self._raw = {one.digest: one.size for one in wanted.files if one.encoding == "raw"}
         self._began_s = time.monotonic()
+        self._unpacked = list[File]()
 
     def begin(self, more: Callable[[int], Awaitable[None]]) -> Job:
         """Room is promised, and what is here already is at hand. Raises NoRoomError, OSError."""
@@ -110,7 +113,7 @@ class Pull:
             missing = tuple(one for one in self._wanted.files if not self._is_here(one))
             wanted_bytes = self._own_bytes() + RECORD_BYTES
             self._ledger.reserve(self._room, self._wanted.key, wanted_bytes, len(self._wanted.files))
-        return Job(missing, self._blobs, self._tree / "files", more)
+        return Job(missing, self._blobs, self._tree / "files", more, self._unpacked)
 
     def _own_bytes(self) -> int:
         """What the pull will have taken by itself at its end: all but the files that the store has already."""
@@ -189,6 +192,7 @@ class Pull:
             origin=wanted.key.origin,
             digest=wanted.key.digest,
             files=wanted.files,
+            unpacked=tuple(self._unpacked),
             unpacked_bytes=unpacked_bytes,
             fetched_unix_s=time.time(),
             fetch_s=time.monotonic() - self._began_s,

@@ -17,12 +17,12 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from artifacts import concurrency, partdisk, splicing
+from artifacts import concurrency, disk, splicing
 from artifacts.blobs import Blob, Moved
 from artifacts.concurrency import Window
 from artifacts.digests import Digest
+from artifacts.disk import Disk, DiskError
 from artifacts.mirrors import Mirrored
-from artifacts.partdisk import Disk, DiskError
 from artifacts.partial import Partial
 from artifacts.parts import Span
 from artifacts.refusals import BrokenError, MismatchError, RegistryError
@@ -33,8 +33,8 @@ from artifacts.transport import Taken
 TICK_S = 0.25
 BATCH_BYTES = 1 << 20
 """So much of a body that comes through this process is written at once."""
-THREADS_MAX = 2 * concurrency.MOST
-"""One for each request, and one to bring its parts onto the disk."""
+THREADS_MAX = 3 * concurrency.MOST
+"""One for each request, one to bring its parts onto the disk, and one to sum them."""
 
 FAILURES = (RegistryError, DiskError)
 """What ends a fetch in one line; all else is a fault of ours."""
@@ -81,7 +81,8 @@ class _Coming:
         self.source = source
         self.running = 0
         """Its spans that are queued or run."""
-        self.keeper: asyncio.Task[None] | None = None
+        self.helped: dict[Callable[[], None], asyncio.Task[None]] = {}
+        """Whatever of `Partial.wants` is being done."""
         self.finishing = False
         self.told = -1
         self.anew = False
@@ -123,7 +124,7 @@ class _Run:
             await self._flush()
             if head:
                 await self._fetch.thread(self.coming, self._put, at, [head])
-            goal = Goal(self.coming.partial.file, self._wrote)
+            goal = Goal(self.coming.partial.file.number, self._wrote)
             job = (splicing.move, rest, left, goal, at + len(head), self.coming.source.limits)
             moved = await self._fetch.thread(self.coming, *job, interrupt=lambda: splicing.interrupt(rest))
         self._batch_at = at + len(head) + moved.came
@@ -162,8 +163,8 @@ class _Run:
 
     def _came(self, at: int) -> None:
         self.at = at
-        if self.coming.partial.wants_keeping:
-            self._fetch.keep_soon(self.coming)
+        if self.coming.partial.wants():
+            self._fetch.help_soon(self.coming)
 
 
 class _Fetch:
@@ -185,7 +186,7 @@ class _Fetch:
         self._finishing: set[asyncio.Task[None]] = set()
         self._failed: list[RegistryError | DiskError] = []
         self._loop = asyncio.get_running_loop()
-        self._to_keep: set[_Coming] = set()
+        self._to_help: set[_Coming] = set()
         self._nudged: asyncio.Future[None] = self._loop.create_future()
         self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="fetch")
 
@@ -241,36 +242,41 @@ class _Fetch:
             raise
         except OSError as error:
             wanted = coming if isinstance(coming, Wanted) else coming.wanted
-            raise partdisk.refusal(error, self._folder, str(wanted.blob)) from None
+            said = f"{wanted.blob} cannot be kept in {self._folder}: {disk.trouble(error)}"
+            raise DiskError(f"{said}; what is on the disk is kept, and gone on with") from None
 
     def broke(self, _error: BrokenError) -> None:
         self._window.broke(self._clock())
 
-    def keep_soon(self, coming: _Coming) -> None:
+    def help_soon(self, coming: _Coming) -> None:
         """From any thread."""
         self._loop.call_soon_threadsafe(self._nudge, coming)
 
     def _nudge(self, coming: _Coming) -> None:
-        self._to_keep.add(coming)
+        self._to_help.add(coming)
         if not self._nudged.done():
             self._nudged.set_result(None)
 
-    def _keep(self) -> None:
-        """Parts that have come are brought onto the disk, of each blob by one thread."""
-        for coming in self._to_keep:
-            if coming.keeper is None and not coming.finishing and coming.partial.wants_keeping:
-                coming.keeper = self._group.create_task(self._kept(coming))
-                self._finishing.add(coming.keeper)
-        self._to_keep.clear()
+    def _help(self) -> None:
+        """What blobs want done beside their requests: of each kind one thread for each blob."""
+        for coming in self._to_help:
+            wants = [] if coming.finishing else coming.partial.wants()
+            for job in wants:
+                if job not in coming.helped:
+                    coming.helped[job] = self._group.create_task(self._helped(coming, job))
+                    self._finishing.add(coming.helped[job])
+        self._to_help.clear()
         self._nudged = self._loop.create_future()
 
-    async def _kept(self, coming: _Coming) -> None:
+    async def _helped(self, coming: _Coming, job: Callable[[], None]) -> None:
         try:
-            await self.thread(coming, coming.partial.keep)
+            await self.thread(coming, job)
         except FAILURES as error:
             self._failed.append(error)
         finally:
-            coming.keeper = None
+            del coming.helped[job]
+            if coming.partial.wants():  # by what came meanwhile
+                self._nudge(coming)
 
     async def _opened(self, wanted: Wanted) -> Partial:
         blob = wanted.blob
@@ -291,7 +297,7 @@ class _Fetch:
                 self._running[self._group.create_task(self._one(run))] = run
             working: set[asyncio.Future[None]] = {*self._running, *self._finishing, self._nudged}
             await asyncio.wait(working, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
-            self._keep()
+            self._help()
             self._finishing -= {task for task in self._finishing if task.done()}
             for task in [task for task in self._running if task.done()]:
                 self._ended(self._running.pop(task))
@@ -336,8 +342,8 @@ class _Fetch:
         """Its final name; or, where its sum does not hold, from the beginning where that may help."""
         coming.finishing = True
         try:
-            if coming.keeper is not None:
-                await asyncio.wait([coming.keeper])
+            if coming.helped:
+                await asyncio.wait(coming.helped.values())
             path = self._folder / coming.wanted.path
             if await self.thread(coming, coming.partial.publish, path):
                 return

@@ -79,7 +79,7 @@ class Shelf:
         blobs = {
             f"{room}/{one.name}": said.st_size
             for one in entries(path / "blobs")
-            if (said := one.stat(follow_symlinks=False)).st_nlink > 1
+            if (said := one.stat(follow_symlinks=False)).st_nlink > 1 and one.is_file(follow_symlinks=False)
         }
         name = str(path.relative_to(self.layout.root))
         return Candidate(name, blobs, taken_bytes(path), left=lock is not None, in_use=lock is None)

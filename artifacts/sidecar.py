@@ -1,8 +1,10 @@
-"""Sidecars: which parts of a blob are on the disk, as a text that only grows. Pure.
+"""Sidecars: which parts of a blob are there, as a text that only grows. Pure.
 
-Owns the format: a line with digest, size and layout, then a line for each part, each with a sum of its own. A line is
-added only after its part is on the disk, so a text that was cut off, or whose end is noise, says less than is there and
-never more. What it says is a reason not to fetch bytes again; it is no evidence: the digest of the whole is.
+Owns the format: a line with digest, size and layout, then lines for parts, each with a sum of its own. One with a boot
+id says that the part is in the file: true for as long as the machine runs, whatever ends the process. One without says
+that it is on the disk, and is added only after it is. So a text that was cut off, or whose end is noise, says less than
+is there and never more. What it says is a reason not to fetch bytes again; it is no evidence: the digest of the whole
+is.
 """
 
 from __future__ import annotations
@@ -22,18 +24,22 @@ def head(digest: Digest, size: int, part: int) -> bytes:
     return _line(f"{FORMAT} {digest} {size} {part}")
 
 
-def lines(parts: Iterable[int]) -> bytes:
-    """What is added when these are on the disk."""
-    return b"".join(_line(str(part)) for part in sorted(parts))
+def lines(parts: Iterable[int], boot: str = "") -> bytes:
+    """What is added when these are on the disk; `boot`: when they are in the file, in this run of the machine."""
+    return b"".join(_line(f"{part} {boot}" if boot else str(part)) for part in sorted(parts))
 
 
-def read(text: bytes, digest: Digest, size: int) -> Ledger | None:
-    """What is there of this blob; None: the text says nothing of it that can be believed."""
+def read(text: bytes, digest: Digest, size: int, boot: str) -> Ledger | None:
+    """What is there of this blob; None: the text says nothing of it that can be believed.
+
+    `boot`: the machine's run now; what was only in the memory of another one is not there.
+    """
     first, *rest = text[:BYTES_MAX].split(b"\n")
     words = (_checked(first) or "").split(" ")
     if len(words) != 4 or words[:3] != [FORMAT, digest, str(size)] or not _number(words[3]):
         return None
-    done = {int(said) for said in map(_checked, rest) if said is not None and _number(said)}
+    said = [(_checked(line) or "").split(" ") for line in rest]
+    done = {int(part) for part, *run in said if _number(part) and run in ([], [boot])}
     try:
         return Ledger(size, int(words[3]), frozenset(done))
     except ValueError:

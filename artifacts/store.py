@@ -9,7 +9,6 @@ use is never taken away. What is fetched and verified, and how, is `fetch`'s, wh
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable
@@ -21,10 +20,10 @@ from typing import NamedTuple, Self, TypeVar
 from artifacts import evict, flocks
 from artifacts.contents import File
 from artifacts.digests import Digest
-from artifacts.disk import Disk
+from artifacts.disk import FULL, SHUT, Disk, trouble
 from artifacts.evict import Choice
 from artifacts.layout import ForbiddenError, HeldError, Key, Layout, NoRoomError, Record, StoreError
-from artifacts.ledger import FULL, SPARE_BYTES, Free, Ledger
+from artifacts.ledger import SPARE_BYTES, Free, Ledger
 from artifacts.permits import Permits
 from artifacts.publish import Copy, Job, Pull, Wanted
 from artifacts.refusals import MismatchError, UnreachableError
@@ -33,7 +32,6 @@ from artifacts.shelf import Shelf
 T = TypeVar("T")
 LOCKS_MAX = 256
 """Files of one artifact that nobody else fetches meanwhile; of more the smaller ones may come twice."""
-SHUT = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 log = logging.getLogger("pilotlight.store")
 
@@ -121,6 +119,11 @@ class Store:
                 wait_s = min(wait_s * 2, flocks.WAIT_S_MAX)
         except OSError as error:
             raise self._said(error) from None
+
+    async def admit(self, key: Key, caller: Caller | None) -> Copy | None:
+        """The Copy, held, as `ensure` gives one that is here; None: it is not. Raises StoreError, RegistryError."""
+        found = await in_thread(lambda: self.find(key), _closed)
+        return None if found is None else await self._admitted(found, key, caller)
 
     async def _flown(self, wanted: Wanted, fetch: Fetch, caller: Caller | None) -> Copy | None:
         """Fetched here. None: somebody else fetches it, or has just done so."""
@@ -222,14 +225,16 @@ class Store:
         except OSError as error:
             raise self._said(error) from None
 
-    def evict(self, key: Key) -> None:
-        """One Copy goes. Raises HeldError, StoreError."""
+    def evict(self, key: Key, bad: Iterable[Digest] = ()) -> None:
+        """One Copy goes; and no later one is given those files of it that are `bad`. Raises HeldError, StoreError."""
         if self.layout.pin(key.digest).exists():
             raise HeldError(f"{key.digest} is pinned: `pilotlight weights unpin` first")
         try:
             with self._shelf.locked():
                 if not self._shelf.remove(str(self.layout.copy(key).relative_to(self.layout.root))):
                     raise HeldError(f"{key.digest} is in use: stop who uses it first")
+                for digest in bad:
+                    self._disk.remove(self.layout.blob(key, digest))
         except OSError as error:
             raise self._said(error) from None
 
@@ -249,10 +254,10 @@ class Store:
 
     def _said(self, error: OSError) -> StoreError:
         if error.errno in FULL:
-            return NoRoomError("the store's disk became full meanwhile, by what others wrote: make room, and try again")
+            return NoRoomError(f"the store's disk became full meanwhile, by what others wrote: {trouble(error)}")
         if error.errno in SHUT:
-            return StoreError(f"the store {self.layout.root} cannot be written: {error.strerror}; mount it read-write")
-        return StoreError(f"the store {self.layout.root}: {error.strerror or type(error).__name__}")
+            return StoreError(f"the store {self.layout.root} cannot be written: {trouble(error)}")
+        return StoreError(f"the store {self.layout.root}: {trouble(error)}")
 
 
 def contended(files: Iterable[File]) -> list[Digest]:

@@ -173,7 +173,9 @@ class Transport:
         self._names = resolver
         self._resolver: Resolver | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._own_tls, self._foreign_tls = _contexts(site)
+        self._tls: _Tls | None = None
+        if self.base.scheme == "https" or site.ca is not None or site.certificate is not None:
+            self._tls = _contexts(site)  # what is wrong with them is said at once
 
     async def __aenter__(self) -> Self:
         self._resolver = Resolver(self._names or ThreadedResolver(), self.own.host, self.site.allowed)
@@ -232,6 +234,13 @@ class Transport:
                 raise BrokenError(f"{answer.said}: answered {answer.status}", answer.headers.get("Retry-After"))
         return answer
 
+    def _context(self, url: URL, *, foreign: bool) -> ssl.SSLContext | bool:
+        if url.scheme != "https":
+            return True
+        if self._tls is None:
+            self._tls = _contexts(self.site)
+        return self._tls.foreign if foreign else self._tls.own
+
     async def _hop(
         self, method: str, url: URL, headers: Mapping[str, str], body: Body | None, *, foreign: bool
     ) -> Answer:
@@ -261,7 +270,7 @@ class Transport:
                     headers=headers,
                     data=pieces(body) if callable(body) else body,
                     allow_redirects=False,
-                    ssl=self._foreign_tls if foreign else self._own_tls,
+                    ssl=self._context(url, foreign=foreign),
                 )
         except aiohttp.ClientConnectorCertificateError:
             raise PolicyError(f"{said}: its certificate does not hold; a private authority is given as ca") from None
@@ -274,19 +283,27 @@ class Transport:
         return Answer(found, url, foreign=foreign, limits=self._limits)
 
 
-def _contexts(site: Site) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """TLS with the registry, and with others: only the first has our certificate. Raises PolicyError."""
-    own, foreign = ssl.create_default_context(), ssl.create_default_context()
+class _Tls(NamedTuple):
+    """Only the first has our certificate."""
+
+    own: ssl.SSLContext
+    foreign: ssl.SSLContext
+
+
+def _contexts(site: Site) -> _Tls:
+    """TLS with the registry, and with others. Raises PolicyError."""
+    own = ssl.create_default_context()  # reads all the system's authorities: that takes as long as a small blob
+    foreign = own if site.certificate is None else ssl.create_default_context()
     try:
         if site.ca is not None:
-            for one in (own, foreign):  # where it keeps its blobs is often under the same authority
+            for one in {own, foreign}:  # where it keeps its blobs is often under the same authority
                 one.load_verify_locations(site.ca)
         if site.certificate is not None:
             own.load_cert_chain(*site.certificate)
     except (OSError, ssl.SSLError) as error:
         what = getattr(error, "strerror", None) or "no PEM that can be read"
         raise PolicyError(f"{site.host}: its authority's or our own certificate: {what}") from None
-    return own, foreign
+    return _Tls(own, foreign)
 
 
 def _kind(error: BaseException) -> str:

@@ -35,13 +35,14 @@ class Unpacked(NamedTuple):
     path: str
     size: int
     role: Role
+    digest: Digest
 
 
-def names(pieces: Iterable[bytes], of: File) -> Iterator[str]:
-    """The names in an archive, for `members.root_of`. Raises BadArchiveError."""
+def members(pieces: Iterable[bytes], of: File) -> Iterator[Member]:
+    """What an archive says it holds; nothing is written. Raises BadArchiveError."""
     reader = tar.Reader()
     for piece in inflate.inflate(pieces, of.encoding, BLOB_BYTES_MAX):
-        yield from (one.path for one in reader.feed(piece) if isinstance(one, Member))
+        yield from (one for one in reader.feed(piece) if isinstance(one, Member))
     reader.close()
 
 
@@ -76,7 +77,7 @@ class Unpacking:
         sieve = Sieve(of, self._tree, self._root, allow_unsafe=self._allow_unsafe)
         reader, done = tar.Reader(), list[Unpacked]()
         inner = hashlib.new(digests.algorithm(diff_id)) if diff_id is not None else None
-        fd = -1
+        fd, taken, summed = -1, None, hashlib.sha256()
         try:
             for piece in inflate.inflate(pieces, of.encoding, BLOB_BYTES_MAX):
                 if inner is not None:
@@ -84,13 +85,14 @@ class Unpacking:
                 for event in reader.feed(piece):
                     if isinstance(event, Member):
                         taken = sieve.judge(event)
-                        fd = self._begin(taken) if taken is not None else -1
-                        if taken is not None and not taken.folder:
-                            done.append(Unpacked(taken.path, taken.size, taken.role))
+                        fd, summed = self._begin(taken) if taken is not None else -1, hashlib.sha256()
                     elif fd >= 0 and isinstance(event, memoryview):
+                        summed.update(event)
                         _write(fd, event)
-                    elif fd >= 0:
+                    elif fd >= 0 and taken is not None:
                         fd = _finish(fd)
+                        digest = digests.parse(f"sha256:{summed.hexdigest()}")
+                        done.append(Unpacked(taken.path, taken.size, taken.role, digest))
             reader.close()
         finally:
             if fd >= 0:

@@ -21,6 +21,7 @@ from autoscaler.lesson import Lesson
 from autoscaler.measured import corrected
 from autoscaler.model import Model
 from autoscaler.observations import (
+    CopiesSeen,
     DisruptionsSeen,
     DocumentsSeen,
     FollowingSeen,
@@ -46,6 +47,7 @@ Observation = (
     DocumentsSeen
     | SlicesSeen
     | HostsSeen
+    | CopiesSeen
     | DisruptionsSeen
     | StartSeen
     | ReplicaSeen
@@ -100,6 +102,9 @@ def _one(draft: Draft, observation: Observation) -> None:
             _slices(draft, observation)
         case HostsSeen():
             _hosts(draft, observation)
+        case CopiesSeen():
+            if observation.copies != draft.world.copies:
+                draft.change(copies=observation.copies)
         case DisruptionsSeen():
             if observation.undisturbed != draft.world.undisturbed:
                 draft.change(undisturbed=observation.undisturbed)

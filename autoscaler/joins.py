@@ -57,11 +57,13 @@ def sizes(slices: Iterable[Slice], link: Link) -> Mapping[Team, int]:
 
 def loose(slice_: Slice, link: Link, many: Mapping[Team, int], devices: int) -> str:
     """What lacks of a link to so many, in words; empty: nothing. `many`: see `sizes`."""
-    if link is Link.NODE:
+    if devices <= 1:
         return ""
     if not join(slice_, link):
         return UNKNOWN[link]
     size = many.get(team(slice_, link), 0)
+    if link is Link.NODE:
+        return "" if size >= devices else f"of its node only {size} could hold it, not {devices}"
     return "" if size >= devices else f"of its node only {size} are {WORDS[link]} with it, not {devices}"
 
 

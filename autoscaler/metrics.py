@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 
 from autoscaler.actions import Action, FailStart
+from autoscaler.crowded import room_of
 from autoscaler.loop import Step
 from autoscaler.phases import told_s
 from autoscaler.states import HOLDS_SLICE, ReplicaState
@@ -96,7 +97,7 @@ class _WorldCollector:
         )
         for slice_ in world.slices.values():
             held = [world.replicas[r] for r in world.by_slice.get(slice_.id, ())]
-            used = sum(r.memory_bytes or slice_.memory_bytes for r in held if r.state in HOLDS_SLICE)
+            used = sum(room_of(r, slice_).memory_bytes for r in held if r.state in HOLDS_SLICE)
             memory.add_metric((slice_.node, slice_.device, "used"), used)
             memory.add_metric((slice_.node, slice_.device, "free"), max(0, slice_.memory_bytes - used))
         yield memory

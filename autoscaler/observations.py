@@ -14,7 +14,7 @@ from autoscaler.model import Model
 from autoscaler.settings import Settings
 from autoscaler.states import ReplicaState
 from autoscaler.tenant import Tenant
-from autoscaler.world import Fact, History, NodeId, Placing, PodRef, Slice, SliceId
+from autoscaler.world import Copy, Fact, History, NodeId, Placing, PodRef, Slice, SliceId
 
 
 class Seen(StrEnum):
@@ -53,6 +53,12 @@ class HostsSeen(Fact, frozen=True):
     """Of all nodes that one driver may look at, what they have beside their Devices now. See World.hosts."""
 
     hosts: dict[NodeId, Host]
+
+
+class CopiesSeen(Fact, frozen=True):
+    """All Copies of Artifacts on nodes, as far as they are wanted; see World.copies."""
+
+    copies: frozenset[Copy]
 
 
 class DisruptionsSeen(Fact, frozen=True):

@@ -3,8 +3,16 @@
 Owns the choice of Slices and victims, for production, what-if questions and simulation alike. Promises: no Slice is
 over-committed, nor the CPU or memory of a node; who needs a link has no Devices across two; nobody of higher priority,
 within residency, or awaited makes room; one Want takes victims on one Slice only (several Devices, or too little CPU or
-memory: of one node), and none while room is coming; no victim goes whose room is not needed in the end; the same input
-in any order gives the same answer, and what it is given stays as it was. Where there is room, the Stock chooses
+memory: of one node), and none while room is coming; victims are minimal; the same input in any order gives the same
+answer, and what it is given stays as it was.
+
+Victims are minimal: none of a batch's victims can be spared. For none of them is there a way to place every Want that
+has room by now, placed or promised, with only the others gone, wherever these Wants go: who is placed now is placed
+now, with as much as it was granted, and who has room promised finds it in its turn free, coming, or held by victims
+whom it, or one before it there, may evict. What is only preferred (cheap Devices, Copies, near or apart) gives way.
+So it is up to the bounds of the search (`autoscaler.spared`); beyond them victims may go who could have stayed.
+
+Where there is room, the Stock chooses
 (`autoscaler.stock`: preferred products, then cheap Devices, then near or apart from others of its Model, then nodes
 with a Copy, then the least waste), and an elastic Want may be granted less than it asks for (`autoscaler.elastic`);
 else the cheapest way to make some is taken. At the end who may have more gets what is of no use to others
@@ -13,18 +21,20 @@ else the cheapest way to make some is taken. At the end who may have more gets w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property, reduce
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.elastic import MEAN, Budget, settle
-from autoscaler.eviction import COMING, EVICT, Key, Option, cost_of
+from autoscaler.eviction import COMING, EVICT, LOCKED, Key, Option, cost_of
+from autoscaler.ground import Going, Held, Put
 from autoscaler.growth import checked, grow
 from autoscaler.hosting import amounts
 from autoscaler.hosts import NOTHING, Beside
+from autoscaler.lanes import NO_ROOM
 from autoscaler.packing import Incumbent, Missing, Outlook, Packing, Placement, Shelf, Victim, Want
 from autoscaler.rulings import need, team_reason, unmet_reason
-from autoscaler.stock import Place
+from autoscaler.spared import fewer
 from autoscaler.supposed import Supposed
 from autoscaler.ways import Ways
 from autoscaler.world import Copy, NodeId, SliceId
@@ -39,22 +49,37 @@ def pack(wanted: Sequence[Want], yard: Yard, copies: Set[Copy], outlook: Outlook
     """
     checked(wanted)
     yard.locality.tell(copies)
+    most = reduce(Beside.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
+    ordered = sorted(wanted, key=order)
+
+    bench = _Bench(yard, outlook, now_s, most)
     yard.stock.mark()
     try:
-        most = reduce(Beside.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
-        return _packed(wanted, _Bench(yard, outlook, now_s, most))
+        packing = _packed(ordered, bench)
+    finally:
+        yard.rewind()
+    going = bench.going(packing.victims)
+    if not going or sum(max(1, one.want.devices) for one in bench.held.values()) < 2:
+        return packing  # of one Want on one Slice they are the fewest already
+    puts = fewer([*bench.held.values()], going, yard, now_s)
+    if puts is None:
+        return packing
+    other = _Bench(yard, outlook, now_s, most)
+    yard.stock.mark()
+    try:
+        return _moved(ordered, other, bench.held, dict(zip(bench.held, puts, strict=True)))
     finally:
         yard.rewind()
 
 
-def _packed(wanted: Sequence[Want], bench: _Bench) -> Packing:
+def _packed(ordered: Sequence[Want], bench: _Bench) -> Packing:
     placements: list[Placement] = []
     victims: dict[ReplicaId, tuple[Incumbent, Want]] = {}
     promised: dict[int, tuple[Option, ...]] = {}
     unmet: list[Missing] = []
     hopeless: dict[Want, Missing] = {}
-    for want in sorted(wanted, key=order):
-        placement = bench.place(want)
+    for number, want in enumerate(ordered):
+        placement = bench.place(number, want)
         if placement is not None:
             placements.append(placement)
             continue
@@ -70,14 +95,50 @@ def _packed(wanted: Sequence[Want], bench: _Bench) -> Packing:
             promised[len(unmet)] = options
             where = tuple(one.shelf.slice.id for one in options)
             unmet.append(Missing(want, bench.wait(options), promised=True, slices=where))
-            victims |= {victim.replica: (victim, want) for victim in bench.evict(want, options)}
+            victims |= {victim.replica: (victim, want) for victim in bench.evict(number, want, options)}
     spared = bench.spare([victim for victim, _ in victims.values()])
     for at, options in promised.items() if spared else ():
         unmet[at] = unmet[at]._replace(reason=bench.wait([bench.without(one, spared) for one in options]))
     going = (Victim(id, one.model, want) for id, (one, want) in victims.items() if id not in spared)
-    waiting = [one.want for one in unmet if not one.never]
-    grown = grow(placements, waiting, victims.keys() - spared, bench.supposed)
-    return Packing(grown, tuple(going), tuple(unmet))
+    return _whole(placements, going, unmet, bench)
+
+
+def _moved(ordered: Sequence[Want], bench: _Bench, held: Mapping[int, Held], puts: Mapping[int, Put]) -> Packing:
+    """Those who have room have it there instead, by number in that order; others have what is left, if they fit in."""
+    placements: dict[int, Placement] = {}
+    unmet: dict[int, Missing] = {}
+    victims: list[Victim] = []
+    for number in sorted(held, key=lambda number: (not held[number].now, number)):
+        want, put = ordered[number], puts[number]
+        placement = bench.start(number, want, held[number], put)
+        if placement is not None:
+            placements[number] = placement
+            continue
+        options = bench.options(held[number].want, put)
+        unmet[number] = Missing(want, bench.wait(options), promised=True, slices=put.slices)
+        victims += (Victim(one.replica, one.model, want) for one in bench.evict(number, want, options))
+    for number, want in enumerate(ordered):
+        if number not in held:
+            placement = bench.place(number, want)
+            if placement is None:
+                unmet[number] = bench.hopeless(want)
+            else:
+                placements[number] = placement
+    return _whole(
+        [placements[number] for number in sorted(placements)],
+        victims,
+        [unmet[number] for number in sorted(unmet)],
+        bench,
+    )
+
+
+def _whole(
+    placements: Sequence[Placement], victims: Iterable[Victim], unmet: Sequence[Missing], bench: _Bench
+) -> Packing:
+    """With what grows, now that everybody else has what there is."""
+    going, waiting = tuple(victims), [one.want for one in unmet if not one.never]
+    grown = grow(placements, waiting, {one.replica for one in going}, bench.supposed)
+    return Packing(grown, going, tuple(unmet))
 
 
 def order(want: Want) -> Key:
@@ -96,6 +157,8 @@ class _Bench:
         self._ways = Ways(self.supposed, outlook, now_s)
         self._placed: dict[ModelName, list[NodeId]] = {}
         """Of who would be apart: where others of their Models were put."""
+        self.held: dict[int, Held] = {}
+        """By number of a Want in their order: what it was given, or is promised."""
         self._evicted: dict[ReplicaId, list[SliceId]] = {}
         self._unwelcome: set[ReplicaId] = set()
         """Strangers to somebody who has room promised: they go whether their room is needed or not."""
@@ -107,7 +170,7 @@ class _Bench:
 
     # --- room now -----------------------------------------------------------------------------------------------------
 
-    def place(self, want: Want) -> Placement | None:
+    def place(self, number: int, want: Want) -> Placement | None:
         """Takes the room, and locks the Devices: a Replica is about to start there. None: there is no room now."""
         yard, spread = self._yard, want.spread
         if spread is not None:
@@ -119,15 +182,37 @@ class _Bench:
             yard.granted,
         )
         place = None if found is None else found[0]
+        node = None if place is None else yard.nodes[place.node]
         if want.devices == 0:
-            return Placement(want, (), want.memory_bytes, self._seat(want, place))
+            return self._start(number, want, want, (), node)
         if found is None or place is None:
             return None
-        got = want.granted(found[1].memory_bytes)
-        if spread is not None:
-            self._placed.setdefault(want.model, []).append(yard.nodes[place.node])
-        shelves = [self.supposed.shelf(id) for id in yard.slices(place)]
-        for id in yard.slices(place):
+        return self._start(number, want, want.granted(found[1].memory_bytes), yard.slices(place), node)
+
+    def start(self, number: int, want: Want, held: Held, put: Put) -> Placement | None:
+        """The same where it is put; None: there is no room yet."""
+        got, shelves = held.want, [self.supposed.shelf(id) for id in put.slices]
+        node = shelves[0].slice.node if shelves else held.node
+        host = None if node is None else self.supposed.host(node)
+        if not held.now and not (
+            all(self._is_free(got, one) for one in shelves) and (host is None or host.left.holds(want.beside))
+        ):
+            return None
+        if want.spare_bytes:
+            self._budget.add(want.memory_bytes, got.memory_bytes)
+        return self._start(number, want, got, put.slices, node)
+
+    def _is_free(self, got: Want, shelf: Shelf) -> bool:
+        room = need(got, shelf)
+        free = room is not None and shelf.free.holds(room) and not shelf.locked
+        return free and not self.supposed.strangers(got, shelf.slice)
+
+    def _start(self, number: int, want: Want, got: Want, ids: tuple[SliceId, ...], node: NodeId | None) -> Placement:
+        """`got`: the Want as it was granted."""
+        if want.spread is not None and node is not None and ids:
+            self._placed.setdefault(want.model, []).append(node)
+        shelves = [self.supposed.shelf(id) for id in ids]
+        for id in ids:
             shelf = self.supposed.change(id)
             room = need(got, shelf)
             if room is None or not shelf.free.holds(room):
@@ -135,11 +220,12 @@ class _Bench:
             shelf.reserve(room)
             self.supposed.promise(want, shelf.slice)
             self.supposed.lock(shelf.slice)
-        return Placement(want, yard.slices(place), claim(got, shelves), self._seat(want, place))
+        seat = self._seat(want, node)
+        self.held[number] = Held(got, ids, True, seat)
+        return Placement(want, ids, claim(got, shelves) if ids else want.memory_bytes, seat)
 
-    def _seat(self, want: Want, place: Place | None) -> NodeId | None:
+    def _seat(self, want: Want, node: NodeId | None) -> NodeId | None:
         """Takes the CPU and memory of its node, where it is known what that has."""
-        node = None if place is None else self._yard.nodes[place.node]
         host = None if node is None else self.supposed.host(node)
         if node is None or host is None:
             return None
@@ -168,8 +254,28 @@ class _Bench:
         """The Options to take, one per Device; None: there is no way now."""
         return self._ways.cheapest(want, lambda: self._budget)
 
-    def evict(self, want: Want, options: Sequence[Option]) -> tuple[Incumbent, ...]:
+    def options(self, got: Want, put: Put) -> tuple[Option, ...]:
+        """The Options to take where it is put. `got`: the Want as it was granted."""
+        shelves = [self.supposed.shelf(id) for id in put.slices]
+        here = {one.replica for shelf in shelves for one in shelf.incumbents}
+        strangers = [self.supposed.strangers(got, shelf.slice) for shelf in shelves]
+        here |= {one.replica for some in strangers for one in some}
+        host = self.supposed.host(shelves[0].slice.node)
+        wide = any(one.replica not in here for one in put.victims)
+        wide = wide or (host is not None and not host.left.holds(got.beside))
+        rung = EVICT if put.victims else COMING
+        if rung == COMING and not wide and not any(strangers):
+            rung = LOCKED if all(one.free.holds(need(got, one) or NO_ROOM) for one in shelves) else COMING
+        return tuple(
+            Option(rung, (), shelf, need(got, shelf) or NO_ROOM, put.victims, some, wide)
+            for shelf, some in zip(shelves, strangers, strict=True)
+        )
+
+    def evict(self, number: int, want: Want, options: Sequence[Option]) -> tuple[Incumbent, ...]:
         """Promises the room to the Want, so that no later one counts on it; gives the victims, each once."""
+        full = want.granted(want.memory_bytes)
+        got = full if all(need(full, one.shelf) == one.need for one in options) else want.least
+        self.held[number] = Held(got, tuple(one.shelf.slice.id for one in options), False)
         victims = {victim.replica: victim for option in options for victim in option.victims}
         chosen = [id for option in options for id in self._touched(option)]
         self.supposed.gone |= victims.keys()
@@ -210,6 +316,15 @@ class _Bench:
                 self.supposed.hosts[node] = host.kept(victim.beside)
             spared.add(victim.replica)
         return spared
+
+    def going(self, victims: Iterable[Victim]) -> list[Going]:
+        """Those victims, and where they are; the dearest first."""
+        found: list[Going] = []
+        for replica in (victim.replica for victim in victims):
+            ids = self._evicted[replica]
+            there = self._yard.shelf(ids[0]).incumbents
+            found += [Going(one, tuple(ids)) for one in there if one.replica == replica][:1]
+        return sorted(found, key=lambda one: (*cost_of([one.victim], self._outlook), one.victim.replica), reverse=True)
 
     def without(self, one: Option, spared: Set[ReplicaId]) -> Option:
         """That Option as it is when they stay."""

@@ -1,9 +1,8 @@
-"""What a start consisted of: decide, place, image and load, as far as they were seen.
+"""What a start consisted of: decide, pull, place, image and load, as far as they were seen.
 
 Owns the names and bounds of these phases; Routes tell them to gateways (Server-Timing), the metrics sum them up. The
 gateway adds `ready`, which only it can see: from the engine's readiness to the Call on its way there. Parts of `place`
 have names of their own, `place.write` and so on; they are told beside it and never to gateways, who add phases up.
-`pull` is kept for weights that a node fetches before an engine is started.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ def phases_s(replica: Replica) -> dict[str, float]:
     """Seconds per phase of a Replica that got ready; empty where it was not seen to start.
 
     decide: from the arrival of the first Call to the order, room that had to be made included; only where a Call was
-    the reason. place: from the order to the running process, or as far as its node needed nothing any more but its
-    image; image: from there to the running process, only where that was seen. load: from there to readiness.
+    the reason. pull: from the order until its weights are on the node; only where a registry has them. place: from
+    there, or from the order, to the running process, or as far as its node needed nothing any more but its image;
+    image: from there to the running process, only where that was seen. load: from there to readiness.
     """
     created_s, started_s = replica.created_s, replica.started_s
     if replica.found or replica.ready_s is None or started_s is None or created_s > started_s:
@@ -28,8 +28,12 @@ def phases_s(replica: Replica) -> dict[str, float]:
     prepared_s = _prepared_s(replica)
     decide = {} if replica.wanted_s is None else {"decide": max(0.0, created_s - replica.wanted_s)}
     image = {} if prepared_s is None else {"image": started_s - prepared_s}
-    place_s = (started_s if prepared_s is None else prepared_s) - created_s
-    return {**decide, "place": place_s, **image, "load": replica.ready_s - started_s}
+    pulled_s = replica.placing.pulled_s
+    ends_s = started_s if prepared_s is None else prepared_s
+    seen = pulled_s is not None and created_s <= pulled_s <= ends_s
+    pull = {"pull": pulled_s - created_s} if seen and pulled_s is not None else {}
+    place_s = ends_s - created_s - sum(pull.values())
+    return {**decide, **pull, "place": place_s, **image, "load": replica.ready_s - started_s}
 
 
 def parts_s(replica: Replica) -> dict[str, float]:

@@ -38,6 +38,12 @@ ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")
 """What has a meaning of its own in some engine's list of adapters is left out."""
 BEGIN = "-----BEGIN PUBLIC KEY-----"
 HUB = re.compile(r"hf://[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?(@[A-Za-z0-9._/-]+)?")
+REGISTRY = re.compile(
+    r"oci://[A-Za-z0-9.:\[\]-]+(/[a-z0-9._-]+)+(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?"
+    r"(@sha(256:[0-9a-f]{64}|512:[0-9a-f]{128}))?"
+)
+"""A begin of `artifacts.reference`, which is asked when the weights are."""
+MIRROR = re.compile(r"[A-Za-z0-9.:\[\]-]+(/[a-z0-9._-]+)*")
 
 PRODUCT_WANTED = "expected a product's name or a part of it, such as *h100*; leave models out for any device"
 
@@ -121,6 +127,9 @@ def _check_artifact(spec: ModelSpec) -> None:
     if scheme == "hf" and takes == "file-or-hf":
         if not HUB.fullmatch(spec.artifact):
             raise WrongKeyError(at, "expected hf://org/name@revision")
+    elif scheme == "oci" and spec.engine != "ollama":  # which keeps a store of its own
+        if not REGISTRY.fullmatch(spec.artifact):
+            raise WrongKeyError(at, "expected oci://registry/repository:tag or ...@sha256:DIGEST")
     elif scheme in SCHEMES:
         raise WrongKeyError(at, f"{scheme}:// {MESSAGE} for engine {spec.engine}")
     elif not spec.artifact.startswith("file:///") or len(spec.artifact) == len("file:///"):
@@ -223,6 +232,9 @@ def check_settings(settings: Settings) -> None:
         if not device.memory_bytes:
             raise WrongKeyError(("devices", position, "memory"), "expected more than nothing")
         seen.add(device.name)
+    for position, mirror in enumerate(settings.weights.mirrors):
+        if not MIRROR.fullmatch(mirror.host):
+            raise WrongKeyError(("weights", "mirrors", position, "host"), "expected host, host:port or host/prefix")
     for position, one in enumerate(settings.priority_classes):
         check_object_name(one.name, ("priorityClasses", position, "name"))
         if any(one.least == other.least for other in settings.priority_classes[:position]):

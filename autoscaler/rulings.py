@@ -174,7 +174,7 @@ def neighbours(shelves: Iterable[Shelf]) -> Mapping[Domain | None, Sequence[Incu
 def teams_of(want: Want, shelves: Iterable[Shelf]) -> Mapping[Team, int]:
     """Of how many Devices that could hold it, were they empty, each Team is."""
     able = (one.slice for one in shelves if want.kind.rank(one.slice.product) is not None and need(want, one))
-    return sizes(able, want.link) if want.link else {}
+    return sizes(able, want.link) if want.devices > 1 else {}
 
 
 def why_not(

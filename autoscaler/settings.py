@@ -142,9 +142,23 @@ class Signatures(Part, frozen=True):
     """A file: by what certificates of `identities` are checked."""
 
 
-class Weights(Part, frozen=True):
-    """How weights of registries are taken."""
+class WeightsMirror(Part, frozen=True):
+    """Somebody who has what a registry has, and is asked first; never about tags."""
 
+    host: str
+    """`host` or `host:port`, and where its repositories have names of their own, `/` and what stands before theirs."""
+    registry: str = ""
+    """As artifacts name it; absent: every registry."""
+
+
+class Weights(Part, frozen=True):
+    """A node's store of weights, and the registries that they come from."""
+
+    store_bytes_max: Bytes | None = None
+    """Of all Copies together; absent: the disk, less 1 GiB."""
+    mirrors: tuple[WeightsMirror, ...] = ()
+    ca_file: str | None = None
+    """Authorities beside the system's that registries' certificates may come from (PEM)."""
     signatures: Signatures = Signatures()
 
 

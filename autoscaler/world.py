@@ -90,6 +90,8 @@ class Placing(Fact, frozen=True):
     """It has a node."""
     prepared_s: float | None = None
     """Its node has all of it ready, but for its image and its container."""
+    pulled_s: float | None = None
+    """The weights that its node was to bring from a registry are there."""
 
 
 class PodRef(Fact, frozen=True):

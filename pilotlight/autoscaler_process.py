@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -45,19 +45,23 @@ from pilotlight.access import Access
 from pilotlight.cluster import Cluster, ClusterOptions
 from pilotlight.cpubound import CpuBound
 from pilotlight.fit import needs
-from pilotlight.gathering import NONE_KNOWN, launcher, read_documents
+from pilotlight.gathering import NONE_KNOWN, as_it_is, launcher, read_documents
 from pilotlight.listen import Address, check_operations
 from pilotlight.misfits import Misfits
 from pilotlight.narrator import Narrator
 from pilotlight.preflight import Preflight
 from pilotlight.quiet import say
 from pilotlight.renewal import Files
+from pilotlight.signers import SignersError
+from pilotlight.supply import STORE, Supply
 from pilotlight.tutor import Tutor
 
 SAVE_S = 60.0
 """Histories are written this often, and at the end."""
 nvml = functools.cache(open_nvml)
 """Opened once: whoever reads documents asks whether there are GPUs, before the driver does."""
+Located = Callable[[Model], Model]
+"""As `gathering.read_documents` has it."""
 Tell = Callable[[DocumentsSeen], None]
 """Takes what files say."""
 ENGINE_GRACE_S = 5.0
@@ -115,8 +119,10 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     devices = Devices(() if options.cluster else documents.settings.devices, nvml)
     driver: Driver
     house: Cluster | None = None
+    supply, located = none_supplied()
     if options.cluster is None:
-        driver = LocalDriver(state, launcher(lambda: devices.measured), devices, clock)
+        documents, supply = supplied(options, documents)
+        driver, located = LocalDriver(state, launcher(lambda: devices.measured), devices, clock, supply), supply.located
         loop = Loop(World(epoch=state.next_epoch(), leading_since_s=clock()), driver, clock)
     else:
         house = await stack.enter_async_context(cluster.opened(options.cluster, clock))
@@ -124,20 +130,18 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     log = Log()
     metrics = Metrics(lambda: loop.world)
     tell: Tell = (lambda documents: loop.observe([documents])) if house is None else house.put_files
-    preflight = Preflight(loop, driver.obstacle, lambda: read_again(options, loop, tell))
+    anew = functools.partial(read_again, options, loop, tell, located)
+    preflight = Preflight(loop, driver.obstacle, anew)
     cpu_bound = CpuBound(lambda: devices.measured, available())
-    loop.listeners += [metrics.on_step, Misfits().on_step, preflight.on_step, cpu_bound.on_step]
-    loop.listeners.append(telling(log, Narrator()))
+    loop.listeners += listeners(metrics, preflight, cpu_bound, log)
     tell(seen(documents))
-    remember(histories, loop)
-    tutor = Tutor(loop, LessonFile(state), clock)
-    tutor.remember()
+    tutor = remember(histories, loop, Tutor(loop, LessonFile(state), clock))
     loop.observe([GatewaySeen(gateway=GatewayId(path.stem)) for path in options.gateway_sockets])
     files = Files()
     orders = take_orders(state, loop, clock, house)
     operations = OperationsServer(
-        loop, log, metrics.text, lambda: options.gateway_sockets, __version__,
-        commands=orders, off=() if house is None else house.off, needs=needs,
+        loop, log, metrics.text, lambda: options.gateway_sockets, __version__, commands=orders,
+        off=() if house is None else house.off, needs=lambda model: needs(located(model)),
     )  # fmt: skip
     runners = await ports(options, ContractServer(loop), operations, files, None if house is None else house.admits)
     process.settle()
@@ -145,7 +149,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
         running = [
             tasks.create_task(loop.run()),
             tasks.create_task(save_often(histories, loop)),
-            tasks.create_task(reload(again, options, loop, tell)),
+            tasks.create_task(reload(again, anew)),
             tasks.create_task(files.follow()),
             tasks.create_task(preflight.run()),
             tasks.create_task(cpu_bound.run()),
@@ -153,6 +157,8 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
         ]
         if house is not None:
             running.append(tasks.create_task(house.run()))
+        if supply is not None:
+            running.append(tasks.create_task(supply.run(loop, anew)))
         await stop.wait()
         if not options.keep_engines and house is None:  # pods are not ours to take along
             await loop.wind_down(ENGINE_GRACE_S)
@@ -165,12 +171,34 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
         await runner.cleanup()
 
 
-def remember(histories: HistoryFile, loop: Loop) -> None:
+def listeners(metrics: Metrics, preflight: Preflight, cpu_bound: CpuBound, log: Log) -> list[Listener]:
+    """Who looks at each step, in this order."""
+    looking = [metrics.on_step, Misfits().on_step, preflight.on_step, cpu_bound.on_step]
+    return [*looking, telling(log, Narrator())]
+
+
+def supplied(options: AutoscalerOptions, documents: Documents) -> tuple[Documents, Supply]:
+    """What brings weights to this machine, and the documents with what those need that are here already."""
+    try:
+        supply = Supply(options.state / STORE, documents.settings.weights)
+    except SignersError as error:
+        raise click.UsageError(f"Settings: {error}") from None
+    return read(options, located=supply.located), supply
+
+
+def none_supplied() -> tuple[Supply | None, Located]:
+    """Nothing brings weights here."""
+    return None, as_it_is
+
+
+def remember(histories: HistoryFile, loop: Loop, tutor: Tutor) -> Tutor:
     """What was learnt before this process started."""
     remembered, broken = histories.load()
     if broken:
         say(broken)
     loop.observe([HistorySeen(model=model, history=history) for model, history in remembered.items()])
+    tutor.remember()
+    return tutor
 
 
 def take_orders(state: StateDirectory, loop: Loop, clock: Callable[[], float], house: Cluster | None) -> Commands:
@@ -210,7 +238,9 @@ def check_contract(options: AutoscalerOptions) -> None:
         raise click.UsageError("where shall gateways report? give --contract-socket or --contract-listen")
 
 
-def read(options: AutoscalerOptions, known: Mapping[ModelName, Model] = NONE_KNOWN) -> Documents:
+def read(
+    options: AutoscalerOptions, known: Mapping[ModelName, Model] = NONE_KNOWN, located: Located = as_it_is
+) -> Documents:
     """The documents. Raises click's usage error on wrong ones, and on those with which `--ops` may not be open.
 
     The supervisor has looked at a listener that it hands down.
@@ -220,7 +250,7 @@ def read(options: AutoscalerOptions, known: Mapping[ModelName, Model] = NONE_KNO
         """Whether what an engine keeps in the host's memory is not on its Device."""
         return options.cluster is not None or (not settings.devices and nvml() is not None)
 
-    documents = read_documents(options.documents, known, gpus)
+    documents = read_documents(options.documents, known, gpus, located)
     if options.ops_fd is None:
         check_operations(options.ops, documents.settings.auth)
     return documents
@@ -244,18 +274,18 @@ def seen(documents: Documents) -> DocumentsSeen:
     return DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)
 
 
-async def reload(again: asyncio.Event, options: AutoscalerOptions, loop: Loop, tell: Tell) -> None:
+async def reload(again: asyncio.Event, anew: Callable[[], Awaitable[None]]) -> None:
     """Takes the documents anew each time it is told to."""
     while True:
         await again.wait()
         again.clear()
-        await read_again(options, loop, tell)
+        await anew()
 
 
-async def read_again(options: AutoscalerOptions, loop: Loop, tell: Tell) -> None:
+async def read_again(options: AutoscalerOptions, loop: Loop, tell: Tell, located: Located) -> None:
     """Takes the documents anew. Wrong ones are said, and the last good ones stay."""
     try:
-        tell(seen(await asyncio.to_thread(read, options, loop.world.models)))
+        tell(seen(await asyncio.to_thread(read, options, loop.world.models, located)))
     except click.UsageError as error:
         say(f"{error.message}; the last good documents stay in force")
 

@@ -26,7 +26,7 @@ from autoscaler.rules import NAME_CHARS_MAX
 from autoscaler.settings import Settings
 from autoscaler.sizing import AS_ASKED, Given
 from pilotlight.modelfile import check_file
-from pilotlight.needs import adapter_paths, cache_of, estimate, local_path, pages
+from pilotlight.needs import adapter_paths, cache_of, estimate, local_path, pages, registry_of
 from pilotlight.quiet import say
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -34,6 +34,8 @@ DEFAULT_CONTEXT_TOKENS = 4096
 DOCUMENT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 KEYS_FILE = "keys.yaml"
 NONE_KNOWN: Mapping[ModelName, Model] = {}
+_COMES = "/weights"
+"""Stands for the path of weights that are brought before a start: only a look needs one."""
 RENAME = "no Model can be named after this file: give it a name with letters or digits, or write a document for it"
 
 
@@ -86,13 +88,19 @@ def with_stored_keys(documents: Documents, path: Path) -> Documents:
     return msgspec.structs.replace(documents, tenants=tuple(tenants.values()))
 
 
+def as_it_is(model: Model) -> Model:
+    """Its weights lie where its document says."""
+    return model
+
+
 def read_documents(
-    path: Path, known: Mapping[ModelName, Model] = NONE_KNOWN, gpus: Callable[[Settings], bool] = lambda _: False
-) -> Documents:
+    path: Path, known: Mapping[ModelName, Model] = NONE_KNOWN, gpus: Callable[[Settings], bool] = lambda _: False,
+    located: Callable[[Model], Model] = as_it_is,
+) -> Documents:  # fmt: skip
     """Documents of a file (the supervisor writes one), or of a folder, with every Model's memory from its artifact.
 
     A Model that was `known` before keeps the time at which it was made. `gpus`: whether Devices are not the host's
-    memory, with such Settings.
+    memory, with such Settings. `located`: a Model with its weights where they lie, if they are here.
     """
     documents = load_files(sorted(path.glob("*.yaml")) if _is_folder(path) else [path])
     now_unix_s = int(time.time())
@@ -100,7 +108,8 @@ def read_documents(
     for model in documents.models:
         before = known.get(model.name)
         created_unix_s = now_unix_s if before is None else before.created_unix_s
-        models.append(msgspec.structs.replace(completed(model, gpus=apart), created_unix_s=created_unix_s))
+        done = completed(located(model), gpus=apart)
+        models.append(msgspec.structs.replace(done, spec=model.spec, created_unix_s=created_unix_s))
     return msgspec.structs.replace(documents, models=tuple(models))
 
 
@@ -142,7 +151,7 @@ def launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
         sourced = next((name for name, value in model.spec.env.items() if not isinstance(value, str)), None)
         if sourced is not None:
             raise engines.EngineError(f"Model {model.name}: spec.env.{sourced}.valueFrom: only pods have one")
-        weights = None if path is None else str(path)
+        weights = _COMES if path is None and registry_of(model) else None if path is None else str(path)
         try:
             return engines.launch(model, weights, host, port, found, gpus=gpus(), given=given)
         except engines.EngineError:

@@ -36,6 +36,11 @@ def local_path(model: Model) -> Path | None:
     return Path(artifact.removeprefix("file://")) if artifact is not None and artifact.startswith("file://") else None
 
 
+def registry_of(model: Model) -> bool:
+    """Whether its weights lie in a registry."""
+    return (model.spec.artifact or "").startswith("oci://")
+
+
 def adapter_paths(model: Model) -> list[Path]:
     """The files or folders of its adapters."""
     return [Path(adapter.artifact.removeprefix("file://")) for adapter in model.spec.adapters]

@@ -24,19 +24,10 @@ from artifacts.ocilayout import Entry, Layout
 from artifacts.reference import BadReferenceError, Reference
 from artifacts.refusals import RegistryError
 from artifacts.transport import Site
-from pilotlight.options import Command, output_option
+from pilotlight.options import output_option
+from pilotlight.pulling import registry_options
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-_PLAIN = "Speak HTTP without TLS; to this machine itself it is spoken anyway."
-
-
-def registry_options(command: Command) -> Command:
-    """How a registry is reached."""
-    command = click.option("--plain-http", is_flag=True, help=_PLAIN)(command)
-    where = click.Path(path_type=Path, dir_okay=False)
-    return click.option("--ca-file", type=where, help="Authorities of the registry, beside the system's (PEM).")(
-        command
-    )
 
 
 @click.command("inspect", epilog="Example: pilotlight weights inspect oci://registry.example/models/llama:v1 --explain")

@@ -16,13 +16,14 @@ import msgspec
 
 from autoscaler.documents import Documents, to_yaml
 from autoscaler.drivers.records import InUseError, StateDirectory, StateError, replace_file
-from autoscaler.settings import Limits, Settings, Tls
+from autoscaler.settings import Limits, Settings, Signatures, Tls
 from autoscaler.words import counted
-from pilotlight import certificates, snippets
+from pilotlight import certificates, signers, snippets
 from pilotlight.certificates import FileError, Identity
 from pilotlight.gathering import gather, needs_tenant
 from pilotlight.listen import Address, check_operations, listeners
 from pilotlight.quiet import say, show
+from pilotlight.signers import SignersError
 from pilotlight.supervisor import Role, Supervisor
 
 DOCUMENTS_FILE = "documents.yaml"
@@ -93,8 +94,17 @@ def check(options: ServeOptions, documents: Documents) -> None:
         )
     check_operations(options.ops, documents.settings.auth)
     check_tls(documents.settings.tls)
+    check_signers(documents.settings.weights.signatures)
     if len(os.fsencode(options.state.absolute())) + len("/run/autoscaler.sock") > SOCKET_PATH_MAX:
         raise click.UsageError(f"--state {options.state}: the path is too long for a Unix socket; choose a shorter one")
+
+
+def check_signers(signatures: Signatures) -> None:
+    """Raises click's usage error on keys and roots that signatures of weights could not be judged by."""
+    try:
+        signers.policy(signatures)
+    except SignersError as error:
+        raise click.UsageError(f"Settings: {error}") from None
 
 
 def check_tls(tls: Tls) -> None:
@@ -189,7 +199,7 @@ class Reload:
             return False
         models, tenants = counted(len(documents.models), "model"), counted(len(documents.tenants), "tenant")
         say(f"documents read again: {models}, {tenants}")
-        for key in ("limits", "devices", "tls"):
+        for key in ("limits", "devices", "tls", "weights"):
             if getattr(documents.settings, key) != getattr(self._begun, key):
                 say(f"Settings: {key}: the change takes effect when `serve` starts the next time")
         return True

@@ -27,6 +27,7 @@ from pilotlight.options import DIRECTORY, default_state, output_option
 
 COLUMNS = ("artifact", "digest", "size", "age", "last used", "held")
 SHORT_DIGITS = 12
+COPIES = "`pilotlight weights ls` lists them"
 _BEGIN = re.compile(r"(?:sha(?:256|512):)?[0-9a-f]{6,}")
 store_option = click.option(
     "--store", type=DIRECTORY, default=lambda: default_state() / "weights",
@@ -40,7 +41,7 @@ names_argument = click.argument("names", metavar="DIGEST|ARTIFACT...", nargs=-1,
 @output_option
 def list_(store: Path, output: str) -> None:
     """All Copies with their size and age, whether they are pinned or in use; the latest used first."""
-    with _opened(store) as opened:
+    with in_store(store) as opened:
         rows, stored_bytes = opened.rows(), opened.stored_bytes()
     if output == "json":
         click.echo(json.dumps([_said(row) for row in rows], indent=2))
@@ -55,10 +56,10 @@ def list_(store: Path, output: str) -> None:
 @store_option
 def pin(names: tuple[str, ...], store: Path) -> None:
     """Keep weights on this node, whatever else needs room. A whole DIGEST may be pinned before it is here."""
-    with _opened(store) as opened:
-        for digest in _digests(opened, names):
+    with in_store(store) as opened:
+        for digest in named(opened, names):
             opened.pin(digest)
-            click.echo(f"{_short(digest)} is pinned")
+            click.echo(f"{short(digest)} is pinned")
 
 
 @click.command(epilog="Example: pilotlight weights unpin oci://ghcr.io/acme/llama:8b")
@@ -66,10 +67,10 @@ def pin(names: tuple[str, ...], store: Path) -> None:
 @store_option
 def unpin(names: tuple[str, ...], store: Path) -> None:
     """Let weights go again when room is needed."""
-    with _opened(store) as opened:
-        for digest in _digests(opened, names):
+    with in_store(store) as opened:
+        for digest in named(opened, names):
             opened.unpin(digest)
-            click.echo(f"{_short(digest)} may go when room is needed")
+            click.echo(f"{short(digest)} may go when room is needed")
 
 
 @click.command(epilog="Example: pilotlight weights evict --free 40Gi")
@@ -80,17 +81,17 @@ def evict(names: tuple[str, ...], free: str | None, store: Path) -> None:
     """Remove Copies now. None goes that is pinned or in use."""
     if bool(names) == (free is not None):
         raise click.UsageError("say which Copies go, or how much is to be free with --free SIZE")
-    with _opened(store) as opened:
+    with in_store(store) as opened:
         if free is not None:
             _free(opened, free)
             return
-        wanted = _digests(opened, names)
+        wanted = named(opened, names)
         keys = [row.record.key for row in opened.rows() if row.record.digest in wanted]
         for key in keys:
             opened.evict(key)
-            click.echo(f"{_short(key.digest)} is gone")
+            click.echo(f"{short(key.digest)} is gone")
         if len({key.digest for key in keys}) < len(wanted):
-            raise click.ClickException("there is no Copy of the rest; `pilotlight weights ls` lists them")
+            raise click.ClickException(f"there is no Copy of the rest; {COPIES}")
 
 
 def _free(store: Store, text: str) -> None:
@@ -108,11 +109,11 @@ def _free(store: Store, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Store]:
+def in_store(path: Path) -> Iterator[Store]:
     """The store that is there, its errors as click's."""
     store = Store(path)
     if not store.layout.copies.is_dir():
-        raise click.UsageError(f"--store {path}: there is no store of weights; an agent makes one at its first pull")
+        raise click.UsageError(f"--store {path}: there is no store of weights; `pilotlight weights pull` makes one")
     try:
         yield store
     except StoreError as error:
@@ -122,7 +123,7 @@ def _opened(path: Path) -> Iterator[Store]:
         raise click.ClickException(f"--store {path}: {why}; run this as who owns the store") from None
 
 
-def _digests(store: Store, names: tuple[str, ...]) -> list[Digest]:
+def named(store: Store, names: tuple[str, ...]) -> list[Digest]:
     """What the names mean: whole digests, the begin of one that is here, or artifacts as they were asked for."""
     rows, found = store.rows(), dict[Digest, None]()
     for name in names:
@@ -132,7 +133,7 @@ def _digests(store: Store, names: tuple[str, ...]) -> list[Digest]:
         mine = {row.record.key.digest for row in rows if _means(name, row)}
         if len(mine) != 1:
             what = f"{len(mine)} digests begin so or were asked for so" if mine else "there is no such Copy"
-            raise click.UsageError(f"{name[:80]!r}: {what}; `pilotlight weights ls` lists them")
+            raise click.UsageError(f"{name[:80]!r}: {what}; {COPIES}")
         found[mine.pop()] = None
     return list(found)
 
@@ -143,7 +144,8 @@ def _means(name: str, row: Row) -> bool:
     return row.record.reference == name or (_BEGIN.fullmatch(name) is not None and begins)
 
 
-def _short(digest: str) -> str:
+def short(digest: str) -> str:
+    """As a person tells it from others."""
     algorithm, _, digits = digest.partition(":")
     return f"{algorithm}:{digits[:SHORT_DIGITS]}"
 
@@ -155,7 +157,7 @@ def _table(rows: list[Row], now_unix_s: float) -> Table:
     for row in rows:
         held = ", ".join(word for word, holds in (("pinned", row.pinned), ("in use", row.in_use)) if holds)
         age, used = (show.ago(max(now_unix_s - at, 0.0)) for at in (row.record.fetched_unix_s, row.used_unix_s))
-        out.add_row(row.record.reference, _short(row.record.digest), size(row.record.bytes), age, used, held)
+        out.add_row(row.record.reference, short(row.record.digest), size(row.record.bytes), age, used, held)
     return out
 
 

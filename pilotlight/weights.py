@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import click
 
-from pilotlight import packing, sending, stored
+from pilotlight import packing, pulling, sending, stored
 
 
 @click.group(epilog="Example: pilotlight weights ls")
 def weights() -> None:
-    """Weights as OCI artifacts: made here, and kept on this node."""
+    """Weights as OCI artifacts: made here, brought here, and kept on this node."""
 
 
-for command in (packing.pack, sending.push, sending.inspect, stored.list_, stored.pin, stored.unpin, stored.evict):
+for command in (
+    packing.pack,
+    sending.push,
+    sending.inspect,
+    pulling.pull,
+    pulling.verify_,
+    stored.list_,
+    stored.pin,
+    stored.unpin,
+    stored.evict,
+):
     weights.add_command(command)

@@ -137,6 +137,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.defrag.MOVES_MAX",
         "autoscaler.defrag.PROOFS_MAX",
     ),
+    "search for victims who may stay": (
+        "autoscaler.spared.STEPS_MAX",
+        "autoscaler.ground.MOVERS_MAX",
+        "autoscaler.ground.PLACES_MAX",
+    ),
     "nodes that are cut anew": (
         "autoscaler.cutting.EVERY_S",
         "autoscaler.cutting.NODE_EVERY_S",
@@ -258,6 +263,9 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "a store of weights: what a broken pull left": ("artifacts.shelf.LEFT_S_MAX",),
     "a store of weights: files of one artifact that nobody else fetches meanwhile": ("artifacts.store.LOCKS_MAX",),
+    "a store of weights: meanings of references that are remembered": ("artifacts.meanings.MEANINGS_MAX",),
+    "header of a GGUF file in a registry": ("artifacts.headers.BYTES_MAX",),
+    "names in all archives of an artifact": ("artifacts.fill.NAMES_MAX",),
     "a store of weights: `copy.json`": ("artifacts.layout.RECORD_BYTES_MAX",),
     "reference to an artifact": ("artifacts.reference.TEXT_CHARS_MAX", "artifacts.reference.NAME_CHARS_MAX"),
     "documents": ("autoscaler.strict_yaml.TEXT_CHARS_MAX",),

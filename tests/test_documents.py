@@ -139,7 +139,9 @@ def test_a_wrong_key_is_named_with_what_was_expected(spec: str, line: str) -> No
     [
         ("triton", "file:///a", "spec.engine: is not in force yet in this version"),
         ("vlm", "file:///a", "spec.engine: expected one of command, llama.cpp, ollama, sglang, vllm"),
-        ("vllm", "oci://r/a@sha256:1", "spec.artifact: oci:// is not in force yet in this version for engine vllm"),
+        ("ollama", "oci://r/a:1", "spec.artifact: oci:// is not in force yet in this version for engine ollama"),
+        ("llama.cpp", "oci://r/A:1", "spec.artifact: expected oci://registry/repository:tag or ...@sha256:DIGEST"),
+        ("vllm", "oci://r/a@sha256:1", "spec.artifact: expected oci://registry/repository:tag or ...@sha256:DIGEST"),
         ("llama.cpp", "hf://a/b", "spec.artifact: hf:// is not in force yet in this version for engine llama.cpp"),
         ("vllm", "hf://a/b/c", "spec.artifact: expected hf://org/name@revision"),
         ("llama.cpp", "file://models/a.gguf", "spec.artifact: expected an absolute path such as file:///models/a.gguf"),

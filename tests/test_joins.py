@@ -28,7 +28,7 @@ from autoscaler.rulings import need
 from autoscaler.world import NodeId, Slice, SliceId
 from autoscaler.yard import Yard
 from tests.kit.laid import laid, looked, names
-from tests.kit.worlds import GI, T0, device, model, world
+from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
 from tests.test_packer import on, placed, run, shelf, victims, want
 
 H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
@@ -70,7 +70,8 @@ def test_a_better_link_does_for_a_worse_one() -> None:
 
 
 def test_no_link_is_missed_by_who_needs_none() -> None:
-    assert not loose(device(), Link.NODE, {}, 2)
+    assert not loose(device(), Link.NODE, {}, 1)
+    assert not loose(device(), Link.NODE, sizes([device(), device("g1")], Link.NODE), 2)
 
 
 # --- placing ----------------------------------------------------------------------------------------------------------
@@ -175,6 +176,16 @@ def test_explain_says_of_each_candidate_what_it_lacks() -> None:
         "its PCIe root is not known (a DRA driver may tell it, a device plug-in does not)",
     ]
     assert any("at most 1 are joined so" in line for line in told.sentences)
+
+
+def test_a_node_with_too_few_devices_is_no_place_for_who_needs_several() -> None:
+    wants, busy = model("b", 20, gpu=Gpu(count=2)), model("a", 20, low=1)
+    slices = [device("g0", 24, "n0"), device("g1", 24, "n0"), device("h0", 24, "n1")]
+    here = [replica(busy, f"r{at}", on=(f"g{at}",)) for at in range(2)]
+    made = world([wants, busy], slices, here, [gateway(levels=[level("b", 1)])])
+    told = {one.slice: one.ruled_out for one in explain_model(made, plan(made, T0), Log(), wants.name, T0).candidates}
+    assert told[SliceId("h0")] == "of its node only 1 could hold it, not 2"
+    assert "held by a" in told[SliceId("g0")]
 
 
 def test_of_a_link_only_devices_count_that_could_hold_it() -> None:

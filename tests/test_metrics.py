@@ -162,6 +162,12 @@ def test_memory_of_a_slice_is_used_or_free() -> None:
     }
 
 
+def test_of_a_slice_that_only_one_may_have_nothing_is_free_beside_it() -> None:
+    alone = device("gpu0", 24, shared=False)
+    shown = Scrape(Metrics(lambda: world([A], [alone], [replica(A, "r1")])).text())
+    assert shown["pilotlight_slice_memory_bytes", "gpu0", "n0", "free"] == 0
+
+
 def test_a_replica_that_is_gone_is_counted_no_more() -> None:
     now = world([A], [device()], [replica(A, "r1")])
     metrics = Metrics(lambda: now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from pathlib import Path
 from random import Random
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from artifacts import disk
 from artifacts.digests import Digest
+from artifacts.disk import Disk
 from artifacts.partial import Partial
 from tests.kit.fake_registry import digest_of
 from tests.kit.powerloss import ForgetfulDisk, PowerLossError
@@ -37,23 +40,81 @@ async def test_point_13_the_power_goes_before_any_step_of_a_fetch(tmp_path: Path
             one.folder.mkdir()
             lost = 0
             while True:
-                disk = ForgetfulDisk(one.folder, steps + lost * random.randint(1, 9) if lost < 2 else -1)
+                forgetful = ForgetfulDisk(one.folder, steps + lost * random.randint(1, 9) if lost < 2 else -1)
                 whole = True
                 try:
-                    await one.fetch(wanted, disk=disk)
+                    await one.fetch(wanted, disk=forgetful.disk)
                 except* PowerLossError:
                     whole, lost = False, lost + 1
                 after = tmp_path / f"{steps}-{lost}-{whole}"
-                disk.after(after, random)
-                disk.close()
+                forgetful.after(after, random)
+                forgetful.close()
                 one.folder = after
                 assert one.file() in {None, CONTENT}  # never half of it
                 if whole:
                     break
             assert one.file() == CONTENT
             if not lost:
-                assert steps >= 10
+                assert steps >= 9  # that many when all parts came before any had to be kept
                 return
+
+
+def test_a_part_that_came_is_there_for_the_next_process_and_on_the_disk_for_the_next_run(tmp_path: Path) -> None:
+    """The first is killed: it closes nothing, and has synced nothing."""
+    runs = [Disk(boot="one"), Disk(boot="one"), Disk(boot="two")]
+    first = Partial(tmp_path, DIGEST, len(SHORT), runs[0])
+    first.put(0, [SHORT[:9000]])
+    os.close(first.file.number)  # its lock
+    second = Partial(tmp_path, DIGEST, len(SHORT), runs[1])
+    assert second.resumed == 8192
+    second.put(8192, [SHORT[8192:13_000]])
+    os.close(second.file.number)
+    third = Partial(tmp_path, DIGEST, len(SHORT), runs[2])
+    assert third.resumed == 8192  # what the second found it brought onto the disk
+    third.put(8192, [SHORT[8192:]])
+    assert third.publish(tmp_path / PATH)
+    assert (tmp_path / PATH).read_bytes() == SHORT
+    third.close()
+
+
+def test_where_the_run_of_the_machine_has_no_name_only_the_disk_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Disk().boot == Disk().boot
+    monkeypatch.setattr(disk, "BOOT_ID", tmp_path / "none")
+    for synced, resumed in ((False, 0), (True, 4096)):
+        first = Partial(tmp_path, DIGEST, len(SHORT))
+        first.put(0, [SHORT[:5000]])
+        if synced:
+            first.keep()
+        first.close()
+        second = Partial(tmp_path, DIGEST, len(SHORT))
+        assert second.resumed == resumed
+        second.close()
+
+
+def test_a_blob_in_parts_wants_a_thread_that_sums_and_its_connections_do_not(tmp_path: Path) -> None:
+    one = Partial(tmp_path, DIGEST, len(SHORT), Disk())
+    one.put(4096, [SHORT[4096:9000]])
+    assert one.sum_up not in one.wants()  # the first part is missing
+    one.put(0, [SHORT[:4096]])
+    assert one.sum_up in one.wants()
+    one.sum_up()
+    assert one.sum_up not in one.wants()
+    one.put(9000, [SHORT[9000:9100]])
+    assert one.wants() == [one.keep]  # so little waits
+    one.close()
+
+
+def test_a_blob_that_comes_at_once_waits_for_the_disk_at_its_end_only(tmp_path: Path) -> None:
+    steps: list[str] = []
+    one = Partial(tmp_path, DIGEST, len(SHORT), Disk(lambda what, _path: steps.append(what)))
+    steps.clear()
+    one.put(0, [SHORT])
+    assert steps == ["put"]
+    assert one.publish(tmp_path / "a.gguf")
+    assert steps[1:] == ["sync", "rename", "sync", "sync", "remove"]
+    one.close()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -64,16 +125,16 @@ def test_any_order_of_parts_lies_and_crashes_ends_with_the_exact_bytes_or_no_fil
         root, lives = Path(made) / "0", itertools.count(1)
         root.mkdir()
         for crashes in itertools.count():
-            disk = ForgetfulDisk(root, random.randint(0, 25) if crashes < 4 else -1)
+            forgetful = ForgetfulDisk(root, random.randint(0, 25) if crashes < 4 else -1)
             lies = 0.05 if crashes < 4 and seed % 2 else 0.0
             try:
-                published = _life(disk, root, random, lies)
+                published = _life(forgetful, root, random, lies)
                 assert published or seed % 2  # no crash makes bytes that have to be thrown away
             except PowerLossError:
                 published = False
             after = Path(made) / str(next(lives))
-            disk.after(after, random)
-            disk.close()
+            forgetful.after(after, random)
+            forgetful.close()
             root = after
             final = root / PATH
             assert not final.exists() or final.read_bytes() == SHORT
@@ -83,9 +144,9 @@ def test_any_order_of_parts_lies_and_crashes_ends_with_the_exact_bytes_or_no_fil
             assert crashes < 8
 
 
-def _life(disk: ForgetfulDisk, root: Path, random: Random, lies: float) -> bool:
+def _life(forgetful: ForgetfulDisk, root: Path, random: Random, lies: float) -> bool:
     """From one start to the next; says whether the file got its name."""
-    one = Partial(root, DIGEST, len(SHORT), disk)
+    one = Partial(root, DIGEST, len(SHORT), forgetful.disk)
     try:
         while not one.ledger.complete:
             first, end = random.choice(one.ledger.spans())

@@ -61,20 +61,32 @@ def test_however_parts_come_the_frontier_is_the_first_missing_byte(size: int, pa
 # --- sidecars --------------------------------------------------------------------------------------------------------
 
 
+BOOT = "3c0f2a5e-7c6d-4c58-8a55-6a1c2d6f0b1e"
+
+
 def text(done: range) -> bytes:
     return sidecar.head(DIGEST, 1000, 100) + sidecar.lines(done)
 
 
 def test_a_sidecar_says_which_parts_are_there() -> None:
-    found = sidecar.read(text(range(3)) + sidecar.lines([7]), DIGEST, 1000)
+    found = sidecar.read(text(range(3)) + sidecar.lines([7]), DIGEST, 1000, BOOT)
     assert found is not None
     assert found.full == {0, 1, 2, 7}
     assert (found.size, found.part) == (1000, 100)
 
 
+def test_a_part_that_was_only_in_memory_is_there_for_as_long_as_the_machine_runs() -> None:
+    said = text(range(2)) + sidecar.lines([4, 5], BOOT) + sidecar.lines([5, 6], "another")
+    found, later = sidecar.read(said, DIGEST, 1000, BOOT), sidecar.read(said, DIGEST, 1000, "a third")
+    assert found is not None
+    assert later is not None
+    assert found.full == {0, 1, 4, 5}
+    assert later.full == {0, 1}
+
+
 @given(st.integers(0, 400), st.binary(max_size=40))
 def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: bytes) -> None:
-    found = sidecar.read(text(range(5))[:cut] + noise, DIGEST, 1000)
+    found = sidecar.read(text(range(5))[:cut] + noise, DIGEST, 1000, BOOT)
     assert found is None or found.full <= set(range(5))
 
 
@@ -92,7 +104,7 @@ def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: by
     ids=["nothing", "another digest", "another size", "no parts", "too many", "another format", "noise"],
 )
 def test_a_sidecar_of_something_else_says_nothing(said: bytes) -> None:
-    assert sidecar.read(said, DIGEST, 1000) is None
+    assert sidecar.read(said, DIGEST, 1000, BOOT) is None
 
 
 # --- how many --------------------------------------------------------------------------------------------------------

@@ -34,6 +34,13 @@ def test_a_start_is_told_by_its_phases_with_the_parts_of_place_behind_it() -> No
     ]  # fmt: skip
 
 
+def test_weights_that_had_to_come_are_a_phase_of_their_own_and_a_moment_outside_of_the_start_is_none() -> None:
+    assert phases_s(started(Placing(pulled_s=T0 + 8))) == {"decide": 1, "pull": 7, "place": 2, "load": 2}
+    assert phases_s(started(Placing(pulled_s=T0 + 1))) == {"decide": 1, "pull": 0, "place": 9, "load": 2}
+    for pulled_s in (T0, T0 + 11):
+        assert phases_s(started(Placing(pulled_s=pulled_s))) == {"decide": 1, "place": 9, "load": 2}
+
+
 @pytest.mark.parametrize(
     ("placing", "parts"),
     [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.partdisk import Disk, DiskError
+from artifacts.disk import Disk, DiskError
 from tests.kit.pulled import CONTENT, answer_part, breaking, leave, place, small, through_us
 
 WRONG = bytes(reversed(CONTENT))
@@ -30,44 +30,32 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-class Failing(Disk):
+def failing(kind: str, error: int, after: int = 0) -> Disk:
     """A disk that refuses from its n-th step of one kind on."""
+    left = after
 
-    def __init__(self, kind: str, error: int, after: int = 0) -> None:
-        self._steps = {kind: after}
-        self._error = error
+    def step(what: str, path: Path) -> None:
+        nonlocal left
+        if what == kind:
+            left -= 1
+            if left < 0:
+                raise OSError(error, os.strerror(error), path)
 
-    def _step(self, kind: str) -> None:
-        if kind in self._steps:
-            self._steps[kind] -= 1
-            if self._steps[kind] < 0:
-                raise OSError(self._error, os.strerror(self._error))
-
-    def write(self, number: int, pieces: list[bytes], at: int) -> None:
-        self._step("write")
-        super().write(number, pieces, at)
-
-    def sync(self, number: int) -> None:
-        self._step("sync")
-        super().sync(number)
-
-    def replace(self, old: Path, new: Path) -> None:
-        self._step("replace")
-        super().replace(old, new)
+    return Disk(step)
 
 
 @pytest.mark.parametrize(
     ("disk", "said"),
     [
-        (lambda: Failing("write", errno.ENOSPC, 9), "the disk is full; free space"),
-        (lambda: Failing("write", errno.EDQUOT, 9), "the quota is used up"),
-        (lambda: Failing("sync", errno.EIO, 1), "the disk fails"),
-        (lambda: Failing("replace", errno.EROFS), "the file system is read-only; mount it writable"),
+        (lambda: failing("put", errno.ENOSPC, 9), "the disk is full; free space"),
+        (lambda: failing("put", errno.EDQUOT, 9), "the quota is used up"),
+        (lambda: failing("sync", errno.EIO, 1), "the disk fails"),
+        (lambda: failing("rename", errno.EROFS), "the file system is read-only; mount it writable"),
     ],
     ids=["full", "quota", "broken", "read-only"],
 )
 async def test_point_13_what_the_disk_refuses_is_one_line_and_the_next_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[], Failing], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[], Disk], said: str
 ) -> None:
     through_us(monkeypatch)
     async with place(tmp_path) as one:

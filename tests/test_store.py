@@ -281,9 +281,9 @@ async def test_point_13_a_store_that_is_read_only_gives_what_it_has(
     assert [row.record.reference for row in store.rows()] == [one.reference]
     acts: tuple[Callable[[], object], ...] = (lambda: store.evict(one.key), lambda: store.free(1))
     for act in acts:
-        with pytest.raises(StoreError, match="cannot be written: Read-only file system"):
+        with pytest.raises(StoreError, match="cannot be written: the file system is read-only; mount it writable"):
             act()
-    with pytest.raises(StoreError, match="cannot be written: Read-only file system"):
+    with pytest.raises(StoreError, match="cannot be written: the file system is read-only; mount it writable"):
         await store.ensure(two, fetch, None)
 
 

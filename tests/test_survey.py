@@ -227,10 +227,15 @@ def some(rng: Random, ids: Sequence[ReplicaId]) -> set[ReplicaId]:
     return {id for id in ids if rng.random() < 0.2}
 
 
+def _there(yard: Yard) -> list[int]:
+    """Nodes that are there; one that went is kept for a while."""
+    return [at for at, node in enumerate(yard.nodes) if yard.slices_of(node) or node in yard.hosts]
+
+
 def state(yard: Yard) -> list[object]:
     """All that a choice depends on."""
     stock, shelves = yard.stock, (replace_(shelf, incumbents=()) for shelf in yard.shelves.values())
-    there = [at for at, node in enumerate(yard.nodes) if yard.slices_of(node) or node in yard.hosts]
+    there = _there(yard)
     of_nodes = (stock.classes, stock.cpu, stock.host_bytes, stock.cpu_size, stock.host_size)
     arrays = (
         stock.left_bytes,
@@ -256,7 +261,7 @@ def grades(yard: Yard, expected: Outlook, asked: Sequence[Want], now_s: float) -
     found = [yard.roster.grade(one._replace(priority=priority), now_s) for one in asked for priority in (0, 1)]
     return [
         *([part.tolist() for part in one] for one in found),
-        *(part.tolist() for part in (yard.roster.soon, yard.roster.few, yard.short(Beside(2000, GI)))),
+        *(part.tolist() for part in (yard.roster.soon, yard.roster.few, yard.short(Beside(2000, GI))[_there(yard)])),
         yard.roster.next_s(now_s),
     ]
 

@@ -42,8 +42,9 @@ IMPURE = frozenset(
         "artifacts/ocilayout",
         "artifacts/trusting",
         "artifacts/unpack",
+        *("artifacts/" + room for room in ("fill", "headers", "meanings", "obtain", "resolve", "verify")),
         *("artifacts/" + room for room in ("blobs", "client", "credentials", "mirrors", "pace", "pushing")),
-        *("artifacts/" + room for room in ("partdisk", "partial", "pull", "splicing")),
+        *("artifacts/" + room for room in ("partial", "pull", "splicing")),
         *("artifacts/" + room for room in ("referrers", "registry", "remote", "resolver", "tokens", "transport")),
         *(
             "artifacts/" + room

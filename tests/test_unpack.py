@@ -76,6 +76,7 @@ def test_an_honest_archive_is_laid_out(encoding: Encoding, below: Path) -> None:
     found = lay(below, packed, layer(content, encoding), diff_id=digests.of(content))
     assert {one.path: one.size for one in found} == {path: len(held) for path, held in MODEL.items()}
     assert {one.path: one.role for one in found}["sub/tokenizer.json"] == "tokenizer"
+    assert {one.path: one.digest for one in found} == {path: digests.of(held) for path, held in MODEL.items()}
     assert there(below) == MODEL
     assert (below / "empty").is_dir()
 
@@ -116,7 +117,7 @@ def test_only_the_model_of_an_image_is_taken_and_its_software_is_passed_by(below
 
 def test_the_models_folder_is_the_first_that_is_there() -> None:
     content = member(b"a.gguf") + member(b"./models/b.gguf") + END
-    names = list(unpack.names([content], layer(content)))
+    names = [one.path for one in unpack.members([content], layer(content))]
     assert names == ["a.gguf", "./models/b.gguf"]
     assert members.root_of(("models", ""), names) == "models"
     assert members.root_of(("x", "models"), names) == "models"

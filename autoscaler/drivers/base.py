@@ -7,7 +7,7 @@ twice, and saying it again after a restart is how a new leader adopts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from autoscaler.cuttable import CutOrder
@@ -43,6 +43,31 @@ class Launcher(Protocol):
 
     def __call__(self, model: Model, host: str, port: int, given: Given = AS_ASKED, /) -> Launch:
         """`given`: what its engine has of what the document asks for."""
+
+
+class Weights(Protocol):
+    """A Model's weights on this node; they stay until all who have them in use have let go."""
+
+    @property
+    def artifact(self) -> str:
+        """Where they lie, as a `file://`."""
+
+    @property
+    def lease_fd(self) -> int:
+        """Whoever has this file open has them in use: an engine inherits it."""
+
+    def close(self) -> None:
+        """We have them in use no more."""
+
+
+class Supply(Protocol):
+    """Brings weights from registries onto this node."""
+
+    def __call__(self, model: Model, told: Callable[[str], None], /) -> Awaitable[Weights] | None:
+        """None: they are there, or its engine gets them itself. `told` hears now and then how far it is, in words.
+
+        What awaiting it raises is a failed start, with its message as the reason. It may be cancelled.
+        """
 
 
 class Driver(Protocol):

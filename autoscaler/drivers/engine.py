@@ -10,11 +10,12 @@ import subprocess
 from dataclasses import dataclass, field
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.base import Weights
 from autoscaler.drivers.ports import HOST
 from autoscaler.drivers.processes import Claim
 from autoscaler.drivers.records import Record
 from autoscaler.observations import ReplicaSeen, Seen
-from autoscaler.world import Replica
+from autoscaler.world import Placing, Replica
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -26,6 +27,11 @@ class Engine:
     child: subprocess.Popen[bytes] | None
     born_s: float
     """When its process started, on the World's clock."""
+    weights: Weights | None = None
+    """What was brought for it, in use until nothing of it is left."""
+    placing: Placing = field(default_factory=Placing)
+    waits: str = ""
+    """Why it has no process yet."""
     seen: Seen = Seen.STARTING
     reason: str = ""
     owns_port: bool | None = None
@@ -63,6 +69,8 @@ class Engine:
             compute_percent=record.compute_percent,
             address=address(record),
             started_s=self.born_s if record.pid else None,
+            placing=self.placing,
+            waits=self.waits,
             grew=grew,
             used_bytes=self.used_bytes,
             reason=self.reason,

@@ -16,14 +16,15 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers import logs, processes
-from autoscaler.drivers.base import Launch, Launcher, Observe
+from autoscaler.drivers.base import Launch, Launcher, Observe, Supply, Weights
+from autoscaler.drivers.bringing import bring, nothing_to_bring
 from autoscaler.drivers.clearing import EXITED, kill_all, prove
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.engine import Engine, record_of, unknown
@@ -35,13 +36,14 @@ from autoscaler.model import Model
 from autoscaler.observations import Seen, SlicesSeen, Synced
 from autoscaler.processwatch import ProcessWatch
 from autoscaler.sizing import given
-from autoscaler.world import Replica
+from autoscaler.world import Placing, Replica
 
 HOUSE_EVERY_S = 1.0
 LOOK_EVERY_S = 5.0
 """How often orphans are reaped and devices asked how they are: a lost GPU is out within two looks."""
 IDENTIFY_AFTER_S = 0.005
 """A process that has just been spawned keeps its /proc entries locked for milliseconds: nothing waits for them."""
+BRINGING = "its weights are brought here"
 ADOPT_SECONDS_MAX = 10.0
 """Synced waits so long for what is half gone; what then is still there is observed as EXITED."""
 
@@ -52,10 +54,12 @@ class LocalDriver:
     """Runs Replicas on this machine. `clock` is the monotonic one of the World."""
 
     def __init__(
-        self, state: StateDirectory, launch: Launcher, devices: Devices, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, state: StateDirectory, launch: Launcher, devices: Devices, clock: Callable[[], float] = time.monotonic,
+        supply: Supply = nothing_to_bring,
+    ) -> None:  # fmt: skip
         self._state = state
         self._launch = launch
+        self._supply = supply
         self._devices = devices
         self._clock = clock
         self._boot = processes.boot_id()
@@ -101,11 +105,43 @@ class LocalDriver:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def start(self, replica: Replica, model: Model) -> None:
-        """Spawns the engine now; a Replica that is known is only observed again."""
+        """Spawns the engine now, or when its weights are here; a Replica that is known is only observed again."""
         known = self._engines.get(replica.id)
         if known is not None:
             self._see(known, known.seen, reason=known.reason)
             return
+        waiting = self._unborn(replica)
+        waiting.waits = BRINGING
+        coming = self._supply(model, partial(self._tell, waiting))
+        if coming is None:
+            self._begin(replica, model)
+            return
+        self._engines[replica.id] = waiting
+        self._tasks.create_task(self._bring(waiting, coming, replica, model))
+        self._see(waiting, Seen.STARTING)
+
+    async def _bring(self, waiting: Engine, coming: Awaitable[Weights], replica: Replica, model: Model) -> None:
+        """Its weights first, unless it is stopped meanwhile."""
+        try:
+            weights = await bring(coming, waiting.over)
+        except Exception as error:  # noqa: BLE001 - supply is foreign, as launch is
+            self._engines.pop(replica.id)
+            self._failed(replica, f"its weights: {_said(error)}")
+            return
+        self._engines.pop(replica.id)
+        if weights is None:
+            self._failed(replica, "stopped")
+            return
+        there = msgspec.structs.replace(model, spec=msgspec.structs.replace(model.spec, artifact=weights.artifact))
+        self._begin(replica, there, weights)
+
+    def _tell(self, waiting: Engine, how_far: str) -> None:
+        if self._engines.get(waiting.record.id) is waiting:
+            waiting.waits = f"{BRINGING}: {how_far}"
+            self._see(waiting, Seen.STARTING)
+
+    def _begin(self, replica: Replica, model: Model, weights: Weights | None = None) -> None:
+        """Spawns the engine; `weights`: what was brought for it."""
         record = record_of(replica)
         try:
             port = self._ports.choose(self._clock())
@@ -114,37 +150,47 @@ class LocalDriver:
                 record, port=port, readiness_path=launch.readiness_path, tls=model.spec.tls, boot=self._boot
             )
             self._state.put(record)
-            engine = self._spawn(record, launch)
+            engine = self._spawn(record, launch, weights)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start of one Model
+            if weights is not None:
+                weights.close()
             self._forget(replica.id)
-            failed = Engine(mark=self._mark(replica.id), record=record, child=None, born_s=self._clock())
-            self._see(failed, Seen.EXITED, reason=_said(error))
-            self._see(failed, Seen.CLEAN, proof=EXITED)
+            self._failed(replica, _said(error))
             return
         self._take(engine)
         self._tasks.create_task(self._live(engine))
         self._see(engine, Seen.STARTING)
+
+    def _failed(self, replica: Replica, reason: str) -> None:
+        """It has no process, and will have none."""
+        failed = self._unborn(replica)
+        self._see(failed, Seen.EXITED, reason=reason)
+        self._see(failed, Seen.CLEAN, proof=EXITED)
+
+    def _unborn(self, replica: Replica) -> Engine:
+        return Engine(mark=self._mark(replica.id), record=record_of(replica), child=None, born_s=self._clock())
 
     def stop(self, replica: Replica, grace_s: float) -> None:
         """SIGTERM, after `grace_s` SIGKILL. A later order can only shorten the grace. What is not known is clean."""
         engine = self._engines.get(replica.id)
         if engine is None:
             # adoption took or killed everything with our mark, and no engine is forgotten before its proof
-            gone = Engine(mark=self._mark(replica.id), record=record_of(replica), child=None, born_s=self._clock())
-            self._see(gone, Seen.CLEAN, proof=EXITED)
+            self._see(self._unborn(replica), Seen.CLEAN, proof=EXITED)
         else:
             engine.end_within(grace_s)
 
-    def _spawn(self, record: Record, launch: Launch) -> Engine:
+    def _spawn(self, record: Record, launch: Launch, weights: Weights | None) -> Engine:
+        pulled = Placing() if weights is None else Placing(pulled_s=self._clock())
         env = {name: value for name, value in os.environ.items() if not name.startswith("PILOTLIGHT_")}
         env |= {**launch.env, **self._devices.environment(record.slices), processes.MARK: self._mark(record.id)}
         output = logs.open_for_engine(self._state.log(record.id))
         try:
-            child = processes.spawn(launch.argv, env, output)
+            child = processes.spawn(launch.argv, env, output, () if weights is None else (weights.lease_fd,))
         finally:
             os.close(output)
         record = msgspec.structs.replace(record, pid=child.pid)
-        return Engine(mark=env[processes.MARK], record=record, child=child, born_s=self._clock())
+        born_s, mark = self._clock(), env[processes.MARK]
+        return Engine(mark=mark, record=record, child=child, born_s=born_s, weights=weights, placing=pulled)
 
     def _take(self, engine: Engine) -> None:
         """From now on the end of its main process is noticed."""
@@ -218,6 +264,8 @@ class LocalDriver:
             self._reaper.forget(record.pid)
         self._forget(record.id)
         self._engines.pop(record.id, None)
+        if engine.weights is not None:
+            engine.weights.close()
         self._see(engine, Seen.CLEAN, proof=proof)
 
     # --- adoption -----------------------------------------------------------------------------------------------------

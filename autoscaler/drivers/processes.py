@@ -113,8 +113,13 @@ def started_s(start_ticks: int) -> float:
     return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / _TICKS_PER_S)
 
 
-def spawn(argv: Sequence[str], env: Mapping[str, str], output_fd: int) -> subprocess.Popen[bytes]:
-    """Starts a process in a session of its own, with nothing of ours open in it. Raises OSError when it cannot."""
+def spawn(
+    argv: Sequence[str], env: Mapping[str, str], output_fd: int, inherited: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Starts a process in a session of its own, with nothing of ours open in it but what it is to inherit.
+
+    Raises OSError when it cannot.
+    """
     return subprocess.Popen(
         argv,
         env=env,
@@ -123,6 +128,7 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], output_fd: int) -> subpro
         stderr=output_fd,
         start_new_session=True,
         close_fds=True,
+        pass_fds=inherited,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from artifacts.partdisk import Disk
+from artifacts.disk import Disk
 
 BLOCK = 512
 
@@ -20,11 +20,12 @@ class PowerLossError(Exception):
     """The machine is off."""
 
 
-class ForgetfulDisk(Disk):
-    """Ends the world before its n-th step; `after` builds what is found after the next start."""
+class ForgetfulDisk:
+    """What `disk` is given to; ends the world before its n-th step. `after` builds what the next start finds."""
 
     def __init__(self, root: Path, steps: int = -1) -> None:
         self.root = root
+        self.disk = Disk(self._step, boot=root.name)
         self.steps = 0
         self.last = steps
         self._pinned: dict[int, int] = {}
@@ -47,16 +48,26 @@ class ForgetfulDisk(Disk):
         for number in self._pinned.values():
             os.close(number)
 
-    def _step(self) -> None:
-        if self.steps == self.last:
-            raise PowerLossError
-        self.steps += 1
+    def _step(self, what: str, path: Path) -> None:
+        if what not in {"put", "append"}:  # what is only in memory may be lost at any time: `_mixed`
+            if self.steps == self.last:
+                raise PowerLossError
+            self.steps += 1
         self._look()
+        if what == "sync" and path in self._names:
+            names = self._kept.setdefault(path, {})
+            for apply in self._pending.pop(path, []):
+                apply(names)
+        elif what == "sync":
+            number = self._pinned[path.lstat().st_ino]
+            self._synced[os.fstat(number).st_ino] = _content(number)
 
     def _look(self) -> None:
-        """At what was made without us: files that were opened anew."""
+        """At what the step before did, and at what was made without us: files that were opened anew."""
         for folder in (self.root, *(path for path in self.root.rglob("*") if path.is_dir())):
             known = self._names.setdefault(folder, {})
+            for name in known.keys() - {path.name for path in folder.iterdir()}:
+                self._change(folder, name, None)
             for path in folder.iterdir():
                 inode = path.lstat().st_ino
                 if known.get(path.name) != inode:
@@ -77,38 +88,6 @@ class ForgetfulDisk(Disk):
 
         apply(self._names.setdefault(folder, {}))
         self._pending.setdefault(folder, []).append(apply)
-
-    def write(self, number: int, pieces: list[bytes], at: int) -> None:
-        self._look()
-        super().write(number, pieces, at)
-
-    def append(self, number: int, text: bytes) -> None:
-        self._look()
-        os.write(number, text)
-        self._step()
-        self._synced[os.fstat(number).st_ino] = _content(number)
-
-    def sync(self, number: int) -> None:
-        self._step()
-        self._synced[os.fstat(number).st_ino] = _content(number)
-
-    def sync_folder(self, folder: Path) -> None:
-        self._step()
-        names = self._kept.setdefault(folder, {})
-        for apply in self._pending.pop(folder, []):
-            apply(names)
-
-    def replace(self, old: Path, new: Path) -> None:
-        self._step()
-        inode = old.lstat().st_ino
-        super().replace(old, new)
-        self._change(old.parent, old.name, None)
-        self._change(new.parent, new.name, inode)
-
-    def remove(self, path: Path) -> None:
-        self._step()
-        super().remove(path)
-        self._change(path.parent, path.name, None)
 
     def after(self, into: Path, random: Random) -> None:
         """The folder as the next start finds it."""

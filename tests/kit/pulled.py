@@ -15,8 +15,8 @@ from artifacts import partial, parts, pull, sidecar
 from artifacts.blobs import Blob
 from artifacts.client import Client
 from artifacts.digests import Digest
+from artifacts.disk import Disk
 from artifacts.mirrors import Mirrored
-from artifacts.partdisk import Disk
 from artifacts.pull import Wanted, fetch
 from artifacts.transport import Answer as ClientAnswer
 from artifacts.transport import Limits, Site
@@ -35,6 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "SMALL_PART_BYTES", 4096)
     monkeypatch.setattr(parts, "PART_BYTES", 4096)
     monkeypatch.setattr(partial, "CHECKPOINT_BYTES", 4096)
+    monkeypatch.setattr(partial, "LAG_BYTES", 4096)
     monkeypatch.setattr(pull, "TICK_S", 0.01)
     monkeypatch.setattr(pull, "BATCH_BYTES", 3000)
 

@@ -1,0 +1,82 @@
+"""The header of a model that is still in its registry, as a file: what it will need is known before it is pulled. I/O.
+
+Owns files that have a GGUF's name, its size and its first bytes, and a hole where its weights would be: whoever reads
+headers reads them as any other. Promises: a few MiB of a model are asked for, whatever it weighs. They are not
+verified, since only the whole has a digest: they say what to plan with, and nothing is ever loaded from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+from artifacts import gguf, resolve
+from artifacts.blobs import Blob
+from artifacts.contents import File
+from artifacts.gguf import GgufError
+from artifacts.mirrors import Mirrored
+from artifacts.obtain import Registries
+from artifacts.reference import Reference
+from artifacts.tar import Member, Reader
+
+FIRST_BYTES = 4 << 20
+BYTES_MAX = 64 << 20
+"""A header with a large vocabulary has about 10 MiB."""
+
+
+async def lay(of: Reference, registries: Registries, folder: Path) -> list[str]:
+    """The GGUF files of the artifact, below `folder`, which is made; none where their names or bytes are not plain.
+
+    Raises RegistryError, BadManifestError, GgufError, BadArchiveError, OSError.
+    """
+    async with registries.opened(of.host) as source:
+        found = await resolve.resolve(source, of, resolve.here())
+        files = [one for one in found.contents.files() if one.path.endswith(".gguf") and one.encoding in {"raw", "tar"}]
+        for one in files:
+            path = folder / one.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            await asyncio.to_thread(_put, path, b"", one.size)
+        for one in files:
+            if gguf.is_first_part(Path(one.path)):
+                await _begin(of.repository, source, one, folder / one.path)
+    return [one.path for one in files]
+
+
+async def _begin(repository: str, source: Mirrored, one: File, path: Path) -> None:
+    """As much of its begin as a reader wants. Raises GgufError where that is too much, or it is none."""
+    want = FIRST_BYTES
+    while True:
+        end = min(want, one.size)
+        async with aclosing(source.read(Blob(repository, one.digest, one.size), 0, end)) as pieces:
+            begin = b"".join([piece async for piece in pieces])
+        content, size = _content(begin) if one.encoding == "tar" else (begin, one.size)
+        await asyncio.to_thread(_put, path, content, size)
+        try:
+            if await asyncio.to_thread(gguf.header_bytes, path) <= len(content):
+                return
+        except GgufError:
+            if end == one.size:
+                raise
+        if end == one.size or want >= BYTES_MAX:
+            raise GgufError(f"{one.path}: its header is larger than {BYTES_MAX >> 20} MiB, or broken")
+        want *= 4
+
+
+def _content(begin: bytes) -> tuple[bytes, int]:
+    """Of the first file of an archive that begins so: its own begin, and its size."""
+    content, size = bytearray(), None
+    for event in Reader().feed(begin):
+        if isinstance(event, Member):
+            if size is not None:
+                break
+            size = event.size if event.kind == "file" else None
+        elif isinstance(event, memoryview) and size is not None:
+            content += event
+    return bytes(content), size or 0
+
+
+def _put(path: Path, begin: bytes, size: int) -> None:
+    with path.open("wb") as file:
+        file.write(begin)
+        file.truncate(size)

@@ -1,0 +1,180 @@
+"""From a reference to its Copy in the node's store, and back to it while its registry is away. I/O.
+
+Owns what stands between: whom to ask and with which login, what a reference meant when it was last pulled, and how far
+a pull has come. Promises: a Copy whose registry gave it to a login is given to nobody without asking that registry; no
+login is kept, only a keyed sum of it that dies with the process; what `oci://` names is never run, only laid down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from artifacts import registry, resolve, trusting
+from artifacts.client import Client
+from artifacts.credentials import Chain, Keychain
+from artifacts.digests import Digest
+from artifacts.dockerconfig import Login
+from artifacts.fill import fill
+from artifacts.layout import Key
+from artifacts.meanings import Meanings
+from artifacts.mirrors import Mirror, Mirrored
+from artifacts.pace import Pace
+from artifacts.publish import Copy, Job, Wanted
+from artifacts.reference import Reference
+from artifacts.refusals import PolicyError
+from artifacts.signatures import Policy
+from artifacts.store import Caller, Store, in_thread
+from artifacts.transport import Limits, Site
+
+log = logging.getLogger(__name__)
+_SECRET = secrets.token_bytes(32)
+
+
+class Came(NamedTuple):
+    """How far a pull is."""
+
+    bytes: int
+    """Verified or not, of those that were not here."""
+    total_bytes: int
+    bytes_per_s: float
+    """Since it began, without what an earlier try had brought."""
+
+
+Told = Callable[[Came], None]
+
+
+class MirrorSite(NamedTuple):
+    """Somebody who has what a registry has."""
+
+    host: str
+    prefix: str = ""
+    """As `Mirror.prefix`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registries:
+    """How registries are reached."""
+
+    keychain: Keychain = field(default_factory=Chain)
+    plain_http: bool | None = None
+    """As `Site.plain_http`."""
+    ca: Path | None = None
+    mirrors: Mapping[str, Sequence[MirrorSite]] = field(default_factory=dict)
+    """By `Reference.host`; those of "" are before every registry."""
+    limits: Limits = field(default_factory=Limits)
+    pace: Pace = field(default_factory=Pace)
+    signatures: Policy = field(default_factory=Policy)
+    """Which signatures weights must have before they are used."""
+    held_good: set[tuple[str, Digest]] = field(default_factory=set)
+    """By host: what this process has seen signed; it asks of that no more."""
+
+    @asynccontextmanager
+    async def opened(self, host: str) -> AsyncIterator[Mirrored]:
+        """The registry with its mirrors before it. Raises PolicyError."""
+        async with AsyncExitStack() as stack:
+            own = await stack.enter_async_context(self.client(host))
+            mirrors = [
+                Mirror(await stack.enter_async_context(self.client(one.host)), one.prefix)
+                for one in (*self.mirrors.get(host, ()), *self.mirrors.get("", ()))
+            ]
+            yield Mirrored(own, mirrors)
+
+    def client(self, host: str) -> Client:
+        """Of one place; costs tens of ms, for TLS's authorities are read. Raises PolicyError."""
+        site = Site(host, plain_http=self.plain_http, ca=self.ca)
+        return Client(site, self.keychain, limits=self.limits, pace=self.pace)
+
+
+async def obtain(of: Reference, store: Store, registries: Registries, told: Told = lambda _: None) -> Copy:
+    """The Copy of what the reference means now, held. Raises RegistryError, BadManifestError, StoreError, DiskError."""
+    async with registries.opened(of.host) as source:
+        found = await resolve.resolve(source, of, resolve.here())
+        key, files = Key(of.host, found.digest), found.contents.files()
+
+        async def fetch(job: Job) -> None:
+            sizes = {one.digest: one.size for one in job.files}
+            await fill(job, found.contents, of.repository, source, _Telling(sum(sizes.values()), told).came)
+
+        await _judged(of, found.digest, registries)
+        caller = await _caller(of, found.digest, registries)
+        copy = await store.ensure(Wanted(f"oci://{of}", key, files), fetch, caller)
+        try:
+            await in_thread(lambda: Meanings(store).remember(of, key))
+        except BaseException:
+            copy.close()
+            raise
+        return copy
+
+
+async def kept(of: Reference, store: Store, registries: Registries) -> Copy | None:
+    """The Copy of what the reference meant when it was last pulled here, held; None: there is none any more.
+
+    The registry is asked only of weights that need a login, or a signature that this process has not seen yet: who laid
+    them here may have asked for none. Raises RegistryError, StoreError.
+    """
+    key = await in_thread(lambda: Meanings(store).recall(of))
+    if key is None:
+        return None
+    if registries.signatures.policy == "enforce":
+        await _judged(of, key.digest, registries)
+    return await store.admit(key, await _caller(of, key.digest, registries))
+
+
+async def _judged(of: Reference, digest: Digest, registries: Registries) -> None:
+    """Asks the registry itself, whatever mirrors there are. Raises PolicyError where the weights may not be used."""
+    if registries.signatures.policy == "off" or (of.host, digest) in registries.held_good:
+        return
+    async with registries.client(of.host) as client:
+        verdict = await trusting.judge(client, of.repository, digest, registries.signatures)
+    if not verdict.publish:
+        raise PolicyError("; ".join(verdict.lines))
+    if verdict.signed_by:
+        registries.held_good.add((of.host, digest))
+    else:
+        log.warning("%s", "; ".join(verdict.lines))
+
+
+async def _caller(of: Reference, digest: Digest, registries: Registries) -> Caller | None:
+    """Whoever has a login for the registry is somebody, whether or not it asked for that."""
+    login = await registries.keychain.login(of.host, of.repository)
+    if login is None:
+        return None
+
+    async def permitted() -> bool:
+        async with registries.client(of.host) as client:
+            return await registry.permitted(client, of.repository, digest)
+
+    return Caller(fingerprint(login), permitted)
+
+
+def fingerprint(login: Login) -> str:
+    """Of a login, for as long as this process lives; nothing of the login can be read from it."""
+    parts = (login.user, login.password, login.identity_token, login.registry_token)
+    text = b"".join(len(part.encode()).to_bytes(8) + part.encode() for part in parts)
+    return hmac.new(_SECRET, text, hashlib.sha256).hexdigest()
+
+
+class _Telling:
+    """Blobs' bytes as one sum."""
+
+    def __init__(self, total_bytes: int, told: Told) -> None:
+        self._total_bytes, self._told = total_bytes, told
+        self._came: dict[Digest, int] = {}
+        self._first: tuple[float, int] | None = None
+
+    def came(self, digest: Digest, bytes_: int) -> None:
+        """As `pull.Progress`."""
+        self._came[digest] = bytes_
+        total, now_s = sum(self._came.values()), time.monotonic()
+        since_s, before = self._first = self._first or (now_s, total)
+        took_s = now_s - since_s
+        self._told(Came(total, self._total_bytes, max(total - before, 0) / took_s if took_s > 0 else 0.0))

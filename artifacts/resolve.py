@@ -1,0 +1,57 @@
+"""What a reference means in its registry: its manifest, its config, and the files that they name. I/O.
+
+Owns the way through indexes to the one manifest for this node. Promises: every document on the way has the digest and
+the size that the one before says; nothing of a model is fetched yet. What is taken is `artifacts.contents`' to say.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import aclosing
+from typing import NamedTuple
+
+from artifacts import contents, manifest, platforms
+from artifacts.blobs import Blob
+from artifacts.contents import Contents
+from artifacts.descriptors import Platform
+from artifacts.digests import Digest
+from artifacts.manifest import Manifest
+from artifacts.mirrors import Mirrored
+from artifacts.reference import Reference
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class Resolved(NamedTuple):
+    """An artifact, before its first byte of weights."""
+
+    digest: Digest
+    """What the reference means now: an index's own, where it is one."""
+    manifest: Manifest
+    contents: Contents
+
+
+def here() -> Platform:
+    """The machine that runs this, as images name it."""
+    said = os.uname()
+    return Platform(said.sysname.lower(), _ARCHITECTURES.get(said.machine, said.machine))
+
+
+async def resolve(source: Mirrored, of: Reference, platform: Platform) -> Resolved:
+    """Raises RegistryError, BadManifestError."""
+    answer = await source.manifest(of.repository, of.asked)
+    digest, way = answer.digest, list[Digest]()
+    while True:
+        found = manifest.parse(answer.body, content_type=answer.media_type, digest=answer.digest)
+        if isinstance(found, Manifest):
+            config = await _config(source, of.repository, found)
+            return Resolved(digest, found, contents.read(found, config))
+        entry = platforms.choose(found, platform, way)
+        way.append(answer.digest)
+        answer = await source.manifest(of.repository, entry.digest, entry.size)
+
+
+async def _config(source: Mirrored, repository: str, of: Manifest) -> bytes:
+    blob = Blob(repository, of.config.digest, of.config.size)
+    async with aclosing(source.read(blob)) as pieces:
+        return b"".join([piece async for piece in pieces])

@@ -1,0 +1,185 @@
+"""`pilotlight weights pull` and `verify`: from a registry into the node's store, and looked at there.
+
+Owns how these commands are typed, where logins are looked for, and the bars. What is fetched, and how it is checked, is
+`artifacts.obtain`'s and `artifacts.verify`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from artifacts import reference
+from artifacts.credentials import ConfigFiles, usual
+from artifacts.descriptors import BadManifestError
+from artifacts.disk import DiskError
+from artifacts.layout import StoreError
+from artifacts.obtain import Came, Registries, obtain
+from artifacts.publish import Copy
+from artifacts.reference import BadReferenceError, Reference
+from artifacts.refusals import RegistryError
+from artifacts.store import Row, Store
+from artifacts.verify import Bad, verify
+from autoscaler.words import size
+from pilotlight.options import FILE, Command, output_option
+from pilotlight.stored import COPIES, in_store, named, short, store_option
+
+FAILURES = (RegistryError, BadManifestError, StoreError, DiskError)
+"""What ends a pull in one line."""
+
+
+def registry_options(command: Command) -> Command:
+    """How a registry is reached."""
+    command = click.option("--ca-file", type=FILE, help="Authorities beside the system's (PEM).")(command)
+    return click.option(
+        "--plain-http", is_flag=True, help="Speak HTTP, not HTTPS, with a registry that is not this machine."
+    )(command)
+
+
+def registries(plain_http: bool, ca_file: Path | None) -> Registries:
+    """With the logins of Docker's and Podman's files."""
+    keychain = ConfigFiles(usual(os.environ, Path.home()))
+    return Registries(keychain, plain_http=True if plain_http else None, ca=ca_file)
+
+
+@click.command("pull", epilog="Example: pilotlight weights pull oci://ghcr.io/acme/llama:8b")
+@click.argument("artifact", metavar="REFERENCE")
+@store_option
+@registry_options
+@output_option
+def pull(artifact: str, store: Path, plain_http: bool, ca_file: Path | None, output: str) -> None:
+    """Bring weights into this node's store, verified. What is there already is not fetched again.
+
+    Logins are those of `docker login` and `podman login`. A tag is asked for anew each time.
+    """
+    of, began_s = _parsed(artifact), time.monotonic()
+    with _one_line(), _bar("pulling", quiet=output == "json") as progress:
+        task, came = progress.add_task("pulling", total=None), Came(0, 0, 0.0)
+
+        def told(now: Came) -> None:
+            nonlocal came
+            came = now
+            progress.update(task, total=now.total_bytes, completed=now.bytes)
+
+        copy = asyncio.run(_pulled(of, Store(store), registries(plain_http, ca_file), told))
+    with copy:
+        _say_pulled(copy, came, time.monotonic() - began_s, output)
+
+
+async def _pulled(of: Reference, store: Store, ways: Registries, told: Callable[[Came], None]) -> Copy:
+    return await obtain(of, await asyncio.to_thread(store.open), ways, told)
+
+
+def _say_pulled(copy: Copy, came: Came, took_s: float, output: str) -> None:
+    record = copy.record
+    if output == "json":
+        told = {
+            "artifact": record.reference,
+            "digest": record.digest,
+            "folder": str(copy.folder),
+            "bytes": record.bytes,
+            "files": [one.path for one in record.laid],
+            "fetched_bytes": came.bytes,
+            "bytes_per_s": round(came.bytes_per_s),
+            "took_s": took_s,
+        }
+        click.echo(json.dumps(told, indent=2))
+        return
+    how = f"{size(came.bytes)} in {took_s:.1f} s" if came.bytes else "was here already"
+    click.echo(f"{record.reference}: {short(record.digest)}, {len(record.laid)} files, {size(record.bytes)}; {how}")
+    click.echo(str(copy.folder))
+
+
+@click.command("verify", epilog="Example: pilotlight weights verify --drop")
+@click.argument("names", metavar="[DIGEST|ARTIFACT]...", nargs=-1)
+@click.option("--drop", is_flag=True, help="Remove Copies that are not as they came; the next pull fetches them.")
+@store_option
+@output_option
+def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> None:
+    """Read Copies again, all or those named, and hold them against their manifest. Exit 1 where one is bad."""
+    rows, told, kept = list[Row](), list[dict[str, object]](), 0
+    with in_store(store) as there:
+        wanted = set(named(there, names)) if names else None
+        rows = [row for row in there.rows() if wanted is None or row.record.key.digest in wanted]
+        if wanted is not None and len({row.record.key.digest for row in rows}) < len(wanted):
+            raise click.ClickException(f"there is no Copy of the rest; {COPIES}")
+        with _bar("reading", quiet=output == "json") as progress:
+            task = progress.add_task("reading", total=sum(row.record.bytes for row in rows))
+            for row in rows:
+                bad = _read_again(there, row, lambda count: progress.advance(task, count))
+                dropped = bool(bad) and drop and _dropped(there, row, bad)
+                kept += bool(bad) and not dropped
+                told.append(_verdict(row, bad, dropped=dropped))
+    if output == "json":
+        click.echo(json.dumps(told, indent=2))
+    for row, verdict in zip(rows, told, strict=True) if output != "json" else ():
+        _say_verdict(row, verdict)
+    if any(one["bad"] for one in told):
+        hint = "; --drop removes them" if kept and not drop else ""
+        raise click.ClickException(f"{sum(bool(one['bad']) for one in told)} of {len(told)} are not as they came{hint}")
+
+
+def _read_again(store: Store, row: Row, moved: Callable[[int], None]) -> list[Bad]:
+    copy = store.find(row.record.key)
+    if copy is None:
+        return []  # it went meanwhile
+    with copy:
+        return list(verify(copy.record, copy.folder, moved))
+
+
+def _dropped(store: Store, row: Row, bad: Sequence[Bad]) -> bool:
+    try:
+        store.evict(row.record.key, [one.digest for one in bad if one.digest is not None])
+    except StoreError as error:
+        click.echo(f"pilotlight: {error}", err=True)
+        return False
+    return True
+
+
+def _verdict(row: Row, bad: Sequence[Bad], *, dropped: bool) -> dict[str, object]:
+    wrong = [{"path": one.path, "reason": one.why} for one in bad]
+    return {"artifact": row.record.reference, "digest": row.record.digest, "bad": wrong, "dropped": dropped}
+
+
+def _say_verdict(row: Row, verdict: dict[str, object]) -> None:
+    found = verdict["bad"]
+    if not isinstance(found, list) or not found:
+        click.echo(f"{row.record.reference}: {short(row.record.digest)}, {size(row.record.bytes)}: as it came")
+        return
+    for one in found:
+        click.echo(f"{row.record.reference}: {one['path'] or short(row.record.digest)}: {one['reason']}")
+    if verdict["dropped"]:
+        click.echo(f"{row.record.reference}: {short(row.record.digest)} is gone")
+
+
+def _parsed(text: str) -> Reference:
+    try:
+        return reference.parse(text)
+    except BadReferenceError as error:
+        raise click.UsageError(str(error)) from None
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    try:
+        yield
+    except FAILURES as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or 'the store'}: {error.strerror}") from None
+
+
+def _bar(what: str, *, quiet: bool) -> Progress:
+    """On a terminal."""
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    console = Console(stderr=True, quiet=quiet)
+    return Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True)

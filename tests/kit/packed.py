@@ -1,0 +1,92 @@
+"""Models packed as `weights pack` does it, and pushed to a registry, false or real: what tests pull."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from artifacts import manifest, ocilayout, pushing
+from artifacts.blobs import Blob
+from artifacts.client import Client
+from artifacts.descriptors import Descriptor
+from artifacts.digests import Digest
+from artifacts.manifest import Index, Manifest
+from artifacts.ocilayout import Layout
+from artifacts.packing import Form
+from artifacts.transport import Site
+from pilotlight.packing import planned
+from tests.kit.fake_registry import FakeRegistry
+
+NAME = "team/model"
+STARTS_S_MAX = 20.0
+CONTENT = hashlib.shake_128(b"weights").digest(70_000)
+FILES = {"model.gguf": CONTENT, "sub/adapter-a.gguf": CONTENT[:5000], "LICENSE": b"free\n"}
+
+
+def model(folder: Path, files: dict[str, bytes] | None = None) -> Path:
+    """A folder with these files."""
+    for path, content in (FILES if files is None else files).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return folder
+
+
+def packed(source: Path, to: Path, form: Form = "modelpack") -> Layout:
+    """A layout of what lies there."""
+    ocilayout.write(to, planned(source), form, "v1")
+    return Layout(to)
+
+
+async def push(client: Client, layout: Layout, repository: str = NAME, tag: str = "v1") -> Digest:
+    """All of the layout, under a tag; the artifact's digest."""
+    top = layout.top()
+    await _document(client, layout, repository, top, tag)
+    return top.digest
+
+
+async def _document(client: Client, layout: Layout, repository: str, of: Descriptor, asked: str) -> None:
+    content = layout.document(of)
+    found = manifest.parse(content, content_type=of.media_type, digest=of.digest)
+    if isinstance(found, Index):
+        for entry in found.entries:
+            await _document(client, layout, repository, entry, entry.digest)
+    else:
+        await _blobs(client, layout, repository, found)
+    await pushing.push_manifest(client, repository, asked, content, of.media_type)
+
+
+async def _blobs(client: Client, layout: Layout, repository: str, of: Manifest) -> None:
+    for one in {each.digest: each for each in (of.config, *of.layers)}.values():
+        source = pushing.FileSource(layout.path(one.digest))
+        await pushing.push_blob(client, Blob(repository, one.digest, one.size), source)
+
+
+@contextlib.contextmanager
+def served(layout: Path) -> Iterator[str]:
+    """HOST:PORT of a registry in a thread of its own, with the layout in it."""
+    told, ready = list[str](), threading.Event()
+    ends = list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]]()
+
+    async def serve() -> None:
+        async with FakeRegistry().serving() as fake:
+            async with Client(Site(fake.host)) as client:
+                await push(client, Layout(layout))
+            end = asyncio.Event()
+            ends.append((asyncio.get_running_loop(), end.set))
+            told.append(fake.host)
+            ready.set()
+            await end.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(STARTS_S_MAX)
+        yield told[0]
+    finally:
+        for loop, end in ends:
+            loop.call_soon_threadsafe(end)
+        thread.join()

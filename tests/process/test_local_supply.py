@@ -1,0 +1,180 @@
+"""Weights that are brought before an engine is started: waited for, inherited, let go, or not wanted any more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers.devices import Devices
+from autoscaler.drivers.local import LocalDriver
+from autoscaler.model import Model
+from autoscaler.observations import Seen
+from tests.contracts.driver import Manner
+from tests.kit.localrig import GPU0, ArgvLaunch, LocalRig, launch, python, replica
+from tests.kit.observed import running
+
+
+class Brought:
+    """Weights as a Supply brings them: a file that is open."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self.artifact = f"file://{path}"
+        self.lease_fd = os.open(path, os.O_RDONLY)
+        self.closed = 0
+
+    def close(self) -> None:
+        os.close(self.lease_fd)
+        self.closed += 1
+
+
+class Bringer:
+    """A Supply that waits until it is told."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.go = asyncio.Event()
+        self.fails: Exception | None = None
+        self.brought: list[Brought] = []
+        self.cancelled = 0
+
+    def closed(self) -> list[int]:
+        return [one.closed for one in self.brought]
+
+    def __call__(self, model: Model, told: Callable[[str], None]) -> Awaitable[Brought] | None:
+        return self._bring(told) if model.spec.artifact != "file:///here" else None
+
+    async def _bring(self, told: Callable[[str], None]) -> Brought:
+        told("half of it")
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.fails is not None:
+            raise self.fails
+        self.brought.append(Brought(self.path))
+        return self.brought[-1]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[LocalRig]:
+    one = LocalRig(tmp_path)
+    yield one
+    one.close()
+
+
+def driver(rig: LocalRig, bringer: Bringer) -> LocalDriver:
+    return LocalDriver(rig.state, launch, Devices((GPU0,)), supply=bringer)
+
+
+def test_the_engine_is_started_when_its_weights_are_there_and_has_them_in_use_until_it_is_clean(
+    rig: LocalRig, tmp_path: Path
+) -> None:
+    one, model = rig.replica("r1", Manner.GOOD)
+
+    async def scenario() -> None:
+        bringer = Bringer(tmp_path / "weights")
+        artifacts = list[str | None]()
+
+        def launches(model: Model, host: str, port: int, *given: object) -> ArgvLaunch:
+            artifacts.append(model.spec.artifact)
+            return launch(model, host, port)
+
+        at = LocalDriver(rig.state, launches, Devices((GPU0,)), supply=bringer)
+        async with running(at) as observed:
+            at.start(one, model)
+            at.start(one, model)
+            first = await observed.until(one.id, Seen.STARTING, times=3)
+            assert (first.started_s, first.waits) == (None, "its weights are brought here: half of it")
+            assert not rig.exists(one.id)
+            bringer.go.set()
+            ready = await observed.until(one.id, Seen.READY)
+            assert ready.waits == ""
+            assert ready.placing.pulled_s is not None
+            assert ready.started_s is not None
+            assert ready.placing.pulled_s <= ready.started_s
+            (brought,) = bringer.brought
+            assert artifacts == [brought.artifact]
+            opened = {str(path.readlink()) for path in Path(f"/proc/{rig.main(one.id)}/fd").iterdir()}
+            assert str(tmp_path / "weights") in opened
+            assert bringer.closed() == [0]
+            at.stop(one, 5.0)
+            await observed.until(one.id, Seen.CLEAN)
+            assert bringer.closed() == [1]
+
+    rig.run(scenario())
+
+
+def test_what_cannot_be_brought_is_a_failed_start_with_its_reason(rig: LocalRig, tmp_path: Path) -> None:
+    one, model = rig.replica("r1", Manner.GOOD)
+
+    async def scenario() -> None:
+        bringer = Bringer(tmp_path / "weights")
+        at = driver(rig, bringer)
+        async with running(at) as observed:
+            bringer.fails = RuntimeError("the registry is away")
+            bringer.go.set()
+            at.start(one, model)
+            ended = await observed.until(one.id, Seen.EXITED)
+            assert ended.reason == "its weights: the registry is away"
+            await observed.until(one.id, Seen.CLEAN)
+            bringer.fails = None
+            at.start(one, model)
+            await observed.until(one.id, Seen.READY)
+
+    rig.run(scenario())
+
+
+def test_an_engine_that_cannot_be_started_lets_its_weights_go(rig: LocalRig, tmp_path: Path) -> None:
+    one, model = rig.replica("r1", Manner.CANNOT_START)
+
+    async def scenario() -> None:
+        bringer = Bringer(tmp_path / "weights")
+        bringer.go.set()
+        at = driver(rig, bringer)
+        async with running(at) as observed:
+            at.start(one, model)
+            await observed.until(one.id, Seen.CLEAN)
+            assert bringer.closed() == [1]
+
+    rig.run(scenario())
+
+
+def test_who_is_stopped_or_whose_driver_ends_waits_no_more(rig: LocalRig, tmp_path: Path) -> None:
+    (one, model), (other, second) = (rig.replica(name, Manner.GOOD) for name in ("r1", "r2"))
+
+    async def scenario() -> None:
+        bringer = Bringer(tmp_path / "weights")
+        at = driver(rig, bringer)
+        async with running(at) as observed:
+            at.start(one, model)
+            at.start(other, second)
+            await observed.until(one.id, Seen.STARTING, times=2)
+            at.stop(one, 60.0)
+            assert (await observed.until(one.id, Seen.EXITED)).reason == "stopped"
+            await observed.until(one.id, Seen.CLEAN)
+            assert bringer.cancelled == 1
+        assert bringer.cancelled == 2
+        async with running(driver(rig, bringer)) as observed:
+            assert observed.of(other.id) == []
+
+    rig.run(scenario())
+
+
+def test_who_needs_nothing_brought_is_started_at_once(rig: LocalRig, tmp_path: Path) -> None:
+    one, model = replica("r1", python("import time; time.sleep(60)"))
+
+    async def scenario() -> None:
+        bringer = Bringer(tmp_path / "weights")
+        at = LocalDriver(rig.state, launch, Devices((GPU0,)), supply=lambda _model, _told: None)
+        async with running(at):
+            at.start(one, model)
+            assert rig.exists(one.id)
+            assert not bringer.brought
+
+    rig.run(scenario())

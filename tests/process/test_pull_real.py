@@ -1,0 +1,29 @@
+"""What was packed and pushed to the real registry, with its login, is pulled from there into the store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from artifacts import obtain, reference
+from artifacts.client import Client
+from artifacts.credentials import Secret
+from artifacts.obtain import Registries
+from artifacts.store import Store
+from artifacts.transport import Site
+from tests.kit import docker_registry, packed
+from tests.kit.packed import FILES, NAME
+
+
+async def test_packed_pushed_and_pulled_with_a_password(tmp_path: Path) -> None:
+    layout = packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
+    async with docker_registry.registry(tmp_path, docker_registry.htpasswd(tmp_path)) as host:
+        login = {"username": docker_registry.USER, "password": docker_registry.PASSWORD}
+        keychain = Secret(json.dumps({"auths": {host: login}}))
+        async with Client(Site(host), keychain) as client:
+            digest = await packed.push(client, layout)
+        store = Store(tmp_path / "store", spare_bytes=0).open()
+        of = reference.parse(f"oci://{host}/{NAME}:v1")
+        with await obtain.obtain(of, store, Registries(keychain)) as copy:
+            assert {path: (copy.folder / path).read_bytes() for path in FILES} == FILES
+            assert (copy.record.digest, copy.record.private) == (digest, True)

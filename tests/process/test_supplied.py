@@ -1,0 +1,88 @@
+"""A Model whose weights lie in a registry: packed, pushed, served from zero by the real llama.cpp; and without it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from artifacts.store import Store
+from loadtest import tinygguf
+from tests.kit import packed
+from tests.kit.serving import Document, Serving, model, serving, settings
+from tests.kit.waiting import until
+
+pytestmark = pytest.mark.xdist_group("real engine")
+
+SENTENCE = "Hello, I am Ada, asleep until you called."
+ASK: Any = {"role": "user", "content": "Who is there?"}
+
+
+def layout(folder: Path) -> Path:
+    (folder / "model").mkdir()
+    tinygguf.make(folder / "model" / "ada.gguf", SENTENCE)
+    packed.packed(folder / "model", folder / "layout")
+    return folder / "layout"
+
+
+def ada(host: str, **spec: object) -> Document:
+    weights = {"artifact": f"oci://{host}/{packed.NAME}:v1", "args": ["--threads=1"], "gpu": {}}
+    return model("ada", engine="llama.cpp", **{**weights, "idleSeconds": 1, **spec})
+
+
+async def said(one: Serving) -> str | None:
+    async with openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key="none", max_retries=0) as api:
+        answer = await api.chat.completions.create(model="ada", messages=[ASK])
+        return answer.choices[0].message.content
+
+
+def phases(one: Serving) -> dict[str, float]:
+    """Of the start that ended last."""
+    found: Any = one.get("/api/v1/models/ada")
+    return dict(found["last_start_phases"])
+
+
+def memory(one: Serving) -> int:
+    """What one Replica is counted with."""
+    found: Any = one.get("/api/v1/models/ada")
+    return int(found["memory_bytes"])
+
+
+async def at_zero(one: Serving) -> None:
+    await until("it is at zero", lambda: one.states("ada")[-1:] == ["gone"] and not one.engines("ada"), 30)
+
+
+async def test_it_is_pulled_for_its_first_call_and_is_here_then_whatever_becomes_of_the_registry(
+    tmp_path: Path,
+) -> None:
+    with contextlib.ExitStack() as stack:
+        host = stack.enter_context(packed.served(layout(tmp_path)))
+        async with serving(tmp_path, settings("4Gi"), ada(host)) as one:
+            await until("its header was read in the registry", lambda: 0 < memory(one) < 1 << 30)
+            assert not (one.state / "weights" / "copies").exists(), "nothing was pulled for that"
+            assert await said(one) == SENTENCE
+            first, store = phases(one), Store(one.state / "weights")
+            assert {"decide", "pull", "place", "load"} == set(first)
+            (row,) = store.rows()
+            assert row.in_use
+            await at_zero(one)
+            assert not store.rows()[0].in_use
+            stack.close()  # the registry is away
+            assert await said(one) == SENTENCE
+            assert phases(one)["pull"] < first["pull"]
+            assert one.starts("ada") == 2
+            print(first, phases(one))
+
+
+async def test_a_pull_that_fails_is_a_failed_start_with_its_reason(tmp_path: Path) -> None:
+    with packed.served(layout(tmp_path)) as host:
+        missing = ada(host, artifact=f"oci://{host}/{packed.NAME}:none", start={"retries": 0})
+        async with serving(tmp_path, settings("4Gi"), missing) as one:
+            with pytest.raises(openai.APIStatusError) as refused:
+                await said(one)
+            assert refused.value.status_code == 503
+            failed = [move.reason for move in one.moves("ada") if move.state == "failed"]
+            assert failed == [f"its weights: {host}: there is no manifest none of {packed.NAME}"]

@@ -1,0 +1,56 @@
+"""Headers of models that are still in a registry: read by a few bytes, and never taken for more than was read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from artifacts import gguf, headers, reference
+from artifacts.gguf import GgufError
+from artifacts.obtain import Registries
+from artifacts.packing import Form
+from loadtest import tinygguf
+from tests.kit import packed
+
+
+def files(folder: Path) -> Path:
+    folder.mkdir()
+    tinygguf.make(folder / "ada.gguf", "Hello, I am Ada.")
+    (folder / "LICENSE").write_text("free")
+    return folder
+
+
+@pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
+@pytest.mark.parametrize("first", [headers.FIRST_BYTES, 1000])
+async def test_a_header_is_as_that_of_the_whole_file(
+    tmp_path: Path, form: Form, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headers, "FIRST_BYTES", first)
+    source = files(tmp_path / "in")
+    packed.packed(source, tmp_path / "layout", form)
+    with packed.served(tmp_path / "layout") as host:
+        of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
+        assert await headers.lay(of, Registries(), tmp_path / "out") == ["ada.gguf"]
+    there, here = source / "ada.gguf", tmp_path / "out/ada.gguf"
+    assert gguf.read(here) == gguf.read(there)
+    assert here.stat().st_size == there.stat().st_size
+    if first == 1000:
+        assert here.read_bytes() != there.read_bytes(), "its weights were not asked for"
+
+
+async def test_what_is_no_gguf_or_has_too_large_a_header_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed.packed(packed.model(tmp_path / "in"), tmp_path / "layout")
+    packed.packed(files(tmp_path / "ada"), tmp_path / "other")
+    with packed.served(tmp_path / "layout") as host:
+        of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
+        with pytest.raises(GgufError, match="not a GGUF file"):
+            await headers.lay(of, Registries(), tmp_path / "out")
+    monkeypatch.setattr(headers, "FIRST_BYTES", 700)
+    monkeypatch.setattr(headers, "BYTES_MAX", 700)
+    with packed.served(tmp_path / "other") as host:
+        of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
+        with pytest.raises(GgufError, match="larger than"):
+            await headers.lay(of, Registries(), tmp_path / "out")

@@ -1,0 +1,266 @@
+"""From a reference to a Copy, against a registry that keeps all in memory; packed as `weights pack` does it."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from aiohttp import web
+
+from artifacts import digests, fill, obtain, reference
+from artifacts.client import Client
+from artifacts.contents import RefusedError
+from artifacts.credentials import Secret
+from artifacts.digests import Digest
+from artifacts.dockerconfig import Login
+from artifacts.layout import ForbiddenError, Key, NoRoomError
+from artifacts.meanings import Meanings
+from artifacts.obtain import Came, MirrorSite, Registries
+from artifacts.packing import Form
+from artifacts.publish import Copy
+from artifacts.refusals import AbsentError, DeniedError, MismatchError, UnreachableError
+from artifacts.registry import MANIFEST
+from artifacts.store import Store
+from artifacts.transport import Site
+from artifacts.verify import verify
+from tests.kit import archives, packed
+from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock
+from tests.kit.packed import CONTENT, FILES, NAME
+
+
+class Node:
+    """A registry with a model in it, and a node with a store."""
+
+    def __init__(self, fake: FakeRegistry, store: Store, digest: Digest) -> None:
+        self.fake, self.store, self.digest = fake, store, digest
+        self.ways = Registries(pace=StillClock())
+        self.came: list[Came] = []
+
+    def of(self, what: str = f"{NAME}:v1") -> reference.Reference:
+        return reference.parse(f"oci://{self.fake.host}/{what}")
+
+    async def obtain(self, what: str = f"{NAME}:v1", store: Store | None = None) -> Copy:
+        return await obtain.obtain(self.of(what), store or self.store, self.ways, self.came.append)
+
+    async def kept(self, what: str = f"{NAME}:v1") -> Copy | None:
+        return await obtain.kept(self.of(what), self.store, self.ways)
+
+    def image(self, *layers: tuple[str, bytes], config: dict[str, Any] | None = None, tag: str = "image") -> None:
+        """An image with these layers, each a media type and its bytes."""
+        said = json.dumps(config or {}).encode()
+        body = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": _blob(self.fake, "application/vnd.oci.image.config.v1+json", said),
+            "layers": [_blob(self.fake, kind, content) for kind, content in layers],
+        }
+        self.fake.manifest(NAME, tag, json.dumps(body).encode())
+
+
+def _blob(fake: FakeRegistry, media_type: str, content: bytes) -> dict[str, object]:
+    return {"mediaType": media_type, "digest": fake.blob(content), "size": len(content)}
+
+
+LAYER = "application/vnd.oci.image.layer.v1.tar"
+
+
+@contextlib.asynccontextmanager
+async def node(tmp_path: Path, form: Form = "modelpack") -> AsyncIterator[Node]:
+    layout = packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", form)
+    async with FakeRegistry().serving() as fake:
+        async with Client(Site(fake.host), pace=StillClock()) as client:
+            digest = await packed.push(client, layout)
+        fake.seen.clear()
+        yield Node(fake, Store(tmp_path / "store", spare_bytes=0).open(), digest)
+
+
+def held(copy: Copy) -> dict[str, bytes]:
+    """What lies in a Copy."""
+    files = (path for path in copy.folder.rglob("*") if path.is_file())
+    return {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in files}
+
+
+def left(store: Store) -> list[Path]:
+    """What a pull left in the store that is no Copy."""
+    return [path for path in store.layout.partials.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
+async def test_what_was_packed_is_pulled_once_and_is_the_same(tmp_path: Path, form: Form) -> None:
+    async with node(tmp_path, form) as one:
+        with await one.obtain() as copy:
+            assert held(copy) == FILES
+            assert copy.record.digest == one.digest
+            assert {file.path: file.digest for file in copy.record.laid} == {
+                path: digests.of(content) for path, content in FILES.items()
+            }
+            assert {file.path: file.role for file in copy.record.laid}["model.gguf"] == "weight"
+            assert list(verify(copy.record, copy.folder)) == []
+        assert left(one.store) == []
+        last = one.came[-1]
+        assert last.bytes == last.total_bytes > len(CONTENT)
+        one.fake.seen.clear()
+        with await one.obtain() as again:
+            assert held(again) == FILES
+        assert one.fake.asked("GET", "/blobs/") == one.fake.asked("GET", "/blobs/")[:1]  # its config
+
+
+async def test_who_was_here_before_is_found_again_while_the_registry_is_away(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        assert await one.kept() is None
+        (await one.obtain()).close()
+        one.fake.seen.clear()
+        for what in (f"{NAME}:v1", f"{NAME}@{one.digest}"):
+            copy = await one.kept(what)
+            assert copy is not None
+            with copy:
+                assert held(copy) == FILES
+        assert one.fake.seen == []
+        assert await one.kept(f"{NAME}:v2") is None
+        one.store.evict(Key(one.fake.host, one.digest))
+        assert await one.kept() is None
+
+
+async def test_a_tag_that_moves_means_the_new_one_from_its_next_pull_on(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        (await one.obtain()).close()
+        other = packed.packed(packed.model(tmp_path / "new", {"b.gguf": b"other"}), tmp_path / "other")
+        async with Client(Site(one.fake.host), pace=StillClock()) as client:
+            await packed.push(client, other)
+        copy = await one.kept()
+        assert copy is not None
+        with copy:
+            assert held(copy) == FILES
+        (await one.obtain()).close()
+        copy = await one.kept()
+        assert copy is not None
+        with copy:
+            assert held(copy) == {"b.gguf": b"other"}
+
+
+@pytest.mark.parametrize("packer", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
+async def test_of_an_image_the_models_folder_is_taken_whatever_it_unpacks_to(
+    tmp_path: Path, packer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = {gzip.compress: "gzip", zstandard.compress: "zstd"}[packer]
+    much = bytes(2 << 20)
+    software = archives.honest({"etc/passwd": b"root", "bin/sh": b"#!"})
+    model = archives.honest({"models/m.gguf": much, "models/config.json": b"{}"})
+    async with node(tmp_path) as one:
+        one.image((LAYER, software), (f"{LAYER}+{kind}", packer(model)))
+        with await one.obtain(f"{NAME}:image") as copy:
+            assert held(copy) == {"m.gguf": much, "config.json": b"{}"}
+        small = Store(tmp_path / "small", bytes_max=2 << 20, spare_bytes=0).open()
+        monkeypatch.setattr(fill, "_laid", lambda *_: pytest.fail("written before there was room for it"))
+        with pytest.raises(NoRoomError, match="no room for"):
+            await one.obtain(f"{NAME}:image", small)
+        assert list(small.layout.records()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (archives.honest({"m.gguf": b"x", "load.py": b"import os"}), "load.py: code is not taken from a registry"),
+        (archives.member(b"../m.gguf", b"x") + archives.END, "in the archive: its path"),
+    ],
+)
+async def test_an_archive_that_is_refused_leaves_nothing(tmp_path: Path, content: bytes, said: str) -> None:
+    async with node(tmp_path) as one:
+        one.image((LAYER, content))
+        with pytest.raises(RefusedError, match=said):
+            await one.obtain(f"{NAME}:image")
+        assert list(one.store.layout.records()) == []
+        assert left(one.store) == []
+
+
+async def test_a_blob_that_lies_becomes_no_copy(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        digest = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
+        one.fake.blobs[digest] = one.fake.blobs[digest][:-1] + b"!"
+        with pytest.raises(MismatchError, match="its bytes are others"):
+            await one.obtain()
+        assert list(one.store.layout.records()) == []
+        assert await one.kept() is None
+        with pytest.raises(AbsentError, match="there is no manifest nothing"):
+            await one.obtain(f"{NAME}:nothing")
+
+
+async def test_what_an_earlier_try_brought_is_not_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node(tmp_path) as one:
+
+        async def breaks(*_: object) -> None:
+            raise UnreachableError("the machine went away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(fill, "_take_apart", breaks)
+            with pytest.raises(UnreachableError):
+                await one.obtain()
+        one.fake.seen.clear()
+        with await one.obtain() as copy:
+            assert held(copy) == FILES
+        assert len(one.fake.asked("GET", "/blobs/")) == 1  # its config
+
+
+async def test_a_login_is_asked_for_again_and_shown_nowhere(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        keychain = Secret(json.dumps({"auths": {one.fake.host: {"username": "me", "password": PASSWORD}}}))
+
+        def judge(request: web.Request) -> web.StreamResponse | None:
+            if request.headers.get("Authorization") is not None:
+                return None
+            return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="x"'})
+
+        one.fake.judge = judge
+        with pytest.raises(DeniedError):
+            await one.obtain()
+        one.ways = Registries(keychain, pace=StillClock())
+        with await one.obtain() as copy:
+            assert copy.record.private
+        stored = [path.read_bytes() for path in tmp_path.joinpath("store").rglob("*") if path.is_file()]
+        assert not any(PASSWORD.encode() in text for text in stored)
+        one.ways = Registries(pace=StillClock())
+        with pytest.raises(ForbiddenError, match="fetched with a login"):
+            await one.kept()
+
+
+def test_logins_have_fingerprints_of_their_own() -> None:
+    said = {obtain.fingerprint(Login(*parts)) for parts in (("a", "bc"), ("ab", "c"), ("a", "b"), ("a", "b"))}
+    assert len(said) == 3
+
+
+async def test_a_mirror_is_asked_first_and_not_about_tags(tmp_path: Path) -> None:
+    async with node(tmp_path) as one, FakeRegistry().serving() as mirror:
+        mirror.blobs = dict(one.fake.blobs)
+        one.ways = Registries(pace=StillClock(), mirrors={one.fake.host: [MirrorSite(mirror.host)]})
+        with await one.obtain() as copy:
+            assert held(copy) == FILES
+        assert len(mirror.asked("GET", "/blobs/")) >= len(FILES)
+        assert one.fake.asked("GET", "/blobs/") == []
+        assert mirror.asked("GET", "/manifests/v1") == []
+
+
+async def test_meanings_are_bounded_and_what_cannot_be_read_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("artifacts.meanings.MEANINGS_MAX", 2)
+    async with node(tmp_path) as one:
+        (await one.obtain()).close()
+        known, copy = Meanings(one.store), one.store.find(Key(one.fake.host, one.digest))
+        assert copy is not None
+        with copy:
+            for tag in ("a", "b", "c"):
+                known.remember(one.of(f"{NAME}:{tag}"), copy.record.key)
+            there = sorted((tmp_path / "store/meanings").iterdir())
+            assert len(there) == 2
+            assert known.recall(one.of(f"{NAME}:c")) == copy.record.key
+            for path in there:
+                path.write_bytes(b"{")
+            assert known.recall(one.of(f"{NAME}:c")) is None

@@ -1,0 +1,130 @@
+"""`pilotlight weights pull` and `verify`: what people type, and what they are told."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from artifacts.store import Store
+from pilotlight.cli import cli
+from pilotlight.stored import SHORT_DIGITS
+from tests.kit import packed
+from tests.kit.packed import FILES, NAME
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["weights", *words], prog_name="pilotlight")
+
+
+@pytest.fixture(autouse=True)
+def no_logins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "none.json"))
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Path:
+    packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
+    return tmp_path / "layout"
+
+
+@pytest.fixture
+def host(layout: Path) -> Iterator[str]:
+    with packed.served(layout) as host:
+        yield host
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+def pulled(host: str, store: str) -> dict[str, object]:
+    result = run("pull", f"oci://{host}/{NAME}:v1", "--store", store, "--output", "json")
+    assert result.exit_code == 0, result.output
+    told: dict[str, object] = json.loads(result.output)
+    return told
+
+
+def test_weights_are_pulled_and_then_are_here(host: str, store: str) -> None:
+    told = pulled(host, store)
+    assert (told["artifact"], told["bytes"]) == (f"oci://{host}/{NAME}:v1", sum(map(len, FILES.values())))
+    assert sorted(told["files"]) == sorted(FILES)  # type: ignore[call-overload]  # JSON's
+    assert told["fetched_bytes"] != 0
+    folder = Path(str(told["folder"]))
+    assert (folder / "model.gguf").read_bytes() == FILES["model.gguf"]
+    lines = run("pull", f"{host}/{NAME}:v1", "--store", store).output.splitlines()
+    assert lines[0].endswith("3 files, 73.2Ki; was here already")
+    assert lines[1] == str(folder)
+    assert run("ls", "--store", store).output.count(str(told["artifact"])) == 1
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_what_a_disk_has_changed_is_named_and_dropped_and_comes_anew(host: str, store: str, output: str) -> None:
+    told = pulled(host, store)
+    assert run("verify", "--store", store).output.endswith("73.2Ki: as it came\n")
+    folder = Path(str(told["folder"]))
+    _changed(folder / "model.gguf", b"X")
+    (folder / "LICENSE").unlink()
+    (folder / "more").write_bytes(b"")
+    bad = run("verify", "--store", store, "--output", output)
+    assert bad.exit_code == 1
+    assert "1 of 1 are not as they came; --drop removes them" in bad.stderr
+    for what in ("model.gguf", "LICENSE", "more"):
+        assert what in bad.stdout
+    dropped = run("verify", str(told["digest"]), "--drop", "--store", store)
+    assert dropped.exit_code == 1
+    assert f"{str(told['digest'])[: 7 + SHORT_DIGITS]} is gone" in dropped.stdout
+    assert "no Copy of the rest" in run("verify", str(told["digest"]), "--store", store).stderr
+    again = Path(str(pulled(host, store)["folder"]))
+    assert {path: (again / path).read_bytes() for path in FILES} == FILES
+    assert run("verify", "--store", store).exit_code == 0
+
+
+def test_a_bad_file_is_not_given_to_the_next_copy(tmp_path: Path, store: str) -> None:
+    """One that two Copies have: the other keeps its own name of it, and a new pull fetches it."""
+    packed.packed(packed.model(tmp_path / "of"), tmp_path / "raw", "modelpack-raw")
+    with packed.served(tmp_path / "raw") as host:
+        folder = Path(str(pulled(host, store)["folder"]))
+        blob = next(path for path in Path(store, "blobs").rglob("*") if path.is_file() and path.stat().st_size > 9999)
+        os.link(blob, tmp_path / "other")
+        _changed(folder / "model.gguf", b"X")
+        assert run("verify", "--drop", "--store", store).exit_code == 1
+        assert not blob.exists()
+        again = Path(str(pulled(host, store)["folder"]))
+        assert (again / "model.gguf").read_bytes() == FILES["model.gguf"]
+
+
+def test_what_is_pinned_is_named_and_stays(host: str, store: str) -> None:
+    told = pulled(host, store)
+    run("pin", str(told["digest"]), "--store", store)
+    _changed(Path(str(told["folder"])) / "model.gguf", b"X")
+    result = run("verify", "--drop", "--store", store)
+    assert (result.exit_code, "is pinned" in result.stderr) == (1, True)
+    assert len(list(Store(Path(store)).layout.records())) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("pull", "Oci://x"), 2, "is no reference to an artifact"),
+        (("pull", "oci://127.0.0.1:1/a/b"), 1, "does not answer"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    words: tuple[str, ...], code: int, said: str, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("artifacts.retrying.TRIES_MAX", 1)
+    result = run(*words, *(("--store", store) if words[0] == "pull" else ()))
+    assert (result.exit_code, result.stderr.count("\n")) == (code, 1)
+    assert said in result.stderr
+
+
+def _changed(path: Path, by: bytes) -> None:
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.write(by)
