@@ -39,7 +39,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def unblock_signals() -> None:
-    """The supervisor waits for signals with all of them blocked, and a mask is inherited: open it again.
+    """The supervisor starts its children with its signals blocked, and a mask is inherited: open it again.
 
     A SIGHUP that is already there finds nothing to read again and must not end the process.
     """

@@ -25,6 +25,7 @@ import psutil
 from autoscaler.drivers.processes import become_subreaper
 from autoscaler.words import counted
 from pilotlight.quiet import say
+from pilotlight.signals import Signals
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 SIGNALS = {*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP}
@@ -107,17 +108,17 @@ class Supervisor:
 
     def run(self) -> int:
         """Returns the exit status of the whole: 0 after an orderly stop."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self._signals = Signals(SIGNALS)
         become_subreaper()
         children = [self._autoscaler, *self._gateways]
         for child in children:
-            child.start()
+            self._start(child)
         announced = False
         while True:
             if not announced and self._ready():
                 announced = True
                 self._on_ready()
-            number = self._wait(self._timeout_s(children) if announced else POLL_S)
+            number = self._signals.wait(self._timeout_s(children) if announced else POLL_S)
             if number in STOP_SIGNALS or (number == signal.SIGHUP and self._terminal_gone()):
                 return self._stop()
             if number == signal.SIGHUP:
@@ -130,7 +131,11 @@ class Supervisor:
                     if not announced and status == 2:
                         return self._stop(status=2)
                 elif child.due_s is not None and time.monotonic() >= child.due_s:
-                    child.start()
+                    self._start(child)
+
+    def _start(self, child: Child) -> None:
+        with self._signals.held():
+            child.start()
 
     def _terminal_gone(self) -> bool:
         """A SIGHUP because the window was closed means stop, as for every command that runs in one."""
@@ -146,11 +151,6 @@ class Supervisor:
         due = [child.due_s for child in children if child.due_s is not None]
         return max(0.0, min(due) - time.monotonic()) if due else 60.0
 
-    @staticmethod
-    def _wait(timeout_s: float) -> int | None:
-        info = signal.sigtimedwait(SIGNALS, timeout_s)
-        return None if info is None else info.si_signo
-
     def _stop(self, status: int = 0) -> int:
         """Gateways first, so that nothing new arrives; then the autoscaler. A second signal ends all at once.
 
@@ -163,7 +163,7 @@ class Supervisor:
                 listener.close()  # or clients would connect to a socket that nobody accepts from any more
         for group, s_max in ((self._gateways, self._drain_s_max), ([self._autoscaler], WIND_DOWN_S_MAX)):
             if group == [self._autoscaler] and self._autoscaler.ended_or_never_began():
-                self._autoscaler.start()  # it alone knows how to stop the engines that are left
+                self._start(self._autoscaler)  # it alone knows how to stop the engines that are left
             for child in group:
                 if child.process is not None:
                     child.process.send_signal(signal.SIGTERM)
@@ -200,7 +200,7 @@ class Supervisor:
         """Waits for all of the group, or `s_max`; False when a second signal came."""
         end_s = time.monotonic() + s_max
         while any(child.process is not None and child.process.poll() is None for child in group):
-            if self._wait(0.5) in STOP_SIGNALS:
+            if self._signals.wait(0.5) in STOP_SIGNALS:
                 return False
             if time.monotonic() >= end_s:
                 break
