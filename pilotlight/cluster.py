@@ -168,9 +168,12 @@ class Cluster:
     def _on_step(self, step: Step) -> None:
         if step.after.synced:
             self._listed.set()
+        others = step.before.settings is not step.after.settings
+        if others:
+            self._resources.adopted.look_again()
         if self._declared is not None:
             self._declared.on_step(step)
-        elif step.before.settings is not step.after.settings:
+        elif others:
             self._own.look_again()
             if self._cutter is not None:
                 self._cutter.look_again()

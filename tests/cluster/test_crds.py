@@ -15,6 +15,7 @@ from autoscaler.documents import one
 from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.expected import WrongKeyError
+from autoscaler.model import ModelSpec
 from autoscaler.not_yet import KEYS, MESSAGE
 from tests.cluster.definitions import API_VERSION, SERVED_S_MAX, TENANTS, document, model, models, tenant
 from tests.cluster.plane import Plane
@@ -27,7 +28,7 @@ WRONG: list[tuple[str, Object]] = [
     ("artifact", model("a", engine="llama.cpp", command=[])),
     ("artifact or hub", model("a", engine="vllm", command=[])),
     ("hub", model("a", engine="vllm", command=[], artifact="hf://a/b/c")),
-    ("scheme", model("a", engine="vllm", command=[], artifact="oci://r/a@sha256:1")),
+    ("scheme", model("a", engine="vllm", command=[], artifact="s3://bucket/a")),
     ("scheme of another", model("a", engine="llama.cpp", command=[], artifact="hf://a/b")),
     ("path", model("a", artifact="models/a.gguf")),
     ("no path", model("a", artifact="file:///")),
@@ -79,6 +80,13 @@ async def test_a_rule_refuses_with_the_sentence_that_files_are_refused_with(serv
         assert expected.message.partition(", which")[0] in said, what
         assert ".".join(map(str, expected.path[:2])) in said, what
         assert said.count("expected") + said.count("needs") <= 2, f"{what}: no rule speaks for another: {said}"
+
+
+async def test_weights_of_a_registry_are_taken_of_files_and_not_of_resources_yet(served: Api, namespace: str) -> None:
+    """A node of a cluster has nobody yet who brings them."""
+    of_registry = model("a", engine="vllm", command=[], artifact=f"oci://r/a@sha256:{HASH}")
+    assert isinstance(one(of_registry).spec, ModelSpec), "no file is refused for it"
+    assert "oci://" in await refusal(served, models(namespace), of_registry)
 
 
 def test_every_rule_is_seen_to_refuse() -> None:

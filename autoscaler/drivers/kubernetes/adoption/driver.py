@@ -308,6 +308,13 @@ class AdoptedDriver:
         candidate.timer = asyncio.get_running_loop().call_later(left_s, self._hold_over, candidate.seen.key)
         return Others("", hand, hand.at_unix_s + hold_s)
 
+    def look_again(self) -> None:
+        """Settings are others: a person's scale may hold longer now, or not any more."""
+        if self._listens:
+            for key in [key for key, one in self._candidates.items() if one.hand is not None]:
+                self._judge(key)
+            self._publish()
+
     def _hold_over(self, key: WorkloadKey) -> None:
         candidate = self._candidates.get(key)
         if candidate is not None:
