@@ -7,6 +7,7 @@ nothing is shown.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
@@ -39,10 +40,14 @@ class Volumes:
             "configMap": self._config_map, "secret": self._secret, "projected": self._projected, "emptyDir": _empty,
             "hostPath": _empty,
         }  # fmt: skip
-        for volume in self._spec.get("volumes", []):
-            for kind, make in makers.items():
-                if kind in volume:
-                    await self._write(volume["name"], await make(volume[kind]))
+        chosen = [
+            (volume["name"], make(volume[kind]))
+            for volume in self._spec.get("volumes", [])
+            for kind, make in makers.items()
+            if kind in volume
+        ]
+        for (name, _), files in zip(chosen, await asyncio.gather(*(made for _, made in chosen)), strict=True):
+            await self._write(name, files)
 
     def of(self, container: Spec) -> Callable[[str], str]:
         """A container's words as they are meant on this machine."""
@@ -102,14 +107,10 @@ class Volumes:
         return data
 
     async def _projected(self, source: Spec) -> dict[str, bytes]:
-        files: dict[str, bytes] = {}
+        makers = {"configMap": self._config_map, "secret": self._secret, "serviceAccountToken": self._token}
+        made = [make(one[kind]) for one in source["sources"] for kind, make in makers.items() if kind in one]
+        files = {path: content for some in await asyncio.gather(*made) for path, content in some.items()}
         for one in source["sources"]:
-            if "configMap" in one:
-                files |= await self._config_map(one["configMap"])
-            if "secret" in one:
-                files |= await self._secret(one["secret"])
-            if "serviceAccountToken" in one:
-                files |= await self._token(one["serviceAccountToken"])
             for item in one.get("downwardAPI", {}).get("items", []):
                 files[item["path"]] = self._field(item["fieldRef"]["fieldPath"]).encode()
         return files
