@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from autoscaler.drivers.probes import probe
 from bench import kit
 from bench.clusterbed import Asked, Bed, bed
 from bench.clusterhouse import house
-from bench.documents import Document, body, fake, settings
+from bench.documents import ROOT, Document, body, model, settings
 from bench.kit import BenchError, Figures, quantile, say, spread
 from bench.picture import Series, picture
 from loadtest.client import Client
@@ -202,22 +203,18 @@ async def zero(one: Bed) -> None:
 
 def ours(notes: Path) -> Document:
     """A Model whose Replicas are pods of ours."""
-    document = fake(
-        "pod", "--host", "{host}", "--tokens-per-s", "0", "--transcript", str(notes), idleSeconds=0.05,
-        residencySeconds=0, image="fake-engine",
+    words = engine("{host}", "{port}", notes)
+    return model(
+        "pod", engine="command", command=words, gpu={"memory": "1Gi"}, idleSeconds=0.05, residencySeconds=0,
+        image="instant-engine",
     )  # fmt: skip
-    spec = document["spec"]
-    assert isinstance(spec, dict)
-    return {**document, "spec": {**spec, "gpu": {"memory": "1Gi"}}}
 
 
 def deployment(notes: Path) -> Object:
     """Of the same engine, with the annotations that make it ours to scale."""
-    spec = fake("adopted", "--host", "$(POD_IP)", "--tokens-per-s", "0", "--transcript", str(notes))["spec"]
-    assert isinstance(spec, dict)
-    command = [word.replace("{port}", str(PORT)) for word in spec["command"]]
     container: Object = {
-        "name": "engine", "image": "fake-engine", "command": command, "ports": [{"containerPort": PORT}],
+        "name": "engine", "image": "instant-engine", "command": engine("$(POD_IP)", str(PORT), notes),
+        "ports": [{"containerPort": PORT}],
         "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}, "periodSeconds": 1},
     }  # fmt: skip
@@ -233,3 +230,8 @@ def deployment(notes: Path) -> Object:
             },
         },
     }  # fmt: skip
+
+
+def engine(host: str, port: str, notes: Path) -> list[str]:
+    """Its words."""
+    return [sys.executable, "-S", "-E", str(ROOT / "bench" / "instant.py"), host, port, str(notes)]

@@ -17,6 +17,9 @@ from autoscaler.plan import plan
 from autoscaler.podspec import API_VERSION, Pod
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, Settings
+from autoscaler.slicing import table
+from autoscaler.slicing.base import NodeFacts
+from autoscaler.taints import Taint
 from autoscaler.world import Slice, World
 from tests.kit.worlds import T0, device, gateway, level, model, world
 
@@ -159,3 +162,34 @@ def test_where_labels_are_not_known_only_a_contradiction_counts() -> None:
     slices = (device("g0", labels={"zone": "z1"}), device("g1", node="n2"))
     assert places(called(choosy(zone="z1", disk="ssd"), slices=slices[:1])) == {"a": "g0"}
     assert places(called(choosy(zone="z2"), slices=slices)) == {"a": "g1"}
+
+
+def test_a_look_makes_anew_only_what_changed_and_gives_what_a_first_look_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each look made all, a cluster whose nodes all change cost the square of their number."""
+    asked, inventory = list[str](), table.inventory
+
+    def counted(facts: NodeFacts) -> tuple[Slice, ...]:
+        asked.append(facts.name)
+        return inventory(facts)
+
+    monkeypatch.setattr(table, "inventory", counted)
+    made: nodes.Made = {}
+    there = [nodes.read(gpu_node(type="g4dn"))._replace(name=f"n{i}") for i in range(3)]
+    first = nodes.slices(there, DECLARED, made=made)
+    assert (asked, nodes.slices(there, DECLARED, made=made)) == (["n0", "n1", "n2"], first)
+    for changed in (
+        there[1]._replace(usable=False),
+        there[1]._replace(taints=(Taint("gpu", "", "NoSchedule"),)),
+        there[1]._replace(labels={"type": "other"}),
+        there[1]._replace(amounts={"nvidia.com/gpu": "2"}),
+    ):
+        asked.clear()
+        now = [there[0], changed, there[2]]
+        assert (nodes.slices(now, DECLARED, made=made), asked) == (
+            nodes.slices(now, DECLARED),
+            ["n1", "n0", "n1", "n2"],
+        )
+    asked.clear()
+    assert nodes.slices(there[:1], DECLARED, made=made) == first[:1]
+    assert (list(made), asked) == (["n0"], [])
+    assert nodes.slices(there[:1], made=made) != first[:1], "what the Settings say counts at once"

@@ -71,6 +71,7 @@ class Inventory:
             api, claims.CLAIMS, lambda found: claims.read(found, namespace), lambda _: changed(False), optional=True
         )
         self._only_hosts = False
+        self._made: nodes.Made = {}
         self._slices: dict[SliceId, Slice] = {}
         """As they were last told."""
         self._gone: dict[str, int] = {}
@@ -125,7 +126,7 @@ class Inventory:
         chosen = [entry_called(id) for id in held] if published else []
         found = nodes.slices(
             there, self._settings().nodes, lambda labels: plugins.config_of(labels, configs), published,
-            [*(got.entry for one in seen for got in one.got), *chosen],
+            [*(got.entry for one in seen for got in one.got), *chosen], made=self._made,
         )  # fmt: skip
         others = list(self._with_devices.values())
         theirs = [one for pod in others if pod.cards for one in taken.of_cards(pod.node, pod.cards)]

@@ -157,27 +157,45 @@ def others(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods: Iterable[Ot
     return {f"{node} {name}": -many for node, left in spare.items() for name, many in left.items() if many < 0}
 
 
+Made = dict[str, tuple[tuple[NodeFacts, bool, tuple[Taint, ...]], tuple[Slice, ...]]]
+"""By node, what its Slices were made of, and they: most nodes are from one look to the next as they were."""
+
+
 def slices(
     nodes: Iterable[NodeSeen],
     declared: Sequence[NodeKind] = (),
     plugin: Callable[[Mapping[str, str]], Mapping[str, Any]] = lambda _: {},
     published: Mapping[str, Sequence[Object]] = {},
     kept: Sequence[str] = (),
+    *,
+    made: Made | None = None,
 ) -> tuple[Slice, ...]:
     """All of them, in order. `declared`: the Settings' `nodes`. `plugin`: labels of a node -> the configuration of its
-    device plug-in, as far as that is known. `published`: by node, its ResourceSlices; `kept`: see NodeFacts.
+    device plug-in, as far as that is known. `published`: by node, its ResourceSlices; `kept`: see NodeFacts. `made`: of
+    the look before, and of this one afterwards.
     """
+    before, found = {} if made is None else made.copy(), Made()
+    for node in sorted(nodes, key=lambda one: one.name):
+        if not (node.amounts or node.annotations or node.name in published):
+            continue
+        facts = NodeFacts(
+            NodeId(node.name), node.labels, node.annotations, node.amounts, kind_of(node.labels, declared),
+            plugin(node.labels), published.get(node.name, ()), kept if node.name in published else (),
+        )  # fmt: skip
+        of = (facts, node.usable, node.taints)
+        known = before.get(node.name)
+        found[node.name] = known if known is not None and known[0] == of else (of, _of_node(node, facts))
+    if made is not None:
+        made.clear()
+        made.update(found)
+    return tuple(one for _, its in found.values() for one in its)
+
+
+def _of_node(node: NodeSeen, facts: NodeFacts) -> tuple[Slice, ...]:
     return tuple(
         replace(one, healthy=node.usable, labels=node.labels, labels_known=True, taints=node.taints)
-        for node in sorted(nodes, key=lambda one: one.name)
-        if node.amounts or node.annotations or node.name in published
-        for one in table.inventory(
-            NodeFacts(
-                NodeId(node.name), node.labels, node.annotations, node.amounts, kind_of(node.labels, declared),
-                plugin(node.labels), published.get(node.name, ()), kept,
-            )
-        )
-    )  # fmt: skip
+        for one in table.inventory(facts)
+    )
 
 
 def kind_of(labels: Mapping[str, str], declared: Sequence[NodeKind]) -> NodeKind | None:
