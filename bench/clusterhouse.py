@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
-
 from bench import kit
 from bench.clusterbed import Bed
 from bench.documents import Document, text
@@ -82,8 +80,6 @@ async def house(bed: Bed, place: Path, documents: Sequence[Document], *, scalers
 
 
 async def ready(house: House) -> None:
-    """Until an autoscaler has listed what runs."""
-    async with aiohttp.ClientSession() as session:
-        for url, one in zip(house.operations, house.scalers, strict=True):
-            await kit.answers(f"{url}/healthz", one.process, one.log)
-            del session
+    """Until each autoscaler that runs answers."""
+    for url, one in zip(house.operations, house.scalers, strict=True):
+        await kit.answers(f"{url}/readyz", one.process, one.log)

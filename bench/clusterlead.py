@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench import kit
 from bench.clusterbed import Bed, bed
-from bench.clusterhouse import LEASE, House, Scaler, house
+from bench.clusterhouse import LEASE, House, Scaler, house, ready
 from bench.clusterwake import called, first, ours, zero
 from bench.documents import settings
 from bench.kit import BenchError, Figures, say, spread
@@ -44,6 +44,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 
 async def change(one: Bed, running: House, number: signal.Signals) -> float:
     """One change of leadership; the process that ended is started again afterwards."""
+    await ready(running)  # the other one, too, which may have been started a moment ago
     await called(running.url, "pod")
     await zero(one)
     leader = await held(one, running)
