@@ -1,0 +1,137 @@
+"""Where keys for AWS come from, STS being a server on loopback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import pytest
+from aiohttp import web
+
+from artifacts.awskeys import REGION, AwsKeys
+from artifacts.refusals import DeniedError, PolicyError
+from artifacts.sigv4 import Keys
+from tests.kit.fake_registry import FakeRegistry, StillClock
+
+ROLE = "arn:aws:iam::123456789012:role/models"
+GIVEN = """<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
+<AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>ASIA{n}</AccessKeyId><SecretAccessKey>s</SecretAccessKey>
+<SessionToken>t</SessionToken><Expiration>{until}</Expiration></Credentials></AssumeRoleWithWebIdentityResult>
+</AssumeRoleWithWebIdentityResponse>"""
+REFUSED = "<ErrorResponse><Error><Code>AccessDenied</Code><Message>the-token not so</Message></Error></ErrorResponse>"
+PLAIN = {"AWS_ACCESS_KEY_ID": "AKIA1", "AWS_SECRET_ACCESS_KEY": "s1"}
+
+
+def home(tmp_path: Path, credentials: str = "", config: str = "") -> Path:
+    folder = tmp_path / ".aws"
+    folder.mkdir()
+    (folder / "credentials").write_text(credentials)
+    (folder / "config").write_text(config)
+    return tmp_path
+
+
+PROFILES = """[default]
+aws_access_key_id = AKIADEFAULT
+aws_secret_access_key = one%two
+[work]
+aws_access_key_id = AKIAWORK
+aws_secret_access_key = s
+aws_session_token = t
+"""
+
+
+async def test_the_environment_comes_before_the_files(tmp_path: Path) -> None:
+    there = home(tmp_path, PROFILES)
+    assert await AwsKeys(PLAIN | {"AWS_SESSION_TOKEN": "t"}, there).keys() == Keys("AKIA1", "s1", "t")
+    assert await AwsKeys({}, there).keys() == Keys("AKIADEFAULT", "one%two")
+    assert await AwsKeys({"AWS_PROFILE": "work"}, there).keys() == Keys("AKIAWORK", "s", "t")
+    elsewhere = {"AWS_SHARED_CREDENTIALS_FILE": str(there / ".aws" / "credentials")}
+    assert await AwsKeys(elsewhere, tmp_path / "nobody").keys() == Keys("AKIADEFAULT", "one%two")
+    assert await AwsKeys({}, tmp_path / "nobody").keys() is None
+
+
+async def test_a_profile_that_is_named_and_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DeniedError, match="AWS_PROFILE"):
+        await AwsKeys({"AWS_PROFILE": "other"}, home(tmp_path, PROFILES)).keys()
+
+
+async def test_a_file_that_cannot_be_read_is_an_error_without_its_lines(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="cannot be read") as caught:
+        await AwsKeys({}, home(tmp_path, "aws_secret_access_key = s3cret\n")).keys()
+    assert "s3cret" not in str(caught.value)
+
+
+async def test_the_region_is_the_environments_or_the_profiles(tmp_path: Path) -> None:
+    there = home(tmp_path, config="[default]\nregion = eu-west-1\n[profile work]\nregion = eu-central-1\n")
+    assert await AwsKeys({"AWS_REGION": "a-1", "AWS_DEFAULT_REGION": "b-1"}, there).region() == "a-1"
+    assert await AwsKeys({"AWS_DEFAULT_REGION": "b-1"}, there).region() == "b-1"
+    assert await AwsKeys({}, there).region() == "eu-west-1"
+    assert await AwsKeys({"AWS_PROFILE": "work"}, there).region() == "eu-central-1"
+    assert await AwsKeys({}, tmp_path / "nobody").region() == REGION
+    with pytest.raises(PolicyError, match="region"):
+        await AwsKeys({"AWS_REGION": "x.evil.example/"}, there).region()
+
+
+class Sts(FakeRegistry):
+    """Gives keys to who has the token; what it was sent is in `bodies`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bodies: list[dict[str, list[str]]] = []
+        self.until = "2026-01-01T00:00:00Z"
+        self.always["POST", "/"] = self.give
+
+    async def give(self, request: web.Request) -> web.Response:
+        body = parse_qs(await request.text())
+        self.bodies.append(body)
+        if body.get("WebIdentityToken") != ["the-token"]:
+            return web.Response(status=403, text=REFUSED)
+        return web.Response(text=GIVEN.format(n=len(self.bodies), until=self.until))
+
+
+def identity(tmp_path: Path, sts: Sts, token: str = "the-token") -> dict[str, str]:  # noqa: S107 -- of a test
+    (tmp_path / "token").write_text(f"{token}\n")
+    return {
+        "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
+        "AWS_ROLE_ARN": ROLE,
+        "AWS_ENDPOINT_URL_STS": sts.url,
+    }
+
+
+async def test_a_workloads_identity_gets_keys_and_new_ones_before_they_end(tmp_path: Path) -> None:
+    clock = StillClock()
+    async with Sts().serving() as sts:
+        assert isinstance(sts, Sts)
+        keys = AwsKeys(identity(tmp_path, sts), tmp_path, clock)
+        assert await keys.keys() == Keys("ASIA1", "s", "t")
+        assert await keys.keys() == Keys("ASIA1", "s", "t")
+        assert len(sts.bodies) == 1
+        assert sts.bodies[0]["RoleArn"] == [ROLE]
+        assert sts.bodies[0]["Action"] == ["AssumeRoleWithWebIdentity"]
+        sts.until = "1994-11-06T08:53:00Z"  # less than five minutes after the clock's time
+        late = AwsKeys(identity(tmp_path, sts), tmp_path, clock)
+        assert (await late.keys(), await late.keys()) == (Keys("ASIA2", "s", "t"), Keys("ASIA3", "s", "t"))
+
+
+async def test_sts_refusal_is_one_line_without_the_token(tmp_path: Path) -> None:
+    async with Sts().serving() as sts:
+        assert isinstance(sts, Sts)
+        with pytest.raises(DeniedError, match="403 AccessDenied") as caught:
+            await AwsKeys(identity(tmp_path, sts, "wrong-token"), tmp_path, StillClock()).keys()
+        assert "token not" not in str(caught.value)
+        assert "wrong-token" not in str(caught.value)
+        sts.until = "soon"
+        with pytest.raises(DeniedError, match="cannot be read"):
+            await AwsKeys(identity(tmp_path, sts), tmp_path, StillClock()).keys()
+
+
+async def test_a_role_that_is_none_is_not_asked_for(tmp_path: Path) -> None:
+    async with Sts().serving() as sts:
+        assert isinstance(sts, Sts)
+        with pytest.raises(PolicyError, match="AWS_ROLE_ARN"):
+            await AwsKeys(identity(tmp_path, sts) | {"AWS_ROLE_ARN": "models"}, tmp_path).keys()
+        (tmp_path / "token").unlink()
+        gone = {**identity(tmp_path, sts), "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "nobody")}
+        with pytest.raises(PolicyError, match="no web identity token"):
+            await AwsKeys(gone, tmp_path).keys()
+        assert sts.bodies == []

@@ -1,0 +1,38 @@
+"""XML of services, read without what makes it dangerous."""
+
+from __future__ import annotations
+
+import pytest
+
+from artifacts import plainxml
+from artifacts.plainxml import BadXmlError
+
+LIST = b"""<?xml version="1.0" encoding="UTF-8"?>
+<s3:List xmlns:s3="http://s3.amazonaws.com/doc/2006-03-01/"><s3:Key>a &amp; b</s3:Key><Owner><ID>x</ID></Owner>
+<Contents><Key>1</Key></Contents><Contents><Key>2</Key></Contents></s3:List>"""
+
+
+def test_elements_are_found_by_name_whatever_their_namespace() -> None:
+    found = plainxml.parse(LIST)
+    assert found.name == "List"
+    assert found.one("Key") == "a & b"
+    assert found.one("Owner", "ID") == "x"
+    assert [one.one("Key") for one in found.all("Contents")] == ["1", "2"]
+    assert found.one("Owner", "Name") == found.one("Nobody") == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>', "document type"),
+        (b'<!DOCTYPE a SYSTEM "file:///etc/passwd"><a/>', "document type"),
+        (b"<a><b></a>", "no XML"),
+        (b"", "no XML"),
+        (b"{}", "no XML"),
+        (b"<a>" * 20 + b"</a>" * 20, "too deep"),
+        (b" " * (plainxml.BYTES_MAX + 1), "larger than"),
+    ],
+)
+def test_what_is_dangerous_or_broken_is_refused(body: bytes, said: str) -> None:
+    with pytest.raises(BadXmlError, match=said):
+        plainxml.parse(body)

@@ -1,0 +1,84 @@
+"""Signatures of AWS, against the examples that AWS publishes."""
+
+from __future__ import annotations
+
+import calendar
+
+import pytest
+from yarl import URL
+
+from artifacts.sigv4 import Asked, Keys, Scope, encoded, signed
+
+SUITE = Keys("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
+"""Of the test suite, and of IAM's example."""
+DOCUMENTED = Keys("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+"""Of https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html."""
+AT_2015 = calendar.timegm((2015, 8, 30, 12, 36, 0))
+AT_2013 = calendar.timegm((2013, 5, 24, 0, 0, 0))
+SERVICE, S3 = Scope("us-east-1", "service"), Scope("us-east-1", "s3")
+EXAMPLE = "https://example.amazonaws.com"
+BUCKET = "https://examplebucket.s3.amazonaws.com"
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "headers", "signature"),
+    [
+        ("GET", f"{EXAMPLE}/", {}, "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31"),
+        ("POST", f"{EXAMPLE}/", {}, "5da7c1a2acd57cee7505fc6676e4e544621c30862966e37dddb68e92efbe5d6b"),
+        (
+            "GET", f"{EXAMPLE}/?Param2=value2&Param1=value1", {},
+            "b97d918cfa904a5beff61c982a1b6f458b799221646efd99d3219ec94cdf2500",
+        ),
+    ],
+)  # fmt: skip
+def test_requests_of_the_suite_have_its_signatures(
+    method: str, url: str, headers: dict[str, str], signature: str
+) -> None:
+    found = signed(Asked(method, URL(url, encoded=True), headers), SUITE, SERVICE, AT_2015)
+    assert found["Authorization"] == (
+        "AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20150830/us-east-1/service/aws4_request, "
+        f"SignedHeaders=host;x-amz-date, Signature={signature}"
+    )
+    assert found["X-Amz-Date"] == "20150830T123600Z"
+
+
+def test_iams_example_has_its_signature() -> None:
+    url = URL("https://iam.amazonaws.com/?Action=ListUsers&Version=2010-05-08", encoded=True)
+    headers = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
+    found = signed(Asked("GET", url, headers), SUITE, Scope("us-east-1", "iam"), AT_2015)
+    assert found["Authorization"].endswith("5d672d79c15b13162d9279b0855cfba6789a8edb4c82c400e06b5924a6f2b5d7")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "signature"),
+    [
+        ("/test.txt", {"Range": "bytes=0-9"}, "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"),
+        ("/?lifecycle", {}, "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543"),
+        ("/?max-keys=2&prefix=J", {}, "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7"),
+    ],
+)
+def test_s3s_examples_have_their_signatures(path: str, headers: dict[str, str], signature: str) -> None:
+    found = signed(Asked("GET", URL(BUCKET + path, encoded=True), headers), DOCUMENTED, S3, AT_2013)
+    assert found["Authorization"].rpartition("=")[2] == signature
+    assert found["X-Amz-Content-Sha256"].startswith("e3b0c442")
+
+
+def test_s3s_example_of_a_write_has_its_signature() -> None:
+    headers = {"Date": "Fri, 24 May 2013 00:00:00 GMT", "x-amz-storage-class": "REDUCED_REDUNDANCY"}
+    url = URL(f"{BUCKET}/test%24file.text", encoded=True)
+    found = signed(Asked("PUT", url, headers, b"Welcome to Amazon S3."), DOCUMENTED, S3, AT_2013)
+    assert found["Authorization"].endswith("98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd")
+
+
+def test_a_token_of_a_session_is_sent_and_signed() -> None:
+    keys = Keys("a", "s", "the-token")
+    found = signed(Asked("GET", URL("http://127.0.0.1:9000/b/k")), keys, S3, AT_2013)
+    assert found["X-Amz-Security-Token"] == "the-token"
+    assert "SignedHeaders=host;x-amz-content-sha256;x-amz-date;x-amz-security-token" in found["Authorization"]
+    assert "s3cret" not in repr(Keys("a", "s3cret", "t0ken"))
+    assert "t0ken" not in repr(Keys("a", "s3cret", "t0ken"))
+
+
+def test_parts_of_a_url_are_written_as_aws_wants_them() -> None:
+    assert encoded("a b/ü+*~.gguf", path=True) == "a%20b/%C3%BC%2B%2A~.gguf"
+    assert encoded("a/b=c") == "a%2Fb%3Dc"
