@@ -100,7 +100,8 @@ class Client:
         once: bool = False,
     ) -> Answer:
         """An answer that is neither a 401 nor worth another try. `once`: raises BrokenError instead of trying again."""
-        tries, scopes, logins = tries or Tries(self.pace), scopes or frozenset({pull(repository)}), 0
+        tries, logins = tries or Tries(self.pace), 0
+        scopes = frozenset({pull(repository)}) if scopes is None else scopes
         sent = self.tokens.header(scopes)
         while True:
             own = {} if sent is None else {"Authorization": sent}

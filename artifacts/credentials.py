@@ -1,31 +1,23 @@
-"""Where logins come from: files, credential programs, a Kubernetes secret's text, a token that is mounted. I/O.
+"""Where logins come from: files, credential programs, Kubernetes' secrets, a token that is mounted. I/O.
 
-Owns the asking. Promises: a credential program gets a few seconds and the host, nothing else; its words are not shown;
-files are read at each asking, so that a login that was renewed is seen. Which entry is whose is `dockerconfig`'s.
+Owns the asking, and the order of it. Promises: files are read at each asking, so that a login that was renewed is
+seen. Which entry is whose is `dockerconfig`'s, what a program says `programs`', what a cloud gives `clouds`'.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-import msgspec
+from artifacts import dockerconfig, programs
+from artifacts.dockerconfig import CONFIG_BYTES_MAX, Config, Login
+from artifacts.refusals import AbsentError, DeniedError, PolicyError
 
-from artifacts import dockerconfig
-from artifacts.dockerconfig import CONFIG_BYTES_MAX, IDENTITY_USER, Login
-from artifacts.refusals import DeniedError, PolicyError
+T = TypeVar("T")
 
-PROGRAM_S_MAX = 10.0
-END_S_MAX = 1.0
-PROGRAM_BYTES_MAX = 64 << 10
 TOKEN_BYTES_MAX = 64 << 10
-UNKNOWN = b"credentials not found"
-"""What programs say on their output where they know none (Docker's protocol for them)."""
 
 
 class Keychain(Protocol):
@@ -59,6 +51,38 @@ class Secret:
     async def login(self, host: str, repository: str) -> Login | None:
         """As Keychain; no programs are started for it."""
         return dockerconfig.login(self._config, host, repository, self._name, globs=True)
+
+
+class Known:
+    """One login, for one registry."""
+
+    def __init__(self, host: str, login: Login) -> None:
+        self._host = host
+        self._login = login
+
+    async def login(self, host: str, repository: str) -> Login | None:  # noqa: ARG002 -- a Keychain's
+        """As Keychain."""
+        return self._login if host in dockerconfig.names(self._host) else None
+
+
+async def each(
+    secrets: Sequence[Config], host: str, repository: str, rest: Keychain, do: Callable[[Keychain], Awaitable[T]]
+) -> T:
+    """What is done for a pod with pull secrets, as kubelets do it: with each of its logins until one is let in.
+
+    `rest` is the node's own: it stands behind each login for other hosts, and is tried alone at last. Raises what `do`
+    raises: the first refusal where nobody is let in, and PolicyError of a secret.
+    """
+    first: DeniedError | AbsentError | None = None
+    for one in dockerconfig.logins(secrets, host, repository):
+        try:
+            return await do(Chain([Known(host, one), rest]))
+        except (DeniedError, AbsentError) as error:  # registries say either of what somebody may not see
+            first = first or error
+    try:
+        return await do(rest)
+    except (DeniedError, AbsentError) as error:
+        raise (first or error) from None
 
 
 class TokenFile:
@@ -97,7 +121,7 @@ class ConfigFiles:
                 continue
             found = dockerconfig.config(text, str(path))
             name = dockerconfig.program(found, host)
-            one = await asked(name, host) if name else None
+            one = await programs.get(name, host) if name else None
             one = one or dockerconfig.login(found, host, repository, str(path))
             if one is not None:
                 return one
@@ -112,78 +136,6 @@ def usual(env: Mapping[str, str], home: Path) -> list[Path]:
     config = Path(env["XDG_CONFIG_HOME"]) if env.get("XDG_CONFIG_HOME") else home / ".config"
     run = [Path(env["XDG_RUNTIME_DIR"]) / "containers/auth.json"] if env.get("XDG_RUNTIME_DIR") else []
     return [*run, config / "containers/auth.json", docker / "config.json"]
-
-
-async def asked(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> Login | None:
-    """What `docker-credential-NAME get` says of a host. Raises DeniedError."""
-    program = f"docker-credential-{name}"
-    try:
-        process = await asyncio.create_subprocess_exec(
-            program,
-            "get",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-            limit=PROGRAM_BYTES_MAX,
-        )
-    except OSError as error:
-        raise DeniedError(f"{host}: {program}, which knows its login, cannot be started: {error.strerror}") from None
-    try:
-        async with asyncio.timeout(within_s):
-            text = await _said(process, dockerconfig.server(host).encode())
-            if len(text) > PROGRAM_BYTES_MAX:
-                raise DeniedError(f"{host}: {program} said far more than a login")
-            code = await process.wait()
-    except TimeoutError:
-        raise DeniedError(f"{host}: {program} did not say its login within {within_s:.0f} s") from None
-    finally:
-        await _end(process)
-    if code != 0:
-        if UNKNOWN in text:
-            return None
-        raise DeniedError(f"{host}: {program} ended with {code} and told no login")
-    return _spoken(text, program, host)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ends it with what it started, if it has not ended by itself."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):  # somebody who left its group may keep its output open
-            async with asyncio.timeout(END_S_MAX):
-                await process.communicate()
-
-
-async def _said(process: asyncio.subprocess.Process, question: bytes) -> bytes:
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("the program has pipes")
-    process.stdin.write(question)
-    try:
-        await process.stdin.drain()
-    except ConnectionError:
-        pass  # it needs no question to answer, or ends: its code says which
-    process.stdin.close()
-    text = b""
-    while len(text) <= PROGRAM_BYTES_MAX and (more := await process.stdout.read(PROGRAM_BYTES_MAX)):
-        text += more
-    return text
-
-
-class _Spoken(msgspec.Struct, frozen=True, rename="pascal"):
-    username: str = ""
-    secret: str = ""
-
-
-def _spoken(text: bytes, program: str, host: str) -> Login | None:
-    try:
-        found = msgspec.json.decode(text, type=_Spoken)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise DeniedError(f"{host}: {program} said something that is no login") from None
-    if found.username == IDENTITY_USER:
-        return Login(identity_token=found.secret)
-    return Login(found.username, found.secret) if found.username and found.secret else None
 
 
 def _read(path: Path, bytes_max: int) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Logins as people's files have them: Docker's and Podman's `config.json`, Kubernetes' `dockerconfigjson`. Pure.
+"""Logins as people's files have them: Docker's and Podman's `config.json`, Kubernetes' pull secrets. Pure.
 
 Owns the reading of these texts, and which entry is whose. A login goes to the host that its entry names; Podman's
 entries may name a repository (the longest one that fits is taken), Kubernetes' may have `*` in a host's parts.
@@ -10,18 +10,20 @@ import base64
 import binascii
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from artifacts.reference import DOCKER_HOSTS
 from artifacts.refusals import PolicyError
 
 DOCKER_KEY = "https://index.docker.io/v1/"
-DOCKER_HOSTS = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 IDENTITY_USER = "<token>"
 """The user name with which a secret is an identity token (OAuth2's refresh token)."""
 CONFIG_BYTES_MAX = 1 << 20
+SECRETS = {"kubernetes.io/dockerconfigjson": ".dockerconfigjson", "kubernetes.io/dockercfg": ".dockercfg"}
+"""Types of Kubernetes' secrets with logins, and where in them those are."""
 _PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -34,6 +36,15 @@ class Login:
     identity_token: str = field(default="", repr=False)
     registry_token: str = field(default="", repr=False)
     """Sent to the registry as it is."""
+    whose: str = field(default="", repr=False)
+    """Who it is, where the rest changes from hour to hour (a machine's identity)."""
+    note: str = ""
+    """Of a login that is none: why, and what to do."""
+
+    @property
+    def anonymous(self) -> bool:
+        """Nothing that a registry could be shown."""
+        return not (self.user or self.identity_token or self.registry_token)
 
     @property
     def basic(self) -> str:
@@ -73,6 +84,46 @@ def config(text: bytes | str, name: str) -> Config:
     return found
 
 
+def of_secret(type: str, data: Mapping[str, str], name: str = "a pull secret") -> Config:
+    """The logins of a Kubernetes secret; `data` as its API gives it, in base64. Raises PolicyError.
+
+    Credential programs that it names are left out: kubelets start none for a secret, either.
+    """
+    key = SECRETS.get(type)
+    if key is None:
+        kinds = " or ".join(SECRETS)
+        raise PolicyError(f"{name}: is of another type than {kinds}; `kubectl create secret docker-registry` makes one")
+    try:
+        text = base64.b64decode(data.get(key, ""), validate=True)
+    except (binascii.Error, ValueError):
+        text = b""
+    if not text:
+        raise PolicyError(f"{name}: has nothing at {key} that could be read")
+    if key == ".dockercfg":  # the entries alone, as Docker wrote them until 2015
+        text = b'{"auths":' + text + b"}"
+    return Config(config(text, name).auths)
+
+
+def logins(secrets: Sequence[Config], host: str, repository: str, name: str = "a pull secret") -> list[Login]:
+    """What several secrets have for one repository, in the order in which kubelets try it. Raises PolicyError.
+
+    That is: by the entry's key, the more exact first (the reverse of the alphabet), and of the same key by secret.
+    """
+    fitting = [
+        ((_host(key), _path(key)), -number, found)
+        for number, one in enumerate(secrets)
+        for key in _keys(one.auths, host, repository, globs=True)
+        if (found := _entry(one.auths[key], host, name)) is not None
+    ]
+    fitting.sort(key=lambda one: one[:2], reverse=True)
+    return list(dict.fromkeys(found for _, _, found in fitting))
+
+
+def own_keys(keys: Iterable[str], host: str) -> list[str]:
+    """Those that stand for all of a registry, however they are spelt."""
+    return [key for key in keys if not _path(key) and _host(key) in names(host)]
+
+
 def program(found: Config, host: str) -> str:
     """What comes after `docker-credential-`, of the program that knows the login of a host; empty: none does."""
     for key, name in found.cred_helpers.items():
@@ -84,8 +135,10 @@ def program(found: Config, host: str) -> str:
 def login(found: Config, host: str, repository: str, name: str, *, globs: bool = False) -> Login | None:
     """The login in the text itself. `globs`: as Kubernetes reads it. Raises PolicyError for an entry that is none."""
     entry = next((found.auths[key] for key in _keys(found.auths, host, repository, globs=globs)), None)
-    if entry is None:
-        return None
+    return None if entry is None else _entry(entry, host, name)
+
+
+def _entry(entry: Entry, host: str, name: str) -> Login | None:
     user, password = entry.username, entry.password
     if entry.auth:
         try:

@@ -146,7 +146,7 @@ async def _judged(of: Reference, digest: Digest, registries: Registries) -> None
 async def _caller(of: Reference, digest: Digest, registries: Registries) -> Caller | None:
     """Whoever has a login for the registry is somebody, whether or not it asked for that."""
     login = await registries.keychain.login(of.host, of.repository)
-    if login is None:
+    if login is None or login.anonymous:
         return None
 
     async def permitted() -> bool:
@@ -158,7 +158,8 @@ async def _caller(of: Reference, digest: Digest, registries: Registries) -> Call
 
 def fingerprint(login: Login) -> str:
     """Of a login, for as long as this process lives; nothing of the login can be read from it."""
-    parts = (login.user, login.password, login.identity_token, login.registry_token)
+    secret = () if login.whose else (login.user, login.password, login.identity_token, login.registry_token)
+    parts = (login.whose, *secret)
     text = b"".join(len(part.encode()).to_bytes(8) + part.encode() for part in parts)
     return hmac.new(_SECRET, text, hashlib.sha256).hexdigest()
 

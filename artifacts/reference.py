@@ -15,6 +15,7 @@ from artifacts import digests
 from artifacts.digests import Digest
 
 DOCKER, DOCKER_HOST = "docker.io", "registry-1.docker.io"
+DOCKER_HOSTS = frozenset({DOCKER, "index.docker.io", DOCKER_HOST})
 OLLAMA = "registry.ollama.ai"
 NAME_CHARS_MAX = 255
 """Of registry and repository together, as the specification advises."""
@@ -81,6 +82,16 @@ def parse(text: str) -> Reference:
     return Reference(registry, repository, tag, digest)
 
 
+def host(text: str) -> str:
+    """`Reference.host` of a registry that is named alone, with or without `https://`. Raises BadReferenceError."""
+    found = _HOST.fullmatch(text.removeprefix("https://").removesuffix("/"))
+    if found is None:
+        shown = text.rpartition("@")[2][:_SHOWN_CHARS_MAX]
+        raise BadReferenceError(f"{shown!r} is no registry: expected a host, or host:port, such as ghcr.io")
+    name = _host(text, found[0])
+    return DOCKER_HOST if name in DOCKER_HOSTS else name
+
+
 def refusal(text: str, fix: str) -> BadReferenceError:
     """The error about this text. What may be a password before an @ is not shown."""
     scheme, found, rest = text.partition("://")
@@ -97,7 +108,7 @@ def _oci(text: str, name: str) -> tuple[str, str]:
     is_host = bool(slash) and (any(c in first for c in ".:[") or first == "localhost" or first != first.lower())
     registry = _host(text, first) if is_host else DOCKER
     repository = rest if is_host else name
-    if registry in {DOCKER, "index.docker.io", DOCKER_HOST}:
+    if registry in DOCKER_HOSTS:
         registry, repository = DOCKER, repository if "/" in repository else f"library/{repository}"
     if not _REPOSITORY.fullmatch(repository):
         raise refusal(

@@ -20,6 +20,7 @@ from artifacts.manifest import MANIFEST_BYTES_MAX
 from artifacts.origin import joined, origin
 from artifacts.refusals import MismatchError, PolicyError, RegistryError
 
+GREETING_BYTES_MAX = 64 << 10
 TAGS_MAX = 10_000
 PAGE = 1000
 PAGES_MAX = 100
@@ -95,6 +96,16 @@ def _media_type(found: Whole, said: str) -> str:
     if inside is not None and inside != header:
         raise MismatchError(f"{said}: the registry gives it as another type than it says itself")
     return header
+
+
+async def greeted(client: Client) -> bool:
+    """Whether the registry asked for the login and took it; False: it asks for none. Raises DeniedError."""
+    url, nothing = URL(f"{client.transport.base}v2/", encoded=True), frozenset[str]()
+    what = "greeting"
+    found = await client.whole("GET", url, "", scopes=nothing, bytes_max=GREETING_BYTES_MAX, what=what)
+    if found.status != 200:
+        raise client.refusal(found.status, found.body, what)
+    return client.tokens.header(nothing) is not None
 
 
 async def permitted(client: Client, repository: str, digest: Digest) -> bool:

@@ -92,18 +92,19 @@ class Tokens:
 
     async def _obtained(self, asked: list[Challenge], scopes: Scopes, repository: str) -> _Kept:
         login = await self._keychain.login(self._host, repository)
+        note, login = (f" ({login.note})", None) if login is not None and login.anonymous else ("", login)
         ways = {one.scheme: one for one in reversed(asked)}  # the first of each
         if "bearer" in ways:
             if login is not None and login.registry_token:
                 return _Kept("Bearer " + self._token(login.registry_token), self._until_s(LASTS_S))
-            return await self._bearer(ways["bearer"], login, scopes)
+            return await self._bearer(ways["bearer"], login, scopes, note)
         if "basic" not in ways:
             raise DeniedError(f"{self._transport.own}: wants a login of a kind that is not known here (Bearer, Basic)")
         if login is None or not login.user:
-            raise DeniedError(f"{self._transport.own}: wants a password, and there is none for {self._host}")
+            raise DeniedError(f"{self._transport.own}: wants a password, and there is none for {self._host}{note}")
         return _Kept(login.basic, self._until_s(LASTS_S_MAX))
 
-    async def _bearer(self, way: Challenge, login: Login | None, scopes: Scopes) -> _Kept:
+    async def _bearer(self, way: Challenge, login: Login | None, scopes: Scopes, note: str) -> _Kept:
         own = self._transport.own
         realm = challenge.realm(way.parameters.get("realm", ""), self._transport.base, self._transport.site.allowed)
         service = way.parameters.get("service", "")
@@ -120,7 +121,7 @@ class Tokens:
             raise PolicyError(f"{own}: its realm redirects; a login is not sent on")
         if answer.status != 200:
             what = f"refuses the login that there is for {self._host}" if login else "gives nothing without a login"
-            raise DeniedError(f"{own}: its realm {what} ({answer.status})")
+            raise DeniedError(f"{own}: its realm {what} ({answer.status}){note}")
         try:
             said = msgspec.json.decode(text, type=_Said)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

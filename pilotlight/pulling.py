@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from artifacts import reference
-from artifacts.credentials import ConfigFiles, usual
 from artifacts.descriptors import BadManifestError
 from artifacts.disk import DiskError
 from artifacts.layout import StoreError
@@ -30,6 +28,7 @@ from artifacts.refusals import RegistryError
 from artifacts.store import Row, Store
 from artifacts.verify import Bad, verify
 from autoscaler.words import size
+from pilotlight.keychain import keychain
 from pilotlight.options import FILE, Command, output_option
 from pilotlight.stored import COPIES, in_store, named, short, store_option
 
@@ -46,9 +45,8 @@ def registry_options(command: Command) -> Command:
 
 
 def registries(plain_http: bool, ca_file: Path | None) -> Registries:
-    """With the logins of Docker's and Podman's files."""
-    keychain = ConfigFiles(usual(os.environ, Path.home()))
-    return Registries(keychain, plain_http=True if plain_http else None, ca=ca_file)
+    """With this machine's logins."""
+    return Registries(keychain(plain_http=plain_http), plain_http=True if plain_http else None, ca=ca_file)
 
 
 @click.command("pull", epilog="Example: pilotlight weights pull oci://ghcr.io/acme/llama:8b")
@@ -59,7 +57,7 @@ def registries(plain_http: bool, ca_file: Path | None) -> Registries:
 def pull(artifact: str, store: Path, plain_http: bool, ca_file: Path | None, output: str) -> None:
     """Bring weights into this node's store, verified. What is there already is not fetched again.
 
-    Logins are those of `docker login` and `podman login`. A tag is asked for anew each time.
+    Logins are those of `weights login`, Docker, Podman and this machine's cloud. A tag is asked for anew each time.
     """
     of, began_s = _parsed(artifact), time.monotonic()
     with _one_line(), _bar("pulling", quiet=output == "json") as progress:

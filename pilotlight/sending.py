@@ -1,7 +1,7 @@
 """`pilotlight weights inspect` and `push`: artifacts in registries and in folders, looked at and pushed.
 
-Owns how these commands are typed, which logins they use (Docker's and Podman's files), and what they print. What an
-artifact consists of, and what of it is taken, is `artifacts.contents`'.
+Owns how these commands are typed, and what they print. What an artifact consists of, and what of it is taken, is
+`artifacts.contents`'.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from artifacts import contents, credentials, reference, remote
+from artifacts import contents, reference, remote
 from artifacts.client import Client
 from artifacts.contents import Contents
 from artifacts.descriptors import BadManifestError, Platform
@@ -24,6 +24,7 @@ from artifacts.ocilayout import Entry, Layout
 from artifacts.reference import BadReferenceError, Reference
 from artifacts.refusals import RegistryError
 from artifacts.transport import Site
+from pilotlight.keychain import keychain
 from pilotlight.options import output_option
 from pilotlight.pulling import registry_options
 
@@ -102,17 +103,13 @@ def _site(ref: Reference, ca_file: Path | None, *, plain_http: bool) -> Site:
     return Site(ref.host, plain_http=True if plain_http else None, ca=ca_file)
 
 
-def _keychain() -> credentials.Keychain:
-    return credentials.ConfigFiles(credentials.usual(os.environ, Path.home()))
-
-
 async def _look(site: Site, ref: Reference, platform: Platform) -> Entry:
-    async with Client(site, _keychain()) as client:
+    async with Client(site, keychain(plain_http=site.plain_http is True)) as client:
         return await remote.look(client, ref.repository, ref.asked, platform)
 
 
 async def _push(site: Site, ref: Reference, layout: Layout, moved: Callable[[int], None]) -> str:
-    async with Client(site, _keychain()) as client:
+    async with Client(site, keychain(plain_http=site.plain_http is True)) as client:
         return await remote.send(client, ref.repository, ref.asked, layout, moved)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -21,7 +20,6 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from artifacts import gguf, headers, obtain, reference
-from artifacts.credentials import ConfigFiles, usual
 from artifacts.digests import BadDigestError
 from artifacts.layout import Key
 from artifacts.meanings import Meanings
@@ -40,6 +38,7 @@ from autoscaler.words import size
 from autoscaler.world import Copy as CopySeen
 from autoscaler.world import World
 from pilotlight import signers
+from pilotlight.keychain import keychain
 from pilotlight.needs import registry_of
 
 STORE = "weights"
@@ -247,7 +246,7 @@ def wanting(world: World) -> list[ModelName]:
 
 
 def reached(settings: WeightsSettings) -> Registries:
-    """Registries as Settings say, with the logins of Docker's and Podman's files. A file that cannot be read is an
+    """Registries as Settings say, with this machine's logins. A file that cannot be read is an
     error of each pull. Raises SignersError.
     """
     mirrors: dict[str, list[MirrorSite]] = {}
@@ -255,9 +254,8 @@ def reached(settings: WeightsSettings) -> Registries:
         host, _, prefix = one.host.partition("/")
         registry = reference.DOCKER_HOST if one.registry == reference.DOCKER else one.registry
         mirrors.setdefault(registry, []).append(MirrorSite(host, f"{prefix}/" if prefix else ""))
-    keychain = ConfigFiles(usual(os.environ, Path.home()))
     ca, signed = Path(settings.ca_file) if settings.ca_file else None, signers.policy(settings.signatures)
-    return Registries(keychain, ca=ca, mirrors=mirrors, signatures=signed)
+    return Registries(keychain(), ca=ca, mirrors=mirrors, signatures=signed)
 
 
 def weights_in(folder: Path, copy: Copy, model: Model) -> Path:

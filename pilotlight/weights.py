@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pilotlight import packing, pulling, sending, stored
+from pilotlight import logins, packing, pulling, sending, stored
 
 
 @click.group(epilog="Example: pilotlight weights ls")
@@ -22,5 +22,7 @@ for command in (
     stored.pin,
     stored.unpin,
     stored.evict,
+    logins.login,
+    logins.logout,
 ):
     weights.add_command(command)

@@ -199,7 +199,13 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.parts.PARTS_MAX",
         "artifacts.stalls.ANEW_MAX",
     ),
-    "a credential program": ("artifacts.credentials.PROGRAM_S_MAX", "artifacts.credentials.PROGRAM_BYTES_MAX"),
+    "a credential program": ("artifacts.programs.PROGRAM_S_MAX", "artifacts.programs.PROGRAM_BYTES_MAX"),
+    "a cloud's login: answer; a metadata service's connection, answer; registries with one": (
+        "artifacts.clouds.cloud.ANSWER_BYTES_MAX",
+        "artifacts.clouds.metadata.CONNECT_S",
+        "artifacts.clouds.metadata.WHOLE_S",
+        "artifacts.clouds.cloud.KEPT_MAX",
+    ),
     "GGUF header": ("artifacts.gguf.HEADER_BYTES_MAX", "artifacts.gguf.KEYS_MAX", "artifacts.gguf.TENSORS_MAX"),
     "manifest of an artifact; its config; its layers; entries of an index; indexes in indexes": (
         "artifacts.manifest.MANIFEST_BYTES_MAX",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import credentials, dockerconfig
+from artifacts import dockerconfig, programs
 from artifacts.credentials import ConfigFiles, Secret, TokenFile, usual
 from artifacts.dockerconfig import Login
 from artifacts.refusals import DeniedError, PolicyError
@@ -140,7 +140,7 @@ async def test_a_credential_program_that_fails(
 ) -> None:
     program(tmp_path, monkeypatch, text)
     with pytest.raises(DeniedError, match=said) as refused:
-        await credentials.asked("fake", "reg.example", 5)
+        await programs.get("fake", "reg.example", 5)
     assert "s3cret" not in str(refused.value)
 
 
@@ -149,10 +149,10 @@ async def test_a_credential_program_that_hangs_is_ended_with_its_children(
 ) -> None:
     program(tmp_path, monkeypatch, f"echo $$ >{tmp_path}/pid; sleep 600; echo never")
     with pytest.raises(DeniedError, match="did not say its login within"):
-        await credentials.asked("fake", "reg.example", 0.3)
+        await programs.get("fake", "reg.example", 0.3)
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
     with pytest.raises(DeniedError, match=r"docker-credential-absent, which knows its login, cannot be started"):
-        await credentials.asked("absent", "reg.example")
+        await programs.get("absent", "reg.example")
 
 
 async def test_a_mounted_token_that_is_missing_or_odd(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ IMPURE = frozenset(
         "artifacts/unpack",
         *("artifacts/" + room for room in ("fill", "headers", "meanings", "obtain", "resolve", "verify")),
         *("artifacts/" + room for room in ("blobs", "client", "credentials", "mirrors", "pace", "pushing")),
-        *("artifacts/" + room for room in ("partial", "pull", "splicing")),
+        *("artifacts/" + room for room in ("awskeys", "logins", "partial", "programs", "pull", "splicing")),
+        *("artifacts/clouds/" + cloud for cloud in ("amazon", "azure", "cloud", "google", "metadata", "podkeys")),
         *("artifacts/" + room for room in ("referrers", "registry", "remote", "resolver", "tokens", "transport")),
         *(
             "artifacts/" + room
@@ -108,6 +109,12 @@ EXCEPTIONS = {
     ("gateway/body", "mmap"): "anonymous memory, never a file",
     ("autoscaler/foreign/llama_swap_commands", "shlex"): "takes a text into words; reads nothing when it has one",
     ("artifacts/challenge", "yarl"): "URLs, as the transport reads them",
+    ("artifacts/plainxml", "xml"): "as below",
+    ("artifacts/plainxml", "xml.parsers"): "takes bytes to elements, without entities",
+    ("artifacts/sigv4", "time"): "writes a time that is given; never the clock",
+    ("artifacts/sigv4", "urllib"): "as below",
+    ("artifacts/sigv4", "urllib.parse"): "takes a text to a text",
+    ("artifacts/sigv4", "yarl"): "URLs, as the transport reads them",
     ("artifacts/inflate", "zstandard"): "takes bytes to bytes, as zlib does; of its files nothing is used",
     ("artifacts/origin", "yarl"): "URLs, as the transport reads them: two parsers would differ on some",
     **{(module, what): VERIFYING for module, all_of in _CRYPTOGRAPHY.items() for what in (*_PACKAGES, *all_of)},
@@ -131,7 +138,7 @@ NUMPY_REACHES_OUT = frozenset(
 SYNONYMS = {
     r"\bworkers?\b": "Replica or process",
     r"\bbackends?\b": "engine or Replica",
-    r"\binstances?\b": "Replica, or an object's own name",
+    r"(?<!computeMetadata/v1/)\binstances?\b": "Replica, or an object's own name",
     r"(?<![\"-])\bmanager\b": "the noun that is owned",
     r"\bhelpers?\b": "the noun that is owned",
     r"(?<!importlib\.)(?<!email\.)(?<!asymmetric\.)\butils?\b": "the noun that is owned",

@@ -140,6 +140,8 @@ class FakeRegistry:
         return await self._ordinary(request) if refusal is None else refusal
 
     async def _ordinary(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/v2/":
+            return web.json_response({})
         found = re.fullmatch(r"/v2/(.+?)/(manifests|blobs|tags|referrers)/(.*)", request.path)
         if found is None:
             return web.Response(status=404)

@@ -1,0 +1,80 @@
+"""`pilotlight weights login` and `logout`: what people type, and what they are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pilotlight.cli import cli
+from tests.kit import packed
+
+
+def run(*words: str, typed: str | None = None) -> Result:
+    return CliRunner().invoke(cli, ["weights", *words], input=typed, prog_name="pilotlight")
+
+
+@pytest.fixture(autouse=True)
+def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
+    return tmp_path / "auth.json"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[str]:
+    """A registry that asks for no login."""
+    packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
+    with packed.served(tmp_path / "layout") as host:
+        yield host
+
+
+@pytest.mark.parametrize(
+    ("words", "typed", "said"),
+    [
+        (["reg.example", "--password-stdin"], "pw", "--password-stdin needs --username"),
+        (["reg.example", "-u", "me"], "pw", "there is no terminal to ask for the password"),
+        (["reg.example", "-u", "me", "--password-stdin"], "", "the password is empty"),
+        (["reg.example", "-u", "me", "--password-stdin"], "a\nb\n", "has more than one line"),
+        (["reg.example", "-u", "m:e", "--password-stdin"], "s3cret", "a user name has no :"),
+        (["me:s3cret@reg.example", "-u", "me", "--password-stdin"], "pw", "'reg.example' is no registry"),
+        (["reg.example/team", "-u", "me", "--password-stdin"], "pw", "is no registry: expected a host"),
+        (["reg.example", "-p", "s3cret"], "", "No such option"),
+    ],
+)
+def test_what_is_typed_wrong_is_said_and_nothing_is_asked(file: Path, words: list[str], typed: str, said: str) -> None:
+    result = run("login", *words, typed=typed)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert "s3cret" not in result.output
+    assert not file.exists()
+
+
+def test_without_an_answer_nothing_is_kept(file: Path) -> None:
+    result = run("login", "127.0.0.1:1", "-u", "me", "--password-stdin", typed="s3cret")
+    assert result.exit_code == 1
+    assert "given up after" in result.output
+    assert "s3cret" not in result.output
+    assert not file.exists()
+
+
+def test_where_nobody_asks_for_a_login_it_is_kept_and_said_to_be_untried(
+    host: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
+    result = run("login", host, typed="me\ns3cret\n")
+    assert result.exit_code == 0, result.output
+    assert f"{host}: logged in as me; kept in {file}" in result.output
+    assert "so that this one is not tried" in result.stderr
+    assert "s3cret" not in result.output
+    assert list(json.loads(file.read_text())["auths"]) == [host]
+    assert run("logout", host).output == f"{host}: logged out; gone from {file}\n"
+    assert run("logout", host).output == f"{host}: there was no login\n"
+    assert json.loads(run("logout", host, "--output", "json").output) == {"registry": host, "forgotten": []}
+
+
+def test_help_shows_an_example() -> None:
+    assert "Example: pilotlight weights login ghcr.io -u robot --password-stdin" in run("login", "--help").output
+    assert "Example: pilotlight weights logout ghcr.io" in run("logout", "--help").output

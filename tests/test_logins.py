@@ -1,0 +1,169 @@
+"""Logins kept in people's files: only the entry changes, for the owner's eyes, whole, and beside no program's."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from artifacts import flocks, logins
+from artifacts.credentials import ConfigFiles
+from artifacts.dockerconfig import DOCKER_KEY, Login
+from artifacts.logins import Place, forget, keep
+from artifacts.refusals import DeniedError, PolicyError
+
+HOST = "reg.example:5000"
+HUB = "registry-1.docker.io"
+GIVEN = Login("me", "pä:ss")
+PROGRAM = """#!/bin/sh
+read -r line
+case $1 in
+store) echo "$line" >"$KEPT";;
+get) if [ -s "$KEPT" ]; then cat "$KEPT"; else echo 'credentials not found in native keychain'; exit 1; fi;;
+erase) echo "$line" >"$KEPT.erased"; rm "$KEPT";;
+esac
+"""
+
+
+def document(file: Path) -> dict[str, dict[str, dict[str, str]]]:
+    found: dict[str, dict[str, dict[str, str]]] = json.loads(file.read_text())
+    return found
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where docker-credential-fake keeps its one login."""
+    program = tmp_path / "docker-credential-fake"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("KEPT", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+async def test_a_login_is_kept_for_its_owner_alone_and_found_again(tmp_path: Path) -> None:
+    file = tmp_path / "new/folder/config.json"
+    old = os.umask(0)
+    try:
+        assert await keep([tmp_path / "none.json", file], HOST, GIVEN) == Place(file)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert document(file) == {"auths": {HOST: {"auth": base64.b64encode("me:pä:ss".encode()).decode()}}}
+    assert await ConfigFiles([file]).login(HOST, "x") == GIVEN
+    assert [one.name for one in file.parent.iterdir()] == ["config.json"]
+
+
+async def test_all_else_in_the_file_stays_and_older_spellings_go(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    other = {"auth": "bzpw", "email": "o@example"}
+    old = {f"https://{HOST}/v2/": {"auth": "YTpi", "identitytoken": "old"}, "other.example": other}
+    file.write_text(json.dumps({"auths": {**old, f"{HOST}/team": other}, "HttpHeaders": {"X-Y": "z"}}))
+    file.chmod(0o644)
+    await keep([file], HOST, GIVEN)
+    found = document(file)
+    assert found["HttpHeaders"] == {"X-Y": "z"}
+    assert set(found["auths"]) == {HOST, "other.example", f"{HOST}/team"}
+    assert found["auths"]["other.example"] == other
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert await ConfigFiles([file]).login(HOST, "x") == GIVEN
+
+
+async def test_a_link_stays_one(tmp_path: Path) -> None:
+    real, file = tmp_path / "dotfiles.json", tmp_path / "config.json"
+    real.write_text("{}")
+    file.symlink_to(real)
+    await keep([file], HUB, GIVEN)
+    assert file.is_symlink()
+    assert set(document(real)["auths"]) == {DOCKER_KEY}
+
+
+async def test_it_goes_where_the_host_has_one_already_else_into_the_last_file(tmp_path: Path) -> None:
+    first, last = tmp_path / "podman.json", tmp_path / "docker.json"
+    first.write_text(json.dumps({"auths": {HOST: {"auth": "YTpi"}}}))
+    assert await keep([first, last], HOST, GIVEN) == Place(first)
+    assert await keep([first, last], "other.example", GIVEN) == Place(last)
+    for host in (HOST, "other.example"):
+        assert await ConfigFiles([first, last]).login(host, "x") == GIVEN
+
+
+async def test_a_break_while_it_is_written_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"auths": {"other.example": {"auth": "YTpi"}}}')
+    before = file.read_text()
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(logins, "_synced", full)
+    with pytest.raises(PolicyError, match=r"config\.json: the login cannot be written: No space left"):
+        await keep([file], HOST, GIVEN)
+    assert file.read_text() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["config.json"]
+
+
+async def test_a_file_that_is_none_is_not_touched(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text("[s3cret")
+    with pytest.raises(PolicyError, match=r"config\.json: no JSON object") as refused:
+        await keep([file], HOST, GIVEN)
+    assert "s3cret" not in str(refused.value)
+    assert file.read_text() == "[s3cret"
+
+
+async def test_two_at_a_time_wait_for_each_other_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logins, "LOCK_S_MAX", 0.0)
+    held = flocks.attempt(tmp_path)
+    assert held is not None
+    with held, pytest.raises(DeniedError, match="somebody else has been changing logins"):
+        await keep([tmp_path / "config.json"], HOST, GIVEN)
+    await keep([tmp_path / "config.json"], HOST, GIVEN)
+
+
+@pytest.mark.parametrize("by", [{"credsStore": "fake"}, {"credHelpers": {HOST: "fake"}}])
+async def test_a_program_keeps_it_and_the_file_has_no_password_any_more(
+    tmp_path: Path, kept: Path, by: dict[str, object]
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"auths": {HOST: {"auth": "YTpi"}}, **by}))
+    assert await keep([file], HOST, GIVEN) == Place(file, "fake")
+    assert json.loads(kept.read_text()) == {"ServerURL": HOST, "Username": "me", "Secret": "pä:ss"}
+    assert document(file)["auths"] == {HOST: {}}
+    assert await ConfigFiles([file]).login(HOST, "x") == GIVEN
+    assert await forget([file], HOST) == [Place(file, "fake")]
+    assert kept.with_suffix(".erased").read_text().strip() == HOST
+    assert document(file)["auths"] == {}
+    assert await forget([file], HOST) == []
+
+
+async def test_a_program_that_keeps_nothing_is_said_and_the_file_stays(tmp_path: Path, kept: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"credsStore": "fake"}')
+    (tmp_path / "docker-credential-fake").write_text("#!/bin/sh\ncat; exit 1\n")
+    with pytest.raises(DeniedError, match=r"docker-credential-fake ended with 1 and kept no login") as refused:
+        await keep([file], HOST, GIVEN)
+    assert GIVEN.password not in str(refused.value)
+    assert file.read_text() == '{"credsStore": "fake"}'
+    (tmp_path / "docker-credential-fake").unlink()
+    with pytest.raises(DeniedError, match="docker-credential-fake, which knows its login, cannot be started"):
+        await keep([file], HOST, GIVEN)
+
+
+async def test_forgetting_is_everywhere_and_takes_nobody_elses(tmp_path: Path) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json", tmp_path / "none.json"]
+    for file in files[:2]:
+        auths = {HOST: {"auth": "YTpi"}, f"https://{HOST}/v1/": {}, "other.example": {"auth": "YTpi"}}
+        file.write_text(json.dumps({"auths": auths}))
+    assert await forget(files, HOST) == [Place(files[0]), Place(files[1])]
+    assert [set(document(file)["auths"]) for file in files[:2]] == [{"other.example"}] * 2
+    assert await forget(files, HOST) == []
+    assert not files[2].exists()
