@@ -1,0 +1,56 @@
+"""Services of clouds on loopback: each path answers JSON, and what was asked is kept with its body."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from aiohttp import web
+
+
+class Asked(NamedTuple):
+    """One request."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    """By names in lower case."""
+    body: str
+
+
+class Services:
+    """`says[path]` is what it answers: a status and a document or bytes; 404 without one."""
+
+    def __init__(self) -> None:
+        self.says: dict[str, tuple[int, object]] = {}
+        self.headers: dict[str, str] = {}
+        self.asked: list[Asked] = []
+        self.host = ""
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}"
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[Services]:
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.host = f"127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        query = dict(request.query)
+        self.asked.append(Asked(request.method, request.path, query, headers, await request.text()))
+        status, said = self.says.get(request.path, (404, b""))
+        if isinstance(said, bytes):
+            return web.Response(status=status, body=said, headers=self.headers)
+        return web.json_response(said, status=status, headers=self.headers)

@@ -1,0 +1,83 @@
+"""Google Cloud's registries: the metadata server's token, for their hosts alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from artifacts.clouds.google import PATH, Google
+from artifacts.dockerconfig import Login
+from artifacts.refusals import DeniedError, UnreachableError
+from tests.kit.cloud_services import Services
+from tests.kit.fake_registry import StillClock
+
+HOST = "europe-west4-docker.pkg.dev"
+TOKEN = "ya29.c.s3cret..."
+
+
+@pytest.mark.parametrize(
+    ("host", "applies"),
+    [
+        (HOST, True),
+        ("gcr.io", True),
+        ("eu.gcr.io", True),
+        ("evilgcr.io", False),
+        ("gcr.io.evil.example", False),
+        ("a.b.gcr.io", False),
+        ("pkg.dev", False),
+        ("gcr.io:5000", False),
+        ("ghcr.io", False),
+        ("x-docker.pkg.dev.evil.example", False),
+    ],
+)
+def test_which_hosts_are_theirs(host: str, *, applies: bool) -> None:
+    assert Google().applies(host) is applies
+
+
+async def test_the_metadata_servers_token_is_the_password() -> None:
+    async with Services().serving() as there:
+        there.headers = {"Metadata-Flavor": "Google"}
+        there.says[PATH] = (200, {"access_token": TOKEN, "expires_in": 3599, "token_type": "Bearer"})
+        login, lasts_s = await Google(there.host, StillClock()).fetch(HOST)
+        assert (login.user, login.password, lasts_s) == ("oauth2accesstoken", TOKEN, 3599)
+        assert there.asked[0].headers["metadata-flavor"] == "Google"
+        assert [(one.method, one.path) for one in there.asked] == [("GET", PATH)]
+
+
+async def test_elsewhere_nobody_is_asked_for_long_and_there_is_no_login() -> None:
+    login, _ = await Google("127.0.0.1:1", StillClock()).fetch(HOST)
+    assert login.anonymous
+    assert "Google Cloud: no metadata server is here; run as a service account" in login.note
+    async with Services().serving() as there:  # another cloud's service at the same address
+        there.says[PATH] = (200, {"access_token": TOKEN, "expires_in": 3599})
+        login, _ = await Google(there.host, StillClock()).fetch(HOST)
+        assert login == Login(note=login.note)
+
+
+async def test_a_machine_without_a_service_account_is_told_what_to_do() -> None:
+    async with Services().serving() as there:
+        there.headers = {"Metadata-Flavor": "Google"}
+        google = Google(there.host, StillClock())
+        with pytest.raises(DeniedError, match=rf"{HOST}: Google Cloud: .* \(404\): .*Artifact Registry Reader"):
+            await google.fetch(HOST)
+        there.says[PATH] = (200, TOKEN.encode())
+        with pytest.raises(DeniedError, match="something that is no token") as refused:
+            await google.fetch(HOST)
+        assert TOKEN not in str(refused.value)
+
+
+async def test_a_service_that_is_busy_is_asked_again() -> None:
+    clock = StillClock()
+    async with Services().serving() as there:
+        there.says[PATH] = (503, b"")
+        with pytest.raises(UnreachableError, match=r"the metadata server: answered 503; given up after 6 tries; run"):
+            await Google(there.host, clock).fetch(HOST)
+        assert len(there.asked) == 6
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    async with Services().serving() as there:
+        there.headers = {"Metadata-Flavor": "Google", "Location": "/other"}
+        there.says[PATH] = (302, b"")
+        with pytest.raises(DeniedError, match="302"):
+            await Google(there.host, StillClock()).fetch(HOST)
+        assert [one.path for one in there.asked] == [PATH]

@@ -1,0 +1,147 @@
+"""What a cloud gives is kept until shortly before its end, asked for once for many, and goes to its host alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from artifacts import registry
+from artifacts.client import Client
+from artifacts.clouds.cloud import KEPT_MAX, Clouds, Granted
+from artifacts.dockerconfig import Login
+from artifacts.obtain import fingerprint
+from artifacts.refusals import DeniedError, UnreachableError
+from artifacts.transport import Site
+from tests.kit.fake_registry import FakeRegistry, StillClock, says
+
+
+class Fake:
+    """A cloud of all hosts that begin with `own`."""
+
+    def __init__(self) -> None:
+        self.hosts: list[str] = []
+        self.lasts_s = 3600.0
+        self.fails: Exception | None = None
+        self.go = asyncio.Event()
+        self.go.set()
+
+    def applies(self, host: str) -> bool:
+        return host.startswith("own")
+
+    async def fetch(self, host: str) -> Granted:
+        self.hosts.append(host)
+        await self.go.wait()
+        if self.fails is not None:
+            raise self.fails
+        return Granted(Login("u", f"token-{len(self.hosts)}"), self.lasts_s)
+
+
+async def password(clouds: Clouds, host: str = "own.example") -> str:
+    found = await clouds.login(host, "x")
+    return "-" if found is None else found.password
+
+
+async def test_other_hosts_get_nothing_and_each_host_its_own() -> None:
+    fake = Fake()
+    clouds = Clouds([fake], StillClock())
+    assert await password(clouds, "evil.example") == "-"
+    assert [await password(clouds, host) for host in ("own.a", "own.b", "own.a")] == ["token-1", "token-2", "token-1"]
+    assert fake.hosts == ["own.a", "own.b"]
+
+
+@pytest.mark.parametrize(("lasts_s", "good_s"), [(3600.0, 3300.0), (100.0, 80.0)])
+async def test_it_is_renewed_shortly_before_its_end(lasts_s: float, good_s: float) -> None:
+    fake, clock = Fake(), StillClock()
+    fake.lasts_s = lasts_s
+    clouds = Clouds([fake], clock)
+    assert await password(clouds) == "token-1"
+    clock.now_s += good_s - 1
+    assert await password(clouds) == "token-1"
+    clock.now_s += 2
+    assert await password(clouds) == "token-2"
+
+
+async def test_many_who_want_it_at_once_ask_once() -> None:
+    fake, clock = Fake(), StillClock()
+    fake.go.clear()
+    clouds = Clouds([fake], clock)
+    waiting = [asyncio.create_task(password(clouds)) for _ in range(20)]
+    while not fake.hosts:
+        await asyncio.sleep(0)
+    fake.go.set()
+    assert set(await asyncio.gather(*waiting)) == {"token-1"}
+    assert len(fake.hosts) == 1
+
+
+async def test_who_asks_first_may_go_and_the_next_asks_on() -> None:
+    fake = Fake()
+    fake.go.clear()
+    clouds = Clouds([fake], StillClock())
+    first, second = (asyncio.create_task(password(clouds)) for _ in range(2))
+    while not fake.hosts:
+        await asyncio.sleep(0)
+    first.cancel()
+    fake.go.set()
+    assert await second == "token-2"
+
+
+async def test_a_failure_counts_for_those_who_waited_and_for_nobody_later() -> None:
+    fake, clock = Fake(), StillClock()
+    clock.tick_s = 0.001
+    fake.go.clear()
+    fake.fails = DeniedError("no")
+    clouds = Clouds([fake], clock)
+    waiting = [asyncio.create_task(password(clouds)) for _ in range(20)]
+    while not fake.hosts:
+        await asyncio.sleep(0)
+    fake.go.set()
+    assert [str(one) for one in await asyncio.gather(*waiting, return_exceptions=True)] == ["no"] * 20
+    assert len(fake.hosts) == 1
+    fake.fails = None
+    assert await password(clouds) == "token-2"
+    fake.fails, clock.now_s = UnreachableError("away"), clock.now_s + 4000
+    with pytest.raises(UnreachableError, match="away"):
+        await password(clouds)
+
+
+async def test_the_oldest_is_forgotten() -> None:
+    fake = Fake()
+    clouds = Clouds([fake], StillClock())
+    for number in range(KEPT_MAX + 1):
+        await password(clouds, f"own{number}")
+    await password(clouds, f"own{KEPT_MAX}")
+    assert len(fake.hosts) == KEPT_MAX + 1
+    await password(clouds, "own0")
+    assert len(fake.hosts) == KEPT_MAX + 2
+
+
+async def test_without_an_identity_it_is_asked_without_a_login_and_the_note_says_why() -> None:
+    class Nobody(Fake):
+        def applies(self, host: str) -> bool:
+            return True
+
+        async def fetch(self, host: str) -> Granted:
+            return Granted(Login(note="Cloud: no identity is here; do this"), 30.0)
+
+    async with FakeRegistry().serving() as fake:
+        fake.manifest("team/open", "v1", b"{}")
+        async with Client(Site(fake.host), Clouds([Nobody()])) as client:
+            assert (await registry.manifest(client, "team/open", "v1")).body == b"{}"
+            refusal = says(401, WWW_Authenticate='Basic realm="x"')
+            fake.always["GET", "/v2/team/private/manifests/v1"] = refusal
+            with pytest.raises(DeniedError, match=r"there is none for .*\(Cloud: no identity is here; do this\)"):
+                await registry.manifest(client, "team/private", "v1")
+            bearer = says(401, WWW_Authenticate=f'Bearer realm="{fake.url}/token",service="x"')
+            fake.always["GET", "/v2/team/private/manifests/v1"] = bearer
+            fake.always["GET", "/token"] = says(403)
+            with pytest.raises(DeniedError, match=r"gives nothing without a login \(403\) \(Cloud: no identity"):
+                await registry.manifest(client, "team/private", "v1")
+        assert all("authorization" not in one.headers for one in fake.seen)
+
+
+def test_whose_a_login_is_stays_while_its_secret_changes() -> None:
+    assert fingerprint(Login("u", "one", whose="me")) == fingerprint(Login("u", "two", whose="me"))
+    assert fingerprint(Login("u", "one", whose="me")) != fingerprint(Login("u", "one", whose="you"))
+    assert fingerprint(Login("u", "one")) != fingerprint(Login("u", "two"))
+    assert fingerprint(Login("me", "one")) != fingerprint(Login(whose="me"))

@@ -1,0 +1,131 @@
+"""Pull secrets of Kubernetes: both forms, and several for one pod in the order in which kubelets try them."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from aiohttp import web
+
+from artifacts import registry
+from artifacts.client import Client
+from artifacts.credentials import Chain, Keychain, Known, each
+from artifacts.dockerconfig import Config, Entry, Login, logins, of_secret
+from artifacts.refusals import AbsentError, DeniedError, PolicyError
+from artifacts.registry import Manifest
+from artifacts.transport import Site
+from tests.kit.fake_registry import FakeRegistry
+
+JSON, OLD = "kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg"
+HOST = "reg.example"
+
+
+def entry(user: str) -> dict[str, str]:
+    return {"auth": base64.b64encode(f"{user}:pw".encode()).decode()}
+
+
+def secret(type: str = JSON, **users: str) -> Config:
+    """Of registries and the users there; a `__` is a /, `star` a *."""
+    keys = {key.replace("__", "/").replace("star", "*").replace("_", "."): user for key, user in users.items()}
+    auths = {key: entry(user) for key, user in keys.items()}
+    text = json.dumps(auths if type == OLD else {"auths": auths, "credsStore": "evil"})
+    name = ".dockercfg" if type == OLD else ".dockerconfigjson"
+    return of_secret(type, {name: base64.b64encode(text.encode()).decode()})
+
+
+@pytest.mark.parametrize("type", [JSON, OLD])
+def test_both_forms_are_read_and_name_no_programs(type: str) -> None:
+    found = secret(type, reg_example="a")
+    assert logins([found], HOST, "team/model") == [Login("a", "pw")]
+    assert logins([found], "other.example", "team/model") == []
+    assert (found.creds_store, found.cred_helpers) == ("", {})
+
+
+@pytest.mark.parametrize(
+    ("type", "data", "said"),
+    [
+        ("Opaque", {".dockerconfigjson": "e30="}, "is of another type than"),
+        (JSON, {}, r"has nothing at \.dockerconfigjson"),
+        (JSON, {".dockercfg": "e30="}, r"has nothing at \.dockerconfigjson"),
+        (JSON, {".dockerconfigjson": "s3cret%"}, "that could be read"),
+        (JSON, {".dockerconfigjson": base64.b64encode(b"s3cret").decode()}, "no JSON object with logins"),
+        (OLD, {".dockercfg": base64.b64encode(b'[{"s3cret":1}]').decode()}, "no JSON object with logins"),
+        (OLD, {".dockercfg": base64.b64encode(b'{"a": {"auth": 7}}').decode()}, "no JSON object with logins"),
+    ],
+)
+def test_a_secret_that_is_none_is_named_and_not_shown(type: str, data: dict[str, str], said: str) -> None:
+    with pytest.raises(PolicyError, match=f"secret team/regcred: .*{said}") as refused:
+        of_secret(type, data, "secret team/regcred")
+    assert "s3cret" not in str(refused.value)
+
+
+def test_the_more_exact_entry_is_first_whichever_secret_has_it_then_the_order_of_secrets() -> None:
+    one = secret(reg_example="wide", star_example="star")
+    two = secret(reg_example__team="narrow", reg_example="second", reg_example__other="not")
+    assert [found.user for found in logins([one, two], HOST, "team/model")] == ["narrow", "wide", "second", "star"]
+    assert [found.user for found in logins([two, one], HOST, "team/model")] == ["narrow", "second", "wide", "star"]
+    assert [found.user for found in logins([one, one], HOST, "team/model")] == ["wide", "star"]
+
+
+async def tried(secrets: list[Config], fails: dict[str, Exception], rest: Keychain) -> tuple[list[str], str | None]:
+    seen = list[str]()
+
+    async def do(chain: Keychain) -> str:
+        found = await chain.login(HOST, "team/model")
+        other = await chain.login("mirror.example", "team/model")
+        assert (other.user if other else None) == "node"
+        user = found.user if found else "nobody"
+        seen.append(user)
+        if user in fails:
+            raise fails[user]
+        return user
+
+    try:
+        return seen, await each(secrets, HOST, "team/model", rest, do)
+    except (DeniedError, AbsentError):
+        return seen, None
+
+
+async def test_each_is_tried_until_one_is_let_in_and_the_nodes_own_at_last() -> None:
+    rest = Chain([Known("mirror.example", Login("node", "pw"))])
+    secrets = [secret(reg_example="a"), secret(reg_example="b")]
+    denied, absent = DeniedError("no"), AbsentError("none")
+    assert await tried(secrets, {}, rest) == (["a"], "a")
+    assert await tried(secrets, {"a": denied}, rest) == (["a", "b"], "b")
+    assert await tried(secrets, {"a": absent, "b": denied}, rest) == (["a", "b", "nobody"], "nobody")
+    assert await tried(secrets, {"a": denied, "b": denied, "nobody": denied}, rest) == (["a", "b", "nobody"], None)
+    assert await tried([], {}, rest) == (["nobody"], "nobody")
+
+
+async def test_what_is_no_refusal_ends_it() -> None:
+    async def do(chain: Keychain) -> str:
+        seen.append(chain)
+        raise PolicyError("odd")
+
+    seen = list[Keychain]()
+    with pytest.raises(PolicyError, match="odd"):
+        await each([secret(reg_example="a"), secret(reg_example="b")], HOST, "x", Chain(), do)
+    assert len(seen) == 1
+
+
+async def test_the_login_that_a_registry_takes_is_found_among_several() -> None:
+    right = Login("b", "pw").basic
+
+    def judge(request: web.Request) -> web.StreamResponse | None:
+        asks = {"WWW-Authenticate": 'Basic realm="x"'}
+        return None if request.headers.get("Authorization") == right else web.Response(status=401, headers=asks)
+
+    async def do(chain: Keychain) -> Manifest:
+        async with Client(Site(fake.host), chain) as client:
+            return await registry.manifest(client, "team/model", "v1")
+
+    async with FakeRegistry().serving() as fake:
+        fake.manifest("team/model", "v1", b"{}")
+        fake.judge = judge
+        secrets = [Config({fake.host: Entry(username=user, password="pw")}) for user in ("a", "b", "c")]
+        assert (await each(secrets, fake.host, "team/model", Chain(), do)).body == b"{}"
+        assert right in [one.headers.get("authorization") for one in fake.seen]
+        assert Login("c", "pw").basic not in [one.headers.get("authorization") for one in fake.seen]
+        with pytest.raises(DeniedError, match="refuses the login"):
+            await each(secrets[::2], fake.host, "team/model", Chain(), do)
