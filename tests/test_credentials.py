@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from artifacts import dockerconfig, programs
+from artifacts import dockerconfig
 from artifacts.credentials import ConfigFiles, Secret, TokenFile, usual
 from artifacts.dockerconfig import Login
-from artifacts.refusals import DeniedError, PolicyError
+from artifacts.refusals import PolicyError
+from tests.kit.credential_program import program
 
 HUB = "https://index.docker.io/v1/"
 
@@ -99,13 +99,6 @@ async def test_a_secret_of_kubernetes() -> None:
     assert await secret.login("reg.example.org", "x") is None
 
 
-def program(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    path = folder / "docker-credential-fake"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-
-
 def says(**words: str) -> str:
     return f"cat >asked; cat <<'E'\n{json.dumps(words)}\nE"
 
@@ -125,34 +118,6 @@ async def test_a_credential_program_is_asked_for_its_host(tmp_path: Path, monkey
     assert (tmp_path / "asked").read_text() == HUB
     program(tmp_path, monkeypatch, "echo 'credentials not found in native keychain'; exit 1")
     assert await files.login("reg.example", "x") is None
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("echo s3cret; echo s3cret >&2; exit 3", "ended with 3 and told no login"),
-        ("echo s3cret", "said something that is no login"),
-        ("yes s3cret", "said far more than a login"),
-    ],
-)
-async def test_a_credential_program_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
-) -> None:
-    program(tmp_path, monkeypatch, text)
-    with pytest.raises(DeniedError, match=said) as refused:
-        await programs.get("fake", "reg.example", 5)
-    assert "s3cret" not in str(refused.value)
-
-
-async def test_a_credential_program_that_hangs_is_ended_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program(tmp_path, monkeypatch, f"echo $$ >{tmp_path}/pid; sleep 600; echo never")
-    with pytest.raises(DeniedError, match="did not say its login within"):
-        await programs.get("fake", "reg.example", 0.3)
-    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
-    with pytest.raises(DeniedError, match=r"docker-credential-absent, which knows its login, cannot be started"):
-        await programs.get("absent", "reg.example")
 
 
 async def test_a_mounted_token_that_is_missing_or_odd(tmp_path: Path) -> None:

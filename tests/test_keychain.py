@@ -1,0 +1,45 @@
+"""Whose login a command takes: people's files first, then the cloud whose registry it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pilotlight.keychain import clouds, keychain
+
+ECR, GAR, ACR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com", "eu-docker.pkg.dev", "acmereg.azurecr.io"
+
+
+@pytest.fixture(autouse=True)
+def logins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
+    auths = {GAR: {"username": "_json_key", "password": "key"}}
+    (tmp_path / "auth.json").write_text(json.dumps({"auths": auths}))
+
+
+async def test_what_a_person_keeps_comes_before_the_cloud() -> None:
+    found = await keychain().login(GAR, "x")
+    assert found is not None
+    assert found.user == "_json_key"
+
+
+async def test_a_cloud_is_asked_for_its_own_registries_and_never_in_the_clear() -> None:
+    for host, said in ((ECR, "AWS: no keys"), ("gcr.io", "Google Cloud: no metadata server")):
+        found = await keychain().login(host, "x")
+        assert found is not None
+        assert said in found.note
+        assert await keychain(plain_http=True).login(host, "x") is None
+    assert await keychain().login("ghcr.io", "x") is None
+
+
+def test_every_cloud_is_there(tmp_path: Path) -> None:
+    there = clouds({}, tmp_path)
+    assert [any(one.applies(host) for one in there._clouds) for host in (ECR, GAR, ACR, "ghcr.io")] == [
+        True, True, True, False,
+    ]  # fmt: skip

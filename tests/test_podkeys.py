@@ -1,0 +1,86 @@
+"""Keys of a container's own service: whom it may be asked at, with which token, and until when they last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from artifacts.clouds.podkeys import AUTHORIZATION, FROM_FILE, FULL, RELATIVE, PodKeys
+from artifacts.refusals import DeniedError, PolicyError, UnreachableError
+from artifacts.sigv4 import Keys
+from tests.kit.cloud_services import Services
+from tests.kit.fake_registry import StillClock
+
+PATH = "/v1/credentials"
+SAID = {"AccessKeyId": "ASIA1", "SecretAccessKey": "s3cret", "Token": "t", "AccountId": "123456789012"}
+
+
+async def test_eks_pod_identity(tmp_path: Path) -> None:
+    async with Services().serving() as there:
+        (tmp_path / "token").write_text("mounted\n")
+        there.says[PATH] = (200, {**SAID, "Expiration": "2026-01-01T00:00:00Z"})
+        env = {FULL: f"{there.url}{PATH}", FROM_FILE: str(tmp_path / "token"), AUTHORIZATION: "not this"}
+        pod = PodKeys(env, StillClock())
+        assert await pod.keys() == Keys("ASIA1", "s3cret", "t")
+        assert await pod.keys() == Keys("ASIA1", "s3cret", "t")
+        assert [(one.method, one.path, one.headers["authorization"]) for one in there.asked] == [
+            ("GET", PATH, "mounted")
+        ]
+
+
+async def test_keys_that_end_are_asked_for_anew_with_the_token_of_then(tmp_path: Path) -> None:
+    async with Services().serving() as there:
+        token = tmp_path / "token"
+        there.says[PATH] = (200, {**SAID, "Expiration": "1994-11-06T08:53:00Z"})  # within five minutes
+        pod = PodKeys({FULL: f"{there.url}{PATH}", FROM_FILE: str(token)}, StillClock())
+        for text in ("one", "two"):
+            token.write_text(text)
+            await pod.keys()
+        assert [one.headers["authorization"] for one in there.asked] == ["one", "two"]
+
+
+async def test_elsewhere_there_are_none() -> None:
+    assert await PodKeys({}).keys() is None
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({FULL: "http://keys.example/v1"}, "asked by https only"),
+        ({FULL: "http://169.254.169.254/latest"}, "asked by https only"),
+        ({FULL: "http://10.0.0.7/v1"}, "asked by https only"),
+        ({FULL: "ftp://127.0.0.1/v1"}, "is no URL"),
+        ({FULL: "http://me:pw@127.0.0.1/v1"}, "is no URL"),
+        ({FULL: "nothing"}, "is no URL"),
+        ({RELATIVE: "@evil.example/x"}, "is no path"),
+        ({RELATIVE: "//evil example"}, "is no path"),
+        ({FULL: "http://127.0.0.1:1/v1", AUTHORIZATION: "a\r\nb"}, "no token is in it"),
+        ({FULL: "http://127.0.0.1:1/v1", FROM_FILE: "/nobody/token"}, "no token is in it"),
+    ],
+)
+async def test_nobody_else_is_asked(env: dict[str, str], said: str) -> None:
+    with pytest.raises(PolicyError, match=said):
+        await PodKeys(env, StillClock()).keys()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://169.254.170.23/v1/credentials", "http://[fd00:ec2::23]/v1/credentials", "https://keys.example/v1"]
+)
+def test_whom_aws_allows_is_asked(url: str) -> None:
+    assert PodKeys({FULL: url})._url() == url
+    assert PodKeys({FULL: url, RELATIVE: "/v2/credentials/1"})._url() == "http://169.254.170.2/v2/credentials/1"
+
+
+async def test_a_service_that_gives_none() -> None:
+    async with Services().serving() as there:
+        pod = PodKeys({FULL: f"{there.url}{PATH}"}, StillClock())
+        there.says[PATH] = (403, b"s3cret")
+        with pytest.raises(DeniedError, match=r"gives no keys \(403\); is the service account associated") as one:
+            await pod.keys()
+        there.says[PATH] = (200, b"s3cret")
+        with pytest.raises(DeniedError, match="something that is no key") as two:
+            await pod.keys()
+        assert "s3cret" not in f"{one.value}{two.value}"
+    with pytest.raises(UnreachableError, match="nobody answers"):
+        await PodKeys({FULL: "http://127.0.0.1:1/v1"}, StillClock()).keys()

@@ -1,0 +1,70 @@
+"""Credential programs: what they are told and say, and that one that fails or hangs is said and ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from artifacts import programs
+from artifacts.dockerconfig import DOCKER_KEY, Login
+from artifacts.refusals import DeniedError
+from tests.kit.credential_program import program
+
+HUB = "registry-1.docker.io"
+
+
+async def test_one_keeps_a_login_under_the_name_that_docker_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program(tmp_path, monkeypatch, "echo $1 >word; cat >told")
+    await programs.store("fake", HUB, Login("me", "pw"))
+    assert (tmp_path / "word").read_text() == "store\n"
+    assert json.loads((tmp_path / "told").read_text()) == {"ServerURL": DOCKER_KEY, "Username": "me", "Secret": "pw"}
+    await programs.store("fake", "reg.example", Login(identity_token="refresh"))
+    want = {"ServerURL": "reg.example", "Username": "<token>", "Secret": "refresh"}
+    assert json.loads((tmp_path / "told").read_text()) == want
+
+
+async def test_one_forgets_what_it_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    program(tmp_path, monkeypatch, 'echo $1 >>words; cat >told; echo \'{"Username": "me", "Secret": "pw"}\'')
+    assert await programs.erase("fake", HUB)
+    assert (tmp_path / "words").read_text() == "get\nerase\n"
+    assert (tmp_path / "told").read_text() == DOCKER_KEY
+    program(tmp_path, monkeypatch, "echo credentials not found in native keychain; exit 1")
+    assert not await programs.erase("fake", HUB)
+    program(tmp_path, monkeypatch, 'echo \'{"Username": "me", "Secret": "s3cret"}\'; test $1 = get')
+    with pytest.raises(DeniedError, match="ended with 1 and may still know the login") as refused:
+        await programs.erase("fake", HUB)
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo s3cret; echo s3cret >&2; exit 3", "ended with 3 and told no login"),
+        ("echo s3cret", "said something that is no login"),
+        ("yes s3cret", "said far more than a login"),
+    ],
+)
+async def test_a_credential_program_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    program(tmp_path, monkeypatch, text)
+    with pytest.raises(DeniedError, match=said) as refused:
+        await programs.get("fake", "reg.example", 5)
+    assert "s3cret" not in str(refused.value)
+
+
+async def test_a_credential_program_that_hangs_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, monkeypatch, f"echo $$ >{tmp_path}/pid; sleep 600; echo never")
+    with pytest.raises(DeniedError, match="did not say its login within"):
+        await programs.get("fake", "reg.example", 0.3)
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    with pytest.raises(DeniedError, match=r"docker-credential-absent, which knows its login, cannot be started"):
+        await programs.get("absent", "reg.example")
