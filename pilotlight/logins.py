@@ -28,7 +28,7 @@ PASSWORD_CHARS_MAX = 64 << 10
 registry_argument = click.argument("name", metavar="REGISTRY")
 
 
-@click.command(epilog="Example: pilotlight weights login ghcr.io -u robot --password-stdin < token.txt")
+@click.command(epilog="Example: pilotlight weights login ghcr.io -u robot --password-stdin")
 @registry_argument
 @click.option("-u", "--username", help="Asked for where it is missing.")
 @click.option("--password-stdin", is_flag=True, help="The password, or a token, is what comes on standard input.")

@@ -126,7 +126,8 @@ async def test_each_step_that_fails_says_which_and_the_fix(tmp_path: Path) -> No
         with pytest.raises(DeniedError, match="ecr-public:GetAuthorizationToken and sts:GetServiceBearerToken"):
             await amazon(there, tmp_path, PLAIN).fetch("public.ecr.aws")
         errors = [str(one.value)]
-        for odd in ({"authorizationData": []}, {"authorizationData": [data("s3cret-key")]}, b"s3cret-key"):
+        odds: list[object] = [{"authorizationData": []}, {"authorizationData": [data("s3cret-key")]}, b"s3cret-key"]
+        for odd in odds:
             there.says["/"] = (200, odd)
             with pytest.raises(DeniedError, match="answered something that is no token") as two:
                 await amazon(there, tmp_path, PLAIN).fetch(HOST)

@@ -105,6 +105,21 @@ async def test_a_failure_counts_for_those_who_waited_and_for_nobody_later() -> N
         await password(clouds)
 
 
+async def test_while_the_cloud_is_away_a_login_is_used_to_its_end() -> None:
+    fake, clock = Fake(), StillClock()
+    clouds = Clouds([fake], clock)
+    await password(clouds)
+    fake.fails = UnreachableError("away")
+    clock.now_s += 3500
+    assert await password(clouds) == "token-1"
+    fake.fails = DeniedError("no more")
+    with pytest.raises(DeniedError, match="no more"):
+        await password(clouds)
+    fake.fails, clock.now_s = UnreachableError("away"), clock.now_s + 101
+    with pytest.raises(UnreachableError, match="away"):
+        await password(clouds)
+
+
 async def test_the_oldest_is_forgotten() -> None:
     fake = Fake()
     clouds = Clouds([fake], StillClock())

@@ -29,8 +29,8 @@ esac
 """
 
 
-def document(file: Path) -> dict[str, dict[str, dict[str, str]]]:
-    found: dict[str, dict[str, dict[str, str]]] = json.loads(file.read_text())
+def document(file: Path) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads(file.read_text())
     return found
 
 

@@ -115,19 +115,6 @@ async def with_tokens(**entry: str) -> AsyncIterator[tuple[TokenPlace, Client, S
             yield place, client, clock
 
 
-async def test_a_greeting_tries_the_login_without_wanting_anything() -> None:
-    async with with_tokens(username="me", password="pw") as (place, client, _):
-        assert await registry.greeted(client)
-        assert place.asked == [{"kept": ["1"], "service": ["reg"]}]
-        place.fake.always["GET", "/token"] = says(401)
-        async with Client(Site(place.fake.host), secret(place.fake.host, username="me", password="no")) as other:
-            with pytest.raises(DeniedError, match="refuses the login that there is"):
-                await registry.greeted(other)
-        place.fake.judge = lambda _: None
-        async with Client(Site(place.fake.host)) as third:
-            assert not await registry.greeted(third)
-
-
 async def read(client: Client | Mirrored, blob: Blob) -> bytes:
     source = client.read(blob) if isinstance(client, Mirrored) else blobs.read(client, blob)
     async with contextlib.aclosing(source) as pieces:

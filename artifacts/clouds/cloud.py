@@ -15,7 +15,7 @@ from yarl import URL
 from artifacts.dockerconfig import Login
 from artifacts.origin import origin
 from artifacts.pace import Pace, Tries
-from artifacts.refusals import BrokenError, RegistryError
+from artifacts.refusals import BrokenError, RegistryError, UnreachableError
 from artifacts.transport import Limits, Site, Transport
 
 EARLY_S, EARLY = 300.0, 0.2
@@ -63,6 +63,8 @@ class Reply(NamedTuple):
 class _Kept(NamedTuple):
     login: Login
     until_s: float
+    """From then on there should be another."""
+    ends_s: float
 
 
 class _Failed(NamedTuple):
@@ -99,6 +101,9 @@ class Clouds:
         try:
             login, lasts_s = await cloud.fetch(host)
         except RegistryError as error:
+            kept = self._kept.get(host)
+            if isinstance(error, UnreachableError) and kept is not None and self._pace.monotonic_s() < kept.ends_s:
+                return kept.login
             self._failed[host] = _Failed(error, self._pace.monotonic_s())
             raise
         self._failed.pop(host, None)
@@ -107,7 +112,7 @@ class Clouds:
             self._kept.pop(oldest)
             self._failed.pop(oldest, None)
             self._locks.pop(oldest, None)
-        self._kept[host] = _Kept(login, began_s + lasts_s - min(EARLY_S, EARLY * lasts_s))
+        self._kept[host] = _Kept(login, began_s + lasts_s - min(EARLY_S, EARLY * lasts_s), began_s + lasts_s)
         return login
 
 

@@ -35,7 +35,7 @@ async def asked(url: str, headers: Mapping[str, str], pace: Pace) -> Reply:
 
 
 async def _once(url: URL, headers: Mapping[str, str]) -> Reply:
-    limits = aiohttp.ClientTimeout(total=WHOLE_S, sock_connect=CONNECT_S)
+    limits = aiohttp.ClientTimeout(total=WHOLE_S, connect=CONNECT_S)  # its name is looked up within that, too
     try:
         async with (
             aiohttp.ClientSession(timeout=limits, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()) as session,

@@ -1,0 +1,25 @@
+"""A registry's greeting (`GET /v2/`): a login is tried by it, for no repository."""
+
+from __future__ import annotations
+
+import pytest
+
+from artifacts import registry
+from artifacts.client import Client
+from artifacts.refusals import DeniedError
+from artifacts.transport import Site
+from tests.kit.fake_registry import says
+from tests.test_registry_manners import secret, with_tokens
+
+
+async def test_a_greeting_tries_the_login_without_wanting_anything() -> None:
+    async with with_tokens(username="me", password="pw") as (place, client, _):
+        assert await registry.greeted(client)
+        assert place.asked == [{"kept": ["1"], "service": ["reg"]}]
+        place.fake.always["GET", "/token"] = says(401)
+        async with Client(Site(place.fake.host), secret(place.fake.host, username="me", password="no")) as other:
+            with pytest.raises(DeniedError, match="refuses the login that there is"):
+                await registry.greeted(other)
+        place.fake.judge = lambda _: None
+        async with Client(Site(place.fake.host)) as third:
+            assert not await registry.greeted(third)
