@@ -8,7 +8,7 @@ import pytest
 
 from artifacts import registry
 from artifacts.client import Client
-from artifacts.clouds.cloud import KEPT_MAX, Clouds, Granted
+from artifacts.clouds.cloud import ABSENT_S, KEPT_MAX, Clouds, Granted
 from artifacts.dockerconfig import Login
 from artifacts.obtain import fingerprint
 from artifacts.refusals import DeniedError, UnreachableError
@@ -90,7 +90,7 @@ async def test_a_failure_counts_for_those_who_waited_and_for_nobody_later() -> N
     fake, clock = Fake(), StillClock()
     clock.tick_s = 0.001
     fake.go.clear()
-    fake.fails = DeniedError("no")
+    fake.fails = UnreachableError("no")
     clouds = Clouds([fake], clock)
     waiting = [asyncio.create_task(password(clouds)) for _ in range(20)]
     while not fake.hosts:
@@ -112,12 +112,20 @@ async def test_while_the_cloud_is_away_a_login_is_used_to_its_end() -> None:
     fake.fails = UnreachableError("away")
     clock.now_s += 3500
     assert await password(clouds) == "token-1"
-    fake.fails = DeniedError("no more")
-    with pytest.raises(DeniedError, match="no more"):
-        await password(clouds)
-    fake.fails, clock.now_s = UnreachableError("away"), clock.now_s + 101
+    clock.now_s += 101
     with pytest.raises(UnreachableError, match="away"):
         await password(clouds)
+
+
+async def test_whom_the_cloud_refuses_has_no_login_for_a_while_and_a_note_with_the_reason() -> None:
+    fake, clock = Fake(), StillClock()
+    fake.fails = DeniedError("own.example: AWS: refused; the keys need a right")
+    clouds = Clouds([fake], clock)
+    for _ in range(2):
+        found = await clouds.login("own.example", "x")
+        assert found == Login(note="own.example: AWS: refused; the keys need a right")
+    fake.fails, clock.now_s = None, clock.now_s + ABSENT_S
+    assert await password(clouds) == "token-2"
 
 
 async def test_the_oldest_is_forgotten() -> None:

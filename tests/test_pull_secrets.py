@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 
 import pytest
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 
 from artifacts import registry
 from artifacts.client import Client
@@ -58,6 +61,13 @@ def test_a_secret_that_is_none_is_named_and_not_shown(type: str, data: dict[str,
     with pytest.raises(PolicyError, match=f"secret team/regcred: .*{said}") as refused:
         of_secret(type, data, "secret team/regcred")
     assert "s3cret" not in str(refused.value)
+
+
+@given(st.sampled_from([JSON, OLD]), st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_whatever_a_secret_holds_it_is_read_or_refused(type: str, text: bytes) -> None:
+    name = ".dockercfg" if type == OLD else ".dockerconfigjson"
+    with contextlib.suppress(PolicyError):
+        logins([of_secret(type, {name: base64.b64encode(text).decode()})], HOST, "team/model")
 
 
 def test_the_more_exact_entry_is_first_whichever_secret_has_it_then_the_order_of_secrets() -> None:

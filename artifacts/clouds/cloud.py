@@ -1,7 +1,8 @@
 """What a cloud is to a pull: it knows its registries by their hosts, and gives a login for them that ends. I/O.
 
-Owns the keeping: a login is asked for once, however many want it at that moment, and again shortly before it ends; a
-failure counts for those who waited for it. Promises: a login goes to nobody but the host that it was asked for.
+Owns the keeping: a login is asked for once, however many want it at that moment, and again shortly before it ends; that
+a cloud is away counts for those who waited for it, and that it refuses is the note of a login that is none. Promises: a
+login goes to nobody but the host that it was asked for.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class _Kept(NamedTuple):
 
 
 class _Failed(NamedTuple):
-    error: RegistryError
+    error: UnreachableError
     at_s: float
 
 
@@ -93,19 +94,21 @@ class Clouds:
             if kept is not None and self._pace.monotonic_s() < kept.until_s:
                 return kept.login
             if failed is not None and asked_s < failed.at_s:
-                raise type(failed.error)(str(failed.error))
+                raise UnreachableError(str(failed.error))
             return await self._fetched(cloud, host)
 
     async def _fetched(self, cloud: Cloud, host: str) -> Login:
         began_s = self._pace.monotonic_s()
         try:
             login, lasts_s = await cloud.fetch(host)
-        except RegistryError as error:
+        except UnreachableError as error:
             kept = self._kept.get(host)
-            if isinstance(error, UnreachableError) and kept is not None and self._pace.monotonic_s() < kept.ends_s:
+            if kept is not None and self._pace.monotonic_s() < kept.ends_s:
                 return kept.login
             self._failed[host] = _Failed(error, self._pace.monotonic_s())
             raise
+        except RegistryError as error:  # what is public is so for those, too, whom the cloud refuses
+            login, lasts_s = Login(note=str(error)), ABSENT_S
         self._failed.pop(host, None)
         while len(self._kept) >= KEPT_MAX and host not in self._kept:
             oldest = next(iter(self._kept))
