@@ -3,7 +3,7 @@
 Owns the pace and who was told. What a look finds, how it is written and how it gets there is given to it, so that it
 knows no autoscaler and no device. Promises: each way is told by itself, so that one that hangs keeps nobody waiting;
 what is told is always the newest look, never a queue; a way that does not take it is said once, until it does again.
-Later also: weights of the node, pulled and kept.
+What changes beside the look is told at once, too, when whoever knows says so (`tell`).
 """
 
 from __future__ import annotations
@@ -74,6 +74,11 @@ class Agent(Generic[T]):
         """An autoscaler took the last report that it was sent."""
         return any(self._heard.values())
 
+    def tell(self) -> None:
+        """Something that `written` also tells has changed."""
+        for changed in self._changed:
+            changed.set()
+
     async def _look_again(self) -> T:
         began_s = time.monotonic()
         self._latest = await self._look()
@@ -90,8 +95,7 @@ class Agent(Generic[T]):
                 await asyncio.sleep(LOOK_S)
                 if self._news(told, await self._look_again()):
                     told = self._latest
-                    for changed in self._changed:
-                        changed.set()
+                    self.tell()
 
     async def _tell(self, number: int) -> None:
         way, changed, unheard = self._ways[number], self._changed[number], ""

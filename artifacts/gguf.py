@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 
@@ -84,6 +85,13 @@ def is_first_part(file: Path) -> bool:
     """Whether the file can be given to `read`: it is whole, or the first part of a split model."""
     split = _PART.fullmatch(file.name)
     return split is None or int(split[2]) == 1
+
+
+def bases(paths: Iterable[str]) -> list[str]:
+    """Those of an artifact's files that an engine could be given to load: no later parts, and no adapters beside."""
+    adapters = ("adapter", "lora", "mmproj")
+    found = [one for one in paths if one.endswith(".gguf") and is_first_part(Path(one))]
+    return [one for one in found if not any(word in Path(one).name for word in adapters)] or found
 
 
 def _info(path: str, metadata: dict[str, Value], weights_bytes: int) -> GgufInfo:

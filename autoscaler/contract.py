@@ -278,6 +278,25 @@ class PodDevices(Message, frozen=True):
     name: str = ""
 
 
+class WeightsReport(Message, frozen=True):
+    """How far the agent is with weights that its node is to have (`autoscaler.nodewants`)."""
+
+    artifact: str
+    pull_secret: str = ""
+    replicas: tuple[ReplicaId, ...] = ()
+    """For whom they came, or failed to: who is not named is not answered yet."""
+    folder: str = ""
+    """Of their files, below the node's store; empty: they are not there, or not given to whom asks."""
+    digest: str = ""
+    ggufs: tuple[str, ...] = ()
+    """What in it an engine could load of GGUF files, below `folder`, at most 5; none: the folder."""
+    bytes: int = 0
+    total_bytes: int = 0
+    bytes_per_s: float = 0.0
+    failed: str = ""
+    """Why they did not come."""
+
+
 class NodeReport(Message, frozen=True):
     """What the agent of one node sees, whole: what it leaves out is not there. It counts for NODE_EXPIRY_S."""
 
@@ -285,8 +304,11 @@ class NodeReport(Message, frozen=True):
     boot: str
     """Differs at every start of the agent."""
     sequence: int
+    brings: bool = False
+    """It brings weights that are wanted there."""
     copies: tuple[str, ...] = ()
     """Artifacts that are complete on the node."""
+    weights: tuple[WeightsReport, ...] = ()
     images: tuple[str, ...] = ()
     """By every name that they have there."""
     devices: tuple[DeviceReport, ...] = ()

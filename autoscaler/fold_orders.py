@@ -16,6 +16,7 @@ from autoscaler.draft import Draft
 from autoscaler.nodes import unhealthy
 from autoscaler.operators import STILL_THERE
 from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, Node, NodeReported, StopOrder
+from autoscaler.world import Copy, NodeId
 
 NODES_MAX = 10_000
 """Nodes whose reports are kept; of more, those beyond are not heard."""
@@ -79,6 +80,8 @@ def carried_out(draft: Draft) -> None:
 def forget(draft: Draft) -> None:
     """Drops nodes that are long silent."""
     for name in [name for name, node in draft.nodes.now.items() if draft.now_s >= node.seen_s + FORGET_S]:
+        if draft.nodes.now[name].report.copies:
+            _copies(draft, name)
         draft.nodes.drop(name)
 
 
@@ -100,10 +103,20 @@ def _node(draft: Draft, seen: NodeReported) -> None:
         left = _left(known, report)
     elif len(draft.nodes.now) >= NODES_MAX:
         return
+    if report.copies != (() if known is None else known.report.copies):
+        _copies(draft, name, report)
     draft.nodes.put(name, Node(
         report=report, seen_s=draft.now_s, boots_before=before, looked_s=draft.now_s - max(0.0, report.age_s),
         pods_before=left, unhealthy=unhealthy(report),
     ))  # fmt: skip
+
+
+def _copies(draft: Draft, name: str, report: NodeReport | None = None) -> None:
+    """What is complete on the node now."""
+    node = NodeId(name)
+    others = frozenset(one for one in draft.world.copies if one.node != node)
+    there = () if report is None else report.copies
+    draft.change(copies=others | {Copy(artifact=one, node=node) for one in there})
 
 
 def _left(known: Node, report: NodeReport) -> tuple[PodDevices, ...]:

@@ -175,6 +175,7 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
         waits=seen.waits,
         stranded_s=draft.now_s if stranded.kept_off(seen.waits) else None,
         rank=seen.rank,
+        weights=seen.weights,
         chosen=seen.slices if seen.actual else (),
         failure=seen.reason or "it ended" if seen.seen is Seen.EXITED else "",
     )
@@ -203,6 +204,8 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
     changes |= _whereabouts(before, seen)
     if seen.rank != before.rank:
         changes["rank"] = seen.rank
+    if seen.weights and seen.weights != before.weights:
+        changes["weights"] = seen.weights
     if seen.placing not in (NOT_SEEN, before.placing):
         changes["placing"] = seen.placing
     if seen.pod is not None and seen.pod != before.pod:

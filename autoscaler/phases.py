@@ -28,10 +28,9 @@ def phases_s(replica: Replica) -> dict[str, float]:
     prepared_s = _prepared_s(replica)
     decide = {} if replica.wanted_s is None else {"decide": max(0.0, created_s - replica.wanted_s)}
     image = {} if prepared_s is None else {"image": started_s - prepared_s}
-    pulled_s = replica.placing.pulled_s
+    pulled_s = _pulled_s(replica)
     ends_s = started_s if prepared_s is None else prepared_s
-    seen = pulled_s is not None and created_s <= pulled_s <= ends_s
-    pull = {"pull": pulled_s - created_s} if seen and pulled_s is not None else {}
+    pull = {} if pulled_s is None else {"pull": pulled_s - created_s}
     place_s = ends_s - created_s - sum(pull.values())
     return {**decide, **pull, "place": place_s, **image, "load": replica.ready_s - started_s}
 
@@ -39,9 +38,10 @@ def phases_s(replica: Replica) -> dict[str, float]:
 def parts_s(replica: Replica) -> dict[str, float]:
     """Seconds per part of `place`, each where it was seen to begin and to end.
 
-    write: from the order to the API server's answer. schedule: from there to a node. kubelet: from there to the end.
+    write: from the order, or the end of the pull, to the API server's answer. schedule: from there to a node. kubelet:
+    from there to the end.
     """
-    ends_s = (replica.created_s, replica.placing.asked_s, replica.placing.bound_s,
+    ends_s = (_pulled_s(replica) or replica.created_s, replica.placing.asked_s, replica.placing.bound_s,
               _prepared_s(replica) or replica.started_s)  # fmt: skip
     pairs = zip(PARTS, ends_s, ends_s[1:], strict=False)
     return {
@@ -71,6 +71,14 @@ def last_phases_ms(replicas: Iterable[Replica]) -> dict[str, float]:
     """Milliseconds per phase of the start that ended last; empty when none was seen."""
     last = last_start(replicas)
     return {} if last is None else {name: took_s * 1e3 for name, took_s in phases_s(last).items()}
+
+
+def _pulled_s(replica: Replica) -> float | None:
+    """When its weights were there; None: no registry has them, or that was not seen before all was ready."""
+    pulled_s, ends_s = replica.placing.pulled_s, _prepared_s(replica) or replica.started_s
+    if pulled_s is None or ends_s is None or not replica.created_s <= pulled_s <= ends_s:
+        return None
+    return pulled_s
 
 
 def _prepared_s(replica: Replica) -> float | None:

@@ -24,6 +24,7 @@ from autoscaler.actions import Unmet
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta, decoder
 from autoscaler.door import Door
 from autoscaler.loop import Loop, Step
+from autoscaler.nodetelling import NodeTelling
 from autoscaler.observations import GatewayGone, GatewaySeen, Reported
 from autoscaler.processwatch import ProcessWatch
 from autoscaler.world import World
@@ -124,13 +125,17 @@ class ContractServer:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._feed = Feed(loop)
+        self._telling = NodeTelling(loop)
         self._watch = ProcessWatch()
 
     def application(self, door: Door | None = None) -> web.Application:
-        """POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue; behind `door`, if there is one."""
+        """POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue; POST /v1/node, GET /v1/wants?node=; behind
+        `door`, if there is one.
+        """
         app = web.Application(client_max_size=REPORT_BYTES_MAX, middlewares=() if door is None else (door.check,))
         app.router.add_post("/v1/report", self._report)
         nodeintake.add_to(app, self._loop)
+        self._telling.add_to(app)
         app.router.add_get("/v1/routes", self._routes)
         app.router.add_get("/v1/catalogue", self._catalogue)
         return app

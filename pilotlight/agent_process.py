@@ -10,31 +10,30 @@ import asyncio
 import os
 import secrets
 import socket
-import ssl
-from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote
 
-import aiohttp
 import click
 import msgspec
 from aiohttp import web
 
-from artifacts.agent import Agent, WayError
+from artifacts.agent import Agent
 from artifacts.nodesockets import POD_RESOURCES, NodeSockets
 from autoscaler.contract import NODE_PERIOD_S, NodeReport
-from gateway.finding import ADDRESSES_MAX
 from pilotlight import access, certificates, health, process
 from pilotlight.access import Access
 from pilotlight.certificates import Identity
+from pilotlight.keeping import Keeping
 from pilotlight.listen import Address
 from pilotlight.nodelook import NodeLook, NodeLooks, news
-from pilotlight.options import DIRECTORY, access_options, autoscalers_option, health_option
+from pilotlight.nodeway import HttpWay
+from pilotlight.options import DIRECTORY, FILE, access_options, autoscalers_option, health_option
+from pilotlight.pullsecrets import PullSecrets
 from pilotlight.renewal import Files
 
-SEND_S_MAX = 2.0
 LOOK_S_MAX = 30.0
 """An agent that has not looked for so long hangs."""
+STORE = Path("/var/lib/pilotlight/weights")
 SOCKET = click.Path(path_type=Path)
 
 
@@ -49,74 +48,11 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     runtime: Path | None = None
     """The container runtime's socket; None: it is not asked."""
     health: Address | None = None
-
-
-Token = Callable[[], str]
-Tls = Callable[[], ssl.SSLContext]
-
-
-class HttpWay:
-    """To `unix:PATH`, `https://HOST:PORT`, or everybody behind `dns+https://NAME:PORT`."""
-
-    def __init__(self, url: str, token: Token | None, tls: Tls | None) -> None:
-        self.name = url
-        self._token = token
-        self._tls = tls
-        self._session: aiohttp.ClientSession | None = None
-
-    async def send(self, body: bytes) -> None:
-        """As `artifacts.agent.Way`."""
-        try:
-            urls, host = await self._addresses()
-        except OSError as error:
-            raise WayError("the name cannot be looked up") from error
-        done = await asyncio.gather(*(self._post(url, host, body) for url in urls), return_exceptions=True)
-        failed = [error for error in done if isinstance(error, BaseException)]
-        if failed:
-            which = f"{len(failed)} of {len(done)}: " if len(done) > 1 else ""
-            raise WayError(which + _said(failed[0])) from failed[0]
-
-    async def _addresses(self) -> tuple[list[str], str | None]:
-        """(whom to tell, whose certificate is expected where that is not in the URL). Raises OSError."""
-        if self.name.startswith("unix:"):
-            return ["http://autoscaler"], None
-        if not self.name.startswith("dns+"):
-            return [self.name.rstrip("/")], None
-        at = urlsplit(self.name.removeprefix("dns+"))
-        host, port = str(at.hostname), int(at.port or 0)
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = sorted({str(address[0]) for *_, address in found})[:ADDRESSES_MAX]
-        return [f"{at.scheme}://{Address(one, port).text}" for one in addresses], host
-
-    async def _post(self, url: str, host: str | None, body: bytes) -> None:
-        headers = {"content-type": "application/json"}
-        if self._token is not None:
-            headers["authorization"] = f"Bearer {self._token()}"
-        async with self._connected().post(
-            f"{url}/v1/node", data=body, headers=headers, raise_for_status=True, server_hostname=host,
-            ssl=True if self._tls is None else self._tls(), timeout=aiohttp.ClientTimeout(total=SEND_S_MAX),
-        ) as answer:  # fmt: skip
-            await answer.read()
-
-    def _connected(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            path = self.name.removeprefix("unix:")
-            connector = aiohttp.UnixConnector(path) if path != self.name else aiohttp.TCPConnector()
-            self._session = aiohttp.ClientSession(connector=connector)
-        return self._session
-
-    async def close(self) -> None:
-        """Ends its connections."""
-        if self._session is not None:
-            await self._session.close()
-
-
-def _said(error: BaseException) -> str:
-    """Why it was not taken, without an address."""
-    if isinstance(error, aiohttp.ClientResponseError):
-        hint = ": --token-file must hold one of its tokens" if error.status == 401 else ""
-        return f"it answered {error.status}{hint}"
-    return type(error).__name__
+    store: Path = STORE
+    """Of the node's weights."""
+    pull_secrets: str | None = None
+    """The namespace whose pull secrets may be read; None: none may."""
+    kubeconfig: Path | None = None
 
 
 @click.command(epilog="Example: pilotlight agent --autoscaler https://autoscaler:8443 --token-file token")
@@ -126,7 +62,15 @@ def _said(error: BaseException) -> str:
 )  # fmt: skip
 @autoscalers_option
 @access_options
-@click.option("--store", type=DIRECTORY, help="Where weights of this node are kept; this version puts none there.")
+@click.option(
+    "--store", type=DIRECTORY, default=STORE, show_default=True,
+    help="Where weights of this node are kept, which autoscalers want there; pods of engines see it by this path.",
+)  # fmt: skip
+@click.option(
+    "--pull-secrets", metavar="NAMESPACE",
+    help="Where pull secrets of Models are read, by the service account; absent: they are not.",
+)  # fmt: skip
+@click.option("--kubeconfig", type=FILE, help="How the API server is reached for that, outside of a pod.")
 @click.option(
     "--pod-resources",
     type=SOCKET,
@@ -142,16 +86,18 @@ def _said(error: BaseException) -> str:
 @health_option
 def agent(  # noqa: PLR0917  click passes by keyword
     node: str, autoscalers: tuple[str, ...], token_file: Path | None, contract_cert_file: Path | None,
-    contract_key_file: Path | None, contract_ca_file: Path | None, store: Path | None, pod_resources: Path,
-    runtime: Path | None, health: Address | None,
+    contract_key_file: Path | None, contract_ca_file: Path | None, store: Path, pull_secrets: str | None,
+    kubeconfig: Path | None, pod_resources: Path, runtime: Path | None, health: Address | None,
 ) -> None:  # fmt: skip
-    """The agent of one node: tells autoscalers of its devices, their memory and health, and who has them."""
-    del store
+    """The agent of one node: tells autoscalers of its devices, their memory and health, and who has them, and brings
+    the weights that they want there.
+    """
     access.check_autoscalers(autoscalers)
     identity = Identity(cert=contract_cert_file, key=contract_key_file, ca=contract_ca_file)
     options = AgentOptions(
         node=node, autoscalers=autoscalers, access=Access(identity=identity, token=token_file),
-        pod_resources=pod_resources, runtime=runtime, health=health,
+        pod_resources=pod_resources, runtime=runtime, health=health, store=store, pull_secrets=pull_secrets,
+        kubeconfig=kubeconfig,
     )  # fmt: skip
     process.run(serve(options))
 
@@ -165,20 +111,27 @@ async def serve(options: AgentOptions) -> None:
     tls = files.read(lambda: certificates.client(identity), identity.files) if identity.files else None
     access.warn(shown)
 
+    keeping = Keeping(options.store, PullSecrets(options.pull_secrets, options.kubeconfig))
+
     def written(look: NodeLook, sequence: int, age_s: float) -> bytes:
+        copies, weights = keeping.report()
         report = NodeReport(
             node=options.node, boot=boot, sequence=sequence, devices=look.devices, pods=look.pods, images=look.images,
-            age_s=age_s,
+            age_s=age_s, brings=True, copies=copies, weights=weights,
         )  # fmt: skip
         return msgspec.json.encode(report)
 
     ways = [HttpWay(url, token, tls) for url in options.autoscalers]
     sockets = NodeSockets(options.pod_resources, options.runtime)
     one = Agent(NodeLooks(sockets=sockets).look, news, written, ways, NODE_PERIOD_S)
+    keeping.changed = one.tell
     shown_at = await health.open_port(options.health, application(one))
     process.settle()
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(one.run()), tasks.create_task(files.follow())]
+        running = [tasks.create_task(life) for life in (one.run(), files.follow(), keeping.run())]
+        running += [
+            tasks.create_task(way.follow(f"/v1/wants?node={quote(options.node)}", keeping.heard)) for way in ways
+        ]
         await stop.wait()
         for task in running:
             task.cancel()

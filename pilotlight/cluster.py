@@ -29,6 +29,7 @@ from autoscaler.fold import Observation
 from autoscaler.loop import Loop, Step
 from autoscaler.model import Model
 from autoscaler.nodes import is_back
+from autoscaler.nodesupply import NodeSupply
 from autoscaler.observations import DocumentsSeen, FollowingSeen, LeadingSeen
 from autoscaler.sizing import AS_ASKED, Given
 from autoscaler.world import World
@@ -104,9 +105,10 @@ class Cluster:
         self._listed = asyncio.Event()
         self._pace = probes.Pace(clock)
         self._pace.leads = False
+        self._supply = NodeSupply(lambda: self._loop.world, clock)
         own = KubernetesDriver(
             acting, options.namespace, launch, image, clock, settings=lambda: self._loop.world.settings,
-            inventory=options.scope == "cluster", measured=self._measured, pace=self._pace,
+            inventory=options.scope == "cluster", measured=self._measured, pace=self._pace, supply=self._supply,
         )  # fmt: skip
         self._own = own
         self._declared: DeclaredDevices | None = None
@@ -142,7 +144,7 @@ class Cluster:
             cutter=self._cutter,
         )  # fmt: skip
         self._resources.join(self._loop)
-        self._loop.listeners.append(self._on_step)
+        self._loop.listeners += [self._on_step, self._supply.on_step]
         return self._loop
 
     def put_files(self, seen: DocumentsSeen) -> None:

@@ -34,6 +34,7 @@ from autoscaler.loop import Listener, Step
 from autoscaler.model import Model
 from autoscaler.observations import CopiesSeen
 from autoscaler.settings import Weights as WeightsSettings
+from autoscaler.wanted import loaded
 from autoscaler.words import size
 from autoscaler.world import Copy as CopySeen
 from autoscaler.world import World
@@ -264,19 +265,8 @@ def weights_in(folder: Path, copy: Copy, model: Model) -> Path:
 
 
 def chosen(folder: Path, paths: list[str], model: Model) -> Path:
-    """The one GGUF file, or its first part; else the folder, which has safetensors."""
-    adapters = ("adapter", "lora", "mmproj")
-    found = [one for one in paths if one.endswith(".gguf") and gguf.is_first_part(Path(one))]
-    bases = [one for one in found if not any(word in Path(one).name for word in adapters)] or found
-    if len(bases) == 1:
-        return folder / bases[0]
-    if bases:
-        raise EngineError(
-            f"{model.spec.artifact} holds {len(bases)} GGUF files: {', '.join(sorted(bases)[:4])}; pack one"
-        )
-    if model.spec.engine == "llama.cpp":
-        raise EngineError(f"{model.spec.artifact} holds no GGUF file, and llama.cpp loads no other")
-    return folder
+    """The one GGUF file, or its first part; else the folder, which has safetensors. Raises EngineError."""
+    return folder / loaded(gguf.bases(paths), model)
 
 
 class _Telling:

@@ -25,8 +25,9 @@ from autoscaler.nodeintake import NODE_BYTES_MAX
 from autoscaler.ordered import NodeReported
 from autoscaler.serve import ContractServer
 from pilotlight import agent_process, nodelook
-from pilotlight.agent_process import HttpWay, application
+from pilotlight.agent_process import application
 from pilotlight.nodelook import NodeLook, NodeLooks, news, sees_node
+from pilotlight.nodeway import HttpWay
 from tests.kit.fakenvml import FakeNvml
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import world

@@ -268,6 +268,12 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.permits.PERMITS_MAX",
     ),
     "a store of weights: what a broken pull left": ("artifacts.shelf.LEFT_S_MAX",),
+    "a node's agent: artifacts fetched at once; Copies told; what is wanted no more held": (
+        "pilotlight.keeping.PULLS_MAX",
+        "pilotlight.keeping.COPIES_MAX",
+        "pilotlight.keeping.LINGER_S",
+    ),
+    "a Replica waits for an agent that brings weights": ("autoscaler.wanted.AGENT_S_MAX",),
     "a store of weights: files of one artifact that nobody else fetches meanwhile": ("artifacts.store.LOCKS_MAX",),
     "a store of weights: meanings of references that are remembered": ("artifacts.meanings.MEANINGS_MAX",),
     "header of a GGUF file in a registry": ("artifacts.headers.BYTES_MAX",),

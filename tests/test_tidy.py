@@ -34,7 +34,7 @@ IMPURE = frozenset(
         "gateway/kept",
         "gateway/memory",
         *("autoscaler/" + name for name in ("door", "loop", "serve", "ops", "metrics", "processwatch")),
-        *("autoscaler/commands", "autoscaler/nodeintake"),
+        *("autoscaler/commands", "autoscaler/nodeintake", "autoscaler/nodesupply", "autoscaler/nodetelling"),
         "artifacts/agent",
         "artifacts/gguf",
         "artifacts/hfconfig",

@@ -16,7 +16,7 @@ import msgspec
 from autoscaler.engines.table import ENGINES
 from autoscaler.not_yet import MESSAGE, SCHEMES
 from autoscaler.podspec import GPU, MANAGED_BY, OURS
-from autoscaler.rules import ADAPTER, ADAPTER_PATH, HOST, HUB, NAME, NAME_CHARS_MAX, PRODUCT_WANTED
+from autoscaler.rules import ADAPTER, ADAPTER_PATH, HOST, HUB, NAME, NAME_CHARS_MAX, PRODUCT_WANTED, REGISTRY
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -55,6 +55,7 @@ _ADAPTED = _list({name for name, engine in ENGINES.items() if engine.adapters is
 _SCHEME = f"r'^({'|'.join(sorted(SCHEMES))})://'"
 _NAME_WANTED = f"expected 1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
 _HUB_SAID = f"(self.engine in {_FROM_HUB} && self.artifact.startsWith('hf://'))"
+_REGISTRY_SAID = "(self.engine != 'ollama' && self.artifact.startsWith('oci://'))"
 _PLAN = "is the plan's: leave it out"
 
 
@@ -93,7 +94,12 @@ _ARTIFACT = (
         ".artifact",
     ),
     Rule(
-        f"!has(self.artifact) || {_HUB_SAID} || !self.artifact.matches({_SCHEME})",
+        f"!has(self.artifact) || !{_REGISTRY_SAID} || self.artifact.matches({_whole(REGISTRY)})",
+        "expected oci://registry/repository:tag or ...@sha256:DIGEST",
+        ".artifact",
+    ),
+    Rule(
+        f"!has(self.artifact) || {_HUB_SAID} || {_REGISTRY_SAID} || !self.artifact.matches({_SCHEME})",
         f"self.artifact.split('://')[0] + ':// {MESSAGE} for engine ' + self.engine",
         ".artifact",
         says=True,

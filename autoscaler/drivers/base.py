@@ -12,6 +12,7 @@ from typing import Protocol
 
 from autoscaler.cuttable import CutOrder
 from autoscaler.model import Model
+from autoscaler.nodewants import Laid
 from autoscaler.observations import HostsSeen, ReplicaSeen, SlicesSeen, Synced
 from autoscaler.ordered import Cordon, Place
 from autoscaler.sizing import AS_ASKED, Given
@@ -68,6 +69,19 @@ class Supply(Protocol):
 
         What awaiting it raises is a failed start, with its message as the reason. It may be cancelled.
         """
+
+
+class NodeSupply(Protocol):
+    """Has weights from registries brought to the node that a Replica is placed on."""
+
+    def __call__(self, replica: Replica, model: Model, told: Callable[[str], None], /) -> Awaitable[Laid] | None:
+        """As Supply."""
+
+    def brings(self, model: Model, /) -> bool:
+        """Whether a call would give something to wait for."""
+
+    def obstacle(self, model: Model, /) -> str:
+        """Why no node could have them; empty: nothing is known to stand in the way."""
 
 
 class Driver(Protocol):

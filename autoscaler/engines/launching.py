@@ -43,7 +43,7 @@ def launch(
     values, env = _values(model, model_path, host, port, given), dict[str, str]()
     try:
         if model_path is None and (model.spec.artifact or "").startswith("oci://"):
-            raise EngineError("oci:// is in force for `pilotlight serve` only: in a cluster mount the weights")  # noqa: TRY301  one boundary
+            raise EngineError("nobody here brings weights from a registry: mount them")  # noqa: TRY301  one boundary
         if engine.programs:
             program = chosen(engine, available, gpus=gpus and model.spec.gpu.count > 0)
             if program is None:

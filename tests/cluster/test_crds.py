@@ -28,6 +28,8 @@ WRONG: list[tuple[str, Object]] = [
     ("artifact", model("a", engine="llama.cpp", command=[])),
     ("artifact or hub", model("a", engine="vllm", command=[])),
     ("hub", model("a", engine="vllm", command=[], artifact="hf://a/b/c")),
+    ("registry", model("a", engine="vllm", command=[], artifact="oci://x")),
+    ("registry of another", model("a", engine="ollama", command=[], artifact="oci://r/a:1")),
     ("scheme", model("a", engine="vllm", command=[], artifact="s3://bucket/a")),
     ("scheme of another", model("a", engine="llama.cpp", command=[], artifact="hf://a/b")),
     ("path", model("a", artifact="models/a.gguf")),
@@ -82,11 +84,10 @@ async def test_a_rule_refuses_with_the_sentence_that_files_are_refused_with(serv
         assert said.count("expected") + said.count("needs") <= 2, f"{what}: no rule speaks for another: {said}"
 
 
-async def test_weights_of_a_registry_are_taken_of_files_and_not_of_resources_yet(served: Api, namespace: str) -> None:
-    """A node of a cluster has nobody yet who brings them."""
+async def test_weights_of_a_registry_are_taken_of_files_and_of_resources(served: Api, namespace: str) -> None:
     of_registry = model("a", engine="vllm", command=[], artifact=f"oci://r/a@sha256:{HASH}")
     assert isinstance(one(of_registry).spec, ModelSpec), "no file is refused for it"
-    assert "oci://" in await refusal(served, models(namespace), of_registry)
+    await served.create(models(namespace), of_registry)
 
 
 def test_every_rule_is_seen_to_refuse() -> None:

@@ -32,6 +32,11 @@ class Beginning:
         if self.placing.asked_s is None:
             self.placing = replace(self.placing, asked_s=now_s)
 
+    def pull(self, now_s: float) -> None:
+        """Its weights are on its node."""
+        self._looked = True
+        self.placing = replace(self.placing, pulled_s=now_s)
+
     def see(self, now_s: float, *, bound: bool, prepared: bool, runs: bool) -> None:
         """What its object says."""
         if runs:

@@ -18,13 +18,15 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers import probes
-from autoscaler.drivers.base import Launcher, Observe
-from autoscaler.drivers.kubernetes import claims, clearing, declared, pods
+from autoscaler.drivers.base import Launcher, NodeSupply, Observe
+from autoscaler.drivers.kubernetes import clearing, pods
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.asking import Asking
 from autoscaler.drivers.kubernetes.beginning import Beginning
+from autoscaler.drivers.kubernetes.bringing import VOLUMES, Bringing
 from autoscaler.drivers.kubernetes.clearing import Clearing
 from autoscaler.drivers.kubernetes.inventory import Inventory
+from autoscaler.drivers.kubernetes.making import Making
 from autoscaler.drivers.kubernetes.nodes import NodeSeen
 from autoscaler.drivers.kubernetes.orders import Orders
 from autoscaler.drivers.kubernetes.pods import PodSeen
@@ -32,9 +34,9 @@ from autoscaler.drivers.kubernetes.refused import Refused
 from autoscaler.drivers.kubernetes.told import is_news, is_of, seen_in, unbound
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.model import Model
+from autoscaler.nodewants import Laid
 from autoscaler.observations import ReplicaSeen, Seen, Synced
 from autoscaler.settings import Settings
-from autoscaler.sizing import given
 from autoscaler.world import Replica, SliceId
 
 ADOPT_SECONDS_MAX = 10.0
@@ -62,21 +64,21 @@ class KubernetesDriver:
         settings: Callable[[], Settings] = Settings,
         inventory: bool = True,
         pace: probes.Pace | None = None,
+        supply: NodeSupply = VOLUMES,
     ) -> None:
         path = f"/api/v1/namespaces/{namespace}/pods"
         self._namespace = namespace
-        self._launch = launch
-        self._image = image
         self._clock = clock
         self._unix_s = api.unix_s
         self._clearing = Clearing(clock, self._node, measured, assume_after_s, self._reserved)
-        self._settings = settings
         self._inventory = None if not inventory else Inventory(
             api, namespace, settings, is_ours=self._is_ours, held=self._held, changed=self._devices_changed,
             hosts_changed=self.look_again,
         )  # fmt: skip
         self._pods = Watched(api, path, pods.read, self._pods_changed, labelSelector=pods.SELECTOR)
+        self._make = Making(launch, image, settings, self._inventory, supply)
         self._orders = Orders(api, path, self._pods, self)
+        self._bringing = Bringing(supply, self)
         self._observe: Observe = _not_running
         self._tasks = asyncio.TaskGroup()
         self._ordered = set[asyncio.Task[None]]()
@@ -141,17 +143,12 @@ class KubernetesDriver:
         for order in under_way:
             order.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
+        self._bringing.forget()
         self._stopping.clear()
 
     def obstacle(self, model: Model) -> str:
         """What makes its launch impossible, or made it a moment ago."""
-        if reason := self._refused.reason(model, self._clock()):
-            return reason
-        try:
-            self._launch(model, pods.HOST, pods.PORTS[0])
-        except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
-            return str(error)
-        return ""
+        return self._refused.reason(model, self._clock()) or self._make.obstacle(model)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -161,23 +158,29 @@ class KubernetesDriver:
         if found is not None and pods.same(found, replica):
             self._see(found, Seen.STARTING, again=True)
             return
+        self._order(*self._bringing.begin(replica, model))
+
+    def weights_came(self, replica: Replica, model: Model, laid: Laid | None) -> None:
+        """On its node, or in a volume (None): its pod is created."""
+        if laid is not None:
+            self._begun.setdefault(replica.id, Beginning()).pull(self._clock())
         try:
-            settings = self._settings()
-            known, ranked = self._inventory, settings.priority_class(model.spec.priority)
-            asks = declared.fields(settings.nodes, replica, ranked) if known is None else known.fields(replica, ranked)
-            part = given(model, replica, asks and asks.memory_fraction)
-            launch = self._launch(model, pods.HOST, pods.port_of(replica.id), part)
-            where = declared.selector_of(settings.nodes, replica.slices)
-            named = None if ranked is None else ranked.name
-            wanted = pods.manifest(replica, model, launch, self._image(model), settings.pod, where, named, asks)
+            pod, claims = self._make(replica, model, laid)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
-            self._fail(replica, str(error))
+            self.weights_failed(replica, str(error))
             return
-        self._order(self._orders.create(replica, wanted, claims.wanted(replica, asks)))
+        self._order(self._orders.create(replica, pod, claims))
+
+    def weights_failed(self, replica: Replica, reason: str) -> None:
+        """It has no pod, and will have none."""
+        self._begun.pop(replica.id, None)
+        failed = unbound(replica, Seen.EXITED, reason=reason)
+        self._observe((failed, unbound(replica, Seen.CLEAN, proof=clearing.ASSUMED)))
 
     def stop(self, replica: Replica, grace_s: float) -> None:
         """Deletes its pod, with so much time. A later order can only shorten that. What is not known is clean."""
         self._stopping.add(replica.id)
+        self._bringing.stop(replica.id)
         self._order(self._orders.delete(replica, grace_s))
 
     def start_made(self, replica: Replica) -> None:
@@ -191,24 +194,20 @@ class KubernetesDriver:
     def start_refused(self, replica: Replica, reason: str) -> None:
         """The API server will not make such a pod: admission, rights, a namespace that goes."""
         self._refused.note(replica.model, replica.spec_hash, reason, self._clock())
-        self._fail(replica, reason)
+        self.weights_failed(replica, reason)
 
     def is_gone(self, replica: Replica) -> None:
         """There is no pod of it."""
         if replica.id in self._cleared:
             return  # it was there: what it left is not proven to be gone yet
         self._stopping.discard(replica.id)
+        self._begun.pop(replica.id, None)
         self._observe((unbound(replica, Seen.CLEAN, proof=clearing.ASSUMED),))
 
     def _order(self, *orders: Coroutine[object, object, None]) -> None:
         for task in map(self._tasks.create_task, orders):
             self._ordered.add(task)
             task.add_done_callback(self._ordered.discard)
-
-    def _fail(self, replica: Replica, reason: str) -> None:
-        self._observe(
-            (unbound(replica, Seen.EXITED, reason=reason), unbound(replica, Seen.CLEAN, proof=clearing.ASSUMED))
-        )
 
     # --- what is seen -------------------------------------------------------------------------------------------------
 

@@ -110,6 +110,8 @@ class PodSeen(NamedTuple):
     """What HAMi gave it, as its own scheduler wrote down."""
     claims: tuple[str, ...] = ()
     """Names of its ResourceClaims."""
+    weights: str = ""
+    """The Copy that it uses, a folder below its node's store."""
 
 
 def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings say
@@ -279,7 +281,7 @@ def read(pod: Object) -> PodSeen | None:
         None if started is None else datetime.fromisoformat(started).timestamp(),
         ended, waits, patience_s, "deletionTimestamp" in metadata, note("drain"), _disrupted(status),
         float(pod["spec"].get("terminationGracePeriodSeconds", 30)), requested(pod["spec"]), table.held(notes),
-        tuple(one.get("resourceClaimName", "") for one in pod["spec"].get("resourceClaims") or ()),
+        tuple(one.get("resourceClaimName", "") for one in pod["spec"].get("resourceClaims") or ()), note("weights"),
     )  # fmt: skip
 
 

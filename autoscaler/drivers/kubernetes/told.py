@@ -58,6 +58,6 @@ def seen_in(
         memory_bytes=pod.memory_bytes, compute_percent=pod.compute_percent, slots=pod.slots, seen=seen,
         address=address.of_engine(pod.ip, pod.port, pod.tls_name) if pod.ip else "", started_s=started_s,
         placing=begun.placing, pod=PodRef(namespace=pod.namespace, name=pod.name, uid=pod.uid), reason=reason,
-        waits=waits, beside=pod.beside, proof=proof,
+        waits=waits, beside=pod.beside, weights=pod.weights, proof=proof,
         actual=told.actual if told is not None and is_of(told, pod) else (),
     )  # fmt: skip

@@ -62,6 +62,8 @@ class Node:
         self.session: aiohttp.ClientSession
         self.on_container: Callable[[str, Container], None] = lambda _pod, _container: None
         """Hears of each that is made, with its pod's name."""
+        self.shown: dict[str, Path] = {}
+        """Folders of this machine that stand for those of the node (hostPath), by the node's paths."""
         self.silent = False
         """Cut off: its processes go on, and it neither reports nor listens."""
         self._ready, self._boots = True, 1

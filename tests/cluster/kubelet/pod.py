@@ -45,7 +45,7 @@ class Pod:
         self._spec: dict[str, Any] = found["spec"]
         self._began = now()
         self._dirty = asyncio.Event()
-        self._volumes = Volumes(node.api, found, Path(node.logs) / self.uid, self._field)
+        self._volumes = Volumes(node.api, found, Path(node.logs) / self.uid, self._field, node.shown)
         self._since: dict[str, tuple[str, str]] = {}
         self.containers = [self._container(spec) for spec in self._spec["containers"]]
         self._task = asyncio.create_task(self._live())

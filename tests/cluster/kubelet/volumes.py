@@ -2,7 +2,7 @@
 
 Owns the folders. There is no mount here: where a container's words or variables name a path below a `mountPath`, they
 are given the folder instead. Files are written once, when the pod starts. Of this machine's own folders (hostPath)
-nothing is shown.
+nothing is shown but what lies below those that a test names (`Node.shown`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,22 @@ OWN_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 class Volumes:
     """Those of one pod. `field` reads a fieldPath of it."""
 
-    def __init__(self, api: Api, found: Object, folder: Path, field: Callable[[str], str]) -> None:
+    def __init__(
+        self, api: Api, found: Object, folder: Path, field: Callable[[str], str], shown: Mapping[str, Path]
+    ) -> None:
         self._api = api
         self._metadata: Spec = found["metadata"]
         self._spec: Spec = found["spec"]
         self._folder = folder
         self._field = field
+        self._shown = shown
         self._base = f"/api/v1/namespaces/{self._metadata['namespace']}"
 
     async def make(self) -> None:
         """Writes all files. Raises ApiError where a source is missing, as a kubelet waits then."""
         makers: dict[str, Callable[[Spec], Awaitable[dict[str, bytes]]]] = {
             "configMap": self._config_map, "secret": self._secret, "projected": self._projected, "emptyDir": _empty,
-            "hostPath": _empty,
+            "hostPath": self._host_path,
         }  # fmt: skip
         chosen = [
             (volume["name"], make(volume[kind]))
@@ -48,6 +51,24 @@ class Volumes:
         ]
         for (name, _), files in zip(chosen, await asyncio.gather(*(made for _, made in chosen)), strict=True):
             await self._write(name, files)
+        for volume in self._spec.get("volumes", []):
+            if (path := self._of_host(volume.get("hostPath", {}))) is not None:
+                (self._folder / volume["name"]).rmdir()
+                (self._folder / volume["name"]).symlink_to(path)
+
+    def _of_host(self, source: Spec) -> Path | None:
+        """The folder of this machine that stands for it, if a test named one."""
+        for prefix, folder in self._shown.items():
+            path = str(source.get("path", ""))
+            if path.startswith(f"{prefix}/"):
+                return folder / path.removeprefix(f"{prefix}/")
+        return None
+
+    async def _host_path(self, source: Spec) -> dict[str, bytes]:
+        path = self._of_host(source)
+        if path is not None and source.get("type") == "Directory" and not path.is_dir():
+            raise ApiError(404, "NotFound", f"hostPath {source['path']} is no folder")
+        return {}
 
     def of(self, container: Spec) -> Callable[[str], str]:
         """A container's words as they are meant on this machine."""

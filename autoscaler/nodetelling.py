@@ -1,0 +1,106 @@
+"""GET /v1/wants: what the agents of nodes are told to bring (interfaces, section 6). I/O; `autoscaler.wanted` decides.
+
+Owns who follows. Whoever leads says it, whole and at once when it changes; who does not lead says only blank lines, so
+that an agent has the first word of the next leader. An agent that is slow to read gets the newest only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+import msgspec
+from aiohttp import web
+
+from autoscaler.loop import Loop, Step
+from autoscaler.nodewants import NodeWants
+from autoscaler.wanted import wanted
+from autoscaler.world import NodeId, World
+
+HEARTBEAT_S = 3.0
+"""Said so often, where nothing changes."""
+BLANK = b"\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class NodeTelling:
+    """Of one Loop."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._wants: dict[NodeId, NodeWants] = {}
+        self._readers: dict[NodeId, dict[asyncio.Event, None]] = {}
+        """In the order they came: whom a step wakes first must not depend on addresses of objects."""
+        loop.listeners.append(self._on_step)
+
+    def add_to(self, app: web.Application) -> None:
+        """Puts the route on the contract's application."""
+        app.router.add_get("/v1/wants", self._follow)
+
+    def _on_step(self, step: Step) -> None:
+        if not self._readers or not _differs(step.before, step.after):
+            return
+        before, self._wants = self._wants, wanted(step.after)
+        anew = _general(step.before) != _general(step.after)
+        for node, events in self._readers.items():
+            if anew or before.get(node) != self._wants.get(node):
+                for event in events:
+                    event.set()
+
+    async def messages(self, node: NodeId) -> AsyncGenerator[bytes]:
+        """Lines for one agent: what its node is to have, again when it changes."""
+        changed, said = asyncio.Event(), None
+        if not self._readers:
+            self._wants = wanted(self._loop.world)  # nobody has read: nothing was kept
+        self._readers.setdefault(node, {})[changed] = None
+        try:
+            while True:
+                changed.clear()
+                now = self._now(node)
+                yield BLANK if now is None or now == said else _encode(now) + b"\n"
+                said = now or said
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await changed.wait()
+        finally:
+            del self._readers[node][changed]
+            if not self._readers[node]:
+                del self._readers[node]
+
+    def _now(self, node: NodeId) -> NodeWants | None:
+        """None: it is not ours to say, or not known yet."""
+        world = self._loop.world
+        if not (world.leads and world.synced and world.documented):
+            return None
+        return self._wants.get(node) or NodeWants(epoch=world.epoch, weights=world.settings.weights)
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        node = NodeId(request.query.get("node", ""))
+        if not node:
+            return web.json_response({"error": "which node? ?node=NAME"}, status=400)
+        response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
+        async with contextlib.aclosing(self.messages(node)) as lines:
+            try:
+                await response.prepare(request)
+                async for line in lines:
+                    await response.write(line)
+            except ConnectionResetError:
+                pass  # the agent left; it comes back by itself
+        return response
+
+
+def _differs(before: World, after: World) -> bool:
+    """Whether anything is another that what is wanted depends on."""
+    return _general(before) != _general(after) or any(
+        one is not other
+        for one, other in (
+            (before.replicas, after.replicas), (before.models, after.models), (before.slices, after.slices),
+        )
+    )  # fmt: skip
+
+
+def _general(world: World) -> tuple[object, ...]:
+    """What all nodes are told alike."""
+    return world.epoch, world.leads, world.synced, world.documented, world.settings.weights

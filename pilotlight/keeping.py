@@ -1,0 +1,266 @@
+"""A node's weights as its agent keeps them: what autoscalers want is brought and held, and how far it is is told. I/O.
+
+Owns which wants are acted on: those of the newest epoch that was heard, also while nobody says anything. Promises: each
+Replica that waits is an own try, judged by the registry as every start is; what a Replica waits for or uses is held, so
+that nothing takes it away; what is wanted no more is let go after a while only, for leaders change. What is fetched and
+kept, and how, is `artifacts.obtain`'s and `artifacts.store`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from artifacts import gguf, layout, obtain, reference
+from artifacts.credentials import Chain, Keychain
+from artifacts.digests import BadDigestError
+from artifacts.meanings import Meanings
+from artifacts.obtain import Came, Registries
+from artifacts.permits import Permits
+from artifacts.publish import Copy
+from artifacts.reference import BadReferenceError
+from artifacts.store import Store, in_thread
+from autoscaler.contract import ReplicaId, WeightsReport, decoder
+from autoscaler.nodewants import NodeWant, NodeWants
+from autoscaler.settings import Weights
+from pilotlight.supply import reached
+
+PULLS_MAX = 4
+"""Artifacts that are fetched at once; the next wait."""
+LINGER_S = 60.0
+"""What is wanted no more is held for so long."""
+LOOK_EVERY_S = 30.0
+"""How often it is seen what of the store others have taken away."""
+TELL_EVERY_S = 1.0
+COPIES_MAX = 500
+"""That are told, those that were used last: a report has 1 MiB."""
+GGUFS_MAX = 5
+FILES = "files"
+
+log = logging.getLogger("pilotlight.agent")
+_decode = decoder(NodeWants)
+
+LoginOf = Callable[[str], Awaitable[Keychain]]
+"""The logins of a pull secret. What it raises is a failed pull, with its message as the reason."""
+
+
+class Wish(NamedTuple):
+    """Weights, and whose login they come with."""
+
+    artifact: str
+    pull_secret: str
+
+
+@dataclasses.dataclass(slots=True)
+class _Line:
+    """One wish."""
+
+    replicas: tuple[ReplicaId, ...] = ()
+    answered: tuple[ReplicaId, ...] = ()
+    came: Came | None = None
+    failed: str = ""
+    copy: Copy | None = None
+    task: asyncio.Task[None] | None = None
+    unwanted_s: float | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether somebody waits, or nothing was tried."""
+        tried = self.copy is not None or self.failed
+        return self.task is None and (not tried or not set(self.replicas) <= set(self.answered))
+
+
+class Keeping:
+    """Of one node. `changed` is called when there is something to tell."""
+
+    def __init__(self, root: Path, login_of: LoginOf, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root = root
+        self._login_of = login_of
+        self._clock = clock
+        self.changed: Callable[[], None] = _nobody
+        self._wants: NodeWants | None = None
+        self._wake = asyncio.Event()
+        self._lines: dict[Wish, _Line] = {}
+        self._held: dict[str, tuple[Copy, float | None]] = {}
+        """By folder: what pods use, and since when they do no more."""
+        self._permits = Permits()
+        self._ways: tuple[Weights, Store, Registries] | None = None
+        self._opening, self._pulls = asyncio.Lock(), asyncio.Semaphore(PULLS_MAX)
+        self._copies: tuple[str, ...] = ()
+        self._said_s = 0.0
+
+    def heard(self, line: bytes) -> None:
+        """An autoscaler's word."""
+        try:
+            wants = _decode(line)
+        except msgspec.DecodeError as error:
+            log.warning("event=wants_not_read reason=%r", str(error))
+            return
+        if self._wants is None or wants.epoch >= self._wants.epoch:
+            self._wants = wants
+            self._wake.set()
+
+    def report(self) -> tuple[tuple[str, ...], tuple[WeightsReport, ...]]:
+        """What is here, and how far each wish is."""
+        said = tuple(self._said(wish, line) for wish, line in self._lines.items() if line.unwanted_s is None)
+        own = {wish.artifact for wish, line in self._lines.items() if line.copy is not None}
+        return tuple(sorted({*own, *self._copies})), said
+
+    def _said(self, wish: Wish, line: _Line) -> WeightsReport:
+        said = WeightsReport(artifact=wish.artifact, pull_secret=wish.pull_secret, replicas=line.answered)
+        if line.copy is not None:
+            record, folder = line.copy.record, str(line.copy.folder.relative_to(self._root))
+            ggufs = tuple(gguf.bases(one.path for one in record.laid)[:GGUFS_MAX])
+            return replace(said, folder=folder, digest=record.digest, ggufs=ggufs, bytes=record.bytes)
+        came = line.came or Came(0, 0, 0.0)
+        return replace(
+            said, bytes=came.bytes, total_bytes=came.total_bytes, bytes_per_s=came.bytes_per_s, failed=line.failed,
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    self._wake.clear()
+                    if self._wants is not None:
+                        await self._act(self._wants, tasks)
+                        await self._look()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_EVERY_S):
+                            await self._wake.wait()
+        finally:
+            copies = [line.copy for line in self._lines.values()] + [copy for copy, _ in self._held.values()]
+            for copy in copies:
+                if copy is not None:
+                    copy.close()
+
+    async def _act(self, wants: NodeWants, tasks: asyncio.TaskGroup) -> None:
+        """What pods use is held first: a pull may need room."""
+        await self._hold(wants.held)
+        now_s, wanted = self._clock(), {_wish(one): one for one in wants.wants}
+        for wish in [wish for wish in self._lines if wish not in wanted]:
+            self._let_go(wish, now_s)
+        for wish, want in wanted.items():
+            line = self._lines.setdefault(wish, _Line())
+            line.replicas, line.unwanted_s = want.replicas, None
+            if line.due:
+                line.task = tasks.create_task(self._bring(wish, line, wants.weights))
+
+    def _let_go(self, wish: Wish, now_s: float) -> None:
+        line = self._lines[wish]
+        if line.task is not None:
+            line.task.cancel()
+        line.unwanted_s = now_s if line.unwanted_s is None else line.unwanted_s
+        if line.copy is None or now_s >= line.unwanted_s + LINGER_S:
+            del self._lines[wish]
+            if line.copy is not None:
+                line.copy.close()
+
+    async def _bring(self, wish: Wish, line: _Line, settings: Weights) -> None:
+        try:
+            copy = await self._brought(wish, line, settings)
+        except asyncio.CancelledError:
+            line.task = None
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this start alone, and is its reason
+            line.failed = str(error) or type(error).__name__
+            log.warning("event=weights_failed artifact=%s reason=%r", wish.artifact, line.failed)
+        else:
+            if line.copy is not None:
+                line.copy.close()
+            line.copy, line.failed = copy, ""
+        line.answered, line.task, line.came = line.replicas, None, None
+        self.changed()
+        self._wake.set()
+
+    async def _brought(self, wish: Wish, line: _Line, settings: Weights) -> Copy:
+        of = reference.parse(wish.artifact)
+        store, ways = await self._opened(settings)
+        if wish.pull_secret:
+            chain = Chain([await self._login_of(wish.pull_secret), ways.keychain])
+            ways = dataclasses.replace(ways, keychain=chain)
+        kept = await obtain.kept(of, store, ways)
+        if kept is not None:
+            return kept
+        async with self._pulls:
+            return await obtain.obtain(of, store, ways, lambda came: self._came(line, came))
+
+    def _came(self, line: _Line, came: Came) -> None:
+        line.came = came
+        if self._clock() >= self._said_s + TELL_EVERY_S:
+            self._said_s = self._clock()
+            self.changed()
+
+    async def _opened(self, settings: Weights) -> tuple[Store, Registries]:
+        """As the Settings say. Raises StoreError, SignersError."""
+        async with self._opening:
+            if self._ways is None or self._ways[0] != settings:
+                store = Store(self._root, bytes_max=settings.store_bytes_max, permits=self._permits)
+                ways = await in_thread(lambda: reached(settings))
+                self._ways = (settings, await in_thread(store.open), ways)
+            return self._ways[1:]
+
+    # --- what is here -------------------------------------------------------------------------------------------------
+
+    async def _hold(self, folders: tuple[str, ...]) -> None:
+        """Copies that pods use; what they use no more, for a while."""
+        now_s = self._clock()
+        for folder in [one for one in folders if one not in self._held]:
+            copy = await in_thread(lambda folder=folder: self._found(folder), _closed)  # type: ignore[misc]
+            if copy is not None:
+                self._held[folder] = (copy, None)
+        for folder, (copy, since_s) in list(self._held.items()):
+            if folder in folders:
+                self._held[folder] = (copy, None)
+            elif since_s is None:
+                self._held[folder] = (copy, now_s)
+            elif now_s >= since_s + LINGER_S:
+                copy.close()
+                del self._held[folder]
+
+    def _found(self, folder: str) -> Copy | None:
+        """The Copy of that folder; None: there is none of that name."""
+        store = Store(self._root)
+        record = layout.read((self._root / folder).parent)
+        if record is None or store.layout.copy(record.key) / FILES != self._root / folder:
+            return None
+        return store.find(record.key)
+
+    async def _look(self) -> None:
+        found = await in_thread(self._listed)
+        if found != self._copies:
+            self._copies = found
+            self.changed()
+
+    def _listed(self) -> tuple[str, ...]:
+        """All that still are what was asked for."""
+        store, found = Store(self._root), list[str]()
+        meanings = Meanings(store)
+        for row in store.rows():
+            with contextlib.suppress(BadReferenceError, BadDigestError):
+                if meanings.recall(reference.parse(row.record.reference)) == row.record.key:
+                    found.append(row.record.reference)
+        return tuple(found[:COPIES_MAX])
+
+
+def _wish(want: NodeWant) -> Wish:
+    return Wish(want.artifact, want.pull_secret)
+
+
+def _closed(copy: Copy | None) -> None:
+    if copy is not None:
+        copy.close()
+
+
+def _nobody() -> None:
+    """Nobody is told yet."""

@@ -1,0 +1,51 @@
+"""Pull secrets of the engines' namespace, read by the agent of a node as its own service account. I/O.
+
+Owns that one question to the API server. Promises: nothing of a secret is kept or said; it is read anew for each pull.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from pathlib import Path
+
+from artifacts.credentials import Keychain, Secret
+
+KEY = ".dockerconfigjson"
+
+
+class NoSecretError(Exception):
+    """A pull secret cannot be had; `str()` says which, why, and what to do."""
+
+
+class PullSecrets:
+    """Of one namespace; None: they may not be read here."""
+
+    def __init__(self, namespace: str | None, kubeconfig: Path | None = None) -> None:
+        self._namespace = namespace
+        self._kubeconfig = kubeconfig
+
+    async def __call__(self, name: str) -> Keychain:
+        """Its logins. Raises NoSecretError, PolicyError."""
+        if self._namespace is None:
+            raise NoSecretError(
+                f"pull secret {name}: this node's agent may read none: give it --pull-secrets NAMESPACE"
+            )
+        from autoscaler.drivers.kubernetes.access import AccessError, access  # only here: it is an extra
+        from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
+
+        try:
+            async with Api(await access(self._kubeconfig)) as api:
+                found = await api.get(f"/api/v1/namespaces/{self._namespace}/secrets/{name}")
+        except (AccessError, UnreachableError) as error:
+            raise NoSecretError(f"pull secret {name}: {error}") from None
+        except ApiError as error:
+            hint = ": name it in the chart's agent.pullSecrets" if error.status == 403 else ""
+            raise NoSecretError(f"pull secret {name} of namespace {self._namespace}: {error.reason}{hint}") from None
+        try:
+            text = base64.b64decode(found.get("data", {})[KEY], validate=True)
+        except (KeyError, binascii.Error):
+            raise NoSecretError(
+                f"pull secret {name}: it has no {KEY}: make it with `kubectl create secret docker-registry`"
+            ) from None
+        return Secret(text, name)

@@ -1,0 +1,144 @@
+"""Which weights a node is to have, and how far those of a Replica are."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
+from autoscaler.engines import EngineError
+from autoscaler.fold import fold
+from autoscaler.model import Gpu, Model, ModelSpec
+from autoscaler.nodewants import Laid, NodeWant, NodeWants
+from autoscaler.observations import Tick
+from autoscaler.ordered import NodeReported
+from autoscaler.settings import Settings, Weights
+from autoscaler.states import ReplicaState as S
+from autoscaler.wanted import AGENT_S_MAX, Coming, Failed, loaded, standing, wanted
+from autoscaler.world import Copy, NodeId, Replica, World
+from tests.kit.worlds import T0, device, replica, world
+
+ADA = "oci://r.example/ada:1"
+N1, N2 = NodeId("n1"), NodeId("n2")
+
+
+def model(name: str = "ada", artifact: str = ADA, **spec: object) -> Model:
+    given = {"engine": "vllm", "artifact": artifact, "gpu": Gpu(), **spec}
+    return Model(name=ModelName(name), spec=ModelSpec(**given))  # type: ignore[arg-type]  # a test's own words
+
+
+def one(of: Model, id: str, slice_: str = "g1", state: S = S.STARTING, **more: object) -> Replica:
+    made = replica(of, id, (slice_,), state)
+    return replace(made, **more)
+
+
+def nodes(models: list[Model], replicas: list[Replica]) -> World:
+    return world(models, [device("g1", 80, "n1"), device("g2", 80, "n2")], replicas)
+
+
+def want(artifact: str = ADA, secret: str = "", *replicas: str) -> NodeWant:
+    return NodeWant(artifact=artifact, pull_secret=secret, replicas=tuple(map(ReplicaId, replicas)))
+
+
+def test_a_node_is_to_have_what_its_replicas_wait_for_once_for_each_login() -> None:
+    ada, twin, secret = model(), model("twin"), model("eve", pull_secret="mine")
+    at = nodes(
+        [ada, twin, secret],
+        [one(ada, "a2"), one(ada, "a1"), one(twin, "t1"), one(secret, "e1"), one(ada, "a3", "g2")],
+    )
+    at = replace(at, settings=Settings(weights=Weights(ca_file="/ca")), epoch=7)
+    assert wanted(at) == {
+        N1: NodeWants(epoch=7, wants=(want(ADA, "", "a1", "a2", "t1"), want(ADA, "mine", "e1")),
+                      weights=Weights(ca_file="/ca")),
+        N2: NodeWants(epoch=7, wants=(want(ADA, "", "a3"),), weights=Weights(ca_file="/ca")),
+    }  # fmt: skip
+
+
+def test_who_runs_waits_for_nothing_and_what_its_pod_uses_is_held_to_its_end() -> None:
+    ada = model()
+    for state in (S.READY, S.DRAINING, S.STOPPING, S.SCRUBBING):
+        told = wanted(nodes([ada], [one(ada, "a1", state=state, weights="copies/x")]))
+        assert told == {N1: NodeWants(epoch=1, held=("copies/x",))}, state
+    gone = nodes([], [one(ada, "a1", state=S.READY, weights="copies/x")])
+    assert wanted(gone)[N1].held == ("copies/x",), "also when its Model is gone"
+
+
+def test_nothing_is_brought_for_files_or_for_what_the_document_was_before() -> None:
+    of_file, ada = model("f", "file:///a.gguf"), model()
+    assert wanted(nodes([of_file], [one(of_file, "f1")])) == {}
+    assert wanted(nodes([ada], [replace(one(ada, "a1"), spec_hash="before")])) == {}
+
+
+def test_ahead_of_a_start_nobody_is_named() -> None:
+    assert wanted(nodes([model()], []), [(ModelName("ada"), N2), (ModelName("gone"), N2)])[N2].wants == (want(),)
+
+
+# --- how far they are -------------------------------------------------------------------------------------------------
+
+
+def said(*weights: WeightsReport, brings: bool = True) -> World:
+    report = NodeReport(node="n1", boot="b", sequence=1, brings=brings, weights=weights)
+    return fold(nodes([model()], [one(model(), "a1")]), [NodeReported(report=report)], T0)[0]
+
+
+def stands(at: World, now_s: float = T0, **spec: object) -> Laid | Coming | Failed:
+    return standing(at, one(model(), "a1"), model(**spec), T0, now_s)  # type: ignore[arg-type]  # a test's own words
+
+
+A1 = (ReplicaId("a1"),)
+
+
+def test_weights_are_there_when_the_agent_says_so_for_this_replica() -> None:
+    there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
+    assert stands(said(there)) == Laid("copies/x/files", "a.gguf")
+    assert stands(said(replace(there, replicas=(ReplicaId("a0"),)))) == Coming("asked for"), "another's"
+    assert stands(said(replace(there, pull_secret="mine"))) == Coming("asked for"), "by a login that is not its own"
+    assert stands(said(there), pull_secret="mine") == Coming("asked for")
+    many = replace(there, ggufs=("a.gguf", "b.gguf"))
+    assert stands(said(many)) == Failed(f"{ADA} holds 2 GGUF files: a.gguf, b.gguf; pack one")
+
+
+def test_how_far_they_are_and_why_they_do_not_come_is_told() -> None:
+    far = WeightsReport(artifact=ADA, bytes=1 << 30, total_bytes=4 << 30, bytes_per_s=float(1 << 20))
+    assert stands(said(far)) == Coming("1Gi of 4Gi, 1Mi a second")
+    failed = WeightsReport(artifact=ADA, replicas=A1, failed="no room")
+    assert stands(said(failed)) == Failed("no room")
+    before = replace(failed, replicas=(ReplicaId("a0"),))
+    assert stands(said(before)) == Coming("asked for"), "a try before fails no other"
+
+
+def test_an_agent_that_is_silent_or_brings_nothing_is_waited_for_a_while() -> None:
+    there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
+    for at, now_s in ((said(there, brings=False), T0), (nodes([model()], []), T0), (said(there), T0 + 11)):
+        found = stands(at, now_s)
+        assert isinstance(found, Coming)
+        assert "no agent says that it brings weights to node n1" in found.words
+        late = standing(at, one(model(), "a1"), model(), now_s - AGENT_S_MAX, now_s)
+        assert isinstance(late, Failed)
+
+
+def test_a_replica_whose_node_a_scheduler_chooses_gets_none() -> None:
+    found = standing(nodes([model()], []), replace(one(model(), "a1"), slices=()), model(), T0, T0)
+    assert isinstance(found, Failed)
+    assert "ask for a device" in found.reason
+
+
+def test_what_agents_say_is_here_is_known_to_the_packer_until_they_say_otherwise() -> None:
+    at = nodes([model()], [])
+    for number, copies in enumerate(((ADA, "oci://r/b:1"), (ADA,), ()), 1):
+        report = NodeReport(node="n1", boot="b", sequence=number, copies=copies)
+        at = fold(at, [NodeReported(report=report)], T0)[0]
+        assert at.copies == {Copy(artifact=artifact, node=N1) for artifact in copies}
+    report = NodeReport(node="n2", boot="b", sequence=1, copies=(ADA,))
+    at = fold(at, [NodeReported(report=report)], T0)[0]
+    assert fold(at, [Tick()], T0 + 700)[0].copies == frozenset(), "its node is forgotten"
+
+
+@pytest.mark.parametrize(("ggufs", "engine", "path"), [(["s/a.gguf"], "vllm", "s/a.gguf"), ([], "vllm", "")])
+def test_an_engine_loads_the_one_gguf_file_or_the_folder(ggufs: list[str], engine: str, path: str) -> None:
+    assert loaded(ggufs, model(engine=engine)) == path
+
+
+def test_llama_cpp_loads_no_folder() -> None:
+    with pytest.raises(EngineError, match="holds no GGUF file"):
+        loaded([], model(engine="llama.cpp"))
