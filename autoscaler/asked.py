@@ -2,8 +2,8 @@
 
 Owns the translation of a Kind into arrays, and the tiers: a lane of a lower tier is always taken before one of a higher
 tier, however the two score. First the order of products that the request names, then the price of the Device, then
-most of its Model near, or fewer of it in one fault domain, where it asks for that, then a node with a Copy, then the
-smallest lane that is large enough: what is dear or large is kept for who needs it.
+most of its Model near, or fewer of it in one fault domain, where it asks for that, then a node with its Copy and its
+image, then the smallest lane that is large enough: what is dear or large is kept for who needs it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoscaler.lanes import Kind, Lane, Room
 from autoscaler.quantity import SIZE_MAX
@@ -64,15 +63,15 @@ class Ask(NamedTuple):
     flat: bool
     """All lanes are alike to it."""
 
-    def tiers(self, near: NDArray[np.bool_] | None, lane_of: Ints, node_of: Ints, crowd: Ints | None = None) -> Ints:
-        """[lanes] -> the tier of each; `near` [nodes]: those with a Copy; `crowd` [nodes]: how little
-        each is liked for the others of its Model, less than CROWDS.
+    def tiers(self, lacks: Ints | None, lane_of: Ints, node_of: Ints, crowd: Ints | None = None) -> Ints:
+        """[lanes] -> the tier of each; `lacks` [nodes]: the rank of what each lacks of weights and image; `crowd`
+        [nodes]: how little each is liked for the others of its Model, less than CROWDS.
         """
-        many = len(self.size) + 1
-        steps = 2 if crowd is None else 2 * CROWDS
+        many, ranks = len(self.size) + 1, 1 if lacks is None else int(lacks.max(initial=0)) + 1
+        steps = ranks if crowd is None else ranks * CROWDS
         tiers = (steps * many * self.liking + self.size)[lane_of]
-        tiers = tiers if near is None else tiers + many * ~near[node_of]
-        return tiers if crowd is None else tiers + 2 * many * crowd[node_of]
+        tiers = tiers if lacks is None else tiers + many * lacks[node_of]
+        return tiers if crowd is None else tiers + ranks * many * crowd[node_of]
 
 
 def ask_of(kind: Kind, lanes: Sequence[Lane]) -> Ask:

@@ -340,7 +340,7 @@ class _Search:
             for id in way.slices:
                 yard.set_free(id, _left(yard.shelf(id), way.leave))
             yard.gain(world.slices[way.slices[0]].node, self._amounts(way.leave))
-            return tuple(steps) if yard.choose(want.kind, want.choice, want.artifact, want.trust) is not None else ()
+            return tuple(steps) if yard.choose(want.kind, want.choice, want.supplies, want.trust) is not None else ()
         finally:
             yard.stock.rewind()
 
@@ -352,7 +352,7 @@ class _Search:
         avoids = avoided(world, model.name, self._ground.now_s)
         asked = want_of(model, 0, inf, Force.NONE, reason, world.settings.pod, avoids)._replace(spare_bytes=0)
         spread = apart(world, asked, {replica.id}).spread
-        place = yard.choose(asked.kind, asked.choice, asked.artifact, asked.trust, spread)
+        place = yard.choose(asked.kind, asked.choice, asked.supplies, asked.trust, spread)
         if place is None:
             return None
         yard.take(asked.kind, place)

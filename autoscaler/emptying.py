@@ -145,7 +145,7 @@ class _Search(NamedTuple):
         yard, node = self.yard, shelf.slice.node
         if barred(want.choice, shelf.slice):
             return None
-        away = not yard.locality.has(want.artifact, node)
+        away = yard.locality.lack(want.supplies, node)
         found = option(want.granted(want.memory_bytes), shelf, self.outlook, self.now_s, away=away)
         host = yard.hosts.get(node)
         if found is None or host is None:

@@ -47,11 +47,11 @@ def option(
     outlook: Outlook,
     now_s: float,
     *,
-    away: bool,
+    away: int,
     strangers: Sequence[Incumbent] = (),
     those: Sequence[Incumbent] | None = None,
 ) -> Option | None:
-    """The cheapest way to use this Slice; None: none now. `away`: its node has no Copy; `strangers`: in its Domain, and
+    """The cheapest way to use this Slice; None: none now. `away`: what its node lacks; `strangers`: in its Domain, and
     may not be there with the Want; `those`: who on it may have to go, the cheapest first, where that is known.
     """
     kind = want.kind

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoscaler import fold_cutting, fold_leadership, fold_orders, fold_replicas, fold_reports, histories
+from autoscaler import fold_cutting, fold_leadership, fold_orders, fold_replicas, fold_reports, histories, images
 from autoscaler.actions import Acted, CutNode
 from autoscaler.cuttable import CutRefused, CuttableSeen
 from autoscaler.demand import NO_HISTORY
@@ -30,6 +30,7 @@ from autoscaler.observations import (
     Granted,
     HistorySeen,
     HostsSeen,
+    ImagesSeen,
     LeadingSeen,
     LessonLearnt,
     ReplicaSeen,
@@ -48,6 +49,7 @@ Observation = (
     | SlicesSeen
     | HostsSeen
     | CopiesSeen
+    | ImagesSeen
     | DisruptionsSeen
     | StartSeen
     | ReplicaSeen
@@ -105,6 +107,8 @@ def _one(draft: Draft, observation: Observation) -> None:
         case CopiesSeen():
             if observation.copies != draft.world.copies:
                 draft.change(copies=observation.copies)
+        case ImagesSeen():
+            fold_orders.put_images(draft, images.seen(draft.world.images, observation.images))
         case DisruptionsSeen():
             if observation.undisturbed != draft.world.undisturbed:
                 draft.change(undisturbed=observation.undisturbed)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler import histories
+from autoscaler import histories, images
 from autoscaler.contract import ModelName, NodeReport, PodDevices
 from autoscaler.demand import idle_window_s
 from autoscaler.draft import Draft
+from autoscaler.images import NodeImages
 from autoscaler.nodes import unhealthy
 from autoscaler.operators import STILL_THERE
 from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, Node, NodeReported, StopOrder
@@ -83,6 +84,7 @@ def forget(draft: Draft) -> None:
         if draft.nodes.now[name].report.copies:
             _copies(draft, name)
         draft.nodes.drop(name)
+        put_images(draft, images.told(draft.world.images, name, ()))
 
 
 def _goes_on(draft: Draft, name: ModelName, stop: StopOrder) -> bool:
@@ -109,6 +111,14 @@ def _node(draft: Draft, seen: NodeReported) -> None:
         report=report, seen_s=draft.now_s, boots_before=before, looked_s=draft.now_s - max(0.0, report.age_s),
         pods_before=left, unhealthy=unhealthy(report),
     ))  # fmt: skip
+    if known is None or known.report.images != report.images:
+        put_images(draft, images.told(draft.world.images, name, report.images))
+
+
+def put_images(draft: Draft, now: dict[str, NodeImages]) -> None:
+    """What nodes have of images now, where that is news."""
+    if now is not draft.world.images:
+        draft.change(images=now)
 
 
 def _copies(draft: Draft, name: str, report: NodeReport | None = None) -> None:

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, Report
 from autoscaler.hosts import Beside, Host
+from autoscaler.images import Image
 from autoscaler.lesson import Lesson
 from autoscaler.model import Model
 from autoscaler.settings import Settings
@@ -59,6 +60,12 @@ class CopiesSeen(Fact, frozen=True):
     """All Copies of Artifacts on nodes, as far as they are wanted; see World.copies."""
 
     copies: frozenset[Copy]
+
+
+class ImagesSeen(Fact, frozen=True):
+    """Of all nodes that one driver looks at, the images that they have, as their kubelets say. See World.images."""
+
+    images: dict[str, tuple[Image, ...]]
 
 
 class DisruptionsSeen(Fact, frozen=True):

@@ -14,9 +14,9 @@ So it is up to the bounds of the search (`autoscaler.spared`); beyond them victi
 
 Where there is room, the Stock chooses
 (`autoscaler.stock`: preferred products, then cheap Devices, then near or apart from others of its Model, then nodes
-with a Copy, then the least waste), and an elastic Want may be granted less than it asks for (`autoscaler.elastic`);
-else the cheapest way to make some is taken. At the end who may have more gets what is of no use to others
-(`autoscaler.growth`). It never starts or drains anything: `autoscaler.plan` does.
+with its Copy and image, then the least waste), and an elastic Want may be granted less than it asks for
+(`autoscaler.elastic`); else the cheapest way to make some is taken. At the end who may have more gets what is of no use
+to others (`autoscaler.growth`). It never starts or drains anything: `autoscaler.plan` does.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class _Bench:
         found = settle(
             want.kind,
             lambda: self._budget,
-            lambda kind: yard.choose(kind, want.choice, want.artifact, want.trust, spread),
+            lambda kind: yard.choose(kind, want.choice, want.supplies, want.trust, spread),
             yard.granted,
         )
         place = None if found is None else found[0]

@@ -53,6 +53,17 @@ class Spread(NamedTuple):
     """Where the others are, each as often as there are some."""
 
 
+class Supplies(NamedTuple):
+    """What its node is to have before a Replica runs, or has to bring."""
+
+    artifact: str = ""
+    """Its weights; empty: none that nodes keep."""
+    image: str = ""
+    """Its engine's; empty: it needs none."""
+    weights_bytes: int = 0
+    """0: not known, and taken for much."""
+
+
 class Growth(NamedTuple):
     """How much more memory than it asks for a Want makes use of, in steps."""
 
@@ -82,6 +93,7 @@ class Want(NamedTuple):
     """The longer unserved of two goes first, so that nobody starves."""
     force: Force = Force.NONE
     artifact: str = ""
+    image: str = ""
     reason: str = ""
     selector: tuple[tuple[str, str], ...] = ()
     """Labels, sorted, that its node must have."""
@@ -121,6 +133,11 @@ class Want(NamedTuple):
     def granted(self, memory_bytes: int) -> Want:
         """The same, of which so much was granted."""
         return self._replace(memory_bytes=memory_bytes, spare_bytes=0) if self.spare_bytes else self
+
+    @property
+    def supplies(self) -> Supplies:
+        """What its node has to bring where it is not there yet."""
+        return Supplies(self.artifact, self.image, self.memory_bytes * max(1, self.devices))
 
     @property
     def choice(self) -> Choice:

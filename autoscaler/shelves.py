@@ -81,6 +81,7 @@ def want_of(  # noqa: PLR0917  in the order of a Want
         unserved_since_s=unserved_since_s,
         force=force,
         artifact=model.spec.artifact or "",
+        image=model.spec.image,
         reason=reason,
         selector=tuple(sorted(labels.items())) if labels else (),
         tolerations=tolerations(defaults, model.spec.pod),

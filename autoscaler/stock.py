@@ -133,13 +133,13 @@ class Stock:
         self,
         ask: Ask,
         ok: Flags | None = None,
-        near: Flags | None = None,
+        lacks: Ints | None = None,
         free: Flags | None = None,
         crowd: Ints | None = None,
         *,
         must: Ints | None = None,
     ) -> Place | None:
-        """The best place for it; None: it fits nowhere now. `ok` [nodes]: where it may be; `near`, `crowd`: see
+        """The best place for it; None: it fits nowhere now. `ok` [nodes]: where it may be; `lacks`, `crowd`: see
         `Ask.tiers`; `free` [lanes]: those that it may have; `must`: see `teams.best`.
         """
         row = self._rows.pop(ask.form, None) or _Row(self, ask.form)
@@ -157,8 +157,8 @@ class Stock:
             lanes &= free
         if not lanes.any():
             return None
-        flat = ask.flat and near is None and crowd is None
-        tiers = None if flat else ask.tiers(near, self.lane_of, self.node_of, crowd) << _TIER
+        flat = ask.flat and lacks is None and crowd is None
+        tiers = None if flat else ask.tiers(lacks, self.lane_of, self.node_of, crowd) << _TIER
         if ask.form.devices > 1:
             return self._several(ask.form.devices, lanes, tiers, row.scores, must)
         scores = row.scores if tiers is None else row.scores - tiers

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.images import Whereabouts
 from autoscaler.lessons import taught
 from autoscaler.outlook import Starts, yet
 from autoscaler.packing import Outlook, Shelf
@@ -48,6 +49,7 @@ class Survey:
         self._ending: frozenset[SliceId] = frozenset()
         """Slices whose room is counted on for a time only."""
         self._beside: dict[DeviceId, list[SliceId]] = {}
+        self._images = Whereabouts()
 
     def yard(
         self,
@@ -89,6 +91,8 @@ class Survey:
                 seen[id] = shelf_of(look, world.slices[id])
             return seen[id]
 
+        self._images.tell(world.images)
+        self._yard.locality.see(self._images)
         self._yard.budget = partial(budget, look)
         self._yard.yet = lambda victims: yet(world, {*look.leaving, *victims}, look.staying)
         self._yard.full, self._yard.models = full, world.by_model.keys()

@@ -20,6 +20,7 @@ from autoscaler.eviction import COMING, COSTS, EVICT, LOCKED, TIES_MAX, Key, Opt
 from autoscaler.hosting import hosted
 from autoscaler.joins import Team, team
 from autoscaler.lanes import Kind
+from autoscaler.locality import LACKS
 from autoscaler.packing import Choice, Force, Incumbent, Outlook, Shelf, Want
 from autoscaler.roster import Grade
 from autoscaler.stock import Flags
@@ -119,11 +120,11 @@ class Ways:
         Cheapest first; those that are alike by size and id.
         """
         yard, stock, ask, grade = self._yard, self._yard.stock, self._yard.ask(want.kind), self._graded(want)
-        at, lane_of, near = grade.lanes, stock.lane_of[grade.lanes], yard.locality.of(want.artifact)
+        at, lane_of, lacks = grade.lanes, stock.lane_of[grade.lanes], yard.locality.lacks(want.supplies)
         room, few, held = self._room_soon()[:, at] + grade.rooms, yard.roster.few[at], stock.held[at]
         there = (room[0] >= ask.memory[lane_of]) & (room[1] >= ask.compute[lane_of]) & (room[2] >= few)
-        away = np.ones(len(at), bool) if near is None else ~near[stock.node_of[at]]
-        cost = ((2 * grade.cost + held) * len(ask.liking) + ask.liking[lane_of]) * 2 + away
+        away = np.zeros(len(at), np.int64) if lacks is None else lacks[stock.node_of[at]]
+        cost = ((2 * grade.cost + held) * len(ask.liking) + ask.liking[lane_of]) * LACKS + away
         open_, numbers = self._possible(want), np.full(len(stock.node_of), NEVER, np.int64)
         numbers[at] = np.where(there, cost, NEVER)
         numbers[self._odd(want)] = -1  # who must go may be cheap, and on another Slice
@@ -138,7 +139,7 @@ class Ways:
             one, lane = int(places[number]), stock.lanes[stock.lane_of[number]]
             cost_s = int(grade.busy[one]), int(grade.priority[one]), float(grade.restart_s[one]), 1
             locked, rank = bool(held[one]), want.kind.rank(lane.product) or 0
-            yield (EVICT, *cost_s, locked, rank, lane.price, bool(away[one])), id
+            yield (EVICT, *cost_s, locked, rank, lane.price, int(away[one])), id
 
     def _odd(self, want: Want) -> Flags:
         """[lanes]: where who must go may be on another Slice: for CPU or memory of the node, or because of whom it is
@@ -175,8 +176,9 @@ class Ways:
     def _alike(self, want: Want) -> Want:
         """The same for all Wants that have the same Options."""
         model = want.model if self._yard.is_here(want.model) else ModelName("")
-        artifact = want.artifact if self._yard.locality.knows(want.artifact) else ""
-        return want._replace(model=model, artifact=artifact, ordinal=0, unserved_since_s=0.0, reason="", spread=None)
+        artifact, image, _ = self._yard.locality.known(want.supplies)
+        alike = want._replace(model=model, artifact=artifact, image=image, spread=None)
+        return alike._replace(ordinal=0, unserved_since_s=0.0, reason="")
 
     def _possible(self, want: Want) -> Flags:
         """[lanes]: those that could hold it, were nobody there."""
@@ -226,7 +228,7 @@ class Ways:
         if want.trust and yard.company.expects_stranger(domain_of(shelf.slice), want.trust):
             return None
         strangers = self._supposed.strangers(want, shelf.slice) if want.trust else ()
-        away = not yard.locality.has(want.artifact, shelf.slice.node)
+        away = yard.locality.lack(want.supplies, shelf.slice.node)
         those = None if self._supposed.is_changed(id) else self._those(want, shelf)
         found = option(want, shelf, self._outlook, self._now_s, away=away, strangers=strangers, those=those)
         if found is None or want.devices > 1:

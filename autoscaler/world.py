@@ -14,6 +14,7 @@ import msgspec
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.cuttable import Cuttable, Intent
 from autoscaler.hosts import NOTHING, Beside, Host
+from autoscaler.images import NodeImages
 from autoscaler.lanes import Isolation
 from autoscaler.lesson import Lesson
 from autoscaler.model import Model
@@ -302,6 +303,8 @@ class World(Fact, frozen=True):
     undisturbed: dict[ReplicaId, str] = {}
     """Replicas of which PodDisruptionBudgets allow no disruption now: their names. Nobody moves them."""
     copies: frozenset[Copy] = frozenset()
+    images: dict[str, NodeImages] = {}
+    """By node: what its kubelet and its agent say."""
     replicas: dict[ReplicaId, Replica] = {}
     gateways: dict[GatewayId, Gateway] = {}
     histories: dict[ModelName, History] = {}

@@ -1,8 +1,8 @@
 """All Slices as the packer searches them: kept from one call to the next, and told of what changed.
 
-Owns the way from a Slice to its lane in the Stock and back, and what is known of nodes: who may be there, which have a
-Copy, what CPU and memory they have. Promises: what it answers is what a new one of the same Shelves would. A call of
-the packer leaves it as it was. It chooses nothing; `autoscaler.packer` does.
+Owns the way from a Slice to its lane in the Stock and back, and what is known of nodes: who may be there, which have
+weights and images, what CPU and memory they have. Promises: what it answers is what a new one of the same Shelves
+would. A call of the packer leaves it as it was. It chooses nothing; `autoscaler.packer` does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autoscaler.hosts import BYTES_MAX, NOTHING, Beside, Host
 from autoscaler.joins import join
 from autoscaler.lanes import NO_ROOM, Kind, Link, Room
 from autoscaler.locality import Locality
-from autoscaler.packing import Choice, Incumbent, Outlook, Shelf, Spread
+from autoscaler.packing import Choice, Incumbent, Outlook, Shelf, Spread, Supplies
 from autoscaler.roster import Roster
 from autoscaler.stock import LANES_MAX, PERCENT_MAX, Flags, Node, Place, Stock, load_of
 from autoscaler.teams import numbered
@@ -273,13 +273,13 @@ class Yard:
         return (slice_.id,) if domain is None else self._domains[domain]
 
     def choose(
-        self, kind: Kind, choice: Choice, artifact: str, trust: Trust = (), spread: Spread | None = None
+        self, kind: Kind, choice: Choice, of: Supplies, trust: Trust = (), spread: Spread | None = None
     ) -> Place | None:
         """The best place with room now; None: there is none."""
-        near, free = self.locality.of(artifact), self.company.free(trust) if trust else None
+        lacks, free = self.locality.lacks(of), self.company.free(trust) if trust else None
         crowd = None if spread is None or not spread.nodes else self._crowds.of(spread)
         must = self.teams(kind.link) if kind.link else None
-        return self.stock.choose(self.ask(kind), self.where_it_may(choice), near, free, crowd, must=must)
+        return self.stock.choose(self.ask(kind), self.where_it_may(choice), lacks, free, crowd, must=must)
 
     def teams(self, link: Link) -> Ints:
         """[lanes]: the number of those that it is joined to so well, in order of nodes; -1: to none that is known."""

@@ -76,7 +76,7 @@ class Churn:
 
 def placeable(at: World, now_s: float) -> bool:
     want = asked(at)
-    return Yard(shelves(at, now_s)).choose(want.kind, want.choice, want.artifact) is not None
+    return Yard(shelves(at, now_s)).choose(want.kind, want.choice, want.supplies) is not None
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -287,8 +287,8 @@ def test_a_dear_or_large_lane_is_kept_while_a_cheap_or_small_one_will_do() -> No
 def test_a_node_with_a_copy_comes_before_a_smaller_lane_and_after_a_cheaper_one() -> None:
     one = stock(Node("a", lanes(24)), Node("b", lanes(80)), Node("c", (Lane(24, price=1.0),)))
     assert choose(one, Kind(memory_bytes=20)) == Place(0, (0,))
-    assert choose(one, Kind(memory_bytes=20), near=np.array([False, True, False])) == Place(1, (0,))
-    assert choose(one, Kind(memory_bytes=20), near=np.array([False, False, True])) == Place(0, (0,))
+    assert choose(one, Kind(memory_bytes=20), lacks=np.array([1, 0, 1])) == Place(1, (0,))
+    assert choose(one, Kind(memory_bytes=20), lacks=np.array([1, 1, 0])) == Place(0, (0,))
     assert choose(one, Kind(memory_bytes=20), ok=np.array([False, False, True])) == Place(2, (0,))
 
 

@@ -22,7 +22,7 @@ from autoscaler.lessons import taught
 from autoscaler.ordered import Cordon, Place
 from autoscaler.outlook import outlook
 from autoscaler.packer import pack
-from autoscaler.packing import Force, Outlook, Spread, Want
+from autoscaler.packing import Force, Outlook, Spread, Supplies, Want
 from autoscaler.plan import Planner, plan
 from autoscaler.settings import Price
 from autoscaler.shelves import hosts, shelves
@@ -308,11 +308,11 @@ def test_a_node_without_devices_that_goes_and_comes_back_takes_no_new_yard() -> 
     copies = frozenset({Copy(artifact="oci://a", node=NodeId("n4"))})
     yard = survey.yard(one, T0)
     yard.locality.tell(copies)
-    assert yard.locality.knows("oci://a")
+    assert yard.locality.known(Supplies("oci://a")).artifact
     for at, nodes in ((gone, {"n5"}), (one, {"n4", "n5"}), (gone, {"n5"})):
         assert survey.yard(at, T0) is yard
         yard.locality.tell(copies)
-        assert yard.locality.knows("oci://a") == ("n4" in nodes)
+        assert bool(yard.locality.known(Supplies("oci://a")).artifact) == ("n4" in nodes)
         packed = pack([cpu_only], yard, copies, Outlook(), T0)
         assert packed == pack([cpu_only], Yard(shelves(at, T0), hosts(at, T0)), copies, Outlook(), T0)
     assert survey.yard(replace(one, hosts={**one.hosts, NodeId("n4"): large}), T0) is not yard, "it has another size"

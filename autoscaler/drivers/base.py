@@ -13,12 +13,12 @@ from typing import Protocol
 from autoscaler.cuttable import CutOrder
 from autoscaler.model import Model
 from autoscaler.nodewants import Laid
-from autoscaler.observations import HostsSeen, ReplicaSeen, SlicesSeen, Synced
+from autoscaler.observations import HostsSeen, ImagesSeen, ReplicaSeen, SlicesSeen, Synced
 from autoscaler.ordered import Cordon, Place
 from autoscaler.sizing import AS_ASKED, Given
 from autoscaler.world import Replica
 
-Observation = ReplicaSeen | HostsSeen | SlicesSeen | Synced
+Observation = ReplicaSeen | HostsSeen | ImagesSeen | SlicesSeen | Synced
 Observe = Callable[[tuple[Observation, ...]], None]
 """Where a driver puts what it sees. Never blocks."""
 

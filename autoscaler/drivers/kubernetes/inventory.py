@@ -19,7 +19,7 @@ from autoscaler.drivers.kubernetes.plugins import PLACES
 from autoscaler.drivers.kubernetes.pods import SLICES, PodSeen
 from autoscaler.drivers.kubernetes.vocabulary import NODES
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
-from autoscaler.observations import HostsSeen, SlicesSeen
+from autoscaler.observations import HostsSeen, ImagesSeen, SlicesSeen
 from autoscaler.settings import PriorityClass, Settings
 from autoscaler.slicing import table, taken
 from autoscaler.slicing.base import PodFields
@@ -99,12 +99,15 @@ class Inventory:
         """None: there is none of that name."""
         return self._nodes.items.get(Key("", name))
 
-    def look(self) -> tuple[SlicesSeen | HostsSeen, ...]:
+    def look(self) -> tuple[SlicesSeen | HostsSeen | ImagesSeen, ...]:
         """What there is now; without the Slices where the CPU and memory of others is all that has changed."""
         if self._due is not None:
             self._due.cancel()
         hosts, self._due = self._look_at_hosts(), None
-        return (hosts,) if self._only_hosts else (self._look_at_slices(), hosts)
+        return (hosts,) if self._only_hosts else (self._look_at_slices(), hosts, self._look_at_images())
+
+    def _look_at_images(self) -> ImagesSeen:
+        return ImagesSeen(images={node.name: node.images for node in self._nodes.items.values() if node.images})
 
     def _look_at_hosts(self) -> HostsSeen:
         """Of nodes without devices only those on which any pod may be now."""

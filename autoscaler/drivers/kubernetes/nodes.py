@@ -21,6 +21,7 @@ from autoscaler.drivers.kubernetes import cordons
 from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.hosts import requested
 from autoscaler.hosts import NOTHING, Beside
+from autoscaler.images import Image, image
 from autoscaler.podspec import GPU
 from autoscaler.settings import NodeKind
 from autoscaler.slicing import sharing, table
@@ -37,6 +38,8 @@ TAINTS_TOLD = frozenset({
     GPU, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/unschedulable",
 })  # fmt: skip
 """Every pod of ours tolerates the first; the others say again what `usable` says."""
+IMAGES_MAX = 200
+"""Of one node. Kubelets tell of their 50 largest, unless `nodeStatusMaxImages` says otherwise."""
 NO_AMOUNTS: Mapping[str, int] = {}
 HOLDING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Selects pods that have what they asked for."""
@@ -63,6 +66,8 @@ class NodeSeen(NamedTuple):
     """What pods may have of its CPU and memory; nothing: it does not say."""
     cordoned: frozenset[str] = frozenset()
     """Devices that an operator closed."""
+    images: tuple[Image, ...] = ()
+    """Those that its kubelet tells of, IMAGES_MAX at most."""
 
 
 class OtherPod(NamedTuple):
@@ -110,6 +115,10 @@ def read(node: Object) -> NodeSeen:
         noticed({name: said for name, said in notes.items() if name in table.ANNOTATIONS}),
         amount_of(allocatable),
         frozenset(one.place.name for one in cordons.read(node).kept if one.place.kind == "device"),
+        tuple(
+            image(tuple(one.get("names") or ()), one.get("sizeBytes", 0))
+            for one in (status.get("images") or ())[:IMAGES_MAX]
+        ),
     )
 
 

@@ -1,0 +1,83 @@
+"""Weights and images that lie on a node: of nodes that would do, the one is taken that has the least to bring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoscaler.actions import StartReplica
+from autoscaler.images import NodeImages, image
+from autoscaler.locality import IMAGE_BYTES
+from autoscaler.model import Model
+from autoscaler.plan import Planner, plan
+from autoscaler.world import Copy, History, NodeId, World
+from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+
+ENGINE = "vllm/vllm-openai:v1"
+FULL = f"docker.io/{ENGINE}"
+WEIGHTS = "oci://r/a:1"
+
+
+def having(*nodes: str, gi: float = 9) -> dict[str, NodeImages]:
+    """The engine's image on these nodes."""
+    return {node: NodeImages((image((FULL,), int(gi * GI)),)) for node in nodes}
+
+
+def at(*nodes: str, **of: Any) -> World:
+    """Nodes n0 to n3 with one device each, alike; the weights are on `nodes`, and Calls wait."""
+    found = frozenset(Copy(artifact=WEIGHTS, node=NodeId(node)) for node in nodes)
+    wanted = of.pop("wanted", needs(20))
+    there = [device(f"g{n}", 24, f"n{n}") for n in range(4)]
+    return world([wanted], there, gateways=[gateway(levels=[level("a", waiting=1)])], copies=found, **of)
+
+
+def needs(memory_gi: float, **spec: Any) -> Model:
+    return model("a", memory_gi, artifact=WEIGHTS, image=ENGINE, **spec)
+
+
+def chosen(one: World) -> str:
+    """Where it starts."""
+    (start,) = [action for action in plan(one, T0).actions if isinstance(action, StartReplica)]
+    return start.replica.slices[0]
+
+
+def test_of_equal_devices_the_one_is_taken_whose_node_has_the_image() -> None:
+    assert chosen(at()) == "g0"
+    assert chosen(at(images=having("n2"))) == "g2"
+    assert chosen(at(images={"n2": NodeImages((), (image((FULL,)),))})) == "g2", "as its agent says"
+    assert chosen(at(images=having("n0", "n1", "n2", "n3"))) == "g0", "all have it"
+    assert chosen(at(images={"n2": NodeImages((image(("other:1",), GI),))})) == "g0"
+
+
+def test_weights_or_image_whichever_has_more_bytes_counts_more() -> None:
+    assert chosen(at("n3", images=having("n2"))) == "g3", "20 GiB of weights, 9 GiB of image"
+    assert chosen(at("n3", images=having("n2"), wanted=needs(4))) == "g2"
+    assert chosen(at("n3", images=having("n2", gi=3), wanted=needs(4))) == "g3"
+    assert chosen(at("n3", images=having("n2"), wanted=needs(4, gpu=None))) == "g2"
+    assert chosen(at("n1", "n3", images=having("n2", "n3"))) == "g3", "both is more than either"
+    assert chosen(at("n1", "n3", images=having("n2", "n3"), wanted=needs(4))) == "g3"
+
+
+def test_an_image_of_unknown_size_counts_as_a_usual_one() -> None:
+    unknown = {"n2": NodeImages((), (image((FULL,)),))}
+    usual_gi = IMAGE_BYTES / GI
+    assert chosen(at("n3", images=unknown, wanted=needs(usual_gi - 1))) == "g2"
+    assert chosen(at("n3", images=unknown, wanted=needs(usual_gi + 1))) == "g3"
+
+
+def test_where_room_must_be_made_it_is_made_where_the_image_is() -> None:
+    idle = [model(f"x{n}", 20) for n in range(4)]
+    there = [replica(one, f"r{n}", on=(f"g{n}",)) for n, one in enumerate(idle)]
+    slices = [device(f"g{n}", 24, f"n{n}") for n in range(4)]
+    lately = {str(one.name): History(last_activity_s=T0 - 1) for one in idle}
+    calls = [gateway(levels=[level("a", waiting=1)])]
+    one = world([needs(20), *idle], slices, there, calls, lately, images=having("n2"))
+    (going,) = [action for action in plan(one, T0).actions if not isinstance(action, StartReplica)]
+    assert getattr(going, "replica", "") == "r2"
+
+
+def test_who_planned_before_sees_that_an_image_came_or_went() -> None:
+    planner = Planner()
+    for nodes in (["n1"], ["n2"], [], ["n2", "n3"]):
+        one = at(images=having(*nodes))
+        (start,) = [action for action in planner.plan(one, T0).actions if isinstance(action, StartReplica)]
+        assert start.replica.slices[0] == chosen(one)
