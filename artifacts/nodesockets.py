@@ -37,19 +37,53 @@ class SocketError(Exception):
     """It did not answer; `str()` says why."""
 
 
+class Daemon:
+    """Who listens on one socket."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self._channel: Any = None  # grpc has no types
+
+    async def ask(self, method: str, message: bytes = b"", within_s: float | None = None) -> bytes:
+        """The answer, within ASK_S_MAX where nothing else is said. Raises SocketError."""
+        if not self.socket.exists():
+            raise SocketError("there is no such socket")
+        try:
+            grpc = importlib.import_module("grpc")
+            aio = importlib.import_module("grpc.aio")
+        except ModuleNotFoundError:
+            raise SocketError(MISSING) from None
+        if self._channel is None:
+            options = (("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", ANSWER_BYTES_MAX))
+            self._channel = aio.insecure_channel(f"unix:{self.socket}", options=options)
+        call: Callable[..., Awaitable[bytes]] = self._channel.unary_unary(method)
+        try:
+            return await call(message, timeout=ASK_S_MAX if within_s is None else within_s)
+        except grpc.RpcError as error:
+            raise SocketError(f"{error.code().name} {error.details()}".strip()) from None
+
+    async def close(self) -> None:
+        """Ends the connection; the next question opens another."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+
 class Asked(Generic[T]):
     """One question to one socket, asked again every `every_s` at most; `last` is None until it was answered once."""
 
     def __init__(self, socket: Path, method: str, read: Callable[[bytes], T], every_s: float = 0.0) -> None:
-        self._socket = socket
+        self._daemon = Daemon(socket)
         self._method = method
         self._read = read
         self._every_s = every_s
         self._next_s = 0.0
         self._said = ""
-        self._channel: Any = None  # grpc has no types
-        self._call: Callable[..., Awaitable[bytes]] | None = None
         self.last: T | None = None
+
+    def due(self) -> None:
+        """The next look asks, whenever the last one did."""
+        self._next_s = 0.0
 
     async def look(self) -> T | None:
         """The newest answer there is."""
@@ -58,38 +92,19 @@ class Asked(Generic[T]):
             return self.last
         self._next_s = now_s + self._every_s
         try:
-            self.last = self._read(await self._ask())
+            self.last = self._read(await self._daemon.ask(self._method))
         except (SocketError, ProtobufError) as error:
             await self.close()
             if str(error) != self._said:
                 self._said = str(error)
-                log.warning("event=agent_socket socket=%s reason=%r", self._socket.name, self._said)
+                log.warning("event=agent_socket socket=%s reason=%r", self._daemon.socket.name, self._said)
         else:
             self._said = ""
         return self.last
 
-    async def _ask(self) -> bytes:
-        if not self._socket.exists():
-            raise SocketError("there is no such socket")
-        try:
-            grpc = importlib.import_module("grpc")
-            aio = importlib.import_module("grpc.aio")
-        except ModuleNotFoundError:
-            raise SocketError(MISSING) from None
-        if self._call is None:
-            options = (("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", ANSWER_BYTES_MAX))
-            self._channel = aio.insecure_channel(f"unix:{self._socket}", options=options)
-            self._call = self._channel.unary_unary(self._method)
-        try:
-            return await self._call(b"", timeout=ASK_S_MAX)
-        except grpc.RpcError as error:
-            raise SocketError(f"{error.code().name} {error.details()}".strip()) from None
-
     async def close(self) -> None:
         """Ends its connection; the next look opens another."""
-        channel, self._channel, self._call = self._channel, None, None
-        if channel is not None:
-            await channel.close()
+        await self._daemon.close()
 
 
 class NodeSockets:
@@ -108,6 +123,11 @@ class NodeSockets:
     async def images(self) -> tuple[str, ...]:
         """Names of the images that are there; none: the runtime never said."""
         return () if self._images is None else await self._images.look() or ()
+
+    def images_changed(self) -> None:
+        """The next look asks for them."""
+        if self._images is not None:
+            self._images.due()
 
     async def close(self) -> None:
         """Ends its connections."""

@@ -1,7 +1,7 @@
-"""What a node's own daemons say: which pod has which devices (PodResources v1), and which images there are (CRI v1).
+"""What a node's own daemons say and are told: which pod has which devices (PodResources v1); images (CRI v1).
 
-Pure: answers of theirs as bytes, in their protocol-buffer form, become what an agent tells. Only the fields that are
-wanted are known here, by their numbers:
+Pure: answers of theirs as bytes, in their protocol-buffer form, become what an agent tells, and what is asked of them
+such bytes. Only the fields that are wanted are known here, by their numbers:
 https://github.com/kubernetes/kubernetes/blob/v1.34.0/staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto
 https://github.com/kubernetes/kubernetes/blob/v1.34.0/staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto
 """
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from artifacts.protobuf import messages, text, texts
+from artifacts.dockerconfig import Login
+from artifacts.protobuf import messages, text, texts, written
 
 LIST_PODS = "/v1.PodResourcesLister/List"
 LIST_IMAGES = "/runtime.v1.ImageService/ListImages"
+PULL_IMAGE = "/runtime.v1.ImageService/PullImage"
 VENDOR = "nvidia.com/"
 """Of the resources whose devices are told."""
 SHARED = "::"
@@ -58,3 +60,18 @@ def images(answer: bytes) -> tuple[str, ...]:
     """
     names = {name for image in messages(answer, 1) for number in (2, 3) for name in texts(image, number)}
     return tuple(sorted(names)[:IMAGES_MAX])
+
+
+def pull_image(image: str, login: Login | None) -> bytes:
+    """PullImageRequest {1: ImageSpec {1: image}, 2: AuthConfig {1: username, 2: password, 5: identity_token,
+    6: registry_token}}.
+    """
+    if login is None:
+        return written((1, written((1, image))))
+    tokens = (5, login.identity_token), (6, login.registry_token)
+    return written((1, written((1, image))), (2, written((1, login.user), (2, login.password), *tokens)))
+
+
+def pulled(answer: bytes) -> str:
+    """What the runtime calls the image that it pulled. Raises ProtobufError. PullImageResponse {1: image_ref}."""
+    return text(answer, 1)

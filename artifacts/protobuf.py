@@ -1,8 +1,8 @@
-"""Protocol buffers as they are on the wire (https://protobuf.dev/programming-guides/encoding): reads the fields wanted.
+"""Protocol buffers as they are on the wire: reads and writes the fields wanted.
 
-Owns the decoding of a few small messages that are known by heart; nothing is generated, and unknown fields are passed
-over. Pure. Promises: what is no message is one error, whatever its bytes; no more is read than there is, and nothing is
-copied but the fields themselves.
+Owns the coding (https://protobuf.dev/programming-guides/encoding) of a few small messages that are known by heart;
+nothing is generated, and unknown fields are passed over. Pure. Promises: what is no message is one error, whatever its
+bytes; no more is read than there is, and nothing is copied but the fields themselves.
 """
 
 from __future__ import annotations
@@ -69,6 +69,24 @@ def text(data: bytes, number: int) -> str:
     for value in texts(data, number):
         last = value
     return last
+
+
+def written(*parts: tuple[int, bytes | str]) -> bytes:
+    """A message of these fields, in order, each of text, bytes or a message; those that are empty are left out."""
+    out = bytearray()
+    for number, value in parts:
+        data = value.encode() if isinstance(value, str) else value
+        if data:
+            out += _number(number << 3 | LENGTH) + _number(len(data)) + data
+    return bytes(out)
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*out, value))
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

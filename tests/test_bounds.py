@@ -278,6 +278,13 @@ ROWS: dict[str, tuple[str, ...]] = {
     "a store of weights: meanings of references that are remembered": ("artifacts.meanings.MEANINGS_MAX",),
     "header of a GGUF file in a registry": ("artifacts.headers.BYTES_MAX",),
     "names in all archives of an artifact": ("artifacts.fill.NAMES_MAX",),
+    "engine images that an agent brings: at once; wanted on its node; one pull; again after a failure, at first, at most": (
+        "artifacts.images.PULLS_MAX",
+        "artifacts.images.WANTED_MAX",
+        "artifacts.images.PULL_S_MAX",
+        "artifacts.images.AGAIN_S",
+        "artifacts.images.AGAIN_S_MAX",
+    ),
     "a store of weights: `copy.json`": ("artifacts.layout.RECORD_BYTES_MAX",),
     "reference to an artifact": ("artifacts.reference.TEXT_CHARS_MAX", "artifacts.reference.NAME_CHARS_MAX"),
     "documents": ("autoscaler.strict_yaml.TEXT_CHARS_MAX",),

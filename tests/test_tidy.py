@@ -38,6 +38,7 @@ IMPURE = frozenset(
         "artifacts/agent",
         "artifacts/gguf",
         "artifacts/hfconfig",
+        "artifacts/images",
         "artifacts/nodesockets",
         "artifacts/ocilayout",
         "artifacts/trusting",

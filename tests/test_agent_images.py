@@ -1,0 +1,264 @@
+"""Engine images that the agent has the runtime pull: a real gRPC server on a socket is the runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifacts import nodewire
+from artifacts.credentials import Secret
+from artifacts.dockerconfig import Login
+from artifacts.images import AGAIN_S, AGAIN_S_MAX, PULLS_MAX, WANTED_MAX, Images, ImageWanted, PullError, pull
+from artifacts.nodesockets import Daemon
+from artifacts.protobuf import ProtobufError, messages, text, written
+
+ENGINE = ImageWanted("vllm/vllm-openai:v1")
+SECRET = '{"auths": {"reg.example": {"username": "ada", "password": "secret-word"}}}'
+
+
+def asked_for(message: bytes) -> tuple[str, Login | None]:
+    """Image and login of a PullImageRequest."""
+    (spec,), auth = [*messages(message, 1)], [*messages(message, 2)]
+    login = Login(text(auth[0], 1), text(auth[0], 2), text(auth[0], 5), text(auth[0], 6)) if auth else None
+    return text(spec, 1), login
+
+
+class Runtime:
+    """CRI's ImageService. `failing` images fail so often; pulls wait while `gate` is shut."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.asked: list[tuple[str, Login | None]] = []
+        self.failing: dict[str, int] = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.at_once = self.most_at_once = 0
+        self.began = asyncio.Semaphore(0)
+        self.answer: bytes | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Runtime]:
+        grpc, aio = importlib.import_module("grpc"), importlib.import_module("grpc.aio")
+
+        class Handler:
+            def service(_, call: Any) -> Any:  # noqa: N805  the runtime is self
+                return grpc.unary_unary_rpc_method_handler(self._pull) if call.method == nodewire.PULL_IMAGE else None
+
+        server = aio.server()
+        server.add_generic_rpc_handlers((Handler(),))
+        server.add_insecure_port(f"unix:{self.path}")
+        await server.start()
+        try:
+            yield self
+        finally:
+            self.gate.set()
+            await server.stop(0)
+
+    async def _pull(self, message: bytes, context: Any) -> bytes:
+        image, login = asked_for(message)
+        self.asked.append((image, login))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.began.release()
+        try:
+            await self.gate.wait()
+            if self.failing.get(image, 0):
+                self.failing[image] -= 1
+                code = importlib.import_module("grpc").StatusCode.NOT_FOUND
+                await context.abort(code, f"failed to resolve {image}:\nnot found")
+            return written((1, f"sha256:{image}")) if self.answer is None else self.answer
+        finally:
+            self.at_once -= 1
+
+    @property
+    def images(self) -> list[str]:
+        return [image for image, _ in self.asked]
+
+
+class Waiting:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.waited: list[float] = []
+        self.called = asyncio.Semaphore(0)
+        self.go = asyncio.Semaphore(0)
+
+    async def __call__(self, seconds: float) -> None:
+        self.waited.append(seconds)
+        self.called.release()
+        await self.go.acquire()
+
+
+@asynccontextmanager
+async def bringing(
+    path: Path, waiting: Waiting | None = None, came: asyncio.Semaphore | None = None
+) -> AsyncIterator[Images]:
+    async def keychain(name: str) -> Secret | None:
+        return Secret(SECRET, name) if name == "regcred" else None
+
+    hears = asyncio.Semaphore(0) if came is None else came
+    one = Images(path, keychain, hears.release, waiting or Waiting())
+    running = asyncio.create_task(one.run())
+    try:
+        async with asyncio.timeout(60):
+            yield one
+    finally:
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cri.sock"
+
+
+@pytest.fixture(autouse=True)
+def _heard(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pilotlight.agent")
+
+
+async def test_a_pull_gives_what_the_runtime_calls_the_image_or_one_line_why_not(path: Path) -> None:
+    daemon = Daemon(path)
+    with pytest.raises(PullError, match="there is no such socket"):
+        await pull(daemon, "a:1", None)
+    async with Runtime(path).running() as runtime, asyncio.timeout(60):
+        assert await pull(daemon, "a:1", Login("ada", "secret-word")) == "sha256:a:1"
+        assert await pull(daemon, "a:1", Login(identity_token="i", registry_token="r")) == "sha256:a:1"
+        assert runtime.asked == [("a:1", Login("ada", "secret-word")), ("a:1", Login("", "", "i", "r"))]
+        runtime.failing["a:1"] = 1
+        with pytest.raises(PullError) as failed:
+            await pull(daemon, "a:1", None)
+        assert str(failed.value) == "NOT_FOUND failed to resolve a:1: not found"
+        runtime.answer = b"\xff"
+        with pytest.raises(PullError, match="does not end"):
+            await pull(daemon, "a:1", None)
+        runtime.answer = None
+        runtime.gate.clear()
+        with pytest.raises(PullError, match="DEADLINE_EXCEEDED"):
+            await pull(daemon, "a:1", None, within_s=0.05)
+    await daemon.close()
+
+
+async def test_an_image_that_is_wanted_comes_once_however_often_it_is_said(path: Path) -> None:
+    came = asyncio.Semaphore(0)
+    async with Runtime(path).running() as runtime, bringing(path, came=came) as one:
+        runtime.gate.clear()
+        one.want([ENGINE])
+        await runtime.began.acquire()
+        one.want([])
+        one.want([ENGINE])  # its pull goes on
+        one.want([ENGINE, ImageWanted("b:1")])
+        await runtime.began.acquire()
+        runtime.gate.set()
+        await came.acquire()
+        await came.acquire()
+        one.want([ENGINE])
+        one.want([ENGINE, ImageWanted("c:1")])
+        await came.acquire()
+        assert runtime.images == [ENGINE.image, "b:1", "c:1"]
+        assert not one.failed
+
+
+async def test_no_more_than_so_many_come_at_once_nor_are_listened_to(path: Path) -> None:
+    came, wanted = asyncio.Semaphore(0), [ImageWanted(f"e:{n:03}") for n in range(WANTED_MAX + 9)]
+    async with Runtime(path).running() as runtime, bringing(path, came=came) as one:
+        runtime.gate.clear()
+        one.want(wanted)
+        for _ in range(PULLS_MAX):
+            await runtime.began.acquire()
+        runtime.gate.set()
+        for _ in range(WANTED_MAX):
+            await came.acquire()
+        one.want([*wanted[:WANTED_MAX], ImageWanted("last")])
+        assert runtime.most_at_once <= PULLS_MAX
+        assert sorted(runtime.images) == [want.image for want in wanted[:WANTED_MAX]]
+
+
+async def test_one_that_fails_is_tried_later_and_later_while_it_is_wanted(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting, came = Waiting(), asyncio.Semaphore(0)
+    async with Runtime(path).running() as runtime, bringing(path, waiting, came) as one:
+        runtime.failing[ENGINE.image] = 8
+        one.want([ENGINE])
+        for _ in range(8):
+            await waiting.called.acquire()
+            assert "not found" in one.failed[ENGINE]
+            waiting.go.release()
+        await came.acquire()
+        doubled = [AGAIN_S * 2**n for n in range(5)]
+        assert waiting.waited == [*doubled, *[AGAIN_S_MAX] * 3]
+        assert not one.failed
+        runtime.failing["gone:1"] = 1
+        one.want([ENGINE, ImageWanted("gone:1")])
+        await waiting.called.acquire()
+        one.want([ENGINE])
+        assert not one.failed
+        waiting.go.release()
+        one.want([ENGINE, ImageWanted("b:1")])
+        await came.acquire()
+        assert runtime.images.count("gone:1") == 1, "nobody wants it any more"
+    said = [record.getMessage() for record in caplog.records]
+    assert len([line for line in said if "vllm" in line and "reason" in line]) == 1, "once, for it is one reason"
+
+
+async def test_a_login_comes_from_its_pull_secret_and_is_never_said(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting, came = Waiting(), asyncio.Semaphore(0)
+    async with Runtime(path).running() as runtime, bringing(path, waiting, came) as one:
+        one.want([ImageWanted("reg.example/team/engine:1", "regcred")])
+        await came.acquire()
+        one.want([ImageWanted("other.example/engine:1", "regcred")])
+        await came.acquire()
+        assert runtime.asked == [
+            ("reg.example/team/engine:1", Login("ada", "secret-word")), ("other.example/engine:1", None),
+        ]  # fmt: skip
+        absent = ImageWanted("reg.example/team/engine:1", "nowhere")
+        one.want([absent])
+        await waiting.called.acquire()
+        assert one.failed[absent] == "there is no secret nowhere with its login"
+        wrong = ImageWanted("Not A Name", "regcred")
+        one.want([wrong])
+        await waiting.called.acquire()
+        assert "no reference" in one.failed[wrong]
+    assert "secret-word" not in caplog.text
+
+
+async def test_without_a_socket_it_is_said_once_for_all_images_and_the_kubelet_pulls(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting, came = Waiting(), asyncio.Semaphore(0)
+    wanted = [ImageWanted("a:1"), ImageWanted("b:1")]
+    async with bringing(path, waiting, came) as one:
+        one.want(wanted)
+        for _ in range(4):
+            await waiting.called.acquire()
+            waiting.go.release()
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert "socket=cri.sock" in line
+        assert "there is no such socket: kubelets pull" in line
+        async with Runtime(path).running() as runtime:
+            for _ in wanted * 4:
+                waiting.go.release()
+            await came.acquire()
+            await came.acquire()
+            assert sorted(runtime.images) == ["a:1", "b:1"]
+
+
+def test_empty_fields_are_left_out_and_what_is_written_is_read() -> None:
+    long = "x" * 300
+    assert written((1, ""), (2, b"")) == b""
+    assert [*messages(written((1, long), (2, written((1, "y")))), 1)] == [long.encode()]
+    assert asked_for(nodewire.pull_image("a:1", None)) == ("a:1", None)
+    assert nodewire.pulled(b"") == ""
+    with pytest.raises(ProtobufError):
+        nodewire.pulled(b"\x0a\x05abcd")
