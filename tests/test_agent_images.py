@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from artifacts import nodewire
+from artifacts import images, nodewire
 from artifacts.credentials import Secret
 from artifacts.dockerconfig import Login
 from artifacts.images import AGAIN_S, AGAIN_S_MAX, PULLS_MAX, WANTED_MAX, Images, ImageWanted, PullError, pull
@@ -39,7 +39,6 @@ class Runtime:
         self.failing: dict[str, int] = {}
         self.gate = asyncio.Event()
         self.gate.set()
-        self.at_once = self.most_at_once = 0
         self.began = asyncio.Semaphore(0)
         self.answer: bytes | None = None
 
@@ -64,18 +63,13 @@ class Runtime:
     async def _pull(self, message: bytes, context: Any) -> bytes:
         image, login = asked_for(message)
         self.asked.append((image, login))
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
         self.began.release()
-        try:
-            await self.gate.wait()
-            if self.failing.get(image, 0):
-                self.failing[image] -= 1
-                code = importlib.import_module("grpc").StatusCode.NOT_FOUND
-                await context.abort(code, f"failed to resolve {image}:\nnot found")
-            return written((1, f"sha256:{image}")) if self.answer is None else self.answer
-        finally:
-            self.at_once -= 1
+        await self.gate.wait()
+        if self.failing.get(image, 0):
+            self.failing[image] -= 1
+            code = importlib.import_module("grpc").StatusCode.NOT_FOUND
+            await context.abort(code, f"failed to resolve {image}:\nnot found")
+        return written((1, f"sha256:{image}")) if self.answer is None else self.answer
 
     @property
     def images(self) -> list[str]:
@@ -167,19 +161,33 @@ async def test_an_image_that_is_wanted_comes_once_however_often_it_is_said(path:
         assert not one.failed
 
 
-async def test_no_more_than_so_many_come_at_once_nor_are_listened_to(path: Path) -> None:
+async def test_no_more_than_so_many_come_at_once_nor_are_listened_to(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     came, wanted = asyncio.Semaphore(0), [ImageWanted(f"e:{n:03}") for n in range(WANTED_MAX + 9)]
-    async with Runtime(path).running() as runtime, bringing(path, came=came) as one:
-        runtime.gate.clear()
+    gate, pulling, most = asyncio.Event(), set[str](), list[str]()
+
+    async def slow(_: Daemon, image: str, login: Login | None) -> str:
+        assert login is None
+        pulling.add(image)
+        most.append(image)
+        assert len(pulling) <= PULLS_MAX
+        await gate.wait()
+        pulling.remove(image)
+        return image
+
+    monkeypatch.setattr(images, "pull", slow)
+    async with bringing(path, came=came) as one:
         one.want(wanted)
-        for _ in range(PULLS_MAX):
-            await runtime.began.acquire()
-        runtime.gate.set()
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert most == [want.image for want in wanted[:PULLS_MAX]], "in the order in which they are wanted"
+        gate.set()
         for _ in range(WANTED_MAX):
             await came.acquire()
-        one.want([*wanted[:WANTED_MAX], ImageWanted("last")])
-        assert runtime.most_at_once <= PULLS_MAX
-        assert sorted(runtime.images) == [want.image for want in wanted[:WANTED_MAX]]
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert most == [want.image for want in wanted[:WANTED_MAX]]
 
 
 async def test_one_that_fails_is_tried_later_and_later_while_it_is_wanted(

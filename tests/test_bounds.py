@@ -278,7 +278,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "a store of weights: meanings of references that are remembered": ("artifacts.meanings.MEANINGS_MAX",),
     "header of a GGUF file in a registry": ("artifacts.headers.BYTES_MAX",),
     "names in all archives of an artifact": ("artifacts.fill.NAMES_MAX",),
-    "engine images that an agent brings: at once; wanted on its node; one pull; again after a failure, at first, at most": (
+    "engine images that an agent brings: at once; wanted on its node; one pull; after a failure again in": (
         "artifacts.images.PULLS_MAX",
         "artifacts.images.WANTED_MAX",
         "artifacts.images.PULL_S_MAX",
