@@ -1,0 +1,118 @@
+"""Which engine images nodes are told to bring, and which not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName, NodeReport
+from autoscaler.images import NodeImages, image
+from autoscaler.model import Gpu, Model
+from autoscaler.ordered import Node
+from autoscaler.podspec import Pod
+from autoscaler.prepull import NODE_MAX, NODES_ENOUGH, ImageWant, ImageWants
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import NodeId, Replica, World
+from tests.kit.worlds import T0, device, model, replica, world
+
+ENGINE = ImageWant(image="vllm/vllm-openai:v1")
+MANY = 12
+
+
+def needs(name: str = "a", memory_gi: float = 20, of: str = ENGINE.image, **more: Any) -> Model:
+    return model(name, memory_gi, image=of, **more)
+
+
+def having(*nodes: str, of: str = ENGINE.image) -> dict[str, NodeImages]:
+    return {node: NodeImages((), (image((of,)),)) for node in nodes}
+
+
+def at(
+    models: Iterable[Model], replicas: Iterable[Replica] = (), agents: Iterable[int] = range(MANY), **more: Any
+) -> World:
+    """Nodes n0 and so on with a device each; of those of even number it is small."""
+    there = [device(f"n{n}/g", 24 if n % 2 else 8, f"n{n}", product="L4" if n % 2 else "T4") for n in range(MANY)]
+    nodes = {f"n{n}": Node(report=NodeReport(node=f"n{n}", boot="b", sequence=1), seen_s=T0) for n in agents}
+    return world(models, there, replicas, nodes=nodes, **more)
+
+
+def starting(of: Model, node: int, **more: Any) -> Replica:
+    return replica(of, f"{of.name}-{node}", on=(f"n{node}/g",), state=S.PENDING, **{"started_s": None, **more})
+
+
+def told(one: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict[str, tuple[ImageWant, ...]]:
+    return {**ImageWants().of(one, ahead)}
+
+
+def where(one: World) -> set[str]:
+    """The nodes that are told anything."""
+    return {*told(one)}
+
+
+def test_where_a_replica_begins_its_image_is_wanted_at_once_and_with_its_login() -> None:
+    secret = ImageWant(image=ENGINE.image, pull_secret="regcred")
+    a = needs(pull_secret="regcred")
+    assert told(at([a], [starting(a, 3)]))["n3"] == (secret,)
+    none = needs(of="")
+    assert told(at([none], [starting(none, 3)])) == {}, "its pods are somebody else's"
+
+
+def test_where_who_waits_for_room_will_be_it_is_wanted_too() -> None:
+    a = needs()
+    assert told(at([a]), [(a.name, NodeId("n5")), (ModelName("gone"), NodeId("n1"))]) == {"n5": (ENGINE,)}
+
+
+def test_what_a_node_has_or_nobody_would_bring_is_not_asked_for() -> None:
+    a = needs()
+    everywhere = having(*(f"n{n}" for n in range(MANY)), of=f"docker.io/{ENGINE.image}")
+    assert told(at([a], [starting(a, 3)], images=everywhere)) == {}
+    assert told(at([a], [starting(a, 3)], agents=())) == {}
+    assert "n3" not in where(at([a], [starting(a, 3)], agents=[5, 7]))
+
+
+def test_of_a_model_that_is_used_so_many_nodes_that_could_hold_it_have_the_image() -> None:
+    always = needs(low=1)
+    first = where(at([always]))
+    assert len(first) == NODES_ENOUGH
+    assert all(int(node[1:]) % 2 for node in first), "the others have too little memory"
+    one, *_ = sorted(first)
+    assert where(at([always], images=having(one))) == first - {one}, "the others stay"
+    assert where(at([always], images=having("n0", "n2"))) == first, "those could not hold it"
+    assert where(at([always], images=having(*first))) == set()
+    assert where(at([needs()])) == set(), "nobody uses it"
+    ready = replica(needs(), "r", on=("n3/g",))
+    assert len(where(at([needs()], [ready], images=having("n3")))) == 1
+    assert where(at([needs(low=1, gpu=Gpu(count=0))])) == set(), "any node could hold it"
+
+
+def test_models_of_one_image_share_nodes_and_images_do_not_crowd_one_node() -> None:
+    assert len(where(at([needs("a", low=1), needs("b", low=1)]))) == NODES_ENOUGH
+    kinds = [needs(f"m{n}", of=f"engine:{n}", low=1) for n in range(20)]
+    assert len(where(at(kinds))) > NODES_ENOUGH
+    assert max(map(len, told(at(kinds, agents=[1])).values())) == NODE_MAX
+    begins = starting(kinds[-1], 1)
+    assert told(at(kinds, [begins], agents=[1]))["n1"][0].image == "engine:19", "who begins comes first"
+
+
+def test_products_labels_and_taints_keep_images_away() -> None:
+    choosy = needs(memory_gi=4, low=1, gpu=Gpu(models=("*t4*",)))
+    assert all(int(node[1:]) % 2 == 0 for node in where(at([choosy])))
+    labelled = needs(low=1, pod=Pod(node_selector={"zone": "a"}))
+    one = at([labelled])
+    slices = {id: replace(it, labels={"zone": "a" if it.node == "n7" else "b"}, labels_known=True)
+              for id, it in one.slices.items()}  # fmt: skip
+    assert where(replace(one, slices=slices)) == {"n7"}
+    closed = {id: replace(it, healthy=it.node in {"n1", "n9"}) for id, it in one.slices.items()}
+    assert where(replace(at([needs(low=1)]), slices=closed)) == {"n1", "n9"}
+
+
+def test_who_was_asked_before_says_what_who_was_not_says() -> None:
+    kept, a, b = ImageWants(), needs(low=1), needs("b", of="engine:2", low=1)
+    for one in (
+        at([a]), at([a, b]), at([a, b], images=having("n1", "n3")), at([b], images=having("n1")), at([a], agents=[3]),
+        at([a], [starting(a, 5)]), at([]),
+    ):  # fmt: skip
+        assert kept.of(one) == told(one)
+        assert kept.of(one) == told(one)
