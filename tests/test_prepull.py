@@ -104,6 +104,12 @@ def test_products_labels_and_taints_keep_images_away() -> None:
     slices = {id: replace(it, labels={"zone": "a" if it.node == "n7" else "b"}, labels_known=True)
               for id, it in one.slices.items()}  # fmt: skip
     assert where(replace(one, slices=slices)) == {"n7"}
+    beside = needs("b", low=1)
+    for node in where(at([beside])):
+        slices = {id: replace(it, labels={"zone": "a" if it.node == node else "b"}, labels_known=True)
+                  for id, it in one.slices.items()}  # fmt: skip
+        both = replace(at([labelled, beside]), slices=slices)
+        assert len(where(both)) == NODES_ENOUGH, "a node that one Model has it on already is one of the other's"
     closed = {id: replace(it, healthy=it.node in {"n1", "n9"}) for id, it in one.slices.items()}
     assert where(replace(at([needs(low=1)]), slices=closed)) == {"n1", "n9"}
 
