@@ -19,8 +19,6 @@ from artifacts.credentials import Keychain
 from artifacts.dockerconfig import Login
 from artifacts.nodesockets import Daemon, SocketError
 from artifacts.protobuf import ProtobufError
-from artifacts.reference import BadReferenceError
-from artifacts.refusals import DeniedError, PolicyError
 
 PULLS_MAX: Final = 2
 """At once: weights come over the same line."""
@@ -56,19 +54,19 @@ async def pull(daemon: Daemon, image: str, login: Login | None, within_s: float 
 
 
 class Images:
-    """Brings what is wanted, while `run` runs. `keychain`: name of a pull secret -> its logins, or None where it is not
-    there. `came` hears that one is there. `wait` lets seconds pass.
+    """Brings what is wanted, while `run` runs. `login_of`: name of a pull secret -> its logins; what it raises is a
+    failed pull, with its message as the reason. `came` hears that one is there. `wait` lets seconds pass.
     """
 
     def __init__(
         self,
         socket: Path,
-        keychain: Callable[[str], Awaitable[Keychain | None]],
+        login_of: Callable[[str], Awaitable[Keychain]],
         came: Callable[[], None] = lambda: None,
         wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._daemon = Daemon(socket)
-        self._keychain = keychain
+        self._login_of = login_of
         self._came = came
         self._wait = wait
         self._wanted: tuple[ImageWanted, ...] = ()
@@ -142,12 +140,10 @@ class Images:
             return None
         try:
             of = reference.parse(f"oci://{one.image}")
-            chain = await self._keychain(one.pull_secret)
-            if chain is None:
-                raise PullError(f"there is no secret {one.pull_secret} with its login")
+            chain = await self._login_of(one.pull_secret)
             return await chain.login(of.registry, of.repository)
-        except (BadReferenceError, DeniedError, PolicyError) as error:
-            raise PullError(str(error)) from None
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this image alone, and is its reason
+            raise PullError(str(error) or type(error).__name__) from None
 
     def _say(self, one: ImageWanted, why: str) -> None:
         """Once, until it is another reason; of a socket that is not there once for all images."""

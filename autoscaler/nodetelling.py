@@ -15,6 +15,7 @@ from aiohttp import web
 
 from autoscaler.loop import Loop, Step
 from autoscaler.nodewants import NodeWants
+from autoscaler.prepull import ImageWants
 from autoscaler.wanted import wanted
 from autoscaler.world import NodeId, World
 
@@ -33,6 +34,7 @@ class NodeTelling:
         self._wants: dict[NodeId, NodeWants] = {}
         self._readers: dict[NodeId, dict[asyncio.Event, None]] = {}
         """In the order they came: whom a step wakes first must not depend on addresses of objects."""
+        self._images = ImageWants()
         loop.listeners.append(self._on_step)
 
     def add_to(self, app: web.Application) -> None:
@@ -42,18 +44,21 @@ class NodeTelling:
     def _on_step(self, step: Step) -> None:
         if not self._readers or not _differs(step.before, step.after):
             return
-        before, self._wants = self._wants, wanted(step.after)
+        before, self._wants = self._wants, self._wanted(step.after)
         anew = _general(step.before) != _general(step.after)
         for node, events in self._readers.items():
             if anew or before.get(node) != self._wants.get(node):
                 for event in events:
                     event.set()
 
+    def _wanted(self, world: World) -> dict[NodeId, NodeWants]:
+        return wanted(world, images=self._images.of(world))
+
     async def messages(self, node: NodeId) -> AsyncGenerator[bytes]:
         """Lines for one agent: what its node is to have, again when it changes."""
         changed, said = asyncio.Event(), None
         if not self._readers:
-            self._wants = wanted(self._loop.world)  # nobody has read: nothing was kept
+            self._wants = self._wanted(self._loop.world)  # nobody has read: nothing was kept
         self._readers.setdefault(node, {})[changed] = None
         try:
             while True:
@@ -97,8 +102,9 @@ def _differs(before: World, after: World) -> bool:
         one is not other
         for one, other in (
             (before.replicas, after.replicas), (before.models, after.models), (before.slices, after.slices),
+            (before.images, after.images), (before.settings, after.settings),
         )
-    )  # fmt: skip
+    ) or len(before.nodes) != len(after.nodes)  # fmt: skip
 
 
 def _general(world: World) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""What an autoscaler tells the agent of a node: the weights that are to be there (interfaces, section 6).
+"""What an autoscaler tells the agent of a node: the weights and images that are to be there (interfaces, section 6).
 
 Owns these messages: whole ones, as a stream of lines, of who leads only. An agent acts on those of the newest epoch.
 """
@@ -30,11 +30,22 @@ class NodeWant(Message, frozen=True):
     """Who waits for them there, sorted: each is an own try. None: they are only wanted ahead of a start."""
 
 
+class ImageWant(Message, frozen=True):
+    """An engine's image that is to be on the node."""
+
+    image: str
+    """As its Model says."""
+    pull_secret: str = ""
+    """As NodeWant's."""
+
+
 class NodeWants(Message, frozen=True):
     """All that is wanted on one node, and what may not go there."""
 
     epoch: int
     wants: tuple[NodeWant, ...] = ()
+    images: tuple[ImageWant, ...] = ()
+    """Ahead of a start, the most urgent first (`autoscaler.prepull`); a kubelet pulls what is not there then."""
     held: tuple[str, ...] = ()
     """Copies that pods use: folders below the store, sorted."""
     weights: Weights = Weights()

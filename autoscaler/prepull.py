@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Final
 
-from autoscaler.contract import Message, ModelName
+from autoscaler.contract import ModelName
 from autoscaler.images import NONE, Whereabouts, named
 from autoscaler.model import Model
+from autoscaler.nodewants import ImageWant
 from autoscaler.packing import Force, lane_of
 from autoscaler.rulings import admits, barred
 from autoscaler.shelves import want_of
@@ -27,15 +28,6 @@ NODES_ENOUGH: Final = 2
 NODE_MAX: Final = 8
 """Images told to one node at once: those of Replicas that begin first."""
 BEGINS: Final = frozenset({S.PENDING, S.STARTING})
-
-
-class ImageWant(Message, frozen=True):
-    """An image that is to be on a node."""
-
-    image: str
-    """As its Model says."""
-    pull_secret: str = ""
-    """The Secret in the engines' namespace with a login for its registry; empty: none."""
 
 
 class ImageWants:

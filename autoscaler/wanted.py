@@ -7,14 +7,14 @@ there. Which of the weights an engine loads is decided here, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, WeightsReport
 from autoscaler.engines import EngineError
 from autoscaler.model import Model
 from autoscaler.nodes import fresh
-from autoscaler.nodewants import Laid, NodeWant, NodeWants
+from autoscaler.nodewants import ImageWant, Laid, NodeWant, NodeWants
 from autoscaler.states import ReplicaState as S
 from autoscaler.words import size
 from autoscaler.world import NodeId, Replica, World
@@ -22,6 +22,7 @@ from autoscaler.world import NodeId, Replica, World
 AGENT_S_MAX = 30.0
 """A Replica waits so long for an agent that says nothing of its node's weights; then its start has failed."""
 BEGINS = frozenset((S.PENDING, S.STARTING))
+NO_IMAGES: Mapping[NodeId, tuple[ImageWant, ...]] = {}
 
 
 class Coming(NamedTuple):
@@ -50,8 +51,14 @@ def node_of(world: World, replica: Replica) -> NodeId | None:
     return NodeId(replica.slices[0].partition("/")[0]) if slice_ is None else slice_.node
 
 
-def wanted(world: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict[NodeId, NodeWants]:
-    """What each node is to have, where that is anything. `ahead`: where who waits for room will be."""
+def wanted(
+    world: World,
+    ahead: Iterable[tuple[ModelName, NodeId]] = (),
+    images: Mapping[NodeId, tuple[ImageWant, ...]] = NO_IMAGES,
+) -> dict[NodeId, NodeWants]:
+    """What each node is to have, where that is anything. `ahead`: where who waits for room will be. `images`: see
+    `autoscaler.prepull`.
+    """
     waiting: dict[NodeId, dict[tuple[str, str], list[Replica]]] = {}
     held: dict[NodeId, set[str]] = {}
     models = {model.name: model for model in world.models.values() if from_registry(model)}
@@ -74,10 +81,11 @@ def wanted(world: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict
                 NodeWant(artifact=artifact, pull_secret=secret, replicas=tuple(sorted(one.id for one in replicas)))
                 for (artifact, secret), replicas in sorted(waiting.get(node, {}).items())
             ),
+            images=images.get(node, ()),
             held=tuple(sorted(held.get(node, ()))),
             weights=world.settings.weights,
         )
-        for node in sorted({*waiting, *held})
+        for node in sorted({*waiting, *held, *images})
     }
 
 

@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -18,8 +19,10 @@ import msgspec
 from aiohttp import web
 
 from artifacts.agent import Agent
+from artifacts.images import Images, ImageWanted
 from artifacts.nodesockets import POD_RESOURCES, NodeSockets
 from autoscaler.contract import NODE_PERIOD_S, NodeReport
+from autoscaler.nodewants import ImageWant
 from pilotlight import access, certificates, health, process
 from pilotlight.access import Access
 from pilotlight.certificates import Identity
@@ -81,7 +84,8 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--runtime",
     type=SOCKET,
-    help="The container runtime's socket (CRI), such as /run/containerd/containerd.sock, which tells of images.",
+    help="The container runtime's socket (CRI), such as /run/containerd/containerd.sock: it tells of images, and pulls "
+    "those of engines ahead of a start.",
 )
 @health_option
 def agent(  # noqa: PLR0917  click passes by keyword
@@ -111,7 +115,8 @@ async def serve(options: AgentOptions) -> None:
     tls = files.read(lambda: certificates.client(identity), identity.files) if identity.files else None
     access.warn(shown)
 
-    keeping = Keeping(options.store, PullSecrets(options.pull_secrets, options.kubeconfig))
+    logins = PullSecrets(options.pull_secrets, options.kubeconfig)
+    keeping = Keeping(options.store, logins)
 
     def written(look: NodeLook, sequence: int, age_s: float) -> bytes:
         copies, weights = keeping.report()
@@ -125,10 +130,14 @@ async def serve(options: AgentOptions) -> None:
     sockets = NodeSockets(options.pod_resources, options.runtime)
     one = Agent(NodeLooks(sockets=sockets).look, news, written, ways, NODE_PERIOD_S)
     keeping.changed = one.tell
+    images = None if options.runtime is None else Images(options.runtime, logins, sockets.images_changed)
+    if images is not None:
+        keeping.images = _told(images)
     shown_at = await health.open_port(options.health, application(one))
     process.settle()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(life) for life in (one.run(), files.follow(), keeping.run())]
+        running += [] if images is None else [tasks.create_task(images.run())]
         running += [
             tasks.create_task(way.follow(f"/v1/wants?node={quote(options.node)}", keeping.heard)) for way in ways
         ]
@@ -139,6 +148,11 @@ async def serve(options: AgentOptions) -> None:
         await way.close()
     await sockets.close()
     await shown_at.cleanup()
+
+
+def _told(images: Images) -> Callable[[Sequence[ImageWant]], None]:
+    """In its words."""
+    return lambda wanted: images.want(ImageWanted(one.image, one.pull_secret) for one in wanted)
 
 
 def application(one: Agent[NodeLook]) -> web.Application:

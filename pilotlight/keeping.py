@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from artifacts.publish import Copy
 from artifacts.reference import BadReferenceError
 from artifacts.store import Store, in_thread
 from autoscaler.contract import ReplicaId, WeightsReport, decoder
-from autoscaler.nodewants import NodeWant, NodeWants
+from autoscaler.nodewants import ImageWant, NodeWant, NodeWants
 from autoscaler.settings import Weights
 from pilotlight.supply import reached
 
@@ -87,6 +87,8 @@ class Keeping:
         self._login_of = login_of
         self._clock = clock
         self.changed: Callable[[], None] = _nobody
+        self.images: Callable[[Sequence[ImageWant]], None] = _nothing
+        """Hears which engine images are wanted."""
         self._wants: NodeWants | None = None
         self._wake = asyncio.Event()
         self._lines: dict[Wish, _Line] = {}
@@ -107,6 +109,7 @@ class Keeping:
             return
         if self._wants is None or wants.epoch >= self._wants.epoch:
             self._wants = wants
+            self.images(wants.images)
             self._wake.set()
 
     def report(self) -> tuple[tuple[str, ...], tuple[WeightsReport, ...]]:
@@ -260,6 +263,10 @@ def _wish(want: NodeWant) -> Wish:
 def _closed(copy: Copy | None) -> None:
     if copy is not None:
         copy.close()
+
+
+def _nothing(images: Sequence[ImageWant]) -> None:
+    """The kubelet pulls them."""
 
 
 def _nobody() -> None:

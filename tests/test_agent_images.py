@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from aiohttp import web
 
 from artifacts import images, nodewire
 from artifacts.credentials import Secret
 from artifacts.dockerconfig import Login
 from artifacts.images import AGAIN_S, AGAIN_S_MAX, PULLS_MAX, WANTED_MAX, Images, ImageWanted, PullError, pull
-from artifacts.nodesockets import Daemon
+from artifacts.nodesockets import IMAGES_EVERY_S, Daemon
 from artifacts.protobuf import ProtobufError, messages, text, written
+from artifacts.refusals import PolicyError
+from autoscaler.nodewants import ImageWant, NodeWants
 
 ENGINE = ImageWanted("vllm/vllm-openai:v1")
 SECRET = '{"auths": {"reg.example": {"username": "ada", "password": "secret-word"}}}'
@@ -41,6 +46,7 @@ class Runtime:
         self.gate.set()
         self.began = asyncio.Semaphore(0)
         self.answer: bytes | None = None
+        self.here: list[str] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Runtime]:
@@ -48,7 +54,8 @@ class Runtime:
 
         class Handler:
             def service(_, call: Any) -> Any:  # noqa: N805  the runtime is self
-                return grpc.unary_unary_rpc_method_handler(self._pull) if call.method == nodewire.PULL_IMAGE else None
+                known = {nodewire.PULL_IMAGE: self._pull, nodewire.LIST_IMAGES: self._list}
+                return grpc.unary_unary_rpc_method_handler(known[call.method]) if call.method in known else None
 
         server = aio.server()
         server.add_generic_rpc_handlers((Handler(),))
@@ -60,6 +67,9 @@ class Runtime:
             self.gate.set()
             await server.stop(0)
 
+    async def _list(self, _: bytes, __: Any) -> bytes:
+        return written(*((1, written((2, image))) for image in self.here))
+
     async def _pull(self, message: bytes, context: Any) -> bytes:
         image, login = asked_for(message)
         self.asked.append((image, login))
@@ -69,6 +79,7 @@ class Runtime:
             self.failing[image] -= 1
             code = importlib.import_module("grpc").StatusCode.NOT_FOUND
             await context.abort(code, f"failed to resolve {image}:\nnot found")
+        self.here.append(image)
         return written((1, f"sha256:{image}")) if self.answer is None else self.answer
 
     @property
@@ -94,11 +105,13 @@ class Waiting:
 async def bringing(
     path: Path, waiting: Waiting | None = None, came: asyncio.Semaphore | None = None
 ) -> AsyncIterator[Images]:
-    async def keychain(name: str) -> Secret | None:
-        return Secret(SECRET, name) if name == "regcred" else None
+    async def login_of(name: str) -> Secret:
+        if name != "regcred":
+            raise PolicyError(f"there is no secret {name}")
+        return Secret(SECRET, name)
 
     hears = asyncio.Semaphore(0) if came is None else came
-    one = Images(path, keychain, hears.release, waiting or Waiting())
+    one = Images(path, login_of, hears.release, waiting or Waiting())
     running = asyncio.create_task(one.run())
     try:
         async with asyncio.timeout(60):
@@ -233,7 +246,7 @@ async def test_a_login_comes_from_its_pull_secret_and_is_never_said(
         absent = ImageWanted("reg.example/team/engine:1", "nowhere")
         one.want([absent])
         await waiting.called.acquire()
-        assert one.failed[absent] == "there is no secret nowhere with its login"
+        assert one.failed[absent] == "there is no secret nowhere"
         wrong = ImageWanted("Not A Name", "regcred")
         one.want([wrong])
         await waiting.called.acquire()
@@ -270,3 +283,43 @@ def test_empty_fields_are_left_out_and_what_is_written_is_read() -> None:
     assert nodewire.pulled(b"") == ""
     with pytest.raises(ProtobufError):
         nodewire.pulled(b"\x0a\x05abcd")
+
+
+async def test_the_agents_process_has_pulled_what_autoscalers_want_and_says_when_it_is_there(
+    path: Path, tmp_path: Path
+) -> None:
+    reports: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def node(request: web.Request) -> web.Response:
+        reports.put_nowait(await request.json())
+        return web.json_response({"epoch": 1})
+
+    async def wants(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        wanted = NodeWants(epoch=1, images=(ImageWant(image=ENGINE.image), ImageWant(image="x:1", pull_secret="s")))
+        await stream.write(msgspec.json.encode(wanted) + b"\n")
+        await asyncio.sleep(60)
+        return stream
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/node", node), web.get("/v1/wants", wants)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "contract.sock")).start()
+    words = ("agent", "--node", "n1", "--autoscaler", f"unix:{tmp_path / 'contract.sock'}", "--runtime", str(path),
+             "--pod-resources", str(tmp_path / "none"), "--store", str(tmp_path))  # fmt: skip
+    async with Runtime(path).running() as runtime, asyncio.timeout(IMAGES_EVERY_S - 5):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pilotlight", *words, stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            while ENGINE.image not in (await reports.get()).get("images", ()):
+                pass
+            assert runtime.asked == [(ENGINE.image, None)]
+        finally:
+            process.terminate()
+            _, said = await process.communicate()
+            assert process.returncode == 0
+        assert b"this node's agent may read none" in said, "a secret that it may not read costs that image alone"
+    await runner.cleanup()

@@ -278,9 +278,10 @@ ROWS: dict[str, tuple[str, ...]] = {
     "a store of weights: meanings of references that are remembered": ("artifacts.meanings.MEANINGS_MAX",),
     "header of a GGUF file in a registry": ("artifacts.headers.BYTES_MAX",),
     "names in all archives of an artifact": ("artifacts.fill.NAMES_MAX",),
-    "engine images that an agent brings: at once; wanted on its node; one pull; after a failure again in": (
+    "engine images that an agent brings: at once; wanted on its node, told to it; one pull; after a failure again in": (
         "artifacts.images.PULLS_MAX",
         "artifacts.images.WANTED_MAX",
+        "autoscaler.prepull.NODE_MAX",
         "artifacts.images.PULL_S_MAX",
         "artifacts.images.AGAIN_S",
         "artifacts.images.AGAIN_S_MAX",

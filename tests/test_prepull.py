@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, NodeReport
 from autoscaler.images import NodeImages, image
 from autoscaler.model import Gpu, Model
+from autoscaler.nodewants import ImageWant
 from autoscaler.ordered import Node
 from autoscaler.podspec import Pod
-from autoscaler.prepull import NODE_MAX, NODES_ENOUGH, ImageWant, ImageWants
+from autoscaler.prepull import NODE_MAX, NODES_ENOUGH, ImageWants
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import NodeId, Replica, World
 from tests.kit.worlds import T0, device, model, replica, world
