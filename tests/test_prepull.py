@@ -44,7 +44,7 @@ def starting(of: Model, node: int, **more: Any) -> Replica:
 
 
 def told(one: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict[str, tuple[ImageWant, ...]]:
-    return {**ImageWants().of(one, ahead)}
+    return {str(node): wants for node, wants in ImageWants().of(one, ahead).items()}
 
 
 def where(one: World) -> set[str]:
