@@ -62,12 +62,14 @@ async def test_a_cold_start_of_a_pod_is_told_by_its_phases(house: House, node: N
 
 async def test_a_cold_start_of_an_adopted_deployment_has_phases_and_a_restart_has_none(adopting: Adopting) -> None:
     sleeping = workload("ada", 0, {OURS + "models": "ada", OURS + "idle-seconds": "600"})
+    sleeping["spec"]["template"]["metadata"]["annotations"] = {PULL_SECONDS: "0.6"}
     await adopting.api.create(f"{adopting.apps}/deployments", sleeping)
     async with asyncio.timeout(180):
         async with adopting.running():
             found = await coldstart(adopting)
             (one,) = found["rounds"]
             assert one["phases_ms"].keys() >= {"decide", "place", *PARTS, "image", "load", "ready"}
+            assert one["phases_ms"]["image"] >= 550, "so long was its image pulled"
         async with adopting.running():
             while (await ops(adopting, "models/ada"))["replicas"] != {"ready": 1}:
                 await asyncio.sleep(0.05)

@@ -1,0 +1,37 @@
+"""Images of engines in a cluster: a start goes where its image is, and agents have them pulled ahead of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from autoscaler.drivers.kubernetes.api import MERGE, Api
+from tests.cluster.house import House, model, process
+from tests.cluster.kubelet.node import Node
+from tests.cluster.test_placing import pair
+from tests.test_agent_images import Runtime
+
+ENGINE, FULL = "vllm/engine:1", "docker.io/vllm/engine:1"
+
+
+async def test_of_two_nodes_the_one_is_taken_whose_kubelet_has_the_image(
+    api: Api, tmp_path: Path, kubeconfig: Path, namespace: str
+) -> None:
+    house = House(tmp_path, kubeconfig, namespace)
+    async with pair(api, house, namespace, tmp_path) as one:
+        images = [{"names": [f"{FULL}@sha256:{'a' * 64}", FULL], "sizeBytes": 9 << 30}]
+        await api.patch(f"/api/v1/nodes/{one.second.name}/status", {"status": {"images": images}}, MERGE)
+        assert await one.answers_from(image=ENGINE) == one.second.name
+
+
+async def test_an_agent_has_the_image_pulled_of_a_model_that_is_always_wanted_before_its_pod_asks(
+    house: House, node: Node, tmp_path: Path
+) -> None:
+    runtime = Runtime(tmp_path / "cri.sock")
+    house.write(model("ada", image=ENGINE, replicas={"min": 1}))
+    words = ("--node", node.name, "--autoscaler", f"unix:{tmp_path / 'contract.sock'}", "--store", str(tmp_path / "w"),
+             "--runtime", str(runtime.path), "--pod-resources", str(tmp_path / "no.sock"))  # fmt: skip
+    agent = process(tmp_path / "agent.log", "agent", *words)
+    async with runtime.running(), agent, house.running(), asyncio.timeout(180):
+        await runtime.began.acquire()
+    assert runtime.asked[0] == (ENGINE, None)
