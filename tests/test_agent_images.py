@@ -310,10 +310,13 @@ async def test_the_agents_process_has_pulled_what_autoscalers_want_and_says_when
     words = ("agent", "--node", "n1", "--autoscaler", f"unix:{tmp_path / 'contract.sock'}", "--runtime", str(path),
              "--pod-resources", str(tmp_path / "none"), "--store", str(tmp_path))  # fmt: skip
     async with Runtime(path).running() as runtime, asyncio.timeout(IMAGES_EVERY_S - 5):
+        runtime.gate.clear()
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "pilotlight", *words, stderr=asyncio.subprocess.PIPE
         )
         try:
+            assert "images" not in await reports.get(), "it has looked, and nothing is there yet"
+            runtime.gate.set()
             while ENGINE.image not in (await reports.get()).get("images", ()):
                 pass
             assert runtime.asked == [(ENGINE.image, None)]
