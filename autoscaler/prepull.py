@@ -43,9 +43,10 @@ class ImageWants:
         if not world.nodes:
             return {}
         found: dict[NodeId, dict[ImageWant, None]] = {}
-        for replica in sorted(world.replicas.values(), key=lambda one: (one.created_s, one.id)):
+        begin = [one for one in world.replicas.values() if one.state in BEGINS and one.started_s is None and one.slices]
+        for replica in sorted(begin, key=lambda one: (one.created_s, one.id)):
             model = world.models.get(replica.model)
-            if model is not None and replica.state in BEGINS and replica.started_s is None and replica.slices:
+            if model is not None:
                 _add(found, _node_of(world, replica.slices[0]), model)
         for name, node in ahead:
             if name in world.models:
