@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
+from typing import Any, cast
 
 import pytest
 
 from autoscaler.contract import NodeReport
-from autoscaler.drivers.kubernetes import nodes
+from autoscaler.drivers.kubernetes import inventory, nodes
+from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.drivers.kubernetes.inventory import Inventory
+from autoscaler.drivers.kubernetes.vocabulary import NODES
 from autoscaler.fold import fold
 from autoscaler.fold_orders import FORGET_S
 from autoscaler.images import NodeImages, Whereabouts, image, named
-from autoscaler.observations import ImagesSeen
+from autoscaler.observations import HostsSeen, ImagesSeen, SlicesSeen
 from autoscaler.ordered import NodeReported
+from autoscaler.settings import Settings
 from tests.kit.worlds import T0, world
+from tests.test_alternatives import Paths
 
 GIB = 1 << 30
 DIGEST = "sha256:" + "a" * 64
@@ -51,6 +58,44 @@ def test_a_node_tells_its_images_with_their_sizes() -> None:
     assert seen.images[0] == image(tuple(names), 9 * GIB)
     assert seen.images[0] is image(tuple(names), 9 * GIB), "of many nodes it is one record"
     assert len(seen.images) == nodes.IMAGES_MAX
+
+
+async def test_an_image_that_came_to_a_node_is_told_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices are not worked out again for it."""
+    monkeypatch.setattr(inventory, "HOSTS_EVERY_S", 0.0)
+    node: dict[str, Any] = {
+        "metadata": {"name": "n", "resourceVersion": "1"}, "spec": {}, "status": {"images": [{"names": ["e:1"]}]},
+    }  # fmt: skip
+    server, due, whole, heard = Paths({NODES: [node]}), asyncio.Event(), list[bool](), list[Any]()
+
+    def look() -> None:
+        heard.extend(one.look())
+        due.set()
+
+    one = Inventory(
+        cast("Api", server), "n", Settings, is_ours=lambda _: False, held=list, changed=whole.append,
+        hosts_changed=look,
+    )  # fmt: skip
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(begun(one))
+        while not whole:
+            await asyncio.sleep(0)
+        assert [type(said) for said in one.look()] == [SlicesSeen, HostsSeen, ImagesSeen]
+        heard.clear()
+        due.clear()
+        later = {**node, "metadata": {"name": "n", "resourceVersion": "2"}, "status": {"images": [{"names": ["e:2"]}]}}
+        server.truth, before = {"0": later}, len(whole)
+        await one.refresh()
+        await due.wait()
+        assert [type(said) for said in heard] == [HostsSeen, ImagesSeen]
+        assert heard[1].images == {"n": (image(("e:2",)),)}
+        assert len(whole) == before
+        watching.cancel()
+
+
+async def begun(one: Inventory) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        await one.begin(tasks)
 
 
 def test_kubelets_and_agents_are_both_heard_and_neither_takes_back_what_the_other_says() -> None:

@@ -33,8 +33,8 @@ HOSTS_EVERY_S = 0.5
 
 class Inventory:
     """`is_ours`: whether a pod is a Replica of this driver; `held` gives the Slices of those that are not proven clean.
-    `changed` hears that the Slices may be others now, and whether a node is, too; `hosts_changed`, that only CPU and
-    memory of nodes are.
+    `changed` hears that the Slices may be others now, and whether a node is, too; `hosts_changed`, that only CPU,
+    memory or images of nodes are.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Inventory:
         self._settings = settings
         self._is_ours = is_ours
         self._held = held
-        self._nodes = Watched(api, NODES, nodes.read, lambda _: changed(True))
+        self._nodes = Watched(api, NODES, nodes.read, self._nodes_changed)
         self._changed, self._hosts_changed = changed, hosts_changed
         self._others = Watched(
             api, "/api/v1/pods", self._read_other, self._others_changed, optional=True, fieldSelector=nodes.HOLDING
@@ -70,7 +70,7 @@ class Inventory:
         self._claims = Watched(
             api, claims.CLAIMS, lambda found: claims.read(found, namespace), lambda _: changed(False), optional=True
         )
-        self._only_hosts = False
+        self._only_hosts = self._images_changed = False
         self._made: nodes.Made = {}
         self._slices: dict[SliceId, Slice] = {}
         """As they were last told."""
@@ -100,14 +100,24 @@ class Inventory:
         return self._nodes.items.get(Key("", name))
 
     def look(self) -> tuple[SlicesSeen | HostsSeen | ImagesSeen, ...]:
-        """What there is now; without the Slices where the CPU and memory of others is all that has changed."""
+        """What there is now; without the Slices where only CPU and memory of others have changed, or images."""
         if self._due is not None:
             self._due.cancel()
         hosts, self._due = self._look_at_hosts(), None
-        return (hosts,) if self._only_hosts else (self._look_at_slices(), hosts, self._look_at_images())
+        images = (self._look_at_images(),) if self._images_changed or not self._only_hosts else ()
+        self._images_changed = False
+        return (hosts, *images) if self._only_hosts else (self._look_at_slices(), hosts, *images)
 
     def _look_at_images(self) -> ImagesSeen:
         return ImagesSeen(images={node.name: node.images for node in self._nodes.items.values() if node.images})
+
+    def _nodes_changed(self, changes: list[Change[NodeSeen]]) -> None:
+        """Images come and go all the time, too: no Slice depends on them."""
+        if any(old is None or new is None or old._replace(images=new.images) != new for _, old, new in changes):
+            self._changed(True)
+            return
+        self._images_changed = True
+        self._later()
 
     def _look_at_hosts(self) -> HostsSeen:
         """Of nodes without devices only those on which any pod may be now."""
@@ -198,7 +208,11 @@ class Inventory:
                 devices = True
         if devices:
             self._changed(False)
-        elif hosts and self._due is None:
+        elif hosts:
+            self._later()
+
+    def _later(self) -> None:
+        if self._due is None:
             self._due = asyncio.get_running_loop().call_later(HOSTS_EVERY_S, self._hosts_are_due)
 
     def _hosts_are_due(self) -> None:
