@@ -8,17 +8,19 @@ registry, so that a presigned URL that has ended does no harm. `urls` of descrip
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import NamedTuple, Protocol
+
+from yarl import URL
 
 from artifacts import digests, ranges
 from artifacts.client import Client
 from artifacts.digests import Digest
-from artifacts.pace import Tries
+from artifacts.pace import Pace, Tries
 from artifacts.ranges import Part
-from artifacts.refusals import BrokenError, MismatchError
-from artifacts.transport import Answer, Taken
+from artifacts.refusals import BrokenError, MismatchError, RegistryError
+from artifacts.transport import Answer, Limits, Taken
 
 PROGRESS_BYTES = 1 << 20
 """So much in one try, and the tries are counted anew."""
@@ -45,6 +47,29 @@ class Moved(NamedTuple):
     broken: str = ""
 
 
+class Giver(Protocol):
+    """Who gives blobs: the client of a registry, or of what is none."""
+
+    said: str
+    """What errors call it."""
+    limits: Limits
+    pace: Pace
+
+    def blob_url(self, repository: str, digest: Digest) -> URL:
+        """Where it has it. Raises PolicyError."""
+        ...
+
+    async def ask(
+        self, method: str, url: URL, repository: str, *, headers: Mapping[str, str] | None = None, tries: Tries
+    ) -> Answer:
+        """As `Client.ask`."""
+        ...
+
+    async def refused(self, answer: Answer, what: str) -> RegistryError:
+        """As `Client.refused`."""
+        ...
+
+
 class Sink(Protocol):
     """Somebody who sums the bytes itself, and can move a body without their going through `read`."""
 
@@ -59,7 +84,7 @@ class Sink(Protocol):
 
 async def exists(client: Client, blob: Blob, *, scopes: frozenset[str] | None = None) -> bool:
     """The registry has this blob in this repository."""
-    url = client.url(f"{blob.repository}/blobs/{digests.parse(blob.digest)}")
+    url = client.blob_url(blob.repository, blob.digest)
     found = await client.whole("HEAD", url, blob.repository, bytes_max=0, what="a blob", scopes=scopes)
     if found.status == 404:
         return False
@@ -69,19 +94,26 @@ async def exists(client: Client, blob: Blob, *, scopes: frozenset[str] | None = 
 
 
 async def read(
-    client: Client, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
+    client: Giver,
+    blob: Blob,
+    first: int = 0,
+    end: int | None = None,
+    sink: Sink | None = None,
+    *,
+    check: bool = True,
 ) -> AsyncGenerator[bytes, None]:
     """Bytes `first` up to, and without, `end` of a blob; close it (`contextlib.aclosing`) to stop.
 
-    With a `sink`, bodies that it can move go there and only the others' bytes come here, and nothing is summed.
+    With a `sink`, bodies that it can move go there and only the others' bytes come here, and nothing is summed; neither
+    without `check`, for a digest that is only a name.
     Raises AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError.
     """
     repository, digest, size = blob
     wanted = Part(first, size if end is None else end, size)
     if not 0 <= wanted.first <= wanted.end <= size:
         raise ValueError(f"bytes {wanted.first} to {wanted.end} are no part of {size}")
-    url, said = client.url(f"{repository}/blobs/{digests.parse(digest)}"), f"{client.said}: {blob}"
-    summed = hashlib.new(digests.algorithm(digest)) if wanted.whole and sink is None else None
+    url, said = client.blob_url(repository, digest), f"{client.said}: {blob}"
+    summed = hashlib.new(digests.algorithm(digest)) if wanted.whole and sink is None and check else None
     tries, at, in_parts = Tries(client.pace, None if sink is None else sink.broke), wanted.first, True
     while at < wanted.end:
         part = Part(at, wanted.end, size)
@@ -131,7 +163,7 @@ def _unbroken(answer: Answer, moved: Moved) -> None:
         raise BrokenError(f"{answer.said}: {moved.broken}")
 
 
-async def _judge(client: Client, answer: Answer, blob: Blob) -> None:
+async def _judge(client: Giver, answer: Answer, blob: Blob) -> None:
     if answer.status in {200, 206}:
         return
     if answer.foreign and answer.status in ENDED:
@@ -163,7 +195,7 @@ async def _kept(
         raise MismatchError(f"{said}: the registry has less of it than there should be ({left} bytes are missing)")
 
 
-async def _in_time(client: Client, answer: Answer, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def _in_time(client: Giver, answer: Answer, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Chunks; only the time that the registry takes counts, not the reader's. Raises BrokenError."""
     limits = client.limits
     waited_s, came = 0.0, 0

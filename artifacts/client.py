@@ -16,7 +16,9 @@ import msgspec
 from multidict import CIMultiDictProxy
 from yarl import URL
 
+from artifacts import digests
 from artifacts.credentials import Chain, Keychain
+from artifacts.digests import Digest
 from artifacts.pace import Pace, Tries
 from artifacts.refusals import (
     AbsentError,
@@ -86,6 +88,10 @@ class Client:
         if not _PATH.fullmatch(path):
             raise PolicyError(f"{self.said}: {path[:80]!r} is no repository, tag or digest")
         return URL(f"{self.transport.base}v2/{path}{'?' if query else ''}{query}", encoded=True)
+
+    def blob_url(self, repository: str, digest: Digest) -> URL:
+        """Of a blob. Raises PolicyError."""
+        return self.url(f"{repository}/blobs/{digests.parse(digest)}")
 
     async def ask(
         self,

@@ -13,7 +13,6 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 an
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterable
 from io import FileIO
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from artifacts import ggufshape
+from artifacts import ggufshape, kinds
 from artifacts.caches import Shape
 from artifacts.ggufshape import LAYERS_MAX, Value
 
@@ -36,7 +35,6 @@ TEXT_BYTES_MAX = 1 << 20
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _U64 = struct.Struct("<Q")
 PER_BLOCK = (".attention.head_count", ".attention.sliding_window_pattern", ".feed_forward_length")
 """Keys that may have one number for each block."""
@@ -77,13 +75,13 @@ def header_bytes(file: str | Path) -> int:
 
 def stem(file: Path) -> str:
     """The file's name without `.gguf`, and of a split model without its part."""
-    split = _PART.fullmatch(file.name)
+    split = kinds.PART.fullmatch(file.name)
     return split[1] if split else file.stem
 
 
 def is_first_part(file: Path) -> bool:
     """Whether the file can be given to `read`: it is whole, or the first part of a split model."""
-    split = _PART.fullmatch(file.name)
+    split = kinds.PART.fullmatch(file.name)
     return split is None or int(split[2]) == 1
 
 
@@ -109,7 +107,7 @@ def _info(path: str, metadata: dict[str, Value], weights_bytes: int) -> GgufInfo
 
 def _weights_bytes(path: str) -> int:
     """The size of the file, or of all parts of a split one. Raises GgufError naming the first part that is missing."""
-    split = _PART.fullmatch(Path(path).name)
+    split = kinds.PART.fullmatch(Path(path).name)
     if split is None:
         return Path(path).stat().st_size
     begin, number, count = split[1], int(split[2]), int(split[3])

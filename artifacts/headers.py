@@ -1,4 +1,4 @@
-"""The header of a model that is still in its registry, as a file: what it will need is known before it is pulled. I/O.
+"""The header of a model that is not here yet, as a file: what it will need is known before it is pulled. I/O.
 
 Owns files that have a GGUF's name, its size and its first bytes, and a hole where its weights would be: whoever reads
 headers reads them as any other. Promises: a few MiB of a model are asked for, whatever it weighs. They are not
@@ -8,6 +8,7 @@ verified, since only the whole has a digest: they say what to plan with, and not
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from artifacts import gguf, resolve
 from artifacts.blobs import Blob
 from artifacts.contents import File
 from artifacts.gguf import GgufError
-from artifacts.mirrors import Mirrored
 from artifacts.obtain import Registries
+from artifacts.pull import Source
 from artifacts.reference import Reference
 from artifacts.tar import Member, Reader
 
@@ -32,18 +33,23 @@ async def lay(of: Reference, registries: Registries, folder: Path) -> list[str]:
     """
     async with registries.opened(of.host) as source:
         found = await resolve.resolve(source, of, resolve.here())
-        files = [one for one in found.contents.files() if one.path.endswith(".gguf") and one.encoding in {"raw", "tar"}]
-        for one in files:
-            path = folder / one.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            await asyncio.to_thread(_put, path, b"", one.size)
-        for one in files:
-            if gguf.is_first_part(Path(one.path)):
-                await _begin(of.repository, source, one, folder / one.path)
+        return await begin(found.contents.files(), of.repository, source, folder)
+
+
+async def begin(of: Iterable[File], repository: str, source: Source, folder: Path) -> list[str]:
+    """As `lay`, of an artifact's files."""
+    files = [one for one in of if one.path.endswith(".gguf") and one.encoding in {"raw", "tar"}]
+    for one in files:
+        path = folder / one.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(_put, path, b"", one.size)
+    for one in files:
+        if gguf.is_first_part(Path(one.path)):
+            await _begin(repository, source, one, folder / one.path)
     return [one.path for one in files]
 
 
-async def _begin(repository: str, source: Mirrored, one: File, path: Path) -> None:
+async def _begin(repository: str, source: Source, one: File, path: Path) -> None:
     """As much of its begin as a reader wants. Raises GgufError where that is too much, or it is none."""
     want = FIRST_BYTES
     while True:

@@ -76,6 +76,10 @@ _DOC_NAMES = frozenset({"readme", ".gitattributes", ".gitignore", "changelog", "
 _CONFIG_NAMES = frozenset({"kitfile", "modelfile", "params"})
 
 
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+"""A part of a split model: its name without that, its number, how many there are."""
+
+
 class Kind(NamedTuple):
     """What a name says."""
 

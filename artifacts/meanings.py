@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -17,14 +18,27 @@ from artifacts import digests
 from artifacts.digests import Digest
 from artifacts.disk import Disk, entries
 from artifacts.layout import Key
-from artifacts.reference import Reference
 from artifacts.store import Store
 
 MEANINGS_MAX = 10_000
 """Of more the oldest are forgotten."""
-_BYTES_MAX = 4096
+_BYTES_MAX = 64 << 10
 
 log = logging.getLogger("pilotlight.store")
+
+
+class Meant(Protocol):
+    """A reference into a registry, or into another place (`bring.Named`); `str()` is what is remembered."""
+
+    @property
+    def digest(self) -> Digest | None:
+        """Where it names one."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """As `Key.origin`."""
+        ...
 
 
 class _Meaning(msgspec.Struct, frozen=True):
@@ -39,7 +53,7 @@ class Meanings:
         self._folder = store.layout.root / "meanings"
         self._disk = disk or Disk()
 
-    def remember(self, of: Reference, key: Key) -> None:
+    def remember(self, of: Meant, key: Key) -> None:
         """It means this Copy from now on. A store that cannot be written gives what it has, and remembers nothing."""
         if self.recall(of) == key:
             return
@@ -48,7 +62,7 @@ class Meanings:
         except OSError as error:
             log.warning("event=meaning_not_kept artifact=%s reason=%r", of, error.strerror)
 
-    def _keep(self, of: Reference, key: Key) -> None:
+    def _keep(self, of: Meant, key: Key) -> None:
         self._disk.folder(self._folder)
         self._disk.write(self._path(of), msgspec.json.encode(_Meaning(str(of), key.digest)))
         there = entries(self._folder)
@@ -57,12 +71,12 @@ class Meanings:
             for one in there[: len(there) - MEANINGS_MAX]:
                 Path(one.path).unlink(missing_ok=True)
 
-    def recall(self, of: Reference) -> Key | None:
+    def recall(self, of: Meant) -> Key | None:
         """None: it was never pulled here. A digest needs no memory."""
         digest = of.digest or self._digest(of)
         return None if digest is None else Key(of.host, digest)
 
-    def _digest(self, of: Reference) -> Digest | None:
+    def _digest(self, of: Meant) -> Digest | None:
         try:
             with self._path(of).open("rb") as file:
                 said = msgspec.json.decode(file.read(_BYTES_MAX), type=_Meaning)
@@ -70,5 +84,5 @@ class Meanings:
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, digests.BadDigestError):
             return None
 
-    def _path(self, of: Reference) -> Path:
+    def _path(self, of: Meant) -> Path:
         return self._folder / hashlib.sha256(str(of).encode()).hexdigest()

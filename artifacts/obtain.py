@@ -102,7 +102,7 @@ async def obtain(of: Reference, store: Store, registries: Registries, told: Told
 
         async def fetch(job: Job) -> None:
             sizes = {one.digest: one.size for one in job.files}
-            await fill(job, found.contents, of.repository, source, _Telling(sum(sizes.values()), told).came)
+            await fill(job, found.contents, of.repository, source, Telling(sum(sizes.values()), told).came)
 
         await _judged(of, found.digest, registries)
         caller = await _caller(of, found.digest, registries)
@@ -164,7 +164,7 @@ def fingerprint(login: Login) -> str:
     return hmac.new(_SECRET, text, hashlib.sha256).hexdigest()
 
 
-class _Telling:
+class Telling:
     """Blobs' bytes as one sum."""
 
     def __init__(self, total_bytes: int, told: Told) -> None:

@@ -36,10 +36,21 @@ _room = threading.local()
 class Partial:
     """Of one blob. Close it."""
 
-    def __init__(self, folder: Path, digest: Digest, size: int, disk: Disk | None = None) -> None:
-        """Goes on with what is there. Raises DiskError where another process has it, and OSError."""
+    def __init__(
+        self,
+        folder: Path,
+        digest: Digest,
+        size: int,
+        disk: Disk | None = None,
+        *,
+        learned: Callable[[Digest], None] | None = None,
+    ) -> None:
+        """Goes on with what is there. `learned`: as `pull.Wanted`. Raises DiskError where another process has it, and
+        OSError.
+        """
         self.digest = digest
         self.size = size
+        self._learned = learned
         self._disk = disk or Disk()
         self._folder = folder / FOLDER
         self._path = self._folder / str(digest)
@@ -123,12 +134,14 @@ class Partial:
             self._kept |= new
 
     def publish(self, path: Path) -> bool:
-        """Where the sum of all bytes holds: gives the file its name `path`. Else drops it, and is False."""
+        """Where the sum holds, or is learned: gives the file its name `path`. Else drops it, and is False."""
         with self._summing:
             self._sum(self.size)
         if not self.ledger.complete or self._summed_bytes != self.size:
             raise RuntimeError(f"{self.digest} is not complete")
-        if self._summed.hexdigest() != digests.encoded(self.digest):
+        if self._learned is not None:
+            self._learned(digests.parse(f"{digests.algorithm(self.digest)}:{self._summed.hexdigest()}"))
+        elif self._summed.hexdigest() != digests.encoded(self.digest):
             self.drop()
             return False
         self._disk.folder(path.parent)

@@ -39,7 +39,7 @@ class Wanted(NamedTuple):
     files: tuple[File, ...]
     """`Contents.files()`."""
     unpacked_bytes: int = 0
-    """What its archives will take, where that is known; `Job.more` takes more."""
+    """What is laid into the tree will take, where that is known; `Job.more` takes more."""
 
 
 @dataclass(frozen=True, slots=True)

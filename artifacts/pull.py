@@ -11,24 +11,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from artifacts import concurrency, disk, splicing
-from artifacts.blobs import Blob, Moved
+from artifacts.blobs import Blob, Moved, Sink
 from artifacts.concurrency import Window
 from artifacts.digests import Digest
 from artifacts.disk import Disk, DiskError
-from artifacts.mirrors import Mirrored
 from artifacts.partial import Partial
 from artifacts.parts import Span
 from artifacts.refusals import BrokenError, MismatchError, RegistryError
 from artifacts.splicing import Goal
 from artifacts.stalls import Judge
-from artifacts.transport import Taken
+from artifacts.transport import Limits, Taken
 
 TICK_S = 0.25
 BATCH_BYTES = 1 << 20
@@ -48,11 +48,37 @@ class Wanted(NamedTuple):
 
     blob: Blob
     path: Path
+    learned: Callable[[Digest], None] | None = None
+    """Where the blob's digest is a name and no sum, since nobody knows that yet: hears the sum, from a thread."""
+
+
+class Source(Protocol):
+    """Where blobs come from: a registry with its mirrors, or something else that has them."""
+
+    @property
+    def lonely(self) -> bool:
+        """There is one place only."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """How long answers may take."""
+        ...
+
+    def alone(self) -> Source:
+        """The one place that counts."""
+        ...
+
+    def read(
+        self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """As `blobs.read`."""
+        ...
 
 
 async def fetch(
     wanted: Sequence[Wanted],
-    source: Mirrored,
+    source: Source,
     folder: Path,
     progress: Progress | None = None,
     *,
@@ -75,7 +101,7 @@ async def fetch(
 class _Coming:
     """One blob on its way."""
 
-    def __init__(self, wanted: Wanted, partial: Partial, source: Mirrored) -> None:
+    def __init__(self, wanted: Wanted, partial: Partial, source: Source) -> None:
         self.wanted = wanted
         self.partial = partial
         self.source = source
@@ -171,7 +197,7 @@ class _Fetch:
     """All that one `fetch` has open."""
 
     def __init__(
-        self, source: Mirrored, folder: Path, progress: Progress, file_system: Disk, clock: Callable[[], float]
+        self, source: Source, folder: Path, progress: Progress, file_system: Disk, clock: Callable[[], float]
     ) -> None:
         self._source = source
         self._folder = folder
@@ -280,7 +306,8 @@ class _Fetch:
 
     async def _opened(self, wanted: Wanted) -> Partial:
         blob = wanted.blob
-        return await self.thread(wanted, Partial, self._folder, blob.digest, blob.size, self._disk)
+        made = partial(Partial, learned=wanted.learned)
+        return await self.thread(wanted, made, self._folder, blob.digest, blob.size, self._disk)
 
     def _queue_up(self, coming: _Coming) -> None:
         spans = coming.partial.ledger.spans()

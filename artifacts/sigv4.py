@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -58,7 +58,7 @@ def signed(asked: Asked, keys: Keys, scope: Scope, unix_s: float) -> dict[str, s
     The Host header is signed and left out: it is the transport's to send.
     """
     method, url, headers, body = asked
-    at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(unix_s))
+    at = datetime.fromtimestamp(unix_s, UTC).strftime("%Y%m%dT%H%M%SZ")
     summed = hashlib.sha256(body).hexdigest() if body else EMPTY
     sent = {**headers, "X-Amz-Date": at}
     if scope.service == "s3":

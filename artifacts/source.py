@@ -1,7 +1,8 @@
 """Where a Model's weights come from, as `spec.artifact` says it: one parse for all schemes. Pure.
 
-Owns the grammar of `file:///path`, `hf://owner/name@revision` and `s3://bucket/key`; `oci://` and `ollama://` are
-`artifacts.reference`'s. What comes out may stand in a URL (a key after quoting); whether it is there is not asked.
+Owns the grammar of `file:///path`, `hf://owner/name@revision?include=PATTERN` and `s3://bucket/key`; `oci://` and
+`ollama://` are `artifacts.reference`'s. What comes out may stand in a URL (a key after quoting); whether it is there is
+not asked.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ _PART = r"[A-Za-z0-9_-](?:[A-Za-z0-9_-]|\.(?!\.)){0,95}"
 _HUB = re.compile(rf"(?P<name>{_PART}(?:/{_PART})?)(?:@(?P<revision>{_PART}(?:/{_PART})*))?")
 _BUCKET = re.compile(r"[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
 _KEY_BYTES_MAX = 1024
+_INCLUDE = re.compile(r"[A-Za-z0-9*?\[\]!._+=@ /-]{1,512}")
+INCLUDES_MAX = 16
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -27,6 +30,14 @@ class Hub(NamedTuple):
     name: str
     """`owner/name`, or the `name` of an old model without an owner."""
     revision: str | None = None
+    include: tuple[str, ...] = ()
+    """Patterns of paths (`fnmatch`: * also stands for a /); what fits one of them is wanted. None: all."""
+
+    def __str__(self) -> str:
+        """As it is written."""
+        revision = f"@{self.revision}" if self.revision is not None else ""
+        include = f"?include={','.join(self.include)}" if self.include else ""
+        return f"hf://{self.name}{revision}{include}"
 
     @property
     def pinned(self) -> bool:
@@ -39,6 +50,10 @@ class Bucket(NamedTuple):
 
     bucket: str
     key: str
+
+    def __str__(self) -> str:
+        """As it is written."""
+        return f"s3://{self.bucket}/{self.key}"
 
 
 class Local(NamedTuple):
@@ -69,10 +84,16 @@ def parse(text: str) -> Source:
 
 
 def _hub(text: str, rest: str) -> Hub:
-    parts = _HUB.fullmatch(rest)
+    name, asks, query = rest.partition("?")
+    parts = _HUB.fullmatch(name)
     if parts is None:
         raise refusal(text, "expected hf://owner/name@revision")
-    return Hub(parts["name"], parts["revision"])
+    include = tuple(query.removeprefix("include=").split(",")) if asks else ()
+    if asks and not (query.startswith("include=") and all(_INCLUDE.fullmatch(one) for one in include)):
+        raise refusal(text, "what follows ? is include= and patterns of paths with , between: ?include=*Q4_K_M.gguf")
+    if len(include) > INCLUDES_MAX:
+        raise refusal(text, f"it has more than {INCLUDES_MAX} patterns")
+    return Hub(parts["name"], parts["revision"], include)
 
 
 def _bucket(text: str, rest: str) -> Bucket:

@@ -149,7 +149,7 @@ class Store:
                 for digest in contended(wanted.files):
                     await locks.enter_async_context(flocks.held(self.layout.blob_lock(wanted.key, digest)))
                 job = await in_thread(lambda: pull.begin(more))
-                if job.files:
+                if job.files or wanted.unpacked_bytes:
                     await fetch(job)
                 copy = await in_thread(lambda: pull.publish(private=caller is not None), _closed)
                 keep = False

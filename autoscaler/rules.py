@@ -38,11 +38,19 @@ ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")
 """What has a meaning of its own in some engine's list of adapters is left out."""
 BEGIN = "-----BEGIN PUBLIC KEY-----"
 HUB = re.compile(r"hf://[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?(@[A-Za-z0-9._/-]+)?")
+HUB_CHOSEN = re.compile(HUB.pattern + r"(\?include=[A-Za-z0-9*?\[\]!._+=@ /,-]+)?")
+BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[^\x00-\x1f/][^\x00-\x1f]*")
+"""Begins of `artifacts.source`, as is this one of `artifacts.reference`: those are asked when the weights are."""
 REGISTRY = re.compile(
     r"oci://[A-Za-z0-9.:\[\]-]+(/[a-z0-9._-]+)+(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?"
     r"(@sha(256:[0-9a-f]{64}|512:[0-9a-f]{128}))?"
 )
-"""A begin of `artifacts.reference`, which is asked when the weights are."""
+STORED = {
+    "oci": (REGISTRY, "oci://registry/repository:tag or ...@sha256:DIGEST"),
+    "hf": (HUB_CHOSEN, "hf://org/name@revision"),
+    "s3": (BUCKET, "s3://bucket/key or s3://bucket/prefix/"),
+}
+"""What a node's store can bring."""
 MIRROR = re.compile(r"[A-Za-z0-9.:\[\]-]+(/[a-z0-9._-]+)*")
 
 PRODUCT_WANTED = "expected a product's name or a part of it, such as *h100*; leave models out for any device"
@@ -124,12 +132,10 @@ def _check_artifact(spec: ModelSpec) -> None:
             raise WrongKeyError(at, f"missing; engine {spec.engine} needs one such as file:///path{hub}")
         return
     scheme = spec.artifact.partition("://")[0]
-    if scheme == "hf" and takes == "file-or-hf":
-        if not HUB.fullmatch(spec.artifact):
-            raise WrongKeyError(at, "expected hf://org/name@revision")
-    elif scheme == "oci" and spec.engine != "ollama":  # which keeps a store of its own
-        if not REGISTRY.fullmatch(spec.artifact):
-            raise WrongKeyError(at, "expected oci://registry/repository:tag or ...@sha256:DIGEST")
+    if scheme in STORED and spec.engine != "ollama":  # which keeps a store of its own
+        pattern, wanted = STORED[scheme]
+        if not pattern.fullmatch(spec.artifact):
+            raise WrongKeyError(at, f"expected {wanted}")
     elif scheme in SCHEMES:
         raise WrongKeyError(at, f"{scheme}:// {MESSAGE} for engine {spec.engine}")
     elif not spec.artifact.startswith("file:///") or len(spec.artifact) == len("file:///"):

@@ -26,7 +26,7 @@ from autoscaler.rules import NAME_CHARS_MAX
 from autoscaler.settings import Settings
 from autoscaler.sizing import AS_ASKED, Given
 from pilotlight.modelfile import check_file
-from pilotlight.needs import adapter_paths, cache_of, estimate, local_path, pages, registry_of
+from pilotlight.needs import adapter_paths, cache_of, comes, estimate, local_path, pages
 from pilotlight.quiet import say
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -151,7 +151,7 @@ def launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
         sourced = next((name for name, value in model.spec.env.items() if not isinstance(value, str)), None)
         if sourced is not None:
             raise engines.EngineError(f"Model {model.name}: spec.env.{sourced}.valueFrom: only pods have one")
-        weights = _COMES if path is None and registry_of(model) else None if path is None else str(path)
+        weights = _COMES if path is None and comes(model) else None if path is None else str(path)
         try:
             return engines.launch(model, weights, host, port, found, gpus=gpus(), given=given)
         except engines.EngineError:

@@ -28,6 +28,8 @@ ELEMENT_BYTES = {
 }  # fmt: skip
 """Of llama.cpp's types for caches: bytes of a block by its elements."""
 MIB = 1 << 20
+REMOTE_CODE = "--trust-remote-code"
+"""vLLM's and SGLang's word for it."""
 
 
 def local_path(model: Model) -> Path | None:
@@ -36,9 +38,13 @@ def local_path(model: Model) -> Path | None:
     return Path(artifact.removeprefix("file://")) if artifact is not None and artifact.startswith("file://") else None
 
 
-def registry_of(model: Model) -> bool:
-    """Whether its weights lie in a registry."""
-    return (model.spec.artifact or "").startswith("oci://")
+def comes(model: Model) -> bool:
+    """Whether the store brings its weights; of the Hub's not those whose engine is to run code of the repository: the
+    store takes none, so that engine fetches them itself.
+    """
+    artifact = model.spec.artifact or ""
+    scheme = artifact.partition("://")[0]
+    return scheme in {"oci", "s3"} or (scheme == "hf" and (REMOTE_CODE not in model.spec.args or "?" in artifact))
 
 
 def adapter_paths(model: Model) -> list[Path]:

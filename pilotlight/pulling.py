@@ -1,7 +1,7 @@
-"""`pilotlight weights pull` and `verify`: from a registry into the node's store, and looked at there.
+"""`pilotlight weights pull` and `verify`: from where they lie into the node's store, and looked at there.
 
 Owns how these commands are typed, where logins are looked for, and the bars. What is fetched, and how it is checked, is
-`artifacts.obtain`'s and `artifacts.verify`'s.
+`artifacts.bring`'s and `artifacts.verify`'s.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,13 +18,14 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from artifacts import reference
+from artifacts import bring
+from artifacts.bring import Lies, Ways
 from artifacts.descriptors import BadManifestError
 from artifacts.disk import DiskError
 from artifacts.layout import StoreError
-from artifacts.obtain import Came, Registries, obtain
+from artifacts.obtain import Came, Registries
 from artifacts.publish import Copy
-from artifacts.reference import BadReferenceError, Reference
+from artifacts.reference import BadReferenceError
 from artifacts.refusals import RegistryError
 from artifacts.store import Row, Store
 from artifacts.verify import Bad, verify
@@ -44,9 +46,10 @@ def registry_options(command: Command) -> Command:
     )(command)
 
 
-def registries(plain_http: bool, ca_file: Path | None) -> Registries:
-    """With this machine's logins."""
-    return Registries(keychain(plain_http=plain_http), plain_http=True if plain_http else None, ca=ca_file)
+def ways(plain_http: bool, ca_file: Path | None) -> Ways:
+    """With this machine's logins, and the environment's for the Hub and buckets."""
+    registries = Registries(keychain(plain_http=plain_http), plain_http=True if plain_http else None, ca=ca_file)
+    return Ways(registries, os.environ, Path.home())
 
 
 @click.command("pull", epilog="Example: pilotlight weights pull oci://ghcr.io/acme/llama:8b")
@@ -57,10 +60,11 @@ def registries(plain_http: bool, ca_file: Path | None) -> Registries:
 def pull(artifact: str, store: Path, plain_http: bool, ca_file: Path | None, output: str) -> None:
     """Bring weights into this node's store, verified. What is there already is not fetched again.
 
-    Logins are those of `weights login`, Docker, Podman and this machine's cloud. A tag is asked for anew each time.
+    REFERENCE: oci://..., hf://owner/name@revision?include=PATTERN, or s3://bucket/key. Logins are those of `weights
+    login`, Docker, Podman and this machine's cloud, HF_TOKEN, and AWS's keys. A tag or a revision is asked for anew.
     """
     of, began_s = _parsed(artifact), time.monotonic()
-    with _one_line(), _bar("pulling", quiet=output == "json") as progress:
+    with one_line(), bar("pulling", quiet=output == "json") as progress:
         task, came = progress.add_task("pulling", total=None), Came(0, 0, 0.0)
 
         def told(now: Came) -> None:
@@ -68,13 +72,18 @@ def pull(artifact: str, store: Path, plain_http: bool, ca_file: Path | None, out
             came = now
             progress.update(task, total=now.total_bytes, completed=now.bytes)
 
-        copy = asyncio.run(_pulled(of, Store(store), registries(plain_http, ca_file), told))
+        copy = asyncio.run(pulled(of, Store(store), ways(plain_http, ca_file), told))
     with copy:
         _say_pulled(copy, came, time.monotonic() - began_s, output)
 
 
-async def _pulled(of: Reference, store: Store, ways: Registries, told: Callable[[Came], None]) -> Copy:
-    return await obtain(of, await asyncio.to_thread(store.open), ways, told)
+async def pulled(of: Lies, store: Store, by: Ways, told: Callable[[Came], None]) -> Copy:
+    """Its Copy; what is left out of it is said."""
+
+    def left(path: str, why: str) -> None:
+        click.echo(f"pilotlight: left out: {path}: {why}", err=True)
+
+    return await bring.bring(of, await asyncio.to_thread(store.open), by, told, left)
 
 
 def _say_pulled(copy: Copy, came: Came, took_s: float, output: str) -> None:
@@ -110,7 +119,7 @@ def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> Non
         rows = [row for row in there.rows() if wanted is None or row.record.key.digest in wanted]
         if wanted is not None and len({row.record.key.digest for row in rows}) < len(wanted):
             raise click.ClickException(f"there is no Copy of the rest; {COPIES}")
-        with _bar("reading", quiet=output == "json") as progress:
+        with bar("reading", quiet=output == "json") as progress:
             task = progress.add_task("reading", total=sum(row.record.bytes for row in rows))
             for row in rows:
                 bad = _read_again(there, row, lambda count: progress.advance(task, count))
@@ -159,15 +168,16 @@ def _say_verdict(row: Row, verdict: dict[str, object]) -> None:
         click.echo(f"{row.record.reference}: {short(row.record.digest)} is gone")
 
 
-def _parsed(text: str) -> Reference:
+def _parsed(text: str) -> Lies:
     try:
-        return reference.parse(text)
+        return bring.lies(text)
     except BadReferenceError as error:
         raise click.UsageError(str(error)) from None
 
 
 @contextlib.contextmanager
-def _one_line() -> Iterator[None]:
+def one_line() -> Iterator[None]:
+    """What ends a pull, as click's."""
     try:
         yield
     except FAILURES as error:
@@ -176,7 +186,7 @@ def _one_line() -> Iterator[None]:
         raise click.ClickException(f"{error.filename or 'the store'}: {error.strerror}") from None
 
 
-def _bar(what: str, *, quiet: bool) -> Progress:
+def bar(what: str, *, quiet: bool) -> Progress:
     """On a terminal."""
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(stderr=True, quiet=quiet)

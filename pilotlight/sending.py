@@ -1,4 +1,4 @@
-"""`pilotlight weights inspect` and `push`: artifacts in registries and in folders, looked at and pushed.
+"""`pilotlight weights inspect` and `push`: artifacts wherever they lie, looked at, and pushed to registries.
 
 Owns how these commands are typed, and what they print. What an artifact consists of, and what of it is taken, is
 `artifacts.contents`'.
@@ -7,26 +7,44 @@ Owns how these commands are typed, and what they print. What an artifact consist
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)  # fmt: skip
 
-from artifacts import contents, reference, remote
+from artifacts import bring, contents, ocilayout, reference, remote
+from artifacts.bring import Found, Ways
 from artifacts.client import Client
 from artifacts.contents import Contents
 from artifacts.descriptors import BadManifestError, Platform
+from artifacts.obtain import Came
 from artifacts.ocilayout import Entry, Layout
+from artifacts.packing import PackError
 from artifacts.reference import BadReferenceError, Reference
 from artifacts.refusals import RegistryError
+from artifacts.source import Bucket, Hub
+from artifacts.store import Store
 from artifacts.transport import Site
 from pilotlight.keychain import keychain
 from pilotlight.options import output_option
-from pilotlight.pulling import registry_options
+from pilotlight.packing import planned
+from pilotlight.pulling import bar, one_line, pulled, registry_options, ways
+from pilotlight.stored import store_option
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -42,6 +60,11 @@ def inspect(  # noqa: PLR0917  click passes by keyword
 ) -> None:
     """What an artifact consists of, and whether it would be taken. No weights are fetched."""
     try:
+        lies = None if Path(what).is_dir() else bring.lies(what)
+        if isinstance(lies, Hub | Bucket):
+            shown = asyncio.run(_seen(lies, ways(plain_http, ca_file), allow_unsafe=allow_unsafe))
+            _say_seen(shown, output)
+            return
         found = _entry(what, ca_file, plain_http=plain_http)
         read = contents.read(found.manifest, found.config, allow_unsafe=allow_unsafe)
     except (BadManifestError, BadReferenceError, RegistryError) as error:
@@ -61,17 +84,54 @@ def inspect(  # noqa: PLR0917  click passes by keyword
 
 
 @click.command("push", epilog="Example: pilotlight weights push ./llama-oci oci://registry.example/models/llama:v1")
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="LAYOUT")
+@click.argument("what", metavar="LAYOUT|HF|S3")
 @click.argument("ref")
+@store_option
 @registry_options
 @output_option
-def push(folder: Path, ref: str, ca_file: Path | None, plain_http: bool, output: str) -> None:
-    """Push what `weights pack` has made to a registry. What is there already is not sent."""
+def push(  # noqa: PLR0917  click passes by keyword
+    what: str, ref: str, store: Path, ca_file: Path | None, plain_http: bool, output: str
+) -> None:
+    """Push a model to a registry: what `weights pack` has made, or what lies at hf:// or s3://.
+
+    The latter is brought into this node's store and packed, for which it takes its room twice until it is pushed. What
+    the registry has already is not sent.
+    """
     try:
         to = _reference(ref)
         if to.digest is not None:
             raise click.UsageError("REF is pushed under a tag: leave out what follows @")
-        layout = Layout(folder)
+        with _layout(what, store, ways(False, ca_file)) as layout:
+            _send(layout, to, ca_file, plain_http, output)
+    except (BadManifestError, BadReferenceError, PackError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@contextlib.contextmanager
+def _layout(what: str, store: Path, by: Ways) -> Iterator[Layout]:
+    """The folder, or one that is made of what lies elsewhere and goes again."""
+    if "://" not in what:
+        yield Layout(Path(what))
+        return
+    of = bring.lies(what)
+    if isinstance(of, Reference):
+        raise click.UsageError(f"{what}: it lies in a registry already; `oras copy` and others bring it to another")
+    with one_line(), contextlib.ExitStack() as stack:
+        with bar("pulling", quiet=False) as progress:
+            task = progress.add_task("pulling", total=None)
+            told = partial(_moved, progress, task)
+            copy = stack.enter_context(asyncio.run(pulled(of, Store(store), by, told)))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="push-", dir=store.absolute().parent)))
+        ocilayout.write(folder / "layout", planned(copy.folder), "modelpack")
+        yield Layout(folder / "layout")
+
+
+def _moved(progress: Progress, task: TaskID, now: Came) -> None:
+    progress.update(task, total=now.total_bytes, completed=now.bytes)
+
+
+def _send(layout: Layout, to: Reference, ca_file: Path | None, plain_http: bool, output: str) -> None:
+    try:
         whole = layout.whole()
         columns = (TextColumn("pushing"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         console = Console(stderr=True)
@@ -80,10 +140,36 @@ def push(folder: Path, ref: str, ca_file: Path | None, plain_http: bool, output:
             task = progress.add_task("pushing", total=sum(one.size for one in whole.blobs))
             site = _site(to, ca_file, plain_http=plain_http)
             digest = asyncio.run(_push(site, to, layout, lambda count: progress.advance(task, count)))
-    except (BadManifestError, BadReferenceError, RegistryError) as error:
+    except RegistryError as error:
         raise click.ClickException(str(error)) from None
     told = {"reference": str(to._replace(tag=to.asked)), "digest": digest}
     click.echo(json.dumps(told, indent=2) if output == "json" else f"pushed {told['reference']}@{digest}")
+
+
+async def _seen(of: Hub | Bucket, by: Ways, *, allow_unsafe: bool) -> Found:
+    async with bring.opened(of, by) as there:
+        return await there.look(allow_unsafe=allow_unsafe)
+
+
+def _say_seen(found: Found, output: str) -> None:
+    """What would be taken; each file has the sum that is said of it there."""
+    listing = found.listing
+    rows = [
+        {"path": one.entry.path, "role": one.role, "bytes": one.entry.size, "said": one.entry.claim}
+        for one in listing.taken
+    ]
+    left = [{"path": path, "reason": why} for path, why in listing.left]
+    if output == "json":
+        told = {"digest": listing.digest, "revision": found.revision, "files": rows, "left": left}
+        click.echo(json.dumps(told, indent=2))
+        return
+    click.echo(f"digest: {listing.digest}")
+    click.echo(f"revision: {found.revision or 'none: a bucket has no history'}")
+    for one in listing.taken:
+        click.echo(f"{one.entry.size:>14}  {one.role:<9}  {one.entry.path}")
+    for path, why in listing.left:
+        click.echo(f"left out: {path}: {why}")
+    click.echo("would be taken")
 
 
 def _entry(what: str, ca_file: Path | None, *, plain_http: bool) -> Entry:

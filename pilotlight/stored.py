@@ -169,7 +169,7 @@ def _said(row: Row) -> dict[str, object]:
         "origin": record.origin,
         "digest": record.digest,
         "bytes": record.bytes,
-        "files": len(record.files),
+        "files": len(record.laid),
         "fetched_unix_s": record.fetched_unix_s,
         "fetch_s": record.fetch_s,
         "used_unix_s": row.used_unix_s,

@@ -1,4 +1,4 @@
-"""Weights of this machine's Models out of registries: brought before a start, ahead of it where Calls wait for room.
+"""Weights of this machine's Models that lie elsewhere: brought before a start, ahead of it where Calls wait for room.
 
 Owns which Copy of the node's store is which Model's, and what of it an engine is given. Promises: a Copy that a
 reference meant when it was last pulled here is taken without asking anybody, unless it needs a login; a Model's weights
@@ -11,21 +11,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from artifacts import gguf, headers, obtain, reference
+from artifacts import bring, gguf, obtain, reference
+from artifacts.bring import Lies, Ways
 from artifacts.digests import BadDigestError
 from artifacts.layout import Key
-from artifacts.meanings import Meanings
 from artifacts.obtain import Came, MirrorSite, Registries
 from artifacts.publish import Copy
-from artifacts.reference import BadReferenceError, Reference
+from artifacts.reference import BadReferenceError
+from artifacts.refusals import PolicyError
 from artifacts.store import Store, in_thread
 from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
@@ -40,7 +42,7 @@ from autoscaler.world import Copy as CopySeen
 from autoscaler.world import World
 from pilotlight import signers
 from pilotlight.keychain import keychain
-from pilotlight.needs import registry_of
+from pilotlight.needs import comes
 
 STORE = "weights"
 """Below the state directory."""
@@ -82,9 +84,13 @@ class Watched(Protocol):
 class Supply:
     """As `autoscaler.drivers.base.Supply`, and a listener of the loop."""
 
-    def __init__(self, root: Path, settings: WeightsSettings, registries: Registries | None = None) -> None:
+    def __init__(
+        self, root: Path, settings: WeightsSettings, registries: Registries | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """`env`: says how the Hub and buckets are reached; this process's own."""
         self._store = Store(root, bytes_max=settings.store_bytes_max)
-        self._registries = registries or reached(settings)
+        self._ways = Ways(registries or reached(settings), os.environ if env is None else env, Path.home())
         self._opening = asyncio.Lock()
         self._open = False
         self._changed = asyncio.Event()
@@ -97,10 +103,10 @@ class Supply:
 
     def __call__(self, model: Model, told: Callable[[str], None]) -> Awaitable[Held] | None:
         """As Supply."""
-        return self._held(model, told) if registry_of(model) else None
+        return self._held(model, told) if comes(model) else None
 
     async def _held(self, model: Model, told: Callable[[str], None]) -> Held:
-        copy = await self._copy(reference.parse(model.spec.artifact or ""), _Telling(told))
+        copy = await self._copy(bring.lies(model.spec.artifact or ""), _Telling(told))
         try:
             return Held(f"file://{weights_in(copy.folder, copy, model)}", copy)
         except BaseException:
@@ -109,13 +115,14 @@ class Supply:
         finally:
             self._changed.set()
 
-    async def _copy(self, of: Reference, told: obtain.Told) -> Copy:
+    async def _copy(self, of: Lies, told: obtain.Told) -> Copy:
         async with self._opening:
             if not self._open:
                 await in_thread(self._store.open)
                 self._open = True
-        kept = await obtain.kept(of, self._store, self._registries)
-        return kept or await obtain.obtain(of, self._store, self._registries, told)
+        return await bring.kept(of, self._store, self._ways) or await bring.bring(
+            of, self._store, self._ways, told, _left
+        )
 
     def located(self, model: Model) -> Model:
         """The Model with its weights, or their headers, where they lie here, if they do.
@@ -139,9 +146,9 @@ class Supply:
     def _key(self, model: Model) -> Key | None:
         """Which Copy it is, if any ever was."""
         try:
-            of = reference.parse(model.spec.artifact or "") if registry_of(model) else None
-            return None if of is None else Meanings(self._store).recall(of)
-        except (BadReferenceError, BadDigestError):
+            of = bring.lies(model.spec.artifact or "") if comes(model) else None
+            return None if of is None else bring.recalled(of, self._store, self._ways)
+        except (BadReferenceError, BadDigestError, PolicyError):
             return None
 
     # --- ahead of a start, and what is here ---------------------------------------------------------------------------
@@ -156,7 +163,7 @@ class Supply:
         ahead = {
             model.spec.artifact or ""
             for model in (world.models.get(name) for name in wanting(world))
-            if model is not None and registry_of(model) and not world.by_model.get(model.name)
+            if model is not None and comes(model) and not world.by_model.get(model.name)
         }
         if ahead != self._ahead:
             self._asked &= ahead
@@ -175,7 +182,7 @@ class Supply:
                     self._asked.add(artifact)
                     self._bring_ahead(artifact)
                 world = loop.world
-                here = await asyncio.to_thread(self._here, [m for m in world.models.values() if registry_of(m)])
+                here = await asyncio.to_thread(self._here, [m for m in world.models.values() if comes(m)])
                 self._ask_headers(world, here)
                 told = here | {artifact for artifact, (_, paths) in self._headers.items() if paths}
                 if any(
@@ -210,14 +217,14 @@ class Supply:
         """Of each Model whose memory nothing says yet, once."""
         for model in world.models.values():
             artifact = model.spec.artifact or ""
-            if registry_of(model) and not model.memory_bytes and artifact not in here and artifact not in self._headers:
+            if comes(model) and not model.memory_bytes and artifact not in here and artifact not in self._headers:
                 self._headers[artifact] = (Path(), [])
                 self._begin(self._lay_header(artifact))
 
     async def _lay_header(self, artifact: str) -> None:
         folder = self._store.layout.root / HEADERS / hashlib.sha256(artifact.encode()).hexdigest()
         try:
-            paths = await headers.lay(reference.parse(artifact), self._registries, folder)
+            paths = await bring.lay_headers(bring.lies(artifact), self._ways, folder)
         except Exception as error:  # noqa: BLE001 - then it is counted with a whole device until it is here
             log.info("event=weights_header_failed artifact=%s reason=%r", artifact, str(error))
             return
@@ -225,19 +232,23 @@ class Supply:
         self._changed.set()
 
     def _bring_ahead(self, artifact: str) -> None:
-        async def bring() -> None:
+        async def ahead() -> None:
             try:
-                (await self._copy(reference.parse(artifact), lambda _: None)).close()
+                (await self._copy(bring.lies(artifact), lambda _: None)).close()
             except Exception as error:  # noqa: BLE001 - it is only ahead of time: the start tells what is wrong
                 log.info("event=weights_ahead_failed artifact=%s reason=%r", artifact, str(error))
             self._changed.set()
 
-        self._begin(bring())
+        self._begin(ahead())
 
     def _begin(self, what: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(what)
         self._coming.add(task)
         task.add_done_callback(self._coming.discard)
+
+
+def _left(path: str, why: str) -> None:
+    log.info("event=weights_left_out path=%r reason=%r", path, why)
 
 
 def wanting(world: World) -> list[ModelName]:

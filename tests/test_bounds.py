@@ -276,6 +276,10 @@ ROWS: dict[str, tuple[str, ...]] = {
     "a Replica waits for an agent that brings weights": ("autoscaler.wanted.AGENT_S_MAX",),
     "a store of weights: files of one artifact that nobody else fetches meanwhile": ("artifacts.store.LOCKS_MAX",),
     "a store of weights: meanings of references that are remembered": ("artifacts.meanings.MEANINGS_MAX",),
+    "a store of weights: Copies whose first sums are remembered, of places that say none": ("artifacts.sums.SUMS_MAX",),
+    "files of a repository of the Hub, or below a key of a bucket": ("artifacts.listing.FILES_MAX",),
+    "pages of the Hub's list of files, of a bucket's": ("artifacts.hub.PAGES_MAX", "artifacts.bucket.PAGES_MAX"),
+    "XML of S3 and STS": ("artifacts.plainxml.BYTES_MAX",),
     "header of a GGUF file in a registry": ("artifacts.headers.BYTES_MAX",),
     "names in all archives of an artifact": ("artifacts.fill.NAMES_MAX",),
     "engine images that an agent brings: at once; wanted on its node, told to it; one pull; after a failure again in": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -165,6 +166,25 @@ def test_artifacts_become_what_engines_load() -> None:
     assert artifact_path("file:///a b@c.gguf") == "/a b@c.gguf"
     assert artifact_path("hf://org/name@rev") == "org/name"
     assert artifact_path(None) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "artifact", "said"),
+    [
+        ("llama.cpp", "hf://org/name", "hf:// is in force for `pilotlight serve` only"),
+        ("llama.cpp", "s3://abc/a.gguf", "s3:// is in force for `pilotlight serve` only"),
+        ("vllm", "oci://r/a:1", "oci:// is in force for `pilotlight serve` only"),
+        ("vllm", "hf://org/name?include=*", "?include= of hf:// is in force for `pilotlight serve` only"),
+    ],
+)
+def test_what_nobody_has_brought_an_engine_fetches_itself_or_it_is_said(
+    engine: EngineName, artifact: str, said: str
+) -> None:
+    program = {"llama.cpp": "llama-server", "vllm": "vllm"}[engine]
+    with pytest.raises(EngineError, match=re.escape(said)):
+        start(model(engine, artifact=artifact), program)
+    brought = launch(model(engine, artifact=artifact), "/copy", "h", 1, {program: "/bin/x"})
+    assert "/copy" in brought.argv
 
 
 def test_every_engine_has_slots_and_a_fix() -> None:

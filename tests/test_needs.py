@@ -16,7 +16,7 @@ from autoscaler.model import EngineName, Model, ModelSpec
 from autoscaler.quantity import Bytes
 from pilotlight.fit import needs
 from pilotlight.gathering import completed
-from pilotlight.needs import estimate, serving
+from pilotlight.needs import comes, estimate, serving
 from tests.kit import shapes
 from tests.kit.worlds import T0, device, world
 
@@ -160,3 +160,22 @@ def test_nothing_is_placed_for_a_model_without_a_device(file: Path) -> None:
     told = explained(of)
     assert told.places == ()
     assert told.sentences[0].startswith("ada wants no Device (gpu.count is 0). ")
+
+
+@pytest.mark.parametrize(
+    ("artifact", "args", "brought"),
+    [
+        ("oci://r/a:1", (), True),
+        ("s3://abc/a", (), True),
+        ("hf://a/b", (), True),
+        ("hf://a/b", ("--trust-remote-code",), False),
+        ("hf://a/b?include=*", ("--trust-remote-code",), True),
+        ("file:///a", (), False),
+        (None, (), False),
+    ],
+)
+def test_the_store_brings_all_but_what_an_engine_is_to_run_code_of(
+    tmp_path: Path, artifact: str | None, args: tuple[str, ...], brought: bool
+) -> None:
+    wants = replace(model(tmp_path), spec=ModelSpec(engine="vllm", artifact=artifact, args=args))
+    assert comes(wants) == brought

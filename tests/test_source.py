@@ -23,6 +23,8 @@ COMMIT = "c0ffee" + "0" * 34
         ("hf://Qwen/Qwen3-0.6B", Hub("Qwen/Qwen3-0.6B")),
         ("hf://gpt2@refs/pr/4", Hub("gpt2", "refs/pr/4")),
         (f"hf://meta-llama/Llama-3.1-8B@{COMMIT}", Hub("meta-llama/Llama-3.1-8B", COMMIT)),
+        ("hf://a/b@main?include=*Q4_K_M*.gguf,config.json", Hub("a/b", "main", ("*Q4_K_M*.gguf", "config.json"))),
+        ("hf://a/b?include=sub/x.gguf", Hub("a/b", None, ("sub/x.gguf",))),
         ("s3://models/llama/8b/", Bucket("models", "llama/8b/")),
         ("s3://my.bucket-1/a b.gguf", Bucket("my.bucket-1", "a b.gguf")),
         ("oci://ghcr.io/a/b:c", Reference("ghcr.io", "a/b", "c")),
@@ -31,6 +33,8 @@ COMMIT = "c0ffee" + "0" * 34
 )
 def test_what_documents_say(text: str, found: object) -> None:
     assert source.parse(text) == found
+    if isinstance(found, Hub | Bucket):
+        assert str(found) == text
 
 
 def test_only_a_commit_is_pinned() -> None:
@@ -57,7 +61,11 @@ def test_only_a_commit_is_pinned() -> None:
         ("hf://../a", "hf://owner/name@revision"),
         ("hf://a/b@", "hf://owner/name@revision"),
         ("hf://a/b@../../api", "hf://owner/name@revision"),
-        ("hf://a/b@x?y", "hf://owner/name@revision"),
+        ("hf://a/b@x?y", "patterns of paths"),
+        ("hf://a/b?include=", "patterns of paths"),
+        ("hf://a/b?exclude=x", "patterns of paths"),
+        ("hf://a/b?include=a,,b", "patterns of paths"),
+        ("hf://a/b?include=" + ",".join("abcdefghijklmnopq"), "more than 16"),
         ("s3://ab/x", "a bucket has"),
         ("s3://Bucket/x", "a bucket has"),
         ("s3://a..b/x", "a bucket has"),

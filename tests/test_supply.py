@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from artifacts import digests, reference
+from artifacts.contents import RefusedError
 from artifacts.layout import Key
 from artifacts.meanings import Meanings
 from artifacts.obtain import MirrorSite, Registries
@@ -27,6 +28,9 @@ from autoscaler.world import Copy, Load, NodeId, World
 from pilotlight import supply
 from pilotlight.supply import Supply, reached, wanting
 from tests.kit import packed
+from tests.kit.fake_hub import FakeHub
+from tests.kit.fake_registry import StillClock
+from tests.kit.fake_s3 import FakeS3
 from tests.kit.worlds import T0, device, world
 
 
@@ -170,3 +174,25 @@ def test_a_meaning_without_its_copy_locates_nothing(tmp_path: Path) -> None:
     Meanings(store).remember(of, Key(of.host, digests.of(b"x")))
     wants = model("oci://r.example/a:1")
     assert one.located(wants) is wants
+
+
+@pytest.mark.parametrize("scheme", ["hf", "s3"])
+async def test_weights_of_the_hub_and_of_buckets_come_for_a_start_and_stay(tmp_path: Path, scheme: str) -> None:
+    async with (
+        FakeHub({"README.md": b"#"}, {"a.gguf": b"GGUF"}).both() as hub,
+        FakeS3({"a.gguf": b"GGUF"}).serving() as s3,
+    ):
+        assert isinstance(s3, FakeS3)
+        ways = Registries(pace=StillClock())
+        one = Supply(tmp_path / "weights", Weights(), ways, {**hub.env(), **s3.env(), "HF_HOME": str(tmp_path)})
+        wants = model("hf://acme/tiny@main" if scheme == "hf" else "s3://models/a.gguf")
+        assert one.located(wants) is wants
+        for _ in range(2):
+            held = await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
+            assert Path(held.artifact.removeprefix("file://")).read_bytes() == b"GGUF"
+            held.close()
+        assert one.located(wants).spec.artifact == held.artifact
+        assert len(hub.cdn.seen) == (scheme == "hf")
+        several = model("hf://acme/tiny?include=*.md")
+        with pytest.raises(RefusedError, match="no weights"):
+            await one(several, lambda _: None)  # type: ignore[misc]  # the store brings it

@@ -42,8 +42,8 @@ def launch(
     engine = ENGINES[model.spec.engine]
     values, env = _values(model, model_path, host, port, given), dict[str, str]()
     try:
-        if model_path is None and (model.spec.artifact or "").startswith("oci://"):
-            raise EngineError("nobody here brings weights from a registry: mount them")  # noqa: TRY301  one boundary
+        if model_path is None:
+            _check_reachable(model.spec.artifact or "", engine)
         if engine.programs:
             program = chosen(engine, available, gpus=gpus and model.spec.gpu.count > 0)
             if program is None:
@@ -63,6 +63,15 @@ def launch(
     return Launch(argv=argv, env=env | told, readiness_path=model.spec.readiness_path or engine.readiness_path)
 
 
+def _check_reachable(artifact: str, engine: Engine) -> None:
+    """What nobody has brought, the engine must fetch itself. Raises EngineError."""
+    scheme = artifact.partition("://")[0]
+    by_itself = scheme == "hf" and engine.artifacts == "file-or-hf" and "?" not in artifact
+    if scheme in {"oci", "hf", "s3"} and not by_itself:
+        what = "?include= of hf://" if scheme == "hf" and engine.artifacts == "file-or-hf" else f"{scheme}://"
+        raise EngineError(f"{what} is in force for `pilotlight serve` only: in a cluster mount the weights")
+
+
 def chosen(engine: Engine, available: Mapping[str, str], *, gpus: bool) -> Program | None:
     """The program that starts it: the first that is there, and on GPUs the first of those that are for them."""
     found = [program for program in engine.programs if program.found in available]
@@ -74,7 +83,7 @@ def artifact_path(artifact: str | None) -> str | None:
     if artifact is None:
         return None
     scheme, _, rest = artifact.partition("://")
-    return rest if scheme == "file" else rest.partition("@")[0]
+    return rest if scheme == "file" else rest.partition("?")[0].partition("@")[0]
 
 
 def _adapters(model: Model, told: Adapters | None) -> tuple[str, ...]:
@@ -93,7 +102,9 @@ def _values(model: Model, model_path: str | None, host: str, port: int, given: G
     spec = model.spec
     context, slots = spec.context_tokens, given.slots or model.slots
     memory_bytes, shared = given.memory_bytes or model.memory_bytes, given.shared_context_tokens
-    revision = (spec.artifact or "").partition("@")[2] if (spec.artifact or "").startswith("hf://") else ""
+    revision = (
+        (spec.artifact or "").partition("?")[0].partition("@")[2] if (spec.artifact or "").startswith("hf://") else ""
+    )
     return {
         "host": host,
         "port": str(port),

@@ -1,0 +1,244 @@
+"""From what an artifact is called to its Copy in the node's store, wherever it lies: registry, Hub or bucket. I/O.
+
+Owns the way of those that are no registries; registries' is `artifacts.obtain`'s, whose promises hold here, too: a Copy
+that was given to a login is given to nobody without asking again; what is here is taken while its place is away.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from artifacts import bucket, gather, headers, hub, obtain, reference, source
+from artifacts.awskeys import AwsKeys
+from artifacts.bucket import BucketAccess
+from artifacts.contents import File
+from artifacts.digests import Digest
+from artifacts.dockerconfig import Login
+from artifacts.hub import HubAccess
+from artifacts.layout import Key, Record
+from artifacts.listing import Listing
+from artifacts.meanings import Meanings
+from artifacts.obtain import Registries, Told
+from artifacts.places import Lone, Place, Rules
+from artifacts.publish import Copy, Job, Wanted
+from artifacts.reference import Reference
+from artifacts.refusals import PolicyError
+from artifacts.source import Bucket, Hub, Local
+from artifacts.store import Caller, Store, in_thread
+from artifacts.sums import Sums
+
+log = logging.getLogger("pilotlight.store")
+
+Elsewhere = Hub | Bucket
+Lies = Reference | Hub | Bucket
+"""What the store can bring."""
+Left = Callable[[str, str], None]
+"""(path, why)."""
+
+
+class Named(NamedTuple):
+    """As `meanings.Meant`."""
+
+    host: str
+    """`Key.origin`: no registry is called so."""
+    text: str
+    digest: Digest | None = None
+
+    def __str__(self) -> str:
+        """With its place: another Hub may have another model of that name."""
+        return f"{self.host} {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How each place is reached. Keep it: it remembers keys that a role was given."""
+
+    registries: Registries = field(default_factory=Registries)
+    env: Mapping[str, str] = field(default_factory=dict)
+    home: Path = Path("/nonexistent")
+    aws: BucketAccess = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Its keys are those of the environment."""
+        keys = AwsKeys(self.env, self.home, self.registries.pace, self.registries.limits)
+        object.__setattr__(self, "aws", BucketAccess(self.env, keys))
+
+    @property
+    def hub(self) -> HubAccess:
+        """By the same environment."""
+        return HubAccess(self.env, self.home)
+
+
+class Found(NamedTuple):
+    """What lies there now."""
+
+    listing: Listing
+    revision: str
+    """The commit; empty: it has none."""
+    open: bool
+    """To everybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A place that can be asked."""
+
+    place: Place
+    of: Elsewhere
+    origin: str
+    login: str | None = field(repr=False)
+    """Whoever asks: a token, or keys; None: nobody in particular."""
+
+    async def look(self, *, allow_unsafe: bool = False) -> Found:
+        """Raises RegistryError, RefusedError."""
+        if isinstance(self.of, Hub):
+            found = await hub.look(self.place, self.of, allow_unsafe=allow_unsafe)
+            return Found(found.listing, found.commit, found.open)
+        return Found(await bucket.look(self.place, self.of, allow_unsafe=allow_unsafe), "", open=self.login is None)
+
+    async def permitted(self, path: str) -> bool:
+        """Whether this login may have that file of it. Raises RegistryError."""
+        if isinstance(self.of, Hub):
+            return await hub.permitted(self.place, self.of, path)
+        return await bucket.permitted(self.place, bucket.key_of(self.of, path))
+
+
+@asynccontextmanager
+async def opened(of: Elsewhere, ways: Ways) -> AsyncIterator[Opened]:
+    """Raises PolicyError, DeniedError."""
+    rules = Rules(ways.registries.limits, ways.registries.pace, ways.registries.ca)
+    login = await _login(of, ways)
+    if isinstance(of, Hub):
+        place = ways.hub.place(login, rules)
+    else:
+        place = await ways.aws.place(of.bucket, rules, signed=login is not None)
+    async with place:
+        yield Opened(place, of, origin_of(of, ways), login)
+
+
+async def _login(of: Elsewhere, ways: Ways) -> str | None:
+    """Whoever asks; it is shown to nobody. Raises PolicyError, DeniedError."""
+    if isinstance(of, Hub):
+        return await ways.hub.token()
+    keys = await ways.aws.keys.keys()
+    return None if keys is None else f"{keys.access} {keys.secret}"
+
+
+def lies(text: str) -> Lies:
+    """What the text names, with or without `oci://`. Raises BadReferenceError."""
+    found = source.parse(text) if "://" in text else reference.parse(text)
+    if isinstance(found, Local):
+        raise reference.refusal(text, "it lies on this machine already; expected oci://, hf:// or s3://")
+    return found
+
+
+def origin_of(of: Elsewhere, ways: Ways) -> str:
+    """As `Key.origin`: no registry is called so. Raises PolicyError."""
+    if isinstance(of, Hub):
+        return f"hf {str(ways.hub.endpoint()).partition('://')[2]}"
+    endpoint = ways.aws.endpoint() or "https://amazonaws.com"
+    return f"s3 {endpoint.partition('://')[2].rstrip('/')} {of.bucket}"
+
+
+async def bring(
+    of: Lies, store: Store, ways: Ways, told: Told = lambda _: None, left: Left = lambda _path, _why: None
+) -> Copy:
+    """The Copy of what it means now, held. `left`: told of each file that is not taken.
+
+    Raises RegistryError, BadManifestError, StoreError, DiskError.
+    """
+    if isinstance(of, Reference):
+        return await obtain.obtain(of, store, ways.registries, told)
+    _judge(ways.registries)
+    async with opened(of, ways) as there:
+        found = await there.look()
+        key = Key(there.origin, found.listing.digest)
+        for path, why in found.listing.left:
+            left(path, why)
+        taken = await in_thread(lambda: Sums(store).known(key, found.listing))
+        for was, now in zip(found.listing.taken, taken.taken, strict=True):
+            there.place.also(was.entry.name, now.entry.name)
+        unknown = [one.entry.size for one in gather.unknown(taken)]
+
+        async def fetch(job: Job) -> None:
+            sizes = {one.digest: one.size for one in job.files}
+            await gather.fill(
+                job, taken, Lone(there.place), obtain.Telling(sum(sizes.values()) + sum(unknown), told).came
+            )
+
+        wanted = Wanted(str(of), key, gather.files(taken), sum(unknown) + len(unknown))  # also of one that is empty
+        record = await in_thread(lambda: store.layout.record(key))
+        is_open = found.open and not (record is not None and record.private)  # it may have been opened since
+        caller = None if is_open else _caller(there.login, _permitted(of, ways, taken.taken[0].entry.path))
+        copy = await store.ensure(wanted, fetch, caller)
+    try:
+        await in_thread(lambda: _remember(store, of, copy.record))
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+async def kept(of: Lies, store: Store, ways: Ways) -> Copy | None:
+    """The Copy of what it meant when it was last pulled here, held; None: there is none any more. The place is asked
+    only of what it gave to a login. Raises RegistryError, StoreError.
+    """
+    if isinstance(of, Reference):
+        return await obtain.kept(of, store, ways.registries)
+    _judge(ways.registries)
+    key = await in_thread(lambda: recalled(of, store, ways))
+    record = None if key is None else await in_thread(lambda: store.layout.record(key))
+    if key is None or record is None:
+        return None
+    login = await _login(of, ways) if record.private else None
+    return await store.admit(key, _caller(login, _permitted(of, ways, record.laid[0].path)))
+
+
+async def lay_headers(of: Lies, ways: Ways, folder: Path) -> list[str]:
+    """As `headers.lay`."""
+    if isinstance(of, Reference):
+        return await headers.lay(of, ways.registries, folder)
+    async with opened(of, ways) as there:
+        found = (await there.look()).listing
+        files = [File(one.entry.path, one.entry.size, one.entry.name, one.role, "raw") for one in found.taken]
+        return await headers.begin(files, found.place, Lone(there.place), folder)
+
+
+def recalled(of: Lies, store: Store, ways: Ways) -> Key | None:
+    """Which Copy it meant when it was last pulled here; nobody is asked. It blocks. Raises PolicyError."""
+    return Meanings(store).recall(of if isinstance(of, Reference) else Named(origin_of(of, ways), str(of)))
+
+
+def _judge(registries: Registries) -> None:
+    """Signatures lie in registries. Raises PolicyError."""
+    if registries.signatures.policy == "enforce":
+        raise PolicyError(
+            "weights.signatures.policy is enforce, and only weights in a registry have signatures: "
+            "`pilotlight weights push hf://... oci://...`, sign it there, and name that"
+        )
+    if registries.signatures.policy == "warn":
+        log.warning("event=weights_unsigned reason='only weights in a registry have signatures'")
+
+
+def _remember(store: Store, of: Elsewhere, record: Record) -> None:
+    Meanings(store).remember(Named(record.origin, str(of)), record.key)
+    if record.unpacked:
+        Sums(store).remember(record.key, {one.path: one.digest for one in record.unpacked})
+
+
+def _caller(login: str | None, permitted: Callable[[], Awaitable[bool]]) -> Caller:
+    """Also of nobody in particular: what was given to a login may be open since."""
+    return Caller(obtain.fingerprint(Login(registry_token=login or "")), permitted)
+
+
+def _permitted(of: Elsewhere, ways: Ways, path: str) -> Callable[[], Awaitable[bool]]:
+    async def permitted() -> bool:
+        async with opened(of, ways) as there:
+            return await there.permitted(path)
+
+    return permitted

@@ -1,0 +1,117 @@
+"""A store on loopback that speaks S3, and checks each signature by its own arithmetic.
+
+Shapes: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html; path style, as MinIO has it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from urllib.parse import parse_qsl, quote, quote_plus, unquote
+from xml.sax.saxutils import escape
+
+from aiohttp import web
+
+from tests.kit.fake_hub import ranged
+from tests.kit.fake_registry import FakeRegistry
+
+ACCESS, SECRET, REGION = "AKIATEST", "s3cretOfSomebody", "eu-test-1"
+_PROOF = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/s3/aws4_request, SignedHeaders=([a-z0-9;-]+), "
+    r"Signature=([0-9a-f]{64})"
+)
+
+
+class FakeS3(FakeRegistry):
+    """One bucket, `models`."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        super().__init__()
+        self.objects = objects
+        self.summed = False
+        """It keeps sha256 sums and says them."""
+        self.open = False
+        """To everybody."""
+        self.page = 2
+        self.encodes = True
+        """It knows `encoding-type`."""
+
+    def env(self, secret: str = SECRET) -> dict[str, str]:
+        keys = {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": secret} if secret else {}
+        return {"AWS_ENDPOINT_URL": self.url, "AWS_REGION": REGION, **keys}
+
+    async def _ordinary(self, request: web.Request) -> web.StreamResponse:
+        if not self.open and not _proven(request):
+            return _fault(403, "SignatureDoesNotMatch")
+        path = unquote(request.raw_path.partition("?")[0])
+        if not path.startswith("/models/"):
+            return _fault(404, "NoSuchBucket")
+        key = path.removeprefix("/models/")
+        if not key:
+            return self._list(request)
+        if key not in self.objects:
+            return _fault(404, "NoSuchKey")
+        return self._object(request, self.objects[key])
+
+    def _object(self, request: web.Request, content: bytes) -> web.StreamResponse:
+        etag = f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
+        if request.headers.get("If-Match", etag) != etag:
+            return _fault(412, "PreconditionFailed")
+        headers = {"ETag": etag}
+        if self.summed and request.headers.get("x-amz-checksum-mode") == "ENABLED":
+            headers["x-amz-checksum-sha256"] = base64.b64encode(hashlib.sha256(content).digest()).decode()
+            headers["x-amz-checksum-type"] = "FULL_OBJECT"
+        if request.method == "HEAD":
+            return web.Response(headers={**headers, "Content-Length": str(len(content))})
+        return ranged(request, content, headers)
+
+    def _list(self, request: web.Request) -> web.StreamResponse:
+        asked = request.query
+        assert asked["list-type"] == "2"
+        assert asked["encoding-type"] == "url"
+        keys = sorted(key for key in self.objects if key.startswith(asked["prefix"]))
+        at = int(asked.get("continuation-token", "0"))
+        rows = "".join(self._row(key) for key in keys[at : at + self.page])
+        more = at + self.page < len(keys)
+        token = f"<NextContinuationToken>{at + self.page}</NextContinuationToken>" if more else ""
+        head = '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        truncated = f"<IsTruncated>{'true' if more else 'false'}</IsTruncated>"
+        truncated += "<EncodingType>url</EncodingType>" * self.encodes
+        text = f"{head}<Name>models</Name>{truncated}{token}{rows}</ListBucketResult>"
+        return web.Response(text=text, content_type="application/xml")
+
+    def _row(self, key: str) -> str:
+        content = self.objects[key]
+        etag = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        summed = "<ChecksumAlgorithm>SHA256</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType>"
+        rest = f"<Size>{len(content)}</Size><StorageClass>STANDARD</StorageClass>{summed * self.summed}"
+        name = escape(quote_plus(key, safe="/") if self.encodes else key)
+        return f"<Contents><Key>{name}</Key><ETag>&quot;{etag}&quot;</ETag>{rest}</Contents>"
+
+
+def _proven(request: web.Request) -> bool:
+    """The signature holds, over what came."""
+    found = _PROOF.fullmatch(request.headers.get("Authorization", ""))
+    if found is None or found[1] != ACCESS or found[3] != REGION:
+        return False
+    _, day, region, names, signature = found.groups()
+    if request.headers.get("Range") and "range" not in names.split(";"):
+        return False
+    path, _, query = request.raw_path.partition("?")
+    pairs = sorted(parse_qsl(query, keep_blank_values=True))
+    asked = [request.method, path, "&".join(f"{quote(a, safe='-_.~')}={quote(b, safe='-_.~')}" for a, b in pairs)]
+    asked += [f"{name}:{request.headers[name].strip()}" for name in names.split(";")]
+    asked += ["", names, hashlib.sha256(b"").hexdigest()]
+    text = ["AWS4-HMAC-SHA256", request.headers["x-amz-date"], f"{day}/{region}/s3/aws4_request"]
+    text.append(hashlib.sha256("\n".join(asked).encode()).hexdigest())
+    key = b"AWS4" + SECRET.encode()
+    for part in (day, region, "s3", "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return hmac.digest(key, "\n".join(text).encode(), "sha256").hex() == signature
+
+
+def _fault(status: int, code: str) -> web.Response:
+    text = f"<Error><Code>{code}</Code><Message>words of its own</Message></Error>"
+    return web.Response(status=status, text=text, content_type="application/xml")

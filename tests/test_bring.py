@@ -1,0 +1,70 @@
+"""Whatever an artifact is called, it comes into the one store; and what is never brought."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from artifacts import bring, gguf
+from artifacts.bring import Ways
+from artifacts.obtain import Registries
+from artifacts.reference import BadReferenceError, Reference
+from artifacts.refusals import PolicyError
+from artifacts.signatures import Policy
+from artifacts.source import Bucket, Hub
+from artifacts.store import Store
+from tests.kit.fake_hub import FakeHub
+from tests.kit.fake_registry import StillClock
+from tests.kit.fake_s3 import FakeS3
+from tests.test_gguf import write
+
+
+def test_what_lies_elsewhere_is_told_from_what_is_here() -> None:
+    assert bring.lies("ghcr.io/a/b:c") == bring.lies("oci://ghcr.io/a/b:c") == Reference("ghcr.io", "a/b", "c")
+    assert bring.lies("hf://a/b@c") == Hub("a/b", "c")
+    assert bring.lies("s3://abc/d") == Bucket("abc", "d")
+    with pytest.raises(BadReferenceError, match="on this machine already"):
+        bring.lies("file:///a.gguf")
+
+
+def test_no_place_is_called_as_another(tmp_path: Path) -> None:
+    ways = Ways(env={}, home=tmp_path)
+    mirror = Ways(
+        env={"HF_ENDPOINT": "https://mirror.example/hf", "AWS_ENDPOINT_URL": "http://minio:9000"}, home=tmp_path
+    )
+    names = [
+        bring.origin_of(of, by) for of in (Hub("a/b"), Bucket("abc", "d"), Bucket("abd", "d")) for by in (ways, mirror)
+    ]
+    assert names == [
+        "hf huggingface.co/", "hf mirror.example/hf/",
+        "s3 amazonaws.com abc", "s3 minio:9000 abc", "s3 amazonaws.com abd", "s3 minio:9000 abd",
+    ]  # fmt: skip
+
+
+async def test_where_signatures_are_wanted_nothing_comes_from_where_there_are_none(tmp_path: Path) -> None:
+    async with FakeHub({}, {"a.gguf": b"GGUF"}).both() as fake:
+        store = Store(tmp_path / "store", spare_bytes=0).open()
+        free = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
+        (await bring.bring(Hub("acme/tiny"), store, free)).close()
+        strict = Ways(Registries(signatures=Policy("enforce", ())), fake.env(), tmp_path)
+        for ask in (bring.bring, bring.kept):
+            with pytest.raises(PolicyError, match="only weights in a registry have signatures"):
+                await ask(Hub("acme/tiny"), store, strict)
+
+
+async def test_headers_are_laid_before_the_weights_come(tmp_path: Path) -> None:
+    content = write(tmp_path / "a.gguf").read_bytes()
+    async with FakeHub({}, {"a.gguf": content}).both() as fake:
+        ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
+        assert await bring.lay_headers(Hub("acme/tiny"), ways, tmp_path / "headers") == ["a.gguf"]
+        assert gguf.header_bytes(tmp_path / "headers" / "a.gguf") > 0
+
+
+async def test_also_where_nobody_says_the_sum_of_a_file(tmp_path: Path) -> None:
+    content = write(tmp_path / "a.gguf").read_bytes()
+    async with FakeS3({"m/a.gguf": content}).serving() as fake:
+        assert isinstance(fake, FakeS3)
+        ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
+        assert await bring.lay_headers(Bucket("models", "m/"), ways, tmp_path / "headers") == ["a.gguf"]
+        assert gguf.header_bytes(tmp_path / "headers" / "a.gguf") > 0

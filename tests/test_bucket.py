@@ -1,0 +1,243 @@
+"""Models from a store that speaks S3 on loopback: signed, paged, and read as they were listed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from artifacts import bring, digests, source
+from artifacts.awskeys import AwsKeys
+from artifacts.bring import Ways
+from artifacts.bucket import BucketAccess
+from artifacts.contents import RefusedError
+from artifacts.layout import ForbiddenError, NoRoomError
+from artifacts.obtain import Registries
+from artifacts.publish import Copy
+from artifacts.refusals import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
+from artifacts.store import Store
+from artifacts.verify import verify
+from tests.kit.fake_registry import StillClock
+from tests.kit.fake_s3 import SECRET, FakeS3
+
+WEIGHTS = hashlib.shake_128(b"s3").digest(200_000)
+OBJECTS = {
+    "llama/8b/model.safetensors": WEIGHTS,
+    "llama/8b/config.json": b"{}",
+    "llama/8b/sub/a b+c.txt": b"words",
+    "llama/8b/empty.txt": b"",
+    "llama/8b/": b"",
+    "llama/8bx/other.gguf": b"not wanted",
+    "one.gguf": WEIGHTS[:5000],
+}
+BELOW = {
+    path.removeprefix("llama/8b/"): content
+    for path, content in OBJECTS.items()
+    if path.startswith("llama/8b/") and path != "llama/8b/"
+}
+PREFIX = "s3://models/llama/8b/"
+
+
+class Node:
+    """A store of objects, and a node with a store of weights."""
+
+    def __init__(self, fake: FakeS3, store: Store, home: Path) -> None:
+        self.fake, self.store, self.home = fake, store, home
+
+    def ways(self, secret: str = SECRET) -> Ways:
+        return Ways(Registries(pace=StillClock()), self.fake.env(secret), self.home)
+
+    async def bring(self, text: str = PREFIX, secret: str = SECRET) -> Copy:
+        return await bring.bring(_of(text), self.store, self.ways(secret))
+
+    async def kept(self, text: str = PREFIX, secret: str = SECRET) -> Copy | None:
+        return await bring.kept(_of(text), self.store, self.ways(secret))
+
+
+def _of(text: str) -> bring.Lies:
+    found = source.parse(text)
+    assert not isinstance(found, source.Local)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def node(tmp_path: Path, objects: dict[str, bytes] | None = None) -> AsyncIterator[Node]:
+    fake = FakeS3(dict(OBJECTS) if objects is None else objects)
+    async with fake.serving():
+        yield Node(fake, Store(tmp_path / "store", spare_bytes=0).open(), tmp_path)
+
+
+def held(copy: Copy) -> dict[str, bytes]:
+    files = (path for path in copy.folder.rglob("*") if path.is_file())
+    return {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("summed", [False, True])
+async def test_all_below_a_prefix_comes_once_with_its_sums(tmp_path: Path, summed: bool) -> None:
+    async with node(tmp_path) as one:
+        one.fake.summed = one.fake.encodes = summed
+        with await one.bring() as copy:
+            assert held(copy) == BELOW
+            assert {file.path: file.digest for file in copy.record.laid} == {
+                path: digests.of(content) for path, content in BELOW.items()
+            }
+            assert len(copy.record.unpacked) == (0 if summed else len(BELOW))
+            assert list(verify(copy.record, copy.folder)) == []
+        assert len([seen for seen in one.fake.asked("GET", "/models/") if "list-type" in seen.query]) > 2  # in pages
+        one.fake.seen.clear()
+        (await one.bring()).close()
+        assert not [seen for seen in one.fake.asked("GET", "/models/") if "list-type" not in seen.query]
+
+
+async def test_one_object_is_a_model_too(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        with await one.bring("s3://models/one.gguf") as copy:
+            assert held(copy) == {"one.gguf": OBJECTS["one.gguf"]}
+            assert copy.record.private
+
+
+async def test_whoever_has_no_keys_or_wrong_ones_gets_nothing(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        for secret in ("", "wrong"):
+            with pytest.raises(DeniedError, match=r"may not read it \(SignatureDoesNotMatch\)") as caught:
+                await one.bring(secret=secret)
+            assert "words of its own" not in str(caught.value)
+        (await one.bring()).close()
+        for secret in ("", "wrong"):
+            with pytest.raises(ForbiddenError):
+                await one.kept(secret=secret)
+        found = await one.kept()
+        assert found is not None
+        found.close()
+
+
+async def test_an_open_bucket_needs_no_keys_and_nobody_is_asked_again(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        one.fake.open = True
+        (await one.bring(secret="")).close()
+        assert not [seen for seen in one.fake.seen if "authorization" in seen.headers]
+        one.fake.seen.clear()
+        found = await one.kept(secret="")
+        assert found is not None
+        found.close()
+        assert one.fake.seen == []
+
+
+async def test_an_object_that_changes_under_the_pull_is_an_error(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        ordinary, key = one.fake._ordinary, "llama/8b/config.json"
+
+        async def changed(request: web.Request) -> web.StreamResponse:
+            if request.method == "GET" and request.path.endswith("config.json"):
+                one.fake.objects[key] = b'{"other": 1}'
+            return await ordinary(request)
+
+        one.fake._ordinary = changed  # type: ignore[method-assign]  # of its own test
+        with pytest.raises(MismatchError, match=r"config\.json has changed while it was pulled"):
+            await one.bring()
+        assert not one.store.rows()
+        with await one.bring() as copy:
+            assert held(copy)["config.json"] == b'{"other": 1}'
+
+
+async def test_what_came_once_is_held_to_its_sum_when_it_comes_again(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        with await one.bring("s3://models/one.gguf") as copy:
+            key = copy.record.key
+        one.store.evict(key)
+
+        async def lying(request: web.Request) -> web.StreamResponse:
+            return web.Response(body=b"x" * 5000, headers={"ETag": request.headers["If-Match"]})
+
+        for _ in range(2):
+            one.fake.answers["GET", "/models/one.gguf"].append(lying)
+        with pytest.raises(MismatchError, match="others than"):
+            await one.bring("s3://models/one.gguf")
+        one.fake.answers.clear()
+        with await one.bring("s3://models/one.gguf") as copy:
+            assert copy.record.key == key
+            assert held(copy) == {"one.gguf": OBJECTS["one.gguf"]}
+
+
+async def test_a_sum_that_the_store_says_must_hold(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        one.fake.summed = True
+
+        async def lying(request: web.Request) -> web.StreamResponse:
+            return web.Response(body=b"x" * 5000)
+
+        for _ in range(2):
+            one.fake.answers["GET", "/models/one.gguf"].append(lying)
+        with pytest.raises(MismatchError, match="others than"):
+            await one.bring("s3://models/one.gguf")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ("s3://models/nothing.gguf", AbsentError, "there is no object nothing.gguf"),
+        ("s3://models/nothing/", RefusedError, "there are no weights"),
+        ("s3://other/llama/8b/", AbsentError, "no such bucket"),
+    ],
+)
+async def test_what_is_not_there_is_said(tmp_path: Path, text: str, kind: type[Exception], said: str) -> None:
+    async with node(tmp_path) as one:
+        with pytest.raises(kind, match=said):
+            await one.bring(text)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"<a", "cannot be read"),
+        (b'<!DOCTYPE a [<!ENTITY x "y">]><a>&x;</a>', "document type"),
+        (b"<a><Contents><Key>k</Key><Size>1</Size></Contents></a>", "without name, ETag or size"),
+        (b'<a><Contents><Key>k</Key><ETag>"e"</ETag><Size>-1</Size></Contents></a>', "without name, ETag or size"),
+    ],
+)
+async def test_what_a_store_says_is_judged(tmp_path: Path, body: bytes, said: str) -> None:
+    async with node(tmp_path) as one:
+
+        async def saying(request: web.Request) -> web.StreamResponse:
+            return web.Response(body=body)
+
+        one.fake.answers["GET", "/models/"].append(saying)
+        with pytest.raises(RegistryError, match=said):
+            await one.bring()
+
+
+async def test_another_region_is_said(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+
+        async def elsewhere(request: web.Request) -> web.StreamResponse:
+            return web.Response(status=301, headers={"x-amz-bucket-region": "ap-south-1"})
+
+        one.fake.answers["GET", "/models/"].append(elsewhere)
+        with pytest.raises(RegistryError, match="set AWS_REGION=ap-south-1"):
+            await one.bring()
+
+
+async def test_where_a_bucket_lies(tmp_path: Path) -> None:
+    async def base(name: str, **env: str) -> str:
+        return str(await BucketAccess(env, AwsKeys(env, tmp_path)).base(name))
+
+    assert await base("models") == "https://models.s3.us-east-1.amazonaws.com/"
+    assert await base("my.models", AWS_REGION="eu-west-1") == "https://s3.eu-west-1.amazonaws.com/my.models/"
+    assert await base("m-1", AWS_REGION="cn-north-1") == "https://m-1.s3.cn-north-1.amazonaws.com.cn/"
+    assert await base("models", AWS_ENDPOINT_URL="http://minio:9000") == "http://minio:9000/models/"
+    both = {"AWS_ENDPOINT_URL": "http://x", "AWS_ENDPOINT_URL_S3": "https://s3.example/"}
+    assert await base("models", **both) == "https://s3.example/models/"
+    with pytest.raises(PolicyError, match="AWS_ENDPOINT_URL is no URL"):
+        await base("models", AWS_ENDPOINT_URL="minio:9000")
+
+
+async def test_a_pull_that_has_no_room_fetches_nothing(tmp_path: Path) -> None:
+    async with node(tmp_path, {"m/a.gguf": b"w" * (1 << 20)}) as one:
+        one.store = Store(tmp_path / "store", bytes_max=1 << 20, spare_bytes=0).open()
+        with pytest.raises(NoRoomError):
+            await one.bring("s3://models/m/")
+        assert not [seen for seen in one.fake.asked("GET", "/models/") if "list-type" not in seen.query]

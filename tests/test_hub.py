@@ -1,0 +1,321 @@
+"""Models from a Hub on loopback: pinned, summed, gated, and its token at nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from artifacts import bring, digests, hub, source
+from artifacts.bring import Ways
+from artifacts.contents import RefusedError
+from artifacts.hub import HubAccess
+from artifacts.layout import ForbiddenError, NoRoomError
+from artifacts.obtain import Came, Registries
+from artifacts.places import Rules
+from artifacts.publish import Copy
+from artifacts.refusals import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
+from artifacts.store import Store
+from artifacts.transport import Limits
+from artifacts.verify import verify
+from tests.kit.fake_hub import COMMIT, TOKEN, FakeHub
+from tests.kit.fake_registry import Answer, StillClock
+
+SMALL = {"config.json": b'{"a": 1}', "sub/vocab.txt": b"v" * 999, "README.md": b"# tiny", ".gitattributes": b"x"}
+LARGE = {"model.safetensors": hashlib.shake_128(b"w").digest(300_000)}
+OPEN = {"config.json", "sub/vocab.txt", "README.md", "model.safetensors"}
+"""What is taken of them."""
+
+
+class Node:
+    """A Hub, and a node with a store."""
+
+    def __init__(self, fake: FakeHub, store: Store, home: Path) -> None:
+        self.fake, self.store, self.home = fake, store, home
+        self.came: list[Came] = []
+
+    def ways(self, token: str = "") -> Ways:
+        return Ways(Registries(pace=StillClock()), self.fake.env(token), self.home)
+
+    async def bring(self, text: str = "hf://acme/tiny", token: str = "") -> Copy:
+        return await bring.bring(_of(text), self.store, self.ways(token), self.came.append)
+
+    async def kept(self, text: str = "hf://acme/tiny", token: str = "") -> Copy | None:
+        return await bring.kept(_of(text), self.store, self.ways(token))
+
+
+def _of(text: str) -> bring.Lies:
+    found = source.parse(text)
+    assert not isinstance(found, source.Local)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def node(
+    tmp_path: Path, small: dict[str, bytes] | None = None, large: dict[str, bytes] | None = None
+) -> AsyncIterator[Node]:
+    fake = FakeHub(SMALL if small is None else small, LARGE if large is None else large)
+    async with fake.both():
+        yield Node(fake, Store(tmp_path / "store", spare_bytes=0).open(), tmp_path)
+
+
+def held(copy: Copy) -> dict[str, bytes]:
+    files = (path for path in copy.folder.rglob("*") if path.is_file())
+    return {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in files}
+
+
+async def test_a_repository_comes_whole_once_and_each_file_with_its_sum(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        with await one.bring() as copy:
+            everything = SMALL | LARGE
+            assert held(copy) == {path: everything[path] for path in OPEN}
+            sums = {file.path: file.digest for file in copy.record.laid}
+            assert sums == {path: digests.of(everything[path]) for path in OPEN}
+            assert {file.path: file.role for file in copy.record.laid}["model.safetensors"] == "weight"
+            assert list(verify(copy.record, copy.folder)) == []
+            assert not copy.record.private
+            assert copy.record.reference == "hf://acme/tiny"
+        assert one.came[-1].bytes >= len(LARGE["model.safetensors"])
+        one.fake.seen.clear()
+        one.fake.cdn.seen.clear()
+        (await one.bring()).close()
+        assert not one.fake.asked("GET", "/resolve/")
+        assert one.fake.cdn.seen == []
+
+
+async def test_everything_is_asked_of_the_commit_that_the_revision_was_made(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        (await one.bring("hf://acme/tiny@main")).close()
+        assert {seen.path.split("/")[4] for seen in one.fake.asked("GET", "/resolve/")} == {COMMIT}
+        assert {seen.path.split("/")[-1] for seen in one.fake.asked("GET", "/tree/")} == {COMMIT}
+        assert len(one.fake.asked("GET", "/tree/")) > 1  # in pages
+        one.fake.seen.clear()
+        (await one.bring("hf://acme/tiny@refs/pr/4")).close()
+        assert one.fake.asked("GET", "/revision/refs")
+
+
+async def test_what_is_kept_needs_no_hub(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        assert await one.kept() is None
+        (await one.bring()).close()
+        one.fake.seen.clear()
+        found = await one.kept()
+        assert found is not None
+        found.close()
+        assert one.fake.seen == []
+        assert await one.kept("hf://acme/tiny@other") is None
+
+
+async def test_the_token_goes_to_the_hub_and_not_to_where_it_sends_us(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        one.fake.private = True
+        (await one.bring(token=TOKEN)).close()
+        assert {seen.headers.get("authorization") for seen in one.fake.seen} == {f"Bearer {TOKEN}"}
+        assert one.fake.cdn.seen
+        assert not [seen for seen in one.fake.cdn.seen if TOKEN in str(seen)]
+
+
+async def test_of_a_gated_repository_everybody_is_judged_anew(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        one.fake.gated = "manual"
+        with pytest.raises(DeniedError, match=r"gated: accept its terms .* HF_TOKEN"):
+            await one.bring()
+        with await one.bring(token=TOKEN) as copy:
+            assert copy.record.private
+        with pytest.raises(ForbiddenError):
+            await one.kept()
+        with pytest.raises(ForbiddenError) as caught:
+            await one.kept(token="hf_other")
+        assert "hf_other" not in str(caught.value)
+        (await one.bring(token=TOKEN)).close()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ("hf://acme/tiny@nowhere", AbsentError, "no such revision"),
+        ("hf://acme/other", DeniedError, "not there, or is private: set HF_TOKEN"),
+    ],
+)
+async def test_what_is_not_there_is_said(tmp_path: Path, text: str, kind: type[Exception], said: str) -> None:
+    async with node(tmp_path) as one:
+        with pytest.raises(kind, match=said) as caught:
+            await one.bring(text)
+        assert "words of its own" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["model.safetensors", "config.json"])
+async def test_bytes_that_are_others_than_their_sum_are_not_kept(tmp_path: Path, path: str) -> None:
+    async with node(tmp_path) as one:
+        where = one.fake.large if path in LARGE else one.fake.small
+        good = where[path]
+        lie = bytes([good[0] ^ 1]) + good[1:]
+
+        async def lying(request: web.Request) -> web.StreamResponse:
+            return web.Response(body=lie)
+
+        for _ in range(3):
+            one.fake.answers["GET", f"/acme/tiny/resolve/{COMMIT}/{path}"].append(lying)
+        with pytest.raises(MismatchError, match="others than"):
+            await one.bring()
+        assert not list(one.store.rows())
+        one.fake.answers.clear()
+        with await one.bring() as copy:
+            assert held(copy)[path] == good
+
+
+async def test_what_was_gated_and_is_open_now_is_everybodys(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        one.fake.gated = "auto"
+        (await one.bring(token=TOKEN)).close()
+        one.fake.gated = False
+        for token in ("", "hf_other"):
+            (await one.bring(token=token)).close()
+            found = await one.kept(token=token)
+            assert found is not None
+            found.close()
+
+
+async def test_after_a_break_what_has_come_does_not_come_again(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        come = f"sha256-{hashlib.sha256(LARGE['model.safetensors']).hexdigest()}"
+
+        async def broken(request: web.Request) -> web.StreamResponse:
+            while not list(one.store.layout.partials.rglob(come)):
+                await asyncio.sleep(0.01)
+            return web.Response(status=404)
+
+        one.fake.answers["GET", f"/acme/tiny/resolve/{COMMIT}/sub/vocab.txt"].append(broken)
+        with pytest.raises(AbsentError, match=r"sub/vocab\.txt"):
+            await one.bring()
+        assert not one.store.rows()
+        one.fake.cdn.seen.clear()
+        with await one.bring() as copy:
+            assert held(copy)["sub/vocab.txt"] == SMALL["sub/vocab.txt"]
+        assert one.fake.cdn.seen == []
+
+
+async def test_who_comes_meanwhile_waits_and_nothing_comes_twice(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        copies = await asyncio.gather(*(one.bring() for _ in range(4)))
+        assert len({copy.folder for copy in copies}) == 1
+        for copy in copies:
+            copy.close()
+        assert len(one.fake.asked("GET", "/resolve/")) == len(OPEN)
+
+
+async def test_a_pull_that_has_no_room_fetches_nothing(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        one.store = Store(tmp_path / "store", bytes_max=1 << 20, spare_bytes=0).open()
+        one.fake.large["model.safetensors"] = b"w" * (1 << 20)
+        with pytest.raises(NoRoomError):
+            await one.bring()
+        assert not one.fake.asked("GET", "/resolve/")
+
+
+async def test_a_repository_with_another_name_now_is_judged_under_that_one(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        one.fake.gated = "auto"
+        (await one.bring(token=TOKEN)).close()
+        old = "/acme/tiny/resolve/main/model.safetensors"
+
+        async def elsewhere(request: web.Request) -> web.StreamResponse:
+            return web.Response(status=307, headers={"Location": old.replace("main", COMMIT)})
+
+        one.fake.always["HEAD", old] = elsewhere
+        with pytest.raises(ForbiddenError):
+            await one.kept(token="hf_other")
+        found = await one.kept(token=TOKEN)
+        assert found is not None
+        found.close()
+
+
+async def test_pickles_and_code_are_left_out_and_an_error_where_they_are_named(tmp_path: Path) -> None:
+    large = LARGE | {"pytorch_model.bin": b"p" * 100}
+    async with node(tmp_path, SMALL | {"modeling.py": b"import os"}, large) as one:
+        with await one.bring() as copy:
+            assert set(held(copy)) == OPEN
+        with pytest.raises(RefusedError, match=r"pytorch_model\.bin: weights of this form"):
+            await one.bring("hf://acme/tiny?include=*.bin,*.json")
+        with pytest.raises(RefusedError, match=r"modeling\.py: code is not taken"):
+            await one.bring("hf://acme/tiny?include=*")
+    async with node(tmp_path / "b", {}, {"pytorch_model.bin": b"p"}) as one:
+        with pytest.raises(RefusedError, match=r"no weights .* left out: pytorch_model\.bin"):
+            await one.bring()
+
+
+async def test_one_of_several_quantisations_is_taken_where_it_is_said_which(tmp_path: Path) -> None:
+    large = {f"tiny-{q}.gguf": q.encode() * 50 for q in ("Q4_K_M", "Q8_0", "F16")}
+    async with node(tmp_path, SMALL, large) as one:
+        with pytest.raises(RefusedError, match=r"\?include=PATTERN: tiny-F16\.gguf, tiny-Q4_K_M\.gguf, tiny-Q8_0"):
+            await one.bring()
+        with pytest.raises(RefusedError, match=r"'\*Q5\*' fits no file; its weights are tiny-F16"):
+            await one.bring("hf://acme/tiny?include=*Q5*")
+        one.fake.cdn.seen.clear()
+        with await one.bring("hf://acme/tiny?include=*Q4_K_M.gguf") as copy:
+            assert held(copy) == {"tiny-Q4_K_M.gguf": large["tiny-Q4_K_M.gguf"]}
+        assert len(one.fake.cdn.seen) == 1
+
+
+async def test_what_a_hub_says_is_judged(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        at = "/api/models/acme/tiny/revision/main"
+        for body in (b"[]", b'{"sha": "main"}', b"{"):
+            one.fake.answers["GET", at].append(_saying(body))
+            with pytest.raises(RegistryError):
+                await one.bring()
+        tree = f"/api/models/acme/tiny/tree/{COMMIT}"
+        for body in (
+            b'[{"type":"file","path":"a.gguf","size":1}]',
+            b'[{"type":"file","path":"a","oid":"x","size":-1}]',
+        ):
+            one.fake.answers["GET", tree].append(_saying(body))
+            with pytest.raises(RegistryError, match="no sum"):
+                await one.bring()
+        oid = "a" * 40
+        one.fake.answers["GET", tree].append(
+            _saying(b'[{"type":"file","path":"../a.gguf","oid":"%s","size":1}]' % oid.encode())
+        )
+        with pytest.raises(RefusedError):
+            await one.bring()
+        elsewhere = {"Link": '<http://localhost:1/x>; rel="next"'}
+        one.fake.answers["GET", tree].append(_saying(b"[]", elsewhere))
+        with pytest.raises(PolicyError, match="next page is somewhere else"):
+            await one.bring()
+
+
+def _saying(body: bytes, headers: dict[str, str] | None = None) -> Answer:
+    async def said(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    return said
+
+
+async def test_the_token_is_the_environments_or_the_one_that_was_logged_in(tmp_path: Path) -> None:
+    assert await HubAccess({}, tmp_path).token() is None
+    (tmp_path / ".cache" / "huggingface").mkdir(parents=True)
+    (tmp_path / ".cache" / "huggingface" / "token").write_text("hf_file\n")
+    assert await HubAccess({}, tmp_path).token() == "hf_file"
+    assert await HubAccess({"HF_TOKEN": "hf_env"}, tmp_path).token() == "hf_env"
+    (tmp_path / "t").write_text("hf_other")
+    assert await HubAccess({"HF_TOKEN_PATH": str(tmp_path / "t")}, tmp_path).token() == "hf_other"
+    with pytest.raises(PolicyError, match="characters"):
+        await HubAccess({"HF_TOKEN": "a\r\nb"}, tmp_path).token()
+
+
+def test_a_token_is_not_sent_over_plain_http(tmp_path: Path) -> None:
+    access = HubAccess({"HF_ENDPOINT": "http://mirror.example"}, tmp_path)
+    with pytest.raises(PolicyError, match="plain HTTP"):
+        access.place("hf_x", Rules(Limits(), StillClock()))
+    assert str(access.endpoint()) == "http://mirror.example/"
+    with pytest.raises(PolicyError, match="HF_ENDPOINT is no URL"):
+        HubAccess({"HF_ENDPOINT": "mirror"}, tmp_path).endpoint()
+    below = replace(access, env={"HF_ENDPOINT": "https://mirror.example/api/hf"})
+    assert str(below.place(None, Rules(Limits(), StillClock())).url("x/y")) == "https://mirror.example/api/hf/x/y"
+    assert hub.ENDPOINT == "https://huggingface.co"

@@ -1,0 +1,83 @@
+"""Which files of a place are taken, and what they are named by."""
+
+from __future__ import annotations
+
+import pytest
+
+from artifacts import digests, listing
+from artifacts.contents import RefusedError
+from artifacts.listing import Entry
+
+SHA = f"sha256:{'a' * 64}"
+
+
+def entries(*paths: str) -> list[Entry]:
+    return [Entry(path, 10, f"git:{number:040x}") for number, path in enumerate(paths)]
+
+
+def taken(*paths: str, include: tuple[str, ...] = ()) -> list[str]:
+    return [one.entry.path for one in listing.choose("hf://a/b", entries(*paths), include).taken]
+
+
+def refused(*paths: str, include: tuple[str, ...] = ()) -> str:
+    with pytest.raises(RefusedError) as caught:
+        listing.choose("hf://a/b", entries(*paths), include)
+    return str(caught.value)
+
+
+def test_what_a_registry_would_be_taken_with_is_taken_and_the_rest_is_said() -> None:
+    paths = ("model.safetensors", "config.json", "pytorch_model.bin", "modeling.py", ".gitattributes", "a/.git/x")
+    found = listing.choose("hf://a/b", entries(*paths))
+    assert [one.entry.path for one in found.taken] == ["config.json", "model.safetensors"]
+    assert [path for path, _ in found.left] == ["modeling.py", "pytorch_model.bin"]
+    unsafe = listing.choose("hf://a/b", entries(*paths), allow_unsafe=True)
+    assert unsafe.left == ()
+    assert len(unsafe.taken) == 4
+
+
+def test_a_pattern_means_what_the_hubs_own_tools_mean_by_it() -> None:
+    paths = ("a.gguf", "sub/b.gguf", "sub/deep/c.gguf", "x.json")
+    assert taken(*paths, include=("*.gguf",)) == ["a.gguf", "sub/b.gguf", "sub/deep/c.gguf"]
+    assert taken(*paths, include=("sub/",)) == ["sub/b.gguf", "sub/deep/c.gguf"]
+    assert taken(*paths, include=("a.gguf", "x.json")) == ["a.gguf", "x.json"]
+    assert taken(".hidden/a.gguf", "b.gguf", include=("*",)) == [".hidden/a.gguf", "b.gguf"]
+    assert "include='A.gguf' fits no file; its weights are a.gguf" in refused(*paths, include=("a.gguf", "A.gguf"))
+
+
+def test_none_of_several_models_is_guessed() -> None:
+    assert "say which with ?include=PATTERN: a.gguf, b.gguf" in refused("a.gguf", "b.gguf")
+    assert "holds several models and safetensors beside them" in refused("a.gguf", "b.safetensors")
+    many = [f"{number:02}.gguf" for number in range(20)]
+    assert "11.gguf and 8 more" in refused(*many)
+    assert taken("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf") == [
+        "m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf",
+    ]  # fmt: skip
+    assert len(taken("m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors")) == 2
+
+
+def test_a_place_without_weights_or_with_a_bad_path_is_refused() -> None:
+    assert "no weights" in refused("README.md")
+    assert "no weights (safetensors or GGUF); left out: a.bin" in refused("a.bin")
+    assert "'../b.json'" in refused("a.gguf", "../b.json")
+    assert refused("a/b.json", "a", "a.gguf", include=("*",))
+
+
+def test_the_same_files_have_the_same_digest_and_others_another() -> None:
+    one = listing.choose("hf://a/b", entries("a.gguf", "c.json"))
+    assert one.digest == listing.choose("hf://a/b", reversed(entries("a.gguf", "c.json"))).digest
+    others = [
+        listing.choose("hf://a/c", entries("a.gguf", "c.json")),
+        listing.choose("hf://a/b", entries("a.gguf")),
+        listing.choose("hf://a/b", entries("c.json", "a.gguf")),
+        listing.choose("hf://a/b", [one._replace(size=11) for one in entries("a.gguf", "c.json")]),
+    ]
+    assert len({one.digest, *(other.digest for other in others)}) == 5
+    assert one.bytes == 20
+
+
+def test_a_file_is_named_by_its_sum_or_by_what_is_said_of_it() -> None:
+    assert Entry("a", 1, SHA).digest == Entry("a", 1, SHA).name == SHA
+    unsaid = Entry("a", 1, "etag:x")
+    assert unsaid.digest is None
+    assert digests.parse(unsaid.name)
+    assert len({unsaid.name, unsaid._replace(path="b").name, unsaid._replace(claim="etag:y").name}) == 3

@@ -1,0 +1,82 @@
+"""Places that are no registries: asked again where that is worth it, and told of in our own words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from artifacts.blobs import Blob
+from artifacts.digests import of
+from artifacts.places import Lone, Place, Rules
+from artifacts.refusals import DeniedError, PolicyError, UnreachableError
+from artifacts.transport import Limits
+from tests.kit.fake_registry import FakeRegistry, StillClock
+
+
+async def proof(_method: str, _url: URL, _headers: Mapping[str, str]) -> Mapping[str, str]:
+    return {"Authorization": "the-proof"}
+
+
+def place(fake: FakeRegistry, clock: StillClock) -> Place:
+    return Place(URL(fake.url + "/"), proof, lambda *_: "ask for it", Rules(Limits(), clock))
+
+
+def busy(status: int = 503) -> web.Response:
+    return web.Response(status=status, text="words of its own")
+
+
+async def test_one_that_is_busy_is_asked_again_and_not_for_ever() -> None:
+    clock = StillClock()
+    async with FakeRegistry().serving() as fake, place(fake, clock) as one:
+
+        async def twice(_request: web.Request) -> web.StreamResponse:
+            return busy() if len(fake.seen) < 3 else web.Response(body=b"yes")
+
+        fake.always["GET", "/a"] = twice
+        assert (await one.whole("GET", one.url("a"), bytes_max=9, what="a")).body == b"yes"
+        assert len(clock.waits) == 2
+
+        async def always(_request: web.Request) -> web.StreamResponse:
+            return busy()
+
+        fake.always["GET", "/a"] = always
+        with pytest.raises(UnreachableError, match="given up after 6 tries"):
+            await one.whole("GET", one.url("a"), bytes_max=9, what="a")
+
+
+async def test_what_is_too_large_is_not_read_and_a_refusal_has_none_of_its_words() -> None:
+    async with FakeRegistry().serving() as fake, place(fake, StillClock()) as one:
+
+        async def large(_request: web.Request) -> web.StreamResponse:
+            return web.Response(body=b"x" * 10)
+
+        async def refusing(_request: web.Request) -> web.StreamResponse:
+            return busy(403)
+
+        fake.always["GET", "/a"], fake.always["GET", "/b"] = large, refusing
+        with pytest.raises(PolicyError, match="larger than 9 bytes"):
+            await one.whole("GET", one.url("a"), bytes_max=9, what="a")
+        one.has(of(b"b"), one.url("b"))
+        with pytest.raises(DeniedError, match=r"blob .* of m: answered 403; ask for it") as caught:
+            async for _ in Lone(one).read(Blob("m", of(b"b"), 10)):
+                pass
+        assert "words" not in str(caught.value)
+
+
+async def test_each_file_is_asked_for_with_what_belongs_to_it() -> None:
+    async with FakeRegistry().serving() as fake, place(fake, StillClock()) as one:
+
+        async def content(_request: web.Request) -> web.StreamResponse:
+            return web.Response(body=b"b" * 10)
+
+        fake.always["GET", "/b"] = content
+        one.has(of(b"name"), one.url("b"), {"If-Match": '"e"'})
+        one.also(of(b"name"), of(b"b" * 10))
+        for name in (of(b"name"), of(b"b" * 10)):
+            pieces = [piece async for piece in Lone(one).read(Blob("m", name, 10))]
+            assert b"".join(pieces) == b"b" * 10
+        assert {seen.headers["if-match"] for seen in fake.seen} == {'"e"'}
+        assert {seen.headers["authorization"] for seen in fake.seen} == {"the-proof"}

@@ -1,0 +1,87 @@
+"""`pilotlight weights` with models of the Hub and of buckets: looked at, pulled, and pushed to a registry."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pilotlight.cli import cli
+from tests.kit.fake_hub import COMMIT, TOKEN, FakeHub
+from tests.kit.fake_registry import FakeRegistry
+from tests.kit.fake_s3 import FakeS3
+
+SMALL = {"config.json": b"{}", "modeling.py": b"import os"}
+LARGE = {"model.safetensors": b"w" * 70_000}
+
+
+async def run(*words: str, env: dict[str, str]) -> Result:
+    """The command, in a thread: the servers answer meanwhile."""
+    return await asyncio.to_thread(CliRunner(env=env).invoke, cli, ["weights", *words], prog_name="pilotlight")
+
+
+@pytest.fixture
+def nobody(tmp_path: Path) -> dict[str, str]:
+    """An environment without logins."""
+    return {"HOME": str(tmp_path), "HF_HOME": str(tmp_path), "REGISTRY_AUTH_FILE": str(tmp_path / "none.json")}
+
+
+async def test_a_repository_is_looked_at_without_its_weights(nobody: dict[str, str]) -> None:
+    async with FakeHub(SMALL, LARGE).both() as fake:
+        env = nobody | fake.env()
+        shown = await run("inspect", "hf://acme/tiny", env=env)
+        assert shown.exit_code == 0, shown.output
+        assert f"revision: {COMMIT}" in shown.output
+        assert "70000  weight     model.safetensors" in shown.output
+        assert "left out: modeling.py: code is not taken" in shown.output
+        assert not fake.asked("GET", "/resolve/")
+        told = json.loads((await run("inspect", "hf://acme/tiny", "--output", "json", env=env)).output)
+        assert (told["revision"], [one["path"] for one in told["files"]]) == (
+            COMMIT,
+            ["config.json", "model.safetensors"],
+        )
+        missing = await run("inspect", "hf://acme/tiny@gone", env=env)
+        assert missing.exit_code == 1
+        assert "it has no such revision" in missing.output
+
+
+async def test_a_repository_is_pulled_listed_and_pinned_under_its_name(tmp_path: Path, nobody: dict[str, str]) -> None:
+    async with FakeHub(SMALL, LARGE).both() as fake:
+        fake.gated, env, store = "auto", nobody | fake.env(TOKEN), str(tmp_path / "store")
+        pulled = await run("pull", "hf://acme/tiny", "--store", store, env=env)
+        assert pulled.exit_code == 0, pulled.output
+        assert "pilotlight: left out: modeling.py: code" in pulled.stderr
+        assert TOKEN not in pulled.output
+        listed = json.loads((await run("ls", "--store", store, "--output", "json", env=env)).output)
+        assert [(one["artifact"], one["files"], one["private"]) for one in listed] == [("hf://acme/tiny", 2, True)]
+        assert (await run("pin", "hf://acme/tiny", "--store", store, env=env)).exit_code == 0
+        assert "pinned" in (await run("evict", "hf://acme/tiny", "--store", store, env=env)).output
+        assert (await run("verify", "--store", store, env=env)).exit_code == 0
+        wrong = await run("pull", "hf://acme/tiny?only=x", "--store", store, env=env)
+        assert wrong.exit_code == 2
+        assert "patterns of paths" in wrong.output
+
+
+async def test_what_lies_elsewhere_becomes_an_artifact_of_a_registry(tmp_path: Path, nobody: dict[str, str]) -> None:
+    objects = {"m/a.gguf": b"GGUF" * 999, "m/LICENSE": b"free"}
+    async with FakeHub(SMALL, LARGE).both() as hub, FakeS3(objects).serving() as s3, FakeRegistry().serving() as to:
+        assert isinstance(s3, FakeS3)
+        env, store = nobody | hub.env() | s3.env(), str(tmp_path / "store")
+        for source, paths in (
+            ("hf://acme/tiny", ["config.json", "model.safetensors"]),
+            ("s3://models/m/", ["LICENSE", "a.gguf"]),
+        ):
+            ref = f"{to.host}/team/{paths[-1].partition('.')[0]}:v1"
+            pushed = await run("push", source, ref, "--store", store, env=env)
+            assert pushed.exit_code == 0, pushed.output
+            pulled = await run("pull", ref, "--store", store, "--output", "json", env=env)
+            assert pulled.exit_code == 0, pulled.output
+            assert sorted(json.loads(pulled.output)["files"]) == paths
+        assert not list(tmp_path.glob("push-*"))
+        again = await run("push", ref, ref, "--store", store, env=env)
+        assert "no OCI image layout" in again.output
+        again = await run("push", f"oci://{ref}", ref, "--store", store, env=env)
+        assert "lies in a registry already" in again.output

@@ -1,0 +1,41 @@
+"""What files had for a sum when they first came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from artifacts import digests, listing, sums
+from artifacts.layout import Key
+from artifacts.listing import Entry
+from artifacts.store import Store
+from artifacts.sums import Sums
+
+KEY = Key("s3 x", digests.of(b"copy"))
+SUM = digests.of(b"a")
+LISTED = listing.choose("s3://abc/m/", [Entry("a.gguf", 1, "etag:1"), Entry("b.json", 1, f"sha256:{'b' * 64}")])
+
+
+def test_what_came_is_known_again_and_only_of_that_copy(tmp_path: Path) -> None:
+    store = Store(tmp_path).open()
+    Sums(store).remember(KEY, {"a.gguf": SUM})
+    found = Sums(store).known(KEY, LISTED)
+    assert [one.entry.digest for one in found.taken] == [SUM, f"sha256:{'b' * 64}"]
+    assert Sums(store).known(Key("s3 y", KEY.digest), LISTED) == LISTED
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"a.gguf": 1}', b'{"a.gguf": "sha256:1"}'])
+def test_what_cannot_be_read_is_forgotten(tmp_path: Path, text: bytes) -> None:
+    store = Store(tmp_path).open()
+    Sums(store).remember(KEY, {"a.gguf": SUM})
+    (tmp_path / "sums" / KEY.name).write_bytes(text)
+    assert Sums(store).known(KEY, LISTED) == LISTED
+
+
+def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "SUMS_MAX", 2)
+    store = Store(tmp_path).open()
+    for number in range(4):
+        Sums(store).remember(Key(f"s3 {number}", KEY.digest), {"a.gguf": SUM})
+    assert len(list((tmp_path / "sums").iterdir())) == 2
