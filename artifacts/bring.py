@@ -16,7 +16,7 @@ from typing import NamedTuple
 from artifacts import bucket, gather, headers, hub, obtain, reference, source
 from artifacts.awskeys import AwsKeys
 from artifacts.bucket import BucketAccess
-from artifacts.contents import File
+from artifacts.contents import File, RefusedError
 from artifacts.digests import Digest
 from artifacts.dockerconfig import Login
 from artifacts.hub import HubAccess
@@ -146,17 +146,23 @@ def origin_of(of: Elsewhere, ways: Ways) -> str:
 
 
 async def bring(
-    of: Lies, store: Store, ways: Ways, told: Told = lambda _: None, left: Left = lambda _path, _why: None
+    of: Lies,
+    store: Store,
+    ways: Ways,
+    told: Told = lambda _: None,
+    left: Left = lambda _path, _why: None,
+    *,
+    allow_unsafe: bool = False,
 ) -> Copy:
-    """The Copy of what it means now, held. `left`: told of each file that is not taken.
+    """The Copy of what it means now, held. `left`: told of each file that is not taken. `allow_unsafe`: as `obtain`.
 
     Raises RegistryError, BadManifestError, StoreError, DiskError.
     """
     if isinstance(of, Reference):
-        return await obtain.obtain(of, store, ways.registries, told)
+        return await obtain.obtain(of, store, ways.registries, told, allow_unsafe=allow_unsafe)
     _judge(ways.registries)
     async with opened(of, ways) as there:
-        found = await there.look()
+        found = await there.look(allow_unsafe=allow_unsafe)
         key = Key(there.origin, found.listing.digest)
         for path, why in found.listing.left:
             left(path, why)
@@ -171,12 +177,14 @@ async def bring(
                 job, taken, Lone(there.place), obtain.Telling(sum(sizes.values()) + sum(unknown), told).came
             )
 
-        wanted = Wanted(str(of), key, gather.files(taken), sum(unknown) + len(unknown))  # also of one that is empty
+        more = sum(unknown) + len(unknown)  # also of one that is empty
+        wanted = Wanted(str(of), key, gather.files(taken), more, allow_unsafe, found.listing.unsafe)
         record = await in_thread(lambda: store.layout.record(key))
         is_open = found.open and not (record is not None and record.private)  # it may have been opened since
-        caller = None if is_open else _caller(there.login, _permitted(of, ways, taken.taken[0].entry.path))
+        caller = None if is_open else await _caller(store, there.login, _permitted(of, ways, taken.taken[0].entry.path))
         copy = await store.ensure(wanted, fetch, caller)
     try:
+        obtain.check_safe(str(of), copy, allow_unsafe=allow_unsafe)
         await in_thread(lambda: _remember(store, of, copy.record))
     except BaseException:
         copy.close()
@@ -196,7 +204,14 @@ async def kept(of: Lies, store: Store, ways: Ways) -> Copy | None:
     if key is None or record is None:
         return None
     login = await _login(of, ways) if record.private else None
-    return await store.admit(key, _caller(login, _permitted(of, ways, record.laid[0].path)))
+    copy = await store.admit(key, await _caller(store, login, _permitted(of, ways, record.laid[0].path)))
+    if copy is not None:
+        try:
+            obtain.check_safe(str(of), copy, allow_unsafe=False)
+        except RefusedError:
+            copy.close()
+            raise
+    return copy
 
 
 async def lay_headers(of: Lies, ways: Ways, folder: Path) -> list[str]:
@@ -231,9 +246,10 @@ def _remember(store: Store, of: Elsewhere, record: Record) -> None:
         Sums(store).remember(record.key, {one.path: one.digest for one in record.unpacked})
 
 
-def _caller(login: str | None, permitted: Callable[[], Awaitable[bool]]) -> Caller:
+async def _caller(store: Store, login: str | None, permitted: Callable[[], Awaitable[bool]]) -> Caller:
     """Also of nobody in particular: what was given to a login may be open since."""
-    return Caller(obtain.fingerprint(Login(registry_token=login or "")), permitted)
+    key = await in_thread(store.permits.key)
+    return Caller(obtain.fingerprint(Login(registry_token=login or ""), key), permitted)
 
 
 def _permitted(of: Elsewhere, ways: Ways, path: str) -> Callable[[], Awaitable[bool]]:

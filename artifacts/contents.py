@@ -61,6 +61,8 @@ class Contents(NamedTuple):
     """Folders in archives; the first that is there is the model's, and what lies beside it is passed by."""
     problem: str = ""
     """Why the whole is not taken, whatever its layers are."""
+    allow_unsafe: bool = False
+    """Code and what can run programs is taken, too; also out of archives."""
 
     def files(self) -> tuple[File, ...]:
         """All files, where all is taken. Raises RefusedError."""
@@ -87,7 +89,7 @@ def read(of: Manifest, config: bytes | None = None, *, allow_unsafe: bool = Fals
     reading = dialect.read(of, config)
     layers = tuple(_layers(of.layers, reading, allow_unsafe=allow_unsafe))
     problem = reading.problem or _problem(of, layers)
-    return Contents(reading.dialect, layers, tuple(reading.roots), problem)
+    return Contents(reading.dialect, layers, tuple(reading.roots), problem, allow_unsafe)
 
 
 def explain(found: Contents) -> list[str]:

@@ -42,8 +42,14 @@ class _Look(NamedTuple):
     """Of the files of each, at most."""
 
 
-async def fill(job: Job, of: Contents, repository: str, source: Mirrored, told: pull.Progress | None = None) -> None:
-    """As a store's `Fetch`. Raises RegistryError, DiskError, NoRoomError, RefusedError, OSError."""
+async def fill(
+    job: Job, of: Contents, repository: str, source: Mirrored, told: pull.Progress | None = None,
+    *, sums: pull.Sums | None = None,
+) -> None:  # fmt: skip
+    """As a store's `Fetch`. `sums`: as of `pull.fetch`.
+
+    Raises RegistryError, DiskError, NoRoomError, RefusedError, OSError.
+    """
     archives = [one for one in job.files if one.encoding != "raw"]
     if archives:
         await job.more(max(one.size for one in archives))  # of one there are the archive and what comes out of it
@@ -55,7 +61,7 @@ async def fill(job: Job, of: Contents, repository: str, source: Mirrored, told: 
         if not path.exists()
     ]
     if wanted:
-        await pull.fetch(wanted, source, job.blobs, told)
+        await pull.fetch(wanted, source, job.blobs, told, sums=sums)
     if archives:
         await _take_apart(job, of, archives)
 
@@ -121,7 +127,7 @@ def _laid(
     folder = os.open(job.tree, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     last = {one.digest: number for number, one in enumerate(archives)}
     try:
-        with Unpacking(folder, tree, sum(look.bytes), root=look.root) as unpacking:
+        with Unpacking(folder, tree, sum(look.bytes), root=look.root, allow_unsafe=of.allow_unsafe) as unpacking:
             for number, one in enumerate(archives):
                 job.unpacked.extend(
                     File(each.path, each.size, each.digest, each.role, "raw")

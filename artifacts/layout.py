@@ -82,6 +82,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     fetch_s: float
     private: bool
     """It was fetched with a login: nobody gets it without one."""
+    unsafe: bool = False
+    """It holds what is refused else (code, pickles): nobody gets it who does not allow that."""
 
     @property
     def key(self) -> Key:

@@ -67,6 +67,11 @@ class Listing(NamedTuple):
         return digests.of(json.dumps([self.place, sorted(rows)], separators=(",", ":")).encode())
 
     @property
+    def unsafe(self) -> bool:
+        """Of its files some were taken only since all are."""
+        return any(policy.judge(one.entry.path).refusal for one in self.taken)
+
+    @property
     def bytes(self) -> int:
         """Of all files that are taken."""
         return sum(one.entry.size for one in self.taken)

@@ -2,7 +2,7 @@
 
 Owns what stands between: whom to ask and with which login, what a reference meant when it was last pulled, and how far
 a pull has come. Promises: a Copy whose registry gave it to a login is given to nobody without asking that registry; no
-login is kept, only a keyed sum of it that dies with the process; what `oci://` names is never run, only laid down.
+login is kept, only a sum of it by a key of the store; what `oci://` names is never run, only laid down.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from artifacts import registry, resolve, trusting
+from artifacts import chunksums, registry, resolve, trusting
 from artifacts.client import Client
+from artifacts.contents import RefusedError
 from artifacts.credentials import Chain, Keychain
 from artifacts.digests import Digest
 from artifacts.dockerconfig import Login
@@ -28,6 +28,7 @@ from artifacts.layout import Key
 from artifacts.meanings import Meanings
 from artifacts.mirrors import Mirror, Mirrored
 from artifacts.pace import Pace
+from artifacts.policy import ALLOW
 from artifacts.publish import Copy, Job, Wanted
 from artifacts.reference import Reference
 from artifacts.refusals import PolicyError
@@ -36,7 +37,6 @@ from artifacts.store import Caller, Store, in_thread
 from artifacts.transport import Limits, Site
 
 log = logging.getLogger(__name__)
-_SECRET = secrets.token_bytes(32)
 
 
 class Came(NamedTuple):
@@ -94,20 +94,32 @@ class Registries:
         return Client(site, self.keychain, limits=self.limits, pace=self.pace)
 
 
-async def obtain(of: Reference, store: Store, registries: Registries, told: Told = lambda _: None) -> Copy:
-    """The Copy of what the reference means now, held. Raises RegistryError, BadManifestError, StoreError, DiskError."""
+async def obtain(
+    of: Reference, store: Store, registries: Registries, told: Told = lambda _: None, *, allow_unsafe: bool = False
+) -> Copy:
+    """The Copy of what the reference means now, held. `allow_unsafe`: also code and pickled weights.
+
+    Raises RegistryError, BadManifestError, StoreError, DiskError.
+    """
     async with registries.opened(of.host) as source:
-        found = await resolve.resolve(source, of, resolve.here())
+        found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=allow_unsafe)
         key, files = Key(of.host, found.digest), found.contents.files()
 
         async def fetch(job: Job) -> None:
             sizes = {one.digest: one.size for one in job.files}
-            await fill(job, found.contents, of.repository, source, Telling(sum(sizes.values()), told).came)
+            telling = Telling(sum(sizes.values()), told)
+            await fill(job, found.contents, of.repository, source, telling.came, sums=sums)
+
+        async def sums(digest: Digest, size: int) -> Sequence[str]:
+            async with registries.client(of.host) as client:
+                return await chunksums.ask(client, of.repository, found.digest, digest, size)
 
         await _judged(of, found.digest, registries)
-        caller = await _caller(of, found.digest, registries)
-        copy = await store.ensure(Wanted(f"oci://{of}", key, files), fetch, caller)
+        caller = await _caller(of, found.digest, store, registries)
+        wanted = Wanted(f"oci://{of}", key, files, allow_unsafe=allow_unsafe, unsafe=found.unsafe)
+        copy = await store.ensure(wanted, fetch, caller)
         try:
+            check_safe(f"oci://{of}", copy, allow_unsafe=allow_unsafe)
             await in_thread(lambda: Meanings(store).remember(of, key))
         except BaseException:
             copy.close()
@@ -119,14 +131,27 @@ async def kept(of: Reference, store: Store, registries: Registries) -> Copy | No
     """The Copy of what the reference meant when it was last pulled here, held; None: there is none any more.
 
     The registry is asked only of weights that need a login, or a signature that this process has not seen yet: who laid
-    them here may have asked for none. Raises RegistryError, StoreError.
+    them here may have asked for none. Raises RegistryError, StoreError, RefusedError.
     """
     key = await in_thread(lambda: Meanings(store).recall(of))
     if key is None:
         return None
     if registries.signatures.policy == "enforce":
         await _judged(of, key.digest, registries)
-    return await store.admit(key, await _caller(of, key.digest, registries))
+    copy = await store.admit(key, await _caller(of, key.digest, store, registries))
+    if copy is not None:
+        try:
+            check_safe(f"oci://{of}", copy, allow_unsafe=False)
+        except RefusedError:
+            copy.close()
+            raise
+    return copy
+
+
+def check_safe(of: str, copy: Copy, *, allow_unsafe: bool) -> None:
+    """Raises RefusedError where it was laid down for those who allow more."""
+    if copy.record.unsafe and not allow_unsafe:
+        raise RefusedError(f"{of} holds code or pickled weights, and was laid here with --allow-unsafe; {ALLOW}")
 
 
 async def _judged(of: Reference, digest: Digest, registries: Registries) -> None:
@@ -143,7 +168,7 @@ async def _judged(of: Reference, digest: Digest, registries: Registries) -> None
         log.warning("%s", "; ".join(verdict.lines))
 
 
-async def _caller(of: Reference, digest: Digest, registries: Registries) -> Caller | None:
+async def _caller(of: Reference, digest: Digest, store: Store, registries: Registries) -> Caller | None:
     """Whoever has a login for the registry is somebody, whether or not it asked for that."""
     login = await registries.keychain.login(of.host, of.repository)
     if login is None or login.anonymous:
@@ -153,15 +178,15 @@ async def _caller(of: Reference, digest: Digest, registries: Registries) -> Call
         async with registries.client(of.host) as client:
             return await registry.permitted(client, of.repository, digest)
 
-    return Caller(fingerprint(login), permitted)
+    return Caller(fingerprint(login, await in_thread(store.permits.key)), permitted)
 
 
-def fingerprint(login: Login) -> str:
-    """Of a login, for as long as this process lives; nothing of the login can be read from it."""
+def fingerprint(login: Login, key: bytes) -> str:
+    """Of a login; without the store's key nothing of the login can be tried against it."""
     secret = () if login.whose else (login.user, login.password, login.identity_token, login.registry_token)
     parts = (login.whose, *secret)
     text = b"".join(len(part.encode()).to_bytes(8) + part.encode() for part in parts)
-    return hmac.new(_SECRET, text, hashlib.sha256).hexdigest()
+    return hmac.new(key, text, hashlib.sha256).hexdigest()
 
 
 class Telling:

@@ -3,7 +3,7 @@
 Owns `partial/<digest>` and its sidecar. Blocks: runs in threads. Promises: a part is remembered as soon as it is there,
 for as long as the machine runs, and for good when it is on the disk; the file gets its final name only with all of its
 bytes summed and on the disk, so no crash leaves a file there that is not the blob; one whose sum does not hold goes
-away whole, since nobody knows which of its bytes lied. One process at a time has it (flock).
+away, but for the parts whose own sums somebody knows and that hold. One process at a time has it (flock).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import fcntl
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from artifacts import digests, parts, sidecar
@@ -134,7 +134,9 @@ class Partial:
             self._kept |= new
 
     def publish(self, path: Path) -> bool:
-        """Where the sum holds, or is learned: gives the file its name `path`. Else drops it, and is False."""
+        """Where the sum of all bytes holds, or is learned: gives the file its name `path`. Else it is False; then comes
+        `mend`.
+        """
         with self._summing:
             self._sum(self.size)
         if not self.ledger.complete or self._summed_bytes != self.size:
@@ -142,13 +144,36 @@ class Partial:
         if self._learned is not None:
             self._learned(digests.parse(f"{digests.algorithm(self.digest)}:{self._summed.hexdigest()}"))
         elif self._summed.hexdigest() != digests.encoded(self.digest):
-            self.drop()
             return False
         self._disk.folder(path.parent)
         self._disk.sync(self.file)
         self._disk.move(self._path, path)
         self._disk.remove(self._sidecar_path)
         return True
+
+    def mend(self, sums: Sequence[str]) -> bool:
+        """Of bytes whose sum does not hold: keeps those parts that have theirs of `sums` (SHA-256, one for each part),
+        for the next who opens it. Else nobody knows which of its bytes lied, all of it goes, and this is False.
+        """
+        good = set[int]()
+        if len(sums) == self.ledger.count:
+            good = {part for part, summed in enumerate(sums) if self._part_sum(part) == summed}
+        if good and len(good) < self.ledger.count:
+            self._say_anew(good)
+            return True
+        self.drop()
+        return False
+
+    def _part_sum(self, part: int) -> str:
+        at, end = self.ledger.span(part)
+        summed, room = hashlib.sha256(), memoryview(bytearray(SUM_BYTES))
+        while at < end:
+            count = os.preadv(self.file.number, [room[: end - at]], at)
+            if not count:
+                break
+            summed.update(room[:count])
+            at += count
+        return summed.hexdigest()
 
     def drop(self) -> None:
         """The sidecar first: a file without one is begun anew, a sidecar without its file says nothing."""
@@ -192,10 +217,16 @@ class Partial:
             os.ftruncate(self.file.number, 0)
             os.ftruncate(self.file.number, self.size)
             return
+        self._say_anew(self.ledger.full)
+
+    def _say_anew(self, good: set[int]) -> None:
+        """The file is on the disk, and its sidecar says these parts alone."""
         self._disk.sync(self.file)
+        if self._sidecar is not None:
+            os.close(self._sidecar.number)
         new = self._sidecar_path.with_name(f"{self.digest}.new")
         self._sidecar = self._headed(new)
-        self._disk.append(self._sidecar, sidecar.lines(self.ledger.full))
+        self._disk.append(self._sidecar, sidecar.lines(good))
         self._disk.sync(self._sidecar)
         self._disk.move(new, self._sidecar_path)
         self._sidecar = self._sidecar._replace(path=self._sidecar_path)

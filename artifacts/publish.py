@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from artifacts import flocks, paths
+from artifacts import flocks, paths, policy
 from artifacts.contents import File
 from artifacts.digests import Digest
 from artifacts.disk import Disk, entries, walk
@@ -40,6 +40,10 @@ class Wanted(NamedTuple):
     """`Contents.files()`."""
     unpacked_bytes: int = 0
     """What is laid into the tree will take, where that is known; `Job.more` takes more."""
+    allow_unsafe: bool = False
+    """What comes out of archives may be code, too."""
+    unsafe: bool = False
+    """Of its files some are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +201,7 @@ class Pull:
             fetched_unix_s=time.time(),
             fetch_s=time.monotonic() - self._began_s,
             private=private,
+            unsafe=wanted.unsafe or (wanted.allow_unsafe and any(map(_unsafe, self._unpacked))),
         )
 
     def _out(self, record: Record) -> Copy:
@@ -226,3 +231,8 @@ class Pull:
         if not keep:
             with suppress(OSError):  # what could not be removed goes when room is needed, or a store is opened
                 self._disk.remove(self.folder)
+
+
+def _unsafe(file: File) -> bool:
+    role = None if file.role in {"mixed", "unknown"} else file.role
+    return bool(policy.judge(file.path, role).refusal)

@@ -3,7 +3,8 @@
 Owns the order in which spans are asked for, how many run (`concurrency`), which are asked for anew (`stalls`), and what
 happens to a blob that is complete. Every request goes through the source, so through the one transport; on plain
 connections the bodies then go straight into the file (`splicing`). Promises: a file at its final path has the bytes of
-its digest; what came before an error is gone on with; a blob whose sum does not hold leaves nothing behind.
+its digest; what came before an error is gone on with; of a blob whose sum does not hold only parts are kept that have
+sums of their own (`Sums`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from artifacts import concurrency, disk, splicing
+from artifacts import concurrency, disk, parts, splicing
 from artifacts.blobs import Blob, Moved, Sink
 from artifacts.concurrency import Window
 from artifacts.digests import Digest
@@ -40,6 +41,8 @@ FAILURES = (RegistryError, DiskError)
 """What ends a fetch in one line; all else is a fault of ours."""
 Progress = Callable[[Digest, int], None]
 """How many bytes of a blob are there, first what was there before; one that had to begin anew says less than it did."""
+Sums = Callable[[Digest, int], Awaitable[Sequence[str]]]
+"""The sums of the parts of a blob of so many bytes, if anybody has said them; no error."""
 Result = TypeVar("Result")
 
 
@@ -84,14 +87,16 @@ async def fetch(
     *,
     file_system: Disk | None = None,
     clock: Callable[[], float] = time.monotonic,
+    sums: Sums | None = None,
 ) -> None:
     """Returns when every blob has its final name, on the disk. Each blob and each path is named once.
+    `sums`: is asked where a blob of many parts has bytes that are not its own, so that only the bad parts come again.
 
     Raises AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError, and DiskError; the first that came.
     """
     if len({one.blob.digest for one in wanted}) < len(wanted) or len({one.path for one in wanted}) < len(wanted):
         raise ValueError("a blob, or a path, is wanted twice")
-    made = _Fetch(source, folder, progress or (lambda _digest, _came: None), file_system or Disk(), clock)
+    made = _Fetch(source, folder, progress or (lambda _digest, _came: None), file_system or Disk(), clock, sums=sums)
     try:
         await made.all(wanted)
     finally:
@@ -197,13 +202,15 @@ class _Fetch:
     """All that one `fetch` has open."""
 
     def __init__(
-        self, source: Source, folder: Path, progress: Progress, file_system: Disk, clock: Callable[[], float]
-    ) -> None:
+        self, source: Source, folder: Path, progress: Progress, file_system: Disk, clock: Callable[[], float],
+        *, sums: Sums | None,
+    ) -> None:  # fmt: skip
         self._source = source
         self._folder = folder
         self._progress = progress
         self._disk = file_system
         self._clock = clock
+        self._sums = sums
         self._window = Window(clock())
         self._judge = Judge()
         self._blobs: list[_Coming] = []
@@ -365,6 +372,11 @@ class _Fetch:
         except FAILURES as error:
             self._failed.append(error)
 
+    @staticmethod
+    async def _asked_sums(coming: _Coming, sums: Sums) -> Sequence[str]:
+        digest, size = coming.partial.digest, coming.partial.size
+        return await sums(digest, size) if size > parts.WHOLE_BYTES_MAX else ()
+
     async def _finished(self, coming: _Coming) -> None:
         """Its final name; or, where its sum does not hold, from the beginning where that may help."""
         coming.finishing = True
@@ -374,7 +386,9 @@ class _Fetch:
             path = self._folder / coming.wanted.path
             if await self.thread(coming, coming.partial.publish, path):
                 return
-            if coming.anew or (self._source.lonely and not coming.partial.resumed):
+            sums = () if coming.anew or self._sums is None else await self._asked_sums(coming, self._sums)
+            mended = await self.thread(coming, coming.partial.mend, sums)
+            if coming.anew or (self._source.lonely and not coming.partial.resumed and not mended):
                 said = f"{coming.wanted.blob}: its bytes are others than its digest says; nothing of it is kept"
                 self._failed.append(MismatchError(said))
                 return

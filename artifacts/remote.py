@@ -7,17 +7,20 @@ what can be found is whole. Several blobs go at once. Looking takes manifests an
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
-from artifacts import blobs, manifest, platforms, pushing, registry
+from artifacts import blobs, chunksums, manifest, platforms, pushing, registry
 from artifacts.blobs import Blob
 from artifacts.client import Client
 from artifacts.descriptors import Descriptor, Platform
 from artifacts.digests import Digest
 from artifacts.manifest import Manifest
 from artifacts.ocilayout import Entry, Layout
+from artifacts.refusals import RegistryError
 
+log = logging.getLogger("pilotlight.registry")
 AT_ONCE = 4
 """Blobs on their way to one registry."""
 
@@ -38,16 +41,20 @@ async def look(client: Client, repository: str, asked: str, platform: Platform) 
 
 
 async def send(
-    client: Client, repository: str, tag: str, layout: Layout, moved: Callable[[int], None] = lambda _: None
-) -> Digest:
-    """Pushes a layout's artifact. `moved`: told of bytes as they are read. Raises BadManifestError, RegistryError."""
+    client: Client, repository: str, tag: str, layout: Layout, moved: Callable[[int], None] = lambda _: None,
+    *, mount: str = "", chunk_bytes: int = 0,
+) -> Digest:  # fmt: skip
+    """Pushes a layout's artifact, and with large blobs the sums of their parts. `moved`: told of bytes as they are
+    read; `mount`, `chunk_bytes`: as of `pushing.push_blob`. Raises BadManifestError, RegistryError.
+    """
     whole = await asyncio.to_thread(layout.whole)
     free = asyncio.Semaphore(AT_ONCE)
 
     async def one(of: Descriptor) -> None:
         async with free:
             source = _Counted(layout, of, moved)
-            await pushing.push_blob(client, Blob(repository, of.digest, of.size), source)
+            blob = Blob(repository, of.digest, of.size)
+            await pushing.push_blob(client, blob, source, mount=mount, chunk_bytes=chunk_bytes)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -57,6 +64,10 @@ async def send(
         raise several.exceptions[0] from None  # the others were only ended with it
     for of, content in whole.documents:
         await pushing.push_manifest(client, repository, of.digest, content, of.media_type)
+    try:
+        await chunksums.push(client, repository, layout)
+    except RegistryError as error:  # pulls do without
+        log.warning("event=chunk_sums_unpushed reason=%r", str(error))
     top, content = whole.documents[-1]
     return await pushing.push_manifest(client, repository, tag, content, top.media_type)
 

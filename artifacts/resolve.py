@@ -29,6 +29,14 @@ class Resolved(NamedTuple):
     """What the reference means now: an index's own, where it is one."""
     manifest: Manifest
     contents: Contents
+    config: bytes = b""
+
+    @property
+    def unsafe(self) -> bool:
+        """Of its layers some were taken only since all is."""
+        if not self.contents.allow_unsafe:
+            return False
+        return any(one.refusal for one in contents.read(self.manifest, self.config).layers)
 
 
 def here() -> Platform:
@@ -37,15 +45,15 @@ def here() -> Platform:
     return Platform(said.sysname.lower(), _ARCHITECTURES.get(said.machine, said.machine))
 
 
-async def resolve(source: Mirrored, of: Reference, platform: Platform) -> Resolved:
-    """Raises RegistryError, BadManifestError."""
+async def resolve(source: Mirrored, of: Reference, platform: Platform, *, allow_unsafe: bool = False) -> Resolved:
+    """`allow_unsafe`: as of `contents.read`. Raises RegistryError, BadManifestError."""
     answer = await source.manifest(of.repository, of.asked)
     digest, way = answer.digest, list[Digest]()
     while True:
         found = manifest.parse(answer.body, content_type=answer.media_type, digest=answer.digest)
         if isinstance(found, Manifest):
             config = await _config(source, of.repository, found)
-            return Resolved(digest, found, contents.read(found, config))
+            return Resolved(digest, found, contents.read(found, config, allow_unsafe=allow_unsafe), config)
         entry = platforms.choose(found, platform, way)
         way.append(answer.digest)
         answer = await source.manifest(of.repository, entry.digest, entry.size)

@@ -14,7 +14,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
-from time import monotonic as monotonic_s
+from time import time as unix_s
 from typing import NamedTuple, Self, TypeVar
 
 from artifacts import evict, flocks
@@ -32,6 +32,8 @@ from artifacts.shelf import Shelf
 T = TypeVar("T")
 LOCKS_MAX = 256
 """Files of one artifact that nobody else fetches meanwhile; of more the smaller ones may come twice."""
+AWAY_WAIT_S = 5.0
+"""Whom a registry let in lately does not wait longer for it to say so again: it counts as away."""
 
 log = logging.getLogger("pilotlight.store")
 
@@ -70,7 +72,7 @@ class Store:
         self._disk = disk or Disk()
         self._shelf = Shelf(self.layout, self._disk)
         self._ledger = Ledger(self._shelf, bytes_max, spare_bytes, free)
-        self._permits = Permits() if permits is None else permits
+        self.permits = Permits(root / "permits", self._disk) if permits is None else permits
         self._while_away = while_away
 
     def open(self) -> Self:
@@ -166,8 +168,8 @@ class Store:
                 _closed(copy)
                 raise
         if caller is not None:
-            asked = (caller.fingerprint, wanted.key.origin, wanted.key.digest)
-            self._permits.answered(asked, monotonic_s(), yes=True)
+            asked, now_s = (caller.fingerprint, wanted.key.origin, wanted.key.digest), unix_s()
+            await in_thread(lambda: self.permits.answered(asked, now_s, yes=True))
         return copy
 
     async def _admitted(self, found: Copy, key: Key, caller: Caller | None) -> Copy:
@@ -184,16 +186,19 @@ class Store:
         if caller is None:
             raise ForbiddenError(f"{key.digest} was fetched with a login, and who asks now shows none")
         asked = (caller.fingerprint, key.origin, key.digest)
-        if self._permits.fresh(asked, monotonic_s()):
+        now_s = unix_s()
+        if self.permits.fresh(asked, now_s):
             return
+        was_let_in = self._while_away and self.permits.while_away(asked, now_s)
         try:
-            yes = await caller.permitted()
-        except UnreachableError:
-            if self._while_away and self._permits.while_away(asked, monotonic_s()):
-                log.warning("event=store_registry_away digest=%s", key.digest)
-                return
-            raise
-        self._permits.answered(asked, monotonic_s(), yes=yes)
+            async with asyncio.timeout(AWAY_WAIT_S if was_let_in else None):
+                yes = await caller.permitted()
+        except (UnreachableError, TimeoutError):
+            if not was_let_in:
+                raise
+            log.warning("event=store_registry_away digest=%s", key.digest)
+            return
+        await in_thread(lambda: self.permits.answered(asked, unix_s(), yes=yes))
         if not yes:
             raise ForbiddenError(f"{key.origin} does not give {key.digest} to this login")
 

@@ -55,6 +55,7 @@ from pilotlight.renewal import Files
 from pilotlight.signers import SignersError
 from pilotlight.supply import STORE, Supply
 from pilotlight.tutor import Tutor
+from pilotlight.warming import Warming
 
 SAVE_S = 60.0
 """Histories are written this often, and at the end."""
@@ -158,7 +159,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
         if house is not None:
             running.append(tasks.create_task(house.run()))
         if supply is not None:
-            running.append(tasks.create_task(supply.run(loop, anew)))
+            running += [tasks.create_task(one) for one in (supply.run(loop, anew), Warming(located).run(loop))]
         await stop.wait()
         if not options.keep_engines and house is None:  # pods are not ours to take along
             await loop.wind_down(ENGINE_GRACE_S)

@@ -25,7 +25,6 @@ from artifacts.credentials import Chain, Keychain
 from artifacts.digests import BadDigestError
 from artifacts.meanings import Meanings
 from artifacts.obtain import Came, Registries
-from artifacts.permits import Permits
 from artifacts.publish import Copy
 from artifacts.reference import BadReferenceError
 from artifacts.store import Store, in_thread
@@ -94,7 +93,6 @@ class Keeping:
         self._lines: dict[Wish, _Line] = {}
         self._held: dict[str, tuple[Copy, float | None]] = {}
         """By folder: what pods use, and since when they do no more."""
-        self._permits = Permits()
         self._ways: tuple[Weights, Store, Registries] | None = None
         self._opening, self._pulls = asyncio.Lock(), asyncio.Semaphore(PULLS_MAX)
         self._copies: tuple[str, ...] = ()
@@ -208,7 +206,7 @@ class Keeping:
         """As the Settings say. Raises StoreError, SignersError."""
         async with self._opening:
             if self._ways is None or self._ways[0] != settings:
-                store = Store(self._root, bytes_max=settings.store_bytes_max, permits=self._permits)
+                store = Store(self._root, bytes_max=settings.store_bytes_max)
                 ways = await in_thread(lambda: reached(settings))
                 self._ways = (settings, await in_thread(store.open), ways)
             return self._ways[1:]

@@ -18,7 +18,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from artifacts import bring
+from artifacts import bring, policy
 from artifacts.bring import Lies, Ways
 from artifacts.descriptors import BadManifestError
 from artifacts.disk import DiskError
@@ -54,10 +54,15 @@ def ways(plain_http: bool, ca_file: Path | None) -> Ways:
 
 @click.command("pull", epilog="Example: pilotlight weights pull oci://ghcr.io/acme/llama:8b")
 @click.argument("artifact", metavar="REFERENCE")
+@click.option(
+    "--allow-unsafe", is_flag=True, help="Take code and pickled weights, too. Only who allows them gets them from here."
+)
 @store_option
 @registry_options
 @output_option
-def pull(artifact: str, store: Path, plain_http: bool, ca_file: Path | None, output: str) -> None:
+def pull(  # noqa: PLR0917  click passes by keyword
+    artifact: str, allow_unsafe: bool, store: Path, plain_http: bool, ca_file: Path | None, output: str
+) -> None:
     """Bring weights into this node's store, verified. What is there already is not fetched again.
 
     REFERENCE: oci://..., hf://owner/name@revision?include=PATTERN, or s3://bucket/key. Logins are those of `weights
@@ -72,18 +77,20 @@ def pull(artifact: str, store: Path, plain_http: bool, ca_file: Path | None, out
             came = now
             progress.update(task, total=now.total_bytes, completed=now.bytes)
 
-        copy = asyncio.run(pulled(of, Store(store), ways(plain_http, ca_file), told))
+        by = ways(plain_http, ca_file)
+        copy = asyncio.run(pulled(of, Store(store), by, told, allow_unsafe=allow_unsafe))
     with copy:
         _say_pulled(copy, came, time.monotonic() - began_s, output)
 
 
-async def pulled(of: Lies, store: Store, by: Ways, told: Callable[[Came], None]) -> Copy:
+async def pulled(of: Lies, store: Store, by: Ways, told: Callable[[Came], None], *, allow_unsafe: bool = False) -> Copy:
     """Its Copy; what is left out of it is said."""
 
     def left(path: str, why: str) -> None:
         click.echo(f"pilotlight: left out: {path}: {why}", err=True)
 
-    return await bring.bring(of, await asyncio.to_thread(store.open), by, told, left)
+    opened = await asyncio.to_thread(store.open)
+    return await bring.bring(of, opened, by, told, left, allow_unsafe=allow_unsafe)
 
 
 def _say_pulled(copy: Copy, came: Came, took_s: float, output: str) -> None:
@@ -181,7 +188,7 @@ def one_line() -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(str(error).replace(policy.ALLOW, "--allow-unsafe takes it all the same")) from None
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'the store'}: {error.strerror}") from None
 

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 from rich.console import Console
@@ -27,7 +28,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )  # fmt: skip
 
-from artifacts import bring, contents, ocilayout, reference, remote
+from artifacts import bring, contents, ocilayout, pushing, reference, remote
 from artifacts.bring import Found, Ways
 from artifacts.client import Client
 from artifacts.contents import Contents
@@ -40,13 +41,25 @@ from artifacts.refusals import RegistryError
 from artifacts.source import Bucket, Hub
 from artifacts.store import Store
 from artifacts.transport import Site
+from autoscaler.quantity import parse_bytes
 from pilotlight.keychain import keychain
 from pilotlight.options import output_option
 from pilotlight.packing import planned
 from pilotlight.pulling import bar, one_line, pulled, registry_options, ways
 from pilotlight.stored import store_option
 
+CHUNK_BYTES_MIN = 1 << 20
+"""Smaller ones cost more requests than they save."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class How(NamedTuple):
+    """How blobs are sent."""
+
+    mount: str
+    """A repository that may have them already; empty: none."""
+    chunk_bytes: int
+    """0: each in one request."""
 
 
 @click.command("inspect", epilog="Example: pilotlight weights inspect oci://registry.example/models/llama:v1 --explain")
@@ -86,23 +99,31 @@ def inspect(  # noqa: PLR0917  click passes by keyword
 @click.command("push", epilog="Example: pilotlight weights push ./llama-oci oci://registry.example/models/llama:v1")
 @click.argument("what", metavar="LAYOUT|HF|S3")
 @click.argument("ref")
+@click.option(
+    "--mount-from", metavar="REPOSITORY", default="", help="Have the registry take what this repository of it has."
+)
+@click.option(
+    "--chunk-bytes", metavar="SIZE", help="Send blobs in chunks of this size, such as 64Mi; without it each in one go."
+)
 @store_option
 @registry_options
 @output_option
 def push(  # noqa: PLR0917  click passes by keyword
-    what: str, ref: str, store: Path, ca_file: Path | None, plain_http: bool, output: str
-) -> None:
+    what: str, ref: str, mount_from: str, chunk_bytes: str | None, store: Path, ca_file: Path | None, plain_http: bool,
+    output: str,
+) -> None:  # fmt: skip
     """Push a model to a registry: what `weights pack` has made, or what lies at hf:// or s3://.
 
     The latter is brought into this node's store and packed, for which it takes its room twice until it is pushed. What
     the registry has already is not sent.
     """
+    how = How(mount_from, _chunk_bytes(chunk_bytes))
     try:
         to = _reference(ref)
         if to.digest is not None:
             raise click.UsageError("REF is pushed under a tag: leave out what follows @")
         with _layout(what, store, ways(False, ca_file)) as layout:
-            _send(layout, to, ca_file, plain_http, output)
+            _send(layout, to, ca_file, plain_http, output, how)
     except (BadManifestError, BadReferenceError, PackError) as error:
         raise click.ClickException(str(error)) from None
 
@@ -130,7 +151,9 @@ def _moved(progress: Progress, task: TaskID, now: Came) -> None:
     progress.update(task, total=now.total_bytes, completed=now.bytes)
 
 
-def _send(layout: Layout, to: Reference, ca_file: Path | None, plain_http: bool, output: str) -> None:
+def _send(  # noqa: PLR0917  as they were typed
+    layout: Layout, to: Reference, ca_file: Path | None, plain_http: bool, output: str, how: How
+) -> None:
     try:
         whole = layout.whole()
         columns = (TextColumn("pushing"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
@@ -139,8 +162,8 @@ def _send(layout: Layout, to: Reference, ca_file: Path | None, plain_http: bool,
         with Progress(*columns, console=console, disable=off, transient=True) as progress:
             task = progress.add_task("pushing", total=sum(one.size for one in whole.blobs))
             site = _site(to, ca_file, plain_http=plain_http)
-            digest = asyncio.run(_push(site, to, layout, lambda count: progress.advance(task, count)))
-    except RegistryError as error:
+            digest = asyncio.run(_push(site, to, layout, lambda count: progress.advance(task, count), how))
+    except (BadManifestError, BadReferenceError, RegistryError) as error:
         raise click.ClickException(str(error)) from None
     told = {"reference": str(to._replace(tag=to.asked)), "digest": digest}
     click.echo(json.dumps(told, indent=2) if output == "json" else f"pushed {told['reference']}@{digest}")
@@ -194,9 +217,24 @@ async def _look(site: Site, ref: Reference, platform: Platform) -> Entry:
         return await remote.look(client, ref.repository, ref.asked, platform)
 
 
-async def _push(site: Site, ref: Reference, layout: Layout, moved: Callable[[int], None]) -> str:
+async def _push(site: Site, ref: Reference, layout: Layout, moved: Callable[[int], None], how: How) -> str:
     async with Client(site, keychain(plain_http=site.plain_http is True)) as client:
-        return await remote.send(client, ref.repository, ref.asked, layout, moved)
+        return await remote.send(
+            client, ref.repository, ref.asked, layout, moved, mount=how.mount, chunk_bytes=how.chunk_bytes
+        )
+
+
+def _chunk_bytes(text: str | None) -> int:
+    """0: one request for each blob."""
+    if text is None:
+        return 0
+    try:
+        found = parse_bytes(text)
+    except ValueError as error:
+        raise click.UsageError(f"--chunk-bytes {text}: {error}") from None
+    if not CHUNK_BYTES_MIN <= found <= pushing.CHUNK_BYTES_MAX:
+        raise click.UsageError(f"--chunk-bytes {text}: expected a size from 1Mi to 1Gi")
+    return found
 
 
 def _refusal(read: Contents) -> str:

@@ -275,6 +275,11 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "a Replica waits for an agent that brings weights": ("autoscaler.wanted.AGENT_S_MAX",),
     "a store of weights: files of one artifact that nobody else fetches meanwhile": ("artifacts.store.LOCKS_MAX",),
+    "a store of weights: waiting for a registry that hangs, of whom it let in before": ("artifacts.store.AWAY_WAIT_S",),
+    "sums of parts beside an artifact: lists that are read; one list": (
+        "artifacts.chunksums.LISTS_MAX",
+        "artifacts.chunksums.LIST_BYTES_MAX",
+    ),
     "a store of weights: meanings of references that are remembered": ("artifacts.meanings.MEANINGS_MAX",),
     "a store of weights: Copies whose first sums are remembered, of places that say none": ("artifacts.sums.SUMS_MAX",),
     "files of a repository of the Hub, or below a key of a bucket": ("artifacts.listing.FILES_MAX",),

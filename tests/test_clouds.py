@@ -163,8 +163,11 @@ async def test_without_an_identity_it_is_asked_without_a_login_and_the_note_says
         assert all("authorization" not in one.headers for one in fake.seen)
 
 
+KEY = b"of the store"
+
+
 def test_whose_a_login_is_stays_while_its_secret_changes() -> None:
-    assert fingerprint(Login("u", "one", whose="me")) == fingerprint(Login("u", "two", whose="me"))
-    assert fingerprint(Login("u", "one", whose="me")) != fingerprint(Login("u", "one", whose="you"))
-    assert fingerprint(Login("u", "one")) != fingerprint(Login("u", "two"))
-    assert fingerprint(Login("me", "one")) != fingerprint(Login(whose="me"))
+    assert fingerprint(Login("u", "one", whose="me"), KEY) == fingerprint(Login("u", "two", whose="me"), KEY)
+    assert fingerprint(Login("u", "one", whose="me"), KEY) != fingerprint(Login("u", "one", whose="you"), KEY)
+    assert fingerprint(Login("u", "one"), KEY) != fingerprint(Login("u", "two"), KEY)
+    assert fingerprint(Login("me", "one"), KEY) != fingerprint(Login(whose="me"), KEY)

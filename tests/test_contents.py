@@ -260,6 +260,12 @@ def test_a_folder_of_oras_is_an_archive_by_its_mark() -> None:
     assert read(marked, config=empty).layers[0].file.encoding == "tar+gzip"
 
 
+def test_what_oras_py_calls_an_archive_is_the_file_itself_and_its_folders_are_compressed() -> None:
+    empty, kind = "application/vnd.oci.empty.v1+json", "application/vnd.oci.image.layer.v1.tar"
+    layers = (one(kind, **{TITLE: "LICENSE"}), one(f"{kind}+gzip", **{TITLE: "parts"}))
+    assert [layer.file.encoding for layer in read(*layers, config=empty).layers] == ["raw", "tar+gzip"]
+
+
 def test_foreign_layers_of_images_are_refused() -> None:
     image = "application/vnd.oci.image.config.v1+json"
     layers = (

@@ -23,6 +23,7 @@ from artifacts.layout import ForbiddenError, Key, NoRoomError
 from artifacts.meanings import Meanings
 from artifacts.obtain import Came, MirrorSite, Registries
 from artifacts.packing import Form
+from artifacts.permits import Permits
 from artifacts.publish import Copy
 from artifacts.refusals import AbsentError, DeniedError, MismatchError, UnreachableError
 from artifacts.registry import MANIFEST
@@ -30,7 +31,7 @@ from artifacts.store import Store
 from artifacts.transport import Site
 from artifacts.verify import verify
 from tests.kit import archives, packed
-from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock
+from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock, keychain
 from tests.kit.packed import CONTENT, FILES, NAME
 
 
@@ -179,6 +180,38 @@ async def test_an_archive_that_is_refused_leaves_nothing(tmp_path: Path, content
         assert left(one.store) == []
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["in an archive", "as a layer"])
+async def test_code_comes_only_to_who_allows_it_and_so_it_stays(tmp_path: Path, *, inside: bool) -> None:
+    """What one has laid here is no way around the refusal for another."""
+    files = {"m.gguf": b"x", "load.py": b"import os"}
+    async with node(tmp_path) as one:
+        if inside:
+            one.image((LAYER, archives.honest(files)))
+        else:
+            kinds = {"m.gguf": "weight.v1.raw", "load.py": "code.v1.raw"}
+            layers = [
+                _blob(one.fake, f"application/vnd.cncf.model.{kinds[path]}", content)
+                | {"annotations": {"org.cncf.model.filepath": path}}
+                for path, content in files.items()
+            ]
+            kind = "application/vnd.cncf.model.config.v1+json"
+            document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": _blob(one.fake, kind, b"{}")}
+            one.fake.manifest(NAME, "image", json.dumps({**document, "layers": layers}).encode())
+        of = one.of(f"{NAME}:image")
+        with await obtain.obtain(of, one.store, one.ways, allow_unsafe=True) as copy:
+            assert held(copy) == files
+            assert copy.record.unsafe
+        for again in (one.obtain(f"{NAME}:image"), one.kept(f"{NAME}:image")):
+            with pytest.raises(RefusedError, match="code"):
+                await again
+        assert not one.store.rows()[0].in_use
+        with await obtain.obtain(one.of(), one.store, one.ways, allow_unsafe=True) as harmless:
+            assert not harmless.record.unsafe
+        copy_again = await one.kept()
+        assert copy_again is not None
+        copy_again.close()
+
+
 async def test_a_blob_that_lies_becomes_no_copy(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         digest = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
@@ -231,9 +264,33 @@ async def test_a_login_is_asked_for_again_and_shown_nowhere(tmp_path: Path) -> N
             await one.kept()
 
 
+async def test_point_14_a_restart_forgets_nobody_whom_the_registry_let_in(tmp_path: Path) -> None:
+    """While it is away: the same login gets the Copy from a store that another process has open, and no other does."""
+    async with node(tmp_path) as one:
+        ours, others = keychain(one.fake.host), Secret(_login(one.fake.host, "somebody-else"))
+        one.ways = Registries(ours, pace=StillClock())
+        (await one.obtain()).close()
+        one.fake.judge = lambda _: web.Response(status=503)
+        one.store = Store(tmp_path / "store", spare_bytes=0).open()
+        one.store.permits = Permits(tmp_path / "store" / "permits", fresh_s=0.0)
+        one.ways = Registries(ours, pace=StillClock())
+        copy = await one.kept()
+        assert copy is not None
+        copy.close()
+        assert one.fake.asked("HEAD", "/manifests/")
+        one.ways = Registries(others, pace=StillClock())
+        with pytest.raises(UnreachableError):
+            await one.kept()
+
+
+def _login(host: str, user: str) -> str:
+    return json.dumps({"auths": {host: {"username": user, "password": PASSWORD}}})
+
+
 def test_logins_have_fingerprints_of_their_own() -> None:
-    said = {obtain.fingerprint(Login(*parts)) for parts in (("a", "bc"), ("ab", "c"), ("a", "b"), ("a", "b"))}
-    assert len(said) == 3
+    logins = [Login(*parts) for parts in (("a", "bc"), ("ab", "c"), ("a", "b"), ("a", "b"))]
+    assert len({obtain.fingerprint(login, b"key") for login in logins}) == 3
+    assert obtain.fingerprint(logins[0], b"key") != obtain.fingerprint(logins[0], b"another")
 
 
 async def test_a_mirror_is_asked_first_and_not_about_tags(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.kit.pulled import CONTENT, PATH, place, small
 
 SHORT = CONTENT[:20_000]
 DIGEST = Digest(digest_of(SHORT))
+SUMS = [digest_of(SHORT[at : at + 4096]).removeprefix("sha256:") for at in range(0, len(SHORT), 4096)]
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +156,9 @@ def _life(forgetful: ForgetfulDisk, root: Path, random: Random, lies: float) -> 
             one.put(first, [b"!" * len(piece) if random.random() < lies else piece])
             if random.random() < 0.3:
                 one.keep()
-        return one.publish(root / PATH)
+        published = one.publish(root / PATH)
+        if not published:
+            one.mend(SUMS if random.random() < 0.5 else ())
+        return published
     finally:
         one.close()

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from artifacts import ocilayout, packing
+from artifacts.packing import About, Offered
 from artifacts.store import Store
 from pilotlight.cli import cli
 from pilotlight.stored import SHORT_DIGITS
@@ -97,6 +99,17 @@ def test_a_bad_file_is_not_given_to_the_next_copy(tmp_path: Path, store: str) ->
         assert not blob.exists()
         again = Path(str(pulled(host, store)["folder"]))
         assert (again / "model.gguf").read_bytes() == FILES["model.gguf"]
+
+
+def test_code_is_pulled_for_who_allows_it_alone(tmp_path: Path, store: str) -> None:
+    offered = [Offered("model.gguf", 1, content=b"x"), Offered("run.py", 1, content=b"x")]
+    ocilayout.write(tmp_path / "code", packing.plan(offered, About(), allow_unsafe=True), "modelpack")
+    with packed.served(tmp_path / "code") as host:
+        words = ("pull", f"oci://{host}/{NAME}:v1", "--store", store)
+        before, allowed, after = run(*words), run(*words, "--allow-unsafe"), run(*words)
+        assert [before.exit_code, allowed.exit_code, after.exit_code] == [1, 0, 1]
+        assert "code is not taken from a registry" in before.stderr
+        assert before.stderr == after.stderr
 
 
 def test_what_is_pinned_is_named_and_stays(host: str, store: str) -> None:

@@ -128,6 +128,28 @@ async def test_the_commands_push_and_inspect(tmp_path: Path) -> None:
             assert [one["path"] for one in told["layers"]] == sorted(FILES)
 
 
+async def test_the_command_mounts_and_sends_in_chunks(tmp_path: Path) -> None:
+    async with rigged(tmp_path) as rig:
+        big = {"model.safetensors": b"w" * (3 << 20)}
+        offered = [Offered(path, len(content), content=content) for path, content in big.items()]
+        ocilayout.write(tmp_path / "big", packing.plan(offered, About()), "modelpack-raw")
+        pushed = await run("push", str(tmp_path / "big"), rig.ref, "--chunk-bytes", "1Mi")
+        assert pushed.exit_code == 0, pushed.output
+        ranges = [one.headers["content-range"] for one in rig.fake.asked("PATCH", "uploads")]
+        assert {"0-1048575", "1048576-2097151", "2097152-3145727"} <= set(ranges)
+        rig.fake.seen.clear()
+        there = dict(rig.fake.blobs)
+        for digest in there:  # the other repository has not got them
+            rig.fake.answers["HEAD", f"/v2/team/other/blobs/{digest}"].append(says(404))
+        mounted = await run("push", str(tmp_path / "big"), f"{rig.fake.host}/team/other:v1", "--mount-from", "shared")
+        assert mounted.exit_code == 0, mounted.output
+        posts = [one.query for one in rig.fake.asked("POST", "team/other")]
+        assert len(posts) == len(there)
+        assert all("from=shared" in query for query in posts)
+        assert not rig.fake.asked("PATCH", "uploads")
+        assert not rig.fake.asked("PUT", "uploads")
+
+
 async def test_a_refusal_is_shown(tmp_path: Path) -> None:
     offered = [Offered("model.gguf", 1, content=b"x"), Offered("run.py", 1, content=b"x")]
     ocilayout.write(tmp_path / "oci", packing.plan(offered, About(), allow_unsafe=True), "modelpack")
@@ -144,6 +166,8 @@ async def test_a_refusal_is_shown(tmp_path: Path) -> None:
         (("inspect", "{folder}"), "is no OCI image layout: it has no file oci-layout"),
         (("push", "{folder}", "{host}/team/llama:v1"), "is no OCI image layout"),
         (("push", "{folder}/oci", "{host}/team/llama@sha256:" + "a" * 64), "leave out what follows @"),
+        (("push", "{folder}/oci", "{host}/team/llama:v1", "--chunk-bytes", "much"), "--chunk-bytes much: "),
+        (("push", "{folder}/oci", "{host}/team/llama:v1", "--chunk-bytes", "1Ki"), "expected a size from 1Mi to 1Gi"),
     ],
 )
 async def test_what_goes_wrong_is_one_line(words: tuple[str, ...], said: str, tmp_path: Path) -> None:

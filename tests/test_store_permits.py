@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,12 +46,13 @@ class Registry:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     with monkeypatch.context() as patched:
-        patched.setattr("artifacts.store.monotonic_s", lambda: clock.now_s)
+        patched.setattr("artifacts.store.unix_s", lambda: clock.now_s)
         yield clock
 
 
 def opened(root: Path, *, while_away: bool = True) -> Store:
-    return Store(root, spare_bytes=0, while_away=while_away, permits=Permits(fresh_s=60.0, away_s=3600.0)).open()
+    permits = Permits(root / "permits", fresh_s=60.0, away_s=3600.0)
+    return Store(root, spare_bytes=0, while_away=while_away, permits=permits).open()
 
 
 @pytest.mark.usefixtures("clock")
@@ -120,16 +122,63 @@ async def test_what_needs_no_login_is_everybodys(tmp_path: Path) -> None:
     assert there.asked == []
 
 
-def test_what_is_remembered_is_bounded_and_ends() -> None:
-    permits = Permits(fresh_s=10.0, away_s=20.0, most=2)
+@pytest.mark.usefixtures("clock")
+async def test_a_yes_outlives_the_process_and_a_no_ends_it_in_all(tmp_path: Path, clock: Clock) -> None:
+    there, first = Registry("owner"), opened(tmp_path)
+    (await first.ensure(ONE, fetching(ONE), there.caller("owner"))).close()
+    there.away = True
+    clock.now_s += 300.0
+    second = opened(tmp_path)
+    (await second.ensure(ONE, fetching(ONE), there.caller("owner"))).close()
+    there.away, there.yes = False, set()
+    with pytest.raises(ForbiddenError):
+        await second.ensure(ONE, fetching(ONE), there.caller("owner"))
+    there.away = True
+    for store in (first, opened(tmp_path)):
+        with pytest.raises(UnreachableError):
+            await store.ensure(ONE, fetching(ONE), there.caller("owner"))
+
+
+@pytest.mark.usefixtures("clock")
+async def test_whom_a_registry_let_in_does_not_wait_long_for_one_that_hangs(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("artifacts.store.AWAY_WAIT_S", 0.01)
+    store, there = opened(tmp_path), Registry("owner")
+    (await store.ensure(ONE, fetching(ONE), there.caller("owner"))).close()
+    clock.now_s += 300.0
+
+    async def hangs() -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    async with asyncio.timeout(20):
+        (await store.ensure(ONE, fetching(ONE), Caller("owner", hangs))).close()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):  # nobody lets in who was never let in
+            await store.ensure(ONE, fetching(ONE), Caller("stranger", hangs))
+
+
+def test_what_is_remembered_is_bounded_and_ends(tmp_path: Path) -> None:
+    permits = Permits(tmp_path, fresh_s=10.0, away_s=20.0, most=2)
     for number, who in enumerate("abc"):
-        permits.answered((who, "r", D), float(number), yes=True)
+        permits.answered((who, "r", D), 1000.0 + number, yes=True)
     assert len(permits) == 2
-    assert not permits.fresh(("a", "r", D), 2.0)
-    assert permits.fresh(("c", "r", D), 11.9)
-    assert not permits.fresh(("c", "r", D), 12.0)
-    assert permits.while_away(("c", "r", D), 21.9)
-    assert not permits.while_away(("c", "r", D), 22.0)
-    assert not permits.fresh(("c", "other", D), 2.0)
-    permits.answered(("c", "r", D), 3.0, yes=False)
-    assert not permits.while_away(("c", "r", D), 3.0)
+    assert not permits.fresh(("a", "r", D), 1002.0)
+    assert permits.fresh(("c", "r", D), 1011.9)
+    assert not permits.fresh(("c", "r", D), 1012.0)
+    assert permits.while_away(("c", "r", D), 1021.9)
+    assert not permits.while_away(("c", "r", D), 1022.0)
+    assert not permits.fresh(("c", "other", D), 1002.0)
+    assert not permits.while_away(("c", "r", D), 900.0)  # by a clock that was set back
+    permits.answered(("c", "r", D), 1003.0, yes=False)
+    assert not permits.while_away(("c", "r", D), 1003.0)
+    permits.answered(("d", "r", D), 1030.0, yes=True)
+    assert len(permits) == 1  # what has ended is forgotten
+
+
+def test_logins_are_summed_with_a_key_that_only_the_owner_reads_and_all_processes_share(tmp_path: Path) -> None:
+    one, two = Permits(tmp_path), Permits(tmp_path)
+    assert one.key() == two.key() == (tmp_path / ".key").read_bytes()
+    assert (tmp_path / ".key").stat().st_mode & 0o777 == 0o600
+    assert len(one) == 0

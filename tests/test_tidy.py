@@ -45,9 +45,10 @@ IMPURE = frozenset(
         "artifacts/unpack",
         *("artifacts/" + room for room in ("fill", "headers", "meanings", "obtain", "resolve", "verify")),
         *("artifacts/" + room for room in ("blobs", "client", "credentials", "mirrors", "pace", "pushing")),
-        *("artifacts/" + room for room in ("logins", "partial", "programs", "pull", "splicing")),
+        *("artifacts/" + room for room in ("logins", "partial", "permits", "programs", "pull", "splicing")),
         *("artifacts/" + room for room in ("awskeys", "bring", "bucket", "gather", "hub", "places", "sums")),
         *("artifacts/clouds/" + cloud for cloud in ("amazon", "azure", "cloud", "google", "metadata", "podkeys")),
+        "artifacts/chunksums",
         *("artifacts/" + room for room in ("referrers", "registry", "remote", "resolver", "tokens", "transport")),
         *(
             "artifacts/" + room

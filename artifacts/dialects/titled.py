@@ -23,7 +23,8 @@ _ARCHIVES: dict[str, Encoding] = {
     "application/vnd.oci.image.layer.v1.tar+gzip": "tar+gzip",
     "application/vnd.oci.image.layer.v1.tar+zstd": "tar+zstd",
 }
-"""What oras-py makes of a folder, without a mark."""
+_FOLDERS = frozenset(_ARCHIVES) - {"application/vnd.oci.image.layer.v1.tar"}
+"""What oras-py makes of a folder, without a mark. It calls every file an uncompressed archive, which it is not."""
 
 
 def _knows(of: Manifest) -> bool:
@@ -44,7 +45,7 @@ def _layer(one: Descriptor) -> Said:
         return Said(refusal="it has no title, so that nothing says what it is")
     marked = one.annotations.get(UNPACK) == "true"
     file_like = path.casefold().endswith((".tar", ".tar.gz", ".tgz", ".tar.zst"))
-    if marked or (one.media_type in _ARCHIVES and not file_like and "." not in path.rpartition("/")[2]):
+    if marked or (one.media_type in _FOLDERS and not file_like and "." not in path.rpartition("/")[2]):
         return Said("mixed", _ARCHIVES.get(one.media_type, "tar+gzip"), path, note=note)
     return Said(_OMLMD.get(one.media_type), path=path, note=note)
 

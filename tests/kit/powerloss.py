@@ -32,11 +32,13 @@ class ForgetfulDisk:
         """Inodes, held open so that their numbers are not given out again."""
         self._folders: set[int] = set()
         self._synced: dict[int, bytes] = {}
-        self._names: dict[Path, dict[str, int]] = {}
-        """Of each folder, as they are known."""
-        self._kept: dict[Path, dict[str, int]] = {}
+        self._names: dict[int, dict[str, int]] = {}
+        """Of each folder, wherever it has been moved to, as they are known."""
+        self._kept: dict[int, dict[str, int]] = {}
         """As they are on the disk."""
-        self._pending: dict[Path, list[Callable[[dict[str, int]], object]]] = {}
+        self._pending: dict[int, list[Callable[[dict[str, int]], object]]] = {}
+        self._built: dict[int, Path] = {}
+        self._pin(root, root.lstat().st_ino)
         self._look()
         for folder, pending in self._pending.items():  # what is there at the start is on the disk
             for apply in pending:
@@ -54,25 +56,28 @@ class ForgetfulDisk:
                 raise PowerLossError
             self.steps += 1
         self._look()
-        if what == "sync" and path in self._names:
-            names = self._kept.setdefault(path, {})
-            for apply in self._pending.pop(path, []):
+        if what != "sync":
+            return
+        inode = path.lstat().st_ino
+        if inode in self._folders:
+            names = self._kept.setdefault(inode, {})
+            for apply in self._pending.pop(inode, []):
                 apply(names)
-        elif what == "sync":
-            number = self._pinned[path.lstat().st_ino]
-            self._synced[os.fstat(number).st_ino] = _content(number)
+        else:
+            self._synced[inode] = _content(self._pinned[inode])
 
     def _look(self) -> None:
         """At what the step before did, and at what was made without us: files that were opened anew."""
         for folder in (self.root, *(path for path in self.root.rglob("*") if path.is_dir())):
-            known = self._names.setdefault(folder, {})
+            at = folder.lstat().st_ino
+            known = self._names.setdefault(at, {})
             for name in known.keys() - {path.name for path in folder.iterdir()}:
-                self._change(folder, name, None)
+                self._change(at, name, None)
             for path in folder.iterdir():
                 inode = path.lstat().st_ino
                 if known.get(path.name) != inode:
                     self._pin(path, inode)
-                    self._change(folder, path.name, inode)
+                    self._change(at, path.name, inode)
 
     def _pin(self, path: Path, inode: int) -> None:
         if inode not in self._pinned:
@@ -80,7 +85,7 @@ class ForgetfulDisk:
             if path.is_dir():
                 self._folders.add(inode)
 
-    def _change(self, folder: Path, name: str, inode: int | None) -> None:
+    def _change(self, folder: int, name: str, inode: int | None) -> None:
         def apply(names: dict[str, int]) -> None:
             names.pop(name, None)
             if inode is not None:
@@ -92,20 +97,23 @@ class ForgetfulDisk:
     def after(self, into: Path, random: Random) -> None:
         """The folder as the next start finds it."""
         self._look()
-        self._build(self.root, into, random)
+        self._build(self.root.lstat().st_ino, into, random)
 
-    def _build(self, folder: Path, into: Path, random: Random) -> None:
+    def _build(self, folder: int, into: Path, random: Random) -> None:
         into.mkdir()
         names = dict(self._kept.get(folder, {}))
         pending = self._pending.get(folder, [])
         for apply in pending[: random.randint(0, len(pending))]:
             apply(names)
         for name, inode in names.items():
-            if folder / name in self._names:
-                self._build(folder / name, into / name, random)
+            if inode in self._folders:
+                self._build(inode, into / name, random)
+            elif inode in self._built:
+                os.link(self._built[inode], into / name)
             else:
-                number = self._pinned[inode]
-                (into / name).write_bytes(_mixed(self._synced.get(inode, b""), _content(number), random))
+                self._built[inode] = into / name
+                content = _content(self._pinned[inode])
+                (into / name).write_bytes(_mixed(self._synced.get(inode, b""), content, random))
 
 
 def _content(number: int) -> bytes:

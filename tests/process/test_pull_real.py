@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from artifacts import obtain, reference
+import pytest
+
+from artifacts import chunksums, obtain, reference, remote
 from artifacts.client import Client
 from artifacts.credentials import Secret
 from artifacts.obtain import Registries
+from artifacts.referrers import referrers
 from artifacts.store import Store
 from artifacts.transport import Site
 from tests.kit import docker_registry, packed
 from tests.kit.packed import FILES, NAME
+from tests.kit.pulled import small
 
 
 async def test_packed_pushed_and_pulled_with_a_password(tmp_path: Path) -> None:
@@ -27,3 +31,15 @@ async def test_packed_pushed_and_pulled_with_a_password(tmp_path: Path) -> None:
         with await obtain.obtain(of, store, Registries(keychain)) as copy:
             assert {path: (copy.folder / path).read_bytes() for path in FILES} == FILES
             assert (copy.record.digest, copy.record.private) == (digest, True)
+
+
+async def test_sums_of_parts_lie_beside_what_was_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a registry that keeps no referrers itself."""
+    small(monkeypatch)
+    layout = packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", "modelpack-raw")
+    async with docker_registry.registry(tmp_path) as host, Client(Site(host)) as client:
+        digest = await remote.send(client, NAME, "v1", layout)
+        assert await remote.send(client, NAME, "v1", layout) == digest
+        large = next(one for one in layout.whole().blobs if one.size == len(FILES["model.gguf"]))
+        assert len(await chunksums.ask(client, NAME, digest, large.digest, large.size)) == 18
+        assert len(await referrers(client, NAME, digest, chunksums.KIND)) == 1

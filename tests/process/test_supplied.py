@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from artifacts import obtain, reference
+from artifacts.obtain import Registries
 from artifacts.store import Store
 from loadtest import tinygguf
 from tests.kit import packed
@@ -75,6 +79,27 @@ async def test_it_is_pulled_for_its_first_call_and_is_here_then_whatever_becomes
             assert phases(one)["pull"] < first["pull"]
             assert one.starts("ada") == 2
             print(first, phases(one))
+
+
+@pytest.mark.parametrize("away", ["closed", "hangs"])
+async def test_case_48_what_is_here_starts_while_its_registry_is_away_and_asks_nobody(
+    tmp_path: Path, away: str
+) -> None:
+    """From the first start of the process on: nothing of it waits for a registry that is gone, or that says nothing."""
+    with contextlib.ExitStack() as stack:
+        host = stack.enter_context(packed.served(layout(tmp_path)))
+        async with serving(tmp_path, settings("4Gi"), ada(host), start=False) as one:
+            store = await asyncio.to_thread(Store(one.state / "weights").open)
+            (await obtain.obtain(reference.parse(f"oci://{host}/{packed.NAME}:v1"), store, Registries())).close()
+            stack.close()
+            address = ("127.0.0.1", int(host.partition(":")[2]))
+            hung = stack.enter_context(socket.create_server(address)) if away == "hangs" else None
+            await one.start()
+            assert await said(one) == SENTENCE
+            if hung is not None:
+                hung.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    hung.accept()
 
 
 async def test_a_pull_that_fails_is_a_failed_start_with_its_reason(tmp_path: Path) -> None:

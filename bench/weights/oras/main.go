@@ -1,5 +1,5 @@
 // Pulls one artifact with oras-go as the oras command does (file store, three blobs at once) and says what it cost.
-// Usage: oraspull HOST/REPOSITORY:TAG FOLDER [CA]; plain HTTP without a CA. With SYNC=1 every file is also brought onto
+// Usage: oraspull [push] HOST/REPOSITORY:TAG FOLDER [CA]; plain HTTP without a CA. With SYNC=1 every file is also brought onto
 // the disk, three at once, and that counts.
 package main
 
@@ -51,7 +51,34 @@ func synced(folder string, most int) {
 	must(names.Close())
 }
 
+// All files of a folder as one artifact, for tests of what other clients push.
+func push(reference string, folder string) {
+	repository, err := remote.NewRepository(reference)
+	must(err)
+	repository.PlainHTTP = true
+	store, err := file.New(folder)
+	must(err)
+	found, err := os.ReadDir(folder)
+	must(err)
+	pack := oras.PackManifestOptions{}
+	for _, one := range found {
+		layer, err := store.Add(context.Background(), one.Name(), "application/octet-stream", "")
+		must(err)
+		pack.Layers = append(pack.Layers, layer)
+	}
+	made, err := oras.PackManifest(context.Background(), store, oras.PackManifestVersion1_1, "application/vnd.test.model", pack)
+	must(err)
+	tag := repository.Reference.Reference
+	must(store.Tag(context.Background(), made, tag))
+	_, err = oras.Copy(context.Background(), store, tag, repository, tag, oras.DefaultCopyOptions)
+	must(err)
+}
+
 func main() {
+	if os.Args[1] == "push" {
+		push(os.Args[2], os.Args[3])
+		return
+	}
 	repository, err := remote.NewRepository(os.Args[1])
 	must(err)
 	repository.PlainHTTP = len(os.Args) < 4

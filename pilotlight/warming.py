@@ -1,0 +1,92 @@
+"""Weights that lie here into the page cache when a Model's first Call is parked: beside the start, not after it.
+
+Owns when and how much. Promises: only Models without a Replica that answers; once for each time that they begin to be
+waited for; at most a share of the memory that is free, so that no engine that runs loses its own. What is read, and how
+fast, is `artifacts.warmth`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from artifacts.disk import walk
+from artifacts.warmth import warm
+from autoscaler.contract import ModelName
+from autoscaler.loop import Step
+from autoscaler.model import Model
+from autoscaler.states import ReplicaState
+from autoscaler.world import World
+from pilotlight.supply import Watched
+
+FREE_SHARE = 0.75
+"""Of the memory that could be had without swapping."""
+FILE = "file://"
+
+log = logging.getLogger("pilotlight.warming")
+
+
+class Warming:
+    """A listener of the loop. `located`: a Model with its weights where they lie, if they are here; may block."""
+
+    def __init__(
+        self, located: Callable[[Model], Model], warms: Callable[[Sequence[Path], int], Awaitable[int]] | None = None
+    ) -> None:
+        self._located = located
+        self._warms = warms or (lambda files, bytes_max: warm(files, bytes_max=bytes_max))
+        self._due: dict[ModelName, Model] = {}
+        """In the order in which they were called, each once."""
+        self._called = asyncio.Event()
+
+    def on_step(self, step: Step) -> None:
+        """Which Models somebody waits for, who did not before."""
+        if step.after.loads is not step.before.loads:
+            for model in parked(step.before, step.after):
+                self._due[model.name] = model
+                self._called.set()
+
+    async def run(self, loop: Watched) -> None:
+        """Until cancelled; one Model after another, in the order of their Calls."""
+        loop.listeners.append(self.on_step)
+        while True:
+            while not self._due:
+                self._called.clear()
+                await self._called.wait()
+            model = self._due.pop(next(iter(self._due)))
+            try:
+                files = await asyncio.to_thread(self._files, model)
+                asked = await self._warms(files, int(psutil.virtual_memory().available * FREE_SHARE)) if files else 0
+            except OSError as error:
+                log.info("event=warming_failed model=%s reason=%r", model.name, error.strerror)
+            else:
+                log.info("event=warming model=%s bytes=%d", model.name, asked)
+
+    def _files(self, model: Model) -> list[Path]:
+        return weights_of(self._located(model))
+
+
+def parked(before: World, after: World) -> list[Model]:
+    """Models whose first Call waits, with no Replica that answers."""
+    found = []
+    for name, load in after.loads.items():
+        was, model = before.loads.get(name), after.models.get(name)
+        if not load.waiting or (was is not None and was.waiting) or model is None:
+            continue
+        if not any(after.replicas[one].state is ReplicaState.READY for one in after.by_model.get(name, ())):
+            found.append(model)
+    return found
+
+
+def weights_of(model: Model) -> list[Path]:
+    """The files that lie on this machine. Blocks for a look at the disk."""
+    artifact = model.spec.artifact or ""
+    if not artifact.startswith(FILE):
+        return []
+    path = Path(artifact.removeprefix(FILE))
+    if path.is_dir():
+        return [Path(one.path) for one in walk(path) if one.is_file(follow_symlinks=True)]
+    return [path]

@@ -1,0 +1,166 @@
+"""The real `pilotlight weights pull` on a disk that fills up, and killed in the middle: case 48 of the fault list."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from artifacts.client import Client
+from artifacts.digests import Digest
+from artifacts.store import Store
+from artifacts.transport import Site
+from tests.kit import packed
+from tests.kit.fake_registry import FakeRegistry, digest_of, says
+from tests.kit.packed import NAME
+from tests.kit.stored import content, whole
+
+PART = 8 << 20
+SMALL, LARGE = {"a.gguf": content("a", 1 << 20)}, {"b.gguf": content("b", 2 * PART + (4 << 20))}
+BLOB = digest_of(LARGE["b.gguf"])
+
+
+class Held:
+    """A registry that gives a blob up to one byte, and the rest when it is told to."""
+
+    def __init__(self, fake: FakeRegistry) -> None:
+        self.fake = fake
+        self.until = 1 << 62
+        self.came = asyncio.Event()
+        self.go_on = asyncio.Event()
+        fake.always["GET", f"/v2/{NAME}/blobs/{BLOB}"] = self.answer
+
+    def ranges(self) -> list[str]:
+        return [one.headers.get("range", "") for one in self.fake.asked("GET", BLOB)]
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        blob = self.fake.blobs[BLOB]
+        first, last = 0, len(blob) - 1
+        if "Range" in request.headers:
+            first, last = (int(one) for one in request.headers["Range"].removeprefix("bytes=").split("-"))
+        headers = {"Content-Range": f"bytes {first}-{last}/{len(blob)}", "Content-Length": str(last + 1 - first)}
+        answer = web.StreamResponse(status=206 if "Range" in request.headers else 200, headers=headers)
+        await answer.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            await answer.write(blob[first : min(last + 1, self.until)])
+            if last + 1 > self.until:
+                self.came.set()
+                await self.go_on.wait()
+                await answer.write(blob[max(first, self.until) : last + 1])
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def registry(tmp_path: Path) -> AsyncIterator[Held]:
+    """With both models, raw, under the tags `small` and `large`."""
+    async with FakeRegistry().serving() as fake:
+        async with Client(Site(fake.host)) as client:
+            for tag, files in (("small", SMALL), ("large", LARGE)):
+                source = packed.model(tmp_path / tag / "model", files)
+                await packed.push(client, packed.packed(source, tmp_path / tag / "layout", "modelpack-raw"), tag=tag)
+        held = Held(fake)
+        try:
+            yield held
+        finally:
+            held.go_on.set()
+
+
+def reference(held: Held, tag: str) -> str:
+    return f"oci://{held.fake.host}/{NAME}:{tag}"
+
+
+async def test_point_13_and_case_48_the_disk_becomes_full_during_a_pull(tmp_path: Path) -> None:
+    """One line with the fix; nothing half can be seen; other Copies are as they came; the next goes on from there."""
+    if (able := _may_mount()) is not None:
+        pytest.skip(f"no mount namespace of its own here: {able}")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    async with registry(tmp_path) as held:
+        held.until = PART + (2 << 20)
+
+        async def full(request: web.Request) -> web.StreamResponse:
+            held.go_on.set()
+            return await says()(request)
+
+        held.fake.always["GET", "/full"] = full
+        words = (
+            "-m",
+            "tests.kit.full_disk",
+            str(disk),
+            held.fake.host,
+            *(reference(held, t) for t in ("small", "large")),
+        )
+        process = await asyncio.create_subprocess_exec(
+            "unshare", "-m", sys.executable, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        async with asyncio.timeout(240):
+            out, error = await process.communicate()
+        assert process.returncode == 0, error.decode()
+        told = json.loads(out)
+        ranges = held.ranges()
+    assert told["first"][0] == 0
+    code, said = told["full"]
+    assert (code, said.count("\n")) == (1, 1), said
+    assert "the disk is full; free space or give it a larger volume" in said
+    assert [one["artifact"] for one in told["copies"]] == [reference(held, "small")]
+    assert told["verify"][0] == 0
+    assert {path.rpartition("/")[2] for path in told["half"]} == {"a.gguf", "copy.json", "lease"}
+    assert told["again"][0] == 0, told["again"]
+    assert told["verify again"][0] == 0
+    assert ranges == ["", f"bytes={PART}-{len(LARGE['b.gguf']) - 1}"]  # its first part was there
+
+
+def _may_mount() -> str | None:
+    """Why not."""
+    try:
+        done = subprocess.run(
+            ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        return str(error)
+    return done.stderr.strip() if done.returncode else None
+
+
+async def test_case_48_killed_again_and_again_a_pull_goes_on_and_ends_whole(tmp_path: Path) -> None:
+    """SIGKILL before the first byte, within a part, between parts, before the last byte; one store all the time."""
+    store = tmp_path / "store"
+    size = len(LARGE["b.gguf"])
+    sweep = {0: "", 1 << 20: "", PART + 1: "", 2 * PART + 5: f"bytes={PART}-", size - 1: f"bytes={2 * PART}-"}
+    async with registry(tmp_path) as held:
+        words = ("-m", "pilotlight", "weights", "pull", reference(held, "large"), "--store", str(store))
+        for at, asked in sweep.items():
+            held.until = at
+            held.came.clear()
+            process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=subprocess.PIPE)
+            async with asyncio.timeout(60):
+                await held.came.wait()
+                while not _remembered(store, at // PART):
+                    assert process.returncode is None
+                    await asyncio.sleep(0.01)
+            process.kill()
+            await process.wait()
+            assert held.ranges()[-1] == (f"{asked}{size - 1}" if asked else ""), at
+            assert whole(Store(store)) == {}, at
+        held.until = size
+        done = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=subprocess.PIPE)
+        async with asyncio.timeout(60):
+            assert await done.wait() == 0
+        assert held.ranges()[-1] == f"bytes={2 * PART}-{size - 1}"
+    there = Store(store).open()
+    assert whole(there) == {reference(held, "large"): LARGE}
+    assert not list(there.layout.partials.iterdir())
+    assert there.stored_bytes() == size
+    assert Digest(BLOB) in next(there.layout.records()).blobs
+
+
+def _remembered(store: Path, parts: int) -> bool:
+    """So many parts stand in the sidecar."""
+    said = [one.read_bytes().count(b"\n") - 1 for one in store.rglob("*.parts")]
+    return max(said, default=0) >= parts

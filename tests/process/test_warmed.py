@@ -1,0 +1,49 @@
+"""Weights on the disk come into the page cache when the first Call of a Model waits, whatever its engine reads."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from loadtest import tinygguf
+from loadtest.result import Ending
+from tests.kit.serving import fake, serving
+from tests.kit.waiting import until
+
+SIZE = 8 << 20
+
+
+def resident(path: Path) -> int:
+    """How many of the file's bytes lie in memory (mincore(2)); looking brings none there."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_COPY) as view:
+        pages = (ctypes.c_ubyte * (SIZE // mmap.PAGESIZE))()
+        first = (ctypes.c_char * SIZE).from_buffer(view)
+        found = ctypes.CDLL(None, use_errno=True).mincore(ctypes.byref(first), ctypes.c_size_t(SIZE), pages)
+        del first
+        assert found == 0, os.strerror(ctypes.get_errno())
+        return sum(page & 1 for page in pages) * mmap.PAGESIZE
+
+
+def forgotten(path: Path) -> bool:
+    """The file system of it keeps files elsewhere than in memory."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return resident(path) == 0
+
+
+async def test_an_engine_that_reads_none_of_them_finds_them_in_memory(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.gguf"
+    tinygguf.make(weights, "nobody reads this")
+    with weights.open("ab") as file:
+        file.write(bytes(SIZE - file.tell()))
+    if not forgotten(weights):
+        pytest.skip(f"{tmp_path} lies in memory: nothing of it is ever read")
+    async with serving(tmp_path, fake(tmp_path, "ada", artifact=f"file://{weights}")) as one:
+        assert forgotten(weights)  # its header was read
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        await until("its weights are in memory", lambda: resident(weights) == SIZE)

@@ -1,0 +1,153 @@
+"""Sums of parts beside an artifact: pushed with large blobs, asked for where bytes lie, and never believed for more."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from aiohttp import web
+
+from artifacts import chunksums, obtain, reference, remote
+from artifacts.client import Client
+from artifacts.digests import Digest
+from artifacts.obtain import MirrorSite, Registries
+from artifacts.referrers import referrers
+from artifacts.refusals import MismatchError
+from artifacts.store import Store
+from artifacts.transport import Site
+from tests.kit import packed
+from tests.kit.fake_registry import FakeRegistry, StillClock, part_of
+from tests.kit.packed import NAME
+from tests.kit.pulled import CONTENT, small
+
+FILES = {"model.gguf": CONTENT}
+BAD = 5
+"""The part that lies, of 16."""
+
+
+@pytest.fixture(autouse=True)
+def layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+
+
+class Pushed(NamedTuple):
+    """A registry with a model of one large blob."""
+
+    fake: FakeRegistry
+    client: Client
+    digest: Digest
+    blob: str
+
+    def ranges(self, fake: FakeRegistry | None = None) -> list[str]:
+        seen = (fake or self.fake).asked("GET", self.blob)
+        return sorted(one.headers.get("range", "") for one in seen)
+
+    def lists(self) -> int:
+        """How often somebody asked for sums."""
+        return len([one for one in self.fake.seen if one.method == "GET" and "referrers" in one.path])
+
+    async def obtained(self, tmp_path: Path, *mirrors: FakeRegistry) -> dict[str, bytes]:
+        self.fake.seen.clear()
+        ways = Registries(pace=StillClock(), mirrors={"": [MirrorSite(one.host) for one in mirrors]})
+        store = Store(tmp_path / "store", spare_bytes=0).open()
+        with await obtain.obtain(reference.parse(f"oci://{self.fake.host}/{NAME}:v1"), store, ways) as copy:
+            return {path: (copy.folder / path).read_bytes() for path in FILES}
+
+
+def lying(blob: bytes, first: int) -> bytes:
+    return blob[:first] + b"!" + blob[first + 1 :]
+
+
+@contextlib.asynccontextmanager
+async def pushed(tmp_path: Path, *, subjects: bool = False) -> AsyncIterator[Pushed]:
+    layout = packed.packed(packed.model(tmp_path / "model", FILES), tmp_path / "layout", "modelpack-raw")
+    async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
+        fake.subjects = subjects
+        digest = await remote.send(client, NAME, "v1", layout)
+        blob = next(name for name, content in fake.blobs.items() if content == CONTENT)
+        yield Pushed(fake, client, digest, blob)
+
+
+async def test_with_large_blobs_the_sums_of_their_parts_are_pushed_and_found_by_the_artifact(tmp_path: Path) -> None:
+    async with pushed(tmp_path) as one:
+        (found,) = await referrers(one.client, NAME, one.digest, chunksums.KIND)
+        said = json.loads(one.fake.manifests[NAME, found.digest][1])
+        assert said["subject"]["digest"] == one.digest
+        assert said["artifactType"] == said["layers"][0]["mediaType"] == chunksums.KIND
+        sums = await chunksums.ask(one.client, NAME, one.digest, Digest(one.blob), len(CONTENT))
+        assert len(sums) == 16
+        assert sums[BAD] == hashlib.sha256(CONTENT[BAD * 4096 : (BAD + 1) * 4096]).hexdigest()
+        assert await chunksums.ask(one.client, NAME, one.digest, Digest(one.blob), len(CONTENT) * 99999) == ()
+
+
+async def test_small_artifacts_have_none_and_a_registry_that_takes_none_gets_the_artifact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuses(*_: object) -> None:
+        raise MismatchError("registry.example: takes no such artifact")
+
+    monkeypatch.setattr(chunksums, "push", refuses)
+    async with pushed(tmp_path) as one:
+        assert (NAME, "v1") in one.fake.manifests
+    monkeypatch.undo()
+    async with pushed(tmp_path / "small") as one:
+        assert await referrers(one.client, NAME, one.digest, chunksums.KIND) == []
+
+
+async def test_a_part_that_lies_comes_again_alone(tmp_path: Path) -> None:
+    async with pushed(tmp_path) as one:
+        lies = lying(CONTENT, BAD * 4096)
+        span = f"bytes={BAD * 4096}-{BAD * 4096 + 4095}"
+
+        async def first_it_lies(request: web.Request) -> web.StreamResponse:
+            wrong = request.headers.get("Range") == span and one.ranges().count(span) == 1
+            return part_of(request, lies if wrong else CONTENT)
+
+        one.fake.always["GET", f"/v2/{NAME}/blobs/{one.blob}"] = first_it_lies
+        assert await one.obtained(tmp_path) == FILES
+        assert len(one.ranges()) == 17
+        assert one.ranges().count(span) == 2
+        assert one.lists() == 1
+
+
+async def test_of_a_mirror_that_lies_in_one_part_the_registry_gives_that_part(tmp_path: Path) -> None:
+    async with pushed(tmp_path) as one, FakeRegistry().serving() as mirror:
+        mirror.blobs = dict(one.fake.blobs) | {one.blob: lying(CONTENT, BAD * 4096)}
+        assert await one.obtained(tmp_path, mirror) == FILES
+        assert one.ranges() == [f"bytes={BAD * 4096}-{BAD * 4096 + 4095}"]
+
+
+async def test_who_gets_the_right_bytes_asks_for_no_sums(tmp_path: Path) -> None:
+    async with pushed(tmp_path) as one:
+        assert await one.obtained(tmp_path) == FILES
+        assert one.lists() == 0
+
+
+@pytest.mark.parametrize("said", ["nothing", "the wrong bytes", "noise"])
+async def test_a_list_that_lies_makes_nothing_right(tmp_path: Path, said: str) -> None:
+    """The digest of the whole is what counts: the wrong bytes become no Copy, whatever the list calls good."""
+    async with pushed(tmp_path) as one:
+        lies = lying(CONTENT, BAD * 4096)
+        (tmp_path / "lies").write_bytes(lies)
+        told = {
+            "nothing": b'{"blobs":{}}',
+            "the wrong bytes": chunksums.listed({Digest(one.blob): tmp_path / "lies"}),
+            "noise": b"\xff",
+        }[said]
+        (found,) = await referrers(one.client, NAME, one.digest, chunksums.KIND)
+        document = json.loads(one.fake.manifests[NAME, found.digest][1])
+        document["layers"][0] |= {"digest": one.fake.blob(told), "size": len(told)}
+        changed = one.fake.manifest(NAME, "changed", json.dumps(document).encode())
+        listing = f"sha256-{one.digest.partition(':')[2]}"
+        body = one.fake.manifests[NAME, listing][1].replace(found.digest.encode(), changed.encode())
+        one.fake.manifest(NAME, listing, body, "application/vnd.oci.image.index.v1+json")
+        one.fake.blobs[one.blob] = lies
+        with pytest.raises(MismatchError, match="its bytes are others than its digest says"):
+            await one.obtained(tmp_path)
+        assert not list((tmp_path / "store" / "copies").rglob("*.gguf"))
+        assert not [path for path in (tmp_path / "store" / "partial").rglob("*") if path.is_file()]

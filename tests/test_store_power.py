@@ -1,0 +1,68 @@
+"""The power goes at any step of a store: whatever Copy is there afterwards has all of its bytes, whole and named.
+
+So no Copy has to be read again after an unclean boot: none is seen before it is on the disk.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from artifacts.publish import Job
+from artifacts.store import Store
+from tests.kit.powerloss import ForgetfulDisk, PowerLossError
+from tests.kit.stored import KIB, content, fetching, raw, wanted, whole
+
+ONE = wanted("a", raw("x"), raw("y", path="sub/y.gguf"))
+TWO = wanted("b", raw("y", path="y.gguf"), raw("z"))
+BOTH = {
+    ONE.reference: {"x.gguf": content("x", KIB), "sub/y.gguf": content("y", KIB)},
+    TWO.reference: {"y.gguf": content("y", KIB), "z.gguf": content("z", KIB)},
+}
+STRIDE = 4
+
+
+async def _life(root: Path, forgetful: ForgetfulDisk) -> None:
+    known = fetching(ONE, TWO)
+
+    async def fetch(job: Job) -> None:
+        for one in job.files:
+            aside = job.blobs / "aside"
+            aside.write_bytes(content(*known.known[one.digest]))
+            forgetful.disk.sync(aside)
+            forgetful.disk.move(aside, job.blob(one.digest))
+
+    store = Store(root, spare_bytes=0, disk=forgetful.disk).open()
+    for one in (ONE, TWO):
+        (await store.ensure(one, fetch, None)).close()
+    store.evict(ONE.key)
+
+
+@pytest.mark.parametrize("seed", range(STRIDE))
+async def test_point_13_the_power_goes_before_any_step_and_no_copy_is_seen_that_is_not_whole(
+    tmp_path: Path, seed: int
+) -> None:
+    seen = set[tuple[str, ...]]()
+    for steps in range(seed, 1000, STRIDE):
+        root, after, lost = tmp_path / f"{steps}", tmp_path / f"{steps}-after", False
+        root.mkdir()
+        forgetful = ForgetfulDisk(root, steps)
+        try:
+            await _life(root, forgetful)
+        except PowerLossError:
+            lost = True
+        forgetful.after(after, Random(steps))
+        forgetful.close()
+        store, fetch = Store(after, spare_bytes=0).open(), fetching(ONE, TWO)
+        published = whole(store)
+        assert published.items() <= BOTH.items(), steps
+        seen.add(tuple(sorted(published)))
+        for one in (ONE, TWO):
+            (await store.ensure(one, fetch, None)).close()
+        assert whole(store) == BOTH, steps
+        if not lost:
+            assert steps > 60
+            assert seen >= {(), (ONE.reference,), (TWO.reference,)}
+            return
