@@ -21,8 +21,12 @@ ALIKE: Final = 20
 """Sizes that differ by so small a part are one."""
 CROWD_MAX: Final = 3
 """So many Replicas of a Model in one domain, and more, count alike."""
+LACKS: Final = 4
+"""Ranks of what a node lacks of weights and image: nothing, the smaller of the two, the larger, both."""
 CROWDS: Final = (CROWD_MAX + 1) ** 2
 """Of a domain to be near in, and of one to be apart in."""
+TIERS_MAX: Final = 1 << 20
+"""So many fit into a key beside a score; of more the lowest tier is looked for first, which takes longer."""
 NEVER: Final = 1 << 62
 """More than any lane has."""
 
@@ -62,12 +66,16 @@ class Ask(NamedTuple):
     """Rank of its size."""
     flat: bool
     """All lanes are alike to it."""
+    sizes: int
+    """Different ranks of it."""
+    wide: bool
+    """It may have more tiers than TIERS_MAX."""
 
     def tiers(self, lacks: Ints | None, lane_of: Ints, node_of: Ints, crowd: Ints | None = None) -> Ints:
         """[lanes] -> the tier of each; `lacks` [nodes]: the rank of what each lacks of weights and image; `crowd`
         [nodes]: how little each is liked for the others of its Model, less than CROWDS.
         """
-        many, ranks = len(self.size) + 1, 1 if lacks is None else int(lacks.max(initial=0)) + 1
+        many, ranks = self.sizes, 1 if lacks is None else LACKS
         steps = ranks if crowd is None else ranks * CROWDS
         tiers = (steps * many * self.liking + self.size)[lane_of]
         tiers = tiers if lacks is None else tiers + many * lacks[node_of]
@@ -90,11 +98,13 @@ def ask_of(kind: Kind, lanes: Sequence[Lane]) -> Ask:
     if kind.spare_bytes:
         most = [min(kind.memory_bytes, lane.memory_bytes) for lane in lanes]
         milli = [-(-WHOLE * bytes_ // lane.memory_bytes) for lane, bytes_ in zip(lanes, most, strict=True)]
-    prices = sorted({(kind.rank(lane.product) or 0, lane.price) for lane in lanes})
     sizes = _sizes(lanes)
-    liking = [prices.index((kind.rank(lane.product) or 0, lane.price)) for lane in lanes]
+    likes = [(kind.rank(lane.product) or 0, lane.price) for lane in lanes]
+    ranks = {like: rank for rank, like in enumerate(sorted(set(likes)))}
+    liking = [ranks[like] for like in likes]
     memory = [NEVER if room is None else room.memory_bytes for room in rooms]
     size = [sizes[lane.memory_bytes] for lane in lanes]
+    many_sizes = max(size, default=0) + 1
     return Ask(
         form=Form(
             kind.devices, kind.cpu_milli, tuple(milli) if kind.devices == 1 else (), least if kind.spare_bytes else ()
@@ -107,6 +117,8 @@ def ask_of(kind: Kind, lanes: Sequence[Lane]) -> Ask:
         liking=_numbers(liking),
         size=_numbers(size),
         flat=len({*zip(liking, memory, size, strict=True)}) == 1,
+        sizes=many_sizes,
+        wide=LACKS * CROWDS * many_sizes * len(ranks) > TIERS_MAX,
     )
 
 

@@ -297,6 +297,14 @@ class WeightsReport(Message, frozen=True):
     """Why they did not come."""
 
 
+class PodUse(Message, frozen=True):
+    """How much of a Device's memory the processes of one pod hold."""
+
+    pod_uid: str
+    device: str
+    used_bytes: int
+
+
 class NodeReport(Message, frozen=True):
     """What the agent of one node sees, whole: what it leaves out is not there. It counts for NODE_EXPIRY_S."""
 
@@ -313,6 +321,8 @@ class NodeReport(Message, frozen=True):
     """By every name that they have there."""
     devices: tuple[DeviceReport, ...] = ()
     pods: tuple[PodDevices, ...] = ()
+    uses: tuple[PodUse, ...] = ()
+    """Of pods of which that can be told."""
     age_s: float = 0.0
     """How long ago the agent began to look, when it said this."""
 

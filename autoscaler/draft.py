@@ -8,6 +8,7 @@ one. A batch that changes nothing gives the very World it began with. It decides
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from msgspec.structs import replace
@@ -75,6 +76,11 @@ class Draft:
         self.unsummed: set[ModelName] = set()
         self.settled = False
         """Shares has looked at all that was undivided."""
+
+    @cached_property
+    def by_pod(self) -> dict[str, ReplicaId]:
+        """By the uids of their pods, those Replicas that were there when it was asked first: once per batch."""
+        return {one.pod.uid: id for id, one in self.replicas.now.items() if one.pod is not None}
 
     def correct(self, name: ModelName) -> None:
         """What was measured of a Model holds for its next Replica."""

@@ -13,6 +13,7 @@ from autoscaler import histories, images
 from autoscaler.contract import ModelName, NodeReport, PodDevices
 from autoscaler.demand import idle_window_s
 from autoscaler.draft import Draft
+from autoscaler.fold_measured import told
 from autoscaler.images import NodeImages
 from autoscaler.nodes import unhealthy
 from autoscaler.operators import STILL_THERE
@@ -113,6 +114,7 @@ def _node(draft: Draft, seen: NodeReported) -> None:
     ))  # fmt: skip
     if known is None or known.report.images != report.images:
         put_images(draft, images.told(draft.world.images, name, report.images))
+    told(draft, report)
 
 
 def put_images(draft: Draft, now: dict[str, NodeImages]) -> None:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler import crowded, histories, measured, stranded
+from autoscaler import crowded, histories, stranded
 from autoscaler.actions import Action, DrainReplica, FailReplica, FailStart, ReviveReplica, StartReplica, StopReplica
 from autoscaler.contract import ReplicaId
-from autoscaler.demand import residency_s, used
+from autoscaler.demand import residency_s
 from autoscaler.draft import Draft
+from autoscaler.fold_measured import weighed
 from autoscaler.hosts import NOTHING
 from autoscaler.model import Model
 from autoscaler.nodes import is_lost
 from autoscaler.observations import ReplicaSeen, Seen
 from autoscaler.operators import must_go
-from autoscaler.sizing import has_grown, is_cut
 from autoscaler.states import IllegalIntentError, follow
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Drain, Placing, Replica
@@ -134,7 +134,7 @@ def seen(draft: Draft, seen: ReplicaSeen) -> None:
             _adopt(draft, seen)
         return
     before = _facts(draft, before, seen)
-    _weighed(draft, before, seen)
+    weighed(draft, before, seen.used_bytes)
     state = LIVE.get(seen.seen)
     if state is not None:
         _live(draft, before, state, seen.reason)
@@ -225,25 +225,6 @@ def _whereabouts(before: Replica, seen: ReplicaSeen) -> dict[str, object]:
     if not there or there == before.slices:
         return {}
     return {"slices": there, "chosen": seen.slices if seen.actual else ()}
-
-
-def _weighed(draft: Draft, replica: Replica, seen: ReplicaSeen) -> None:
-    """What it uses is learnt of its Model, if it runs as the document says now. A Slice that it is on holds it, so it
-    never counts for more: else an engine that leaks would fit nowhere, ever again.
-    """
-    model = draft.world.models.get(replica.model)
-    if model is None or seen.used_bytes == 0 or seen.spec_hash != model.spec_hash():
-        return
-    if has_grown(model, replica):
-        return  # it uses what it was given, and needs less
-    history, ready_s = draft.history(model.name), replica.ready_s
-    served = ready_s is not None and draft.now_s >= ready_s + measured.SERVED_S and used(history, ready_s)
-    room_bytes = [draft.world.slices[id].memory_bytes for id in replica.slices if id in draft.world.slices]
-    served = served and not is_cut(model, replica)  # with more it would use more
-    after = measured.seen(history, model, min((seen.used_bytes, *room_bytes)), served=served)
-    if after is not history:
-        draft.put_history(model.name, after)
-        draft.correct(model.name)
 
 
 def _started_s(draft: Draft, seen: ReplicaSeen) -> float | None:

@@ -4,8 +4,8 @@ Owns the rule. It is the last thing that a call of the packer decides, of what i
 
 1. Of a Slice that could hold a Want which is not placed now, nothing is given away.
 2. Of what is left, now and when those are gone who leave, so much is kept as the Replicas that may be asked for yet
-   (`autoscaler.outlook.yet`) could fill at the most: every set of them that would fit without growth fits with it.
-   Who leaves by the same plan may be asked for again, and is one of them.
+   (`autoscaler.outlook.Yet`) could fill at the most: every set of them that would fit without growth fits with it.
+   Who leaves by the same plan may be asked for again, and is one of them; so is who takes the place of another.
 3. Where it was learnt what room is worth (`autoscaler.waste`), so much is kept that others are expected to use as much
    of the node as they would without.
 
@@ -52,10 +52,11 @@ class _Others:
 
     def __init__(self, waiting: Iterable[Want], yet: Mapping[Kind, int]) -> None:
         self._waiting = {(want.kind, want.selector) for want in waiting}
-        self._yet = sorted((kind for kind, many in yet.items() if many > 0), key=lambda one: -one.memory_bytes)
+        self._yet = sorted((kind for kind, many in yet.items() if many > 0), key=lambda one: (-one.memory_bytes, one))
         self._many = yet
         self._where: dict[Lane, set[Selector]] = {}
         self._takers: dict[Lane, list[Taker]] = {}
+        self._filled: dict[tuple[Lane, int], int] = {}
 
     def could(self, shelf: Shelf) -> bool:
         """Whether anybody who waits could be there, were nobody else."""
@@ -75,6 +76,13 @@ class _Others:
                 if room is not None
             ]
         return self._takers[lane]
+
+    def unused(self, lane: Lane, left_bytes: int) -> int:
+        """How much of so much there none of these could fill."""
+        key = lane, left_bytes
+        if key not in self._filled:
+            self._filled[key] = filled_bytes(left_bytes, self.takers(lane))
+        return left_bytes - self._filled[key]
 
 
 def checked(wanted: Iterable[Want]) -> None:
@@ -135,10 +143,9 @@ def _unused(shelf: Shelf, others: _Others, supposed: Supposed) -> int:
     """Bytes that are of no use to others."""
     if others.could(shelf):
         return 0
-    takers = others.takers(shelf.lane)
-    left_bytes = shelf.free.memory_bytes
+    lane, left_bytes = shelf.lane, shelf.free.memory_bytes
     soon_bytes = left_bytes + shelf.coming.memory_bytes
-    unused_bytes = min(one - filled_bytes(one, takers) for one in {left_bytes, soon_bytes})
+    unused_bytes = min(others.unused(lane, left_bytes), others.unused(lane, soon_bytes))
     return min(unused_bytes, left_bytes, supposed.yard.unneeded(shelf.slice.id))
 
 

@@ -20,8 +20,6 @@ from autoscaler.world import Copy, NodeId
 
 IMAGE_BYTES: Final = 8 << 30
 """Of an image of which no node says how large it is: engines with their CUDA have 3 to 10 GiB."""
-LACKS: Final = 4
-"""Ranks: nothing is lacking, the smaller of the two, the larger, both."""
 IMAGES_MAX: Final = 1024
 """Images whose nodes are kept as arrays."""
 

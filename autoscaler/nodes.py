@@ -47,7 +47,7 @@ def repeats(known: NodeReport, report: NodeReport) -> bool:
 
 def _at_rest(report: NodeReport) -> NodeReport:
     devices = tuple(replace(device, used_bytes=0) for device in report.devices)
-    return replace(report, sequence=0, age_s=0.0, devices=devices)
+    return replace(report, sequence=0, age_s=0.0, devices=devices, uses=())
 
 
 def unhealthy(report: NodeReport) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import LIVE, NO_HISTORY, NO_LOAD, lasting, median_start_s
 from autoscaler.lanes import Kind, Wanted
 from autoscaler.model import Model
+from autoscaler.operators import must_go
 from autoscaler.packing import Force, Outlook
 from autoscaler.shelves import want_of
 from autoscaler.world import History, Load, World
@@ -75,22 +76,66 @@ def histogram(world: World, now_s: float) -> tuple[Wanted, ...]:
     return tuple(Wanted(kind, parts[kind]) for kind in most)
 
 
-def yet(world: World, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()) -> dict[Kind, int]:
+class Yet:
     """What may be asked for beside what is there, and how often: each Model's Replicas up to its maximum, whether
     anybody called it lately or not. Those that a Device has no part for are left out, and so is who has its own pods.
-    `leaving` and `staying`: Replicas that this tick drains or evicts, and revives.
+
+    Of one World after the other: only Models are counted again of which anything is otherwise, when somebody asks.
     """
-    found: dict[Kind, int] = {}
-    for name, model in world.models.items():
-        spec = model.spec
-        if spec.paused or model.adopted is not None or spec.gpu.count != 1 or not model.memory_bytes:
-            continue
+
+    def __init__(self) -> None:
+        self._world = World(epoch=0)
+        self._stale = set[ModelName]()
+        self._each: dict[ModelName, tuple[Kind, int]] = {}
+        """Of each Model that may have more."""
+        self._many: dict[Kind, int] = {}
+
+    def look(self, world: World, otherwise: Collection[ModelName]) -> None:
+        """It is like this now: those named are not as they were, nor is anything of their Replicas."""
+        before, self._world = self._world, world
+        ordered = (before.cordons, before.stops) == (world.cordons, world.stops)
+        told = ordered and before.settings is world.settings and (before.slices is world.slices or not world.cordons)
+        self._stale.update(otherwise if told else (*otherwise, *world.models))
+
+    def now(self, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()) -> dict[Kind, int]:
+        """`leaving` and `staying`: Replicas that this tick drains or evicts, and revives."""
+        for name in self._stale:
+            self._put(name, self._lacking(name))
+        self._stale.clear()
+        found, replicas = dict(self._many), self._world.replicas
+        for name in {replicas[id].model for id in (*leaving, *staying) if id in replicas}:
+            _count(found, self._each.get(name), -1)
+            _count(found, self._lacking(name, leaving, staying), 1)
+        return found
+
+    def _put(self, name: ModelName, lacking: tuple[Kind, int] | None) -> None:
+        _count(self._many, self._each.pop(name, None), -1)
+        _count(self._many, lacking, 1)
+        if lacking is not None:
+            self._each[name] = lacking
+
+    def _lacking(
+        self, name: ModelName, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
+    ) -> tuple[Kind, int] | None:
+        """Its Kind, and how many more it may have: who is to give way to another is not counted beside that."""
+        world, model = self._world, self._world.models.get(name)
+        if model is None or model.adopted is not None or not model.memory_bytes:
+            return None
+        spec, hash = model.spec, model.spec_hash()
+        if spec.paused or spec.gpu.count != 1:
+            return None
         there = (world.replicas[id] for id in world.by_model.get(name, ()) if id not in leaving)
-        lacking = spec.replicas.max - len(lasting([one for one in there if one.state in LIVE or one.id in staying]))
-        if lacking > 0:
-            kind = want_of(model, 0, inf, Force.NONE, "", world.settings.pod).kind
-            found[kind] = found.get(kind, 0) + lacking
-    return found
+        here = lasting([one for one in there if one.state in LIVE or one.id in staying])
+        many = spec.replicas.max - sum(one.spec_hash == hash and not must_go(world, one) for one in here)
+        return (want_of(model, 0, inf, Force.NONE, "", world.settings.pod).kind, many) if many > 0 else None
+
+
+def _count(found: dict[Kind, int], of: tuple[Kind, int] | None, sign: int) -> None:
+    if of is not None:
+        kind, many = of
+        found[kind] = found.get(kind, 0) + sign * many
+        if not found[kind]:
+            del found[kind]
 
 
 def wanted_lately(model: Model, history: History, load: Load, now_s: float) -> float:

@@ -158,10 +158,12 @@ class Stock:
         if not lanes.any():
             return None
         flat = ask.flat and lacks is None and crowd is None
-        tiers = None if flat else ask.tiers(lacks, self.lane_of, self.node_of, crowd) << _TIER
+        tiers = None if flat else ask.tiers(lacks, self.lane_of, self.node_of, crowd)
         if ask.form.devices > 1:
             return self._several(ask.form.devices, lanes, tiers, row.scores, must)
-        scores = row.scores if tiers is None else row.scores - tiers
+        if tiers is not None and ask.wide:
+            lanes, tiers = lanes & (tiers == tiers[lanes].min()), None
+        scores = row.scores if tiers is None else row.scores - (tiers << _TIER)
         keys = np.where(lanes, scores, np.iinfo(np.int64).min)
         best = int(((keys >> _SCORE) == keys.max() >> _SCORE).argmax())
         node = int(self.node_of[best])

@@ -13,7 +13,7 @@ from typing import TypeVar
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.images import Whereabouts
 from autoscaler.lessons import taught
-from autoscaler.outlook import Starts, yet
+from autoscaler.outlook import Starts, Yet
 from autoscaler.packing import Outlook, Shelf
 from autoscaler.shelves import (
     ENDING,
@@ -43,7 +43,7 @@ class Survey:
         self._yard = Yard(())
         self._look = look_at(NOTHING, 0.0)
         self._taught: Taught | None = None
-        self._starts = Starts({})
+        self._starts, self._yet = Starts({}), Yet()
         self.outlook = Outlook(start_s=self._starts)
         """As it is at the last look."""
         self._ending: frozenset[SliceId] = frozenset()
@@ -69,6 +69,7 @@ class Survey:
             self._yard.teach(self._taught)
         names = _otherwise(before.world, world)
         self._starts.look(world.histories, names)
+        self._yet.look(world, names)
         other = before.whole is not look.whole and before.whole != look.whole
         hosts = _differ(before.world.hosts, world.hosts)
         resized = any(not self._yard.admits(node, world.hosts.get(node)) for node in hosts)
@@ -94,7 +95,7 @@ class Survey:
         self._images.tell(world.images)
         self._yard.locality.see(self._images)
         self._yard.budget = partial(budget, look)
-        self._yard.yet = lambda victims: yet(world, {*look.leaving, *victims}, look.staying)
+        self._yard.yet = lambda victims: self._yet.now({*look.leaving, *victims}, look.staying)
         self._yard.full, self._yard.models = full, world.by_model.keys()
         self._yard.held = lambda replica: world.replicas[replica].slices
         return self._yard

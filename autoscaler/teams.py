@@ -67,6 +67,7 @@ def _best(
     last = (counts.cumsum() - counts)[enough] + devices - 1
     if not len(last):
         return None
-    one = int((scores[node_of[at[last]]] - tiers[at[last]]).argmax())
+    highest = tiers[at[last]]
+    one = int(np.where(highest == highest.min(), scores[node_of[at[last]]], np.iinfo(np.int64).min).argmax())
     chosen = at[last[one] - devices + 1 : last[one] + 1]
     return int(tiers[chosen[-1]]), chosen

@@ -13,14 +13,13 @@ from typing import Final
 
 import numpy as np
 
-from autoscaler.asked import NEVER
+from autoscaler.asked import LACKS, NEVER
 from autoscaler.contract import ModelName
 from autoscaler.elastic import Budget
 from autoscaler.eviction import COMING, COSTS, EVICT, LOCKED, TIES_MAX, Key, Option, Search, option, willing
 from autoscaler.hosting import hosted
 from autoscaler.joins import Team, team
 from autoscaler.lanes import Kind
-from autoscaler.locality import LACKS
 from autoscaler.packing import Choice, Force, Incumbent, Outlook, Shelf, Want
 from autoscaler.roster import Grade
 from autoscaler.stock import Flags

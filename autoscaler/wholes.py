@@ -8,7 +8,7 @@ Chooses no Slice; `autoscaler.packer` does, and which part is claimed is `autosc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from math import inf
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from autoscaler.rulings import admits, barred, scarce
 from autoscaler.shelves import empty_shelves, hosts
 from autoscaler.slicing.base import Part
 from autoscaler.slicing.dra import profile_for, whole_of
-from autoscaler.world import DeviceId, NodeId, Slice, World
+from autoscaler.world import Copy, DeviceId, NodeId, Slice, World
 from autoscaler.yard import Yard
 
 REST_S = 5.0
@@ -81,11 +81,12 @@ def together(packing: Packing, world: World, now_s: float) -> Together:
     opened = [gpu for gpu in _beginning(world, now_s) if parts]
     if not parts or (len(parts) == 1 and not opened):
         return Together(packing)
-    left, placed, back, next_s = hosts(world, now_s), list[Placement](), dict[Missing, Placement](), inf
+    near = _Near(hosts(world, now_s), Prices(world.settings.prices), world.copies)
+    placed, back, next_s = list[Placement](), dict[Missing, Placement](), inf
     for at, one in enumerate(packing.placements):
         part = parts.get(at)
         may = part is not None and one.want.model not in world.by_model  # what replaces another does not wait
-        gpu = next((gpu for gpu in opened if part and gpu.takes(one.want, part, left)), None) if may else None
+        gpu = next((gpu for gpu in opened if part and gpu.takes(one.want, part, near)), None) if may else None
         if gpu is None:
             placed.append(one)
             opened += [] if part is None else [_Gpu(part[0], part[1], one.want.model, now_s + REST_S)]
@@ -95,6 +96,18 @@ def together(packing: Packing, world: World, now_s: float) -> Together:
             next_s = min(next_s, gpu.until_s)
     after = packing._replace(placements=tuple(placed), unmet=(*packing.unmet, *back))
     return Together(after, next_s, tuple(back.values()))
+
+
+class _Near(NamedTuple):
+    """What nodes have, and what is liked of their GPUs."""
+
+    left: Mapping[NodeId, Host]
+    prices: Prices
+    copies: Set[Copy]
+
+    def liking(self, want: Want, of: Slice) -> tuple[float, bool]:
+        """The lowest is liked best, as by the packer; of GPUs of one product."""
+        return self.prices.of(of), Copy(artifact=want.artifact, node=of.node) not in self.copies
 
 
 class _Gpu:
@@ -108,14 +121,18 @@ class _Gpu:
             self._parts.add(slice_.device, geometry)
             self._parts.start(profile)
 
-    def takes(self, want: Want, part: tuple[Slice, str], left: dict[NodeId, Host]) -> bool:
-        """Whether it has another part for that, which nobody else is to have from now on."""
+    def takes(self, want: Want, part: tuple[Slice, str], near: _Near) -> bool:
+        """Whether it has another part for that, which nobody else is to have from now on. None for who would have an
+        idle GPU all the same when the rest is offered: that one is cheaper, or is where its weights are.
+        """
         slice_, profile = part
-        if slice_.product != self.slice.product or slice_.device == self.slice.device or want.spread is not None:
+        if slice_.product != self.slice.product or want.spread is not None:
             return False
         if not admits(want.selector, self.slice) or barred(want.choice, self.slice):
             return False
-        if slice_.node != self.slice.node and scarce(want, left.get(self.slice.node), "it"):
+        if scarce(want, near.left.get(self.slice.node), "it"):
+            return False
+        if near.liking(want, slice_) < near.liking(want, self.slice):
             return False
         return isinstance(self._parts.start(profile), Found)
 
@@ -130,10 +147,12 @@ def _part_of(placement: Placement, world: World) -> tuple[Slice, str] | None:
 
 
 def _beginning(world: World, now_s: float) -> Iterator[_Gpu]:
-    """Those on which a Replica was just ordered that has no part yet."""
+    """Those on which a Replica was just ordered that has no part yet. Who is kept off its node will get none there."""
     for replica in world.replicas.values():
         until_s = replica.created_s + REST_S
         if replica.state not in BEGINNING or now_s >= until_s or len(replica.slices) != 1:
+            continue
+        if replica.stranded_s is not None:
             continue
         slice_ = world.slices.get(replica.slices[0])
         part = (

@@ -122,7 +122,7 @@ async def serve(options: AgentOptions) -> None:
         copies, weights = keeping.report()
         report = NodeReport(
             node=options.node, boot=boot, sequence=sequence, devices=look.devices, pods=look.pods, images=look.images,
-            age_s=age_s, brings=True, copies=copies, weights=weights,
+            uses=look.uses, age_s=age_s, brings=True, copies=copies, weights=weights,
         )  # fmt: skip
         return msgspec.json.encode(report)
 

@@ -3,7 +3,8 @@
 Owns the look. NVML blocks, so it is asked in a thread; one that hangs or fails makes its devices unhealthy, and is
 never asked a second time beside a question that it has not answered. Which pod has which device is the kubelet's own
 table (PodResources) where it can be asked; else pods are told by the processes that hold a device's memory, which needs
-the node's own process ids (`hostPID`): without them, and before a pod's first allocation, nothing is told.
+the node's own process ids (`hostPID`): without them, and before a pod's first allocation, nothing is told. Nor is then
+how much memory each pod holds, which only its processes show.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from artifacts.nodesockets import NodeSockets
 from artifacts.podcgroup import pod_uid
-from autoscaler.contract import DeviceReport, PodDevices
+from autoscaler.contract import DeviceReport, PodDevices, PodUse
 from autoscaler.drivers.nvml import Nvml, NvmlError, open_nvml
 from autoscaler.nodes import NOTICED_BYTES
 
@@ -31,6 +32,8 @@ class NodeLook(NamedTuple):
     devices: tuple[DeviceReport, ...] = ()
     pods: tuple[PodDevices, ...] = ()
     images: tuple[str, ...] = ()
+    uses: tuple[PodUse, ...] = ()
+    """Of each pod by each device, where all of its processes there say how much."""
 
 
 class NodeLooks:
@@ -57,7 +60,7 @@ class NodeLooks:
         if given is None:
             return found._replace(images=images)
         pods = tuple(PodDevices(namespace=one.namespace, name=one.name, devices=one.devices) for one in given)
-        return NodeLook(found.devices, pods, images)
+        return NodeLook(found.devices, pods, images, found.uses)
 
     async def _devices(self) -> NodeLook:
         """By NVML alone."""
@@ -92,15 +95,26 @@ class NodeLooks:
             )
             for gpu in self._nvml.gpus()
         )  # fmt: skip
-        return NodeLook(devices, self._pods(self._nvml, devices) if self._sees_node() else ())
+        if not self._sees_node():
+            return NodeLook(devices)
+        held = {one.id: self._held(self._nvml, one.id) for one in devices if one.healthy}
+        pods = sorted({uid for by_pod in held.values() for uid in by_pod})
+        return NodeLook(
+            devices,
+            tuple(PodDevices(pod_uid=uid, devices=tuple(id for id in held if uid in held[id])) for uid in pods),
+            uses=tuple(
+                PodUse(pod_uid=uid, device=id, used_bytes=sum(held[id][uid]))
+                for uid in pods for id in held if all(held[id].get(uid, (0,)))
+            ),
+        )  # fmt: skip
 
-    def _pods(self, nvml: Nvml, devices: tuple[DeviceReport, ...]) -> tuple[PodDevices, ...]:
-        used: dict[str, list[str]] = {}
-        for device in devices:
-            pids = nvml.memory_by_pid(device.id) if device.healthy else ()
-            for uid in {self._pod(pid) for pid in pids} - {""}:
-                used.setdefault(uid, []).append(device.id)
-        return tuple(PodDevices(pod_uid=uid, devices=tuple(used[uid])) for uid in sorted(used))
+    def _held(self, nvml: Nvml, device: str) -> dict[str, list[int]]:
+        """The uids of pods -> bytes of a device that each of their processes holds; 0: the driver does not tell."""
+        found: dict[str, list[int]] = {}
+        for pid, used_bytes in nvml.memory_by_pid(device).items():
+            if uid := self._pod(pid):
+                found.setdefault(uid, []).append(used_bytes)
+        return found
 
     def _pod(self, pid: int) -> str:
         try:

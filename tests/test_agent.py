@@ -18,7 +18,7 @@ from pytest_aiohttp import AiohttpClient
 from artifacts import agent as agent_room
 from artifacts.agent import Agent, WayError
 from artifacts.podcgroup import pod_uid
-from autoscaler.contract import NODE_EXPIRY_S, NODE_PERIOD_S, DeviceReport, NodeReport, PodDevices
+from autoscaler.contract import NODE_EXPIRY_S, NODE_PERIOD_S, DeviceReport, NodeReport, PodDevices, PodUse
 from autoscaler.door import Door
 from autoscaler.drivers.nvml import Gpu
 from autoscaler.nodeintake import NODE_BYTES_MAX
@@ -66,18 +66,41 @@ async def test_devices_are_found_with_their_use_and_the_pods_that_hold_it(tmp_pa
     nvml = FakeNvml()
     nvml.found = (Gpu("GPU-a", "H200", 100, used_bytes=40), Gpu("GPU-b", "H200", 100, healthy=False))
     nvml.holders = {"GPU-a": {11: 30, 12: 10, 13: 0}}
-    for pid, text in ((11, SYSTEMD), (12, "0::/system.slice/x.service")):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "cgroup").write_text(text)
+    processes(tmp_path, {11: SYSTEMD, 12: "0::/system.slice/x.service"})
     assert await looks(nvml, tmp_path).look() == NodeLook(
         (
             DeviceReport(id="GPU-a", product="H200", memory_bytes=100, used_bytes=40),
             DeviceReport(id="GPU-b", product="H200", memory_bytes=100, healthy=False),
         ),
         (PodDevices(pod_uid=UID, devices=("GPU-a",)),),
+        uses=(PodUse(pod_uid=UID, device="GPU-a", used_bytes=30),),
     )
     inside = await looks(nvml, tmp_path, host=False).look()
-    assert inside.pods == (), "process ids of another namespace say nothing"
+    assert (inside.pods, inside.uses) == ((), ()), "process ids of another namespace say nothing"
+
+
+async def test_what_a_pod_uses_is_the_sum_of_its_processes_by_device_where_all_of_them_say(tmp_path: Path) -> None:
+    """Two share GPU-a; of one that the driver does not weigh nothing is said, rather than too little."""
+    nvml, other = FakeNvml(), UID[:-1] + "c"
+    nvml.found = tuple(Gpu(f"GPU-{name}", "H200", 100) for name in "abc")
+    nvml.holders = {"GPU-a": {11: 30, 12: 10, 21: 7}, "GPU-b": {11: 5}, "GPU-c": {11: 5, 12: 0, 21: 9}}
+    processes(tmp_path, {11: SYSTEMD, 12: SYSTEMD, 21: CGROUPFS.replace(UID, other)})
+    found = await looks(nvml, tmp_path).look()
+    assert found.pods == (
+        PodDevices(pod_uid=UID, devices=("GPU-a", "GPU-b", "GPU-c")),
+        PodDevices(pod_uid=other, devices=("GPU-a", "GPU-c")),
+    )
+    assert [(one.pod_uid, one.device, one.used_bytes) for one in found.uses] == [
+        (UID, "GPU-a", 40), (UID, "GPU-b", 5), (other, "GPU-a", 7), (other, "GPU-c", 9),
+    ]  # fmt: skip
+    assert not news(found, found._replace(uses=())), "the device's use says so already"
+
+
+def processes(proc: Path, cgroups: dict[int, str]) -> None:
+    """As the node shows them."""
+    for pid, text in cgroups.items():
+        (proc / str(pid)).mkdir()
+        (proc / str(pid) / "cgroup").write_text(text)
 
 
 async def test_a_node_without_a_driver_has_no_devices(tmp_path: Path) -> None:

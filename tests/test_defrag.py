@@ -11,6 +11,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.defrag import AGAIN_S, EVERY_S, Defragmented, Ground, defragment
 from autoscaler.explain import status
 from autoscaler.fold import fold
+from autoscaler.indices import rebuild
 from autoscaler.model import Rollout
 from autoscaler.observations import DisruptionsSeen, Seen
 from autoscaler.packing import Force, Missing, Outlook
@@ -284,3 +285,19 @@ def test_parts_of_shared_devices_are_brought_together_too() -> None:
     scene.run(40)
     assert scene.ready("big")
     assert scene.ready("a")
+
+
+def test_who_would_be_apart_from_others_of_its_model_moves_to_where_none_is_but_itself() -> None:
+    """n1 is the tightest, and has another in its rack; the mover's own rack counts as empty when it has left."""
+    at = laid({0: [2, 2], 1: [6], 2: [5], 3: [5]})
+    racks = {"n0": "a", "n1": "b", "n2": "b", "n3": "a"}
+    slices = {id: replace(one, labels={"rack": racks[one.node]}, labels_known=True) for id, one in at.slices.items()}
+    found = {}
+    for label in (None, "rack"):
+        of = wide("n0-a", 2, low=2, high=2, spread=label)
+        other = replica(of, "n0-a-s", ["n1-g8", "n1-g9"])
+        models, replicas = {**at.models, of.name: of}, {**at.replicas, other.id: other}
+        (step,) = looked(rebuild(replace(at, slices=slices, models=models, replicas=replicas), T0), T0).steps
+        assert step.move.replica == "n0-a-r"
+        found[label] = {at.slices[id].node for id in step.home.slices}
+    assert found == {None: {"n1"}, "rack": {"n3"}}

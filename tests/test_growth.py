@@ -26,7 +26,6 @@ from autoscaler.lanes import Kind, Lane
 from autoscaler.log import Log
 from autoscaler.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.observations import Seen
-from autoscaler.outlook import yet
 from autoscaler.packer import pack
 from autoscaler.packing import Growth, Outlook, Packing, Shelf, Want
 from autoscaler.plan import plan
@@ -275,14 +274,6 @@ def test_memory_of_a_grown_replica_is_used_and_no_second_one_counts_on_it() -> N
     grown = replica(a, "ra", memory_bytes=20 * GI, slots=9)
     held = plan(asked(b, a, replicas=[grown]), T0)
     assert not any(isinstance(action, StartReplica) for action in held.actions)
-
-
-def test_yet_is_what_models_may_have_beside_what_they_have() -> None:
-    a, b = model("a", 4, high=3), model("b", 4, high=2)
-    whole, two = model("c", 0), model("d", 4, gpu=Gpu(count=2))
-    surging = [replica(one, f"{one.name}{at}") for one in [model("f", 4)] for at in range(2)]
-    at = world([a, b, whole, two, model("e", 1, paused=True), model("f", 4)], [device()], [replica(a, "ra"), *surging])
-    assert [(one.memory_bytes, many) for one, many in yet(at).items()] == [(4 * GI, 2 + 2)]
 
 
 def test_what_a_grown_one_uses_does_not_say_what_its_model_needs() -> None:

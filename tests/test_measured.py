@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler.contract import ModelName
+from autoscaler.contract import ModelName, NodeReport, PodUse
 from autoscaler.fit import Needs, explain_fit
 from autoscaler.fold import fold
 from autoscaler.measured import MARGIN, NOTICED_BYTES, SERVED_S, corrected, seen
 from autoscaler.model import Gpu, Model
 from autoscaler.observations import DocumentsSeen, HistorySeen, Seen
+from autoscaler.ordered import NodeReported
 from autoscaler.plan import plan
 from autoscaler.quantity import Bytes
-from autoscaler.world import History, World
+from autoscaler.world import History, PodRef, World
 from tests.kit.observed import seen_of
 from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
 
@@ -78,6 +79,18 @@ def served(now_s: float, used_gib: float, made: World) -> World:
     return fold(made, (told,), now_s)[0]
 
 
+def reported(at: World, now_s: float, *uses: tuple[str, str, float], sequence: int = 1) -> World:
+    """The agent of its node says who uses how many GiB of which device."""
+    told = tuple(PodUse(pod_uid=uid, device=device, used_bytes=int(gib * GI)) for uid, device, gib in uses)
+    return fold(at, (NodeReported(report=NodeReport(node="n0", boot="b", sequence=sequence, uses=told)),), now_s)[0]
+
+
+def in_pod(at: World, uid: str = "u1") -> World:
+    """The same, of a cluster."""
+    pod = PodRef(namespace="engines", name="r", uid=uid)
+    return replace(at, replicas={id: replace(one, pod=pod) for id, one in at.replicas.items()})
+
+
 def running(ready_s: float, active_s: float) -> World:
     calls = [gateway(levels=[level("a", 0, 1)], uses=[use("r", 1)])]
     runs = replica(A, "r", ready_s=ready_s)
@@ -115,6 +128,43 @@ def test_a_replica_of_an_older_spec_and_no_look_say_nothing() -> None:
     assert served(T0, 0, before).histories == before.histories
     old = world([A], [device()], [replica(A, "r", spec_hash="before")])
     assert served(T0, 20, old).models == old.models
+
+
+def test_in_a_cluster_the_agent_of_its_node_says_what_a_pod_uses() -> None:
+    """The same rule as of one machine, and `explain fit` says the same."""
+    early, long_s = in_pod(running(T0 - 10, T0 - 5)), T0 - SERVED_S
+    upon = reported(early, T0, ("u1", "GPU-a", 9), ("u2", "GPU-a", 14))
+    assert upon.models[A.name].memory_bytes == 9 * GI
+    assert (upon.replicas, plan(upon, T0).actions) == (early.replicas, ())
+    told = explain_fit(upon, upon.models[A.name], Needs(), T0)
+    assert (told.basis, told.used_bytes) == ("measured", 9 * GI)
+    assert told.sentences[1].endswith("is 9Gi, so far; it has not served for long.")
+    less = reported(in_pod(running(long_s, T0 - 5)), T0, ("u1", "GPU-a", 4))
+    assert less.models[A.name].memory_bytes == 4 * GI * MARGIN, "it had served for a while"
+    full = reported(early, T0, ("u1", "GPU-a", 1000))
+    assert full.models[A.name].memory_bytes == device().memory_bytes
+    grown = reported(reported(early, T0, ("u1", "GPU-a", 3)), T0 + 1, ("u1", "GPU-a", 9), sequence=2)
+    assert grown.models[A.name].memory_bytes == 9 * GI, "as it grew"
+
+
+def test_what_says_nothing_of_a_pod_of_ours_is_no_measurement() -> None:
+    before = in_pod(running(T0 - 10, T0 - 5))
+    assert reported(before, T0).histories == before.histories
+    assert reported(before, T0, ("u2", "GPU-a", 20)).histories == before.histories, "another pod's"
+    assert reported(before, T0, ("", "GPU-a", 20)).histories == before.histories
+    assert reported(running(T0 - 10, T0 - 5), T0, ("u1", "GPU-a", 20)).histories == before.histories, "no pod is known"
+    old = replace(before, replicas={id: replace(one, spec_hash="before") for id, one in before.replicas.items()})
+    assert reported(old, T0, ("u1", "GPU-a", 20)).histories == before.histories
+    again = reported(before, T0, ("u1", "GPU-a", 3), sequence=5)
+    assert reported(again, T0 + 1, ("u1", "GPU-a", 9), sequence=5) is again, "a report that is late"
+
+
+def test_of_several_devices_each_counts_with_its_part() -> None:
+    two = replace(A, spec=replace(A.spec, gpu=replace(A.spec.gpu, count=2)))
+    cards = [device("gpu0"), device("gpu1")]
+    at = in_pod(world([two], cards, [replica(two, "r", ["gpu0", "gpu1"])]))
+    upon = reported(at, T0, ("u1", "GPU-a", 9), ("u1", "GPU-b", 11))
+    assert upon.models[A.name].memory_bytes == 10 * GI
 
 
 def test_what_was_measured_before_a_restart_holds_after_it() -> None:

@@ -11,7 +11,7 @@ from pytest_aiohttp import AiohttpClient
 
 from autoscaler.actions import DrainReplica, ReviveReplica, StartReplica
 from autoscaler.api import devices
-from autoscaler.contract import DeviceReport, NodeReport, PodDevices
+from autoscaler.contract import DeviceReport, NodeReport, PodDevices, PodUse
 from autoscaler.fold import fold
 from autoscaler.fold_orders import FORGET_S, PODS_BEFORE_MAX
 from autoscaler.lanes import Isolation
@@ -178,6 +178,7 @@ def test_no_more_slices_are_closed_than_devices_are_unhealthy(health: list[bool]
 def test_a_report_repeats_the_one_before_unless_something_is_news() -> None:
     one = NodeReport(node="n", boot="b", sequence=1, devices=(gpu("GPU-a", 5),), pods=(OURS,), images=("i",))
     assert repeats(one, replace(one, sequence=2, age_s=0.5, devices=(gpu("GPU-a", 5 + NOTICED_BYTES - 1),)))
+    assert repeats(one, replace(one, uses=(PodUse(pod_uid="u1", device="GPU-a", used_bytes=5),)))
     for news in (
         replace(one, devices=(gpu("GPU-a", 5 + NOTICED_BYTES),)), replace(one, devices=(gpu("GPU-a", healthy=False),)),
         replace(one, devices=()), replace(one, pods=()), replace(one, images=()),

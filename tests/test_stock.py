@@ -355,6 +355,23 @@ def test_the_largest_numbers_do_not_overflow() -> None:
     assert choose(one, kind) == slow(one, some_lessons(nodes, 3), kind) == Place(0, (0,))
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("crowded", [False, True])
+def test_however_many_products_and_prices_there_are_the_most_liked_is_taken(devices: int, *, crowded: bool) -> None:
+    """Of each product, of a size of its own, at each price one node: more tiers than fit into a key."""
+    products, draw = tuple(f"p{number:02}" for number in range(60)), np.random.default_rng(1)
+    sorts = [(product, price) for product in range(60) for price in range(60)]
+    sorts = [sorts[at] for at in draw.permutation(len(sorts))]
+    lanes_of = (Lane(int(1000 * 1.06**product), products[product], price=float(price)) for product, price in sorts)
+    one = stock(*(Node("a", (lane,) * devices) for lane in lanes_of))
+    kind, crowd = Kind(devices=devices, products=products), draw.integers(0, CROWDS, len(sorts))
+    for _ in range(8):
+        ok = draw.random(len(sorts)) < draw.choice([0.001, 0.01, 1.0])
+        ok[int(draw.integers(len(sorts)))] = True
+        best = min(np.flatnonzero(ok).tolist(), key=lambda at: sorts[at])
+        assert choose(one, kind, ok=ok, **({"crowd": crowd} if crowded else {})) == Place(best, (*range(devices),))
+
+
 def test_forms_that_are_forgotten_are_scored_anew() -> None:
     size = 1000
     one = stock(Node("a", lanes(size)), Node("b", lanes(size)))

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from msgspec.structs import replace
 
 from autoscaler.actions import StartReplica
+from autoscaler.contract import ModelName
 from autoscaler.documents import load
 from autoscaler.drivers.kubernetes import claims, nodes
 from autoscaler.drivers.kubernetes.nodes import NodeSeen
 from autoscaler.fitting import misfits
+from autoscaler.hosts import Host
 from autoscaler.model import Gpu, Model
 from autoscaler.plan import plan
+from autoscaler.podspec import Pod, Resources
+from autoscaler.settings import Price, Settings
 from autoscaler.slicing.base import Object
 from autoscaler.states import ReplicaState as S
+from autoscaler.taints import Shun
 from autoscaler.wholes import REST_S
-from autoscaler.world import Replica, Slice, World
+from autoscaler.world import Copy, NodeId, Replica, Slice, World
 from tests.kit.pools import DRIVER, cut_name, partitionable, partitionables
 from tests.kit.sliced import NODE
-from tests.kit.worlds import T0, gateway, level, model, replica, world
+from tests.kit.worlds import GI, T0, gateway, level, model, replica, world
 from tests.test_dra_cuts import SETTINGS
 
 AT = f"{DRIVER}/{NODE}"
@@ -31,10 +39,23 @@ def there(published: list[Object], *kept: str) -> list[Slice]:
     return list(nodes.slices(seen, declared, lambda _: {}, claims.by_node(published), names))
 
 
-def asked(slices: list[Slice], *models: Model, replicas: tuple[Replica, ...] = ()) -> World:
+def asked(slices: list[Slice], *models: Model, replicas: tuple[Replica, ...] = (), **more: Any) -> World:
     """One Call waits for each of them."""
     levels = [level(one.name, 1) for one in models]
-    return world(models, slices, replicas, gateways=[gateway(levels=levels)])
+    return world(models, slices, replicas, gateways=[gateway(levels=levels)], **more)
+
+
+def on_nodes(*names: str, many: int = 1, **labels: dict[str, str]) -> list[Slice]:
+    """Idle GPUs of these nodes, in parts if need be."""
+    declared = load([("a.yaml", SETTINGS % "true")]).settings.nodes
+    seen = [NodeSeen(name, labels.get(name, {}), usable=True, lost=False) for name in names]
+    published = claims.by_node([one for name in names for one in partitionables(name, many)])
+    return list(nodes.slices(seen, declared, lambda _: {}, published, []))
+
+
+def began(on: str, **fields: Any) -> Replica:
+    """Ordered just now, of model `first`, which needs a part of that GPU."""
+    return replica(model("first", 5), "r", (on,), S.STARTING, created_s=T0, started_s=T0, since_s=T0, **fields)
 
 
 def starts(at: World) -> dict[str, str]:
@@ -81,7 +102,7 @@ def test_two_small_ones_that_start_at_once_start_on_one_gpu_one_after_the_other(
     on = replica(a if first == "a" else b, "r", (f"{NODE}/{gpu}",), S.STARTING, created_s=T0)
     after = asked(idle, a, b, replicas=(on,))
     assert starts(after) == {}, "its claim has no part yet"
-    assert plan(after, T0).next_s is not None
+    assert plan(after, T0 + REST_S - 1).next_s == T0 + REST_S
     on = replace(on, created_s=T0 - REST_S)
     assert starts(asked(idle, a, b, replicas=(on,))).keys() == {"a", "b"} - {first}, "not for ever"
 
@@ -128,3 +149,87 @@ def test_who_has_a_replica_already_does_not_wait() -> None:
     b = model("b", 5, low=2, high=2)
     on = replica(b, "r", ("elsewhere/gpu-0",))
     assert starts(asked(idle, model("a", 5), b, replicas=(on,))).keys() == {"a", "b"}
+
+
+# --- and nobody waits for nothing -------------------------------------------------------------------------------------
+
+FIRST = model("first", 5)
+
+
+def waits_for_first(at: World) -> bool:
+    """Whether `b` waits for the rest of the GPU on which `first` begins; else it starts at once."""
+    (told,) = [one for one in [*plan(at, T0).unmet, None] if one is None or one.model == "b"][:1]
+    assert (told is None) == (starts(at).get("b") is not None)
+    return told is not None and "starts on x/gpu-0 first" in told.reason
+
+
+def test_who_could_have_a_part_of_another_nodes_gpu_waits_for_that_too() -> None:
+    """So that one stays whole."""
+    idle = on_nodes("x", "y")
+    assert waits_for_first(asked(idle, FIRST, model("b", 5), replicas=(began("x/gpu-0"),)))
+
+
+def test_nobody_waits_for_a_gpu_that_is_not_what_it_would_have_all_the_same_when_the_rest_is_offered() -> None:
+    """The weights are on the other node, or the other GPU is cheaper: that comes first."""
+    idle, b = on_nodes("x", "y", y={"karpenter.sh/capacity-type": "spot"}), model("b", 5, artifact="file:///b")
+    on = (began("x/gpu-0"),)
+
+    def copies(*names: str) -> frozenset[Copy]:
+        return frozenset(Copy(artifact="file:///b", node=NodeId(name)) for name in names)
+
+    assert waits_for_first(asked(idle, FIRST, b, replicas=on))
+    assert not waits_for_first(asked(idle, FIRST, b, replicas=on, copies=copies("y")))
+    assert waits_for_first(asked(idle, FIRST, b, replicas=on, copies=copies("x", "y")))
+    assert waits_for_first(asked(on_nodes("x", many=2), FIRST, b, replicas=on, copies=copies("x")))
+    prices = Price(device="H100", per_hour=4.0), Price(device="H100", per_hour=1.5, bought="spot")
+    assert not waits_for_first(asked(idle, FIRST, b, replicas=on, settings=Settings(prices=prices)))
+    assert waits_for_first(asked(on_nodes("x", "y"), FIRST, b, replicas=on, settings=Settings(prices=prices)))
+
+
+def test_nobody_waits_for_the_rest_of_a_gpu_on_which_the_first_is_kept_off_its_node() -> None:
+    """It claims nothing there, so nothing is offered."""
+    idle, b = on_nodes("x", "y"), model("b", 5)
+    assert waits_for_first(asked(idle, FIRST, b, replicas=(began("x/gpu-0"),)))
+    assert not waits_for_first(asked(idle, FIRST, b, replicas=(began("x/gpu-0", stranded_s=T0),)))
+
+
+def test_who_may_not_be_there_does_not_wait_for_it() -> None:
+    idle, on = on_nodes("x", "y", x={"zone": "a"}, y={"zone": "b"}), (began("x/gpu-0"),)
+    for b, why in (
+        (model("b", 5, pod=Pod(node_selector={"zone": "b"})), "its node has another label"),
+        (model("b", 5, spread="zone"), "it is to be apart from others of its Model, of which nobody knows here"),
+    ):
+        assert not waits_for_first(asked(idle, FIRST, b, replicas=on)), why
+    at = asked(idle, FIRST, model("b", 5), replicas=on)
+    assert not waits_for_first(replace(at, shuns={(ModelName("b"), NodeId("x")): Shun(until_s=T0 + 60, times=1)})), (
+        "shunned"
+    )
+    other = [replace(one, product="NVIDIA A100-SXM4-80GB") if one.node == "x" else one for one in idle]
+    assert not waits_for_first(asked(other, FIRST, model("b", 5), replicas=on)), "its parts are others"
+
+
+@pytest.mark.parametrize(("cpu_milli", "waits"), [(4000, True), (500, False)])
+def test_who_has_no_cpu_enough_on_the_first_ones_node_does_not_wait_for_it(cpu_milli: int, *, waits: bool) -> None:
+    b = model("b", 5, resources=Resources(requests={"cpu": "2"}))
+    hosts = {NodeId("x"): Host(cpu_milli, GI, cpu_milli, GI), NodeId("y"): Host(9000, GI, 9000, GI)}
+    assert waits_for_first(asked(on_nodes("x", "y"), FIRST, b, replicas=(began("x/gpu-0"),), hosts=hosts)) == waits
+    one = asked(on_nodes("x", many=2), FIRST, b, replicas=(began("x/gpu-0"),), hosts={NodeId("x"): hosts[NodeId("y")]})
+    assert waits_for_first(one), "on the same node it takes that anyway"
+
+
+def test_only_who_begins_on_a_whole_gpu_of_its_own_keeps_others_waiting() -> None:
+    idle, b = on_nodes("x", "y"), model("b", 5)
+    ready = replace(began("x/gpu-0"), state=S.READY, ready_s=T0)
+    assert not waits_for_first(asked(idle, FIRST, b, replicas=(ready,))), "it has its part by now"
+    cpu_only = replica(model("first", 0, gpu=Gpu(count=0)), "r", (), S.STARTING, created_s=T0, since_s=T0)
+    assert not waits_for_first(asked(idle, FIRST, b, replicas=(cpu_only,)))
+
+
+def test_who_has_a_part_that_is_offered_already_does_not_wait_for_another_gpus_rest() -> None:
+    """Nor does who begins on such a part keep anybody waiting: its GPU's rest is offered."""
+    part, small = cut_name("3g.40gb", 0), model("small", 30, low=1)
+    slices, b = there(partitionables(NODE, 2), part), model("b", 5)
+    on = (replica(small, "s", (f"{NODE}/{part}",)), began(f"{NODE}/gpu-1"))
+    assert starts(asked(slices, small, FIRST, b, replicas=on))["b"].startswith("gpu-0-mig-")
+    begins = replica(small, "s", (f"{NODE}/{part}",), S.STARTING, created_s=T0, started_s=T0, since_s=T0)
+    assert "b" in starts(asked(slices, small, b, replicas=(begins,)))

@@ -22,6 +22,7 @@ from autoscaler.drivers.base import Launch
 from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.beginning import READY_TO_START
 from autoscaler.drivers.kubernetes.hosts import requested
+from autoscaler.drivers.kubernetes.liking import like
 from autoscaler.drivers.kubernetes.overlay import lay
 from autoscaler.drivers.kubernetes.vocabulary import ENDED, WRITER
 from autoscaler.hosts import NOTHING, Beside
@@ -170,6 +171,8 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
         pod["spec"]["nodeSelector"] = {**selector, **pod["spec"].get("nodeSelector", {})}
     elif replica.slices:
         pod["spec"]["affinity"] = {**pod["spec"].get("affinity", {}), **_on(node_of(replica.slices))}
+    if selector is not None or not replica.slices:
+        like(pod["spec"], spec, {MANAGED_BY: WRITER, OURS + "model": label_of(replica.model)})
     return pod
 
 

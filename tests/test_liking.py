@@ -1,0 +1,52 @@
+"""Apart from others of its Model, or near them, where the scheduler chooses the node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoscaler.drivers.kubernetes.liking import APART, NEAR, PREFERRED
+from autoscaler.model import Model
+from autoscaler.podspec import OURS
+from tests.test_pods import manifest, model
+
+RACK, HOST = "topology.kubernetes.io/rack", "kubernetes.io/hostname"
+CPU = "gpu: {count: 0}\n"
+
+
+def liked(of: Model, *slices: str) -> dict[str, list[tuple[str, int, str]]]:
+    """(label of nodes, weight, whose pods) by kind."""
+    found: dict[str, Any] = manifest(of, *slices)["spec"].get("affinity", {})
+    return {
+        kind: [
+            (term["topologyKey"], one["weight"], term["labelSelector"]["matchLabels"][OURS + "model"])
+            for one in said.get(PREFERRED, ())
+            if "labelSelector" in (term := one.get("podAffinityTerm", {}))
+        ]
+        for kind, said in found.items()
+    }
+
+
+def test_pods_without_devices_say_to_the_scheduler_what_their_model_likes() -> None:
+    assert liked(model(CPU)) == {}
+    assert liked(model(CPU + f"spread: {RACK}")) == {"podAntiAffinity": [(RACK, APART, "ada")]}
+    assert liked(model(CPU + f"near: {RACK}")) == {"podAffinity": [(RACK, NEAR, "ada")]}
+    both = liked(model(CPU + f"near: {RACK}\nspread: {HOST}"))
+    assert both == {"podAffinity": [(RACK, NEAR, "ada")], "podAntiAffinity": [(HOST, APART, "ada")]}
+
+
+def test_it_is_a_liking_and_keeps_no_pod_waiting() -> None:
+    spec = manifest(model(CPU + f"near: {RACK}\nspread: {HOST}"))["spec"]
+    assert all(said.keys() == {PREFERRED} for said in spec["affinity"].values())
+
+
+def test_where_the_plan_chose_the_node_it_has_heeded_that_itself() -> None:
+    assert liked(model(f"spread: {RACK}"), "n1/gpu0") == {"nodeAffinity": []}
+
+
+def test_what_a_document_says_of_affinity_stays_beside_it() -> None:
+    other = {"weight": 3, "podAffinityTerm": {"topologyKey": HOST}}
+    said = f"{PREFERRED}: [{{weight: 3, podAffinityTerm: {{topologyKey: {HOST}}}}}]"
+    laid = f"pod: {{affinity: {{podAntiAffinity: {{{said}}}}}}}\n"
+    spec = manifest(model(CPU + laid + f"spread: {RACK}"))["spec"]
+    mine, ours = spec["affinity"]["podAntiAffinity"][PREFERRED]
+    assert (mine, ours["podAffinityTerm"]["topologyKey"]) == (other, RACK)
