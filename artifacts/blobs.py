@@ -93,6 +93,34 @@ async def exists(client: Client, blob: Blob, *, scopes: frozenset[str] | None = 
     return True
 
 
+class Source(Protocol):
+    """Where blobs come from: a registry with its mirrors, or something else that has them."""
+
+    @property
+    def lonely(self) -> bool:
+        """There is one place only."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """How long answers may take."""
+        ...
+
+    def doubted(self, blob: Blob) -> Source:
+        """Bytes of this blob were others than its digest says: whom to ask for all of it now."""
+        ...
+
+    def order(self, what: str, count: int) -> list[int]:
+        """In which order so many blobs, or parts of one, are asked for; `what` names them."""
+        ...
+
+    def read(
+        self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """As `blobs.read`."""
+        ...
+
+
 async def read(
     client: Giver,
     blob: Blob,

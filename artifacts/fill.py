@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from artifacts import members, paths, pull, unpack
+from artifacts import members, paths, pull, recipes, unpack
 from artifacts.blobs import Blob
 from artifacts.contents import Contents, File, RefusedError
 from artifacts.digests import Digest
@@ -23,8 +23,9 @@ from artifacts.layout import named
 from artifacts.mirrors import Mirrored
 from artifacts.publish import Job
 from artifacts.pull import Wanted
+from artifacts.recipes import Place, Recipe
 from artifacts.tar import BadArchiveError
-from artifacts.unpack import Unpacking
+from artifacts.unpack import Unpacked, Unpacking
 
 ARCHIVES = "archives"
 """Below the pull's blobs: those that are whole, until they are taken apart."""
@@ -120,7 +121,8 @@ def _looked(of: Contents, archives: Sequence[File], pieces: Callable[[File], Ite
 def _laid(
     job: Job, of: Contents, archives: Sequence[File], look: _Look, pieces: Callable[[File], Iterator[bytes]]
 ) -> None:
-    tree, ours = paths.Tree(), {one.digest for one in job.files if one.encoding == "raw"}
+    tree = paths.Tree()
+    at = {one.digest: job.blob(one.digest) for one in job.files if one.encoding == "raw"}
     for layer in of.layers:
         if layer.file.encoding == "raw":
             tree.add(layer.file.path)
@@ -129,14 +131,26 @@ def _laid(
     try:
         with Unpacking(folder, tree, sum(look.bytes), root=look.root, allow_unsafe=of.allow_unsafe) as unpacking:
             for number, one in enumerate(archives):
-                job.unpacked.extend(
-                    File(each.path, each.size, each.digest, each.role, "raw")
-                    for each in unpacking.archive(one, pieces(one))
-                )
-                if last[one.digest] == number and one.digest not in ours:
+                laid = unpacking.archive(one, pieces(one))
+                job.unpacked.extend(File(each.path, each.size, each.digest, each.role, "raw") for each in laid)
+                if one.encoding == "tar" and (recipe := _recipe(at.get(one.digest) or _place(job, one.digest), laid)):
+                    job.recipes[one.digest] = recipe
+                if last[one.digest] == number and one.digest not in at:
                     _place(job, one.digest).unlink()
     finally:
         os.close(folder)
+
+
+def _recipe(archive: Path, laid: Sequence[Unpacked]) -> bytes | None:
+    """How the archive comes out of its files again; None: there is too much beside them."""
+    size = archive.stat().st_size
+    files = tuple(Place(one.at, one.size, one.path) for one in laid if one.size)
+    between = recipes.gaps(size, files)
+    if sum(one.end - one.first for one in between) > recipes.REST_BYTES_MAX:
+        return None
+    with archive.open("rb", buffering=0) as file:
+        rest = b"".join(os.pread(file.fileno(), one.end - one.first, one.first) for one in between)
+    return recipes.written(Recipe(size, files, rest))
 
 
 async def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:

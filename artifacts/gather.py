@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from artifacts import pull
-from artifacts.blobs import Blob
+from artifacts.blobs import Blob, Source
 from artifacts.contents import File
 from artifacts.digests import Digest
 from artifacts.layout import named
 from artifacts.listing import Entry, Listing, Taken
 from artifacts.publish import Job
-from artifacts.pull import Source, Wanted
+from artifacts.pull import Wanted
 from artifacts.refusals import MismatchError
 
 LEARNED = "learned"

@@ -13,11 +13,10 @@ from contextlib import aclosing
 from pathlib import Path
 
 from artifacts import gguf, resolve
-from artifacts.blobs import Blob
+from artifacts.blobs import Blob, Source
 from artifacts.contents import File
 from artifacts.gguf import GgufError
 from artifacts.obtain import Registries
-from artifacts.pull import Source
 from artifacts.reference import Reference
 from artifacts.tar import Member, Reader
 

@@ -58,7 +58,7 @@ class Key(NamedTuple):
     @property
     def room(self) -> str:
         """The folder of its registry."""
-        return hashlib.sha256(self.origin.encode()).hexdigest()[:ROOM_DIGITS]
+        return room(self.origin)
 
     @property
     def name(self) -> str:
@@ -84,6 +84,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """It was fetched with a login: nobody gets it without one."""
     unsafe: bool = False
     """It holds what is refused else (code, pickles): nobody gets it who does not allow that."""
+    documents: tuple[str, ...] = ()
+    """Digests of its manifest, of what led to that, and of its config, which lie among the raw files."""
 
     @property
     def key(self) -> Key:
@@ -104,6 +106,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def bytes(self) -> int:
         """Of the whole Copy."""
         return self.unpacked_bytes + sum(self.blobs.values())
+
+
+def room(origin: str) -> str:
+    """The name of the folder of all that came from there."""
+    return hashlib.sha256(origin.encode()).hexdigest()[:ROOM_DIGITS]
 
 
 def named(digest: Digest) -> str:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from artifacts import blobs, digests, registry
 from artifacts.blobs import Blob, Moved, Sink
 from artifacts.client import Client
+from artifacts.digests import Digest
 from artifacts.refusals import BrokenError, MismatchError, RegistryError
 from artifacts.registry import Manifest
 from artifacts.transport import Limits, Taken
@@ -39,6 +40,9 @@ class Mirrored:
     def __init__(self, client: Client, mirrors: Sequence[Mirror] = ()) -> None:
         self._places = [*mirrors, Mirror(client, tags=True)]
 
+    def wants(self, artifact: Digest) -> None:
+        """Whose blobs are asked for from now on."""
+
     async def manifest(self, repository: str, asked: str, size: int | None = None) -> Manifest:
         """As `registry.manifest`; the error is the registry's own."""
         for client, prefix, tags in self._places[:-1]:
@@ -55,9 +59,15 @@ class Mirrored:
         """There are no mirrors."""
         return len(self._places) == 1
 
-    def alone(self) -> Mirrored:
-        """Without its mirrors."""
+    def doubted(self, blob: Blob) -> Mirrored:
+        """Bytes of this blob were others than its digest says: whom to ask for all of it now, the registry alone."""
+        del blob
         return Mirrored(self._places[-1].client)
+
+    def order(self, what: str, count: int) -> list[int]:
+        """In which order so many blobs, or parts of one, are asked for; `what` names them."""
+        del what
+        return list(range(count))
 
     @property
     def limits(self) -> Limits:

@@ -24,7 +24,7 @@ from artifacts.credentials import Chain, Keychain
 from artifacts.digests import Digest
 from artifacts.dockerconfig import Login
 from artifacts.fill import fill
-from artifacts.layout import Key
+from artifacts.layout import Key, room
 from artifacts.meanings import Meanings
 from artifacts.mirrors import Mirror, Mirrored
 from artifacts.pace import Pace
@@ -34,6 +34,7 @@ from artifacts.reference import Reference
 from artifacts.refusals import PolicyError
 from artifacts.signatures import Policy
 from artifacts.store import Caller, Store, in_thread
+from artifacts.swarm import Peering, Swarm
 from artifacts.transport import Limits, Site
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class Registries:
     ca: Path | None = None
     mirrors: Mapping[str, Sequence[MirrorSite]] = field(default_factory=dict)
     """By `Reference.host`; those of "" are before every registry."""
+    peering: Peering | None = None
+    """Other nodes, which are asked for blobs before any registry."""
     limits: Limits = field(default_factory=Limits)
     pace: Pace = field(default_factory=Pace)
     signatures: Policy = field(default_factory=Policy)
@@ -79,14 +82,17 @@ class Registries:
 
     @asynccontextmanager
     async def opened(self, host: str) -> AsyncIterator[Mirrored]:
-        """The registry with its mirrors before it. Raises PolicyError."""
+        """The registry with its mirrors before it, and peers before those. Raises PolicyError."""
         async with AsyncExitStack() as stack:
             own = await stack.enter_async_context(self.client(host))
             mirrors = [
                 Mirror(await stack.enter_async_context(self.client(one.host)), one.prefix)
                 for one in (*self.mirrors.get(host, ()), *self.mirrors.get("", ()))
             ]
-            yield Mirrored(own, mirrors)
+            if self.peering is None:
+                yield Mirrored(own, mirrors)
+            else:
+                yield Swarm(own, mirrors, self.peering, room(host), stack)
 
     def client(self, host: str) -> Client:
         """Of one place; costs tens of ms, for TLS's authorities are read. Raises PolicyError."""
@@ -104,6 +110,7 @@ async def obtain(
     async with registries.opened(of.host) as source:
         found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=allow_unsafe)
         key, files = Key(of.host, found.digest), found.contents.files()
+        source.wants(found.digest)
 
         async def fetch(job: Job) -> None:
             sizes = {one.digest: one.size for one in job.files}
@@ -116,7 +123,9 @@ async def obtain(
 
         await _judged(of, found.digest, registries)
         caller = await _caller(of, found.digest, store, registries)
-        wanted = Wanted(f"oci://{of}", key, files, allow_unsafe=allow_unsafe, unsafe=found.unsafe)
+        wanted = Wanted(
+            f"oci://{of}", key, files, allow_unsafe=allow_unsafe, unsafe=found.unsafe, documents=found.documents
+        )
         copy = await store.ensure(wanted, fetch, caller)
         try:
             check_safe(f"oci://{of}", copy, allow_unsafe=allow_unsafe)

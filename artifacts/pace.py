@@ -33,9 +33,33 @@ class Pace:
         """Within 0 and 1."""
         return random.random()  # noqa: S311 -- spreads tries out, keeps no secret
 
+    def again_s(self, tries: int, waited_s: float, asked_s: float | None) -> float | None:
+        """As `retrying.wait_s`."""
+        return retrying.wait_s(tries, waited_s, asked_s, self.draw())
+
     async def wait(self, wait_s: float) -> None:
         """Until then."""
         await asyncio.sleep(wait_s)
+
+
+class Once(Pace):
+    """Another's clock, for whoever has others to ask: there is no second try."""
+
+    def __init__(self, of: Pace) -> None:
+        self._of = of
+
+    def monotonic_s(self) -> float:
+        """As Pace."""
+        return self._of.monotonic_s()
+
+    def unix_s(self) -> float:
+        """As Pace."""
+        return self._of.unix_s()
+
+    def again_s(self, tries: int, waited_s: float, asked_s: float | None) -> float | None:
+        """Never."""
+        del tries, waited_s, asked_s
+        return None
 
 
 class Tries:
@@ -58,10 +82,10 @@ class Tries:
         if self._told is not None:
             self._told(error)
         asked_s = retrying.retry_after_s(error.retry_after, self._pace.unix_s())
-        wait_s = retrying.wait_s(self._tries, self._waited_s, asked_s, self._pace.draw())
+        wait_s = self._pace.again_s(self._tries, self._waited_s, asked_s)
         if wait_s is None:
             asks = f", and asks to wait {asked_s:.0f} s" if asked_s is not None else ""
-            raise UnreachableError(f"{error}{asks}; given up after {self._tries} tries") from None
+            raise UnreachableError(f"{error}{asks}; given up after {self._tries} tries", error) from None
         log.info("event=registry_again reason=%r wait_s=%.2f", str(error), wait_s)
         self._waited_s += wait_s
         await self._pace.wait(wait_s)

@@ -146,7 +146,7 @@ class Place:
 
 
 class Lone:
-    """A place as `pull.Source`: nobody else has what it has."""
+    """A place as `blobs.Source`: nobody else has what it has."""
 
     lonely = True
 
@@ -158,9 +158,15 @@ class Lone:
         """As Source."""
         return self._place.limits
 
-    def alone(self) -> Lone:
+    def doubted(self, blob: Blob) -> Lone:
         """As Source."""
+        del blob
         return self
+
+    def order(self, what: str, count: int) -> list[int]:
+        """As Source."""
+        del what
+        return list(range(count))
 
     async def read(
         self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None

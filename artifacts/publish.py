@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from artifacts import flocks, paths, policy
+from artifacts import digests, flocks, paths, policy
 from artifacts.contents import File
 from artifacts.digests import Digest
 from artifacts.disk import Disk, entries, walk
@@ -26,6 +26,8 @@ from artifacts.layout import Key, Record, StoreError, named, taken_bytes
 from artifacts.ledger import Ledger, Reservation
 from artifacts.shelf import Shelf
 
+RECIPES = "recipes"
+"""Below a Copy's folder: of its archives."""
 RECORD_BYTES = 1 << 20
 """Reserved for what is written beside the weights, and for the last blocks of files."""
 
@@ -44,6 +46,8 @@ class Wanted(NamedTuple):
     """What comes out of archives may be code, too."""
     unsafe: bool = False
     """Of its files some are."""
+    documents: tuple[bytes, ...] = ()
+    """Its manifest, what led to that, and its config: kept among the raw files, to be given to peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class Job:
     """Reserves so many bytes more than were asked for. Raises NoRoomError."""
     unpacked: list[File] = field(default_factory=list)
     """The fetch says here what came out of archives, each file with its own digest."""
+    recipes: dict[Digest, bytes] = field(default_factory=dict)
+    """And here how archives come out of those files again (`artifacts.recipes`)."""
 
     def blob(self, digest: Digest) -> Path:
         """Where this raw file belongs."""
@@ -97,8 +103,10 @@ class Pull:
         self._blobs, self._tree = self.folder / "blobs", self.folder / "tree"
         self._room = Reservation(self.folder / "reservation")
         self._raw = {one.digest: one.size for one in wanted.files if one.encoding == "raw"}
+        self._documents = {digests.of(body): body for body in wanted.documents}
         self._began_s = time.monotonic()
         self._unpacked = list[File]()
+        self._recipes = dict[Digest, bytes]()
 
     def begin(self, more: Callable[[int], Awaitable[None]]) -> Job:
         """Room is promised, and what is here already is at hand. Raises NoRoomError, OSError."""
@@ -117,14 +125,15 @@ class Pull:
             missing = tuple(one for one in self._wanted.files if not self._is_here(one))
             wanted_bytes = self._own_bytes() + RECORD_BYTES
             self._ledger.reserve(self._room, self._wanted.key, wanted_bytes, len(self._wanted.files))
-        return Job(missing, self._blobs, self._tree / "files", more, self._unpacked)
+        return Job(missing, self._blobs, self._tree / "files", more, self._unpacked, self._recipes)
 
     def _own_bytes(self) -> int:
         """What the pull will have taken by itself at its end: all but the files that the store has already."""
         shared = {one.name for one in entries(self._blobs) if one.stat(follow_symlinks=False).st_nlink > 1}
         archives = sum(one.size for one in self._wanted.files if one.encoding != "raw")
         raw = sum(size for digest, size in self._raw.items() if named(digest) not in shared)
-        return raw + max(archives, self._wanted.unpacked_bytes)
+        documents = sum(len(body) for body in self._documents.values())
+        return raw + documents + max(archives, self._wanted.unpacked_bytes)
 
     def more(self, more_bytes: int) -> None:
         """Reserves more. Raises NoRoomError."""
@@ -152,7 +161,7 @@ class Pull:
                 raise StoreError(f"the pull of {self._wanted.key.digest} ended without {digest} of {size} bytes")
             path.chmod(0o444)
             self._disk.sync(path)
-        taken = taken_bytes(self.folder)
+        taken = taken_bytes(self.folder) + sum(map(len, self._recipes.values()))
         if taken > self._room.bytes:
             self.more(taken - self._room.bytes)
         with self._shelf.locked():
@@ -176,10 +185,20 @@ class Pull:
         """Every raw file into the store, and from there to where the Copy has it."""
         key = self._wanted.key
         self._disk.folder(self._layout.blobs / key.room)
-        for digest in self._raw:
+        for digest, body in self._documents.items():
+            if digest not in self._raw:
+                self._disk.write(self._blobs / named(digest), body)
+        for digest in (*self._raw, *self._documents):
             with suppress(FileExistsError):
                 self._disk.link(self._blobs / named(digest), self._layout.blob(key, digest))
         self._disk.sync(self._layout.blobs / key.room)
+        if self._documents:
+            self._disk.folder(self._tree / "documents")
+        for digest in self._documents:
+            self._disk.link(self._layout.blob(key, digest), self._tree / "documents" / named(digest))
+        for digest, recipe in self._recipes.items():
+            self._disk.folder(self._tree / RECIPES)
+            self._disk.write(self._tree / RECIPES / named(digest), recipe)
         for one in self._wanted.files:
             if one.encoding == "raw":
                 path = self._tree / "files" / one.path
@@ -202,6 +221,7 @@ class Pull:
             fetch_s=time.monotonic() - self._began_s,
             private=private,
             unsafe=wanted.unsafe or (wanted.allow_unsafe and any(map(_unsafe, self._unpacked))),
+            documents=tuple(self._documents),
         )
 
     def _out(self, record: Record) -> Copy:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from artifacts import concurrency, disk, parts, splicing
-from artifacts.blobs import Blob, Moved, Sink
+from artifacts.blobs import Blob, Moved, Source
 from artifacts.concurrency import Window
 from artifacts.digests import Digest
 from artifacts.disk import Disk, DiskError
@@ -29,7 +29,7 @@ from artifacts.parts import Span
 from artifacts.refusals import BrokenError, MismatchError, RegistryError
 from artifacts.splicing import Goal
 from artifacts.stalls import Judge
-from artifacts.transport import Limits, Taken
+from artifacts.transport import Taken
 
 TICK_S = 0.25
 BATCH_BYTES = 1 << 20
@@ -53,30 +53,6 @@ class Wanted(NamedTuple):
     path: Path
     learned: Callable[[Digest], None] | None = None
     """Where the blob's digest is a name and no sum, since nobody knows that yet: hears the sum, from a thread."""
-
-
-class Source(Protocol):
-    """Where blobs come from: a registry with its mirrors, or something else that has them."""
-
-    @property
-    def lonely(self) -> bool:
-        """There is one place only."""
-        ...
-
-    @property
-    def limits(self) -> Limits:
-        """How long answers may take."""
-        ...
-
-    def alone(self) -> Source:
-        """The one place that counts."""
-        ...
-
-    def read(
-        self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
-    ) -> AsyncGenerator[bytes, None]:
-        """As `blobs.read`."""
-        ...
 
 
 async def fetch(
@@ -242,8 +218,8 @@ class _Fetch:
             )
         async with AsyncExitStack() as stack:
             self._group = await stack.enter_async_context(asyncio.TaskGroup())
-            for coming in self._blobs:
-                self._queue_up(coming)
+            for number in self._source.order("blobs", len(self._blobs)):
+                self._queue_up(self._blobs[number])
             await self._drive()
             if self._failed:
                 for task in (*self._running, *self._finishing):
@@ -319,7 +295,8 @@ class _Fetch:
     def _queue_up(self, coming: _Coming) -> None:
         spans = coming.partial.ledger.spans()
         coming.running = len(spans)
-        self._queue.extend(_Run(self, coming, span) for span in spans)
+        order = coming.source.order(coming.wanted.blob.digest, len(spans))
+        self._queue.extend(_Run(self, coming, spans[number]) for number in order)
         if not spans:
             self._finishing.add(self._group.create_task(self._finished(coming)))
 
@@ -395,7 +372,7 @@ class _Fetch:
             coming.partial.close()
             coming.partial = await self._opened(coming.wanted)
             coming.finishing = False
-            coming.source, coming.anew = self._source.alone(), True
+            coming.source, coming.anew = self._source.doubted(coming.wanted.blob), True
             self._queue_up(coming)
         except FAILURES as error:
             self._failed.append(error)

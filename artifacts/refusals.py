@@ -27,13 +27,21 @@ class PolicyError(RegistryError):
     """We will not do what the registry asks of us: it would put somebody's secrets, or this machine, at risk."""
 
 
-class UnreachableError(RegistryError):
-    """It did not answer, or was too busy, in all tries."""
-
-
 class BrokenError(RegistryError):
-    """One try failed in a way that another may not; `retry_after` is the header of that name."""
+    """One try failed in a way that another may not; `retry_after` is the header of that name.
 
-    def __init__(self, text: str, retry_after: str | None = None) -> None:
+    `status`: of the answer; None: there was none, or it broke off.
+    """
+
+    def __init__(self, text: str, retry_after: str | None = None, status: int | None = None) -> None:
         super().__init__(text)
         self.retry_after = retry_after
+        self.status = status
+
+
+class UnreachableError(RegistryError):
+    """It did not answer, or was too busy, in all tries; `last` is how the last one failed."""
+
+    def __init__(self, text: str, last: BrokenError | None = None) -> None:
+        super().__init__(text)
+        self.last = last

@@ -29,14 +29,15 @@ class Resolved(NamedTuple):
     """What the reference means now: an index's own, where it is one."""
     manifest: Manifest
     contents: Contents
-    config: bytes = b""
+    documents: tuple[bytes, ...]
+    """Every document on the way, as it came: indexes, the manifest, its config."""
 
     @property
     def unsafe(self) -> bool:
         """Of its layers some were taken only since all is."""
         if not self.contents.allow_unsafe:
             return False
-        return any(one.refusal for one in contents.read(self.manifest, self.config).layers)
+        return any(one.refusal for one in contents.read(self.manifest, self.documents[-1]).layers)
 
 
 def here() -> Platform:
@@ -48,12 +49,14 @@ def here() -> Platform:
 async def resolve(source: Mirrored, of: Reference, platform: Platform, *, allow_unsafe: bool = False) -> Resolved:
     """`allow_unsafe`: as of `contents.read`. Raises RegistryError, BadManifestError."""
     answer = await source.manifest(of.repository, of.asked)
-    digest, way = answer.digest, list[Digest]()
+    digest, way, documents = answer.digest, list[Digest](), list[bytes]()
     while True:
+        documents.append(answer.body)
         found = manifest.parse(answer.body, content_type=answer.media_type, digest=answer.digest)
         if isinstance(found, Manifest):
             config = await _config(source, of.repository, found)
-            return Resolved(digest, found, contents.read(found, config, allow_unsafe=allow_unsafe), config)
+            read = contents.read(found, config, allow_unsafe=allow_unsafe)
+            return Resolved(digest, found, read, (*documents, config))
         entry = platforms.choose(found, platform, way)
         way.append(answer.digest)
         answer = await source.manifest(of.repository, entry.digest, entry.size)

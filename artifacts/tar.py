@@ -63,6 +63,8 @@ class Reader:
     """Reads one archive, in pieces of any sizes."""
 
     def __init__(self) -> None:
+        self.at = 0
+        """How much of the archive was read when the last event was given: a member's bytes begin here."""
         self._part = bytearray()
         """Of a header, or of what belongs to the next one, until it is whole."""
         self._wanted = BLOCK_BYTES
@@ -91,10 +93,12 @@ class Reader:
             if self._left:
                 data, view = view[: self._left], view[self._left :]
                 self._left -= len(data)
+                self.at += len(data)
                 yield data
             elif self._padding:
                 skipped = min(self._padding, len(view))
                 self._padding, view = self._padding - skipped, view[skipped:]
+                self.at += skipped
             elif self._ended:
                 self._after += len(view)
                 if bytes(view).strip(b"\0") or self._after > TRAILING_BYTES_MAX:
@@ -104,6 +108,7 @@ class Reader:
                 taken = view[: self._wanted - len(self._part)]
                 self._part += taken
                 view = view[len(taken) :]
+                self.at += len(taken)
                 if len(self._part) == self._wanted:
                     member = self._block(bytes(self._part))
                     if member is not None:

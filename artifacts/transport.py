@@ -74,6 +74,8 @@ class Site:
     """For the registry alone."""
     allowed: frozenset[str] = frozenset()
     """Hosts, or HOST:PORT, that may be its realm, or lie in a private network while it does not."""
+    redirects: bool = True
+    """It may send us elsewhere."""
 
     def base(self) -> URL:
         """The registry's root. Raises PolicyError where `host` is none."""
@@ -215,7 +217,7 @@ class Transport:
         while True:
             given = dict(headers or {}) | ({} if foreign else {**self.site.headers, **(own or {})})
             answer = await self._hop(method, url, given, body, foreign=foreign)
-            if answer.status not in REDIRECT_STATUSES or not follow:
+            if answer.status not in REDIRECT_STATUSES or not (follow and self.site.redirects):
                 return await self._judged(answer)
             async with answer:
                 url = redirected(url, answer.headers.get("Location"), method, answer.status, hops)
@@ -231,7 +233,8 @@ class Transport:
     async def _judged(self, answer: Answer) -> Answer:
         if answer.status in STATUSES:
             async with answer:
-                raise BrokenError(f"{answer.said}: answered {answer.status}", answer.headers.get("Retry-After"))
+                text, asks = f"{answer.said}: answered {answer.status}", answer.headers.get("Retry-After")
+                raise BrokenError(text, asks, answer.status)
         return answer
 
     def _context(self, url: URL, *, foreign: bool) -> ssl.SSLContext | bool:

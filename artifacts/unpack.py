@@ -36,6 +36,8 @@ class Unpacked(NamedTuple):
     size: int
     role: Role
     digest: Digest
+    at: int
+    """Where in the archive, uncompressed, its bytes begin."""
 
 
 def members(pieces: Iterable[bytes], of: File) -> Iterator[Member]:
@@ -77,14 +79,14 @@ class Unpacking:
         sieve = Sieve(of, self._tree, self._root, allow_unsafe=self._allow_unsafe)
         reader, done = tar.Reader(), list[Unpacked]()
         inner = hashlib.new(digests.algorithm(diff_id)) if diff_id is not None else None
-        fd, taken, summed = -1, None, hashlib.sha256()
+        fd, taken, summed, at = -1, None, hashlib.sha256(), 0
         try:
             for piece in inflate.inflate(pieces, of.encoding, BLOB_BYTES_MAX):
                 if inner is not None:
                     inner.update(piece)
                 for event in reader.feed(piece):
                     if isinstance(event, Member):
-                        taken = sieve.judge(event)
+                        taken, at = sieve.judge(event), reader.at
                         fd, summed = self._begin(taken) if taken is not None else -1, hashlib.sha256()
                     elif fd >= 0 and isinstance(event, memoryview):
                         summed.update(event)
@@ -92,7 +94,7 @@ class Unpacking:
                     elif fd >= 0 and taken is not None:
                         fd = _finish(fd)
                         digest = digests.parse(f"sha256:{summed.hexdigest()}")
-                        done.append(Unpacked(taken.path, taken.size, taken.role, digest))
+                        done.append(Unpacked(taken.path, taken.size, taken.role, digest, at))
             reader.close()
         finally:
             if fd >= 0:

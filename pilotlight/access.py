@@ -101,14 +101,24 @@ async def open_port(
 ) -> Runner:
     """The contract on TCP; `cleanup` of what is returned ends it. Raises click's usage error."""
     check_port(address, access, accounts=admits is not None)
-    identity, path = access.identity, access.token
+    return await listening(contract.application(door(access, files, admits)), address, access, files)
+
+
+def door(access: Access, files: Files, admits: Admits | None = None) -> Door | None:
+    """None: nobody has to show a token. Raises click's usage error."""
+    path = access.token
     tokens = (lambda: ()) if path is None else files.read(lambda: certificates.tokens(path), (path,))
-    door = None if path is None and admits is None else Door(tokens, admits=admits)
+    return None if path is None and admits is None else Door(tokens, admits=admits)
+
+
+async def listening(application: web.Application, address: Address, access: Access, files: Files) -> Runner:
+    """An application behind the certificate that there is; `cleanup` ends it. Raises click's usage error."""
+    identity = access.identity
     warn(access)
     tls = None
     if identity.cert is not None:
         tls = certificates.renewed(files.read(lambda: certificates.server(identity), identity.files))
-    runner = Runner(contract.application(door))
+    runner = Runner(application)
     await runner.setup()
     await web.SockSite(runner, socket_of(None, address), ssl_context=tls).start()
     return runner

@@ -28,8 +28,10 @@ from artifacts.publish import Copy
 from artifacts.reference import BadReferenceError
 from artifacts.refusals import RegistryError
 from artifacts.store import Row, Store
+from artifacts.swarm import Peering
 from artifacts.verify import Bad, verify
 from autoscaler.words import size
+from pilotlight import peering
 from pilotlight.keychain import keychain
 from pilotlight.options import FILE, Command, output_option
 from pilotlight.stored import COPIES, in_store, named, short, store_option
@@ -46,9 +48,10 @@ def registry_options(command: Command) -> Command:
     )(command)
 
 
-def ways(plain_http: bool, ca_file: Path | None) -> Ways:
-    """With this machine's logins, and the environment's for the Hub and buckets."""
-    registries = Registries(keychain(plain_http=plain_http), plain_http=True if plain_http else None, ca=ca_file)
+def ways(plain_http: bool, ca_file: Path | None, among: Peering | None = None) -> Ways:
+    """With this machine's logins, the environment's for the Hub and buckets, and other nodes."""
+    http = True if plain_http else None
+    registries = Registries(keychain(plain_http=plain_http), plain_http=http, ca=ca_file, peering=among)
     return Ways(registries, os.environ, Path.home())
 
 
@@ -59,15 +62,21 @@ def ways(plain_http: bool, ca_file: Path | None) -> Ways:
 )
 @store_option
 @registry_options
+@peering.peer_option
+@peering.peer_options
 @output_option
 def pull(  # noqa: PLR0917  click passes by keyword
-    artifact: str, allow_unsafe: bool, store: Path, plain_http: bool, ca_file: Path | None, output: str
-) -> None:
+    artifact: str, allow_unsafe: bool, store: Path, plain_http: bool, ca_file: Path | None, peers: tuple[str, ...],
+    peer_token_file: Path | None, peer_cert_file: Path | None, peer_key_file: Path | None, peer_ca_file: Path | None,
+    output: str,
+) -> None:  # fmt: skip
     """Bring weights into this node's store, verified. What is there already is not fetched again.
 
     REFERENCE: oci://..., hf://owner/name@revision?include=PATTERN, or s3://bucket/key. Logins are those of `weights
     login`, Docker, Podman and this machine's cloud, HF_TOKEN, and AWS's keys. A tag or a revision is asked for anew.
     """
+    access = peering.access_of(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
+    among = peering.among(peers, access) if peers else None
     of, began_s = _parsed(artifact), time.monotonic()
     with one_line(), bar("pulling", quiet=output == "json") as progress:
         task, came = progress.add_task("pulling", total=None), Came(0, 0, 0.0)
@@ -77,7 +86,7 @@ def pull(  # noqa: PLR0917  click passes by keyword
             came = now
             progress.update(task, total=now.total_bytes, completed=now.bytes)
 
-        by = ways(plain_http, ca_file)
+        by = ways(plain_http, ca_file, among)
         copy = asyncio.run(pulled(of, Store(store), by, told, allow_unsafe=allow_unsafe))
     with copy:
         _say_pulled(copy, came, time.monotonic() - began_s, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pilotlight import logins, packing, pulling, sending, stored
+from pilotlight import logins, packing, peering, pulling, sending, stored
 
 
 @click.group(epilog="Example: pilotlight weights ls")
@@ -24,5 +24,6 @@ for command in (
     stored.evict,
     logins.login,
     logins.logout,
+    peering.serve_,
 ):
     weights.add_command(command)

@@ -285,6 +285,22 @@ ROWS: dict[str, tuple[str, ...]] = {
     "files of a repository of the Hub, or below a key of a bucket": ("artifacts.listing.FILES_MAX",),
     "pages of the Hub's list of files, of a bucket's": ("artifacts.hub.PAGES_MAX", "artifacts.bucket.PAGES_MAX"),
     "XML of S3 and STS": ("artifacts.plainxml.BYTES_MAX",),
+    "peers: those that one pull asks; files that a node gives at once": (
+        "artifacts.peers.PEERS_MAX",
+        "artifacts.serving.STREAMS_MAX",
+    ),
+    "a peer that is busy, failed, lacks it; is fetching it": (
+        "artifacts.peers.BUSY_S",
+        "artifacts.peers.BUSY_S_MAX",
+        "artifacts.peers.FAILED_S",
+        "artifacts.peers.LACKS_S",
+        "artifacts.peers.COMING_S_MAX",
+    ),
+    "a peer that does not read": ("artifacts.serving.STEP_BYTES", "artifacts.serving.STEP_S_MAX"),
+    "an archive that peers are given out of its files: what lies beside them; its recipe": (
+        "artifacts.recipes.REST_BYTES_MAX",
+        "artifacts.recipes.RECIPE_BYTES_MAX",
+    ),
     "header of a GGUF file in a registry": ("artifacts.headers.BYTES_MAX",),
     "names in all archives of an artifact": ("artifacts.fill.NAMES_MAX",),
     "engine images that an agent brings: at once; wanted on its node, told to it; one pull; after a failure again in": (

@@ -48,7 +48,7 @@ IMPURE = frozenset(
         *("artifacts/" + room for room in ("logins", "partial", "permits", "programs", "pull", "splicing")),
         *("artifacts/" + room for room in ("awskeys", "bring", "bucket", "gather", "hub", "places", "sums")),
         *("artifacts/clouds/" + cloud for cloud in ("amazon", "azure", "cloud", "google", "metadata", "podkeys")),
-        "artifacts/chunksums",
+        *("artifacts/" + room for room in ("chunksums", "offers", "serving", "swarm")),
         *("artifacts/" + room for room in ("referrers", "registry", "remote", "resolver", "tokens", "transport")),
         *(
             "artifacts/" + room

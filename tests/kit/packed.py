@@ -66,8 +66,8 @@ async def _blobs(client: Client, layout: Layout, repository: str, of: Manifest) 
 
 
 @contextlib.contextmanager
-def served(layout: Path) -> Iterator[str]:
-    """HOST:PORT of a registry in a thread of its own, with the layout in it."""
+def served(layout: Path, seen: list[str] | None = None) -> Iterator[str]:
+    """HOST:PORT of a registry in a thread of its own, with the layout in it; `seen`: what it is asked from then on."""
     told, ready = list[str](), threading.Event()
     ends = list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]]()
 
@@ -75,6 +75,8 @@ def served(layout: Path) -> Iterator[str]:
         async with FakeRegistry().serving() as fake:
             async with Client(Site(fake.host)) as client:
                 await push(client, Layout(layout))
+            if seen is not None:
+                fake.judge = lambda request: seen.append(f"{request.method} {request.path}")
             end = asyncio.Event()
             ends.append((asyncio.get_running_loop(), end.set))
             told.append(fake.host)

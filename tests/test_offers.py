@@ -1,0 +1,109 @@
+"""What a store offers while it is being filled, and what of it is seen by whom."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from artifacts import digests, offers, parts
+from artifacts.layout import Key
+from artifacts.offers import Coming, Offers, Rebuilt, Whole
+from artifacts.partial import Partial
+from artifacts.store import Store
+
+CONTENT = bytes(range(250)) * 100
+DIGEST, KEY = digests.of(CONTENT), Key("registry.example", digests.of(b"{}"))
+PART = 10_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store", spare_bytes=0).open()
+
+
+@pytest.fixture
+def partial(store: Store, monkeypatch: pytest.MonkeyPatch) -> Partial:
+    """A blob of three parts, of which nothing has come."""
+    monkeypatch.setattr(parts, "SMALL_PART_BYTES", PART)
+    return Partial(store.layout.partial(KEY) / "blobs", DIGEST, len(CONTENT))
+
+
+def look(store: Store, *, private: bool = True) -> Whole | Coming | None:
+    found = Offers(store.layout, private=private).blob(KEY.room, DIGEST)
+    assert not isinstance(found, Rebuilt)
+    if found is not None:
+        os.close(found.number)
+    return found
+
+
+def test_parts_that_have_come_are_offered_and_no_others(store: Store, partial: Partial) -> None:
+    found = look(store)
+    assert isinstance(found, Coming)
+    assert found.fetching
+    assert not found.has(0, 1)
+    partial.put(PART, [CONTENT[PART : 2 * PART]])
+    partial.put(0, [CONTENT[: PART - 1]])
+    found = look(store)
+    assert isinstance(found, Coming)
+    assert [found.has(*span) for span in ((PART, 2 * PART), (PART + 5, PART + 6))] == [True, True]
+    assert not any(found.has(*span) for span in ((0, 5), (PART - 1, PART + 1), (PART, 2 * PART + 1), (PART, PART)))
+    partial.put(PART - 1, [CONTENT[PART - 1 : PART]])
+    found = look(store)
+    assert isinstance(found, Coming)
+    assert found.has(0, 2 * PART)
+    assert not found.has(0, len(CONTENT))
+
+
+def test_one_that_a_pull_has_summed_is_whole_before_the_copy_is(store: Store, partial: Partial) -> None:
+    partial.put(0, [CONTENT])
+    folder = store.layout.partial(KEY) / "blobs"
+    assert partial.publish(folder / DIGEST.replace(":", "-"))
+    found = look(store)
+    assert isinstance(found, Whole)
+    assert found.size == len(CONTENT)
+
+
+def test_what_is_fetched_just_now_is_shown_to_nobody_without_the_token(store: Store, partial: Partial) -> None:
+    partial.put(0, [CONTENT[:PART]])
+    assert look(store, private=False) is None
+
+
+def test_a_pull_that_broke_is_not_waited_for_and_its_parts_are_offered(store: Store, partial: Partial) -> None:
+    partial.put(0, [CONTENT[:PART]])
+    partial.close()
+    path = next((store.layout.partial(KEY) / "blobs/partial").glob("sha256:*"))
+    path = path.with_name(path.name.removesuffix(".parts"))
+    long_ago_s = path.stat().st_mtime - offers.FETCHING_S - 1
+    os.utime(path, (long_ago_s, long_ago_s))
+    found = look(store)
+    assert isinstance(found, Coming)
+    assert not found.fetching
+    assert found.has(0, PART)
+
+
+def test_links_and_folders_in_the_place_of_a_blob_are_none(store: Store, tmp_path: Path) -> None:
+    path = store.layout.blob(KEY, DIGEST)
+    path.parent.mkdir(parents=True)
+    (tmp_path / "secret").write_bytes(CONTENT)
+    path.symlink_to(tmp_path / "secret")
+    assert look(store) is None
+    path.unlink()
+    path.mkdir()
+    assert look(store) is None
+    path.rmdir()
+    path.write_bytes(CONTENT)
+    assert isinstance(look(store), Whole)
+
+
+def test_a_room_that_is_none_leads_nowhere(store: Store) -> None:
+    (store.layout.root / DIGEST.replace(":", "-")).write_bytes(CONTENT)
+    for room in ("", "..", KEY.room.upper(), f"{KEY.room}/..", f"{KEY.room}\n"):
+        assert Offers(store.layout, private=True).blob(room, DIGEST) is None
+
+
+def test_what_is_fetched_of_another_registry_is_not_seen(store: Store, partial: Partial) -> None:
+    partial.put(0, [CONTENT[:PART]])
+    assert look(store) is not None
+    assert Offers(store.layout, private=True).blob(Key("other.example", KEY.digest).room, DIGEST) is None

@@ -1,0 +1,80 @@
+"""Archives out of their files again, byte by byte."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifacts import recipes, tar
+from artifacts.parts import Span
+from artifacts.recipes import Piece, Place, Recipe
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as made:
+        for path, content in files.items():
+            head = tarfile.TarInfo(path)
+            head.size = len(content)
+            made.addfile(head, io.BytesIO(content))
+    return out.getvalue()
+
+
+def recipe_of(content: bytes, piece_bytes: int) -> Recipe:
+    """As a fill makes it, the archive read in such pieces."""
+    reader, places = tar.Reader(), list[Place]()
+    for at in range(0, len(content), piece_bytes):
+        for event in reader.feed(content[at : at + piece_bytes]):
+            if isinstance(event, tar.Member) and event.size:
+                places.append(Place(reader.at, event.size, event.path))
+    rest = b"".join(content[one.first : one.end] for one in recipes.gaps(len(content), places))
+    return Recipe(len(content), tuple(places), rest)
+
+
+def joined(recipe: Recipe, files: dict[str, bytes], first: int, end: int) -> bytes:
+    found = recipes.pieces(recipe, first, end)
+    return b"".join(files[one.path][one.first : one.end] if isinstance(one, Piece) else one for one in found)
+
+
+FILES = st.dictionaries(
+    st.text("abcdefghij", min_size=1, max_size=160), st.binary(max_size=2000), min_size=1, max_size=5
+)
+
+
+@given(FILES, st.integers(1, 3000), st.data())
+def test_any_range_of_any_archive_is_the_same_bytes(files: dict[str, bytes], piece: int, data: st.DataObject) -> None:
+    content = archive(files)
+    recipe = recipes.read(recipes.written(recipe_of(content, piece)))
+    assert recipe is not None
+    assert joined(recipe, files, 0, len(content)) == content
+    first = data.draw(st.integers(0, len(content) - 1))
+    end = data.draw(st.integers(first + 1, len(content)))
+    assert joined(recipe, files, first, end) == content[first:end]
+    assert len(recipe.rest) == len(content) - sum(map(len, files.values()))
+
+
+def test_what_lies_between_files_is_found() -> None:
+    places = [Place(10, 5, "a"), Place(15, 5, "b"), Place(30, 1, "c")]
+    assert recipes.gaps(40, places) == [Span(0, 10), Span(20, 30), Span(31, 40)]
+    assert recipes.gaps(5, [Place(0, 5, "a")]) == []
+
+
+@pytest.mark.parametrize(
+    "places", [[Place(0, 6, "a")], [Place(0, 3, "a"), Place(2, 3, "b")], [Place(0, 0, "a")], [Place(-1, 2, "a")]]
+)
+def test_files_that_do_not_fit_are_no_recipe(places: list[Place]) -> None:
+    with pytest.raises(ValueError, match="lie over each other, or outside"):
+        recipes.gaps(5, places)
+    assert recipes.read(recipes.written(Recipe(5, tuple(places), b""))) is None
+
+
+def test_a_recipe_that_is_cut_off_or_says_another_length_is_none() -> None:
+    good = recipes.written(Recipe(5, (Place(1, 3, "a"),), b"xy"))
+    assert recipes.read(good) is not None
+    assert recipes.read(good[:-1]) is None
+    assert recipes.read(b"") is None
+    assert recipes.read(recipes.written(Recipe(5, (Place(1, 3, "a"),), b"x"))) is None

@@ -1,0 +1,210 @@
+"""What a node answers to other nodes, over real connections on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from artifacts import digests, serving
+from artifacts.digests import Digest
+from artifacts.layout import Key
+from artifacts.publish import Job, Wanted
+from artifacts.registry import MANIFEST
+from artifacts.store import Caller, Store
+from tests.kit import neighbours
+from tests.kit.neighbours import TOKEN, Neighbour
+from tests.kit.stored import raw
+
+CONTENT = bytes(range(256)) * 400
+FILE = raw("x")._replace(digest=digests.of(CONTENT), size=len(CONTENT), path="x.gguf")
+DOCUMENT = f'{{"schemaVersion": 2, "mediaType": "{MANIFEST}"}}'.encode()
+KEY = Key("registry.example", digests.of(DOCUMENT))
+BLOB = f"/v2/{KEY.room}/team/model/blobs/{FILE.digest}"
+LET_IN = {"Authorization": f"Bearer {TOKEN}"}
+
+
+async def yes() -> bool:
+    return True
+
+
+async def filled(store: Store, *, private: bool = False) -> Store:
+    """With one Copy."""
+
+    async def fetch(job: Job) -> None:
+        await asyncio.to_thread(job.blob(FILE.digest).write_bytes, CONTENT)
+
+    wanted = Wanted("oci://registry.example/team/model:v1", KEY, (FILE,), documents=(DOCUMENT, b"{}"))
+    (await store.ensure(wanted, fetch, Caller("me", yes) if private else None)).close()
+    return store
+
+
+@contextlib.asynccontextmanager
+async def node(
+    tmp_path: Path, *, private: bool = False, streams: int = 16, token: str | None = TOKEN
+) -> AsyncIterator[tuple[Neighbour, aiohttp.ClientSession]]:
+    """A node with the Copy, and a session that shows the token; `private`: the Copy was fetched with a login."""
+    store = await filled(Store(tmp_path / "store", spare_bytes=0).open(), private=private)
+    async with (
+        neighbours.serving(store, private=token is not None, streams=streams, token=token) as one,
+        aiohttp.ClientSession(one.url, headers=LET_IN) as session,
+    ):
+        yield one, session
+
+
+@pytest.mark.parametrize(
+    ("span", "status", "first", "last"),
+    [
+        (None, 200, 0, len(CONTENT) - 1),
+        ("bytes=0-0", 206, 0, 0),
+        ("bytes=1000-69999", 206, 1000, 69_999),
+        (f"bytes=5-{len(CONTENT) - 1}", 206, 5, len(CONTENT) - 1),
+    ],
+)
+async def test_a_blob_or_one_closed_range_of_it(
+    tmp_path: Path, span: str | None, status: int, first: int, last: int
+) -> None:
+    async with node(tmp_path) as (_, session):
+        headers = {} if span is None else {"Range": span}
+        for method in ("GET", "HEAD"):
+            async with session.request(method, BLOB, headers=headers) as answer:
+                assert answer.status == status
+                assert answer.headers["ETag"] == f'"{FILE.digest}"'
+                assert answer.headers["Content-Length"] == str(last + 1 - first)
+                assert await answer.read() == (CONTENT[first : last + 1] if method == "GET" else b"")
+                said = answer.headers.get("Content-Range")
+                assert said == (None if span is None else f"bytes {first}-{last}/{len(CONTENT)}")
+
+
+@pytest.mark.parametrize(
+    "span", ["bytes=0-", "bytes=-5", f"bytes=0-{len(CONTENT)}", "bytes=5-4", "bytes=0-1,3-4", "lines=0-1", "bytes=0-1x"]
+)
+async def test_any_other_range_is_refused(tmp_path: Path, span: str) -> None:
+    async with node(tmp_path) as (_, session), session.get(BLOB, headers={"Range": span}) as answer:
+        assert answer.status == 416
+        assert answer.headers["Content-Range"] == f"bytes */{len(CONTENT)}"
+        assert await answer.read() == b""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        BLOB.replace(KEY.room, Key("other.example", KEY.digest).room),
+        BLOB.replace(KEY.room, ".."),
+        BLOB[:-1],
+        BLOB[:-64] + "../../copies",
+        BLOB.replace("sha256:", "sha256-"),
+        f"/v2/{KEY.room}/team/model/blobs/{digests.of(b'none')}",
+        f"/v2/{KEY.room}/team/model/manifests/v1",
+        f"/v2/{KEY.room}/team/model/manifests/{FILE.digest}",
+        "/v2/",
+        "/",
+    ],
+)
+async def test_what_is_not_there_or_no_digest_is_not_found(tmp_path: Path, path: str) -> None:
+    async with node(tmp_path) as (_, session), session.get(path) as answer:
+        assert answer.status == 404
+
+
+async def test_nothing_is_changed_from_outside(tmp_path: Path) -> None:
+    async with node(tmp_path) as (_, session):
+        for method in ("PUT", "POST", "DELETE", "PATCH"):
+            async with session.request(method, BLOB, data=b"x") as answer:
+                assert answer.status == 405
+
+
+async def test_manifests_and_configs_are_given_of_what_needed_no_login(tmp_path: Path) -> None:
+    manifest = f"/v2/{KEY.room}/team/model/manifests/{KEY.digest}"
+    async with node(tmp_path / "public") as (_, session):
+        async with session.get(manifest) as answer:
+            assert (answer.status, answer.content_type, await answer.read()) == (200, MANIFEST, DOCUMENT)
+        async with session.get(BLOB.replace(FILE.digest, digests.of(b"{}"))) as answer:
+            assert await answer.read() == b"{}"
+    async with node(tmp_path / "private", private=True) as (_, session):
+        async with session.get(manifest) as answer:
+            assert answer.status == 404
+        async with session.get(BLOB) as answer:
+            assert answer.status == 200
+
+
+async def test_without_the_token_nobody_gets_anything_and_without_a_door_only_what_is_public(tmp_path: Path) -> None:
+    async with node(tmp_path / "a") as (_, session):
+        for shown in ("", "Bearer ", f"Basic {TOKEN}", f"Bearer {TOKEN}x"):
+            async with session.get(BLOB, headers={"Authorization": shown}) as answer:
+                assert answer.status == 401
+    async with node(tmp_path / "b", private=True, token=None) as (_, session), session.get(BLOB) as answer:
+        assert answer.status == 404
+    async with node(tmp_path / "c", token=None) as (_, session), session.get(BLOB) as answer:
+        assert answer.status == 200
+
+
+async def test_beyond_so_many_at_once_it_says_to_come_later_and_serves_again_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, sends = asyncio.Event(), serving._send
+
+    async def held(*given: object) -> None:
+        await go.wait()
+        await sends(*given)  # type: ignore[arg-type]  # as it was called
+
+    monkeypatch.setattr(serving, "_send", held)
+    async with node(tmp_path, streams=2) as (_, session):
+        first = [await session.get(BLOB) for _ in range(2)]
+        async with session.get(BLOB) as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+        async with session.head(BLOB) as answer:
+            assert answer.status == 200
+        go.set()
+        for one in first:
+            async with one:
+                assert await one.read() == CONTENT
+        async with session.get(BLOB) as answer:
+            assert await answer.read() == CONTENT
+
+
+async def test_who_does_not_read_is_cut_off_and_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "STEP_S_MAX", 0.05)
+    blocked = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        if not blocked.is_set():
+            blocked.set()
+            await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(serving, "_send", never)
+        async with node(tmp_path, streams=1) as (_, session):
+            with pytest.raises(aiohttp.ClientError):
+                async with session.get(BLOB) as answer:
+                    await answer.read()
+            patch.undo()
+            async with session.get(BLOB) as answer:
+                assert await answer.read() == CONTENT
+
+
+async def test_where_the_loop_has_no_sendfile_it_is_read_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none(*_: object, **__: object) -> int:
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sendfile", none)
+    monkeypatch.setattr(serving, "PIECE_BYTES", 1000)
+    async with node(tmp_path) as (_, session), session.get(BLOB, headers={"Range": "bytes=7-50000"}) as answer:
+        assert await answer.read() == CONTENT[7:50_001]
+
+
+async def test_a_file_that_a_disk_has_made_shorter_says_its_own_length(tmp_path: Path) -> None:
+    async with node(tmp_path) as (one, session):
+        path = one.store.layout.blob(KEY, Digest(FILE.digest))
+        path.chmod(0o644)
+        async with session.get(BLOB) as answer:
+            await answer.read()
+        with path.open("r+b") as file:
+            file.truncate(1000)
+        async with session.get(BLOB) as answer:
+            assert answer.headers["Content-Length"] == "1000", "whoever asks sees that it is another size"

@@ -1,0 +1,348 @@
+"""A pull among nodes: one registry, several stores that give to each other, real connections on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from artifacts import obtain, parts, reference
+from artifacts.client import Client
+from artifacts.credentials import Chain, Keychain
+from artifacts.digests import Digest
+from artifacts.obtain import Registries
+from artifacts.packing import Form
+from artifacts.peers import Peer
+from artifacts.publish import Copy
+from artifacts.refusals import MismatchError, UnreachableError
+from artifacts.store import Store
+from artifacts.swarm import Peering
+from artifacts.transport import Limits, Site
+from artifacts.verify import verify
+from tests.kit import neighbours, packed
+from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock, keychain
+from tests.kit.neighbours import TOKEN, Neighbour
+from tests.kit.packed import CONTENT, FILES, NAME
+
+QUICK = Limits(connect_s=1.0, head_s=1.0, read_s=0.2, whole_s=1.0, pace_s=10.0)
+
+
+class House:
+    """A registry with a model, and nodes."""
+
+    def __init__(self, fake: FakeRegistry, folder: Path, digest: Digest) -> None:
+        self.fake, self.digest = fake, digest
+        self._folder = folder
+        self.keychain: Keychain = Chain()
+
+    def store(self, name: str) -> Store:
+        return Store(self._folder / name, spare_bytes=0).open()
+
+    def of(self, asked: str = ":v1") -> reference.Reference:
+        return reference.parse(f"oci://{self.fake.host}/{NAME}{asked}")
+
+    async def pull(
+        self, name: str, *peers: Neighbour, asked: str = ":v1", token: str = TOKEN, holds: bool = False
+    ) -> Copy:
+        """`holds`: the first is known to have it."""
+        known = frozenset({self.digest}) if holds else frozenset[Digest]()
+        none = frozenset[Digest]()
+        them = [Peer(f"node-{number}", one.url, none if number else known) for number, one in enumerate(peers)]
+        among = Peering(lambda: them, own=name, token=lambda: token, limits=QUICK)
+        ways = Registries(self.keychain, pace=StillClock(), peering=among if peers else None)
+        return await obtain.obtain(self.of(asked), self.store(name), ways)
+
+    def blobs_asked(self) -> int:
+        return len(self.fake.asked("GET", "/blobs/"))
+
+    def egress(self) -> int:
+        """Bytes of blobs that the registry gave."""
+        found = 0
+        for seen in self.fake.asked("GET", "/blobs/"):
+            span = seen.headers.get("range", "").removeprefix("bytes=")
+            first, last = map(int, span.split("-")) if span else (0, 0)
+            found += last + 1 - first if span else len(self.fake.blobs[seen.path.rpartition("/")[2]])
+        return found
+
+
+@contextlib.asynccontextmanager
+async def house(
+    tmp_path: Path, files: dict[str, bytes] | None = None, form: Form = "modelpack-raw"
+) -> AsyncIterator[House]:
+    layout = packed.packed(packed.model(tmp_path / "model", files), tmp_path / "layout", form)
+    async with FakeRegistry().serving() as fake:
+        async with Client(Site(fake.host), pace=StillClock()) as client:
+            digest = await packed.push(client, layout)
+        fake.seen.clear()
+        yield House(fake, tmp_path, digest)
+
+
+@contextlib.asynccontextmanager
+async def with_peer(one: House, name: str = "a", **how: object) -> AsyncIterator[Neighbour]:
+    """A node that has it already."""
+    (await one.pull(name)).close()
+    one.fake.seen.clear()
+    async with neighbours.serving(one.store(name), **how) as peer:  # type: ignore[arg-type]  # as `serving` has them
+        yield peer
+
+
+def whole(copy: Copy, files: dict[str, bytes] | None = None) -> bool:
+    there = (path for path in copy.folder.rglob("*") if path.is_file())
+    found = {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in there}
+    return found == (files or FILES) and not list(verify(copy.record, copy.folder))
+
+
+@pytest.mark.parametrize("form", ["modelpack-raw", "modelpack"])
+async def test_the_registry_gives_the_manifest_and_a_peer_all_the_rest(tmp_path: Path, form: Form) -> None:
+    async with house(tmp_path, form=form) as one, with_peer(one) as peer:
+        with await one.pull("b", peer) as copy:
+            assert whole(copy)
+        assert one.blobs_asked() == 0
+        assert all("/manifests/" in seen.path for seen in one.fake.seen), "of an image beside it there is an index"
+        assert peer.asked("/blobs/", 200) == len(FILES) + 1  # its config
+
+
+async def test_a_peer_that_breaks_in_the_midst_of_a_blob_costs_nothing_that_came(tmp_path: Path) -> None:
+    async with house(tmp_path) as one, with_peer(one) as peer:
+        big = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
+
+        async def breaks(request: web.Request) -> web.StreamResponse | None:
+            if big not in request.path or request.transport is None:
+                return None
+            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(CONTENT)}\r\n\r\n".encode()
+            request.transport.write(head + CONTENT[:50_000])
+            request.transport.close()
+            return web.Response()
+
+        peer.judge = breaks
+        with await one.pull("b", peer) as copy:
+            assert whole(copy)
+        ranges = [seen.headers.get("range") for seen in one.fake.asked("GET", big)]
+        assert ranges == [f"bytes=50000-{len(CONTENT) - 1}"]
+
+
+async def test_a_peer_that_stalls_is_left_and_the_registry_goes_on(tmp_path: Path) -> None:
+    async with house(tmp_path) as one, with_peer(one) as peer:
+        ended = asyncio.Event()
+
+        async def hangs(_: web.Request) -> web.StreamResponse | None:
+            await ended.wait()
+            return None
+
+        peer.judge = hangs
+        with await one.pull("b", peer) as copy:
+            assert whole(copy)
+        ended.set()
+        assert one.blobs_asked() >= len(FILES)
+
+
+async def test_a_peer_that_lies_is_named_and_not_asked_again_and_the_pull_is_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path) as one, with_peer(one) as peer:
+        big = Digest(max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each])))
+        blob = next(path for path in (tmp_path / "a/blobs").rglob("*") if path.name.endswith(big.partition(":")[2]))
+        blob.chmod(0o644)
+        with blob.open("r+b") as file:
+            file.write(b"X")
+        with await one.pull("b", peer) as copy:
+            assert whole(copy)
+        assert [seen.headers.get("range") for seen in one.fake.asked("GET", big)] == [None]
+        assert peer.asked(big) == 1
+        assert f"event=peer_lied peer=node-0 digest={big}" in caplog.text
+        assert peer.url.removeprefix("http://") not in caplog.text
+
+
+async def test_of_several_peers_only_who_gave_bytes_of_a_lie_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path) as one, with_peer(one) as liar, neighbours.serving(one.store("empty")) as empty:
+        big = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
+        breaks_first = True
+
+        async def lies(request: web.Request) -> web.StreamResponse | None:
+            nonlocal breaks_first
+            if big not in request.path or request.transport is None or not breaks_first:
+                return None
+            breaks_first = False
+            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(CONTENT)}\r\n\r\n".encode()
+            request.transport.write(head + bytes(50_000))
+            request.transport.close()
+            return web.Response()
+
+        liar.judge = lies
+        with await one.pull("b", liar, empty, holds=True) as copy:
+            assert whole(copy)
+        assert f"event=peer_lied peer=node-0 digest={big}" in caplog.text
+        assert empty.asked(big, 404) == 1
+        assert "peer=node-1" not in caplog.text
+
+
+async def test_a_config_that_a_peer_lies_about_comes_from_the_registry(tmp_path: Path) -> None:
+    async with house(tmp_path) as one, with_peer(one) as peer:
+
+        async def lies(request: web.Request) -> web.StreamResponse | None:
+            found = one.fake.blobs[request.match_info["digest"]]
+            return web.Response(body=found[:-1] + b"?") if len(found) < 2000 else None
+
+        peer.judge = lies
+        with await one.pull("b", peer) as copy:
+            assert whole(copy)
+
+
+async def test_a_busy_peer_is_left_for_a_while_and_the_registry_takes_over(tmp_path: Path) -> None:
+    async with house(tmp_path) as one, with_peer(one, streams=0) as peer:
+        with await one.pull("b", peer) as copy:
+            assert whole(copy)
+        assert one.blobs_asked() == len(FILES) + 1
+        assert peer.asked("/blobs/", 429) == peer.asked("/blobs/") == 1
+
+
+@pytest.mark.parametrize("form", ["modelpack-raw", "modelpack"])
+@pytest.mark.parametrize("asked", ["tag", "digest"])
+async def test_while_the_registry_is_away_a_digest_comes_from_peers_and_a_tag_from_nobody(
+    tmp_path: Path, asked: str, form: Form
+) -> None:
+    async with house(tmp_path, form=form) as one, with_peer(one) as peer:
+        one.fake.judge = lambda _: web.Response(status=503)
+        if asked == "tag":
+            with pytest.raises(UnreachableError):
+                await one.pull("b", peer)
+            assert peer.asked("/manifests/") == 0
+        else:
+            with await one.pull("b", peer, asked=f"@{one.digest}") as copy:
+                assert whole(copy)
+
+
+def _asks_for_a_login(request: web.Request) -> web.StreamResponse | None:
+    if request.headers.get("Authorization", "").startswith("Basic "):
+        return None
+    return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="x"'})
+
+
+async def test_what_needed_a_login_comes_from_peers_only_to_whom_the_registry_gives_its_manifest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with house(tmp_path) as one:
+        one.fake.judge, one.keychain = _asks_for_a_login, keychain(one.fake.host)
+        async with with_peer(one) as peer:
+            with await one.pull("b", peer) as copy:
+                assert whole(copy)
+                assert copy.record.private
+            assert one.blobs_asked() == 0
+            assert not any(TOKEN in str(seen.headers) for seen in one.fake.seen)
+            one.fake.judge = lambda _: web.Response(status=503)
+            with pytest.raises(UnreachableError):
+                await one.pull("c", peer, asked=f"@{one.digest}")
+    assert TOKEN not in caplog.text
+    assert PASSWORD not in caplog.text
+
+
+async def test_who_shows_no_token_gets_only_what_needed_no_login(tmp_path: Path) -> None:
+    async with house(tmp_path) as one:
+        async with with_peer(one, private=False, token=None) as open_to_all:
+            with await one.pull("b", open_to_all) as copy:
+                assert whole(copy)
+            assert one.blobs_asked() == 0
+        one.fake.judge, one.keychain = _asks_for_a_login, keychain(one.fake.host)
+        async with with_peer(one, "c", private=False, token=None) as shut:
+            (await one.pull("d", shut)).close()
+            assert shut.asked("/blobs/", 200) == 0
+            assert one.blobs_asked() > 0
+
+
+async def test_a_wrong_token_gets_nothing_and_is_said_without_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path) as one, with_peer(one) as peer:
+        with await one.pull("b", peer, token="wr0ng-token-of-this-node") as copy:
+            assert whole(copy)
+        assert "peer_left peer=node-0" in caplog.text
+        assert "wr0ng" not in caplog.text
+        assert one.blobs_asked() == len(FILES) + 1
+
+
+async def test_another_registry_that_names_the_same_digests_gets_nothing_of_a_peer(tmp_path: Path) -> None:
+    async with house(tmp_path) as one, with_peer(one) as peer, FakeRegistry().serving() as other:
+        other.manifests = dict(one.fake.manifests)  # and none of the blobs
+        one.fake = other
+        with pytest.raises(Exception, match="there is no blob"):
+            await one.pull("b", peer)
+        assert peer.asked("/blobs/", 200) == 0
+
+
+async def test_parts_of_one_blob_come_from_peers_and_the_registry_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 10_000)
+    monkeypatch.setattr(parts, "PART_BYTES", 7_000)
+    async with house(tmp_path) as one, with_peer(one) as peer, with_peer(one, "b") as second:
+        count = 0
+
+        async def now_and_then(request: web.Request) -> web.StreamResponse | None:
+            nonlocal count
+            count += "Range" in request.headers
+            return web.Response(status=503) if "Range" in request.headers and count % 2 else None
+
+        peer.judge = second.judge = now_and_then
+        with await one.pull("c", peer, second) as copy:
+            assert whole(copy)
+        big = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
+        assert 0 < len(one.fake.asked("GET", big)) < 10
+        assert peer.asked(big, 206) > 0
+        assert second.asked(big, 206) > 0
+
+
+async def test_with_every_way_lying_there_is_no_copy(tmp_path: Path) -> None:
+    async with house(tmp_path) as one, with_peer(one) as peer:
+        big = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
+        one.fake.blobs[big] = one.fake.blobs[big][:-1] + b"!"
+
+        async def lies(request: web.Request) -> web.StreamResponse | None:
+            return web.Response(body=CONTENT[::-1]) if big in request.path else None
+
+        peer.judge = lies
+        with pytest.raises(MismatchError):
+            await one.pull("b", peer)
+        assert list(one.store("b").layout.records()) == []
+
+
+async def test_a_peer_does_not_lead_anywhere_else(tmp_path: Path) -> None:
+    async with house(tmp_path) as one, with_peer(one) as peer:
+
+        async def leads(_: web.Request) -> web.StreamResponse | None:
+            return web.Response(status=307, headers={"Location": f"{one.fake.url}/elsewhere"})
+
+        peer.judge = leads
+        with await one.pull("b", peer) as copy:
+            assert whole(copy)
+        assert one.fake.asked("GET", "/elsewhere") == []
+
+
+def _spread(count: int, size: int) -> dict[str, bytes]:
+    return {f"m-{number:05}-of-{count:05}.gguf": bytes([number]) * size for number in range(1, count + 1)}
+
+
+@pytest.mark.parametrize("files", [_spread(24, 20_000), {"m.gguf": bytes(1 << 20)}], ids=["many files", "one file"])
+async def test_four_nodes_that_pull_at_the_same_time_take_it_little_more_than_once_from_the_registry(
+    tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 100_000)
+    monkeypatch.setattr(parts, "PART_BYTES", 16 << 10)
+    async with house(tmp_path, files) as one, contextlib.AsyncExitStack() as stack:
+        names = ["a", "b", "c", "d"]
+        nodes = [await stack.enter_async_context(neighbours.serving(one.store(name))) for name in names]
+        others = [[node for node in nodes if node is not own] for own in nodes]
+        copies = await asyncio.gather(*(one.pull(name, *them) for name, them in zip(names, others, strict=True)))
+        for copy in copies:
+            with copy:
+                assert whole(copy, files)
+        size = sum(map(len, files.values()))
+        assert size <= one.egress() <= 2 * size, f"{one.egress() / size:.2f} times its size"
+        print(f"{one.egress() / size:.2f} times its size")
