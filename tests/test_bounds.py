@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from gateway.limits import Limits
+from tests.kit import bounds as others
 from tests.test_tidy import ROOT, SOURCES, name
 
 GATEWAY = [path for path in SOURCES if name(path).startswith("gateway/")]
@@ -25,6 +26,7 @@ _ERROR = re.compile(r"\b(4\d\d|5\d\d)(?: `(\w+)`(?: or `(\w+)`)?)?")
 _BOUND = re.compile(r"_?(?:[A-Z]+_)*MAX(?:_[A-Z]+)*")
 
 ROWS: dict[str, tuple[str, ...]] = {
+    **others.ROWS,
     "request head": ("gateway.head.HEAD_BYTES_MAX", "gateway.head.HEADERS_MAX"),
     "head for the engine": ("gateway.admission.UPSTREAM_HEAD_BYTES_MAX",),
     "request body": ("gateway.limits.Limits.body_bytes_max",),
@@ -83,9 +85,6 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.listen.UNSENT_BYTES",
         "gateway.upstream.RECEIVE_BYTES",
     ),
-    "accept queue": ("pilotlight.listen.BACKLOG",),
-    "queue of a Model": ("autoscaler.contract.QueueLimits.calls_max", "autoscaler.contract.QueueLimits.bytes_max"),
-    "time in the queue": ("autoscaler.contract.QueueLimits.wait_seconds_max",),
     "moves of a Call": (),
     "moves for busy engines": ("gateway.desk.RETRIES_MAX",),
     "Retry-After": ("gateway.errors.MAX_RETRY_AFTER_S", "gateway.desk.RETRY_AFTER_S"),
@@ -112,213 +111,14 @@ ROWS: dict[str, tuple[str, ...]] = {
     "begin of a chunk that is kept until its rest has come": ("gateway.sse.PART_BYTES_MAX",),
     "one unfinished event of a stream": ("gateway.sse.EVENT_BYTES_MAX",),
     "an engine's error told as an event": ("gateway.answer.ERROR_BODY_BYTES_MAX",),
-    "first byte, stall, response of an engine": (
-        "autoscaler.contract.Clocks.first_byte_seconds_max",
-        "autoscaler.contract.Clocks.stall_seconds_max",
-        "autoscaler.contract.Clocks.response_seconds_max",
-    ),
     "event lines that wait": ("gateway.telemetry.EVENTS_MAX",),
     "metric series of a gateway": ("gateway.telemetry.SERIES_MAX",),
     "permissions remembered": ("gateway.tenants.RESOLVED_MAX",),
     "deltas not yet written to disk": ("gateway.sync.UNFOLDED_MAX",),
     "one message of the contract": ("gateway.link.LINE_BYTES_MAX", "autoscaler.serve.REPORT_BYTES_MAX"),
     "between two tries for a lost autoscaler": ("gateway.sync.RETRY_S_MAX",),
-    "starts in one episode": ("autoscaler.model.Start.retries", "autoscaler.model.Start.seconds_max"),
     "starts at once on a Device": (),
-    "a GPU that a DRA driver gives out in parts: wait for the rest of one on which another starts; emptied in one plan "
-    "for who needs all of one": ("autoscaler.wholes.REST_S", "autoscaler.emptying.EMPTYING_MAX"),
-    "Replicas asked for in one tick": ("autoscaler.compare.WANTS_MAX",),
-    "moves of Replicas for room in pieces": ("autoscaler.defrag.EVERY_S", "autoscaler.defrag.AGAIN_S"),
-    "search for moves": (
-        "autoscaler.defrag.KINDS_MAX",
-        "autoscaler.defrag.WANTS_MAX",
-        "autoscaler.defrag.PLACES_MAX",
-        "autoscaler.defrag.CANDIDATES_MAX",
-        "autoscaler.defrag.MOVES_MAX",
-        "autoscaler.defrag.PROOFS_MAX",
-    ),
-    "search for victims who may stay": (
-        "autoscaler.spared.STEPS_MAX",
-        "autoscaler.ground.MOVERS_MAX",
-        "autoscaler.ground.PLACES_MAX",
-    ),
-    "nodes that are cut anew": (
-        "autoscaler.cutting.EVERY_S",
-        "autoscaler.cutting.NODE_EVERY_S",
-        "autoscaler.cutting.NODES_MAX",
-        "autoscaler.cutting.WANTS_MAX",
-        "autoscaler.cuts.CUT_S_MAX",
-        "autoscaler.cuts.TRIES_MAX",
-    ),
-    "our configurations in mig-manager's ConfigMap": ("autoscaler.drivers.kubernetes.cutting.KEPT_MAX",),
-    "sets of Tenants for which it is kept where no stranger is": ("autoscaler.trust.TRUSTS_MAX",),
-    "observations that wait for a step": ("autoscaler.inbox.INBOX_MAX",),
-    "what is learnt from": (
-        "autoscaler.outlook.KINDS_MAX",
-        "autoscaler.lessons.ALIKE_MAX",
-        "autoscaler.lessons.LANES_MAX",
-        "autoscaler.learning.WEIGHTS_MAX",
-    ),
-    "learning": (
-        "pilotlight.learner_process.CPU_S_MAX",
-        "pilotlight.tutor.LEARNS_S_MAX",
-        "pilotlight.learner_process.MEMORY_BYTES_MAX",
-        "autoscaler.lessons.AGAIN_S",
-        "autoscaler.lessons.FAILED_S",
-    ),
-    "plans in one step": ("autoscaler.loop.ROUNDS_MAX",),
-    "probes": ("autoscaler.drivers.probes.PROBES_PER_S_MAX", "autoscaler.drivers.probes.PROBE_SECONDS_MAX"),
-    "SIGTERM to SIGKILL": ("autoscaler.compare.STOP_GRACE_S", "pilotlight.autoscaler_process.ENGINE_GRACE_S"),
-    "drain": ("autoscaler.drain.DRAIN_SECONDS_MAX",),
-    "log of moves": ("autoscaler.log.ROWS_MAX",),
-    "starts remembered": ("autoscaler.histories.STARTS_MAX",),
-    "an engine's log; logs of those that ended": (
-        "autoscaler.drivers.logs.BYTES_MAX",
-        "autoscaler.drivers.logs.FILES_MAX",
-    ),
-    "Call events on disk": ("pilotlight.eventfile.BYTES_MAX",),
-    "a registry: manifest; answer of a realm; error": (
-        "artifacts.manifest.MANIFEST_BYTES_MAX",
-        "artifacts.tokens.TOKEN_BYTES_MAX",
-        "artifacts.client.ERROR_BYTES_MAX",
-    ),
-    "a registry: tries in a row; waits of one request, Retry-After included; redirects": (
-        "artifacts.retrying.TRIES_MAX",
-        "artifacts.retrying.WAIT_S_MAX",
-        "artifacts.retrying.RETRY_AFTER_S_MAX",
-        "artifacts.origin.REDIRECTS_MAX",
-    ),
     "a registry: connect, head, between two reads; a blob's pace": (),
-    "a registry: tags, referrers, pages of either": (
-        "artifacts.registry.TAGS_MAX",
-        "artifacts.referrers.REFERRERS_MAX",
-        "artifacts.registry.PAGES_MAX",
-    ),
-    "a fetch of weights: requests side by side; parts of a blob; a span asked for anew because it stalled": (
-        "artifacts.concurrency.MOST",
-        "artifacts.parts.PARTS_MAX",
-        "artifacts.stalls.ANEW_MAX",
-    ),
-    "a credential program": ("artifacts.programs.PROGRAM_S_MAX", "artifacts.programs.PROGRAM_BYTES_MAX"),
-    "a cloud's login: answer; a metadata service's connection, answer; registries with one": (
-        "artifacts.clouds.cloud.ANSWER_BYTES_MAX",
-        "artifacts.clouds.metadata.CONNECT_S",
-        "artifacts.clouds.metadata.WHOLE_S",
-        "artifacts.clouds.cloud.KEPT_MAX",
-    ),
-    "GGUF header": ("artifacts.gguf.HEADER_BYTES_MAX", "artifacts.gguf.KEYS_MAX", "artifacts.gguf.TENSORS_MAX"),
-    "manifest of an artifact; its config; its layers; entries of an index; indexes in indexes": (
-        "artifacts.manifest.MANIFEST_BYTES_MAX",
-        "artifacts.manifest.CONFIG_BYTES_MAX",
-        "artifacts.manifest.LAYERS_MAX",
-        "artifacts.manifest.ENTRIES_MAX",
-        "artifacts.platforms.INDEX_DEPTH_MAX",
-    ),
-    "one layer of an artifact; all together": (
-        "artifacts.descriptors.BLOB_BYTES_MAX",
-        "artifacts.contents.BYTES_MAX",
-    ),
-    "JSON from a registry": (
-        "artifacts.strict_json.DEPTH_MAX",
-        "artifacts.strict_json.PARTS_MAX",
-        "artifacts.descriptors.ANNOTATIONS_MAX",
-    ),
-    "signatures of a manifest: time to find them; manifests and layers looked at, of what refers to it and of its tag "
-    "each": ("artifacts.trusting.SECONDS_MAX", "artifacts.trusting.LOOKS_MAX"),
-    "one signature: bundle; payload; subjects; a key's text": (
-        "artifacts.bundles.BUNDLE_BYTES_MAX",
-        "artifacts.claims.PAYLOAD_BYTES_MAX",
-        "artifacts.claims.SUBJECTS_MAX",
-        "artifacts.publickeys.PEM_BYTES_MAX",
-    ),
-    "a log's entry for one: body; hashes; a trusted root's text, chain": (
-        "artifacts.transparency.BODY_BYTES_MAX",
-        "artifacts.transparency.HASHES_MAX",
-        "artifacts.trustroot.ROOT_BYTES_MAX",
-        "artifacts.trustroot.CHAIN_MAX",
-    ),
-    "an archive in an artifact: members; names and records of one; zeros after its end": (
-        "artifacts.tar.ENTRIES_MAX",
-        "artifacts.tar.META_BYTES_MAX",
-        "artifacts.tar.TRAILING_BYTES_MAX",
-    ),
-    "what is compressed: bytes out of each in; so many whatever the ratio; zstd's window": (
-        "artifacts.inflate.RATIO_MAX",
-        "artifacts.inflate.FREE_BYTES",
-        "artifacts.inflate.WINDOW_BYTES_MAX",
-    ),
-    "packing: files below one folder; a Modelfile; blobs pushed at once": (
-        "pilotlight.packing.FILES_MAX",
-        "pilotlight.importing.FILE_BYTES_MAX",
-        "artifacts.remote.AT_ONCE",
-    ),
-    "path of a file in an artifact": (
-        "artifacts.paths.PATH_BYTES_MAX",
-        "artifacts.paths.PARTS_MAX",
-        "artifacts.paths.NAME_BYTES_MAX",
-    ),
-    "a store of weights: another process's moment with it, with one Copy; choices overtaken by a lease": (
-        "artifacts.shelf.LOCK_S_MAX",
-        "artifacts.shelf.LEASE_S_MAX",
-        "artifacts.ledger.TRIES_MAX",
-    ),
-    "a store of weights: a registry's yes, the same while it is away; how many are remembered": (
-        "artifacts.permits.FRESH_S",
-        "artifacts.permits.AWAY_S_MAX",
-        "artifacts.permits.PERMITS_MAX",
-    ),
-    "a store of weights: what a broken pull left": ("artifacts.shelf.LEFT_S_MAX",),
-    "a node's agent: artifacts fetched at once; Copies told; what is wanted no more held": (
-        "pilotlight.keeping.PULLS_MAX",
-        "pilotlight.keeping.COPIES_MAX",
-        "pilotlight.keeping.LINGER_S",
-    ),
-    "a Replica waits for an agent that brings weights": ("autoscaler.wanted.AGENT_S_MAX",),
-    "a store of weights: files of one artifact that nobody else fetches meanwhile": ("artifacts.store.LOCKS_MAX",),
-    "a store of weights: waiting for a registry that hangs, of whom it let in before": ("artifacts.store.AWAY_WAIT_S",),
-    "sums of parts beside an artifact: lists that are read; one list": (
-        "artifacts.chunksums.LISTS_MAX",
-        "artifacts.chunksums.LIST_BYTES_MAX",
-    ),
-    "a store of weights: meanings of references that are remembered": ("artifacts.meanings.MEANINGS_MAX",),
-    "a store of weights: Copies whose first sums are remembered, of places that say none": ("artifacts.sums.SUMS_MAX",),
-    "files of a repository of the Hub, or below a key of a bucket": ("artifacts.listing.FILES_MAX",),
-    "pages of the Hub's list of files, of a bucket's": ("artifacts.hub.PAGES_MAX", "artifacts.bucket.PAGES_MAX"),
-    "XML of S3 and STS": ("artifacts.plainxml.BYTES_MAX",),
-    "peers: those that one pull asks; files that a node gives at once": (
-        "artifacts.peers.PEERS_MAX",
-        "artifacts.serving.STREAMS_MAX",
-    ),
-    "a peer that is busy, failed, lacks it; is fetching it": (
-        "artifacts.peers.BUSY_S",
-        "artifacts.peers.BUSY_S_MAX",
-        "artifacts.peers.FAILED_S",
-        "artifacts.peers.LACKS_S",
-        "artifacts.peers.COMING_S_MAX",
-    ),
-    "a peer that does not read": ("artifacts.serving.STEP_BYTES", "artifacts.serving.STEP_S_MAX"),
-    "an archive that peers are given out of its files: what lies beside them; its recipe": (
-        "artifacts.recipes.REST_BYTES_MAX",
-        "artifacts.recipes.RECIPE_BYTES_MAX",
-    ),
-    "header of a GGUF file in a registry": ("artifacts.headers.BYTES_MAX",),
-    "names in all archives of an artifact": ("artifacts.fill.NAMES_MAX",),
-    "engine images that an agent brings: at once; wanted on its node, told to it; one pull; after a failure again in": (
-        "artifacts.images.PULLS_MAX",
-        "artifacts.images.WANTED_MAX",
-        "autoscaler.prepull.NODE_MAX",
-        "artifacts.images.PULL_S_MAX",
-        "artifacts.images.AGAIN_S",
-        "artifacts.images.AGAIN_S_MAX",
-    ),
-    "a store of weights: `copy.json`": ("artifacts.layout.RECORD_BYTES_MAX",),
-    "reference to an artifact": ("artifacts.reference.TEXT_CHARS_MAX", "artifacts.reference.NAME_CHARS_MAX"),
-    "documents": ("autoscaler.strict_yaml.TEXT_CHARS_MAX",),
-    "a file of certificates; of tokens": (
-        "pilotlight.certificates.TOKEN_FILE_BYTES_MAX",
-        "pilotlight.certificates.TOKENS_MAX",
-    ),
-    "stored keys": ("pilotlight.keys.KEYS_MAX",),
 }
 """Each row's first cell, and the bounds that it tells; none where it is a rule or the machine's own number."""
 
