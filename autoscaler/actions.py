@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.cuttable import CutOrder
-from autoscaler.world import Fact, Replica
+from autoscaler.world import Fact, Replica, SliceId
 
 
 class StartReplica(Fact, frozen=True, tag_field="kind", tag="start"):
@@ -82,6 +82,8 @@ class Unmet(Fact, frozen=True):
     reason: str
     never: bool = False
     """It can never fit: no Slice is large enough."""
+    slices: tuple[SliceId, ...] = ()
+    """Where room for it is coming, or is made."""
 
 
 class Plan(Fact, frozen=True):

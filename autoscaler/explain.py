@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoscaler import demand, sizing
+from autoscaler import demand, mounts, sizing
 from autoscaler.actions import Plan
 from autoscaler.compare import absent, start_after_s
 from autoscaler.contract import ModelName, ReplicaId
@@ -107,7 +107,7 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     sentences += [f"It fits on no device: {never}. Its Calls are refused with no_capacity."] if never else []
     adopted = document.adopted
     sentences += [f"{adopted.message}."] if adopted is not None and adopted.message != answer.reason else []
-    sentences += _obstacle(world, model)
+    sentences += [*_obstacle(world, model), *_weights(world, document)]
     for id in world.by_model.get(model, ()):
         sentences += [_replica(world, world.replicas[id], now_s), *_quiet(world, id, now_s)]
     sentences += _failures(world, model, now_s)
@@ -204,6 +204,14 @@ def _obstacle(world: World, name: ModelName) -> list[str]:
     if world.by_model.get(name):
         return [f"One more cannot start: {obstacle}."]
     return [f"It cannot start: {obstacle}. Its Calls are refused with model_start_failed."]
+
+
+def _weights(world: World, model: Model) -> list[str]:
+    """How its pods see its weights, and why so."""
+    artifact, facts = model.spec.artifact, world.mounting
+    if artifact is None or facts is None or model.adopted is not None or not mounts.is_mounted(artifact):
+        return []
+    return [f"Its weights {mounts.choose(artifact, world.settings, facts).reason}."]
 
 
 def _soonest(world: World, model: ModelName, now_s: float) -> list[str]:

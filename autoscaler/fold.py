@@ -20,6 +20,7 @@ from autoscaler.draft import Draft
 from autoscaler.lesson import Lesson
 from autoscaler.measured import corrected
 from autoscaler.model import Model
+from autoscaler.mounts import MountsSeen
 from autoscaler.observations import (
     CopiesSeen,
     DisruptionsSeen,
@@ -52,6 +53,7 @@ Observation = (
     | ImagesSeen
     | DisruptionsSeen
     | StartSeen
+    | MountsSeen
     | ReplicaSeen
     | Synced
     | LeadingSeen
@@ -104,14 +106,10 @@ def _one(draft: Draft, observation: Observation) -> None:
             _slices(draft, observation)
         case HostsSeen():
             _hosts(draft, observation)
-        case CopiesSeen():
-            if observation.copies != draft.world.copies:
-                draft.change(copies=observation.copies)
         case ImagesSeen():
             fold_orders.put_images(draft, images.seen(draft.world.images, observation.images))
-        case DisruptionsSeen():
-            if observation.undisturbed != draft.world.undisturbed:
-                draft.change(undisturbed=observation.undisturbed)
+        case CopiesSeen() | DisruptionsSeen() | MountsSeen():
+            _whole(draft, observation)
         case StartSeen():
             _start_seen(draft, observation)
         case GatewaySeen():
@@ -136,6 +134,19 @@ def _one(draft: Draft, observation: Observation) -> None:
             fold_leadership.follows(draft)
         case Tick():
             _half_open(draft)
+
+
+def _whole(draft: Draft, seen: CopiesSeen | DisruptionsSeen | MountsSeen) -> None:
+    """Takes the place of what was told before."""
+    match seen:
+        case CopiesSeen() if seen.copies != draft.world.copies:
+            draft.change(copies=seen.copies)
+        case DisruptionsSeen() if seen.undisturbed != draft.world.undisturbed:
+            draft.change(undisturbed=seen.undisturbed)
+        case MountsSeen() if seen.facts != draft.world.mounting:
+            draft.change(mounting=seen.facts)
+        case _:
+            pass  # as it was
 
 
 def _documents(draft: Draft, documents: DocumentsSeen) -> None:

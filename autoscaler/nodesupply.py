@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from autoscaler import mounts
 from autoscaler.contract import ReplicaId
 from autoscaler.loop import Step
 from autoscaler.model import Model
+from autoscaler.mounts import ClusterFacts
 from autoscaler.nodewants import Laid
 from autoscaler.wanted import Coming, Failed, from_registry, nowhere, standing
 from autoscaler.world import Replica, World
@@ -50,7 +52,14 @@ class NodeSupply:
 
     def obstacle(self, model: Model) -> str:
         """As NodeSupply."""
-        return nowhere(model) if from_registry(model) and model.spec.gpu.count == 0 else ""
+        world = self._world()
+        if from_registry(model) and model.spec.gpu.count == 0:
+            return nowhere(model)
+        return mounts.obstacle(model.spec.artifact, world.settings, world.mounting)
+
+    def mounting(self) -> ClusterFacts:
+        """As NodeSupply."""
+        return self._world().mounting or ClusterFacts()
 
     async def _laid(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Laid:
         now_s = self._clock()

@@ -13,10 +13,11 @@ from collections.abc import AsyncGenerator
 import msgspec
 from aiohttp import web
 
+from autoscaler.contract import ModelName
 from autoscaler.loop import Loop, Step
 from autoscaler.nodewants import NodeWants
 from autoscaler.prepull import ImageWants
-from autoscaler.wanted import wanted
+from autoscaler.wanted import ahead, wanted
 from autoscaler.world import NodeId, World
 
 HEARTBEAT_S = 3.0
@@ -32,6 +33,7 @@ class NodeTelling:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._wants: dict[NodeId, NodeWants] = {}
+        self._early: tuple[tuple[ModelName, NodeId], ...] = ()
         self._readers: dict[NodeId, dict[asyncio.Event, None]] = {}
         """In the order they came: whom a step wakes first must not depend on addresses of objects."""
         self._images = ImageWants()
@@ -42,23 +44,25 @@ class NodeTelling:
         app.router.add_get("/v1/wants", self._follow)
 
     def _on_step(self, step: Step) -> None:
-        if not self._readers or not _differs(step.before, step.after):
+        early = ahead(step.after, step.plan.unmet) if self._readers else ()
+        if not self._readers or (early == self._early and not _differs(step.before, step.after)):
             return
-        before, self._wants = self._wants, self._wanted(step.after)
+        before, self._wants, self._early = self._wants, self._wanted(step.after, early), early
         anew = _general(step.before) != _general(step.after)
         for node, events in self._readers.items():
             if anew or before.get(node) != self._wants.get(node):
                 for event in events:
                     event.set()
 
-    def _wanted(self, world: World) -> dict[NodeId, NodeWants]:
-        return wanted(world, images=self._images.of(world))
+    def _wanted(self, world: World, early: tuple[tuple[ModelName, NodeId], ...]) -> dict[NodeId, NodeWants]:
+        return wanted(world, early, self._images.of(world, early))
 
     async def messages(self, node: NodeId) -> AsyncGenerator[bytes]:
         """Lines for one agent: what its node is to have, again when it changes."""
         changed, said = asyncio.Event(), None
         if not self._readers:
-            self._wants = self._wanted(self._loop.world)  # nobody has read: nothing was kept
+            self._early = ahead(self._loop.world, self._loop.plan.unmet)
+            self._wants = self._wanted(self._loop.world, self._early)  # nobody has read: nothing was kept
         self._readers.setdefault(node, {})[changed] = None
         try:
             while True:

@@ -19,7 +19,7 @@ _MODEL = (*("fallbacks", "url", "upstreamModel", "keyFrom", "replicas.schedule",
 _TENANT = (
     *("parent", "namespaces", "keysFrom", "jwt", "guarantee", "limit", "lending", "reclaimSeconds", "rate", "budget"),
 )
-_SETTINGS = ("nodes.*.devicesMax", "capacity", "weights.mount", "history")
+_SETTINGS = ("nodes.*.devicesMax", "capacity", "history")
 KEYS: dict[str, tuple[str, ...]] = {
     "Model": tuple(f"spec.{key}" for key in _MODEL),
     "Tenant": tuple(f"spec.{key}" for key in _TENANT),

@@ -342,7 +342,9 @@ class _Tick:
         """Sentences for what is not placed, rollouts that need a Slice, and when time could help."""
         for missing in packing.unmet:
             name = missing.want.model
-            self.unmet.setdefault(name, Unmet(model=name, reason=missing.reason, never=missing.never))
+            where = missing.slices if missing.promised else ()
+            unmet = Unmet(model=name, reason=missing.reason, never=missing.never, slices=where)
+            self.unmet.setdefault(name, unmet)
             if name in self.rollouts and not any(start.replica.model == name for start in self.starts):
                 self.tries.add(name)
                 self.drains.append(self.rollouts.pop(name))

@@ -37,6 +37,8 @@ def _reaching(spec: ModelSpec) -> Iterator[Path]:
                 yield "env", name, "valueFrom", "configMapKeyRef"
     if spec.pull_secret is not None:
         yield ("pullSecret",)
+    if (spec.artifact or "").startswith("pvc://"):
+        yield ("artifact",)
     for position, volume in enumerate(spec.pod.volumes):
         for kind in sorted(volume.keys() - {"name"} - OF_NO_NAMESPACE):
             yield "pod", "volumes", position, kind

@@ -46,13 +46,18 @@ REGISTRY = re.compile(
     r"(@sha(256:[0-9a-f]{64}|512:[0-9a-f]{128}))?"
 )
 STORED = {
-    "oci": (REGISTRY, "oci://registry/repository:tag or ...@sha256:DIGEST"),
-    "hf": (HUB_CHOSEN, "hf://org/name@revision"),
-    "s3": (BUCKET, "s3://bucket/key or s3://bucket/prefix/"),
+    "oci": (REGISTRY, "expected oci://registry/repository:tag or ...@sha256:DIGEST"),
+    "hf": (HUB_CHOSEN, "expected hf://org/name@revision"),
+    "s3": (BUCKET, "expected s3://bucket/key or s3://bucket/prefix/"),
 }
 """What a node's store can bring."""
+CLAIM = re.compile(
+    r"pvc://[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*/?"
+)
+"""A claim, and a path in it whose parts do not begin with a dot."""
 MIRROR = re.compile(r"[A-Za-z0-9.:\[\]-]+(/[a-z0-9._-]+)*")
 
+CLAIM_WANTED = "expected pvc://claim/path, without .. and without parts that begin with a dot"
 PRODUCT_WANTED = "expected a product's name or a part of it, such as *h100*; leave models out for any device"
 
 
@@ -132,10 +137,10 @@ def _check_artifact(spec: ModelSpec) -> None:
             raise WrongKeyError(at, f"missing; engine {spec.engine} needs one such as file:///path{hub}")
         return
     scheme = spec.artifact.partition("://")[0]
-    if scheme in STORED and spec.engine != "ollama":  # which keeps a store of its own
-        pattern, wanted = STORED[scheme]
+    if scheme == "pvc" or (scheme in STORED and spec.engine != "ollama"):  # which keeps a store of its own
+        pattern, wanted = STORED.get(scheme, (CLAIM, CLAIM_WANTED))
         if not pattern.fullmatch(spec.artifact):
-            raise WrongKeyError(at, f"expected {wanted}")
+            raise WrongKeyError(at, wanted)
     elif scheme in SCHEMES:
         raise WrongKeyError(at, f"{scheme}:// {MESSAGE} for engine {spec.engine}")
     elif not spec.artifact.startswith("file:///") or len(spec.artifact) == len("file:///"):

@@ -160,6 +160,8 @@ class Weights(Part, frozen=True):
     ca_file: str | None = None
     """Authorities beside the system's that registries' certificates may come from (PEM)."""
     signatures: Signatures = Signatures()
+    mount: Literal["auto", "volume", "image", "hostPath"] = "auto"
+    """How pods of engines see what agents pull (`autoscaler.mounts`)."""
 
 
 class Settings(Part, frozen=True):

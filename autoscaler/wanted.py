@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from autoscaler.actions import Unmet
 from autoscaler.contract import ModelName, WeightsReport
 from autoscaler.engines import EngineError
 from autoscaler.model import Model
@@ -20,7 +21,8 @@ from autoscaler.words import size
 from autoscaler.world import NodeId, Replica, World
 
 AGENT_S_MAX = 30.0
-"""A Replica waits so long for an agent that says nothing of its node's weights; then its start has failed."""
+"""A Replica waits so long for an agent that says nothing of its node's weights; then its start has failed. One that is
+replaced is back sooner."""
 BEGINS = frozenset((S.PENDING, S.STARTING))
 NO_IMAGES: Mapping[NodeId, tuple[ImageWant, ...]] = {}
 
@@ -51,14 +53,18 @@ def node_of(world: World, replica: Replica) -> NodeId | None:
     return NodeId(replica.slices[0].partition("/")[0]) if slice_ is None else slice_.node
 
 
+def ahead(world: World, unmet: Iterable[Unmet]) -> tuple[tuple[ModelName, NodeId], ...]:
+    """Where who waits for room will be: who Calls wait for, or `replicas.min` asks for, and has a place promised."""
+    at = ((one.model, world.slices[id].node) for one in unmet for id in one.slices if id in world.slices)
+    return tuple(sorted({(name, node) for name, node in at if name in world.models}))
+
+
 def wanted(
     world: World,
-    ahead: Iterable[tuple[ModelName, NodeId]] = (),
+    early: Iterable[tuple[ModelName, NodeId]] = (),
     images: Mapping[NodeId, tuple[ImageWant, ...]] = NO_IMAGES,
 ) -> dict[NodeId, NodeWants]:
-    """What each node is to have, where that is anything. `ahead`: where who waits for room will be. `images`: see
-    `autoscaler.prepull`.
-    """
+    """What each node is to have, where that is anything. `early`: of `ahead`. `images`: see `autoscaler.prepull`."""
     waiting: dict[NodeId, dict[tuple[str, str], list[Replica]]] = {}
     held: dict[NodeId, set[str]] = {}
     models = {model.name: model for model in world.models.values() if from_registry(model)}
@@ -71,7 +77,7 @@ def wanted(
             held.setdefault(node, set()).add(replica.weights)
         if model is not None and replica.state in BEGINS and replica.spec_hash == model.spec_hash():
             waiting.setdefault(node, {}).setdefault(_key(model), []).append(replica)
-    for name, node in ahead:
+    for name, node in early:
         if name in models:
             waiting.setdefault(node, {}).setdefault(_key(models[name]), [])
     return {
@@ -101,7 +107,8 @@ def standing(world: World, replica: Replica, model: Model, since_s: float, now_s
     node = world.nodes.get(name)
     if node is None or not fresh(node, now_s) or not node.report.brings:
         words = f"no agent says that it brings weights to node {name}"
-        if now_s >= since_s + AGENT_S_MAX:
+        heard_s = node.seen_s if node is not None and node.report.brings else since_s
+        if now_s >= max(since_s, heard_s) + AGENT_S_MAX:
             return Failed(f"{words}: let one run there (the chart's agent.enabled), or mount the weights")
         return Coming(words)
     said = next((one for one in node.report.weights if replica.id in one.replicas and _is_of(one, model)), None)

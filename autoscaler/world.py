@@ -18,6 +18,7 @@ from autoscaler.images import NodeImages
 from autoscaler.lanes import Isolation
 from autoscaler.lesson import Lesson
 from autoscaler.model import Model
+from autoscaler.mounts import ClusterFacts
 from autoscaler.ordered import Cordon, Node, Place, StopOrder
 from autoscaler.settings import Settings
 from autoscaler.states import ReplicaState
@@ -312,6 +313,8 @@ class World(Fact, frozen=True):
     """Service that each Tenant got from a Model, in slot-seconds per weight: the virtual time of fair queueing."""
     obstacles: dict[ModelName, str] = {}
     """Models whose start would surely fail, and why: nothing is displaced for them."""
+    mounting: ClusterFacts | None = None
+    """By what it is chosen how pods see weights; None: there are no pods, or nobody knows yet."""
     cordons: dict[Place, Cordon] = {}
     stops: dict[ModelName, StopOrder] = {}
     nodes: dict[str, Node] = {}

@@ -58,6 +58,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """Whether orders about nodes are to be kept on them."""
     cutting: tuple[str, str] | None = None
     """Namespace and name of the ConfigMap by which nodes are cut anew; None: none is."""
+    volumes: bool = False
+    """Whether volumes of nodes' stores are to be made."""
 
 
 Check = Callable[[Api, Scene], Awaitable[list[Finding]]]
@@ -143,7 +145,7 @@ async def _resources(api: Api, path: str) -> list[dict[str, Any]]:
 async def rights_given(api: Api, scene: Scene) -> list[Finding]:
     """Every right of the list, of the account or of oneself; one line for each that is missing."""
     missing: list[Finding] = []
-    asked = rights(scene.scope, scene.adopted, cordons=scene.cordons, cutting=scene.cutting)
+    asked = rights(scene.scope, scene.adopted, cordons=scene.cordons, cutting=scene.cutting, volumes=scene.volumes)
     for right in asked:
         lacks = [verb for verb in right.verbs if not await _may(api, scene, right, verb)]
         if lacks:

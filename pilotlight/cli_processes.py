@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from autoscaler.mounts import STORE
 from pilotlight.listen import Address, AddressType
 from pilotlight.options import (
     DIRECTORY,
@@ -111,6 +112,8 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 )  # fmt: skip
 @click.option("--adopt-in", multiple=True, metavar="NAMESPACE", help="Only those of this namespace; repeatable.")
 @click.option("--watch-kubeai", is_flag=True, help="Serves KubeAI's Models, too (kubernetes; docs/import.md).")
+@click.option("--weights-store", default=STORE, show_default=True, metavar="PATH",
+              help="Where agents keep weights on their nodes (kubernetes).")  # fmt: skip
 @click.option("--documents", type=click.Path(path_type=Path), required=True, help="Documents (YAML).")
 @click.option("--contract-socket", type=FILE, help="Where gateways of this machine report.")
 @click.option("--contract-listen", type=AddressType(), help="Where gateways of other machines report.")
@@ -125,7 +128,8 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 def autoscaler(  # noqa: PLR0917  click passes by keyword
     driver: str, namespace: str, scope: Literal["cluster", "namespace"], home: str,
     kubeconfig: Path | None, lease: str, identity: str, gateway_pods: str,
-    accounts: tuple[str, ...], adoption: bool, adopt_in: tuple[str, ...], watch_kubeai: bool, documents: Path,
+    accounts: tuple[str, ...], adoption: bool, adopt_in: tuple[str, ...], watch_kubeai: bool, weights_store: str,
+    documents: Path,
     contract_socket: Path | None, contract_listen: Address | None,
     contract_cert_file: Path | None, contract_key_file: Path | None, contract_ca_file: Path | None,
     token_file: Path | None, ops: Address, health: Address | None, state: Path,
@@ -138,7 +142,7 @@ def autoscaler(  # noqa: PLR0917  click passes by keyword
     cluster = ClusterOptions(
         namespace=namespace, home=home, scope=scope, kubeconfig=kubeconfig, lease=lease, identity=identity,
         gateway_pods=gateway_pods, accounts=accounts, adopt_in=(adopt_in or None) if adoption else (),
-        watch_kubeai=watch_kubeai,
+        watch_kubeai=watch_kubeai, weights_store=weights_store,
     )  # fmt: skip
     autoscaler_process.run(
         autoscaler_process.AutoscalerOptions(

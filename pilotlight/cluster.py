@@ -20,7 +20,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from autoscaler import engines
+from autoscaler import engines, mounts
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
 from autoscaler.door import Admits
 from autoscaler.drivers import probes
@@ -64,6 +64,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Namespaces whose annotated Deployments and StatefulSets are ours to serve, too; absent: all that we may see."""
     watch_kubeai: bool = False
     """Models of KubeAI are ours to serve, too."""
+    weights_store: str = mounts.STORE
+    """Of the agents, on their nodes."""
     accounts: tuple[str, ...] = ()
     """Service accounts that may report: NAME, or NAMESPACE:NAME."""
 
@@ -213,6 +215,7 @@ class Cluster:
         `release` is to follow.
         """
         from autoscaler.drivers.kubernetes.gateways import GatewayPods
+        from autoscaler.drivers.kubernetes.volumes import looked
 
         async with asyncio.TaskGroup() as tasks:
             if self._options.gateway_pods:
@@ -226,6 +229,7 @@ class Cluster:
             if self._declared is not None:
                 tasks.create_task(self._declared.run())
             tasks.create_task(self._disruptions.run())
+            tasks.create_task(looked(self._asking, self._options.scope, self._options.weights_store, self._observe))
             tasks.create_task(self._resources.run())
             await self._listed.wait()
             await self._resources.told.wait()  # what runs would look like strangers
@@ -271,7 +275,7 @@ def identity(given: str) -> str:
 def launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> engines.Launch:
     """How its engine is started in a pod. Raises EngineError, also where no image is named."""
     image(model)
-    return engines.launch(model, None, host, port, IN_IMAGES, gpus=True, given=given)
+    return engines.launch(model, mounts.path_of(model.spec.artifact), host, port, IN_IMAGES, gpus=True, given=given)
 
 
 def image(model: Model) -> str:

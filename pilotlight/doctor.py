@@ -41,6 +41,7 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
 @click.option(
     "--cutting", default="", metavar="NAMESPACE/NAME", help="Nodes are cut anew by this ConfigMap (`cutting.enabled`)."
 )
+@click.option("--volumes", is_flag=True, help="Engines see weights by volumes of their nodes (`agent.enabled`).")
 @click.option("--account", default="", metavar="NAMESPACE:NAME", help="Whose rights to ask for; default: one's own.")
 @listen_option
 @operations_option
@@ -48,8 +49,8 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
 @output_option
 def doctor(  # noqa: PLR0917  click passes by keyword
     driver: str, kubeconfig: Path | None, namespace: str, home: str, lease: str, scope: str, adoption: bool,
-    adopt_in: tuple[str, ...], cordon: bool, cutting: str, account: str, listen: Address, ops: Address, state: Path,
-    output: str,
+    adopt_in: tuple[str, ...], cordon: bool, cutting: str, volumes: bool, account: str, listen: Address, ops: Address,
+    state: Path, output: str,
 ) -> None:  # fmt: skip
     """Check what Pilotlight needs here, and say how to fix what is missing."""
     if account and account.count(":") != 1:
@@ -61,7 +62,7 @@ def doctor(  # noqa: PLR0917  click passes by keyword
     else:
         wanted: dict[str, object] = {
             "engines": namespace, "home": home or namespace, "lease": lease, "scope": scope, "account": account,
-            "adopted": None if adoption else adopt_in, "cordons": cordon,
+            "adopted": None if adoption else adopt_in, "cordons": cordon, "volumes": volumes,
             "cutting": cutting.split("/") if cutting else None,
         }  # fmt: skip
         findings = asyncio.run(_cluster(kubeconfig, wanted))

@@ -15,7 +15,7 @@ from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.model import EngineTls
 from autoscaler.not_yet import KEYS
 from autoscaler.podspec import API_VERSION
-from autoscaler.rules import PRODUCT_WANTED
+from autoscaler.rules import CLAIM_WANTED, PRODUCT_WANTED
 from autoscaler.settings import Tls
 from autoscaler.strict_yaml import YamlError, read
 
@@ -148,6 +148,10 @@ def test_a_wrong_key_is_named_with_what_was_expected(spec: str, line: str) -> No
         ("vllm", "hf://a/b/c", "spec.artifact: expected hf://org/name@revision"),
         ("llama.cpp", "file://models/a.gguf", "spec.artifact: expected an absolute path such as file:///models/a.gguf"),
         ("llama.cpp", "https://a/b", "spec.artifact: expected an absolute path such as file:///models/a.gguf"),
+        ("vllm", "pvc://Claim/a", f"spec.artifact: {CLAIM_WANTED}"),
+        ("vllm", "pvc://claim/../a", f"spec.artifact: {CLAIM_WANTED}"),
+        ("ollama", "pvc://", f"spec.artifact: {CLAIM_WANTED}"),
+        ("vllm", "pvc://claim//a", f"spec.artifact: {CLAIM_WANTED}"),
         ("llama.cpp", "", "spec.artifact: missing; engine llama.cpp needs one such as file:///path"),
     ],
 )

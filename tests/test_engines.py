@@ -173,7 +173,7 @@ def test_artifacts_become_what_engines_load() -> None:
     [
         ("llama.cpp", "hf://org/name", "hf:// is in force for `pilotlight serve` only"),
         ("llama.cpp", "s3://abc/a.gguf", "s3:// is in force for `pilotlight serve` only"),
-        ("vllm", "oci://r/a:1", "oci:// is in force for `pilotlight serve` only"),
+        ("vllm", "oci://r/a:1", "nobody here brings weights from a registry"),
         ("vllm", "hf://org/name?include=*", "?include= of hf:// is in force for `pilotlight serve` only"),
     ],
 )

@@ -13,6 +13,7 @@ from autoscaler.indices import rebuild
 from autoscaler.lessons import begin
 from autoscaler.log import Log
 from autoscaler.model import ADOPTED_HASH, Adopted
+from autoscaler.mounts import ClusterFacts
 from autoscaler.observations import Tick, Transition
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
@@ -40,6 +41,18 @@ def test_it_says_who_holds_the_slice_and_until_when() -> None:
         f"gpu0: {held}.",
     )
     assert [candidate.slice for candidate in told.candidates] == ["gpu0"]
+
+
+def test_it_says_how_pods_see_weights_and_why() -> None:
+    def weights(artifact: str, facts: ClusterFacts | None) -> list[str]:
+        there = replace(B, spec=replace(B.spec, artifact=artifact))
+        return [one for one in tell(world([there], [device()], mounting=facts)).sentences if "weights" in one]
+
+    oci, may, may_not = "oci://r/a:1", ClusterFacts(volumes=True), ClusterFacts(server=(1, 30))
+    assert weights(oci, may) == ["Its weights are seen as a read-only volume of their node's store."]
+    assert weights(oci, may_not)[0].startswith("Its weights cannot be seen in its pods: no right is there to make")
+    assert weights("pvc://shared/a", may_not) == ["Its weights are in the claim shared, which is mounted as it is."]
+    assert weights(oci, None) == weights("file:///a", may) == weights("hf://a/b", may) == []
 
 
 def test_it_says_by_what_a_place_is_chosen_once_that_is_learnt_and_while_one_is_needed() -> None:

@@ -1,20 +1,78 @@
-"""What the agent of a node is told of images, as the World changes."""
+"""The stream of what nodes are to have: of who leads, whole, at once at a change."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 
 import msgspec
+import pytest
 from msgspec.structs import replace
+from pytest_aiohttp import AiohttpClient
 
+from autoscaler import nodetelling
 from autoscaler.actions import Plan
+from autoscaler.contract import ModelName
 from autoscaler.images import NodeImages, image
 from autoscaler.loop import Listener, Loop, Step
+from autoscaler.model import Model, ModelSpec
 from autoscaler.nodetelling import BLANK, NodeTelling
 from autoscaler.nodewants import ImageWant, NodeWants
+from autoscaler.observations import DocumentsSeen
+from autoscaler.serve import ContractServer
+from autoscaler.settings import Settings, Weights
+from autoscaler.states import ReplicaState as S
 from autoscaler.world import NodeId, World
-from tests.kit.worlds import T0
-from tests.test_prepull import ENGINE, at, needs, starting
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import T0, device, replica, world
+from tests.test_prepull import ENGINE, at, needs
+from tests.test_prepull import starting as starts
+
+ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="vllm", artifact="oci://r/a:1"))
+
+
+def starting() -> World:
+    return world([ADA], [device("g1", 80, "n1")], [replica(ADA, "a1", ("g1",), S.STARTING)])
+
+
+def read(line: bytes) -> NodeWants:
+    return msgspec.json.decode(line, type=NodeWants)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodetelling, "HEARTBEAT_S", 0.01)
+
+
+async def test_a_node_is_told_what_it_is_to_have_and_again_only_when_that_changes() -> None:
+    stepped = SteppedLoop(starting())
+    lines = NodeTelling(stepped.loop).messages(NodeId("n1"))
+    async with asyncio.timeout(60):
+        first = read(await anext(lines))
+        assert [one.replicas for one in first.wants] == [("a1",)]
+        assert await anext(lines) == BLANK
+        settings = Settings(weights=Weights(ca_file="/ca.pem"))
+        stepped.step(DocumentsSeen(models=(ADA,), settings=settings))
+        after = read(await anext(lines))
+        assert (after.wants, after.weights.ca_file) == (first.wants, "/ca.pem")
+        stepped.step(DocumentsSeen(settings=settings))
+        assert read(await anext(lines)) == replace(after, wants=()), "its Model is gone"
+    await lines.aclose()
+
+
+@pytest.mark.parametrize("not_yet", [{"leads": False}, {"synced": False}, {"documented": False}])
+async def test_who_does_not_lead_or_does_not_know_all_yet_says_nothing(not_yet: dict[str, bool]) -> None:
+    lines = NodeTelling(SteppedLoop(replace(starting(), **not_yet)).loop).messages(NodeId("n1"))
+    async with asyncio.timeout(60):
+        assert [await anext(lines), await anext(lines)] == [BLANK, BLANK]
+    await lines.aclose()
+
+
+async def test_the_route_needs_a_node(aiohttp_client: AiohttpClient) -> None:
+    client = await aiohttp_client(ContractServer(SteppedLoop(starting()).loop).application())
+    assert (await client.get("/v1/wants")).status == 400
+    async with client.get("/v1/wants?node=n2") as answer, asyncio.timeout(60):
+        assert read(await answer.content.readline()) == NodeWants(epoch=1), "nothing is wanted there"
 
 
 class Watched:
@@ -22,6 +80,7 @@ class Watched:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.plan = Plan()
         self.listeners: list[Listener] = []
 
     def becomes(self, world: World) -> None:
@@ -37,7 +96,7 @@ def images(line: bytes) -> tuple[ImageWant, ...]:
 
 async def test_an_agent_hears_at_once_which_images_its_node_is_to_have_and_when_they_are_there() -> None:
     a = needs()
-    began = replace(at([a], [starting(a, 3)], agents=[3]), documented=True)
+    began = replace(at([a], [starts(a, 3)], agents=[3]), documented=True)
     loop = Watched(replace(began, replicas={}, by_model={}, by_slice={}))
     telling = NodeTelling(cast("Loop", loop))
     told = telling.messages(NodeId("n3"))

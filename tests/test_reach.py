@@ -45,6 +45,7 @@ def volume(**source: object) -> dict[str, object]:
         ("spec.env.TOKEN.valueFrom.secretKeyRef", env(secretKeyRef={"name": "s", "key": "k", "optional": True})),
         ("spec.env.TOKEN.valueFrom.configMapKeyRef", env(configMapKeyRef={"name": "s", "key": "k"})),
         ("spec.pullSecret", {"pullSecret": "registry"}),
+        ("spec.artifact", {"artifact": "pvc://theirs/llama"}),
         ("spec.pod.volumes[1].secret", volume(secret={"secretName": "s"})),
         ("spec.pod.volumes[1].configMap", volume(configMap={"name": "s"})),
         ("spec.pod.volumes[1].projected", volume(projected={"sources": [{"secret": {"name": "s"}}]})),

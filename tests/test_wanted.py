@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from autoscaler.actions import Unmet
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
 from autoscaler.engines import EngineError
 from autoscaler.fold import fold
@@ -12,10 +13,11 @@ from autoscaler.model import Gpu, Model, ModelSpec
 from autoscaler.nodewants import Laid, NodeWant, NodeWants
 from autoscaler.observations import Tick
 from autoscaler.ordered import NodeReported
+from autoscaler.plan import plan
 from autoscaler.settings import Settings, Weights
 from autoscaler.states import ReplicaState as S
-from autoscaler.wanted import AGENT_S_MAX, Coming, Failed, loaded, standing, wanted
-from autoscaler.world import Copy, NodeId, Replica, World
+from autoscaler.wanted import AGENT_S_MAX, Coming, Failed, ahead, loaded, standing, wanted
+from autoscaler.world import Copy, Load, NodeId, Replica, SliceId, World
 from tests.kit.worlds import T0, device, replica, world
 
 ADA = "oci://r.example/ada:1"
@@ -69,6 +71,27 @@ def test_nothing_is_brought_for_files_or_for_what_the_document_was_before() -> N
     assert wanted(nodes([ada], [replace(one(ada, "a1"), spec_hash="before")])) == {}
 
 
+def test_who_waits_for_room_that_is_promised_has_its_weights_brought_there() -> None:
+    of_file = model("f", "file:///a.gguf")
+    at = nodes([model(), of_file], [])
+    unmet = [
+        Unmet(model=ModelName("ada"), reason="waits", slices=(SliceId("g2"), SliceId("gone"))),
+        Unmet(model=ModelName("ada"), reason="nowhere"),
+        Unmet(model=of_file.name, reason="waits", slices=(SliceId("g1"),)),
+    ]
+    assert ahead(at, unmet) == (("ada", N2), ("f", N1))
+    assert list(wanted(at, ahead(at, unmet))) == [N2], "a file is brought by nobody"
+
+
+def test_a_plan_says_where_room_is_made() -> None:
+    ada, bob = (replace(model(name), memory_bytes=60 << 30) for name in ("ada", "bob"))
+    running = [one(bob, "b1", "g1", S.READY), one(bob, "b2", "g2", S.READY)]
+    at = replace(nodes([ada, bob], running), loads={ada.name: Load(waiting=1, oldest_s=T0 - 1)})
+    (unmet,) = plan(at, T0).unmet
+    assert set(unmet.slices) <= {"g1", "g2"}
+    assert unmet.slices
+
+
 def test_ahead_of_a_start_nobody_is_named() -> None:
     assert wanted(nodes([model()], []), [(ModelName("ada"), N2), (ModelName("gone"), N2)])[N2].wants == (want(),)
 
@@ -113,8 +136,11 @@ def test_an_agent_that_is_silent_or_brings_nothing_is_waited_for_a_while() -> No
         found = stands(at, now_s)
         assert isinstance(found, Coming)
         assert "no agent says that it brings weights to node n1" in found.words
-        late = standing(at, one(model(), "a1"), model(), now_s - AGENT_S_MAX, now_s)
-        assert isinstance(late, Failed)
+    for at in (said(there, brings=False), nodes([model()], [])):
+        assert isinstance(standing(at, one(model(), "a1"), model(), T0 - AGENT_S_MAX, T0), Failed)
+    long_s = T0 - 600.0
+    assert isinstance(standing(said(there), one(model(), "a1"), model(), long_s, T0 + 29), Coming), "it is replaced"
+    assert isinstance(standing(said(there), one(model(), "a1"), model(), long_s, T0 + AGENT_S_MAX), Failed)
 
 
 def test_a_replica_whose_node_a_scheduler_chooses_gets_none() -> None:

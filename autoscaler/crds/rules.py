@@ -16,7 +16,18 @@ import msgspec
 from autoscaler.engines.table import ENGINES
 from autoscaler.not_yet import MESSAGE, SCHEMES
 from autoscaler.podspec import GPU, MANAGED_BY, OURS
-from autoscaler.rules import ADAPTER, ADAPTER_PATH, HOST, HUB, NAME, NAME_CHARS_MAX, PRODUCT_WANTED, REGISTRY
+from autoscaler.rules import (
+    ADAPTER,
+    ADAPTER_PATH,
+    CLAIM,
+    CLAIM_WANTED,
+    HOST,
+    HUB,
+    NAME,
+    NAME_CHARS_MAX,
+    PRODUCT_WANTED,
+    REGISTRY,
+)
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -53,6 +64,8 @@ _NEEDS = _list({name for name, engine in ENGINES.items() if engine.artifacts != 
 _FROM_HUB = _list({name for name, engine in ENGINES.items() if engine.artifacts == "file-or-hf"})
 _ADAPTED = _list({name for name, engine in ENGINES.items() if engine.adapters is not None})
 _SCHEME = f"r'^({'|'.join(sorted(SCHEMES))})://'"
+_ARTIFACT_SCHEME = f"r'^({'|'.join(sorted(SCHEMES - {'pvc'}))})://'"
+"""Of what a custom resource cannot have as its artifact yet."""
 _NAME_WANTED = f"expected 1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
 _HUB_SAID = f"(self.engine in {_FROM_HUB} && self.artifact.startsWith('hf://'))"
 _REGISTRY_SAID = "(self.engine != 'ollama' && self.artifact.startsWith('oci://'))"
@@ -94,12 +107,17 @@ _ARTIFACT = (
         ".artifact",
     ),
     Rule(
+        f"!has(self.artifact) || !self.artifact.startsWith('pvc://') || self.artifact.matches({_whole(CLAIM)})",
+        CLAIM_WANTED,
+        ".artifact",
+    ),
+    Rule(
         f"!has(self.artifact) || !{_REGISTRY_SAID} || self.artifact.matches({_whole(REGISTRY)})",
         "expected oci://registry/repository:tag or ...@sha256:DIGEST",
         ".artifact",
     ),
     Rule(
-        f"!has(self.artifact) || {_HUB_SAID} || {_REGISTRY_SAID} || !self.artifact.matches({_SCHEME})",
+        f"!has(self.artifact) || {_HUB_SAID} || {_REGISTRY_SAID} || !self.artifact.matches({_ARTIFACT_SCHEME})",
         f"self.artifact.split('://')[0] + ':// {MESSAGE} for engine ' + self.engine",
         ".artifact",
         says=True,

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from autoscaler.cuttable import CutOrder
 from autoscaler.model import Model
+from autoscaler.mounts import ClusterFacts
 from autoscaler.nodewants import Laid
 from autoscaler.observations import HostsSeen, ImagesSeen, ReplicaSeen, SlicesSeen, Synced
 from autoscaler.ordered import Cordon, Place
@@ -82,6 +83,9 @@ class NodeSupply(Protocol):
 
     def obstacle(self, model: Model, /) -> str:
         """Why no node could have them; empty: nothing is known to stand in the way."""
+
+    def mounting(self) -> ClusterFacts:
+        """By what it is chosen how pods see them."""
 
 
 class Driver(Protocol):

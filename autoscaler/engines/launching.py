@@ -66,8 +66,12 @@ def launch(
 def _check_reachable(artifact: str, engine: Engine) -> None:
     """What nobody has brought, the engine must fetch itself. Raises EngineError."""
     scheme = artifact.partition("://")[0]
+    if scheme == "oci":
+        raise EngineError("nobody here brings weights from a registry: mount them")
+    if scheme == "pvc":
+        raise EngineError("pvc:// is a claim of a cluster: on one machine say file:///path")
     by_itself = scheme == "hf" and engine.artifacts == "file-or-hf" and "?" not in artifact
-    if scheme in {"oci", "hf", "s3"} and not by_itself:
+    if scheme in {"hf", "s3"} and not by_itself:
         what = "?include= of hf://" if scheme == "hf" and engine.artifacts == "file-or-hf" else f"{scheme}://"
         raise EngineError(f"{what} is in force for `pilotlight serve` only: in a cluster mount the weights")
 

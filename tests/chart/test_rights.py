@@ -83,11 +83,15 @@ CORDON, DELETION_COST = grants("*", "", "nodes", ("patch",)), grants("*", "", "p
 CUTTING = grants("gpu-operator", "", "configmaps", ("create",)) | grants(
     "gpu-operator", "", "configmaps", ("get", "patch"), "pilotlight-mig"
 )
+VOLUMES = grants("*", "", "persistentvolumes", ("create", "patch")) | grants(
+    "pilotlight-engines", "", "persistentvolumeclaims", ("create", "patch")
+)
 QUOTAS = grants("home", "", "resourcequotas", READ)
 WANTED: dict[str, set[Grant]] = {
     "defaults": CLUSTER,
     "minimal": CLUSTER,
-    "everything": CLUSTER | CORDON | CUTTING | adoption("*") | DELETION_COST,
+    "everything": CLUSTER | CORDON | CUTTING | adoption("*") | DELETION_COST | VOLUMES,
+    "agents": CLUSTER | VOLUMES,
     "kubeai": CLUSTER | grants("*", "kubeai.org", "models", READ),
     "adopting": CLUSTER | adopted("team-a") | adopted("team-b"),
     "namespaced": documents("home") | adoption("home") | home("home") | QUOTAS,
@@ -141,7 +145,11 @@ def test_the_doctor_asks_for_what_the_chart_gives(
     asked = {
         Grant(one.namespace or place[one.where], one.group, one.resource, verb, LEASE if one.named else one.name)
         for one in rights(
-            scope, where, cordons=cordons, cutting=("gpu-operator", "pilotlight-mig") if cordons else None
+            scope,
+            where,
+            cordons=cordons,
+            cutting=("gpu-operator", "pilotlight-mig") if cordons else None,
+            volumes=cordons,
         )
         for verb in one.verbs
     }
@@ -152,7 +160,7 @@ def test_the_doctor_asks_for_what_the_chart_gives(
     ("name", "scaler", "doctor"),
     [
         ("defaults", ["--no-adoption"], []),
-        ("everything", [], ["--adoption", "--cordon", "--cutting=gpu-operator/pilotlight-mig"]),
+        ("everything", [], ["--adoption", "--cordon", "--cutting=gpu-operator/pilotlight-mig", "--volumes"]),
         ("adopting", ["--adopt-in=team-a", "--adopt-in=team-b"], ["--adopt-in=team-a", "--adopt-in=team-b"]),
         ("namespaced", ["--adopt-in=home"], ["--adopt-in=home"]),
     ],
@@ -160,7 +168,9 @@ def test_the_doctor_asks_for_what_the_chart_gives(
 def test_the_command_lines_say_the_same(name: str, scaler: list[str], doctor: list[str]) -> None:
     for component, wanted in (("autoscaler", scaler), ("doctor", doctor)):
         (spec,) = (spec for part, spec in pod_specs(SETS[name]) if part == component)
-        words = [one for one in spec["containers"][0]["args"] if re.match("--(no-)?adopt|--cordon|--cutting", one)]
+        words = [
+            one for one in spec["containers"][0]["args"] if re.match("--(no-)?adopt|--cordon|--cutting|--volumes", one)
+        ]
         assert words == wanted
 
 
@@ -190,3 +200,38 @@ def test_the_configmap_by_which_nodes_are_cut_is_the_one_of_the_settings() -> No
         "nvidia", "", "configmaps", ("get", "patch"), "mine"
     )
     assert set(given({"scope": "namespace", "cutting": {"enabled": True}})) <= WANTED["namespaced"]
+
+
+@pytest.mark.parametrize(
+    ("mount", "agents", "made"),
+    [
+        ("auto", True, True),
+        ("volume", True, True),
+        ("image", True, False),
+        ("hostPath", True, False),
+        ("auto", False, False),
+    ],
+)
+def test_only_where_stores_are_seen_as_volumes_they_may_be_made_and_only_such(
+    mount: str, agents: bool, made: bool
+) -> None:
+    values = {"agent": {"enabled": agents, "storePath": "/data/"}, "settings": {"weights": {"mount": mount}}}
+    assert set(given(values)) >= VOLUMES if made else not VOLUMES & set(given(values))
+    policies = of_kind(values, "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    assert len(policies) == (2 if made else 0)
+    if made:
+        policy, binding = policies
+        assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+        path, *_ = (one["expression"] for one in policy["spec"]["validations"])
+        assert "object.spec.local.path == '/data/weights'" in path
+        (who,) = (one["expression"] for one in policy["spec"]["matchConditions"])
+        assert who == "request.userInfo.username == 'system:serviceaccount:home:pl-pilotlight-autoscaler'"
+
+
+def test_only_who_says_host_path_has_a_namespace_that_lets_it_in() -> None:
+    def enforced(mount: str) -> str:
+        found = of_kind({"settings": {"weights": {"mount": mount}}}, "Namespace")
+        label: str = found[0]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        return label
+
+    assert [enforced(mount) for mount in ("auto", "volume", "image", "hostPath")] == 3 * ["restricted"] + ["privileged"]

@@ -31,6 +31,7 @@ WRONG: list[tuple[str, Object]] = [
     ("registry", model("a", engine="vllm", command=[], artifact="oci://x")),
     ("registry of another", model("a", engine="ollama", command=[], artifact="oci://r/a:1")),
     ("scheme", model("a", engine="vllm", command=[], artifact="s3://bucket/a")),
+    ("claim", model("a", engine="vllm", command=[], artifact="pvc://claim/../a")),
     ("scheme of another", model("a", engine="llama.cpp", command=[], artifact="hf://a/b")),
     ("path", model("a", artifact="models/a.gguf")),
     ("no path", model("a", artifact="file:///")),

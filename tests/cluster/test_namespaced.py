@@ -120,3 +120,15 @@ async def test_what_a_quota_leaves_is_used_and_what_others_have_is_waited_for(
         await api.delete(f"{core}/pods/others")
         assert (await ada)[0] == 200
     assert node.name
+
+
+async def test_weights_that_no_pod_could_see_are_told_before_any_start(alone: Alone, node: Node) -> None:
+    """Volumes of nodes' stores need a right of the whole cluster."""
+    artifact: Object = {"artifact": "oci://registry.example/llama:8b"}
+    alone.write(model("ada", **artifact), nodes=[declared(node)], weights={"mount": "volume"})
+    async with alone.running() as one, asyncio.timeout(WAIT_S_MAX):
+        said = await alone.why("ada", lambda said: "It cannot start" in said and "to make PersistentVolumes" in said)
+        assert "put them into a claim (pvc://), or say weights.mount: hostPath" in said
+        assert (await one.call("ada"))[0] == 503
+        assert any("weights are not seen as volumes" in sentence for sentence in await alone.off())
+        assert not await alone.pods()

@@ -10,8 +10,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from aiohttp import web
+
+from artifacts.client import Client
+from artifacts.ocilayout import Layout
 from artifacts.store import Store
-from autoscaler.drivers.kubernetes import weights
+from artifacts.transport import Site
+from autoscaler import mounts
+from autoscaler.drivers.kubernetes import volumes
 from autoscaler.drivers.kubernetes.api import Api
 from tests.cluster import definitions
 from tests.cluster.definitions import models
@@ -19,6 +25,7 @@ from tests.cluster.house import House, process
 from tests.cluster.kubelet.node import Node
 from tests.kit import packed
 from tests.kit.fake_process import command
+from tests.kit.fake_registry import FakeRegistry, digest_of
 
 LOADS = """import os, sys
 with open(sys.argv[1], 'rb') as file:
@@ -40,6 +47,9 @@ def ada(host: str, **spec: Any) -> dict[str, Any]:
     })  # fmt: skip
 
 
+FILES = {"ada.gguf": CONTENT, "tokenizer.json": b'{"a": 1}'}
+
+
 class Scene:
     """A house, a node, the agent on it, and a registry."""
 
@@ -47,7 +57,7 @@ class Scene:
         self.house, self.node, self.store = house, node, folder / "store"
         self._api, self._folder = api, folder
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
-        node.shown[weights.STORE] = self.store
+        node.shown[mounts.STORE] = self.store
 
     @asynccontextmanager
     async def agent(self) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -76,7 +86,7 @@ class Scene:
 
 
 def layout(folder: Path) -> Path:
-    packed.packed(packed.model(folder / "model", {"ada.gguf": CONTENT}), folder / "layout")
+    packed.packed(packed.model(folder / "model", FILES), folder / "layout", "modelpack-raw")
     return folder / "layout"
 
 
@@ -92,11 +102,58 @@ async def test_weights_are_brought_by_the_agent_of_the_node_and_stay_for_the_nex
             first = await scene.answers()
             assert {"decide", "pull", "place", "load"} <= set(first)
             (pod,) = await scene.pods()
-            (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == weights.VOLUME]
+            (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == volumes.NAME]
             (row,) = Store(scene.store).rows()
-            assert volume["hostPath"]["path"].startswith(f"{weights.STORE}/copies/")
+            assert volume["persistentVolumeClaim"]["readOnly"] is True
             assert row.in_use, "the agent holds it"
             await scene.at_zero()
             stack.close()  # the registry is away
             again = await scene.answers()
             assert again["pull"] < first["pull"]
+
+
+async def test_an_agent_that_dies_in_the_midst_of_a_pull_goes_on_where_it_was(
+    house: House, api: Api, namespace: str, node: Node, tmp_path: Path
+) -> None:
+    scene = Scene(house, api, namespace, node, tmp_path)
+    async with FakeRegistry().serving() as registry:
+        async with Client(Site(registry.host)) as client:
+            await packed.push(client, Layout(layout(tmp_path)))
+        weights_at, other_at = (f"/v2/{packed.NAME}/blobs/{digest_of(content)}" for content in FILES.values())
+        stuck = asyncio.Event()
+
+        async def hangs(_: web.Request) -> web.StreamResponse:
+            stuck.set()
+            await registry.hang()
+            return web.Response(status=500)
+
+        registry.always["GET", other_at] = hangs
+        house.write(ada(registry.host))
+        async with house.running(), asyncio.timeout(180):
+            call = asyncio.create_task(scene.answers())
+            async with scene.agent() as agent:
+                await stuck.wait()
+                while not list(scene.store.rglob(f"sha256-{digest_of(CONTENT)[7:]}")):
+                    await asyncio.sleep(0.05)
+                agent.kill()
+                await agent.wait()
+            assert not await scene.pods(), "there is no pod before its weights"
+            registry.always.clear()
+            async with scene.agent():
+                await call
+            assert len(registry.asked("GET", weights_at)) == 1, "what was whole came once"
+            assert "failed" not in str(await scene.ops("explain/model/ada")), "it is the same try"
+
+
+async def test_a_pull_that_fails_is_a_failed_start_with_its_reason(
+    house: House, api: Api, namespace: str, node: Node, tmp_path: Path
+) -> None:
+    scene = Scene(house, api, namespace, node, tmp_path)
+    async with FakeRegistry().serving() as registry:
+        house.write(ada(registry.host, start={"retries": 0}))
+        async with house.running(), scene.agent(), asyncio.timeout(180):
+            status, said = await house.call("ada")
+            assert status == 503, said
+            explained = str(await scene.ops("explain/model/ada"))
+            assert f"its weights: {registry.host}: there is no manifest v1 of {packed.NAME}" in explained
+            assert not await scene.pods()

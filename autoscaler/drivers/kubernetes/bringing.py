@@ -13,6 +13,7 @@ from typing import Protocol
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.base import NodeSupply
 from autoscaler.model import Model
+from autoscaler.mounts import ClusterFacts
 from autoscaler.nodewants import Laid
 from autoscaler.world import Replica
 
@@ -45,6 +46,10 @@ class InVolumes:
     def obstacle(self, _model: Model) -> str:
         """As NodeSupply."""
         return ""
+
+    def mounting(self) -> ClusterFacts:
+        """As NodeSupply."""
+        return ClusterFacts()
 
 
 VOLUMES = InVolumes()

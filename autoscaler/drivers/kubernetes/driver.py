@@ -76,7 +76,7 @@ class KubernetesDriver:
             hosts_changed=self.look_again,
         )  # fmt: skip
         self._pods = Watched(api, path, pods.read, self._pods_changed, labelSelector=pods.SELECTOR)
-        self._make = Making(launch, image, settings, self._inventory, supply)
+        self._make = Making(namespace, launch, image, settings, self._inventory, supply)
         self._orders = Orders(api, path, self._pods, self)
         self._bringing = Bringing(supply, self)
         self._observe: Observe = _not_running
@@ -165,11 +165,11 @@ class KubernetesDriver:
         if laid is not None:
             self._begun.setdefault(replica.id, Beginning()).pull(self._clock())
         try:
-            pod, claims = self._make(replica, model, laid)
+            made = self._make(replica, model, laid)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
             self.weights_failed(replica, str(error))
             return
-        self._order(self._orders.create(replica, pod, claims))
+        self._order(self._orders.create(replica, *made))
 
     def weights_failed(self, replica: Replica, reason: str) -> None:
         """It has no pod, and will have none."""

@@ -9,23 +9,36 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from autoscaler.drivers.base import Launcher, NodeSupply
-from autoscaler.drivers.kubernetes import claims, declared, pods, weights
+from autoscaler.drivers.kubernetes import claims, declared, pods, volumes
 from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.inventory import Inventory
 from autoscaler.model import Model
+from autoscaler.mounts import MOUNT, Found
 from autoscaler.nodewants import Laid
+from autoscaler.podspec import Pod
 from autoscaler.settings import Settings
 from autoscaler.sizing import given
 from autoscaler.world import Replica
 
 PORT = pods.PORTS[0]
-SOMEWHERE = Laid("", "weights.gguf")
+SOMEWHERE = volumes.Mounted(Pod(), f"{MOUNT}/weights.gguf", "")
 """Of weights that are on no node yet: as good as any, for whoever only looks."""
+
+
+class Made(NamedTuple):
+    """What is asked of the API server for one start."""
+
+    pod: Object
+    claims: tuple[Object, ...]
+    """Devices' (ResourceClaims)."""
+    volumes: tuple[Object, ...] = ()
+    """The volume of its node's store and its claim."""
 
 
 class Making(NamedTuple):
     """Of one driver."""
 
+    namespace: str
     launch: Launcher
     image: Callable[[Model], str]
     settings: Callable[[], Settings]
@@ -37,20 +50,33 @@ class Making(NamedTuple):
         if reason := self.supply.obstacle(model):
             return reason
         try:
-            self.launch(weights.located(model, SOMEWHERE) if self.supply.brings(model) else model, pods.HOST, PORT)
+            self.launch(volumes.located(model, SOMEWHERE) if self.supply.brings(model) else model, pods.HOST, PORT)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
             return str(error)
         return ""
 
-    def __call__(self, replica: Replica, model: Model, laid: Laid | None) -> tuple[Object, tuple[Object, ...]]:
-        """The pod, and the claims that it names. Raises what `launch` and `image` do."""
+    def __call__(self, replica: Replica, model: Model, laid: Laid | None) -> Made:
+        """Raises what `launch` and `image` do, and MountError."""
         settings, known = self.settings(), self.inventory
         ranked = settings.priority_class(model.spec.priority)
         asks = declared.fields(settings.nodes, replica, ranked) if known is None else known.fields(replica, ranked)
         part = given(model, replica, asks and asks.memory_fraction)
-        there = model if laid is None else weights.located(model, laid)
+        seen = None if laid is None else self._seen(replica, model, laid)
+        there = model if seen is None else volumes.located(model, seen)
         launch = self.launch(there, pods.HOST, pods.port_of(replica.id), part)
         where = declared.selector_of(settings.nodes, replica.slices)
         named = None if ranked is None else ranked.name
-        pod = pods.manifest(replica, model, launch, self.image(model), settings.pod, where, named, asks)
-        return pod if laid is None else weights.mounted(pod, laid), tuple(claims.wanted(replica, asks))
+        pod = pods.manifest(
+            replica, model, launch, self.image(model), settings.pod, where, named, asks, seen and seen.pod
+        )
+        if laid is not None:
+            pod["metadata"]["annotations"][pods.WEIGHTS] = laid.folder
+        return Made(pod, claims.wanted(replica, asks), seen.objects if seen is not None else ())
+
+    def _seen(self, replica: Replica, model: Model, laid: Laid) -> volumes.Mounted:
+        node = (
+            None if self.inventory is None or not replica.slices else self.inventory.node(pods.node_of(replica.slices))
+        )
+        on = None if node is None else volumes.facts_of(node)
+        found = Found(folder=laid.folder, file=laid.path)
+        return volumes.mounted(model, self.namespace, on, found, self.supply.mounting(), self.settings())

@@ -68,6 +68,10 @@ class NodeSeen(NamedTuple):
     """Devices that an operator closed."""
     images: tuple[Image, ...] = ()
     """Those that its kubelet tells of, IMAGES_MAX at most."""
+    kubelet: str = ""
+    """Its version."""
+    runtime: str = ""
+    """Of containers, such as `containerd://2.1.4`."""
 
 
 class OtherPod(NamedTuple):
@@ -100,12 +104,13 @@ def read(node: Object) -> NodeSeen:
     amounts = {name: str(many) for name, many in allocatable.items() if "/" in name}
     notes: dict[str, str] = node["metadata"].get("annotations") or {}
     ready = next((one["status"] for one in status.get("conditions") or [] if one["type"] == "Ready"), "")
+    info: dict[str, str] = status.get("nodeInfo") or {}
     return NodeSeen(
         node["metadata"]["name"],
         node["metadata"].get("labels") or {},
         ready == "True" and not node["spec"].get("unschedulable", False),
         ready == "Unknown",
-        status.get("nodeInfo", {}).get("bootID", ""),
+        info.get("bootID", ""),
         tuple(
             Taint(one["key"], one.get("value", ""), one["effect"])
             for one in node["spec"].get("taints") or ()
@@ -119,6 +124,7 @@ def read(node: Object) -> NodeSeen:
             image(tuple(one.get("names") or ()), one.get("sizeBytes", 0))
             for one in (status.get("images") or ())[:IMAGES_MAX]
         ),
+        *(sys.intern(str(info.get(key, ""))) for key in ("kubeletVersion", "containerRuntimeVersion")),
     )
 
 

@@ -22,6 +22,7 @@ from autoscaler.drivers.kubernetes import pods
 from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.claims import Claims
 from autoscaler.drivers.kubernetes.pods import PodSeen
+from autoscaler.drivers.kubernetes.volumes import NodeVolumes
 from autoscaler.drivers.kubernetes.watching import Key, Watched
 from autoscaler.world import Replica
 
@@ -61,6 +62,7 @@ class Orders:
         self._api = api
         self._path = path
         self._claims = Claims(api, path.split("/")[4])
+        self._volumes = NodeVolumes(api)
         self._watched = watched
         self._hears = hears
         self._making: dict[ReplicaId, asyncio.Event] = {}
@@ -74,14 +76,18 @@ class Orders:
 
     # --- make ---------------------------------------------------------------------------------------------------------
 
-    async def create(self, replica: Replica, wanted: Object, claims: Sequence[Object] = ()) -> None:
-        """Makes the pod and the claims that it names, or finds that they were made."""
+    async def create(
+        self, replica: Replica, wanted: Object, claims: Sequence[Object] = (), volumes: Sequence[Object] = ()
+    ) -> None:
+        """Makes the pod and what it names, or finds that it was made: ResourceClaims, which are its own, and the volume
+        of its node's weights with its claim, which stay.
+        """
         if replica.id in self._making:
             return
         unwanted = self._making[replica.id] = asyncio.Event()
         over = self._made[replica.id] = asyncio.Event()
         try:
-            if not await self._create(replica, wanted, claims, unwanted) and claims:
+            if not await self._create(replica, wanted, (claims, volumes), unwanted) and claims:
                 await self._surely(replica.id, lambda: self._claims.drop(claims))
         except FencedError:
             _log.info("not started: another leads now replica=%s", replica.id)
@@ -90,12 +96,17 @@ class Orders:
             over.set()
 
     async def _create(
-        self, replica: Replica, wanted: Object, claims: Sequence[Object], unwanted: asyncio.Event
+        self,
+        replica: Replica,
+        wanted: Object,
+        named: tuple[Sequence[Object], Sequence[Object]],
+        unwanted: asyncio.Event,
     ) -> bool:
         """Whether there is a pod."""
-        pauses = _Pauses()
+        pauses, (claims, volumes) = _Pauses(), named
         while not unwanted.is_set():
             try:
+                await self._volumes.make(volumes)
                 await self._claims.make(claims)
                 await self._claims.give(claims, await self._create_once(replica, wanted))
             except UnreachableError:

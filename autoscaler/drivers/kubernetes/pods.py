@@ -25,6 +25,7 @@ from autoscaler.drivers.kubernetes.hosts import requested
 from autoscaler.drivers.kubernetes.liking import like
 from autoscaler.drivers.kubernetes.overlay import lay
 from autoscaler.drivers.kubernetes.vocabulary import ENDED, WRITER
+from autoscaler.drivers.kubernetes.volumes import claimed
 from autoscaler.hosts import NOTHING, Beside
 from autoscaler.model import Model
 from autoscaler.podspec import GPU, MANAGED_BY, OURS, EnvSource, Pod
@@ -39,6 +40,8 @@ DRAIN = OURS + "drain"
 """The mark of a leader that is about to delete it: its epoch."""
 SLICES = OURS + "slices"
 """An annotation: the Slices of its Replica; empty: none."""
+WEIGHTS = OURS + "weights"
+"""An annotation: the Copy that it uses, a folder below its node's store."""
 ENGINE = "engine"
 PORTS = range(20_000, 28_192)
 """Of engines. Each Replica has one of its own, so that it is known by its address: an address that is given to another
@@ -124,9 +127,10 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
     selector: Mapping[str, str] | None = None,
     priority_class: str | None = None,
     asks: PodFields | None = None,
+    weights: Pod | None = None,
 ) -> Object:
     """The pod of a Replica, on the node that the plan chose, if it chose one. `defaults` and `priority_class`: of the
-    Settings.
+    Settings. `weights`: by what it sees them (`volumes.mounted`); None: they are in a claim, or its image gets them.
 
     `selector`: labels of the nodes that will do, where the plan may not know nodes and the scheduler chooses.
     `asks`: what it says to get its Slices; None: that is not known, and it asks for so many GPUs.
@@ -165,7 +169,8 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
         pod["spec"]["tolerations"] = [{"key": GPU, "operator": "Exists"}]
     if spec.pull_secret is not None:
         pod["spec"]["imagePullSecrets"] = [{"name": spec.pull_secret}]
-    for over in (Pod(priority_class_name=priority_class), defaults or Pod(), Pod(resources=spec.resources), spec.pod):
+    said = (Pod(priority_class_name=priority_class), defaults or Pod(), Pod(resources=spec.resources), spec.pod)
+    for over in (*said, weights or claimed(spec.artifact)):
         pod = lay(pod, over)
     if selector is not None:
         pod["spec"]["nodeSelector"] = {**selector, **pod["spec"].get("nodeSelector", {})}

@@ -3,7 +3,8 @@
 Owns the list and what goes without each right. Pure. A right is needed where it says: in the whole cluster, in the
 engines' namespace, in our own (the Lease, the gateways' pods), or in one where workloads are adopted. With scope
 `namespace` nothing is asked of the whole cluster; what needs that is off. What would let us change what others made
-(adoption, cordons) is only asked for by those who want it.
+(adoption, cordons) is only asked for by those who want it, and so are volumes, since who makes them can name any folder
+of any node (the chart's admission policy keeps ours to the stores of nodes).
 """
 
 from __future__ import annotations
@@ -82,6 +83,11 @@ _CLAIMS = (
         "engines get devices of DRA drivers", optional=True,
     ),
 )  # fmt: skip
+_SEEN = "engines see the weights of their node's store by a volume"
+_VOLUMES = (
+    Right("", "persistentvolumes", ("create", "patch"), "cluster", _SEEN, optional=True),
+    Right("", "persistentvolumeclaims", ("create", "patch"), "engines", _SEEN, optional=True),
+)
 _QUOTAS = (Right("", "resourcequotas", _READ, "engines", "what a ResourceQuota leaves is known", optional=True),)
 _HOME = (
     Right("coordination.k8s.io", "leases", ("create",), "home", "one autoscaler leads"),
@@ -98,22 +104,25 @@ OFF = (
     "agents of nodes: device memory and health are not measured, and a Slice is taken for clean after a while",
     "`pilotlight cordon` and `drain` do not outlive the autoscaler that leads",
     "Models, Deployments, StatefulSets and KubeAI's Models of other namespaces are not served",
+    "weights are not seen as volumes of nodes' stores: they are mounted as images, or out of claims (pvc://)",
 )
 """What does not work with scope `namespace`, for people."""
 
 
 def rights(
-    scope: Scope, adopted: Sequence[str] | None = (), *, cordons: bool = False, cutting: tuple[str, str] | None = None
-) -> tuple[Right, ...]:
+    scope: Scope, adopted: Sequence[str] | None = (), *, cordons: bool = False,
+    cutting: tuple[str, str] | None = None, volumes: bool = False,
+) -> tuple[Right, ...]:  # fmt: skip
     """All of them for an installation of that scope. `adopted`: namespaces in which workloads are adopted; None: in all
     that the scope reaches. `cutting`: namespace and name of the ConfigMap of Settings `cutting`; None: nothing is cut.
+    `volumes`: of nodes' stores are made.
     """
     where: Where = "cluster" if scope == "cluster" else "engines"
     own = [Right(group, resource, verbs, where, use, optional) for group, resource, verbs, use, optional in _DOCUMENTS]
     if scope == "namespace":
         return (*own, *_adoption(where, adopted), *_ENGINES, *_QUOTAS, *_HOME)
     changed = _CORDONS if cordons else () if cutting is None else (_CORDONS[0]._replace(use=_CUT),)
-    own += [] if cutting is None else _cutting(*cutting)
+    own += [*([] if cutting is None else _cutting(*cutting)), *(_VOLUMES if volumes else ())]
     return (*_EVERYWHERE, *changed, *own, *_adoption(where, adopted), *_ENGINES, *_CLAIMS, *_HOME)
 
 

@@ -27,7 +27,7 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 
 {{/* A name of an object of the whole cluster: two releases never share one. */}}
 {{- define "pilotlight.clusterName" -}}
-{{- printf "%s-%s" .Release.Namespace (include "pilotlight.name" .) | trunc 63 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Namespace (include "pilotlight.name" .) | trunc 63 | trimAll "-" -}}
 {{- end -}}
 
 {{- define "pilotlight.cluster" -}}
@@ -36,6 +36,21 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 
 {{- define "pilotlight.agents" -}}
 {{- if and .Values.agent.enabled (include "pilotlight.cluster" .) }}yes{{ end -}}
+{{- end -}}
+
+{{/* How pods of engines see weights, as Settings say. */}}
+{{- define "pilotlight.mount" -}}
+{{- dig "weights" "mount" "auto" .Values.settings -}}
+{{- end -}}
+
+{{/* Whether volumes of nodes' stores are made. */}}
+{{- define "pilotlight.volumes" -}}
+{{- if and (include "pilotlight.agents" .) (has (include "pilotlight.mount" .) (list "auto" "volume")) }}yes{{ end -}}
+{{- end -}}
+
+{{/* Where agents keep weights on their nodes. */}}
+{{- define "pilotlight.weightsStore" -}}
+{{- .Values.agent.storePath | trimSuffix "/" }}/weights
 {{- end -}}
 
 {{- define "pilotlight.enginesNamespace" -}}

@@ -1,8 +1,9 @@
-"""A pod's volumes as folders of this machine: configMap, secret, emptyDir, projected with the pod's tokens.
+"""A pod's volumes as folders of this machine: configMap, secret, emptyDir, projected with the pod's tokens; claims.
 
 Owns the folders. There is no mount here: where a container's words or variables name a path below a `mountPath`, they
-are given the folder instead. Files are written once, when the pod starts. Of this machine's own folders (hostPath)
-nothing is shown but what lies below those that a test names (`Node.shown`).
+are given the folder instead. Files are written once, when the pod starts. Of the node's own folders (hostPath, and
+claims of local volumes) only what lies below those that a test names (`Node.shown`) is shown. Nothing keeps a process
+from writing to what is read-only.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Volumes:
         """Writes all files. Raises ApiError where a source is missing, as a kubelet waits then."""
         makers: dict[str, Callable[[Spec], Awaitable[dict[str, bytes]]]] = {
             "configMap": self._config_map, "secret": self._secret, "projected": self._projected, "emptyDir": _empty,
-            "hostPath": self._host_path,
+            "hostPath": self._host_path, "persistentVolumeClaim": self._claim,
         }  # fmt: skip
         chosen = [
             (volume["name"], make(volume[kind]))
@@ -52,7 +53,10 @@ class Volumes:
         for (name, _), files in zip(chosen, await asyncio.gather(*(made for _, made in chosen)), strict=True):
             await self._write(name, files)
         for volume in self._spec.get("volumes", []):
-            if (path := self._of_host(volume.get("hostPath", {}))) is not None:
+            source = volume.get("hostPath", {})
+            if "persistentVolumeClaim" in volume:
+                source = await self._behind(volume["persistentVolumeClaim"]["claimName"])
+            if (path := self._of_host(source)) is not None:
                 (self._folder / volume["name"]).rmdir()
                 (self._folder / volume["name"]).symlink_to(path)
 
@@ -60,8 +64,8 @@ class Volumes:
         """The folder of this machine that stands for it, if a test named one."""
         for prefix, folder in self._shown.items():
             path = str(source.get("path", ""))
-            if path.startswith(f"{prefix}/"):
-                return folder / path.removeprefix(f"{prefix}/")
+            if f"{path}/".startswith(f"{prefix}/"):
+                return folder / path.removeprefix(prefix).lstrip("/")
         return None
 
     async def _host_path(self, source: Spec) -> dict[str, bytes]:
@@ -69,6 +73,21 @@ class Volumes:
         if path is not None and source.get("type") == "Directory" and not path.is_dir():
             raise ApiError(404, "NotFound", f"hostPath {source['path']} is no folder")
         return {}
+
+    async def _claim(self, source: Spec) -> dict[str, bytes]:
+        behind = await self._behind(source["claimName"])
+        if self._of_host(behind) is None:
+            raise ApiError(404, "NotFound", f"path {behind['path']} does not exist on the node")
+        return await self._host_path({**behind, "type": "Directory"})
+
+    async def _behind(self, claim: str) -> Spec:
+        """The folder of a node that a claim means."""
+        found = await self._api.get(f"{self._base}/persistentvolumeclaims/{claim}")
+        if found["status"].get("phase") != "Bound":
+            raise ApiError(404, "NotFound", f"claim {claim} is not bound")
+        of = (await self._api.get(f"/api/v1/persistentvolumes/{found['spec']['volumeName']}"))["spec"]
+        folder: Spec = of["local"] if "local" in of else of["hostPath"]
+        return folder
 
     def of(self, container: Spec) -> Callable[[str], str]:
         """A container's words as they are meant on this machine."""

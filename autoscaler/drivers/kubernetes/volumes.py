@@ -1,0 +1,246 @@
+"""Weights as volumes of pods: what a choice of `autoscaler.mounts` means in a pod, and volumes of nodes' stores. I/O.
+
+Owns the names of these PersistentVolumes and claims, one of each for a node and a namespace: a claim has one volume,
+and a local volume one node. Both belong to the Node object, so that the garbage collector takes them away with it.
+Promises: pods see weights read-only, whatever they say (the volume itself is mounted so), and by a sub-path only the
+Copy that is theirs; no kubelet changes owners or modes in a store for them; what was made is made once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from autoscaler import mounts
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.nodes import NodeSeen
+from autoscaler.drivers.kubernetes.vocabulary import NODES, WRITER
+from autoscaler.model import Model
+from autoscaler.mounts import MOUNT, ClusterFacts, Found, MountsSeen, NodeFacts
+from autoscaler.podspec import MANAGED_BY, OURS, Pod
+from autoscaler.settings import Settings
+
+VOLUMES = "/api/v1/persistentvolumes"
+NAME = "pilotlight-weights"
+"""Of the volume in a pod."""
+ENGINES = OURS + "engines"
+"""A label of PersistentVolumes and claims: the namespace of the claim."""
+HOSTNAME = "kubernetes.io/hostname"
+NOMINAL = "1Gi"
+"""Of a volume and its claim: nobody looks at it, and it must be said."""
+LOOK_S, RETRY_S = 300.0, 5.0
+MADE_S = 60.0
+"""A volume that was made is taken to be there for so long: somebody may delete it."""
+NAME_CHARS_MAX = 63
+RIGHTS = "it takes the rights that the chart gives with `agent.enabled`, or say weights.mount in the Settings"
+
+
+_log = logging.getLogger(__name__)
+
+
+class MountError(Exception):
+    """A Model's weights cannot be seen in its pods. `str()` says why and what to do, in a sentence without its end."""
+
+
+class Mounted(NamedTuple):
+    """How one pod sees its weights."""
+
+    pod: Pod
+    """Its `volumes` and `volume_mounts`, to be laid over the pod last."""
+    path: str
+    """What its engine is told to load."""
+    reason: str
+    """Why so, as the end of a sentence about the Model's weights."""
+    objects: tuple[Object, ...] = ()
+    """The node's volume and its claim, which must be there for the pod; empty: nothing must."""
+
+
+def mounted(  # noqa: PLR0917  whose, where, what; then what is known and wanted
+    model: Model, namespace: str, node: NodeFacts | None, found: Found | None, facts: ClusterFacts, settings: Settings
+) -> Mounted:
+    """`namespace` and `node` are the pod's (None: the scheduler chooses it). Raises MountError."""
+    artifact = model.spec.artifact or ""
+    choice = mounts.choose(artifact, settings, facts, node, found)
+    path = mounts.path_of(artifact) or "/".join(filter(None, (MOUNT, found.file if found is not None else "")))
+    match choice.way:
+        case "claim":
+            return Mounted(claimed(artifact), path, choice.reason)
+        case "image":
+            known = _known(model, found)
+            image = {"reference": mounts.image_of(artifact, known.digest), "pullPolicy": "IfNotPresent"}
+            path = "/".join(filter(None, (MOUNT, known.image, known.file)))
+            return Mounted(_pod({"image": image}), path, choice.reason)
+        case "hostPath":
+            folder = f"{facts.store}/{_copied(model, found).folder}"
+            return Mounted(_pod({"hostPath": {"path": folder, "type": "Directory"}}), path, choice.reason)
+        case "volume":
+            if node is None:
+                raise MountError(f"the weights of Model {model.name} are of a node, and none is chosen yet")
+            objects = of_node(namespace, node, facts.store)
+            claim = {"claimName": objects[1]["metadata"]["name"], "readOnly": True}
+            seen = _pod({"persistentVolumeClaim": claim}, _copied(model, found).folder)
+            return Mounted(seen, path, choice.reason, objects)
+        case None:
+            raise MountError(f"the weights of Model {model.name} {choice.reason}")
+
+
+def claimed(artifact: str | None) -> Pod:
+    """What a pod has of `pvc://claim/path`; of other artifacts nothing."""
+    if mounts.path_of(artifact) is None:
+        return Pod()
+    return _pod({"persistentVolumeClaim": {"claimName": mounts.claim_of(artifact or "")[0], "readOnly": True}})
+
+
+def located(model: Model, seen: Mounted) -> Model:
+    """The Model with its weights where its engine finds them."""
+    return replace(model, spec=replace(model.spec, artifact=f"file://{seen.path}"))
+
+
+def _pod(source: dict[str, object], folder: str = "") -> Pod:
+    """`folder`: of the volume, all that is seen of it."""
+    mount: dict[str, object] = {"name": NAME, "mountPath": MOUNT, "readOnly": True}
+    if folder:
+        mount["subPath"] = folder
+    return Pod(volumes=({"name": NAME, **source},), volume_mounts=(mount,))
+
+
+def _known(model: Model, found: Found | None) -> Found:
+    if found is None:
+        raise MountError(f"what the weights of Model {model.name} are is not known yet")
+    return found
+
+
+def _copied(model: Model, found: Found | None) -> Found:
+    if found is None or not found.folder:
+        raise MountError(f"the weights of Model {model.name} are not on its node yet")
+    return found
+
+
+def facts_of(node: NodeSeen) -> NodeFacts:
+    """What counts of a node that is watched."""
+    return NodeFacts(node.name, node.labels.get(HOSTNAME, ""), node.kubelet, node.runtime)
+
+
+def of_node(namespace: str, node: NodeFacts, store: str) -> tuple[Object, Object]:
+    """The node's volume and its claim in a namespace, as they are applied, but for who they belong to.
+
+    Both name each other, so that nothing else is ever bound to either. A store elsewhere, or another host's name, is
+    another volume: neither can be changed in one that is there.
+    """
+    told = hashlib.sha256(f"{namespace} {node.name} {node.hostname} {store}".encode()).hexdigest()[:8]
+    stem = f"weights-{re.sub(r'[^a-z0-9]+', '-', node.name)}"[: NAME_CHARS_MAX - 9].rstrip("-")
+    claim = f"{stem}-{told}"
+    volume = f"pilotlight-{claim}"
+    labels = {MANAGED_BY: WRITER, ENGINES: namespace}
+    on = {"key": HOSTNAME, "operator": "In", "values": [node.hostname]}
+    shared: Object = {"accessModes": ["ReadOnlyMany"], "storageClassName": "", "volumeMode": "Filesystem"}
+    return (
+        {
+            "apiVersion": "v1", "kind": "PersistentVolume",
+            "metadata": {"name": volume, "labels": labels, "annotations": {OURS + "node": node.name}},
+            "spec": {
+                **shared, "capacity": {"storage": NOMINAL}, "persistentVolumeReclaimPolicy": "Retain",
+                "mountOptions": ["ro"], "local": {"path": store},
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [on]}]}},
+                "claimRef": {
+                    "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": namespace, "name": claim,
+                },
+            },
+        },
+        {
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": {
+                "name": claim, "namespace": namespace, "labels": labels, "annotations": {OURS + "node": node.name},
+            },
+            "spec": {**shared, "volumeName": volume, "resources": {"requests": {"storage": NOMINAL}}},
+        },
+    )  # fmt: skip
+
+
+class NodeVolumes:
+    """Makes what `of_node` says. `api` is the one whose writes end with our leadership."""
+
+    def __init__(self, api: Api, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api = api
+        self._clock = clock
+        self._made_s: dict[str, float] = {}
+        """By the volume's name, of the last minute."""
+
+    async def make(self, objects: Sequence[Object]) -> None:
+        """Sees to it that they are there: three requests at first, and none for the next minute. Raises ApiError (with
+        reason Conflict where they are just going), UnreachableError, FencedError.
+        """
+        if not objects:
+            return
+        volume, claim = objects
+        name, now_s = volume["metadata"]["name"], self._clock()
+        self._made_s = {made: at_s for made, at_s in self._made_s.items() if now_s - at_s < MADE_S}
+        if name in self._made_s:
+            return
+        node = await self._api.get(f"{NODES}/{volume['metadata']['annotations'][OURS + 'node']}")
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node["metadata"]["name"], "uid": node["metadata"]["uid"]}
+        try:
+            there = await self._apply(VOLUMES, volume, owner)
+            bound = await self._apply(claims_in(claim["metadata"]["namespace"]), claim, owner)
+            if there["spec"]["claimRef"].get("uid", "") not in {"", bound["metadata"]["uid"]}:
+                await self._release(there)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            raise ApiError(403, error.reason, f"{error.message}: {RIGHTS}") from error
+        self._made_s[name] = now_s
+
+    async def _apply(self, path: str, one: Object, owner: Object) -> Object:
+        wanted = {**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}}
+        made = await self._api.apply(f"{path}/{one['metadata']['name']}", wanted, WRITER)
+        if "deletionTimestamp" in made["metadata"]:
+            raise ApiError(409, "Conflict", f"{one['kind']} {one['metadata']['name']} is just being deleted")
+        return made
+
+    async def _release(self, volume: Object) -> None:
+        """Its claim was deleted and is another of that name now: a volume is bound to the one it was bound to."""
+        claim: dict[str, Any] = {"uid": None, "resourceVersion": None}
+        version = volume["metadata"]["resourceVersion"]
+        change: Object = {"metadata": {"resourceVersion": version}, "spec": {"claimRef": claim}}
+        await self._api.patch(f"{VOLUMES}/{volume['metadata']['name']}", change)
+
+
+def claims_in(namespace: str) -> str:
+    """The path of a namespace's PersistentVolumeClaims."""
+    return f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+
+
+async def looked(api: Api, scope: str, store: str, observe: Callable[[tuple[MountsSeen, ...]], None]) -> None:
+    """Looks until it is known, and again now and then: rights are given, servers renewed."""
+    while True:
+        pause_s = LOOK_S
+        try:
+            observe((MountsSeen(facts=await look(api, scope, store)),))
+        except (ApiError, UnreachableError) as error:
+            _log.info("how weights can be mounted is asked again soon error=%s", error)
+            pause_s = RETRY_S
+        await asyncio.sleep(pause_s)
+
+
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+async def look(api: Api, scope: str, store: str = mounts.STORE) -> ClusterFacts:
+    """What the API server says of itself and of our rights: two requests, one with scope `namespace`. Raises ApiError,
+    UnreachableError.
+    """
+    said = await api.get("/version")
+    server = mounts.version(f"{said.get('major', '')}.{said.get('minor', '')}")
+    asked: Object = {
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {"resource": "persistentvolumes", "verb": "create"}},
+    }  # fmt: skip
+    may = scope == "cluster" and bool((await api.create(REVIEWS, asked))["status"].get("allowed"))
+    return ClusterFacts(may, server, store)

@@ -1,0 +1,260 @@
+"""Weights of a node's store in a pod, on a real control plane: the volume binds, the pod is let in and goes to its
+node, the engine reads its file, and what was made goes with the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autoscaler import documents, engines
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.kubernetes import nodes, pods, volumes
+from autoscaler.drivers.kubernetes.access import Access, access
+from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
+from autoscaler.drivers.kubernetes.volumes import VOLUMES, Mounted, NodeVolumes, claims_in, facts_of, mounted, of_node
+from autoscaler.model import Model
+from autoscaler.mounts import STORE, Found, NodeFacts
+from autoscaler.settings import Settings, Weights
+from autoscaler.world import Replica, SliceId
+from tests.cluster.accounts import make_account, token
+from tests.cluster.house import House, model
+from tests.cluster.kubelet.node import Node
+from tests.kit.chart import texts
+from tests.kit.fake_process import command
+
+LOOK_S, WAIT_S_MAX = 0.05, 120.0
+WORDS = "the weights themselves"
+COPY = Found("sha256:" + 64 * "a", "copies/0123456789abcdef/sha256-aaaa/files", "llama.gguf")
+READ = f"import sys; sys.exit(open(sys.argv[1]).read() != {WORDS!r})"
+"""Ends with 0 where the file is as it was written."""
+
+
+@pytest.fixture
+async def restricted(api: Api, namespace: str) -> str:
+    """The namespace as the chart makes it for engines."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    await api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}}, MERGE)
+    return namespace
+
+
+@pytest.fixture
+def disk(node: Node, tmp_path: Path) -> Path:
+    """The node's own, with a Copy in its store."""
+    there = tmp_path / "disk"
+    node.shown = {STORE: there / "store", "/share": there / "share"}
+    file = there / "store" / COPY.folder / COPY.file
+    file.parent.mkdir(parents=True)
+    file.write_text(WORDS)
+    return there
+
+
+def reading() -> Model:
+    found = documents.one(
+        model("ada", artifact="oci://r/a:1", command=[sys.executable, "-c", READ, "{model_path}", "{port}"])
+    )
+    assert isinstance(found, Model)
+    return found
+
+
+async def seen(api: Api, node: Node, namespace: str, found: Found = COPY, settings: Settings | None = None) -> Mounted:
+    """As a driver has it."""
+    of = facts_of(nodes.read(await api.get(f"/api/v1/nodes/{node.name}")))
+    of = of._replace(kubelet="v1.36.0", runtime="containerd://2.1.0")  # a process kubelet mounts no images
+    facts = await volumes.look(api, "cluster")
+    return mounted(reading(), namespace, of, found, facts, settings or Settings())
+
+
+def pod_of(node: Node, weights: Mounted) -> Object:
+    replica = Replica(
+        id=ReplicaId("ada-1"), model=ModelName("ada"), spec_hash="h", intent="i", slots=1,
+        slices=(SliceId(f"{node.name}/nvidia.com%2Fgpu"),), memory_bytes=1,
+    )  # fmt: skip
+    launch = engines.launch(volumes.located(reading(), weights), None, pods.HOST, pods.port_of(replica.id), {})
+    return pods.manifest(replica, reading(), launch, "engine", weights=weights.pod)
+
+
+async def until(api: Api, path: str, phase: str) -> Object:
+    async with asyncio.timeout(WAIT_S_MAX):
+        while (found := await api.get(path)).get("status", {}).get("phase") != phase:
+            await asyncio.sleep(LOOK_S)
+    return found
+
+
+async def until_gone(api: Api, path: str) -> None:
+    collection, _, name = path.rpartition("/")
+    async with asyncio.timeout(WAIT_S_MAX):
+        while (await api.get(collection, fieldSelector=f"metadata.name={name}"))["items"]:
+            await asyncio.sleep(LOOK_S)
+
+
+async def test_an_engine_reads_its_copy_from_a_volume_of_its_node_that_goes_with_the_node(
+    api: Api, node: Node, disk: Path, restricted: str
+) -> None:
+    assert disk.is_dir()
+    weights = await seen(api, node, restricted)
+    volume, claim = (one["metadata"]["name"] for one in weights.objects)
+    before = api.requests
+    await NodeVolumes(api).make(weights.objects)
+    made = await api.create(f"/api/v1/namespaces/{restricted}/pods", pod_of(node, weights))
+    assert api.requests - before <= 6
+    path = f"/api/v1/namespaces/{restricted}/pods/{made['metadata']['name']}"
+    over = await until(api, path, "Succeeded")
+    assert over["spec"]["nodeName"] == node.name
+    bound = await until(api, f"{claims_in(restricted)}/{claim}", "Bound")
+    assert bound["spec"]["volumeName"] == volume
+    await api.delete(path, grace_s=0)
+    await api.delete(f"/api/v1/nodes/{node.name}")
+    await until_gone(api, f"{claims_in(restricted)}/{claim}")
+    await until_gone(api, f"{VOLUMES}/{volume}")
+
+
+async def test_a_claim_that_somebody_deleted_is_made_and_bound_again(api: Api, node: Node, restricted: str) -> None:
+    weights = await seen(api, node, restricted)
+    claim = f"{claims_in(restricted)}/{weights.objects[1]['metadata']['name']}"
+    volume = f"{VOLUMES}/{weights.objects[0]['metadata']['name']}"
+    await NodeVolumes(api).make(weights.objects)
+    first = await until(api, claim, "Bound")
+    await api.delete(claim)
+    await until_gone(api, claim)
+    await until(api, volume, "Released")
+    await NodeVolumes(api).make(weights.objects)
+    assert (await until(api, claim, "Bound"))["metadata"]["uid"] != first["metadata"]["uid"]
+
+
+async def test_a_volume_is_bound_to_no_other_node_and_no_other_claim(api: Api, node: Node, restricted: str) -> None:
+    """A pod that names the claim is held by where its volume is."""
+    elsewhere = NodeFacts(node.name, "another-host")
+    objects = of_node(restricted, elsewhere, STORE)
+    await NodeVolumes(api).make(objects)
+    weights = await seen(api, node, restricted)
+    (source,) = weights.pod.volumes
+    claim = {"claimName": objects[1]["metadata"]["name"], "readOnly": True}
+    pod = pod_of(node, weights)
+    pod["spec"]["volumes"] = [{"name": source["name"], "persistentVolumeClaim": claim}]
+    made = await api.create(f"/api/v1/namespaces/{restricted}/pods", pod)
+    path = f"/api/v1/namespaces/{restricted}/pods/{made['metadata']['name']}"
+    async with asyncio.timeout(WAIT_S_MAX):
+        while "match PersistentVolume's node affinity" not in str((await api.get(path))["status"]):
+            await asyncio.sleep(LOOK_S)
+    await api.delete(path)
+    greedy: Object = {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "greedy"},
+        "spec": {
+            "accessModes": ["ReadOnlyMany"], "storageClassName": "", "volumeName": objects[0]["metadata"]["name"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }  # fmt: skip
+    await api.create(claims_in(restricted), greedy)
+    await until(api, f"{claims_in(restricted)}/{objects[1]['metadata']['name']}", "Bound")
+    assert (await api.get(f"{claims_in(restricted)}/greedy"))["status"]["phase"] == "Pending"
+
+
+async def test_restricted_lets_in_volumes_and_images_and_no_host_path(api: Api, node: Node, restricted: str) -> None:
+    path = f"/api/v1/namespaces/{restricted}/pods?dryRun=All"
+    image = Settings(weights=Weights(mount="image"))
+    for found, settings in ((COPY, Settings()), (COPY._replace(image="models"), image)):
+        weights = await seen(api, node, restricted, found, settings)
+        await api.create(path, pod_of(node, weights))
+    weights = await seen(api, node, restricted, settings=Settings(weights=Weights(mount="hostPath")))
+    with pytest.raises(ApiError, match=r"restricted volume types \(volume \"pilotlight-weights\"") as refused:
+        await api.create(path, pod_of(node, weights))
+    assert refused.value.status == 403
+
+
+async def test_without_a_right_to_volumes_that_is_known_before_any_start(api: Api) -> None:
+    assert (await volumes.look(api, "cluster")).volumes
+    found = await volumes.look(api, "namespace")
+    assert (found.volumes, found.server) == (False, (1, 36))
+
+
+async def test_a_model_in_a_claim_is_served_from_zero(
+    api: Api, node: Node, disk: Path, namespace: str, house: House
+) -> None:
+    """The claim of somebody's share, here a folder of the node."""
+    share = disk / "share" / "llama"
+    share.mkdir(parents=True)
+    (share / "8b.gguf").write_text(WORDS)
+    volume, claim = of_node(namespace, NodeFacts(node.name, node.name), "/share")
+    await NodeVolumes(api).make((volume, claim))
+    words = ["sh", "-c", f'grep -q "{WORDS}" "$0" && exec "$@"', "{model_path}"]
+    engine = command("--host", "{host}", "--port", "{port}", "--name", "ada")
+    artifact = f"pvc://{claim['metadata']['name']}/llama/8b.gguf"
+    house.write(model("ada", artifact=artifact, command=[*words, *engine]))
+    async with house.running(), asyncio.timeout(WAIT_S_MAX):
+        assert (await house.call("ada"))[0] == 200
+
+
+class Account(Access):
+    """As a service account."""
+
+    def __init__(self, of: Access, shown: str) -> None:
+        super().__init__(of._configuration)
+        self._shown = shown
+
+    async def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._shown}"}
+
+
+@pytest.fixture
+async def autoscaler(api: Api, kubeconfig: Path, namespace: str) -> AsyncIterator[Api]:
+    """With the chart's rights and its policy, released into the namespace, and engines in it, too."""
+    values = {"agent": {"enabled": True}, "engines": {"namespace": namespace, "createNamespace": False}}
+    kinds = {
+        "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+        "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        "Role": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
+        "RoleBinding": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
+        "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+        "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+    }
+    rendered = texts(values, namespace=namespace)
+    made = list(yaml.safe_load_all(rendered["rights.yaml"])) + list(yaml.safe_load_all(rendered["volumes.yaml"]))
+    for one in made:
+        await api.create(kinds[one["kind"]], one)
+    await make_account(api, namespace, "pl-pilotlight-autoscaler")
+    shown = await token(api, namespace, "pl-pilotlight-autoscaler")
+    async with Api(Account(await access(kubeconfig), shown)) as acting:
+        yield acting
+    for one in made:
+        await api.delete(f"{kinds[one['kind']]}/{one['metadata']['name']}")
+
+
+async def test_autoscalers_make_volumes_of_stores_and_no_other(
+    api: Api, autoscaler: Api, node: Node, namespace: str
+) -> None:
+    """Else who acts as one could read, and write, every folder of every node."""
+    weights = await seen(api, node, namespace)
+    volume, _ = weights.objects
+    spec, path = volume["spec"], f"{VOLUMES}?dryRun=All"
+    bad: list[tuple[str, Object]] = [
+        ("make volumes of", {**spec, "local": {"path": "/etc"}}),
+        ("make volumes of", {**{key: spec[key] for key in spec if key != "local"}, "hostPath": {"path": STORE}}),
+        ("for the engines' namespace only", {**spec, "claimRef": {**spec["claimRef"], "namespace": "kube-system"}}),
+        ("mounted read-only", {key: spec[key] for key in spec if key != "mountOptions"}),
+    ]
+    async with asyncio.timeout(WAIT_S_MAX):
+        while not await refused(autoscaler, path, {**volume, "spec": bad[0][1]}):  # the policy is in force soon
+            await asyncio.sleep(LOOK_S)
+    for why, other in bad:
+        assert why in await refused(autoscaler, path, {**volume, "spec": other})
+    await NodeVolumes(autoscaler).make(weights.objects)
+    await until(api, f"{claims_in(namespace)}/{weights.objects[1]['metadata']['name']}", "Bound")
+    change: Object = {"spec": {"mountOptions": []}}
+    with pytest.raises(ApiError, match="mounted read-only"):
+        await autoscaler.patch(f"{VOLUMES}/{volume['metadata']['name']}", change)
+    assert (await volumes.look(autoscaler, "cluster")).volumes
+
+
+async def refused(api: Api, path: str, body: Object) -> str:
+    """Why; empty: it is not."""
+    try:
+        await api.create(path, body)
+    except ApiError as error:
+        return error.message
+    return ""

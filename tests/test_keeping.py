@@ -1,0 +1,172 @@
+"""What the agent of a node does with what autoscalers want there: it brings, holds, tells, and lets go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from artifacts.credentials import Keychain, Secret
+from artifacts.obtain import Came
+from artifacts.store import Store
+from autoscaler.contract import ReplicaId, WeightsReport
+from autoscaler.nodewants import NodeWant, NodeWants
+from autoscaler.settings import Signatures, Weights
+from pilotlight import keeping as room
+from pilotlight.keeping import LINGER_S, Keeping
+from pilotlight.pullsecrets import NoSecretError, PullSecrets
+from tests.kit import packed
+
+WAIT_S_MAX = 60.0
+
+
+class Kept:
+    """One agent's weights, with a clock that stands still."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.now_s, self.logins = root, 100.0, list[str]()
+        self.keeping = Keeping(root, self._login_of, lambda: self.now_s)
+        self._changed = asyncio.Event()
+        self.keeping.changed = self._changed.set
+
+    async def _login_of(self, name: str) -> Keychain:
+        self.logins.append(name)
+        if name == "none":
+            raise NoSecretError("pull secret none: NotFound")
+        return Secret("{}")
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.keeping.run())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    def wants(self, *wants: NodeWant, epoch: int = 1, held: tuple[str, ...] = (), **weights: object) -> None:
+        settings = Weights(**weights)  # type: ignore[arg-type]  # a test's own words
+        self.keeping.heard(msgspec.json.encode(NodeWants(epoch=epoch, wants=wants, held=held, weights=settings)))
+
+    @property
+    def said(self) -> tuple[WeightsReport, ...]:
+        return self.keeping.report()[1]
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not holds():
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await self._changed.wait()
+
+    def in_use(self) -> list[bool]:
+        return [row.in_use for row in Store(self.root).rows()]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path / "store")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[str]:
+    packed.packed(packed.model(tmp_path / "model", {"a.gguf": b"GGUF", "LICENSE": b"x"}), tmp_path / "layout")
+    with packed.served(tmp_path / "layout") as found:
+        yield found
+
+
+def want(host: str, *replicas: str, tag: str = "v1", secret: str = "") -> NodeWant:
+    artifact = f"oci://{host}/{packed.NAME}:{tag}"
+    return NodeWant(artifact=artifact, pull_secret=secret, replicas=tuple(map(ReplicaId, replicas)))
+
+
+async def test_what_a_replica_waits_for_comes_is_told_and_held(kept: Kept, host: str) -> None:
+    async with kept.running():
+        kept.wants(want(host, "r1"))
+        await kept.until(lambda: kept.said and kept.said[0].folder)
+        (said,) = kept.said
+        assert (said.replicas, said.ggufs, said.failed) == (("r1",), ("a.gguf",), "")
+        assert (kept.root / said.folder / "a.gguf").read_bytes() == b"GGUF"
+        assert kept.in_use() == [True]
+        await kept.until(lambda: kept.keeping.report()[0] == (want(host).artifact,))
+    assert kept.in_use() == [False], "who ends holds nothing"
+
+
+async def test_each_replica_is_a_try_of_its_own(kept: Kept, host: str) -> None:
+    async with kept.running():
+        kept.wants(want(host, "r1", tag="none"))
+        await kept.until(lambda: kept.said and kept.said[0].failed)
+        assert "there is no manifest none" in kept.said[0].failed
+        kept.wants(want(host, "r1", tag="none"), ca_file=None)
+        assert kept.said[0].replicas == ("r1",)
+        kept.wants(want(host, "r2", tag="none"))
+        await kept.until(lambda: kept.said[0].replicas == ("r2",))
+
+
+async def test_a_pull_secret_is_asked_for_by_name_and_one_that_is_not_there_fails_the_start(
+    kept: Kept, host: str
+) -> None:
+    async with kept.running():
+        kept.wants(want(host, "r1", secret="mine"), want(host, "r2", secret="none"))
+        await kept.until(lambda: len(kept.said) == 2 and all(one.replicas for one in kept.said))
+        found = {one.pull_secret: one for one in kept.said}
+        assert found["mine"].folder
+        assert (found["none"].failed, found["none"].folder) == ("pull secret none: NotFound", "")
+        assert sorted(kept.logins) == ["mine", "none"]
+
+
+async def test_what_is_wanted_no_more_is_let_go_after_a_while_and_what_pods_use_is_not(kept: Kept, host: str) -> None:
+    async with kept.running():
+        kept.wants(want(host, "r1"))
+        await kept.until(lambda: kept.said and kept.said[0].folder)
+        folder = kept.said[0].folder
+        kept.wants(held=(folder,))
+        await kept.until(lambda: not kept.said)
+        kept.now_s += LINGER_S
+        kept.wants(held=(folder, "copies/../../etc"))
+        await kept.until(lambda: not kept.keeping._lines)
+        assert kept.in_use() == [True], "a pod uses it"
+        kept.wants()
+        await kept.until(lambda: all(since_s is not None for _, since_s in kept.keeping._held.values()))
+        assert kept.in_use() == [True], "leaders change"
+        kept.now_s += LINGER_S
+        kept.wants()
+        await kept.until(lambda: kept.in_use() == [False])
+
+
+async def test_the_newest_epoch_counts_whoever_else_speaks(kept: Kept, host: str) -> None:
+    async with kept.running():
+        kept.wants(want(host, "r2"), epoch=5)
+        await kept.until(lambda: kept.said and kept.said[0].folder)
+        kept.wants(want(host, "r1", tag="none"), epoch=4)
+        kept.keeping.heard(b"{")
+        await asyncio.sleep(0)
+        assert [one.replicas for one in kept.said] == [("r2",)]
+
+
+async def test_settings_that_cannot_be_used_fail_pulls_and_nothing_else(kept: Kept, host: str) -> None:
+    async with kept.running():
+        kept.wants(want(host, "r1"), signatures=Signatures(policy="enforce", keys=("/nowhere.pub",)))
+        await kept.until(lambda: kept.said and kept.said[0].failed)
+        assert "weights.signatures.keys[0]" in kept.said[0].failed
+        kept.wants(want(host, "r2"))
+        await kept.until(lambda: kept.said[0].folder)
+
+
+async def test_an_agent_that_may_read_no_secret_says_so() -> None:
+    with pytest.raises(NoSecretError, match="--pull-secrets NAMESPACE"):
+        await PullSecrets(None)("mine")
+
+
+def test_how_far_a_pull_is_is_told_now_and_then(kept: Kept) -> None:
+    line, told = room._Line(), list[int]()
+    kept.keeping.changed = lambda: told.append(1)
+    for bytes_, after_s in ((1, 0.0), (2, 0.5), (3, 0.6)):
+        kept.now_s += after_s
+        kept.keeping._came(line, Came(bytes_, 10, 1.0))
+    assert len(told) == 2
+    assert line.came == Came(3, 10, 1.0)

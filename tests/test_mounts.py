@@ -1,0 +1,156 @@
+"""How pods see weights: which kind of volume, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler import mounts
+from autoscaler.documents import DocumentError, load
+from autoscaler.mounts import Choice, ClusterFacts, Found, NodeFacts
+from autoscaler.settings import Settings, Signatures, Weights
+
+OCI = "oci://ghcr.io/acme/llama:8b"
+DIGEST = "sha256:" + 64 * "a"
+NEW = ClusterFacts(volumes=True, server=(1, 36))
+NO_RIGHT = ClusterFacts(volumes=False, server=(1, 36))
+NODE = NodeFacts("n1", "n1", "v1.36.3", "containerd://2.1.4")
+IMAGE, MODELPACK = Found(DIGEST, image="models"), Found(DIGEST)
+
+
+def said(**weights: object) -> Settings:
+    return load([("s.yaml", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\nweights: {weights}")]).settings
+
+
+def chosen(
+    mount: str = "auto", facts: ClusterFacts = NEW, node: NodeFacts | None = NODE, found: Found | None = IMAGE
+) -> Choice:
+    return mounts.choose(OCI, said(mount=mount), facts, node, found)
+
+
+def test_a_volume_of_the_nodes_store_goes_before_all_else() -> None:
+    assert chosen() == ("volume", "are seen as a read-only volume of their node's store")
+    assert chosen("volume").way == "volume"
+    assert chosen(found=None).way == "volume"
+    assert chosen(node=None).way == "volume", "nothing is known against it"
+
+
+def test_without_rights_to_volumes_an_image_is_mounted_and_the_reason_is_told() -> None:
+    assert chosen(facts=NO_RIGHT) == (
+        "image",
+        "are mounted by the node's container runtime as an image, since no right is there to make PersistentVolumes",
+    )
+    nameless = NODE._replace(hostname="")
+    assert "node n1 has no label kubernetes.io/hostname" in chosen(node=nameless).reason
+    assert chosen("image") == (
+        "image",
+        "are mounted by the node's container runtime as an image, as Settings say (weights.mount: image)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "node", "found", "why"),
+    [
+        (NO_RIGHT, NODE, MODELPACK, "the artifact is no image that a container runtime mounts"),
+        (ClusterFacts(), NODE, IMAGE, "the version of the API server is not known"),
+        (
+            ClusterFacts(server=(1, 34)), NODE, IMAGE,
+            "the API server is Kubernetes 1.34, and images are mounted from 1.35",
+        ),
+        (
+            NO_RIGHT, NODE._replace(kubelet="v1.33.0"), IMAGE,
+            "the kubelet of node n1 is 1.33, and images are mounted from 1.35",
+        ),
+        (
+            NO_RIGHT, NODE._replace(runtime="containerd://1.7.27"), IMAGE,
+            "containerd on node n1 is 1.7, and images are mounted from 2.1",
+        ),
+        (
+            NO_RIGHT, NODE._replace(runtime="docker://28.0.1"), IMAGE,
+            "the container runtime of node n1, docker, is not known to mount images",
+        ),
+    ],
+)  # fmt: skip
+def test_where_nothing_is_possible_both_reasons_and_a_fix_are_told(
+    facts: ClusterFacts, node: NodeFacts, found: Found, why: str
+) -> None:
+    way, reason = chosen(facts=facts, node=node, found=found)
+    assert way is None
+    assert reason == (
+        f"cannot be seen in its pods: no right is there to make PersistentVolumes, and {why}; put them into a claim "
+        "(pvc://), or say weights.mount: hostPath in the Settings, where pod security lets it in"
+    )
+
+
+def test_what_was_asked_for_is_not_replaced_by_something_else() -> None:
+    volume, image = chosen("volume", NO_RIGHT), chosen("image", found=MODELPACK)
+    assert volume.way is None
+    assert "image" not in volume.reason
+    no_image = "the artifact is no image that a container runtime mounts"
+    assert image == (None, f"cannot be seen in its pods: {no_image}; say weights.mount: auto in the Settings")
+    nameless = chosen("volume", node=NODE._replace(hostname=""))
+    assert nameless.way is None
+    assert "label the node, or say weights.mount: hostPath" in nameless.reason
+
+
+def test_who_asks_for_images_may_have_switched_them_on_before_they_were_on_by_default() -> None:
+    older = NEW._replace(server=(1, 33))
+    node = NODE._replace(kubelet="v1.33.1-gke.100", runtime="cri-o://1.33.0")
+    assert chosen("image", older, node).way == "image"
+    assert chosen("image", NEW._replace(server=(1, 30)), node).way is None
+
+
+def test_images_are_not_mounted_past_the_signatures_that_are_asked_for() -> None:
+    strict = Settings(weights=Weights(mount="image", signatures=Signatures(policy="enforce")))
+    way, reason = mounts.choose(OCI, strict, NEW, NODE, IMAGE)
+    assert way is None
+    assert "signatures are judged only of what agents pull" in reason
+
+
+def test_a_folder_of_the_node_is_taken_only_where_settings_say_so() -> None:
+    for facts in (NEW, NO_RIGHT, ClusterFacts()):
+        assert chosen("hostPath", facts).way == "hostPath"
+        assert all(chosen(mount, facts).way != "hostPath" for mount in ("auto", "volume", "image"))
+
+
+def test_a_claim_is_mounted_as_it_is_whatever_settings_say() -> None:
+    for mount in ("auto", "volume", "image", "hostPath"):
+        way, reason = mounts.choose("pvc://shared/llama/8b.gguf", said(mount=mount), ClusterFacts())
+        assert (way, reason) == ("claim", "are in the claim shared, which is mounted as it is")
+    assert mounts.path_of("pvc://shared/llama/8b.gguf") == "/weights/llama/8b.gguf"
+    assert [mounts.path_of(one) for one in ("pvc://shared", "pvc://shared/", OCI, None)] == [
+        "/weights", "/weights", None, None,
+    ]  # fmt: skip
+
+
+def test_only_what_no_pod_could_see_stands_in_the_way_of_a_start() -> None:
+    none = ClusterFacts(server=(1, 30))
+    assert mounts.obstacle(OCI, said(), none).startswith("its weights cannot be seen in its pods: no right is there")
+    assert not mounts.obstacle(OCI, said(), None), "nobody knows yet"
+    assert not mounts.obstacle(OCI, said(), NEW)
+    assert not mounts.obstacle("pvc://shared", said(), none)
+    assert not mounts.obstacle("hf://a/b", said(), none)
+    assert not mounts.obstacle(None, said(), none)
+
+
+@pytest.mark.parametrize(
+    ("artifact", "image"),
+    [
+        ("oci://ghcr.io/acme/llama:8b", "ghcr.io/acme/llama"),
+        ("oci://localhost:5000/llama", "localhost:5000/llama"),
+        (f"oci://r:5000/a/b:1@{DIGEST}", "r:5000/a/b"),
+        (f"oci://r/a@{DIGEST}", "r/a"),
+    ],
+)
+def test_an_image_is_named_by_its_digest(artifact: str, image: str) -> None:
+    assert mounts.image_of(artifact, DIGEST) == f"{image}@{DIGEST}"
+
+
+def test_what_is_pulled_or_claimed_is_mounted_and_what_engines_fetch_is_not() -> None:
+    assert [one for one in (OCI, "pvc://a", "file:///a", "hf://a/b", "", None) if mounts.is_mounted(one)] == [
+        OCI, "pvc://a",
+    ]  # fmt: skip
+
+
+def test_a_mount_that_there_is_not_is_one_line() -> None:
+    with pytest.raises(DocumentError, match=r"weights\.mount: expected one of auto, hostPath, image, volume"):
+        said(mount="hostpath")
