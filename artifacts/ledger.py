@@ -24,6 +24,8 @@ SPARE_FILES = 1024
 TRIES_MAX = 8
 """Of a choice that somebody's lease overtook."""
 Free = Callable[[Path], os.statvfs_result]
+Evicted = Callable[[str], None]
+"""Hears of each that goes for a pull's room: `room` of a Copy, `left` of what a broken pull left."""
 
 
 @dataclass(slots=True)
@@ -44,12 +46,16 @@ class Reservation:
 class Ledger:
     """`bytes_max`: of the store, None: the disk is the bound; `free`: what a disk has left."""
 
-    def __init__(self, shelf: Shelf, bytes_max: int | None, spare_bytes: int, free: Free = os.statvfs) -> None:
+    def __init__(
+        self, shelf: Shelf, bytes_max: int | None, spare_bytes: int, free: Free = os.statvfs,
+        evicted: Evicted = lambda _: None,
+    ) -> None:  # fmt: skip
         self._shelf = shelf
         self._layout = shelf.layout
         self._bytes_max = bytes_max
         self._spare_bytes = spare_bytes
         self._free = free
+        self._evicted = evicted
 
     def reserve(self, room: Reservation, key: Key, wanted_bytes: int, files: int = 0) -> tuple[str, ...]:
         """`wanted_bytes` in all for this pull, what it has already included; what went for it. Raises NoRoomError."""
@@ -66,7 +72,9 @@ class Ledger:
                     f"{choice.in_use_bytes} in use and {choice.pinned_bytes} pinned; "
                     "unpin or stop something, raise storeBytesMax, or give the store a larger disk"
                 )
-            gone += [name for name in choice.gone if self._shelf.remove(name)]
+            for name in [name for name in choice.gone if self._shelf.remove(name)]:
+                gone.append(name)
+                self._evicted("room" if name.startswith(f"{self._layout.copies.name}/") else "left")
         raise NoRoomError(f"no room for {wanted_bytes} bytes: what could go is in use again each time")
 
     def _write(self, room: Reservation, wanted_bytes: int) -> None:

@@ -23,7 +23,7 @@ from artifacts.digests import Digest
 from artifacts.disk import FULL, SHUT, Disk, trouble
 from artifacts.evict import Choice
 from artifacts.layout import ForbiddenError, HeldError, Key, Layout, NoRoomError, Record, StoreError
-from artifacts.ledger import SPARE_BYTES, Free, Ledger
+from artifacts.ledger import SPARE_BYTES, Evicted, Free, Ledger
 from artifacts.permits import Permits
 from artifacts.publish import Copy, Job, Pull, Wanted
 from artifacts.refusals import MismatchError, UnreachableError
@@ -67,11 +67,12 @@ class Store:
     def __init__(
         self, root: Path, *, bytes_max: int | None = None, spare_bytes: int = SPARE_BYTES, while_away: bool = True,
         permits: Permits | None = None, disk: Disk | None = None, free: Free = os.statvfs,
+        evicted: Evicted = lambda _: None,
     ) -> None:  # fmt: skip
         self.layout = Layout(root)
         self._disk = disk or Disk()
         self._shelf = Shelf(self.layout, self._disk)
-        self._ledger = Ledger(self._shelf, bytes_max, spare_bytes, free)
+        self._ledger = Ledger(self._shelf, bytes_max, spare_bytes, free, evicted)
         self.permits = Permits(root / "permits", self._disk) if permits is None else permits
         self._while_away = while_away
 

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import click
 import msgspec
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from artifacts.agent import Agent
 from artifacts.images import Images, ImageWanted
@@ -133,7 +134,7 @@ async def serve(options: AgentOptions) -> None:
     images = None if options.runtime is None else Images(options.runtime, logins, sockets.images_changed)
     if images is not None:
         keeping.images = _told(images)
-    shown_at = await health.open_port(options.health, application(one))
+    shown_at = await health.open_port(options.health, application(one, keeping.metrics.text))
     process.settle()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(life) for life in (one.run(), files.follow(), keeping.run())]
@@ -155,8 +156,8 @@ def _told(images: Images) -> Callable[[Sequence[ImageWant]], None]:
     return lambda wanted: images.want(ImageWanted(one.image, one.pull_secret) for one in wanted)
 
 
-def application(one: Agent[NodeLook]) -> web.Application:
-    """GET /healthz: it looks at its node; /readyz: an autoscaler takes what it says."""
+def application(one: Agent[NodeLook], metrics: Callable[[], bytes]) -> web.Application:
+    """GET /healthz: it looks at its node; /readyz: an autoscaler takes what it says; /metrics: of its weights."""
 
     async def healthz(_: web.Request) -> web.Response:
         return _says(one.age_s < LOOK_S_MAX, "ok", "it does not get to look at its node")
@@ -164,8 +165,11 @@ def application(one: Agent[NodeLook]) -> web.Application:
     async def readyz(_: web.Request) -> web.Response:
         return _says(one.heard, "ok", "no autoscaler takes what it says")
 
+    async def told(_: web.Request) -> web.Response:
+        return web.Response(body=metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
+
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", told)])
     return app
 
 

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from artifacts import gguf, layout, obtain, reference
 from artifacts.credentials import Chain, Keychain
 from artifacts.digests import BadDigestError
+from artifacts.layout import StoreError
 from artifacts.meanings import Meanings
 from artifacts.obtain import Came, Registries
 from artifacts.publish import Copy
@@ -31,6 +32,7 @@ from artifacts.store import Store, in_thread
 from autoscaler.contract import ReplicaId, WeightsReport, decoder
 from autoscaler.nodewants import ImageWant, NodeWant, NodeWants
 from autoscaler.settings import Weights
+from pilotlight.storemetrics import StoreMetrics
 from pilotlight.supply import reached
 
 PULLS_MAX = 4
@@ -93,10 +95,12 @@ class Keeping:
         self._lines: dict[Wish, _Line] = {}
         self._held: dict[str, tuple[Copy, float | None]] = {}
         """By folder: what pods use, and since when they do no more."""
+        self.metrics = StoreMetrics()
         self._ways: tuple[Weights, Store, Registries] | None = None
         self._opening, self._pulls = asyncio.Lock(), asyncio.Semaphore(PULLS_MAX)
         self._copies: tuple[str, ...] = ()
         self._said_s = 0.0
+        self._trouble = ""
 
     def heard(self, line: bytes) -> None:
         """An autoscaler's word."""
@@ -134,8 +138,7 @@ class Keeping:
                 while True:
                     self._wake.clear()
                     if self._wants is not None:
-                        await self._act(self._wants, tasks)
-                        await self._look()
+                        await self._turn(self._wants, tasks)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_EVERY_S):
                             await self._wake.wait()
@@ -144,6 +147,18 @@ class Keeping:
             for copy in copies:
                 if copy is not None:
                     copy.close()
+
+    async def _turn(self, wants: NodeWants, tasks: asyncio.TaskGroup) -> None:
+        """A store that cannot be read costs weights, and not what else the agent is for."""
+        try:
+            await self._act(wants, tasks)
+            await self._look()
+        except (StoreError, OSError) as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                log.warning("event=store_trouble reason=%r", self._trouble)
+        else:
+            self._trouble = ""
 
     async def _act(self, wants: NodeWants, tasks: asyncio.TaskGroup) -> None:
         """What pods use is held first: a pull may need room."""
@@ -193,8 +208,19 @@ class Keeping:
         kept = await obtain.kept(of, store, ways)
         if kept is not None:
             return kept
-        async with self._pulls:
-            return await obtain.obtain(of, store, ways, lambda came: self._came(line, came))
+        began_s = self._clock()
+        try:
+            async with self._pulls:
+                copy = await obtain.obtain(of, store, ways, lambda came: self._came(line, came))
+        except Exception:
+            self._pulled(line, began_s, well=False)
+            raise
+        self._pulled(line, began_s, well=True)
+        return copy
+
+    def _pulled(self, line: _Line, began_s: float, *, well: bool) -> None:
+        came_bytes = 0 if line.came is None else line.came.bytes
+        self.metrics.pulled(self._clock() - began_s, came_bytes, well=well)
 
     def _came(self, line: _Line, came: Came) -> None:
         line.came = came
@@ -206,7 +232,7 @@ class Keeping:
         """As the Settings say. Raises StoreError, SignersError."""
         async with self._opening:
             if self._ways is None or self._ways[0] != settings:
-                store = Store(self._root, bytes_max=settings.store_bytes_max)
+                store = Store(self._root, bytes_max=settings.store_bytes_max, evicted=self.metrics.evicted)
                 ways = await in_thread(lambda: reached(settings))
                 self._ways = (settings, await in_thread(store.open), ways)
             return self._ways[1:]
@@ -247,7 +273,9 @@ class Keeping:
         """All that still are what was asked for."""
         store, found = Store(self._root), list[str]()
         meanings = Meanings(store)
-        for row in store.rows():
+        rows = store.rows()
+        self.metrics.holds(rows)
+        for row in rows:
             with contextlib.suppress(BadReferenceError, BadDigestError):
                 if meanings.recall(reference.parse(row.record.reference)) == row.record.key:
                     found.append(row.record.reference)

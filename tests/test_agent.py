@@ -24,10 +24,11 @@ from autoscaler.drivers.nvml import Gpu
 from autoscaler.nodeintake import NODE_BYTES_MAX
 from autoscaler.ordered import NodeReported
 from autoscaler.serve import ContractServer
-from pilotlight import agent_process, nodelook
+from pilotlight import agent_process, nodelook, nodeway
 from pilotlight.agent_process import application
 from pilotlight.nodelook import NodeLook, NodeLooks, news, sees_node
 from pilotlight.nodeway import HttpWay
+from pilotlight.storemetrics import StoreMetrics
 from tests.kit.fakenvml import FakeNvml
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import world
@@ -232,7 +233,7 @@ async def test_the_agent_is_well_while_it_looks_and_ready_while_somebody_takes_w
         return NodeLook()
 
     one = Agent(look, news, lambda _, number, age_s: f"{number} {age_s >= 0}".encode(), [way], period_s=0.01)
-    client = await aiohttp_client(application(one))
+    client = await aiohttp_client(application(one, StoreMetrics().text))
 
     async def says(path: str) -> int:
         return (await client.get(path)).status
@@ -242,7 +243,7 @@ async def test_the_agent_is_well_while_it_looks_and_ready_while_somebody_takes_w
     async with asyncio.timeout(60):
         assert (await way.taken.get()).endswith(b" True")
         await way.taken.get()
-        assert (await says("/healthz"), await says("/readyz")) == (200, 200)
+        assert (await says("/healthz"), await says("/readyz"), await says("/metrics")) == (200, 200, 200)
         way.refuses = "it answered 401"
         while await says("/readyz") == 200:
             await asyncio.sleep(0.005)
@@ -311,5 +312,33 @@ async def test_everybody_behind_a_name_is_told() -> None:
         with pytest.raises(WayError, match="the name cannot be looked up"):
             await nobody.send(body())
     finally:
+        await way.close()
+        await runner.cleanup()
+
+
+async def test_an_agent_follows_what_autoscalers_say_and_again_when_one_breaks_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodeway, "AGAIN_S", 0.01)
+    asked, heard = list[str](), asyncio.Queue[bytes]()
+
+    async def wants(request: web.Request) -> web.StreamResponse:
+        asked.append(request.query["node"])
+        return web.Response(body=b"\n%d\n" % len(asked))
+
+    app = web.Application()
+    app.router.add_get("/v1/wants", wants)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "s")).start()
+    way = HttpWay(f"unix:{tmp_path / 's'}", None, None)
+    following = asyncio.create_task(way.follow("/v1/wants?node=n1", heard.put_nowait))
+    try:
+        async with asyncio.timeout(60):
+            assert [await heard.get() for _ in range(3)] == [b"1\n", b"2\n", b"3\n"], "blank lines say nothing"
+        assert set(asked) == {"n1"}
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
         await way.close()
         await runner.cleanup()

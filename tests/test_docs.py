@@ -18,6 +18,7 @@ from autoscaler.world import World
 from docs import draw_call, rooms
 from gateway.telemetry import Telemetry
 from pilotlight.cli import cli
+from pilotlight.storemetrics import StoreMetrics
 from tests.test_tidy import PACKAGES, ROOT, SOURCES, name
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -101,7 +102,7 @@ def test_the_keys_not_in_force_are_those_that_are_refused() -> None:
 
 
 def test_the_metrics_are_those_that_are_told() -> None:
-    texts = [Metrics(lambda: World(epoch=1)).text(), Telemetry().text((), 0.0)]
+    texts = [Metrics(lambda: World(epoch=1)).text(), Telemetry().text((), 0.0), StoreMetrics().text()]
     families = [family for text in texts for family in text_string_to_metric_families(text.decode())]
     known = {f.name + ("_total" if f.type == "counter" else "") for f in families if not f.name.endswith("_created")}
     assert sorted(rows(section(OPERATIONS, "Metrics"))) == sorted(known)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -93,6 +94,9 @@ async def test_what_a_replica_waits_for_comes_is_told_and_held(kept: Kept, host:
         assert (kept.root / said.folder / "a.gguf").read_bytes() == b"GGUF"
         assert kept.in_use() == [True]
         await kept.until(lambda: kept.keeping.report()[0] == (want(host).artifact,))
+        told = kept.keeping.metrics.text().decode()
+        assert 'pilotlight_pull_seconds_count{result="done"} 1.0' in told
+        assert "pilotlight_pull_bytes_total 0.0" not in told
     assert kept.in_use() == [False], "who ends holds nothing"
 
 
@@ -155,6 +159,27 @@ async def test_settings_that_cannot_be_used_fail_pulls_and_nothing_else(kept: Ke
         assert "weights.signatures.keys[0]" in kept.said[0].failed
         kept.wants(want(host, "r2"))
         await kept.until(lambda: kept.said[0].folder)
+
+
+async def test_a_store_that_cannot_be_read_costs_the_start_and_not_the_agent(
+    kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with kept.running():
+        with monkeypatch.context() as broken:
+            broken.setattr(Store, "rows", failing)
+            broken.setattr(Store, "open", failing)
+            for number in range(3):
+                kept.wants(want(host, f"r{number}"))
+                await kept.until(lambda: kept.said and kept.said[0].failed == "Input/output error")
+        assert [record.getMessage() for record in caplog.records].count(
+            "event=store_trouble reason='Input/output error'"
+        ) == 1, "once"
+        kept.wants(want(host, "r9"))
+        await kept.until(lambda: kept.said[0].folder)
+
+
+def failing(_: Store) -> NoReturn:
+    raise OSError("Input/output error")
 
 
 async def test_an_agent_that_may_read_no_secret_says_so() -> None:

@@ -144,7 +144,8 @@ async def test_case_48_archives_leave_regular_files_only(tmp_path: Path) -> None
 
 
 async def test_point_13_the_least_missed_goes_for_what_comes(tmp_path: Path) -> None:
-    store = opened(tmp_path, bytes_max=room_for(2, MIB))
+    told = list[str]()
+    store = Store(tmp_path / "store", spare_bytes=0, bytes_max=room_for(2, MIB), evicted=told.append).open()
     arts = [wanted(name, raw(name, MIB)) for name in "abc"]
     fetch = fetching(*arts)
     for age_s, art in ((5000, arts[0]), (9000, arts[1])):
@@ -152,6 +153,7 @@ async def test_point_13_the_least_missed_goes_for_what_comes(tmp_path: Path) -> 
             aged(store, copy.record, age_s)
     (await store.ensure(arts[2], fetch, None)).close()
     assert set(whole(store)) == {arts[0].reference, arts[2].reference}
+    assert told == ["room"]
 
 
 async def test_point_13_what_is_in_use_or_pinned_stays_and_the_error_says_so(tmp_path: Path) -> None:

@@ -235,3 +235,16 @@ def test_only_who_says_host_path_has_a_namespace_that_lets_it_in() -> None:
         return label
 
     assert [enforced(mount) for mount in ("auto", "volume", "image", "hostPath")] == 3 * ["restricted"] + ["privileged"]
+
+
+def test_agents_read_the_pull_secrets_that_are_named_and_nothing_else() -> None:
+    values = {**SETS["agents"], "agent": {**SETS["agents"]["agent"], "pullSecrets": ["ghcr"]}}
+    rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["ghcr"], "verbs": ["get"]}]
+    for of, wanted in ((SETS["agents"], []), (values, [rules])):
+        roles = [one for one in of_kind(of, "Role") if one["metadata"]["name"].endswith("-agent")]
+        assert [one["rules"] for one in roles] == wanted
+        assert all(one["metadata"]["namespace"] == "pilotlight-engines" for one in roles)
+        ((_, spec),) = [one for one in pod_specs(of) if one[0] == "agent"]
+        assert spec["automountServiceAccountToken"] is bool(wanted)
+        assert ("--pull-secrets=pilotlight-engines" in spec["containers"][0]["args"]) is bool(wanted)
+        assert "--store=/var/lib/pilotlight/weights" in spec["containers"][0]["args"]

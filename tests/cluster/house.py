@@ -41,7 +41,7 @@ class House:
     """One autoscaler and one gateway, as processes, and the documents that they were given."""
 
     def __init__(self, folder: Path, kubeconfig: Path, namespace: str, *words: str) -> None:
-        self._folder = folder
+        self._folder, self.kubeconfig = folder, kubeconfig
         self._words = ("--driver", "kubernetes", "--kubeconfig", str(kubeconfig), "--namespace", namespace, *words)
         self.listen, self.ops, self._gateway_ops = free_ports(3)
         self.url = f"http://127.0.0.1:{self.listen}"

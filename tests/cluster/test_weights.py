@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from artifacts.client import Client
+from artifacts.credentials import Secret
 from artifacts.ocilayout import Layout
 from artifacts.store import Store
 from artifacts.transport import Site
@@ -23,7 +25,7 @@ from tests.cluster import definitions
 from tests.cluster.definitions import models
 from tests.cluster.house import House, process
 from tests.cluster.kubelet.node import Node
-from tests.kit import packed
+from tests.kit import docker_registry, packed
 from tests.kit.fake_process import command
 from tests.kit.fake_registry import FakeRegistry, digest_of
 
@@ -60,11 +62,11 @@ class Scene:
         node.shown[mounts.STORE] = self.store
 
     @asynccontextmanager
-    async def agent(self) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def agent(self, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
         way = f"unix:{self._folder / 'contract.sock'}"
         words = ("--node", self.node.name, "--autoscaler", way, "--store", str(self.store))
         nowhere = str(self._folder / "no.sock")
-        async with process(self._folder / "agent.log", "agent", *words, "--pod-resources", nowhere) as one:
+        async with process(self._folder / "agent.log", "agent", *words, "--pod-resources", nowhere, *more) as one:
             yield one
 
     async def pods(self) -> list[dict[str, Any]]:
@@ -157,3 +159,29 @@ async def test_a_pull_that_fails_is_a_failed_start_with_its_reason(
             explained = str(await scene.ops("explain/model/ada"))
             assert f"its weights: {registry.host}: there is no manifest v1 of {packed.NAME}" in explained
             assert not await scene.pods()
+
+
+async def test_a_models_pull_secret_is_the_login_that_its_node_pulls_with(
+    house: House, api: Api, namespace: str, node: Node, tmp_path: Path
+) -> None:
+    """From the real registry."""
+    scene = Scene(house, api, namespace, node, tmp_path)
+    async with docker_registry.registry(tmp_path, docker_registry.htpasswd(tmp_path)) as host:
+        login = {"username": docker_registry.USER, "password": docker_registry.PASSWORD}
+        text = json.dumps({"auths": {host: login}})
+        async with Client(Site(host), Secret(text)) as client:
+            await packed.push(client, Layout(layout(tmp_path)))
+        await api.create(f"/api/v1/namespaces/{namespace}/secrets", {
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "login"},
+            "type": "kubernetes.io/dockerconfigjson", "stringData": {".dockerconfigjson": text},
+        })  # fmt: skip
+        house.write(ada(host, start={"retries": 0}))
+        words = ("--pull-secrets", namespace, "--kubeconfig", str(house.kubeconfig))
+        async with house.running(), scene.agent(*words), asyncio.timeout(180):
+            assert (await house.call("ada"))[0] == 503, "without a login it is given nothing"
+            house.tell(ada(host, pullSecret="login"))
+            while (await house.call("ada"))[0] != 200:
+                await asyncio.sleep(0.2)
+            (row,) = Store(scene.store).rows()
+            assert row.record.private
+            assert docker_registry.PASSWORD not in (tmp_path / "agent.log").read_text()

@@ -1,0 +1,52 @@
+"""What the agent of a node tells of its weights to Prometheus (interfaces, section 5): pulls, the store, what went.
+
+Owns these names. Only numbers are told; what is pulled has a name in the reports to autoscalers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from artifacts.store import Row
+
+PULL_BUCKETS = (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+STATES = ("in_use", "pinned", "idle")
+
+
+class StoreMetrics:
+    """Of one agent; `text()` is the exposition."""
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._seconds = Histogram(
+            "pilotlight_pull_seconds", "Pulls of weights, from the wish to their end", ("result",), registry=registry,
+            buckets=PULL_BUCKETS,
+        )  # fmt: skip
+        self._bytes = Counter("pilotlight_pull_bytes", "Bytes of weights that came", registry=registry)
+        self._stored = Gauge("pilotlight_store_bytes", "Copies in the store, by state", ("state",), registry=registry)
+        self._evicted = Counter(
+            "pilotlight_store_evictions", "What went for the room of pulls", ("reason",), registry=registry
+        )
+
+    def pulled(self, took_s: float, bytes_: int, *, well: bool) -> None:
+        """A pull ended."""
+        self._seconds.labels("done" if well else "failed").observe(took_s)
+        self._bytes.inc(bytes_)
+
+    def holds(self, rows: Iterable[Row]) -> None:
+        """What is in the store now."""
+        found = dict.fromkeys(STATES, 0)
+        for row in rows:
+            found["in_use" if row.in_use else "pinned" if row.pinned else "idle"] += row.record.bytes
+        for state, bytes_ in found.items():
+            self._stored.labels(state).set(bytes_)
+
+    def evicted(self, reason: str) -> None:
+        """A Copy (`room`), or what a broken pull had left (`left`), went for the room of another."""
+        self._evicted.labels(reason).inc()
+
+    def text(self) -> bytes:
+        """All of it."""
+        return generate_latest(self._registry)

@@ -1,0 +1,133 @@
+"""Starts that wait for their weights before there is a pod."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from msgspec.structs import replace
+
+from autoscaler.actions import Plan
+from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
+from autoscaler.drivers.kubernetes.bringing import BRINGING, Bringing
+from autoscaler.fold import fold
+from autoscaler.loop import Step
+from autoscaler.model import Gpu, Model, ModelSpec
+from autoscaler.mounts import ClusterFacts
+from autoscaler.nodesupply import NodeSupply
+from autoscaler.nodewants import Laid
+from autoscaler.ordered import NodeReported
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Replica, World
+from tests.kit.worlds import T0, device, replica, world
+
+ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="vllm", artifact="oci://r/a:1"))
+ONE = replica(ADA, "a1", ("g1",), S.STARTING)
+LAID = Laid("copies/x/files", "sub/a.gguf")
+
+
+class Driver:
+    """Notes what it hears; its supply gives what the test sets."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+        self.laid: asyncio.Future[Laid] | None = asyncio.get_running_loop().create_future()
+        self.bringing = Bringing(self, self)
+
+    def mounting(self) -> ClusterFacts:
+        """As NodeSupply."""
+        return ClusterFacts()
+
+    def __call__(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Awaitable[Laid] | None:
+        return self.laid
+
+    def brings(self, model: Model) -> bool:
+        return self.laid is not None
+
+    def obstacle(self, model: Model) -> str:
+        return ""
+
+    def start_waits(self, replica: Replica, reason: str) -> None:
+        self.heard.append(reason)
+
+    def weights_came(self, replica: Replica, model: Model, laid: Laid | None) -> None:
+        self.heard.append(laid)
+
+    def weights_failed(self, replica: Replica, reason: str) -> None:
+        self.heard.append(("failed", reason))
+
+    def begin(self) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(self._run(one)) for one in self.bringing.begin(ONE, ADA)]
+
+    async def _run(self, one: Awaitable[None]) -> None:
+        await one
+
+
+async def test_a_start_waits_for_its_weights_and_one_without_any_does_not() -> None:
+    driver = Driver()
+    (task,) = driver.begin()
+    assert driver.begin() == [], "it is on its way"
+    assert driver.heard == [BRINGING, BRINGING]
+    assert driver.laid is not None
+    driver.laid.set_result(LAID)
+    await task
+    assert driver.heard[2:] == [LAID]
+    driver.laid = None
+    assert driver.begin() == []
+    assert driver.heard[3:] == [None]
+
+
+async def test_what_is_stopped_meanwhile_is_never_created() -> None:
+    driver = Driver()
+    (task,) = driver.begin()
+    driver.bringing.stop(ONE.id)
+    assert driver.laid is not None
+    driver.laid.set_result(LAID)
+    await task
+    assert driver.heard == [BRINGING]
+
+
+async def test_weights_that_do_not_come_fail_the_start() -> None:
+    driver = Driver()
+    (task,) = driver.begin()
+    assert driver.laid is not None
+    driver.laid.set_exception(OSError("no room"))
+    await task
+    assert driver.heard == [BRINGING, ("failed", "its weights: no room")]
+
+
+# --- what agents say -------------------------------------------------------------------------------------------------
+
+
+def said(**fields: object) -> World:
+    report = NodeReport(node="n1", boot="b", sequence=1, brings=True, weights=(
+        WeightsReport(artifact="oci://r/a:1", **fields),  # type: ignore[arg-type]  # a test's own words
+    ))  # fmt: skip
+    return fold(world([ADA], [device("g1", 80, "n1")], [ONE]), [NodeReported(report=report)], T0)[0]
+
+
+def step(after: World) -> Step:
+    return Step(after, after, Plan(), (), (), T0, T0, T0)
+
+
+async def test_a_step_that_brings_the_agents_word_ends_the_wait() -> None:
+    at, told = said(), list[str]()
+    supply = NodeSupply(lambda: at, lambda: T0)
+    coming = supply(ONE, ADA, told.append)
+    assert coming is not None
+    task = asyncio.ensure_future(coming)
+    await asyncio.sleep(0)
+    supply.on_step(step(said(bytes=1 << 20, total_bytes=2 << 20)))
+    supply.on_step(step(said(bytes=1 << 20, total_bytes=2 << 20)))
+    assert told == ["asked for", "1Mi of 2Mi, 0 bytes a second"]
+    supply.on_step(step(said(replicas=(ReplicaId("a1"),), folder="copies/x/files", ggufs=("a.gguf",))))
+    assert await task == Laid("copies/x/files", "a.gguf")
+
+
+def test_what_is_no_matter_of_nodes_is_not_waited_for() -> None:
+    supply = NodeSupply(said, lambda: T0)
+    of_file = replace(ADA, spec=replace(ADA.spec, artifact="file:///a"))
+    assert supply(ONE, of_file, lambda _: None) is None
+    on_cpu = replace(ADA, spec=replace(ADA.spec, gpu=Gpu(count=0)))
+    assert "ask for a device" in supply.obstacle(on_cpu)
+    assert supply.obstacle(ADA) == ""
