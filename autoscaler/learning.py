@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from autoscaler import lrv
 from autoscaler.elastic import Elastic
 from autoscaler.lanes import Kind, Wanted
 from autoscaler.stock import Node, Stock
@@ -28,7 +29,6 @@ from autoscaler.waste import (
     Ints,
     Taught,
     bin_of,
-    level,
     levels_of,
     residual,
     tables,
@@ -139,7 +139,8 @@ class _Replay:
     def _look(self, nodes: Ints) -> None:
         part = self.stock.part(nodes)
         rows = part.classes * BINS + bin_of(part.cpu, part.sums(part.left))
-        self._looks.append((part.at, rows[part.seat] * (LEVELS + 1) + level(part.left), self._forgone[part.at]))
+        cells = rows[part.seat] * (LEVELS + 1) + lrv.levels(part, part.left)
+        self._looks.append((part.at, cells, self._forgone[part.at]))
 
     def seen(self, looks: _Looks, halfway: float) -> None:
         """What became of all lanes that were looked at: the mean of what was left at 100 % arrived and at the end, less

@@ -8,11 +8,12 @@ It knows only what is given; whether something fits at all is asked elsewhere (`
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from autoscaler.waste import BINS, FORGONE, GRAIN, LEVELS, UNITS, WHOLE, Ints, Tables, bin_of, level
+from autoscaler.waste import BINS, FORGONE, GRAIN, IDLE, LEVELS, UNITS, WHOLE, Ints, Tables, bin_of, level
 
 GAIN: Final = 18
 """What less waste counts, and PRICE the price of the place, before the cut."""
@@ -54,6 +55,13 @@ class Part(NamedTuple):
         return found
 
 
+def levels(part: Part, left: Ints) -> Ints:
+    """[lanes] -> the level of each, where so many milli [lanes] are left."""
+    idle = part.sums((left == WHOLE).astype(np.int64)) == part.counts
+    found: Ints = np.where(idle[part.seat], IDLE, level(left))
+    return found
+
+
 def of_lanes(
     tables: Tables, part: Part, milli: Ints, taken: Ints, cpu_milli: int, *, forgone: Ints | None = None
 ) -> Ints:
@@ -62,11 +70,10 @@ def of_lanes(
     `forgone` [lanes]: milli that it asked for and goes without.
     """
     total = part.sums(np.maximum(part.left, 0))
-    levels = level(part.left)
-    before = _values(tables, part, part.cpu, total, levels)
-    rest = _values(
-        tables, part, part.cpu - cpu_milli, total - taken, np.stack((levels, level(np.maximum(part.left - milli, 0))))
-    )
+    before = _values(tables, part, part.cpu, total, levels(part, part.left))
+    after = level if milli.any() else partial(levels, part)  # whoever takes any of it ends a node's being idle
+    at = np.stack((after(part.left), after(np.maximum(part.left - milli, 0))))
+    rest = _values(tables, part, part.cpu - cpu_milli, total - taken, at)
     less = part.sums(before - rest[0])[part.seat] + rest[0] - rest[1]
     if forgone is not None:
         less = less + FORGONE * forgone
@@ -77,8 +84,8 @@ def of_nodes(tables: Tables, part: Part, lanes: Ints, cpu_milli: int) -> Ints:
     """[nodes] -> the score of who takes these `lanes` [lanes; 0 or 1] whole; none of any: CPU alone."""
     total, taken = part.sums(np.maximum(part.left, 0)), WHOLE * part.sums(lanes)
     left = np.where(lanes > 0, np.minimum(part.left, 0), part.left)
-    before = _values(tables, part, part.cpu, total, level(part.left))
-    after = _values(tables, part, part.cpu - cpu_milli, total - taken, level(left))
+    before = _values(tables, part, part.cpu, total, levels(part, part.left))
+    after = _values(tables, part, part.cpu - cpu_milli, total - taken, levels(part, left))
     return _cut(part.sums(before - after), _price(tables, part, taken, cpu_milli))
 
 
@@ -91,7 +98,8 @@ def needed(tables: Tables, node: Part, lane: int) -> int:
     lefts[:, lane] = np.arange(left + 1)
     totals = np.maximum(lefts, 0).sum(axis=1)
     rows = (node.classes * BINS + bin_of(np.broadcast_to(node.cpu, totals.shape), totals)) * (LEVELS + 1)
-    wasted = tables.values.reshape(-1)[rows[:, None] + level(lefts)].sum(axis=1)
+    idle = (lefts == WHOLE).all(axis=1)
+    wasted = tables.values.reshape(-1)[rows[:, None] + np.where(idle[:, None], IDLE, level(lefts))].sum(axis=1)
     used = totals * UNITS - wasted
     return int((used + GRAIN * UNITS >= used[left]).argmax())
 
@@ -108,10 +116,10 @@ def _price(tables: Tables, part: Part, taken: Ints, cpu_milli: int) -> Ints:
     return found
 
 
-def _values(tables: Tables, part: Part, cpu_milli: Ints, left: Ints, levels: Ints) -> Ints:
+def _values(tables: Tables, part: Part, cpu_milli: Ints, left: Ints, at: Ints) -> Ints:
     """[..., lanes]: UNITS of a milli that are expected to stay unused of lanes at these levels, where the nodes have so
     much CPU and so many milli left.
     """
     rows = (part.classes * BINS + bin_of(cpu_milli, left)) * (LEVELS + 1)
-    found: Ints = tables.values.reshape(-1)[rows[part.seat] + levels]
+    found: Ints = tables.values.reshape(-1)[rows[part.seat] + at]
     return found

@@ -24,7 +24,11 @@ WHOLE: Final = 1000
 """Milli of a whole device."""
 GRAIN: Final = 10
 """Tables are by tens of milli: finer ones learn too little of each."""
-LEVELS: Final = WHOLE // GRAIN + 1
+IDLE: Final = WHOLE // GRAIN + 1
+"""The level of an idle lane whose node is idle as a whole: who takes a part of that keeps those out who need all of it.
+Without it what is learnt where many ask for whole nodes swings to and fro, for it cannot tell the two apart.
+"""
+LEVELS: Final = IDLE + 1
 ABSENT: Final = LEVELS
 """The level of a lane that a node does not have: worth nothing."""
 UNITS: Final = 64
@@ -96,7 +100,7 @@ def _after(waste: Floats, left: int, size: int, least: int) -> float:
 
 def levels_of(waste: Floats) -> Floats:
     """[LEVELS]: a function of milli as a function of levels."""
-    return waste[::GRAIN]
+    return np.append(waste[::GRAIN], waste[-1])
 
 
 def tables(values: Floats, prices: Floats) -> Tables:

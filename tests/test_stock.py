@@ -14,7 +14,7 @@ from autoscaler.hosts import BYTES_MAX, CPU_MAX
 from autoscaler.lanes import Isolation, Kind, Lane, Room
 from autoscaler.lrv import BUCKET, GAIN, PRICE
 from autoscaler.stock import LANES_MAX, PERCENT_MAX, ROWS_MAX, Load, Node, Place, Stock, load_of
-from autoscaler.waste import BINS, LEVELS, UNITS, WHOLE, Taught, bin_of, level, tables, untaught
+from autoscaler.waste import BINS, IDLE, LEVELS, UNITS, WHOLE, Taught, bin_of, level, tables, untaught
 
 GIB = 1 << 30
 SIZES = {250: 3.0, 400: 2.0, 1000: 1.0}
@@ -107,6 +107,8 @@ def slow_score(one: Stock, taught: Taught, at: int, kind: Kind, chosen: Sequence
 
 def worth(taught: Taught, face: int, cpu: int, lefts: Sequence[int], total: int) -> int:
     row = taught.tables.values[face, int(bin_of(np.array([cpu]), np.array([total]))[0])]
+    if all(left == WHOLE for left in lefts):
+        return int(row[IDLE]) * len(lefts)
     return sum(int(row[int(level(np.array([left]))[0])]) for left in lefts)
 
 

@@ -13,6 +13,7 @@ from autoscaler.waste import (
     CPU_EDGES,
     EAGER,
     FULL_BIN,
+    IDLE,
     LEVELS,
     RATIO_EDGES,
     UNITS,
@@ -46,7 +47,7 @@ def test_a_rare_size_fills_a_hole_less_surely_than_a_frequent_one() -> None:
 
 def test_levels_are_tens_of_milli_rounded_half_up() -> None:
     assert level(np.array([-1, 0, 4, 5, 14, 15, 994, 995, 1000])).tolist() == [ABSENT, 0, 0, 1, 1, 2, 99, 100, 100]
-    assert LEVELS == 101
+    assert (IDLE, LEVELS) == (101, 102)
 
 
 def test_bins_at_their_edges() -> None:
