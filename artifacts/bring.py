@@ -185,21 +185,21 @@ async def bring(
         copy = await store.ensure(wanted, fetch, caller)
     try:
         obtain.check_safe(str(of), copy, allow_unsafe=allow_unsafe)
-        await in_thread(lambda: _remember(store, of, copy.record))
+        await in_thread(lambda: _remember(store, of, copy.record, allow_unsafe=allow_unsafe))
     except BaseException:
         copy.close()
         raise
     return copy
 
 
-async def kept(of: Lies, store: Store, ways: Ways) -> Copy | None:
+async def kept(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = False) -> Copy | None:
     """The Copy of what it meant when it was last pulled here, held; None: there is none any more. The place is asked
     only of what it gave to a login. Raises RegistryError, StoreError.
     """
     if isinstance(of, Reference):
-        return await obtain.kept(of, store, ways.registries)
+        return await obtain.kept(of, store, ways.registries, allow_unsafe=allow_unsafe)
     _judge(ways.registries)
-    key = await in_thread(lambda: recalled(of, store, ways))
+    key = await in_thread(lambda: recalled(of, store, ways, allow_unsafe=allow_unsafe))
     record = None if key is None else await in_thread(lambda: store.layout.record(key))
     if key is None or record is None:
         return None
@@ -207,26 +207,33 @@ async def kept(of: Lies, store: Store, ways: Ways) -> Copy | None:
     copy = await store.admit(key, await _caller(store, login, _permitted(of, ways, record.laid[0].path)))
     if copy is not None:
         try:
-            obtain.check_safe(str(of), copy, allow_unsafe=False)
+            obtain.check_safe(str(of), copy, allow_unsafe=allow_unsafe)
         except RefusedError:
             copy.close()
             raise
     return copy
 
 
-async def lay_headers(of: Lies, ways: Ways, folder: Path) -> list[str]:
+async def lay_headers(of: Lies, ways: Ways, folder: Path, *, allow_unsafe: bool = False) -> list[str]:
     """As `headers.lay`."""
     if isinstance(of, Reference):
-        return await headers.lay(of, ways.registries, folder)
+        return await headers.lay(of, ways.registries, folder, allow_unsafe=allow_unsafe)
     async with opened(of, ways) as there:
-        found = (await there.look()).listing
+        found = (await there.look(allow_unsafe=allow_unsafe)).listing
         files = [File(one.entry.path, one.entry.size, one.entry.name, one.role, "raw") for one in found.taken]
         return await headers.begin(files, found.place, Lone(there.place), folder)
 
 
-def recalled(of: Lies, store: Store, ways: Ways) -> Key | None:
+def recalled(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = False) -> Key | None:
     """Which Copy it meant when it was last pulled here; nobody is asked. It blocks. Raises PolicyError."""
-    return Meanings(store).recall(of if isinstance(of, Reference) else Named(origin_of(of, ways), str(of)))
+    if isinstance(of, Reference):
+        return Meanings(store).recall(of)
+    return Meanings(store).recall(_named(of, origin_of(of, ways), allow_unsafe=allow_unsafe))
+
+
+def _named(of: Elsewhere, origin: str, *, allow_unsafe: bool) -> Named:
+    """Files that are left out for one are taken for another: it means two Copies. A registry's artifact is one."""
+    return Named(origin, f"{of} and what is unsafe of it" if allow_unsafe else str(of))
 
 
 def _judge(registries: Registries) -> None:
@@ -240,8 +247,8 @@ def _judge(registries: Registries) -> None:
         log.warning("event=weights_unsigned reason='only weights in a registry have signatures'")
 
 
-def _remember(store: Store, of: Elsewhere, record: Record) -> None:
-    Meanings(store).remember(Named(record.origin, str(of)), record.key)
+def _remember(store: Store, of: Elsewhere, record: Record, *, allow_unsafe: bool) -> None:
+    Meanings(store).remember(_named(of, record.origin, allow_unsafe=allow_unsafe), record.key)
     if record.unpacked:
         Sums(store).remember(record.key, {one.path: one.digest for one in record.unpacked})
 

@@ -25,13 +25,13 @@ BYTES_MAX = 64 << 20
 """A header with a large vocabulary has about 10 MiB."""
 
 
-async def lay(of: Reference, registries: Registries, folder: Path) -> list[str]:
+async def lay(of: Reference, registries: Registries, folder: Path, *, allow_unsafe: bool = False) -> list[str]:
     """The GGUF files of the artifact, below `folder`, which is made; none where their names or bytes are not plain.
 
     Raises RegistryError, BadManifestError, GgufError, BadArchiveError, OSError.
     """
     async with registries.opened(of.host) as source:
-        found = await resolve.resolve(source, of, resolve.here())
+        found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=allow_unsafe)
         return await begin(found.contents.files(), of.repository, source, folder)
 
 

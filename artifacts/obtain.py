@@ -136,7 +136,7 @@ async def obtain(
         return copy
 
 
-async def kept(of: Reference, store: Store, registries: Registries) -> Copy | None:
+async def kept(of: Reference, store: Store, registries: Registries, *, allow_unsafe: bool = False) -> Copy | None:
     """The Copy of what the reference meant when it was last pulled here, held; None: there is none any more.
 
     The registry is asked only of weights that need a login, or a signature that this process has not seen yet: who laid
@@ -150,7 +150,7 @@ async def kept(of: Reference, store: Store, registries: Registries) -> Copy | No
     copy = await store.admit(key, await _caller(of, key.digest, store, registries))
     if copy is not None:
         try:
-            check_safe(f"oci://{of}", copy, allow_unsafe=False)
+            check_safe(f"oci://{of}", copy, allow_unsafe=allow_unsafe)
         except RefusedError:
             copy.close()
             raise
@@ -160,7 +160,7 @@ async def kept(of: Reference, store: Store, registries: Registries) -> Copy | No
 def check_safe(of: str, copy: Copy, *, allow_unsafe: bool) -> None:
     """Raises RefusedError where it was laid down for those who allow more."""
     if copy.record.unsafe and not allow_unsafe:
-        raise RefusedError(f"{of} holds code or pickled weights, and was laid here with --allow-unsafe; {ALLOW}")
+        raise RefusedError(f"{of} holds code or pickled weights, and was laid here for those who allow them; {ALLOW}")
 
 
 async def _judged(of: Reference, digest: Digest, registries: Registries) -> None:

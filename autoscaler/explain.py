@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoscaler import demand, mounts, sizing
+from autoscaler import demand, sizing, weightwords
 from autoscaler.actions import Plan
 from autoscaler.compare import absent, start_after_s
 from autoscaler.contract import ModelName, ReplicaId
@@ -68,6 +68,8 @@ class Row(Fact, frozen=True):
     """Seconds since it is in this state; None: it never was in another."""
     why: str = ""
     adapters: tuple[str, ...] = ()
+    weights: str = ""
+    """Those that come from elsewhere: here, absent or failed (`weightwords.word`); empty: none do."""
 
 
 def model_state(world: World, name: ModelName, now_s: float) -> str:
@@ -107,7 +109,7 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     sentences += [f"It fits on no device: {never}. Its Calls are refused with no_capacity."] if never else []
     adopted = document.adopted
     sentences += [f"{adopted.message}."] if adopted is not None and adopted.message != answer.reason else []
-    sentences += [*_obstacle(world, model), *_weights(world, document)]
+    sentences += [*_obstacle(world, model), *weightwords.weights(world, document)]
     for id in world.by_model.get(model, ()):
         sentences += [_replica(world, world.replicas[id], now_s), *_quiet(world, id, now_s)]
     sentences += _failures(world, model, now_s)
@@ -169,6 +171,7 @@ def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: flo
         since_s=None if began_s is None else now_s - began_s,
         why=why,
         adapters=() if document is None else tuple(adapter.name for adapter in document.spec.adapters),
+        weights="" if document is None else weightwords.word(world, document),
     )
 
 
@@ -204,14 +207,6 @@ def _obstacle(world: World, name: ModelName) -> list[str]:
     if world.by_model.get(name):
         return [f"One more cannot start: {obstacle}."]
     return [f"It cannot start: {obstacle}. Its Calls are refused with model_start_failed."]
-
-
-def _weights(world: World, model: Model) -> list[str]:
-    """How its pods see its weights, and why so."""
-    artifact, facts = model.spec.artifact, world.mounting
-    if artifact is None or facts is None or model.adopted is not None or not mounts.is_mounted(artifact):
-        return []
-    return [f"Its weights {mounts.choose(artifact, world.settings, facts).reason}."]
 
 
 def _soonest(world: World, model: ModelName, now_s: float) -> list[str]:

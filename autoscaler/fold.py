@@ -139,8 +139,8 @@ def _one(draft: Draft, observation: Observation) -> None:
 def _whole(draft: Draft, seen: CopiesSeen | DisruptionsSeen | MountsSeen) -> None:
     """Takes the place of what was told before."""
     match seen:
-        case CopiesSeen() if seen.copies != draft.world.copies:
-            draft.change(copies=seen.copies)
+        case CopiesSeen() if (seen.copies, seen.failed) != (draft.world.copies, draft.world.unbrought):
+            draft.change(copies=seen.copies, unbrought=seen.failed)
         case DisruptionsSeen() if seen.undisturbed != draft.world.undisturbed:
             draft.change(undisturbed=seen.undisturbed)
         case MountsSeen() if seen.facts != draft.world.mounting:

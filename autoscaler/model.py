@@ -102,6 +102,8 @@ class ModelSpec(Part, frozen=True):
 
     engine: EngineName
     artifact: str | None = None
+    allow_unsafe: bool = False
+    """Code and pickled weights, which may run programs when they are loaded, are taken, too."""
     aliases: tuple[str, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     image: str = ""
@@ -255,6 +257,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 def _unusual(spec: ModelSpec) -> Iterator[tuple[str, object]]:
     """What few Models tell, most of it of pods: hashes of Models that say nothing of it are as they were."""
+    if spec.allow_unsafe:
+        yield "allowUnsafe", True
     if spec.image:
         yield "image", spec.image
     if spec.pull_secret is not None:

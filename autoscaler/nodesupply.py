@@ -19,6 +19,8 @@ from autoscaler.nodewants import Laid
 from autoscaler.wanted import Coming, Failed, from_registry, nowhere, standing
 from autoscaler.world import Replica, World
 
+UNSAFE = "spec.allowUnsafe is in force for `pilotlight serve` only: in a cluster mount such weights"
+
 
 class NotBroughtError(Exception):
     """The weights did not come; `str()` says why, for people."""
@@ -53,6 +55,8 @@ class NodeSupply:
     def obstacle(self, model: Model) -> str:
         """As NodeSupply."""
         world = self._world()
+        if from_registry(model) and model.spec.allow_unsafe:
+            return UNSAFE
         if from_registry(model) and model.spec.gpu.count == 0:
             return nowhere(model)
         return mounts.obstacle(model.spec.artifact, world.settings, world.mounting)
@@ -62,6 +66,8 @@ class NodeSupply:
         return self._world().mounting or ClusterFacts()
 
     async def _laid(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Laid:
+        if model.spec.allow_unsafe:
+            raise NotBroughtError(UNSAFE)
         now_s = self._clock()
         one = _Waiting(replica, model, told, now_s, asyncio.get_running_loop().create_future())
         self._waiting[replica.id] = one

@@ -15,7 +15,7 @@ MESSAGE = "is not in force yet in this version"
 ENGINES = frozenset({"triton", "tei", "transformers", "external"})
 SCHEMES = frozenset({"oci", "hf", "pvc", "s3"})
 
-_MODEL = (*("fallbacks", "url", "upstreamModel", "keyFrom", "replicas.schedule", "sleep", "owner", "allowUnsafe"),)
+_MODEL = (*("fallbacks", "url", "upstreamModel", "keyFrom", "replicas.schedule", "sleep", "owner"),)
 _TENANT = (
     *("parent", "namespaces", "keysFrom", "jwt", "guarantee", "limit", "lending", "reclaimSeconds", "rate", "budget"),
 )

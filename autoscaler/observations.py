@@ -60,6 +60,8 @@ class CopiesSeen(Fact, frozen=True):
     """All Copies of Artifacts on nodes, as far as they are wanted; see World.copies."""
 
     copies: frozenset[Copy]
+    failed: dict[str, str] = {}
+    """See World.unbrought."""
 
 
 class ImagesSeen(Fact, frozen=True):

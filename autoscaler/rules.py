@@ -164,8 +164,14 @@ def _check_adapters(spec: ModelSpec) -> None:
             raise WrongKeyError((*at, "name"), f"`{adapter.name}` occurs twice")
         seen.add(adapter.name)
         scheme = adapter.artifact.partition("://")[0]
+        if scheme in STORED and spec.engine != "command":  # whose own words say where its adapters lie
+            pattern, wanted = STORED[scheme]
+            if not pattern.fullmatch(adapter.artifact):
+                raise WrongKeyError((*at, "artifact"), f"expected {wanted}")
+            continue
         if scheme in SCHEMES:
-            raise WrongKeyError((*at, "artifact"), f"{scheme}:// {MESSAGE} for adapters")
+            of = " of engine command" if scheme in STORED else ""
+            raise WrongKeyError((*at, "artifact"), f"{scheme}:// {MESSAGE} for adapters{of}")
         if not ADAPTER_PATH.fullmatch(adapter.artifact):
             wanted = "an absolute path such as file:///models/support.gguf, without any of , : = and quotes"
             raise WrongKeyError((*at, "artifact"), f"expected {wanted}")

@@ -304,6 +304,8 @@ class World(Fact, frozen=True):
     undisturbed: dict[ReplicaId, str] = {}
     """Replicas of which PodDisruptionBudgets allow no disruption now: their names. Nobody moves them."""
     copies: frozenset[Copy] = frozenset()
+    unbrought: dict[str, str] = {}
+    """Artifacts that could not be brought, or looked at, ahead of a start, and why; it is tried again."""
     images: dict[str, NodeImages] = {}
     """By node: what its kubelet and its agent say."""
     replicas: dict[ReplicaId, Replica] = {}

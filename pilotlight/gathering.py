@@ -28,6 +28,7 @@ from autoscaler.sizing import AS_ASKED, Given
 from pilotlight.modelfile import check_file
 from pilotlight.needs import adapter_paths, cache_of, comes, estimate, local_path, pages
 from pilotlight.quiet import say
+from pilotlight.weightparts import standing_in
 
 DEFAULT_CONTEXT_TOKENS = 4096
 """What a GGUF given on the command line gets, or less where the model has less."""
@@ -151,6 +152,7 @@ def launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
         sourced = next((name for name, value in model.spec.env.items() if not isinstance(value, str)), None)
         if sourced is not None:
             raise engines.EngineError(f"Model {model.name}: spec.env.{sourced}.valueFrom: only pods have one")
+        model = standing_in(model, _COMES)
         weights = _COMES if path is None and comes(model) else None if path is None else str(path)
         try:
             return engines.launch(model, weights, host, port, found, gpus=gpus(), given=given)

@@ -28,6 +28,7 @@ ELEMENT_BYTES = {
 }  # fmt: skip
 """Of llama.cpp's types for caches: bytes of a block by its elements."""
 MIB = 1 << 20
+FILE = "file://"
 REMOTE_CODE = "--trust-remote-code"
 """vLLM's and SGLang's word for it."""
 
@@ -40,16 +41,18 @@ def local_path(model: Model) -> Path | None:
 
 def comes(model: Model) -> bool:
     """Whether the store brings its weights; of the Hub's not those whose engine is to run code of the repository: the
-    store takes none, so that engine fetches them itself.
+    store takes none, so that engine fetches them itself; where the Model allows what is unsafe, it does.
     """
     artifact = model.spec.artifact or ""
     scheme = artifact.partition("://")[0]
-    return scheme in {"oci", "s3"} or (scheme == "hf" and (REMOTE_CODE not in model.spec.args or "?" in artifact))
+    taken = model.spec.allow_unsafe or REMOTE_CODE not in model.spec.args or "?" in artifact
+    return scheme in {"oci", "s3"} or (scheme == "hf" and taken)
 
 
 def adapter_paths(model: Model) -> list[Path]:
-    """The files or folders of its adapters."""
-    return [Path(adapter.artifact.removeprefix("file://")) for adapter in model.spec.adapters]
+    """The files or folders of its adapters, of those that lie here."""
+    files = [one.artifact for one in model.spec.adapters if one.artifact.startswith(FILE)]
+    return [Path(one.removeprefix(FILE)) for one in files]
 
 
 def estimate(model: Model) -> Estimate | None:

@@ -2,8 +2,8 @@
 
 Owns which Copy of the node's store is which Model's, and what of it an engine is given. Promises: a Copy that a
 reference meant when it was last pulled here is taken without asking anybody, unless it needs a login; a Model's weights
-come once, whoever waits for them; a pull that fails costs only that Model's start. What is fetched and kept, and how,
-is `artifacts.obtain`'s and `artifacts.store`'s.
+come once, whoever waits for them; a Model's adapters come beside its own; a pull that fails costs only that Model's
+start. What is fetched and kept, and how, is `artifacts.obtain`'s and `artifacts.store`'s.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from msgspec.structs import replace
-
-from artifacts import bring, gguf, obtain, reference
-from artifacts.bring import Lies, Ways
+from artifacts import bring, obtain, reference
+from artifacts.bring import Ways
 from artifacts.digests import BadDigestError
-from artifacts.layout import Key
+from artifacts.layout import Record
 from artifacts.obtain import Came, MirrorSite, Registries
 from artifacts.publish import Copy
 from artifacts.reference import BadReferenceError
@@ -36,13 +34,14 @@ from autoscaler.loop import Listener, Step
 from autoscaler.model import Model
 from autoscaler.observations import CopiesSeen
 from autoscaler.settings import Weights as WeightsSettings
-from autoscaler.wanted import loaded
 from autoscaler.words import size
 from autoscaler.world import Copy as CopySeen
 from autoscaler.world import World
 from pilotlight import signers
+from pilotlight.errands import TROUBLE, Errands
 from pilotlight.keychain import keychain
 from pilotlight.needs import comes
+from pilotlight.weightparts import Part, adapters, own, parts, placed
 
 STORE = "weights"
 """Below the state directory."""
@@ -52,23 +51,29 @@ LOOK_EVERY_S = 30.0
 """How often it is seen what of the store others have taken away; what came is seen at once."""
 TELL_EVERY_S = 1.0
 
+
+class AdapterError(Exception):
+    """An adapter's weights did not come; `str()` names it and says why."""
+
+
 log = logging.getLogger("pilotlight.supply")
 
 
 class Held(NamedTuple):
     """As `autoscaler.drivers.base.Weights`."""
 
-    artifact: str
-    copy: Copy
+    model: Model
+    copies: tuple[Copy, ...]
 
     @property
-    def lease_fd(self) -> int:
+    def lease_fds(self) -> tuple[int, ...]:
         """As Weights."""
-        return self.copy.lease.fd
+        return tuple(one.lease.fd for one in self.copies)
 
     def close(self) -> None:
         """As Weights."""
-        self.copy.close()
+        for one in self.copies:
+            one.close()
 
 
 class Watched(Protocol):
@@ -86,70 +91,85 @@ class Supply:
 
     def __init__(
         self, root: Path, settings: WeightsSettings, registries: Registries | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """`env`: says how the Hub and buckets are reached; this process's own."""
         self._store = Store(root, bytes_max=settings.store_bytes_max)
         self._ways = Ways(registries or reached(settings), os.environ if env is None else env, Path.home())
+        self._clock = clock
         self._opening = asyncio.Lock()
         self._open = False
         self._changed = asyncio.Event()
-        self._ahead: set[str] = set()
-        """Artifacts that were asked for while Calls wait for room."""
-        self._asked: set[str] = set()
-        self._coming: set[asyncio.Task[None]] = set()
-        self._headers: dict[str, tuple[Path, list[str]]] = {}
-        """Of artifacts that are not here: as `headers.lay` gives them, in their folder; nothing while it is asked."""
+        self._wanted: frozenset[Part] = frozenset()
+        """Asked for while Calls wait for room."""
+        self._headers: dict[Part, tuple[Path, list[str]]] = {}
+        """Of what is not here: as `headers.lay` gives them, in their folder."""
+        self._ahead = Errands("weights_ahead_failed", self._bring_ahead, self._changed.set, clock)
+        self._asking = Errands("weights_header_failed", self._lay_header, self._changed.set, clock)
 
     def __call__(self, model: Model, told: Callable[[str], None]) -> Awaitable[Held] | None:
         """As Supply."""
-        return self._held(model, told) if comes(model) else None
+        return self._held(model, told) if parts(model) else None
 
     async def _held(self, model: Model, told: Callable[[str], None]) -> Held:
-        copy = await self._copy(bring.lies(model.spec.artifact or ""), _Telling(told))
+        """All of its weights, side by side; one that does not come ends the others."""
+        wanted, telling = parts(model), Telling(told, self._clock)
         try:
-            return Held(f"file://{weights_in(copy.folder, copy, model)}", copy)
-        except BaseException:
-            copy.close()
-            raise
+            came = await together([self._named(model, one, telling.of(one)) for one in wanted])
+            held = Held(model, tuple(came))
+            try:
+                folders = [(one.folder, [laid.path for laid in one.record.laid]) for one in came]
+                return held._replace(model=placed(model, dict(zip(wanted, folders, strict=True))))
+            except BaseException:
+                held.close()
+                raise
         finally:
             self._changed.set()
 
-    async def _copy(self, of: Lies, told: obtain.Told) -> Copy:
+    async def _named(self, model: Model, part: Part, told: obtain.Told) -> Copy:
+        """Raises AdapterError where it is only of adapters."""
+        try:
+            return await self._copy(part, told)
+        except TROUBLE as error:
+            names = [name for name, one in adapters(model).items() if one == part]
+            if not names or (part == own(model) and comes(model)):
+                raise
+            raise AdapterError(f"adapter {', '.join(names)}: {error}") from error
+
+    async def _copy(self, part: Part, told: obtain.Told) -> Copy:
         async with self._opening:
             if not self._open:
                 await in_thread(self._store.open)
                 self._open = True
-        return await bring.kept(of, self._store, self._ways) or await bring.bring(
-            of, self._store, self._ways, told, _left
-        )
+        of = bring.lies(part.artifact)
+        found = await bring.kept(of, self._store, self._ways, allow_unsafe=part.unsafe)
+        return found or await bring.bring(of, self._store, self._ways, told, _left, allow_unsafe=part.unsafe)
 
     def located(self, model: Model) -> Model:
         """The Model with its weights, or their headers, where they lie here, if they do.
 
         Blocks for a look at the disk; holds nothing.
         """
-        key = self._key(model)
-        record = None if key is None else self._store.layout.record(key)
-        if key is not None and record is not None:
-            folder, paths = self._store.layout.copy(key) / "files", [one.path for one in record.laid]
-        else:
-            folder, paths = self._headers.get(model.spec.artifact or "", (Path(), []))
-        if not paths:
-            return model
+        where = {one: found for one in parts(model) if (found := self._where(one)) is not None}
         try:
-            artifact = f"file://{chosen(folder, paths, model)}"
+            return placed(model, where)
         except EngineError:
             return model  # its start says so
-        return replace(model, spec=replace(model.spec, artifact=artifact))
 
-    def _key(self, model: Model) -> Key | None:
-        """Which Copy it is, if any ever was."""
+    def _where(self, part: Part) -> tuple[Path, list[str]] | None:
+        record = self._record(part)
+        if record is None:
+            return self._headers.get(part)
+        return self._store.layout.copy(record.key) / "files", [one.path for one in record.laid]
+
+    def _record(self, part: Part) -> Record | None:
+        """Of the Copy that is here for who asks so."""
         try:
-            of = bring.lies(model.spec.artifact or "") if comes(model) else None
-            return None if of is None else bring.recalled(of, self._store, self._ways)
+            key = bring.recalled(bring.lies(part.artifact), self._store, self._ways, allow_unsafe=part.unsafe)
         except (BadReferenceError, BadDigestError, PolicyError):
             return None
+        record = None if key is None else self._store.layout.record(key)
+        return None if record is None or (record.unsafe and not part.unsafe) else record
 
     # --- ahead of a start, and what is here ---------------------------------------------------------------------------
 
@@ -160,91 +180,99 @@ class Supply:
             self._changed.set()
         if (world.loads, world.by_model, world.models) == (step.before.loads, step.before.by_model, step.before.models):
             return
-        ahead = {
-            model.spec.artifact or ""
-            for model in (world.models.get(name) for name in wanting(world))
-            if model is not None and comes(model) and not world.by_model.get(model.name)
-        }
-        if ahead != self._ahead:
-            self._asked &= ahead
-            self._ahead = ahead
+        waiting = (world.models.get(name) for name in wanting(world))
+        wanted = frozenset(
+            one for model in waiting if model is not None and not world.by_model.get(model.name) for one in parts(model)
+        )
+        if wanted != self._wanted:
+            self._wanted = wanted
             self._changed.set()
 
     async def run(self, loop: Watched, read_again: Callable[[], Awaitable[None]]) -> None:
         """Until cancelled."""
         loop.listeners.append(self.on_step)
-        known = frozenset[str]()
+        known = frozenset[Part]()
         await asyncio.to_thread(shutil.rmtree, self._store.layout.root / HEADERS, ignore_errors=True)
         try:
             while True:
                 self._changed.clear()
-                for artifact in self._ahead - self._asked:
-                    self._asked.add(artifact)
-                    self._bring_ahead(artifact)
+                self._ahead.want(self._wanted, self._clock())
                 world = loop.world
-                here = await asyncio.to_thread(self._here, [m for m in world.models.values() if comes(m)])
-                self._ask_headers(world, here)
-                told = here | {artifact for artifact, (_, paths) in self._headers.items() if paths}
-                if any(
-                    not model.memory_bytes and model.spec.artifact in told - known for model in world.models.values()
-                ):
+                here = await asyncio.to_thread(self._here, world)
+                self._asking.want(self._unknown(world, here), self._clock())
+                told = here | self._headers.keys()
+                if any(unsized(model) & (told - known) for model in world.models.values()):
                     await read_again()  # what is here says how much memory it needs
                 known = told
-                nodes = {slice_.node for slice_ in world.slices.values()}
-                copies = frozenset(CopySeen(artifact=one, node=node) for one in here for node in nodes)
-                if copies != loop.world.copies:
-                    loop.observe([CopiesSeen(copies=copies)])
+                self._tell(loop, here)
                 try:
-                    async with asyncio.timeout(LOOK_EVERY_S):
+                    async with asyncio.timeout(self._wait_s()):
                         await self._changed.wait()
                 except TimeoutError:
                     continue
         finally:
-            for task in self._coming:
-                task.cancel()
-            await asyncio.gather(*self._coming, return_exceptions=True)
+            await self._ahead.close()
+            await self._asking.close()
 
-    def _here(self, models: list[Model]) -> frozenset[str]:
-        """The artifacts that lie here."""
-        found = set[str]()
-        for model in models:
-            key = self._key(model)
-            if key is not None and self._store.layout.record(key) is not None:
-                found.add(model.spec.artifact or "")
-        return frozenset(found)
+    def _tell(self, loop: Watched, here: frozenset[Part]) -> None:
+        """What is here, and what did not come."""
+        nodes = {slice_.node for slice_ in loop.world.slices.values()}
+        copies = frozenset(CopySeen(artifact=one.artifact, node=node) for one in here for node in nodes)
+        failed = {one.artifact: why for one, why in (self._asking.failed() | self._ahead.failed()).items()}
+        if (copies, failed) != (loop.world.copies, loop.world.unbrought):
+            loop.observe([CopiesSeen(copies=copies, failed=failed)])
 
-    def _ask_headers(self, world: World, here: frozenset[str]) -> None:
-        """Of each Model whose memory nothing says yet, once."""
-        for model in world.models.values():
-            artifact = model.spec.artifact or ""
-            if comes(model) and not model.memory_bytes and artifact not in here and artifact not in self._headers:
-                self._headers[artifact] = (Path(), [])
-                self._begin(self._lay_header(artifact))
+    def _wait_s(self) -> float:
+        due = [at_s for at_s in (self._ahead.next_s(), self._asking.next_s()) if at_s is not None]
+        return max(min([LOOK_EVERY_S, *(at_s - self._clock() for at_s in due)]), 0.0)
 
-    async def _lay_header(self, artifact: str) -> None:
-        folder = self._store.layout.root / HEADERS / hashlib.sha256(artifact.encode()).hexdigest()
-        try:
-            paths = await bring.lay_headers(bring.lies(artifact), self._ways, folder)
-        except Exception as error:  # noqa: BLE001 - then it is counted with a whole device until it is here
-            log.info("event=weights_header_failed artifact=%s reason=%r", artifact, str(error))
-            return
-        self._headers[artifact] = (folder, paths)
-        self._changed.set()
+    def _here(self, world: World) -> frozenset[Part]:
+        """What lies here of what Models want."""
+        wanted = {one for model in world.models.values() for one in parts(model)}
+        return frozenset(one for one in wanted if self._record(one) is not None)
 
-    def _bring_ahead(self, artifact: str) -> None:
-        async def ahead() -> None:
-            try:
-                (await self._copy(bring.lies(artifact), lambda _: None)).close()
-            except Exception as error:  # noqa: BLE001 - it is only ahead of time: the start tells what is wrong
-                log.info("event=weights_ahead_failed artifact=%s reason=%r", artifact, str(error))
-            self._changed.set()
+    def _unknown(self, world: World, here: frozenset[Part]) -> set[Part]:
+        """Of which nothing says yet how much memory it takes, and somebody has to know."""
+        wanted = {one for model in world.models.values() for one in unsized(model)}
+        return wanted - here - self._headers.keys()
 
-        self._begin(ahead())
+    async def _lay_header(self, part: Part) -> None:
+        named = f"{part.artifact}\0{part.unsafe}"
+        folder = self._store.layout.root / HEADERS / hashlib.sha256(named.encode()).hexdigest()
+        paths = await bring.lay_headers(bring.lies(part.artifact), self._ways, folder, allow_unsafe=part.unsafe)
+        if paths:
+            self._headers[part] = (folder, paths)
 
-    def _begin(self, what: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(what)
-        self._coming.add(task)
-        task.add_done_callback(self._coming.discard)
+    async def _bring_ahead(self, part: Part) -> None:
+        (await self._copy(part, lambda _: None)).close()
+
+
+def unsized(model: Model) -> Set[Part]:
+    """What of it may say how much memory it takes, where its document does not: its own weights until they have, and
+    its adapters, which come on top.
+    """
+    if not model.memory_bytes:
+        return set(parts(model))
+    return set() if model.spec.gpu.memory_bytes else set(adapters(model).values())
+
+
+async def together(coming: Sequence[Coroutine[None, None, Copy]]) -> list[Copy]:
+    """All of them, in their order. Where one fails, raises what it does, and nothing of the others is held."""
+    tasks = [asyncio.create_task(one) for one in coming]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done():
+                task.result()
+        return [task.result() for task in tasks]
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled() and task.exception() is None:
+                task.result().close()
+        raise
 
 
 def _left(path: str, why: str) -> None:
@@ -270,25 +298,24 @@ def reached(settings: WeightsSettings) -> Registries:
     return Registries(keychain(), ca=ca, mirrors=mirrors, signatures=signed)
 
 
-def weights_in(folder: Path, copy: Copy, model: Model) -> Path:
-    """What of a Copy the Model's engine loads. Raises EngineError."""
-    return chosen(folder, [one.path for one in copy.record.laid], model)
+class Telling:
+    """How far the pulls of one start are, as one sum, in words, now and then."""
 
-
-def chosen(folder: Path, paths: list[str], model: Model) -> Path:
-    """The one GGUF file, or its first part; else the folder, which has safetensors. Raises EngineError."""
-    return folder / loaded(gguf.bases(paths), model)
-
-
-class _Telling:
-    """How far a pull is, in words, now and then."""
-
-    def __init__(self, told: Callable[[str], None]) -> None:
+    def __init__(self, told: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._told = told
-        self._said_s = 0.0
+        self._clock = clock
+        self._came: dict[Part, Came] = {}
+        self._said_s = -TELL_EVERY_S
 
-    def __call__(self, came: Came) -> None:
-        now_s = time.monotonic()
-        if now_s - self._said_s >= TELL_EVERY_S:
-            self._said_s = now_s
-            self._told(f"{size(came.bytes)} of {size(came.total_bytes)}, {size(round(came.bytes_per_s))} a second")
+    def of(self, part: Part) -> obtain.Told:
+        """Hears of one of them."""
+
+        def came(now: Came) -> None:
+            self._came[part] = now
+            now_s = self._clock()
+            if now_s - self._said_s >= TELL_EVERY_S:
+                self._said_s = now_s
+                bytes_, total_bytes, bytes_per_s = (sum(column) for column in zip(*self._came.values(), strict=True))
+                self._told(f"{size(int(bytes_))} of {size(int(total_bytes))}, {size(round(bytes_per_s))} a second")
+
+        return came

@@ -13,7 +13,7 @@ from autoscaler.engines import ENGINES, EngineError, Launch, artifact_path, defa
 from autoscaler.engines.installed import computes_on_cpu_only
 from autoscaler.engines.launching import LAUNCHER
 from autoscaler.engines.xllamacpp_server import parse
-from autoscaler.model import EngineName, EngineTls, Gpu, Model, ModelSpec
+from autoscaler.model import Adapter, EngineName, EngineTls, Gpu, Model, ModelSpec
 from autoscaler.sizing import Given
 
 
@@ -185,6 +185,12 @@ def test_what_nobody_has_brought_an_engine_fetches_itself_or_it_is_said(
         start(model(engine, artifact=artifact), program)
     brought = launch(model(engine, artifact=artifact), "/copy", "h", 1, {program: "/bin/x"})
     assert "/copy" in brought.argv
+
+
+def test_an_adapter_that_nobody_has_brought_is_said() -> None:
+    adapters = (Adapter(name="here", artifact="file:///a"), Adapter(name="x", artifact="s3://abc/x.gguf"))
+    with pytest.raises(EngineError, match=re.escape("adapters: s3:// is in force for `pilotlight serve` only")):
+        start(model("vllm", artifact="file:///m", adapters=adapters), "vllm")
 
 
 def test_every_engine_has_slots_and_a_fix() -> None:

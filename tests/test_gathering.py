@@ -194,6 +194,14 @@ def test_memory_is_the_whole_device_where_the_file_cannot_be_read_yet(folder: Pa
         launcher()(model, "127.0.0.1", 1)
 
 
+def test_an_adapter_that_is_yet_to_come_is_no_obstacle_to_a_start(folder: Path) -> None:
+    spec = f"{{engine: llama.cpp, artifact: 'file://{folder}/models/ada.gguf', adapters: [{{name: x, artifact: 'oci://r/x:1'}}]}}"
+    path = written(folder / "d.yaml", HEAD + f"kind: Model\nmetadata: {{name: ada}}\nspec: {spec}\n")
+    (found,) = read_documents(path).models
+    assert found.memory_bytes > 0, "its own weights say it"
+    assert "/weights:0" in launcher()(found, "127.0.0.1", 1).argv
+
+
 def test_adapters_count_into_the_memory_and_a_missing_one_is_said_before_the_start(folder: Path) -> None:
     tinygguf.make_adapter(folder / "a.gguf", "one two three", "one three")
     files = (folder / "models" / "ada.gguf", folder / "a.gguf", folder / "gone.gguf")

@@ -179,3 +179,5 @@ def test_the_store_brings_all_but_what_an_engine_is_to_run_code_of(
 ) -> None:
     wants = replace(model(tmp_path), spec=ModelSpec(engine="vllm", artifact=artifact, args=args))
     assert comes(wants) == brought
+    allows = replace(wants, spec=replace(wants.spec, allow_unsafe=True))
+    assert comes(allows) == (brought or artifact == "hf://a/b"), "the store takes code for one that allows it"

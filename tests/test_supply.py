@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
 
-from artifacts import digests, reference
+from artifacts import digests, ocilayout, reference
+from artifacts.client import Client
 from artifacts.contents import RefusedError
 from artifacts.layout import Key
 from artifacts.meanings import Meanings
-from artifacts.obtain import MirrorSite, Registries
+from artifacts.obtain import Came, MirrorSite, Registries
+from artifacts.ocilayout import Layout
+from artifacts.policy import ALLOW
+from artifacts.publish import Copy as Copy_
 from artifacts.refusals import RegistryError
 from artifacts.store import Store
+from artifacts.transport import Site
 from autoscaler.actions import Plan
 from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
 from autoscaler.fold import Observation, fold
 from autoscaler.loop import Listener, Step
-from autoscaler.model import Model, ModelSpec, ReplicaRange
+from autoscaler.model import Adapter, Model, ModelSpec, ReplicaRange
 from autoscaler.observations import CopiesSeen
 from autoscaler.settings import Weights, WeightsMirror
 from autoscaler.world import Copy, Load, NodeId, World
-from pilotlight import supply
-from pilotlight.supply import Supply, reached, wanting
+from loadtest import tinygguf
+from pilotlight import weightparts
+from pilotlight.errands import FIRST_S
+from pilotlight.packing import planned
+from pilotlight.supply import TELL_EVERY_S, AdapterError, Supply, Telling, reached, together, wanting
+from pilotlight.weightparts import Part
 from tests.kit import packed
 from tests.kit.fake_hub import FakeHub
 from tests.kit.fake_registry import StillClock
@@ -56,7 +67,7 @@ def at(tmp_path: Path, ways: Registries | None = None) -> Supply:
 )
 def test_an_engine_is_given_the_one_gguf_file_or_the_folder(paths: list[str], engine: str, chosen: str) -> None:
     folder = Path("/c/files")
-    assert supply.chosen(folder, paths, model("oci://r/a:1", engine=engine)) == folder / chosen
+    assert weightparts.chosen(folder, paths, model("oci://r/a:1", engine=engine)) == folder / chosen
 
 
 @pytest.mark.parametrize(
@@ -68,7 +79,7 @@ def test_an_engine_is_given_the_one_gguf_file_or_the_folder(paths: list[str], en
 )
 def test_what_llama_cpp_cannot_load_is_said(paths: list[str], said: str) -> None:
     with pytest.raises(EngineError, match=said):
-        supply.chosen(Path("/c"), paths, model("oci://r/a:1"))
+        weightparts.chosen(Path("/c"), paths, model("oci://r/a:1"))
 
 
 def test_files_of_this_machine_are_no_matter_of_ours(tmp_path: Path) -> None:
@@ -116,6 +127,7 @@ class Listening:
 
     def observe(self, batch: Sequence[Observation]) -> None:
         self.observed += batch
+        self.world, _ = fold(self.world, list(batch), T0)
 
 
 def step(after: World) -> Step:
@@ -140,16 +152,15 @@ async def test_weights_come_while_calls_wait_for_room_and_are_told_with_their_me
         one.on_step(step(calls))
         async with asyncio.timeout(20):
             await read.wait()
-            while not loop.observed:
+            here = frozenset({Copy(artifact=wants.spec.artifact or "", node=NodeId("n1"))})
+            while not any(isinstance(one, CopiesSeen) and one.copies == here for one in loop.observed):
                 await asyncio.sleep(0.01)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        here = Copy(artifact=wants.spec.artifact or "", node=NodeId("n1"))
-        assert loop.observed[0] == CopiesSeen(copies=frozenset({here}))
         where = one.located(wants).spec.artifact or ""
         assert Path(where.removeprefix("file://")).read_bytes() == b"GGUF"
         held = await one(wants, lambda _: None)  # type: ignore[misc]  # it is in a registry
-        assert held.artifact == where
+        assert held.model.spec.artifact == where
         assert Store(tmp_path / "weights").rows()[0].in_use
         held.close()
         assert not Store(tmp_path / "weights").rows()[0].in_use
@@ -189,10 +200,159 @@ async def test_weights_of_the_hub_and_of_buckets_come_for_a_start_and_stay(tmp_p
         assert one.located(wants) is wants
         for _ in range(2):
             held = await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
-            assert Path(held.artifact.removeprefix("file://")).read_bytes() == b"GGUF"
+            assert Path(held.model.spec.artifact.removeprefix("file://")).read_bytes() == b"GGUF"
             held.close()
-        assert one.located(wants).spec.artifact == held.artifact
+        assert one.located(wants).spec.artifact == held.model.spec.artifact
         assert len(hub.cdn.seen) == (scheme == "hf")
         several = model("hf://acme/tiny?include=*.md")
         with pytest.raises(RefusedError, match="no weights"):
             await one(several, lambda _: None)  # type: ignore[misc]  # the store brings it
+
+
+def adapted(model_at: str, *adapters: str, **spec: object) -> Model:
+    """A Model with adapters a0, a1, ..."""
+    return model(
+        model_at, adapters=tuple(Adapter(name=f"a{at}", artifact=one) for at, one in enumerate(adapters)), **spec
+    )
+
+
+async def test_adapters_come_beside_their_model_and_all_are_held_until_it_ends(tmp_path: Path) -> None:
+    for name, files in (("m", {"a.gguf": b"GGUF", "adapter-x.gguf": b"MINE"}), ("l", {"lora.gguf": b"LORA"})):
+        packed.packed(packed.model(tmp_path / name, files), tmp_path / f"{name}.layout")
+    with packed.served(tmp_path / "m.layout") as host, packed.served(tmp_path / "l.layout") as other:
+        one = at(tmp_path, Registries())
+        own, lora = f"oci://{host}/{packed.NAME}:v1", f"oci://{other}/{packed.NAME}:v1"
+        wants = adapted(own, lora, own, "file:///here.gguf")
+        held = await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
+        spec = held.model.spec
+        found = [spec.artifact or "", *(each.artifact for each in spec.adapters[:2])]
+        assert [Path(each.removeprefix("file://")).read_bytes() for each in found] == [b"GGUF", b"LORA", b"MINE"]
+        assert spec.adapters[2] == wants.spec.adapters[2]
+        assert one.located(wants) == held.model
+        assert (held.model.name, len(held.lease_fds)) == (wants.name, 2), "two Copies, though one is asked for twice"
+        assert [row.in_use for row in Store(tmp_path / "weights").rows()] == [True, True]
+        held.close()
+        assert not any(row.in_use for row in Store(tmp_path / "weights").rows())
+        only = adapted("file:///a.gguf", lora)
+        beside = await one(only, lambda _: None)  # type: ignore[misc]  # the store brings its adapter
+        assert beside.model.spec.artifact == "file:///a.gguf"
+        beside.close()
+
+
+async def test_an_adapter_that_does_not_come_fails_the_start_with_its_name_and_lets_the_rest_go(tmp_path: Path) -> None:
+    packed.packed(packed.model(tmp_path / "m", {"a.gguf": b"GGUF"}), tmp_path / "layout")
+    with packed.served(tmp_path / "layout") as host:
+        one, own = at(tmp_path, Registries()), f"oci://{host}/{packed.NAME}:v1"
+        wants = adapted(own, own, f"oci://{host}/{packed.NAME}:none")
+        with pytest.raises(AdapterError, match=rf"^adapter a1: {host}: there is no manifest none of"):
+            await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
+        assert not any(row.in_use for row in Store(tmp_path / "weights").rows())
+        assert one.located(wants).spec.adapters[1] == wants.spec.adapters[1]
+
+
+async def test_where_one_of_several_fails_what_came_of_the_others_is_let_go() -> None:
+    closed, gone, began = list[str](), list[str](), asyncio.Event()
+
+    class Came:
+        def close(self) -> None:
+            closed.append("came")
+
+    async def comes() -> Copy_:
+        return cast("Copy_", Came())
+
+    async def waits() -> Copy_:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            gone.append("waits")
+        raise AssertionError
+
+    async def fails() -> Copy_:
+        await began.wait()
+        raise RegistryError("away")
+
+    with pytest.raises(RegistryError, match="away"):
+        await together([comes(), waits(), fails()])
+    assert (closed, gone) == (["came"], ["waits"])
+
+
+def test_how_far_several_pulls_are_is_one_sum() -> None:
+    said, now_s = list[str](), [0.0]
+    telling = Telling(said.append, lambda: now_s[0])
+    telling.of(Part("a"))(Came(1 << 20, 4 << 20, 1 << 20))
+    telling.of(Part("b"))(Came(1 << 20, 8 << 20, 1 << 20))
+    now_s[0] = TELL_EVERY_S
+    telling.of(Part("b"))(Came(2 << 20, 8 << 20, 1 << 20))
+    assert said == ["1Mi of 4Mi, 1Mi a second", "3Mi of 12Mi, 2Mi a second"]
+
+
+UNSAFE = {"model.safetensors": b"{}", "config.json": b"{}", "modeling.py": b"print()"}
+
+
+async def test_what_is_unsafe_comes_for_a_model_that_allows_it_and_for_no_other(tmp_path: Path) -> None:
+    folder = packed.model(tmp_path / "m", UNSAFE)
+    ocilayout.write(tmp_path / "layout", planned(folder, allow_unsafe=True), "modelpack", "v1")
+    with packed.served(tmp_path / "layout") as host:
+        one, of = at(tmp_path, Registries()), f"oci://{host}/{packed.NAME}:v1"
+        strict = model(of, engine="vllm")
+        allows = model(of, engine="vllm", allow_unsafe=True)
+        with pytest.raises(RefusedError, match=f"code is not taken.*{re.escape(ALLOW)}"):
+            await one(strict, lambda _: None)  # type: ignore[misc]  # the store brings it
+        for _ in range(2):
+            held = await one(allows, lambda _: None)  # type: ignore[misc]  # the store brings it
+            assert (Path((held.model.spec.artifact or "").removeprefix("file://")) / "modeling.py").exists()
+            held.close()
+        assert one.located(allows) == held.model
+        assert one.located(strict) is strict
+        with pytest.raises(RefusedError, match=f"^{re.escape(of)} holds code or pickled.*{re.escape(ALLOW)}$"):
+            await one(strict, lambda _: None)  # type: ignore[misc]  # the store brings it
+        assert strict.spec_hash() != allows.spec_hash()
+
+
+async def test_code_of_the_hub_is_left_out_for_one_model_and_taken_for_another(tmp_path: Path) -> None:
+    async with FakeHub(UNSAFE, {}).both() as hub:
+        ways = Registries(pace=StillClock())
+        one = Supply(tmp_path / "weights", Weights(), ways, {**hub.env(), "HF_HOME": str(tmp_path)})
+        for allow, names in (
+            (False, {*UNSAFE} - {"modeling.py"}),
+            (True, {*UNSAFE}),
+            (False, {*UNSAFE} - {"modeling.py"}),
+        ):
+            wants = model("hf://acme/tiny@main", engine="vllm", allow_unsafe=allow)
+            held = await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
+            assert {path.name for path in Path((held.model.spec.artifact or "")[7:]).iterdir()} == names
+            held.close()
+
+
+async def test_a_header_that_cannot_be_asked_for_is_asked_for_again_and_told_meanwhile(tmp_path: Path) -> None:
+    """The registry answers nothing at first: the reason is told, and the memory is known as soon as it does."""
+    (tmp_path / "m").mkdir()
+    tinygguf.make(tmp_path / "m" / "a.gguf", "one two")
+    packed.packed(tmp_path / "m", tmp_path / "layout")
+    now_s, read = [0.0], asyncio.Event()
+    with packed.served(tmp_path / "layout") as host:
+        wants = model(f"oci://{host}/{packed.NAME}:v2")
+        one = Supply(tmp_path / "weights", Weights(), Registries(), clock=lambda: now_s[0])
+        loop = Listening(world([wants], [device("g1", 80, "n1")], []))
+
+        async def read_again() -> None:
+            read.set()
+
+        running = asyncio.create_task(one.run(loop, read_again))
+        async with asyncio.timeout(20):
+            while not loop.observed:
+                await asyncio.sleep(0.01)
+            said = loop.observed[-1]
+            assert isinstance(said, CopiesSeen)
+            assert said.failed == {wants.spec.artifact: f"{host}: there is no manifest v2 of {packed.NAME}"}
+            async with Client(Site(host)) as client:
+                await packed.push(client, Layout(tmp_path / "layout"), tag="v2")
+            now_s[0] = FIRST_S
+            one._changed.set()
+            await read.wait()
+            while loop.observed[-1] != CopiesSeen(copies=frozenset()):
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert (one.located(wants).spec.artifact or "").startswith("file://")

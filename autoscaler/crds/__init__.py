@@ -32,7 +32,6 @@ LATER: dict[str, Schema] = {
     "spec.replicas.schedule": {"type": "array", "items": OBJECT},
     "spec.sleep": TEXT,
     "spec.owner": TEXT,
-    "spec.allowUnsafe": {"type": "boolean"},
     "spec.parent": TEXT,
     "spec.namespaces": _TEXTS,
     "spec.reclaimSeconds": {"type": "number"},

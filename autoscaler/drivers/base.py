@@ -51,12 +51,12 @@ class Weights(Protocol):
     """A Model's weights on this node; they stay until all who have them in use have let go."""
 
     @property
-    def artifact(self) -> str:
-        """Where they lie, as a `file://`."""
+    def model(self) -> Model:
+        """The Model that asked for them: its artifact, and its adapters', where they lie, as `file://`."""
 
     @property
-    def lease_fd(self) -> int:
-        """Whoever has this file open has them in use: an engine inherits it."""
+    def lease_fds(self) -> tuple[int, ...]:
+        """Whoever has these files open has them in use: an engine inherits them."""
 
     def close(self) -> None:
         """We have them in use no more."""

@@ -117,10 +117,10 @@ class LocalDriver:
             self._begin(replica, model)
             return
         self._engines[replica.id] = waiting
-        self._tasks.create_task(self._bring(waiting, coming, replica, model))
+        self._tasks.create_task(self._bring(waiting, coming, replica))
         self._see(waiting, Seen.STARTING)
 
-    async def _bring(self, waiting: Engine, coming: Awaitable[Weights], replica: Replica, model: Model) -> None:
+    async def _bring(self, waiting: Engine, coming: Awaitable[Weights], replica: Replica) -> None:
         """Its weights first, unless it is stopped meanwhile."""
         try:
             weights = await bring(coming, waiting.over)
@@ -132,8 +132,7 @@ class LocalDriver:
         if weights is None:
             self._failed(replica, "stopped")
             return
-        there = msgspec.structs.replace(model, spec=msgspec.structs.replace(model.spec, artifact=weights.artifact))
-        self._begin(replica, there, weights)
+        self._begin(replica, weights.model, weights)
 
     def _tell(self, waiting: Engine, how_far: str) -> None:
         if self._engines.get(waiting.record.id) is waiting:
@@ -185,7 +184,7 @@ class LocalDriver:
         env |= {**launch.env, **self._devices.environment(record.slices), processes.MARK: self._mark(record.id)}
         output = logs.open_for_engine(self._state.log(record.id))
         try:
-            child = processes.spawn(launch.argv, env, output, () if weights is None else (weights.lease_fd,))
+            child = processes.spawn(launch.argv, env, output, () if weights is None else weights.lease_fds)
         finally:
             os.close(output)
         record = msgspec.structs.replace(record, pid=child.pid)

@@ -16,6 +16,7 @@ from autoscaler.model import Model
 from autoscaler.sizing import AS_ASKED, Given
 
 LAUNCHER = xllamacpp_server.__file__
+FILE = "file://"
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +95,11 @@ def _adapters(model: Model, told: Adapters | None) -> tuple[str, ...]:
     """The words that tell the engine of the Model's adapters, in their order."""
     if told is None or not model.spec.adapters:
         return ()
+    scheme = next((a.artifact.partition("://")[0] for a in model.spec.adapters if not a.artifact.startswith(FILE)), "")
+    if scheme:
+        raise EngineError(
+            f"adapters: {scheme}:// is in force for `pilotlight serve` only: in a cluster mount the weights"
+        )
     values = (
         {"name": model.served(), "adapter": a.name, "adapter_path": artifact_path(a.artifact)}
         for a in model.spec.adapters

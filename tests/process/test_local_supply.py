@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.local import LocalDriver
@@ -21,14 +22,17 @@ from tests.kit.observed import running
 class Brought:
     """Weights as a Supply brings them: a file that is open."""
 
-    def __init__(self, path: Path) -> None:
-        path.touch()
-        self.artifact = f"file://{path}"
-        self.lease_fd = os.open(path, os.O_RDONLY)
+    def __init__(self, model: Model, path: Path) -> None:
+        paths = (path, path.with_name(f"{path.name}-adapter"))
+        for one in paths:
+            one.touch()
+        self.model = replace(model, spec=replace(model.spec, artifact=f"file://{path}"))
+        self.lease_fds = tuple(os.open(one, os.O_RDONLY) for one in paths)
         self.closed = 0
 
     def close(self) -> None:
-        os.close(self.lease_fd)
+        for fd in self.lease_fds:
+            os.close(fd)
         self.closed += 1
 
 
@@ -46,9 +50,9 @@ class Bringer:
         return [one.closed for one in self.brought]
 
     def __call__(self, model: Model, told: Callable[[str], None]) -> Awaitable[Brought] | None:
-        return self._bring(told) if model.spec.artifact != "file:///here" else None
+        return self._bring(model, told) if model.spec.artifact != "file:///here" else None
 
-    async def _bring(self, told: Callable[[str], None]) -> Brought:
+    async def _bring(self, model: Model, told: Callable[[str], None]) -> Brought:
         told("half of it")
         try:
             await self.go.wait()
@@ -57,7 +61,7 @@ class Bringer:
             raise
         if self.fails is not None:
             raise self.fails
-        self.brought.append(Brought(self.path))
+        self.brought.append(Brought(model, self.path))
         return self.brought[-1]
 
 
@@ -99,9 +103,9 @@ def test_the_engine_is_started_when_its_weights_are_there_and_has_them_in_use_un
             assert ready.started_s is not None
             assert ready.placing.pulled_s <= ready.started_s
             (brought,) = bringer.brought
-            assert artifacts == [brought.artifact]
+            assert artifacts == [brought.model.spec.artifact]
             opened = {str(path.readlink()) for path in Path(f"/proc/{rig.main(one.id)}/fd").iterdir()}
-            assert str(tmp_path / "weights") in opened
+            assert {str(tmp_path / "weights"), str(tmp_path / "weights-adapter")} <= opened
             assert bringer.closed() == [0]
             at.stop(one, 5.0)
             await observed.until(one.id, Seen.CLEAN)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,17 @@ from typing import Any
 import openai
 import pytest
 
+from artifacts.store import Store
 from autoscaler.contract import ModelName
 from autoscaler.engines import launch
 from autoscaler.engines.installed import available
 from autoscaler.model import Adapter, Model, ModelSpec
 from loadtest import tinygguf
+from tests.kit import packed
 from tests.kit.asking import listens
 from tests.kit.crowd import Crowd, chat, counted
 from tests.kit.parrot import command, seen
-from tests.kit.serving import API, Document, Serving, free_port, model, serving
+from tests.kit.serving import API, Document, Serving, free_port, model, serving, settings
 
 pytestmark = pytest.mark.xdist_group("real engine")
 
@@ -46,9 +48,9 @@ def files(folder: Path) -> list[dict[str, str]]:
     return [{"name": name, "artifact": f"file://{folder}/{name}.gguf"} for name in ADAPTED]
 
 
-def ada(folder: Path, **spec: object) -> Document:
-    """The Model with both adapters."""
-    adapters = files(folder)
+def ada(folder: Path, elsewhere: Mapping[str, str] | None = None, **spec: object) -> Document:
+    """The Model with both adapters. `elsewhere`: where adapters lie that are no files."""
+    adapters = [one | {"artifact": (elsewhere or {}).get(one["name"], one["artifact"])} for one in files(folder)]
     weights = {"artifact": f"file://{folder}/ada.gguf", "args": ["--threads=1"], "adapters": adapters}
     return model("ada", engine="llama.cpp", **weights, **spec)
 
@@ -136,6 +138,49 @@ async def test_an_engine_of_ones_own_is_asked_for_the_adapter_by_its_name(tmp_pa
     sent = [json.loads(call.body) for call in seen(tmp_path / "seen.jsonl")]
     assert [body["model"] for body in sent] == ["eve", "support", "support"]
     assert not any("lora" in body for body in sent)
+
+
+def pushed(folder: Path, file: Path) -> Path:
+    """A layout of an artifact that has this file alone."""
+    source = packed.model(folder / f"{file.stem}.model", {f"lora-{file.name}": file.read_bytes()})
+    packed.packed(source, folder / f"{file.stem}.layout")
+    return folder / f"{file.stem}.layout"
+
+
+async def test_an_adapter_of_a_registry_is_brought_for_the_start_and_held_while_the_engine_lives(
+    tmp_path: Path,
+) -> None:
+    """One adapter is a file, as before; the other is pulled, beside nothing. The second start asks the registry
+    nothing at all.
+    """
+    seen_there = list[str]()
+    files(tmp_path)
+    with packed.served(pushed(tmp_path, tmp_path / "curt.gguf"), seen_there) as host:
+        document = ada(tmp_path, {"curt": f"oci://{host}/{packed.NAME}:v1"}, idleSeconds=1)
+        async with serving(tmp_path, settings("4Gi"), document) as one, client(one) as api:
+            store = Store(one.state / "weights")
+            assert await said(api, "ada:curt") == ADAPTED["curt"]
+            assert [row.in_use for row in store.rows()] == [True]
+            for name, sentence in SAID.items():
+                assert await said(api, name) == sentence
+            await one.zero("ada")
+            assert [row.in_use for row in store.rows()] == [False]
+            assert seen_there
+            seen_there.clear()
+            assert await said(api, "ada:curt") == ADAPTED["curt"]
+            assert one.starts("ada") == 2
+            assert not seen_there
+
+
+async def test_an_adapter_that_does_not_come_fails_the_start_with_its_name(tmp_path: Path) -> None:
+    files(tmp_path)
+    with packed.served(pushed(tmp_path, tmp_path / "curt.gguf")) as host:
+        document = ada(tmp_path, {"curt": f"oci://{host}/{packed.NAME}:none"}, start={"retries": 0})
+        async with serving(tmp_path, settings("4Gi"), document) as one, client(one) as api:
+            with pytest.raises(openai.InternalServerError):
+                await said(api, "ada")
+            failed = [move.reason for move in one.moves("ada") if move.state == "failed"]
+            assert failed == [f"its weights: adapter curt: {host}: there is no manifest none of {packed.NAME}"]
 
 
 async def test_an_adapter_that_is_missing_fails_the_start_with_its_path(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from artifacts.obtain import Registries
 from artifacts.store import Store
 from loadtest import tinygguf
 from tests.kit import packed
+from tests.kit.crowd import counted
 from tests.kit.serving import Document, Serving, model, serving, settings
 from tests.kit.waiting import until
 
@@ -55,6 +58,17 @@ def memory(one: Serving) -> int:
     return int(found["memory_bytes"])
 
 
+def cold_first_bytes(one: Serving) -> float:
+    """How many Calls waited for a start and were answered."""
+    return counted(one, "pilotlight_first_byte_seconds_count", 'cold="1"')
+
+
+def rows(one: Serving) -> list[dict[str, Any]]:
+    """Of `pilotlight status`."""
+    found: Any = one.get("/api/v1/status")
+    return list(found)
+
+
 async def at_zero(one: Serving) -> None:
     await until("it is at zero", lambda: one.states("ada")[-1:] == ["gone"] and not one.engines("ada"), 30)
 
@@ -79,6 +93,28 @@ async def test_it_is_pulled_for_its_first_call_and_is_here_then_whatever_becomes
             assert phases(one)["pull"] < first["pull"]
             assert one.starts("ada") == 2
             print(first, phases(one))
+
+
+async def test_the_phases_of_a_start_are_told_and_the_second_one_asks_the_registry_nothing(tmp_path: Path) -> None:
+    """The pull of a second start is counted by what it does not do: no request at all."""
+    asked = list[str]()
+    with packed.served(layout(tmp_path), asked) as host:
+        async with serving(tmp_path, settings("4Gi"), ada(host)) as one:
+            assert await said(one) == SENTENCE
+            first = phases(one)
+            assert set(first) >= {"decide", "pull", "place", "load"}
+            assert cold_first_bytes(one) == 1
+            assert any(f"/v2/{packed.NAME}/blobs/" in one for one in asked)
+            await at_zero(one)
+            asked.clear()
+            assert await said(one) == SENTENCE
+            await until("its phases are told", lambda: set(phases(one)) == set(first))
+            print(first, phases(one))
+            assert cold_first_bytes(one) == 2
+            assert asked == []
+            assert rows(one)[0]["weights"] == "here"
+            told = json.dumps(one.get("/api/v1/explain/model/ada"))
+            assert re.search(rf"Its weights \(oci://{host}/{packed.NAME}:v1\) are on [^ ]+\.", told)
 
 
 @pytest.mark.parametrize("away", ["closed", "hangs"])

@@ -1,0 +1,58 @@
+"""Where the weights of a Model are, in words for people: here, not yet, or why they did not come. Pure.
+
+Owns these words. What is on which node is the World's (`copies`, `unbrought`); how far a pull is, its Replica says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoscaler import mounts
+from autoscaler.model import Model
+from autoscaler.world import World
+
+NODES_TOLD = 4
+OWN = frozenset({"oci", "s3"})
+"""Schemes of which no engine fetches anything itself."""
+
+
+def weights(world: World, model: Model) -> list[str]:
+    """A sentence for the Model's own weights, and for each adapter's, that come from elsewhere; and one that says how
+    its pods see them, and why so.
+    """
+    found = [f"{what} ({artifact}) {_standing(world, artifact)}." for what, artifact in _parts(world, model)]
+    artifact, facts = model.spec.artifact, world.mounting
+    if artifact is None or facts is None or model.adopted is not None or not mounts.is_mounted(artifact):
+        return found
+    return [*found, f"Its weights {mounts.choose(artifact, world.settings, facts).reason}."]
+
+
+def word(world: World, model: Model) -> str:
+    """Of all of them: here (on some node, each), failed, absent; empty: none is known to come from elsewhere."""
+    artifacts = {artifact for _, artifact in _parts(world, model)}
+    if not artifacts:
+        return ""
+    missing = artifacts - {copy.artifact for copy in world.copies}
+    if missing & world.unbrought.keys():
+        return "failed"
+    return "absent" if missing else "here"
+
+
+def _parts(world: World, model: Model) -> Iterator[tuple[str, str]]:
+    """Of `hf://`, which an engine may fetch itself, only what is known of."""
+    known = world.unbrought.keys() | {copy.artifact for copy in world.copies}
+    found = [("Its weights", model.spec.artifact or "")]
+    found += [(f"The weights of its adapter {one.name}", one.artifact) for one in model.spec.adapters]
+    for what, artifact in found:
+        if artifact.partition("://")[0] in OWN or artifact in known:
+            yield what, artifact
+
+
+def _standing(world: World, artifact: str) -> str:
+    nodes = sorted(copy.node for copy in world.copies if copy.artifact == artifact)
+    if nodes:
+        more = f" and {len(nodes) - NODES_TOLD} more" if len(nodes) > NODES_TOLD else ""
+        return f"are on {', '.join(nodes[:NODES_TOLD])}{more}"
+    if artifact in world.unbrought:
+        return f"did not come, and it is tried again: {world.unbrought[artifact]}"
+    return "are on no node yet: they come for a start"

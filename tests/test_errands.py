@@ -1,0 +1,116 @@
+"""Each errand is done once, and again with back-off where it fails; what is wrong is told."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+
+import pytest
+
+from artifacts.refusals import UnreachableError
+from pilotlight.errands import FIRST_S, LAST_S, Errands, backoff_s
+from pilotlight.weightparts import Part
+
+A, B = Part("oci://r/a:1"), Part("oci://r/b:1")
+
+
+class Doing:
+    """What is done, and what it raises."""
+
+    def __init__(self) -> None:
+        self.began: list[Part] = []
+        self.raises: BaseException | None = None
+        self.go = asyncio.Event()
+        self.go.set()
+        self.changes = 0
+        self.now_s = 0.0
+        self.errands = Errands("weights_thing_failed", self, self._changed, lambda: self.now_s)
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    async def __call__(self, part: Part) -> None:
+        self.began.append(part)
+        await self.go.wait()
+        if self.raises is not None:
+            raise self.raises
+
+    async def want(self, *wanted: Part) -> None:
+        """And what that begins ends, unless it waits."""
+        self.errands.want(wanted, self.now_s)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+async def test_each_is_done_once_while_it_is_wanted() -> None:
+    one = Doing()
+    await one.want(A)
+    await one.want(A, B)
+    assert one.began == [A, B]
+    assert one.changes == 2
+    await one.want()
+    await one.want(A)
+    assert one.began == [A, B, A], "it was forgotten"
+
+
+async def test_one_that_is_under_way_is_not_begun_twice_and_outlives_a_change_of_mind() -> None:
+    one = Doing()
+    one.go.clear()
+    await one.want(A)
+    await one.want()
+    await one.want(A)
+    one.go.set()
+    await one.want(A)
+    assert one.began == [A]
+
+
+async def test_a_failure_is_warned_of_told_and_tried_again_after_its_back_off(caplog: pytest.LogCaptureFixture) -> None:
+    one = Doing()
+    one.raises = UnreachableError("r: it did not answer")
+    with caplog.at_level(logging.WARNING):
+        await one.want(A)
+    assert "event=weights_thing_failed artifact=oci://r/a:1 tries=1 reason='r: it did not answer'" in caplog.text
+    assert one.errands.failed() == {A: "r: it did not answer"}
+    assert one.errands.next_s() == FIRST_S
+    one.now_s = FIRST_S - 0.1
+    await one.want(A)
+    assert one.began == [A], "it is not due"
+    one.now_s = FIRST_S
+    await one.want(A)
+    assert (one.began, one.errands.next_s()) == ([A, A], FIRST_S + 2 * FIRST_S)
+    one.now_s, one.raises = 3 * FIRST_S, None
+    await one.want(A)
+    assert (one.errands.failed(), one.errands.next_s()) == ({}, None)
+    one.raises = OSError(28, "No space left on device", "/a/path")
+    await one.want(B)
+    assert one.errands.failed() == {B: "No space left on device"}
+    await one.want()
+    assert one.errands.failed() == {}
+
+
+async def test_what_nobody_foresaw_is_the_event_loops_to_tell_and_is_not_tried_at_once() -> None:
+    one, told = Doing(), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    one.raises = ZeroDivisionError()
+    await one.want(A)
+    await one.want(A)
+    assert (one.began, one.changes) == ([A], 1)
+    one.now_s = LAST_S
+    await one.want(A)
+    assert one.began == [A, A]
+    del one.errands
+    gc.collect()
+    assert told == [one.raises] * 2
+
+
+async def test_the_end_waits_for_what_is_under_way_to_end() -> None:
+    one = Doing()
+    one.go.clear()
+    await one.want(A)
+    await one.errands.close()
+    assert one.changes == 1
+
+
+def test_the_back_off_doubles_up_to_its_bound() -> None:
+    assert [backoff_s(failures) for failures in (1, 2, 3, 7, 8, 1000)] == [5.0, 10.0, 20.0, 320.0, LAST_S, LAST_S]

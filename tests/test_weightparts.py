@@ -1,0 +1,68 @@
+"""Of what a Model is made, which of it the store brings, and what of an adapter an engine is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoscaler.contract import ModelName
+from autoscaler.engines import EngineError
+from autoscaler.model import Adapter, Model, ModelSpec
+from pilotlight.weightparts import Part, adapters, parts, placed, standing_in
+
+
+def model(artifact: str | None, *found: str, **spec: object) -> Model:
+    named = tuple(Adapter(name=f"a{at}", artifact=one) for at, one in enumerate(found))
+    return Model(name=ModelName("m"), spec=ModelSpec(engine="vllm", artifact=artifact, adapters=named, **spec))  # type: ignore[arg-type]  # a test's own words
+
+
+def test_the_store_brings_what_does_not_lie_here_each_once_and_as_its_model_allows() -> None:
+    one = model("oci://r/m:1", "oci://r/m:1", "file:///a", "s3://b/k", "hf://o/n", allow_unsafe=True)
+    expected = [Part(text, unsafe=True) for text in ("oci://r/m:1", "s3://b/k", "hf://o/n")]
+    assert list(parts(one)) == expected
+    assert adapters(one) == {"a0": expected[0], "a2": expected[1], "a3": expected[2]}
+    assert parts(model("file:///m", "file:///a")) == ()
+    assert parts(model(None)) == ()
+
+
+@pytest.mark.parametrize(
+    ("paths", "found"),
+    [
+        (["any.gguf", "LICENSE"], "any.gguf"),
+        (["base.gguf", "sub/adapter-x.gguf"], "sub/adapter-x.gguf"),
+        (["adapter_config.json", "adapter_model.safetensors"], ""),
+        (["x/adapter_config.json", "x/adapter_model.safetensors", "README.md"], "x"),
+    ],
+)
+def test_an_adapter_is_the_gguf_file_that_is_called_so_or_the_folder_of_its_config(
+    paths: list[str], found: str
+) -> None:
+    one = model("file:///m", "oci://r/a:1")
+    spec = placed(one, {Part("oci://r/a:1"): (Path("/c/files"), paths)}).spec
+    assert (spec.artifact, spec.adapters[0].artifact) == ("file:///m", f"file://{Path('/c/files') / found}")
+    assert placed(one, {}) is one
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        (["a.gguf", "b.gguf"], "adapter a0: its artifact holds no adapter"),
+        (
+            ["lora-a.gguf", "lora-b.gguf"],
+            "its artifact holds 2 adapters: lora-a.gguf, lora-b.gguf; pack one",
+        ),
+        (["model.safetensors"], "adapter a0: its artifact holds no adapter"),
+        (["x,y.gguf"], "adapter a0: /c/x,y.gguf has one of"),
+    ],
+)
+def test_an_artifact_that_is_no_adapter_is_said_with_its_name(paths: list[str], said: str) -> None:
+    with pytest.raises(EngineError, match=said):
+        placed(model("file:///m", "oci://r/a:1"), {Part("oci://r/a:1"): (Path("/c"), paths)})
+
+
+def test_for_a_look_at_a_start_adapters_that_are_yet_to_come_are_somewhere() -> None:
+    one = standing_in(model("file:///m", "oci://r/a:1", "file:///b"), "/there")
+    assert [each.artifact for each in one.spec.adapters] == ["file:///there", "file:///b"]
+    here = model("file:///m", "file:///b")
+    assert standing_in(here, "/there") is here

@@ -1,0 +1,53 @@
+"""What people are told of where a Model's weights are."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from autoscaler.actions import Plan
+from autoscaler.explain import explain_model, status
+from autoscaler.log import Log
+from autoscaler.model import Adapter
+from autoscaler.weightwords import weights, word
+from autoscaler.world import Copy, NodeId, World
+from tests.kit.worlds import T0, device, model, world
+
+OWN, LORA = "oci://r/m:1", "s3://b/lora.gguf"
+BASE = model("m", 20)
+M = replace(BASE, spec=replace(BASE.spec, artifact=OWN, adapters=(Adapter(name="x", artifact=LORA),)))
+
+
+def at(*copies: tuple[str, str], why: str = "") -> World:
+    there = frozenset(Copy(artifact=artifact, node=NodeId(node)) for artifact, node in copies)
+    return replace(world([M], [device()]), copies=there, unbrought={LORA: why} if why else {})
+
+
+def test_weights_are_here_absent_or_failed_with_their_reason() -> None:
+    assert weights(at(), M) == [
+        f"Its weights ({OWN}) are on no node yet: they come for a start.",
+        f"The weights of its adapter x ({LORA}) are on no node yet: they come for a start.",
+    ]
+    assert word(at(), M) == "absent"
+    failed = at((OWN, "n2"), (OWN, "n1"), why="b: there is no lora.gguf")
+    assert weights(failed, M) == [
+        f"Its weights ({OWN}) are on n1, n2.",
+        f"The weights of its adapter x ({LORA}) did not come, and it is tried again: b: there is no lora.gguf.",
+    ]
+    assert word(failed, M) == "failed"
+    here = at((OWN, "n1"), (LORA, "n1"), why="it is here all the same")
+    assert word(here, M) == "here"
+    assert set(weights(here, M)) <= set(explain_model(here, Plan(), Log(), M.name, T0).sentences)
+    assert [row.weights for row in status(here, Plan(), T0)] == ["here"]
+
+
+def test_many_nodes_are_counted() -> None:
+    (said, _) = weights(at(*((OWN, f"n{number}") for number in range(6))), M)
+    assert said.endswith("are on n0, n1, n2, n3 and 2 more.")
+
+
+def test_nothing_is_said_of_files_and_of_what_an_engine_may_fetch_itself_until_it_is_known() -> None:
+    file = replace(M, spec=replace(M.spec, artifact="file:///m", adapters=()))
+    hub = replace(M, spec=replace(M.spec, artifact="hf://o/n", adapters=()))
+    for one in (file, hub):
+        assert (weights(at(), one), word(at(), one)) == ([], "")
+    assert word(at(("hf://o/n", "n1")), hub) == "here"
