@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 from yarl import URL
 
 from artifacts import plainxml
-from artifacts.origin import checked, origin
+from artifacts.origin import checked, loopback, origin
 from artifacts.pace import Pace, Tries
 from artifacts.plainxml import BadXmlError
 from artifacts.refusals import BrokenError, DeniedError, PolicyError
@@ -110,6 +110,8 @@ class AwsKeys:
             ) from None
         endpoint = self._env.get("AWS_ENDPOINT_URL_STS") or self._sts(await self.region())
         url = checked(f"{endpoint.rstrip('/')}/")
+        if url.scheme == "http" and not loopback(url.raw_host or ""):
+            raise PolicyError("AWS_ENDPOINT_URL_STS is plain HTTP, and a token is not sent so; use https")
         session = self._env.get("AWS_ROLE_SESSION_NAME") or f"pilotlight-{secrets.token_hex(4)}"
         body = {
             "Action": "AssumeRoleWithWebIdentity", "Version": "2011-06-15", "RoleArn": role,

@@ -7,7 +7,7 @@ that was given to a login is given to nobody without asking again; what is here 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from artifacts.obtain import Registries, Told
 from artifacts.places import Lone, Place, Rules
 from artifacts.publish import Copy, Job, Wanted
 from artifacts.reference import Reference
-from artifacts.refusals import PolicyError
+from artifacts.refusals import PolicyError, RegistryError
 from artifacts.source import Bucket, Hub, Local
 from artifacts.store import Caller, Store, in_thread
 from artifacts.sums import Sums
@@ -101,11 +101,11 @@ class Opened:
             return Found(found.listing, found.commit, found.open)
         return Found(await bucket.look(self.place, self.of, allow_unsafe=allow_unsafe), "", open=self.login is None)
 
-    async def permitted(self, path: str) -> bool:
-        """Whether this login may have that file of it. Raises RegistryError."""
+    async def barred(self, paths: Sequence[str]) -> RegistryError | None:
+        """Why this login may not have those files of it: of a repository all or none. Raises RegistryError."""
         if isinstance(self.of, Hub):
-            return await hub.permitted(self.place, self.of, path)
-        return await bucket.permitted(self.place, bucket.key_of(self.of, path))
+            return await hub.barred(self.place, self.of, paths[0])
+        return await bucket.barred(self.place, [bucket.key_of(self.of, path) for path in paths])
 
 
 @asynccontextmanager
@@ -161,33 +161,37 @@ async def bring(
     if isinstance(of, Reference):
         return await obtain.obtain(of, store, ways.registries, told, allow_unsafe=allow_unsafe)
     _judge(ways.registries)
-    async with opened(of, ways) as there:
-        found = await there.look(allow_unsafe=allow_unsafe)
-        key = Key(there.origin, found.listing.digest)
-        for path, why in found.listing.left:
-            left(path, why)
-        taken = await in_thread(lambda: Sums(store).known(key, found.listing))
-        for was, now in zip(found.listing.taken, taken.taken, strict=True):
-            there.place.also(was.entry.name, now.entry.name)
-        unknown = [one.entry.size for one in gather.unknown(taken)]
-
-        async def fetch(job: Job) -> None:
-            sizes = {one.digest: one.size for one in job.files}
-            await gather.fill(
-                job, taken, Lone(there.place), obtain.Telling(sum(sizes.values()) + sum(unknown), told).came
-            )
-
-        more = sum(unknown) + len(unknown)  # also of one that is empty
-        wanted = Wanted(str(of), key, gather.files(taken), more, allow_unsafe, found.listing.unsafe)
-        record = await in_thread(lambda: store.layout.record(key))
-        is_open = found.open and not (record is not None and record.private)  # it may have been opened since
-        caller = None if is_open else await _caller(store, there.login, _permitted(of, ways, taken.taken[0].entry.path))
-        copy = await store.ensure(wanted, fetch, caller)
+    copy = None
     try:
+        async with opened(of, ways) as there:
+            found = await there.look(allow_unsafe=allow_unsafe)
+            key = Key(there.origin, found.listing.digest)
+            for path, why in found.listing.left:
+                left(path, why)
+            taken = await in_thread(lambda: Sums(store).known(key, found.listing))
+            for was, now in zip(found.listing.taken, taken.taken, strict=True):
+                there.place.also(was.entry.name, now.entry.name)
+            unknown = [one.entry.size for one in gather.unknown(taken)]
+
+            async def fetch(job: Job) -> None:
+                sizes = {one.digest: one.size for one in job.files}
+                await gather.fill(
+                    job, taken, Lone(there.place), obtain.Telling(sum(sizes.values()) + sum(unknown), told).came
+                )
+
+            more = sum(unknown) + len(unknown)  # also of one that is empty
+            wanted = Wanted(str(of), key, gather.files(taken), more, allow_unsafe, found.listing.unsafe)
+            record = await in_thread(lambda: store.layout.record(key))
+            paths = [one.entry.path for one in taken.taken]
+            is_open = found.open and not (record is not None and record.private)  # it may have been opened since
+            caller = None if is_open else await _let_in(there, paths, store, key)
+            copy = await store.ensure(wanted, fetch, caller)
+        record = copy.record
         obtain.check_safe(str(of), copy, allow_unsafe=allow_unsafe)
-        await in_thread(lambda: _remember(store, of, copy.record, allow_unsafe=allow_unsafe))
-    except BaseException:
-        copy.close()
+        await in_thread(lambda: _remember(store, of, record, allow_unsafe=allow_unsafe))
+    except BaseException:  # also where the connections are closed and nobody waits any more
+        if copy is not None:
+            copy.close()
         raise
     return copy
 
@@ -204,7 +208,7 @@ async def kept(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = False
     if key is None or record is None:
         return None
     login = await _login(of, ways) if record.private else None
-    copy = await store.admit(key, await _caller(store, login, _permitted(of, ways, record.laid[0].path)))
+    copy = await store.admit(key, await _caller(store, login, _permitted(of, ways, [one.path for one in record.laid])))
     if copy is not None:
         try:
             obtain.check_safe(str(of), copy, allow_unsafe=allow_unsafe)
@@ -253,15 +257,31 @@ def _remember(store: Store, of: Elsewhere, record: Record, *, allow_unsafe: bool
         Sums(store).remember(record.key, {one.path: one.digest for one in record.unpacked})
 
 
+async def _let_in(there: Opened, paths: Sequence[str], store: Store, key: Key) -> Caller:
+    """Whoever asks; it may have these files. That is asked first: a list of them is no yes, and all of them may be here
+    already, by another's pull, so that nothing would be fetched. Raises RegistryError, StoreError.
+    """
+    why = await there.barred(paths)
+
+    async def said() -> bool:
+        return why is None
+
+    caller = await _caller(store, there.login, said)
+    if why is not None:
+        await store.forbid(key, caller)
+        raise why
+    return caller
+
+
 async def _caller(store: Store, login: str | None, permitted: Callable[[], Awaitable[bool]]) -> Caller:
     """Also of nobody in particular: what was given to a login may be open since."""
     key = await in_thread(store.permits.key)
     return Caller(obtain.fingerprint(Login(registry_token=login or ""), key), permitted)
 
 
-def _permitted(of: Elsewhere, ways: Ways, path: str) -> Callable[[], Awaitable[bool]]:
+def _permitted(of: Elsewhere, ways: Ways, paths: Sequence[str]) -> Callable[[], Awaitable[bool]]:
     async def permitted() -> bool:
         async with opened(of, ways) as there:
-            return await there.permitted(path)
+            return await there.barred(paths) is None
 
     return permitted

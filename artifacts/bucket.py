@@ -10,8 +10,9 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import unquote_plus
 
 from yarl import URL
@@ -28,7 +29,8 @@ from artifacts.source import Bucket
 
 PAGES_MAX = 50
 AT_ONCE = 8
-"""Objects that are asked for their sums."""
+"""Objects that are asked for their sums, or whether one may have them."""
+T = TypeVar("T")
 _ETAG = re.compile(r'"[!#-~]{1,256}"')
 _SIZE = re.compile(r"[0-9]{1,15}")
 _CODE = re.compile(r"[A-Za-z]{1,64}")
@@ -100,14 +102,19 @@ def _folder(of: Bucket) -> str:
     return of.key[: of.key.rfind("/") + 1]
 
 
-async def permitted(place: Place, key: str) -> bool:
-    """Whether whoever asks may have this object."""
+async def barred(place: Place, keys: Sequence[str]) -> RegistryError | None:
+    """Why whoever asks may not have one of these objects: a bucket says so of each by itself. None: it may have all.
+    Raises RegistryError.
+    """
+    return next(filter(None, await _each(keys, lambda key: _barred(place, key))), None)
+
+
+async def _barred(place: Place, key: str) -> RegistryError | None:
     found = await place.whole("HEAD", _url(place, key), bytes_max=0, what=key)
-    if found.status in {401, 403, 404}:
-        return False
-    if found.status != 200:
-        raise place.refusal(found, f"object {key}")
-    return True
+    why = None if found.status == 200 else place.refusal(found, f"object {key}")
+    if why is not None and found.status not in {401, 403, 404}:
+        raise why
+    return why
 
 
 def _claim(one: Entry) -> str:
@@ -143,24 +150,25 @@ async def _listed(place: Place, of: Bucket) -> dict[str, Entry]:
             raise RegistryError(f"{place.said}: {what}: more than {FILES_MAX}; name the folder of one model")
         token = page.one("NextContinuationToken") if page.one("IsTruncated") == "true" else ""
         if not token:
-            return found | await _all_headed(place, summed)
+            heads = await _each(summed, lambda key: _headed(place, key))
+            return found | dict(zip(summed, heads, strict=True))
     raise RegistryError(f"{place.said}: {what} does not end")
 
 
-async def _all_headed(place: Place, keys: Sequence[str]) -> dict[str, Entry]:
-    """As `_headed`, several at once."""
+async def _each(keys: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> list[T]:
+    """What is answered of each object, in their order; several are asked at once."""
     free = asyncio.Semaphore(AT_ONCE)
 
-    async def one(key: str) -> Entry:
+    async def one(key: str) -> T:
         async with free:
-            return await _headed(place, key)
+            return await ask(key)
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = {key: group.create_task(one(key)) for key in keys}
+            tasks = [group.create_task(one(key)) for key in keys]
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from None  # the others were only ended with it
-    return {key: task.result() for key, task in tasks.items()}
+    return [task.result() for task in tasks]
 
 
 def _row(row: Element, place: Place, what: str) -> Entry:

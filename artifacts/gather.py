@@ -7,7 +7,6 @@ a sha256 of every file.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from artifacts.listing import Entry, Listing, Taken
 from artifacts.publish import Job
 from artifacts.pull import Wanted
 from artifacts.refusals import MismatchError
+from artifacts.store import in_thread
 
 LEARNED = "learned"
 """Below the pull's blobs: files whose sum nobody says, until all are here."""
@@ -57,7 +57,7 @@ async def fill(job: Job, of: Listing, source: Source, told: pull.Progress | None
             wanted.append(Wanted(blob, to, _learner(sums, entry.name)))
     if wanted:
         await pull.fetch(wanted, source, job.blobs, told)
-    await asyncio.to_thread(_lay, job, of, sums)
+    await in_thread(lambda: _lay(job, of, sums))  # the folder is another pull's when this has returned
 
 
 def _learner(sums: dict[Digest, Digest], name: Digest) -> Callable[[Digest], None]:

@@ -31,6 +31,8 @@ ENDPOINT = "https://huggingface.co"
 INFO_BYTES_MAX = 16 << 20
 PAGE_BYTES_MAX = 8 << 20
 PAGES_MAX = 200
+ROWS_MAX = 100_000
+"""Of a repository, folders too; the Hub itself wants no more."""
 TOKEN_BYTES_MAX = 4096
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -120,15 +122,13 @@ async def look(place: Place, of: Hub, *, allow_unsafe: bool = False) -> Found:
     if not _COMMIT.fullmatch(info.sha):
         raise RegistryError(f"{place.said}: {what}: says no commit")
     url: URL | None = place.url(f"api/models/{name}/tree/{info.sha}", "recursive=true")
-    rows = list[_Row]()
-    for _ in range(PAGES_MAX):
-        if url is None:
-            break
+    rows, pages = list[_Row](), 0
+    while url is not None:
+        if pages == PAGES_MAX or len(rows) > ROWS_MAX:
+            raise RegistryError(f"{place.said}: {what}: has far too many files")
         page = await _asked(place, url, PAGE_BYTES_MAX, f"list of files of {what}")
         rows += _read(page.body, list[_Row], place, what)
-        url = _following(place, url, page)
-    else:
-        raise RegistryError(f"{place.said}: {what}: has far too many files")
+        url, pages = _following(place, url, page), pages + 1
     entries = [_entry(one, place, what) for one in rows if one.type == "file"]
     taken = listing.choose(f"hf://{of.name}", entries, of.include, allow_unsafe=allow_unsafe)
     for one in taken.taken:
@@ -141,21 +141,23 @@ def file_url(place: Place, of: Hub, revision: str, path: str) -> URL:
     return place.url(f"{quote(of.name, safe='/')}/resolve/{quote(revision, safe='')}/{quote(path, safe='/')}")
 
 
-async def permitted(place: Place, of: Hub, path: str) -> bool:
-    """Whether whoever asks may have this file: of gated repositories the Hub tells what is in them to everybody."""
+async def barred(place: Place, of: Hub, path: str) -> RegistryError | None:
+    """Why whoever asks may not have this file: of gated repositories the Hub tells what is in them to everybody. None:
+    it may. Raises RegistryError.
+    """
     url, what = file_url(place, of, of.revision or "main", path), f"{path} of {of.name}"
     for hops in range(REDIRECTS_MAX):
         found = await place.whole("HEAD", url, bytes_max=0, what=what)
         if found.status in {401, 403, 404}:
-            return False
+            return place.refusal(found, what)
         if found.status == 200:
-            return True
+            return None
         if found.status not in REDIRECT_STATUSES:
             raise place.refusal(found, what)
         url = redirected(url, found.headers.get("Location"), "HEAD", found.status, hops)
         if origin(url) != place.transport.own:
-            return True  # to the bytes; a repository that has another name now is asked for under that one first
-    return False
+            return None  # to the bytes; a repository that has another name now is asked for under that one first
+    raise RegistryError(f"{place.said}: {what}: it is sent on without end")
 
 
 async def _asked(place: Place, url: URL, bytes_max: int, what: str) -> Whole:

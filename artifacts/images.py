@@ -14,9 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from artifacts import nodewire, reference
-from artifacts.credentials import Keychain
-from artifacts.dockerconfig import Login
+from artifacts import dockerconfig, nodewire, reference
+from artifacts.dockerconfig import Config, Login
 from artifacts.nodesockets import Daemon, SocketError
 from artifacts.protobuf import ProtobufError
 
@@ -54,19 +53,19 @@ async def pull(daemon: Daemon, image: str, login: Login | None, within_s: float 
 
 
 class Images:
-    """Brings what is wanted, while `run` runs. `login_of`: name of a pull secret -> its logins; what it raises is a
+    """Brings what is wanted, while `run` runs. `secret_of`: name of a pull secret -> its text; what it raises is a
     failed pull, with its message as the reason. `came` hears that one is there. `wait` lets seconds pass.
     """
 
     def __init__(
         self,
         socket: Path,
-        login_of: Callable[[str], Awaitable[Keychain]],
+        secret_of: Callable[[str], Awaitable[Config]],
         came: Callable[[], None] = lambda: None,
         wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._daemon = Daemon(socket)
-        self._login_of = login_of
+        self._secret_of = secret_of
         self._came = came
         self._wait = wait
         self._wanted: tuple[ImageWanted, ...] = ()
@@ -121,7 +120,7 @@ class Images:
                 if one not in self._wanted:
                     return
                 try:
-                    await pull(self._daemon, one.image, await self._login(one))
+                    await self._pulled(one)
                 except PullError as error:
                     self._say(one, str(error))
                 else:
@@ -134,14 +133,28 @@ class Images:
             await self._wait(again_s)
             again_s = min(2 * again_s, AGAIN_S_MAX)
 
-    async def _login(self, one: ImageWanted) -> Login | None:
+    async def _pulled(self, one: ImageWanted) -> None:
+        """With each of its logins until one is let in, as kubelets do it. Raises PullError, the first."""
+        failed: PullError | None = None
+        logins: list[Login | None] = [*await self._logins(one)]
+        for login in logins or [None]:
+            try:
+                await pull(self._daemon, one.image, login)
+            except PullError as error:
+                failed = failed or error
+            else:
+                return
+        if failed is not None:
+            raise failed
+
+    async def _logins(self, one: ImageWanted) -> list[Login]:
         """Raises PullError."""
         if not one.pull_secret:
-            return None
+            return []
         try:
             of = reference.parse(f"oci://{one.image}")
-            chain = await self._login_of(one.pull_secret)
-            return await chain.login(of.registry, of.repository)
+            secret = await self._secret_of(one.pull_secret)
+            return dockerconfig.logins([secret], of.host, of.repository)
         except Exception as error:  # noqa: BLE001 - whatever it is, it costs this image alone, and is its reason
             raise PullError(str(error) or type(error).__name__) from None
 

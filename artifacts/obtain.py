@@ -107,33 +107,35 @@ async def obtain(
 
     Raises RegistryError, BadManifestError, StoreError, DiskError.
     """
-    async with registries.opened(of.host) as source:
-        found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=allow_unsafe)
-        key, files = Key(of.host, found.digest), found.contents.files()
-        source.wants(found.digest)
+    copy = None
+    try:
+        async with registries.opened(of.host) as source:
+            found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=allow_unsafe)
+            key, files = Key(of.host, found.digest), found.contents.files()
+            source.wants(found.digest)
 
-        async def fetch(job: Job) -> None:
-            sizes = {one.digest: one.size for one in job.files}
-            telling = Telling(sum(sizes.values()), told)
-            await fill(job, found.contents, of.repository, source, telling.came, sums=sums)
+            async def fetch(job: Job) -> None:
+                sizes = {one.digest: one.size for one in job.files}
+                telling = Telling(sum(sizes.values()), told)
+                await fill(job, found.contents, of.repository, source, telling.came, sums=sums)
 
-        async def sums(digest: Digest, size: int) -> Sequence[str]:
-            async with registries.client(of.host) as client:
-                return await chunksums.ask(client, of.repository, found.digest, digest, size)
+            async def sums(digest: Digest, size: int) -> Sequence[str]:
+                async with registries.client(of.host) as client:
+                    return await chunksums.ask(client, of.repository, found.digest, digest, size)
 
-        await _judged(of, found.digest, registries)
-        caller = await _caller(of, found.digest, store, registries)
-        wanted = Wanted(
-            f"oci://{of}", key, files, allow_unsafe=allow_unsafe, unsafe=found.unsafe, documents=found.documents
-        )
-        copy = await store.ensure(wanted, fetch, caller)
-        try:
+            await _judged(of, found.digest, registries)
+            caller = await _caller(of, found.digest, store, registries)
+            wanted = Wanted(
+                f"oci://{of}", key, files, allow_unsafe=allow_unsafe, unsafe=found.unsafe, documents=found.documents
+            )
+            copy = await store.ensure(wanted, fetch, caller)
             check_safe(f"oci://{of}", copy, allow_unsafe=allow_unsafe)
             await in_thread(lambda: Meanings(store).remember(of, key))
-        except BaseException:
+            return copy
+    except BaseException:  # also where the connections are closed and nobody waits any more
+        if copy is not None:
             copy.close()
-            raise
-        return copy
+        raise
 
 
 async def kept(of: Reference, store: Store, registries: Registries, *, allow_unsafe: bool = False) -> Copy | None:

@@ -113,7 +113,8 @@ class Permits:
         found = {}
         for one in entries(self._folder):
             if not one.name.startswith(_KEY):
-                found[Path(one.path)] = one.stat(follow_symlinks=False).st_mtime
+                with suppress(FileNotFoundError):  # another process has just forgotten it
+                    found[Path(one.path)] = one.stat(follow_symlinks=False).st_mtime
         return found
 
     def _path(self, asked: Asked) -> Path:

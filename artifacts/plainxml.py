@@ -1,6 +1,7 @@
 """XML of services that speak no JSON: bytes -> elements, without what makes XML dangerous. Pure.
 
-Owns the reading. Promises: a document type, and so every entity of its own, is refused; depth and size are bounded.
+Owns the reading. Promises: a document type, and so every entity of its own, is refused; depth, size and the
+number of elements are bounded, and so is the time that reading takes: it grows as the size does.
 Namespaces are passed by.
 """
 
@@ -12,6 +13,8 @@ from xml.parsers import expat
 
 BYTES_MAX = 8 << 20
 DEPTH_MAX = 16
+ELEMENTS_MAX = 100_000
+"""A page of 1,000 objects has about 10 for each."""
 
 
 class BadXmlError(ValueError):
@@ -23,7 +26,7 @@ class Element:
     """One, with what is in it."""
 
     name: str
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
     """Its own, before, between and after its elements."""
     within: list[Element] = field(default_factory=list)
 
@@ -39,7 +42,7 @@ class Element:
             if found is None:
                 return ""
             at = found
-        return at.text.strip()
+        return "".join(at.texts).strip()
 
 
 def parse(body: bytes) -> Element:
@@ -47,11 +50,15 @@ def parse(body: bytes) -> Element:
     if len(body) > BYTES_MAX:
         raise BadXmlError(f"it is larger than {BYTES_MAX >> 20} MiB")
     root, parser = Element(""), expat.ParserCreate()
-    open_ = [root]
+    open_, begun = [root], 0
 
     def begin(name: str, _attributes: dict[str, str]) -> None:
         if len(open_) > DEPTH_MAX:
             raise BadXmlError("it is too deep")
+        nonlocal begun
+        begun += 1
+        if begun > ELEMENTS_MAX:
+            raise BadXmlError(f"it has more than {ELEMENTS_MAX} elements")
         made = Element(name.rpartition(":")[2])
         open_[-1].within.append(made)
         open_.append(made)
@@ -60,7 +67,7 @@ def parse(body: bytes) -> Element:
         open_.pop()
 
     def text(data: str) -> None:
-        open_[-1].text += data
+        open_[-1].texts.append(data)
 
     def refuse(*_: object) -> None:
         raise BadXmlError("it has a document type")

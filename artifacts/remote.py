@@ -1,7 +1,7 @@
-"""Whole artifacts in a registry: looked at, and pushed out of a layout. I/O.
+"""Whole artifacts, pushed out of a layout to a registry. I/O.
 
 Owns the order: of a push first every blob, then the manifests, those that others name first, and the tag last, so that
-what can be found is whole. Several blobs go at once. Looking takes manifests and the config, and no weights.
+what can be found is whole. Several blobs go at once.
 """
 
 from __future__ import annotations
@@ -11,33 +11,17 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
-from artifacts import blobs, chunksums, manifest, platforms, pushing, registry
+from artifacts import chunksums, pushing
 from artifacts.blobs import Blob
 from artifacts.client import Client
-from artifacts.descriptors import Descriptor, Platform
+from artifacts.descriptors import Descriptor
 from artifacts.digests import Digest
-from artifacts.manifest import Manifest
-from artifacts.ocilayout import Entry, Layout
+from artifacts.ocilayout import Layout
 from artifacts.refusals import RegistryError
 
 log = logging.getLogger("pilotlight.registry")
 AT_ONCE = 4
 """Blobs on their way to one registry."""
-
-
-async def look(client: Client, repository: str, asked: str, platform: Platform) -> Entry:
-    """The model behind a tag or a digest. Raises BadManifestError, RegistryError."""
-    way = list[Digest]()
-    size = None
-    while True:
-        came = await registry.manifest(client, repository, asked, size)
-        read = manifest.parse(came.body, content_type=came.media_type, digest=came.digest)
-        if isinstance(read, Manifest):
-            blob = Blob(repository, read.config.digest, read.config.size)
-            return Entry(came.digest, read, await _small(client, blob))
-        found = platforms.choose(read, platform, way)
-        way.append(came.digest)
-        asked, size = found.digest, found.size
 
 
 async def send(
@@ -85,9 +69,3 @@ class _Counted:
             async for piece in pieces:
                 self._moved(len(piece))
                 yield piece
-
-
-async def _small(client: Client, blob: Blob) -> bytes:
-    """A config: its size was judged with the manifest."""
-    async with aclosing(blobs.read(client, blob)) as pieces:
-        return b"".join([piece async for piece in pieces])

@@ -27,6 +27,8 @@ class Resolved(NamedTuple):
 
     digest: Digest
     """What the reference means now: an index's own, where it is one."""
+    chosen: Digest
+    """Of the manifest itself."""
     manifest: Manifest
     contents: Contents
     documents: tuple[bytes, ...]
@@ -56,7 +58,7 @@ async def resolve(source: Mirrored, of: Reference, platform: Platform, *, allow_
         if isinstance(found, Manifest):
             config = await _config(source, of.repository, found)
             read = contents.read(found, config, allow_unsafe=allow_unsafe)
-            return Resolved(digest, found, read, (*documents, config))
+            return Resolved(digest, answer.digest, found, read, (*documents, config))
         entry = platforms.choose(found, platform, way)
         way.append(answer.digest)
         answer = await source.manifest(of.repository, entry.digest, entry.size)

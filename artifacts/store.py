@@ -125,8 +125,11 @@ class Store:
 
     async def admit(self, key: Key, caller: Caller | None) -> Copy | None:
         """The Copy, held, as `ensure` gives one that is here; None: it is not. Raises StoreError, RegistryError."""
-        found = await in_thread(lambda: self.find(key), _closed)
-        return None if found is None else await self._admitted(found, key, caller)
+        try:
+            found = await in_thread(lambda: self.find(key), _closed)
+            return None if found is None else await self._admitted(found, key, caller)
+        except OSError as error:
+            raise self._said(error) from None
 
     async def _flown(self, wanted: Wanted, fetch: Fetch, caller: Caller | None) -> Copy | None:
         """Fetched here. None: somebody else fetches it, or has just done so."""
@@ -168,9 +171,13 @@ class Store:
             except BaseException:
                 _closed(copy)
                 raise
-        if caller is not None:
-            asked, now_s = (caller.fingerprint, wanted.key.origin, wanted.key.digest), unix_s()
-            await in_thread(lambda: self.permits.answered(asked, now_s, yes=True))
+        try:
+            if caller is not None:
+                asked, now_s = (caller.fingerprint, wanted.key.origin, wanted.key.digest), unix_s()
+                await in_thread(lambda: self.permits.answered(asked, now_s, yes=True))
+        except BaseException:
+            copy.close()
+            raise
         return copy
 
     async def _admitted(self, found: Copy, key: Key, caller: Caller | None) -> Copy:
@@ -202,6 +209,14 @@ class Store:
         await in_thread(lambda: self.permits.answered(asked, unix_s(), yes=yes))
         if not yes:
             raise ForbiddenError(f"{key.origin} does not give {key.digest} to this login")
+
+    async def forbid(self, key: Key, caller: Caller) -> None:
+        """Whose it is has just said no to this one: a yes before counts no more. Raises StoreError."""
+        asked = (caller.fingerprint, key.origin, key.digest)
+        try:
+            await in_thread(lambda: self.permits.answered(asked, unix_s(), yes=False))
+        except OSError as error:
+            raise self._said(error) from None
 
     def rows(self) -> list[Row]:
         """All Copies, the latest used first. Raises StoreError."""

@@ -20,14 +20,16 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from artifacts import gguf, layout, obtain, reference
-from artifacts.credentials import Chain, Keychain
+from artifacts import credentials, gguf, layout, obtain, reference
+from artifacts.credentials import Keychain
 from artifacts.digests import BadDigestError
-from artifacts.layout import StoreError
+from artifacts.dockerconfig import Config
+from artifacts.layout import ForbiddenError, StoreError
 from artifacts.meanings import Meanings
 from artifacts.obtain import Came, Registries
 from artifacts.publish import Copy
-from artifacts.reference import BadReferenceError
+from artifacts.reference import BadReferenceError, Reference
+from artifacts.refusals import DeniedError
 from artifacts.store import Store, in_thread
 from autoscaler.contract import ReplicaId, WeightsReport, decoder
 from autoscaler.nodewants import ImageWant, NodeWant, NodeWants
@@ -50,8 +52,8 @@ FILES = "files"
 log = logging.getLogger("pilotlight.agent")
 _decode = decoder(NodeWants)
 
-LoginOf = Callable[[str], Awaitable[Keychain]]
-"""The logins of a pull secret. What it raises is a failed pull, with its message as the reason."""
+SecretOf = Callable[[str], Awaitable[Config]]
+"""The text of a pull secret. What it raises is a failed pull, with its message as the reason."""
 
 
 class Wish(NamedTuple):
@@ -83,9 +85,9 @@ class _Line:
 class Keeping:
     """Of one node. `changed` is called when there is something to tell."""
 
-    def __init__(self, root: Path, login_of: LoginOf, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, root: Path, secret_of: SecretOf, clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
-        self._login_of = login_of
+        self._secret_of = secret_of
         self._clock = clock
         self.changed: Callable[[], None] = _nobody
         self.images: Callable[[Sequence[ImageWant]], None] = _nothing
@@ -202,16 +204,26 @@ class Keeping:
     async def _brought(self, wish: Wish, line: _Line, settings: Weights) -> Copy:
         of = reference.parse(wish.artifact)
         store, ways = await self._opened(settings)
-        if wish.pull_secret:
-            chain = Chain([await self._login_of(wish.pull_secret), ways.keychain])
-            ways = dataclasses.replace(ways, keychain=chain)
-        kept = await obtain.kept(of, store, ways)
-        if kept is not None:
-            return kept
+        secrets = [await self._secret_of(wish.pull_secret)] if wish.pull_secret else []
+
+        async def tried(keychain: Keychain) -> Copy:
+            by = dataclasses.replace(ways, keychain=keychain)
+            try:
+                with contextlib.suppress(ForbiddenError):  # what it meant may be gone there: what it means now is asked
+                    kept = await obtain.kept(of, store, by)
+                    if kept is not None:
+                        return kept
+                return await self._obtained(line, of, store, by)
+            except ForbiddenError as error:  # the registry's no to this login; the next may have the right
+                raise DeniedError(str(error)) from None
+
+        return await credentials.each(secrets, of.host, of.repository, ways.keychain, tried)
+
+    async def _obtained(self, line: _Line, of: Reference, store: Store, by: Registries) -> Copy:
         began_s = self._clock()
         try:
             async with self._pulls:
-                copy = await obtain.obtain(of, store, ways, lambda came: self._came(line, came))
+                copy = await obtain.obtain(of, store, by, lambda came: self._came(line, came))
         except Exception:
             self._pulled(line, began_s, well=False)
             raise

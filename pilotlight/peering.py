@@ -71,7 +71,7 @@ def among(urls: Sequence[str], shown: Access) -> Peering:
     pair = (identity.cert, identity.key) if identity.cert is not None and identity.key is not None else None
     return Peering(
         lambda: peers,
-        own=socket.gethostname(),
+        own=f"host:{socket.gethostname()}",  # none of the names above, whatever this machine is called
         token=None if token is None else lambda: token,
         ca=identity.ca,
         certificate=pair,

@@ -5,13 +5,10 @@ Owns that one question to the API server. Promises: nothing of a secret is kept 
 
 from __future__ import annotations
 
-import base64
-import binascii
 from pathlib import Path
 
-from artifacts.credentials import Keychain, Secret
-
-KEY = ".dockerconfigjson"
+from artifacts import dockerconfig
+from artifacts.dockerconfig import Config
 
 
 class NoSecretError(Exception):
@@ -25,7 +22,7 @@ class PullSecrets:
         self._namespace = namespace
         self._kubeconfig = kubeconfig
 
-    async def __call__(self, name: str) -> Keychain:
+    async def __call__(self, name: str) -> Config:
         """Its logins. Raises NoSecretError, PolicyError."""
         if self._namespace is None:
             raise NoSecretError(
@@ -42,10 +39,4 @@ class PullSecrets:
         except ApiError as error:
             hint = ": name it in the chart's agent.pullSecrets" if error.status == 403 else ""
             raise NoSecretError(f"pull secret {name} of namespace {self._namespace}: {error.reason}{hint}") from None
-        try:
-            text = base64.b64decode(found.get("data", {})[KEY], validate=True)
-        except (KeyError, binascii.Error):
-            raise NoSecretError(
-                f"pull secret {name}: it has no {KEY}: make it with `kubectl create secret docker-registry`"
-            ) from None
-        return Secret(text, name)
+        return dockerconfig.of_secret(found.get("type", ""), found.get("data") or {}, f"pull secret {name}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,22 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)  # fmt: skip
+from rich.progress import Progress, TaskID
 
-from artifacts import bring, contents, ocilayout, pushing, reference, remote
+from artifacts import bring, contents, ocilayout, pushing, reference, remote, resolve
 from artifacts.bring import Found, Ways
 from artifacts.client import Client
 from artifacts.contents import Contents
-from artifacts.descriptors import BadManifestError, Platform
+from artifacts.descriptors import BadManifestError
+from artifacts.mirrors import Mirrored
 from artifacts.obtain import Came
 from artifacts.ocilayout import Entry, Layout
 from artifacts.packing import PackError
@@ -50,7 +41,6 @@ from pilotlight.stored import store_option
 
 CHUNK_BYTES_MIN = 1 << 20
 """Smaller ones cost more requests than they save."""
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class How(NamedTuple):
@@ -156,10 +146,7 @@ def _send(  # noqa: PLR0917  as they were typed
 ) -> None:
     try:
         whole = layout.whole()
-        columns = (TextColumn("pushing"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        console = Console(stderr=True)
-        off = output == "json" or not console.is_terminal
-        with Progress(*columns, console=console, disable=off, transient=True) as progress:
+        with bar("pushing", quiet=output == "json") as progress:
             task = progress.add_task("pushing", total=sum(one.size for one in whole.blobs))
             site = _site(to, ca_file, plain_http=plain_http)
             digest = asyncio.run(_push(site, to, layout, lambda count: progress.advance(task, count), how))
@@ -197,11 +184,10 @@ def _say_seen(found: Found, output: str) -> None:
 
 def _entry(what: str, ca_file: Path | None, *, plain_http: bool) -> Entry:
     """The model in a folder, or behind a reference."""
-    platform = Platform("linux", _ARCHITECTURES.get(os.uname().machine, os.uname().machine))
     if Path(what).is_dir():
-        return Layout(Path(what)).entry(platform)
+        return Layout(Path(what)).entry(resolve.here())
     ref = _reference(what)
-    return asyncio.run(_look(_site(ref, ca_file, plain_http=plain_http), ref, platform))
+    return asyncio.run(_look(_site(ref, ca_file, plain_http=plain_http), ref))
 
 
 def _reference(text: str) -> Reference:
@@ -212,9 +198,10 @@ def _site(ref: Reference, ca_file: Path | None, *, plain_http: bool) -> Site:
     return Site(ref.host, plain_http=True if plain_http else None, ca=ca_file)
 
 
-async def _look(site: Site, ref: Reference, platform: Platform) -> Entry:
+async def _look(site: Site, ref: Reference) -> Entry:
     async with Client(site, keychain(plain_http=site.plain_http is True)) as client:
-        return await remote.look(client, ref.repository, ref.asked, platform)
+        found = await resolve.resolve(Mirrored(client), ref, resolve.here())
+    return Entry(found.chosen, found.manifest, found.documents[-1])
 
 
 async def _push(site: Site, ref: Reference, layout: Layout, moved: Callable[[int], None], how: How) -> str:

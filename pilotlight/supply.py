@@ -15,13 +15,14 @@ import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from artifacts import bring, obtain, reference
 from artifacts.bring import Ways
 from artifacts.digests import BadDigestError
-from artifacts.layout import Record
+from artifacts.layout import ForbiddenError, Record
 from artifacts.obtain import Came, MirrorSite, Registries
 from artifacts.publish import Copy
 from artifacts.reference import BadReferenceError
@@ -142,8 +143,11 @@ class Supply:
                 await in_thread(self._store.open)
                 self._open = True
         of = bring.lies(part.artifact)
-        found = await bring.kept(of, self._store, self._ways, allow_unsafe=part.unsafe)
-        return found or await bring.bring(of, self._store, self._ways, told, _left, allow_unsafe=part.unsafe)
+        with suppress(ForbiddenError):  # what it meant may be gone there: what it means now, and for whom, is asked
+            found = await bring.kept(of, self._store, self._ways, allow_unsafe=part.unsafe)
+            if found is not None:
+                return found
+        return await bring.bring(of, self._store, self._ways, told, _left, allow_unsafe=part.unsafe)
 
     def located(self, model: Model) -> Model:
         """The Model with its weights, or their headers, where they lie here, if they do.

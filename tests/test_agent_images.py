@@ -15,9 +15,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from artifacts import images, nodewire
-from artifacts.credentials import Secret
-from artifacts.dockerconfig import Login
+from artifacts import dockerconfig, images, nodewire
+from artifacts.dockerconfig import Config, Login
 from artifacts.images import AGAIN_S, AGAIN_S_MAX, PULLS_MAX, WANTED_MAX, Images, ImageWanted, PullError, pull
 from artifacts.nodesockets import IMAGES_EVERY_S, Daemon
 from artifacts.protobuf import ProtobufError, messages, text, written
@@ -25,7 +24,10 @@ from artifacts.refusals import PolicyError
 from autoscaler.nodewants import ImageWant, NodeWants
 
 ENGINE = ImageWanted("vllm/vllm-openai:v1")
-SECRET = '{"auths": {"reg.example": {"username": "ada", "password": "secret-word"}}}'
+SECRET = (
+    '{"auths": {"reg.example": {"username": "ada", "password": "secret-word"}, '
+    '"reg.example/two": {"username": "bob", "password": "gone"}}}'
+)
 
 
 def asked_for(message: bytes) -> tuple[str, Login | None]:
@@ -105,13 +107,13 @@ class Waiting:
 async def bringing(
     path: Path, waiting: Waiting | None = None, came: asyncio.Semaphore | None = None
 ) -> AsyncIterator[Images]:
-    async def login_of(name: str) -> Secret:
+    async def secret_of(name: str) -> Config:
         if name != "regcred":
             raise PolicyError(f"there is no secret {name}")
-        return Secret(SECRET, name)
+        return dockerconfig.config(SECRET, name)
 
     hears = asyncio.Semaphore(0) if came is None else came
-    one = Images(path, login_of, hears.release, waiting or Waiting())
+    one = Images(path, secret_of, hears.release, waiting or Waiting())
     running = asyncio.create_task(one.run())
     try:
         async with asyncio.timeout(60):
@@ -252,6 +254,15 @@ async def test_a_login_comes_from_its_pull_secret_and_is_never_said(
         await waiting.called.acquire()
         assert "no reference" in one.failed[wrong]
     assert "secret-word" not in caplog.text
+
+
+async def test_each_login_of_the_secret_is_tried_as_kubelets_do_it(path: Path) -> None:
+    came = asyncio.Semaphore(0)
+    async with Runtime(path).running() as runtime, bringing(path, came=came) as one:
+        runtime.failing["reg.example/two/engine:1"] = 1
+        one.want([ImageWanted("reg.example/two/engine:1", "regcred")])
+        await came.acquire()
+        assert [login and login.user for _, login in runtime.asked] == ["bob", "ada"]
 
 
 async def test_without_a_socket_it_is_said_once_for_all_images_and_the_kubelet_pulls(

@@ -130,6 +130,9 @@ async def test_a_role_that_is_none_is_not_asked_for(tmp_path: Path) -> None:
         assert isinstance(sts, Sts)
         with pytest.raises(PolicyError, match="AWS_ROLE_ARN"):
             await AwsKeys(identity(tmp_path, sts) | {"AWS_ROLE_ARN": "models"}, tmp_path).keys()
+        plain = identity(tmp_path, sts) | {"AWS_ENDPOINT_URL_STS": "http://sts.example"}
+        with pytest.raises(PolicyError, match="AWS_ENDPOINT_URL_STS is plain HTTP"):
+            await AwsKeys(plain, tmp_path).keys()
         (tmp_path / "token").unlink()
         gone = {**identity(tmp_path, sts), "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "nobody")}
         with pytest.raises(PolicyError, match="no web identity token"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,8 @@ from artifacts.refusals import PolicyError
 from artifacts.signatures import Policy
 from artifacts.source import Bucket, Hub
 from artifacts.store import Store
+from artifacts.transport import Transport
+from tests.kit import packed
 from tests.kit.fake_hub import FakeHub
 from tests.kit.fake_registry import StillClock
 from tests.kit.fake_s3 import FakeS3
@@ -68,3 +73,30 @@ async def test_also_where_nobody_says_the_sum_of_a_file(tmp_path: Path) -> None:
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
         assert await bring.lay_headers(Bucket("models", "m/"), ways, tmp_path / "headers") == ["a.gguf"]
         assert gguf.header_bytes(tmp_path / "headers" / "a.gguf") > 0
+
+
+@pytest.mark.parametrize("scheme", ["oci", "hf"])
+async def test_who_is_cancelled_while_connections_are_closed_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    closed = Transport.__aexit__
+
+    async def cancelled(self: Transport, *error: Any) -> None:
+        await closed(self, *error)
+        raise asyncio.CancelledError
+
+    async with contextlib.AsyncExitStack() as stack:
+        fake = await stack.enter_async_context(FakeHub({}, {"a.gguf": b"GGUF"}).both())
+        of: bring.Lies = Hub("acme/tiny")
+        if scheme == "oci":
+            packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
+            host = stack.enter_context(packed.served(tmp_path / "layout"))
+            of = bring.lies(f"oci://{host}/{packed.NAME}:v1")
+        store = Store(tmp_path / "store", spare_bytes=0).open()
+        ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr(Transport, "__aexit__", cancelled)
+            with pytest.raises(asyncio.CancelledError):
+                await bring.bring(of, store, ways)
+        (row,) = store.rows()
+        assert not row.in_use

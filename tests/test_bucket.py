@@ -17,6 +17,7 @@ from artifacts.bucket import BucketAccess
 from artifacts.contents import RefusedError
 from artifacts.layout import ForbiddenError, NoRoomError
 from artifacts.obtain import Registries
+from artifacts.permits import Permits
 from artifacts.publish import Copy
 from artifacts.refusals import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
 from artifacts.store import Store
@@ -241,3 +242,23 @@ async def test_a_pull_that_has_no_room_fetches_nothing(tmp_path: Path) -> None:
         with pytest.raises(NoRoomError):
             await one.bring("s3://models/m/")
         assert not [seen for seen in one.fake.asked("GET", "/models/") if "list-type" not in seen.query]
+
+
+async def test_who_may_have_one_object_of_several_does_not_get_the_copy(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        (await one.bring()).close()
+        asked = list[str]()
+
+        def judge(request: web.Request) -> web.StreamResponse | None:
+            if request.method == "HEAD":
+                asked.append(request.path.rpartition("/")[2])
+                return web.Response(status=403) if request.path.endswith(".safetensors") else None
+            return None
+
+        one.fake.judge = judge
+        one.store = Store(tmp_path / "store", spare_bytes=0, permits=Permits(tmp_path / "asked-anew"))
+        for ask, kind in ((one.bring, DeniedError), (one.kept, ForbiddenError)):
+            asked.clear()
+            with pytest.raises(kind):
+                await ask()
+            assert set(asked) == {path.rpartition("/")[2] for path in BELOW}

@@ -290,6 +290,30 @@ async def test_what_a_hub_says_is_judged(tmp_path: Path) -> None:
             await one.bring()
 
 
+async def test_who_may_not_have_a_gated_repository_gets_no_part_of_it_that_lies_here(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        one.fake.gated = "manual"
+        (await one.bring(token=TOKEN)).close()
+        part = "hf://acme/tiny?include=model.safetensors"
+        with pytest.raises(DeniedError, match="gated: accept its terms"):
+            await one.bring(part, token="hf_other")
+        one.fake.cdn.seen.clear()
+        (await one.bring(part, token=TOKEN)).close()
+        assert one.fake.cdn.seen == [], "it was here"
+
+
+async def test_a_list_of_files_that_does_not_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "ROWS_MAX", 5)
+    async with node(tmp_path) as one:
+        tree = f"/api/models/acme/tiny/tree/{COMMIT}"
+        more = {"Link": f'<{one.fake.url}{tree}>; rel="next"'}
+        row = b'{"type":"directory","path":"x"}'
+        one.fake.answers["GET", tree].extend([_saying(b"[%s,%s]" % (row, row), more)] * 9)
+        with pytest.raises(RegistryError, match="far too many files"):
+            await one.bring()
+        assert len(one.fake.asked("GET", "/tree/")) == 3
+
+
 def _saying(body: bytes, headers: dict[str, str] | None = None) -> Answer:
     async def said(request: web.Request) -> web.StreamResponse:
         return web.Response(body=body, content_type="application/json", headers=headers)

@@ -11,7 +11,7 @@ from typing import NoReturn
 import msgspec
 import pytest
 
-from artifacts.credentials import Keychain, Secret
+from artifacts.dockerconfig import Config
 from artifacts.obtain import Came
 from artifacts.store import Store
 from autoscaler.contract import ReplicaId, WeightsReport
@@ -30,15 +30,15 @@ class Kept:
 
     def __init__(self, root: Path) -> None:
         self.root, self.now_s, self.logins = root, 100.0, list[str]()
-        self.keeping = Keeping(root, self._login_of, lambda: self.now_s)
+        self.keeping = Keeping(root, self._secret_of, lambda: self.now_s)
         self._changed = asyncio.Event()
         self.keeping.changed = self._changed.set
 
-    async def _login_of(self, name: str) -> Keychain:
+    async def _secret_of(self, name: str) -> Config:
         self.logins.append(name)
         if name == "none":
             raise NoSecretError("pull secret none: NotFound")
-        return Secret("{}")
+        return Config({})
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

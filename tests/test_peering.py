@@ -7,6 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from artifacts.peers import Board
 from artifacts.store import Store
 from pilotlight import peering
 from pilotlight.listen import Address
@@ -46,3 +47,9 @@ def test_each_address_is_one_peer_and_its_name_shows_none() -> None:
     urls = ["https://a:1", "https://b:1", "https://a:1"]
     found = peering.among(urls, access_of(None, None, None, None)).peers()
     assert [(one.name, one.url) for one in found] == [("peer-1", "https://a:1"), ("peer-2", "https://b:1")]
+
+
+def test_a_machine_that_is_called_as_a_peer_asks_that_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "peer-1")
+    made = peering.among(["https://a:1"], access_of(None, None, None, None))
+    assert [one.url for one in Board(made.peers(), made.own).peers] == ["https://a:1"]

@@ -31,6 +31,7 @@ def test_elements_are_found_by_name_whatever_their_namespace() -> None:
         (b"{}", "no XML"),
         (b"<a>" * 20 + b"</a>" * 20, "too deep"),
         (b" " * (plainxml.BYTES_MAX + 1), "larger than"),
+        (b"<a>" + b"x<b/>" * plainxml.ELEMENTS_MAX + b"</a>", "more than 100000 elements"),
     ],
 )
 def test_what_is_dangerous_or_broken_is_refused(body: bytes, said: str) -> None:

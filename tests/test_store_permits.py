@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from artifacts.layout import ForbiddenError
-from artifacts.permits import Permits
+from artifacts.disk import entries
+from artifacts.layout import ForbiddenError, StoreError
+from artifacts.permits import Asked, Permits
 from artifacts.refusals import UnreachableError
 from artifacts.store import Caller, Store
 from tests.kit.stored import fetching, wanted
@@ -182,3 +185,36 @@ def test_logins_are_summed_with_a_key_that_only_the_owner_reads_and_all_processe
     assert one.key() == two.key() == (tmp_path / ".key").read_bytes()
     assert (tmp_path / ".key").stat().st_mode & 0o777 == 0o600
     assert len(one) == 0
+
+
+def test_what_another_process_forgets_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    permits = Permits(tmp_path, fresh_s=10.0, away_s=20.0)
+    permits.answered(("a", "r", D), 1000.0, yes=True)
+
+    def listed(folder: Path) -> list[os.DirEntry[str]]:
+        found = entries(folder)
+        Path(found[0].path).unlink()
+        return found
+
+    monkeypatch.setattr("artifacts.permits.entries", listed)
+    permits.answered(("b", "r", D), 1001.0, yes=True)
+
+
+class Broken(Permits):
+    """On a disk that has had its day."""
+
+    def answered(self, asked: Asked, now_s: float, *, yes: bool) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+async def test_a_store_that_cannot_write_what_was_answered_says_so_and_holds_nothing(tmp_path: Path) -> None:
+    there = Registry("owner")
+    store = Store(tmp_path, spare_bytes=0, permits=Broken(tmp_path / "permits")).open()
+    with pytest.raises(StoreError, match="the disk fails"):
+        await store.ensure(ONE, fetching(ONE), there.caller("owner"))
+    (row,) = store.rows()
+    assert not row.in_use
+    with pytest.raises(StoreError, match="the disk fails"):
+        await store.admit(ONE.key, there.caller("owner"))
+    (row,) = store.rows()
+    assert not row.in_use

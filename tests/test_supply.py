@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -39,7 +40,7 @@ from pilotlight.packing import planned
 from pilotlight.supply import TELL_EVERY_S, AdapterError, Supply, Telling, reached, together, wanting
 from pilotlight.weightparts import Part
 from tests.kit import packed
-from tests.kit.fake_hub import FakeHub
+from tests.kit.fake_hub import TOKEN, FakeHub
 from tests.kit.fake_registry import StillClock
 from tests.kit.fake_s3 import FakeS3
 from tests.kit.worlds import T0, device, world
@@ -356,3 +357,19 @@ async def test_a_header_that_cannot_be_asked_for_is_asked_for_again_and_told_mea
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert (one.located(wants).spec.artifact or "").startswith("file://")
+
+
+async def test_weights_that_are_gone_where_they_came_from_come_as_they_are_now(tmp_path: Path) -> None:
+    async with FakeHub({}, {"a.gguf": b"GGUF"}).both() as hub:
+        hub.gated = "auto"
+        env = {**hub.env(TOKEN), "HF_HOME": str(tmp_path)}
+        one, wants = (
+            Supply(tmp_path / "weights", Weights(), Registries(pace=StillClock()), env),
+            model("hf://acme/tiny"),
+        )
+        (await one(wants, lambda _: None)).close()  # type: ignore[misc]  # the store brings it
+        hub.large = {"b.gguf": b"GGUF anew"}
+        shutil.rmtree(tmp_path / "weights" / "permits")  # whoever starts is judged again
+        held = await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
+        assert Path((held.model.spec.artifact or "").removeprefix("file://")).name == "b.gguf"
+        held.close()

@@ -169,8 +169,12 @@ ROWS: dict[str, tuple[str, ...]] = {
     "a store of weights: meanings of references that are remembered": ("artifacts.meanings.MEANINGS_MAX",),
     "a store of weights: Copies whose first sums are remembered, of places that say none": ("artifacts.sums.SUMS_MAX",),
     "files of a repository of the Hub, or below a key of a bucket": ("artifacts.listing.FILES_MAX",),
-    "pages of the Hub's list of files, of a bucket's": ("artifacts.hub.PAGES_MAX", "artifacts.bucket.PAGES_MAX"),
-    "XML of S3 and STS": ("artifacts.plainxml.BYTES_MAX",),
+    "pages of the Hub's list of files, of a bucket's; rows of the Hub's before another page": (
+        "artifacts.hub.PAGES_MAX",
+        "artifacts.bucket.PAGES_MAX",
+        "artifacts.hub.ROWS_MAX",
+    ),
+    "XML of S3 and STS; its elements": ("artifacts.plainxml.BYTES_MAX", "artifacts.plainxml.ELEMENTS_MAX"),
     "peers: those that one pull asks; files that a node gives at once": (
         "artifacts.peers.PEERS_MAX",
         "artifacts.serving.STREAMS_MAX",

@@ -1,0 +1,51 @@
+"""Files whose sum nobody says, laid into a pull's folder."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from artifacts import gather
+from artifacts.layout import named
+from artifacts.listing import Entry, Listing, Taken
+from artifacts.places import Lone
+from artifacts.publish import Job
+
+
+async def test_who_is_cancelled_leaves_no_thread_that_still_lays_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = Entry("a.gguf", 4, 'etag:"1"')
+    begun, go = threading.Event(), threading.Event()
+
+    def summed(path: Path, of: object) -> str:
+        del of
+        begun.set()
+        assert go.wait(60)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    monkeypatch.setattr(gather, "_summed", summed)
+
+    async def more(_bytes: int) -> None:
+        raise AssertionError
+
+    job = Job((), tmp_path / "blobs", tmp_path / "tree", more)
+    at = job.blobs / gather.LEARNED / named(entry.name)
+    at.parent.mkdir(parents=True)
+    at.write_bytes(b"GGUF")  # an earlier try brought it
+    source = Lone.__new__(Lone)  # asked for nothing
+    listing = Listing("s3://b/", (Taken(entry, "weight"),), ())
+    filling = asyncio.create_task(gather.fill(job, listing, source))
+    assert await asyncio.to_thread(begun.wait, 60)
+    filling.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not filling.done()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await filling
+    assert (job.tree / "a.gguf").exists()

@@ -1,0 +1,67 @@
+"""What the agent of a node brings for whom: logins of pull secrets, as kubelets take them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from artifacts.client import Client
+from artifacts.dockerconfig import Config, Entry, Login
+from artifacts.transport import Site
+from autoscaler.contract import ReplicaId, WeightsReport
+from autoscaler.nodewants import NodeWant, NodeWants
+from pilotlight.keeping import Keeping
+from tests.kit import packed
+from tests.kit.fake_registry import FakeRegistry
+
+
+async def brought(keeping: Keeping, want: NodeWant, epoch: int) -> WeightsReport:
+    """What is said when it is here, or failed."""
+    keeping.heard(msgspec.json.encode(NodeWants(epoch=epoch, wants=(want,))))
+    async with asyncio.timeout(60):
+        while True:
+            (said,) = keeping.report()[1] or (None,)
+            if said is not None and said.replicas == want.replicas:
+                return said
+            await asyncio.sleep(0.01)
+
+
+async def test_each_login_of_a_pull_secret_is_tried_also_for_what_lies_here(tmp_path: Path) -> None:
+    layout = packed.packed(packed.model(tmp_path / "model", {"a.gguf": b"GGUF"}), tmp_path / "layout")
+    right = Login("right", "pw").basic
+
+    def judge(request: web.Request) -> web.StreamResponse | None:
+        asks = {"WWW-Authenticate": 'Basic realm="x"'}
+        shown = request.headers.get("Authorization")
+        if shown is None:
+            return web.Response(status=401, headers=asks)
+        return None if shown == right else web.Response(status=404)  # as registries hide what is not for one
+
+    async with FakeRegistry().serving() as fake:
+        async with Client(Site(fake.host)) as client:
+            await packed.push(client, layout)
+        fake.judge = judge
+        secrets = {
+            "good": Config({f"{fake.host}/team": Entry("", "wrong", "pw"), fake.host: Entry("", "right", "pw")}),
+            "bad": Config({fake.host: Entry("", "wrong", "pw")}),
+        }
+
+        async def secret_of(name: str) -> Config:
+            return secrets[name]
+
+        keeping = Keeping(tmp_path / "store", secret_of)
+        running = asyncio.create_task(keeping.run())
+        try:
+            for epoch, (name, replica) in enumerate([("good", "a"), ("good", "b"), ("bad", "c")], 1):
+                want = NodeWant(f"oci://{fake.host}/{packed.NAME}:v1", name, (ReplicaId(replica),))
+                said = await brought(keeping, want, epoch)
+                assert bool(said.folder) == (name == "good"), said
+                assert bool(said.failed) == (name == "bad")
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
