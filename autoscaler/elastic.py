@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 
 from autoscaler.asked import Ask, ask_of
 from autoscaler.lanes import Kind
-from autoscaler.stock import Load, Place, Stock, load_of
+from autoscaler.stock import Stock
+from autoscaler.stocknodes import Load, Place, load_of
 
 LEAST: Final = 900
 """Thousandths of what it asked for with which a request makes do; MEAN those that all have together, at least."""

@@ -150,6 +150,6 @@ class Ground:
             like: Hashable = at
             if alone and not self.domains[at]:
                 link = join(shelf.slice, Link.PCIE_ROOT)
-                like = (*members.get(at, ()), shelf.lane, shelf.free, shelf.coming, shelf.locked, link)
+                like = (*members.get(at, ()), shelf.lane, shelf.free, shelf.coming, link)
             found.append(known.setdefault(like, len(known)))
         return found

@@ -17,7 +17,8 @@ import numpy as np
 from autoscaler import lrv
 from autoscaler.elastic import Elastic
 from autoscaler.lanes import Kind, Wanted
-from autoscaler.stock import Node, Stock
+from autoscaler.stock import Stock
+from autoscaler.stocknodes import Node
 from autoscaler.waste import (
     ABSENT,
     BINS,

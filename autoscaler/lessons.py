@@ -21,7 +21,7 @@ from autoscaler.lesson import Alike, Exercise, Lesson
 from autoscaler.outlook import histogram
 from autoscaler.packing import lane_of
 from autoscaler.shelves import alone
-from autoscaler.stock import Node
+from autoscaler.stocknodes import Node
 from autoscaler.waste import BINS, LEVELS, UNITS, WHOLE, Face, Tables, Taught, untaught
 from autoscaler.world import NodeId, Slice, World
 

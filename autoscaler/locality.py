@@ -74,9 +74,11 @@ class Locality:
 
     def lack(self, of: Supplies, node: NodeId) -> int:
         """The rank of what the node lacks."""
-        at, both = bisect_left(self._nodes, node), (self._near.get(of.artifact), self._with(of.image))
-        ranked = zip(both, self._ranks(of), strict=True)
-        return sum(rank for has, rank in ranked if has is not None and not has[at])
+        near, stocked = self._near.get(of.artifact), self._with(of.image)
+        if near is None and stocked is None:
+            return 0
+        at, (weights, image) = bisect_left(self._nodes, node), self._ranks(of)
+        return weights * _lacked(near, at) + image * _lacked(stocked, at)
 
     def _ranks(self, of: Supplies) -> tuple[int, int]:
         """What it counts to lack the Copy, and the image."""
@@ -94,3 +96,7 @@ class Locality:
             has = np.array([node in here and node not in self._gone for node in self._nodes], bool)
             self._stocked[image] = has if has.any() else None
         return self._stocked[image]
+
+
+def _lacked(has: Flags | None, at: int) -> bool:
+    return has is not None and not has[at]

@@ -112,7 +112,7 @@ class _Search:
             if found is not None:
                 return found
             self._give_back(number, spots)
-        if self.steps < self._steps_max and whole == self._whole:
+        if whole == self._whole:
             self._failed.add(state)
         return None
 
@@ -150,8 +150,7 @@ class _Search:
         ground, at = self._ground, spot.at
         node = ground.shelves[at].slice.node
         there: Hashable = node if self._many.get(node) else ground.nodes_alike[node]
-        started = ground.shelves[at].slice.device in self._starts
-        return there, ground.alike[at], self._left[at], self._now[at], started
+        return there, ground.alike[at], self._left[at], self._now[at]  # who starts there has some of what is now
 
     def _fit(self, number: int, spots: Sequence[Spot]) -> bool:
         return all(self._fits(number, spot) for spot in spots) and self._has_host(number, spots)

@@ -9,7 +9,6 @@ then the first node in order, so that room stays in one piece, then the tightest
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,16 +16,12 @@ from numpy.typing import NDArray
 
 from autoscaler import lrv, teams
 from autoscaler.asked import Ask, Form
-from autoscaler.hosts import BYTES_MAX, CPU_MAX
-from autoscaler.lanes import Kind, Lane, Room
+from autoscaler.lanes import Lane, Room
 from autoscaler.lrv import Part
-from autoscaler.waste import WHOLE, Face, Ints, Taught
+from autoscaler.stocknodes import Load, Node, Place, checked
+from autoscaler.waste import WHOLE, Ints, Taught
 
 Flags = NDArray[np.bool_]
-PERCENT_MAX: Final = 1 << 20
-"""Of compute of a lane: some drivers scale what they give out, and no more than this."""
-LANES_MAX: Final = 4000
-"""Of one node."""
 ROWS_MAX: Final = 512
 """Forms whose scores are kept; the longest unused are forgotten."""
 _TIER, _SCORE, _LEFT = 42, 22, 12
@@ -34,46 +29,6 @@ _TIER, _SCORE, _LEFT = 42, 22, 12
 _LAST = (1 << _LEFT) - 1
 _LOWEST: Final = -(1 << 60)
 """Below every score."""
-
-
-class Node(NamedTuple):
-    """One node, empty."""
-
-    name: str
-    lanes: tuple[Lane, ...]
-    cpu_milli: int = CPU_MAX
-    host_bytes: int = BYTES_MAX
-    links: tuple[str, ...] = ()
-    """Of each lane: those with one name are joined more closely than by the node; empty: by nothing that is known."""
-
-    @property
-    def face(self) -> Face:
-        """What makes a class."""
-        return Face(tuple((lane.product, lane.memory_bytes) for lane in self.lanes), self.cpu_milli)
-
-
-class Place(NamedTuple):
-    """Where a request goes: a node, and which of its lanes."""
-
-    node: int
-    lanes: tuple[int, ...]
-
-
-class Load(NamedTuple):
-    """What a request takes of its Place."""
-
-    rooms: tuple[Room, ...]
-    """Of each lane."""
-    cpu_milli: int = 0
-    host_bytes: int = 0
-
-
-def load_of(kind: Kind, node: Node, lanes: Sequence[int]) -> Load:
-    """What it takes there. Raises ValueError where it can never be."""
-    rooms = [room for lane in lanes if (room := kind.takes(node.lanes[lane])) is not None]
-    if len(rooms) < len(lanes):
-        raise ValueError(f"{kind} can never be on node {node.name}")
-    return Load(tuple(rooms), kind.cpu_milli, kind.host_bytes)
 
 
 class Stock:
@@ -84,7 +39,7 @@ class Stock:
     def __init__(self, nodes: Sequence[Node], taught: Taught) -> None:
         self.nodes = tuple(nodes)
         for node in self.nodes:
-            _check(node)
+            checked(node)
         self.lanes = tuple(dict.fromkeys(lane for node in self.nodes for lane in node.lanes))
         """The different ones; an Ask speaks of these."""
         numbers = {lane: number for number, lane in enumerate(self.lanes)}
@@ -388,13 +343,3 @@ class _Row:
 def _leading(node: Node, numbers: dict[Lane, int]) -> int:
     """Its largest lane: what a request takes of a node is about what it takes of that; -1: it has none."""
     return numbers[max(node.lanes, key=lambda lane: lane.memory_bytes)] if node.lanes else -1
-
-
-def _check(node: Node) -> None:
-    lanes = all(0 < lane.memory_bytes <= BYTES_MAX and 0 <= lane.compute_percent <= PERCENT_MAX for lane in node.lanes)
-    lanes = lanes and len(node.lanes) <= LANES_MAX and all(0 <= lane.price < inf for lane in node.lanes)
-    if not lanes or not 0 <= node.cpu_milli <= CPU_MAX or not 0 <= node.host_bytes <= BYTES_MAX:
-        raise ValueError(
-            f"node {node.name}: lanes are 1 to {BYTES_MAX} bytes, 0 to {PERCENT_MAX} percent of compute, at a price "
-            f"from 0, and at most {LANES_MAX}, CPU at most {CPU_MAX} milli, memory at most {BYTES_MAX} bytes"
-        )

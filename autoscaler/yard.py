@@ -25,7 +25,8 @@ from autoscaler.lanes import NO_ROOM, Kind, Link, Room
 from autoscaler.locality import Locality
 from autoscaler.packing import Choice, Incumbent, Outlook, Shelf, Spread, Supplies
 from autoscaler.roster import Roster
-from autoscaler.stock import LANES_MAX, PERCENT_MAX, Flags, Node, Place, Stock, load_of
+from autoscaler.stock import Flags, Stock
+from autoscaler.stocknodes import LANES_MAX, PERCENT_MAX, Node, Place, load_of
 from autoscaler.teams import numbered
 from autoscaler.trust import Company, Trust, domain_of, domains
 from autoscaler.waste import Ints, Taught, untaught

@@ -12,13 +12,15 @@ from autoscaler.defrag import AGAIN_S, EVERY_S, Defragmented, Ground, defragment
 from autoscaler.explain import status
 from autoscaler.fold import fold
 from autoscaler.indices import rebuild
-from autoscaler.model import Rollout
+from autoscaler.model import Gpu, Model, Rollout
 from autoscaler.observations import DisruptionsSeen, Seen
 from autoscaler.packing import Force, Missing, Outlook
 from autoscaler.plan import plan
 from autoscaler.shelves import shelves
+from autoscaler.slicing.sharing import TIMESLICE
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import History, Move, NodeId, World
+from autoscaler.taints import Shun
+from autoscaler.world import Copy, History, Move, NodeId, Slice, World
 from autoscaler.yard import Yard
 from tests.kit.laid import NODES, Laid, asked, big, changed, laid, looked, moved, names, nobody, node_of, reason, wide
 from tests.kit.observed import seen_of
@@ -301,3 +303,47 @@ def test_who_would_be_apart_from_others_of_its_model_moves_to_where_none_is_but_
         assert step.move.replica == "n0-a-r"
         found[label] = {at.slices[id].node for id in step.home.slices}
     assert found == {None: {"n1"}, "rack": {"n3"}}
+
+
+def homes(at: World, name: str = "n0-a") -> set[str]:
+    """The nodes that it moves to; none: it does not."""
+    starts = [one.replica for one in plan(at, T0).actions if isinstance(one, StartReplica)]
+    return {str(node_of(at, one)) for one in starts if one.model == name and one.move is not None}
+
+
+def test_nobody_moves_to_a_node_that_its_model_shuns() -> None:
+    at = laid(TIGHT)
+    assert homes(at) == {"n1"}
+    shuns = {(ModelName("n0-a"), NodeId("n1")): Shun(until_s=T0 + 60, times=1)}
+    assert homes(replace(at, shuns=shuns)) <= {"n2", "n3"}
+    assert homes(replace(at, shuns=shuns))
+    over = {key: shun._replace(until_s=T0) for key, shun in shuns.items()}
+    assert homes(replace(at, shuns=over)) == {"n1"}
+
+
+def test_who_moves_goes_where_its_weights_are_rather_than_where_it_is_tightest() -> None:
+    at = settled(laid(TIGHT), "n0-a", artifact="oci://a")
+    assert homes(at) == {"n1"}
+    for node in ("n2", "n3"):
+        assert homes(replace(at, copies=frozenset({Copy(artifact="oci://a", node=NodeId(node))}))) == {node}
+
+
+def shared_by(a: Model, b: Model, slices: list[Slice]) -> World:
+    """Each on one of two Devices, of which a third Model needs all but a little."""
+    there = [replica(one, f"{one.name}-r", [slices[at].id]) for at, one in enumerate((a, b))]
+    return world([a, b, model("big", 20, low=1)], slices, there)
+
+
+def test_who_makes_do_with_less_moves_only_where_it_has_all() -> None:
+    slices = [device("g0", 24), device("g1", 23)]
+    small = model("a", 10, low=1, gpu=Gpu(elastic_percent=50))
+    assert homes(shared_by(small, model("b", 13, low=1), slices), "a") == {"n0"}
+    assert not homes(shared_by(small, model("b", 14, low=1), slices), "a"), "9Gi are left there"
+
+
+def test_nobody_moves_to_strangers() -> None:
+    slices = [device(f"g{at}", 24, f"n{at}", kind=TIMESLICE) for at in range(2)]
+    for tenants, other in (("acme", "n1"), ("zeta", "")):
+        a, b = (model(name, 10, low=1, tenants=(of,)) for name, of in (("a", tenants), ("b", "acme")))
+        found = homes(shared_by(a, b, slices), "a")
+        assert found == ({other} if other else set())

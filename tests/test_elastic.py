@@ -14,7 +14,8 @@ from autoscaler.asked import ask_of
 from autoscaler.elastic import Budget, Elastic, Granted, elastic
 from autoscaler.lanes import Kind, Lane, Wanted
 from autoscaler.learning import Draw, Learner
-from autoscaler.stock import Node, Stock
+from autoscaler.stock import Stock
+from autoscaler.stocknodes import Node
 from autoscaler.waste import BINS, LEVELS, Taught, residual, tables, untaught
 from bench.packing.arrivals import Round
 from bench.packing.cluster import Cluster

@@ -34,7 +34,8 @@ from autoscaler.settings import DeclaredDevice
 from autoscaler.sizing import Given, growth, slots, why_no_growth
 from autoscaler.sizing import given as told_of
 from autoscaler.states import ReplicaState as S
-from autoscaler.stock import Node, Stock
+from autoscaler.stock import Stock
+from autoscaler.stocknodes import Node
 from autoscaler.waste import Taught, untaught
 from autoscaler.world import Replica, World
 from autoscaler.yard import Yard

@@ -10,7 +10,8 @@ import pytest
 from autoscaler.asked import ask_of
 from autoscaler.lanes import Kind, Lane, Wanted
 from autoscaler.learning import ITERATIONS, WEIGHTS_MAX, Draw, Learner
-from autoscaler.stock import Node, Stock, load_of
+from autoscaler.stock import Stock
+from autoscaler.stocknodes import Node, load_of
 from autoscaler.waste import Taught, untaught
 
 NODES = (

@@ -18,7 +18,7 @@ from autoscaler.packer import pack
 from autoscaler.packing import Force, Incumbent, Outlook, Packing, Shelf, Want
 from autoscaler.rulings import admits, need
 from autoscaler.states import ReplicaState as S
-from autoscaler.stock import LANES_MAX
+from autoscaler.stocknodes import LANES_MAX
 from autoscaler.world import Copy, NodeId, Slice
 from autoscaler.yard import Yard
 from tests.kit.worlds import GI, T0, device

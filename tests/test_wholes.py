@@ -18,10 +18,11 @@ from autoscaler.model import Gpu, Model
 from autoscaler.plan import plan
 from autoscaler.podspec import Pod, Resources
 from autoscaler.settings import Price, Settings
-from autoscaler.slicing.base import Object
+from autoscaler.slicing.base import Object, Part
+from autoscaler.slicing.dra import profile_for
 from autoscaler.states import ReplicaState as S
 from autoscaler.taints import Shun
-from autoscaler.wholes import REST_S
+from autoscaler.wholes import REST_S, rejoined
 from autoscaler.world import Copy, NodeId, Replica, Slice, World
 from tests.kit.pools import DRIVER, cut_name, partitionable, partitionables
 from tests.kit.sliced import NODE
@@ -233,3 +234,20 @@ def test_who_has_a_part_that_is_offered_already_does_not_wait_for_another_gpus_r
     assert starts(asked(slices, small, FIRST, b, replicas=on))["b"].startswith("gpu-0-mig-")
     begins = replica(small, "s", (f"{NODE}/{part}",), S.STARTING, created_s=T0, started_s=T0, since_s=T0)
     assert "b" in starts(asked(slices, small, b, replicas=(begins,)))
+
+
+def test_who_begins_on_an_offered_part_keeps_nobody_waiting_for_the_rest_of_it() -> None:
+    """The rest of that GPU is not what is left of a whole one."""
+    taken = cut_name("3g.40gb", 0)
+    slices, b = there(partitionables(NODE, 2), taken), model("b", 5)
+    part = next(one for one in slices if one.device_bytes and one.id != f"{NODE}/{taken}")
+    whole = next(one for one in slices if one.id == f"{NODE}/gpu-1")
+    assert profile_for(Part(part, 5 * GI, 0)), "of that part less would be claimed, too"
+    at = asked([part, whole], FIRST, b, replicas=(began(part.id),))
+    assert starts(at)["b"] == "gpu-1"
+
+
+def test_a_gpu_that_is_offered_whole_is_not_to_be_whole_again() -> None:
+    parts, whole = there(partitionable(NODE), cut_name("1g.10gb", 0)), there(partitionable(NODE))
+    assert [one.slice.id for one in rejoined(world([], parts))] == [one.id for one in whole]
+    assert rejoined(world([], [*parts, *whole])) == ()

@@ -14,7 +14,8 @@ from autoscaler.lanes import EITHER, Kind, Lane, Room, Wanted
 from autoscaler.learning import Draw, Learner
 from autoscaler.packer import pack
 from autoscaler.packing import Outlook, Placement, Shelf, Want
-from autoscaler.stock import Node, Stock
+from autoscaler.stock import Stock
+from autoscaler.stocknodes import Node
 from autoscaler.waste import Taught
 from autoscaler.world import DeviceId, NodeId, Slice, SliceId
 from autoscaler.yard import Yard
