@@ -1,9 +1,10 @@
 """One blob's file while it comes: written anywhere, summed from its front, remembered, and at last given its name. I/O.
 
 Owns `partial/<digest>` and its sidecar. Blocks: runs in threads. Promises: a part is remembered as soon as it is there,
-for as long as the machine runs, and for good when it is on the disk; the file gets its final name only with all of its
-bytes summed and on the disk, so no crash leaves a file there that is not the blob; one whose sum does not hold goes
-away, but for the parts whose own sums somebody knows and that hold. One process at a time has it (flock).
+and how far it is meanwhile, for as long as the machine runs, and for good when it is on the disk; the file gets its
+final name only with all of its bytes summed and on the disk, so no crash leaves a file there that is not the blob; one
+whose sum does not hold goes away, but for the parts whose own sums somebody knows and that hold. One process at a time
+has it (flock).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import fcntl
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from artifacts import digests, parts, sidecar
@@ -29,6 +30,8 @@ TURN_BYTES = 4 << 20
 """So much is summed in one go by a thread that has a connection to look after."""
 LAG_BYTES = 8 << 20
 """So much that is not summed yet is worth a thread of its own."""
+START_BYTES = 8 << 20
+"""So much begins to go onto the disk at once, while more comes: the last wait for it is short then."""
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _room = threading.local()
 
@@ -76,7 +79,10 @@ class Partial:
         self._kept = set(self.ledger.full)
         """Parts that are on the disk, and said to be."""
         self._noted = set(self.ledger.full)
-        """Parts of which the sidecar says anything."""
+        """Parts of which the sidecar says that they are there."""
+        self._marked = self.ledger.begun()
+        """How far the sidecar says others are."""
+        self._mark_bytes = parts.mark_bytes(size)
 
     def close(self) -> None:
         """Leaves it as it is, for the next."""
@@ -98,7 +104,11 @@ class Partial:
         with self._lock:
             self.ledger.wrote(at, count)
             self._ready = self.ledger.frontier
-            self._note()
+            self._note(max(at, at + count - 1) // self.ledger.part)
+        first, end = at // START_BYTES * START_BYTES, (at + count) // START_BYTES * START_BYTES
+        end = self.size if at + count == self.size else end
+        if first < end:
+            self._disk.start(self.file, first, end - first)
         if self.size <= parts.WHOLE_BYTES_MAX and self._summing.acquire(blocking=False):
             try:
                 self._sum(TURN_BYTES)
@@ -159,7 +169,7 @@ class Partial:
         if len(sums) == self.ledger.count:
             good = {part for part, summed in enumerate(sums) if self._part_sum(part) == summed}
         if good and len(good) < self.ledger.count:
-            self._say_anew(good)
+            self._say_anew(good, {})
             return True
         self.drop()
         return False
@@ -210,33 +220,41 @@ class Partial:
 
     def _begin(self) -> None:
         """A file of its length. Of what is gone on with, all is brought onto the disk, and said anew."""
-        if not self.ledger.full:
+        if not self.ledger.came:
             if self._sidecar_path.exists():
                 self._disk.remove(self._sidecar_path)
                 self._disk.sync(self._folder)
             os.ftruncate(self.file.number, 0)
             os.ftruncate(self.file.number, self.size)
             return
-        self._say_anew(self.ledger.full)
+        self._say_anew(self.ledger.full, self.ledger.begun())
 
-    def _say_anew(self, good: set[int]) -> None:
-        """The file is on the disk, and its sidecar says these parts alone."""
+    def _say_anew(self, good: set[int], begun: Mapping[int, int]) -> None:
+        """The file is on the disk, and its sidecar says these parts alone, and how far those are that have begun."""
         self._disk.sync(self.file)
         if self._sidecar is not None:
             os.close(self._sidecar.number)
         new = self._sidecar_path.with_name(f"{self.digest}.new")
         self._sidecar = self._headed(new)
-        self._disk.append(self._sidecar, sidecar.lines(good))
+        self._disk.append(self._sidecar, sidecar.lines(good) + sidecar.marks(begun, self._disk.boot))
         self._disk.sync(self._sidecar)
         self._disk.move(new, self._sidecar_path)
         self._sidecar = self._sidecar._replace(path=self._sidecar_path)
 
-    def _note(self) -> None:
-        """For who goes on when this process alone has ended: the kernel has what was written. Costs no wait."""
-        if len(self._noted) < len(self.ledger.full) and not self.ledger.complete:
+    def _note(self, part: int) -> None:
+        """For who goes on when this process alone has ended: the kernel has what was written. Costs no wait.
+        `part`: where something was written.
+        """
+        if self.ledger.complete:
+            return
+        if len(self._noted) < len(self.ledger.full):
             new = self.ledger.full - self._noted
             self._disk.append(self._opened(), sidecar.lines(new, self._disk.boot))
             self._noted |= new
+        filled = self.ledger.filled(part)
+        if part not in self.ledger.full and filled - self._marked.get(part, 0) >= self._mark_bytes:
+            self._disk.append(self._opened(), sidecar.marks({part: filled}, self._disk.boot))
+            self._marked[part] = filled
 
     def _opened(self) -> Opened:
         """The sidecar; made late, since most blobs need none: no old one is there under its name."""

@@ -7,11 +7,14 @@ the frontier is where the first missing byte is, so all before it may be summed;
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 WHOLE_BYTES_MAX = 256 << 20
 """Up to here a blob comes by one request: other blobs beside it keep the line busy."""
 SMALL_PART_BYTES, PART_BYTES = 8 << 20, 32 << 20
+MARK_BYTES, MARKS_MAX = 1 << 20, 256
+"""Of a part that has begun to come it is remembered how far it is, this often, and of a blob so many times at most."""
 PARTS_MAX = 1 << 16
 """Beyond them parts are larger: what a sidecar has to remember stays small."""
 
@@ -30,11 +33,20 @@ def part_bytes(size: int) -> int:
     return max(PART_BYTES, -(-size // PARTS_MAX))
 
 
+def mark_bytes(size: int) -> int:
+    """So much more of a part of a blob of `size` bytes is worth being remembered."""
+    return max(MARK_BYTES, -(-size // MARKS_MAX))
+
+
 class Ledger:
     """What of one blob has come. Each part is filled from its begin on."""
 
-    def __init__(self, size: int, part: int, done: frozenset[int] = frozenset()) -> None:
-        """`part`: bytes; `done`: parts that are there. Raises ValueError where the layout is none."""
+    def __init__(
+        self, size: int, part: int, done: frozenset[int] = frozenset(), begun: Mapping[int, int] | None = None
+    ) -> None:
+        """`part`: bytes; `done`: parts that are there; `begun`: how many bytes are, of others. Raises ValueError where
+        the layout is none.
+        """
         if size < 0 or part < 1 or -(-size // part) > max(PARTS_MAX, 1):
             raise ValueError(f"{size} bytes are not kept in parts of {part}")
         self.size = size
@@ -45,6 +57,11 @@ class Ledger:
         self._filled = [
             self.span(each).end - self.span(each).first if each in done else 0 for each in range(self.count)
         ]
+        for each, count in (begun or {}).items():
+            if each not in done:
+                if not (0 <= each < self.count and 0 <= count < self.span(each).end - self.span(each).first):
+                    raise ValueError(f"there are only {self.count} parts of {part} bytes")
+                self._filled[each] = count
         self.full = set(done)
         """Parts that have come whole."""
         self.came = sum(self._filled)
@@ -61,6 +78,14 @@ class Ledger:
         while self._front in self.full:
             self._front += 1
         return self.size if self._front >= self.count else self.span(self._front).first + self._filled[self._front]
+
+    def filled(self, part: int) -> int:
+        """So many bytes of it are there, from its begin on."""
+        return self._filled[part]
+
+    def begun(self) -> dict[int, int]:
+        """Of each part that is there in part."""
+        return {part: count for part, count in enumerate(self._filled) if count and part not in self.full}
 
     @property
     def complete(self) -> bool:

@@ -1,16 +1,16 @@
 """Sidecars: which parts of a blob are there, as a text that only grows. Pure.
 
 Owns the format: a line with digest, size and layout, then lines for parts, each with a sum of its own. One with a boot
-id says that the part is in the file: true for as long as the machine runs, whatever ends the process. One without says
-that it is on the disk, and is added only after it is. So a text that was cut off, or whose end is noise, says less than
-is there and never more. What it says is a reason not to fetch bytes again; it is no evidence: the digest of the whole
-is.
+id says that the part is in the file, or so many bytes of its begin: true for as long as the machine runs, whatever ends
+the process. One without says that it is on the disk, and is added only after it is. So a text that was cut off, or
+whose end is noise, says less than is there and never more. What it says is a reason not to fetch bytes again; it is no
+evidence: the digest of the whole is.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from artifacts.digests import Digest
 from artifacts.parts import Ledger
@@ -29,6 +29,11 @@ def lines(parts: Iterable[int], boot: str = "") -> bytes:
     return b"".join(_line(f"{part} {boot}" if boot else str(part)) for part in sorted(parts))
 
 
+def marks(begun: Mapping[int, int], boot: str) -> bytes:
+    """What is added when so many bytes of the begin of each of these are in the file, in this run of the machine."""
+    return b"".join(_line(f"{part} {boot} {count}") for part, count in sorted(begun.items()))
+
+
 def read(text: bytes, digest: Digest, size: int, boot: str) -> Ledger | None:
     """What is there of this blob; None: the text says nothing of it that can be believed.
 
@@ -40,8 +45,12 @@ def read(text: bytes, digest: Digest, size: int, boot: str) -> Ledger | None:
         return None
     said = [(_checked(line) or "").split(" ") for line in rest]
     done = {int(part) for part, *run in said if _number(part) and run in ([], [boot])}
+    begun: dict[int, int] = {}
+    for part, *run in said:
+        if _number(part) and len(run) == 2 and run[0] == boot and _number(run[1]):
+            begun[int(part)] = max(int(run[1]), begun.get(int(part), 0))
     try:
-        return Ledger(size, int(words[3]), frozenset(done))
+        return Ledger(size, int(words[3]), frozenset(done), begun)
     except ValueError:
         return None
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifacts import disk
+from artifacts import disk, partial, parts
 from artifacts.digests import Digest
 from artifacts.disk import Disk
 from artifacts.partial import Partial
@@ -76,6 +76,37 @@ def test_a_part_that_came_is_there_for_the_next_process_and_on_the_disk_for_the_
     assert third.publish(tmp_path / PATH)
     assert (tmp_path / PATH).read_bytes() == SHORT
     third.close()
+
+
+def test_of_a_part_that_has_begun_the_next_process_knows_how_far_it_is_and_the_next_run_of_the_machine_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "MARK_BYTES", 1000)
+    for run, there in (("one", 0), ("one", 3000), ("one", 5500), ("two", 4096)):
+        one = Partial(tmp_path, DIGEST, len(SHORT), Disk(boot=run))
+        assert one.resumed == there
+        for at in range(there, min(there + 3000, 5500), 500):
+            one.put(at, [SHORT[at : min(at + 500, 5500)]])
+        if run == "two":
+            one.put(5500, [SHORT[5500:]])
+            assert one.publish(tmp_path / PATH)
+        one.close()
+    assert (tmp_path / PATH).read_bytes() == SHORT
+
+
+def test_bytes_begin_to_go_onto_the_disk_while_more_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial, "START_BYTES", 4096)
+    begun: list[tuple[int, int]] = []
+    kept = Disk()
+    monkeypatch.setattr(kept, "start", lambda _file, at, count: begun.append((at, at + count)))
+    one = Partial(tmp_path, DIGEST, len(SHORT), kept)
+    one.put(0, [SHORT[:4000]])
+    assert not begun
+    for at in range(4000, len(SHORT), 1000):
+        one.put(at, [SHORT[at : at + 1000]])
+    assert sorted(begun) == [(0, 4096), (4096, 8192), (8192, 12288), (12288, 16384), (16384, 20000)]
+    assert one.publish(tmp_path / PATH)
+    one.close()
 
 
 def test_where_the_run_of_the_machine_has_no_name_only_the_disk_is_believed(

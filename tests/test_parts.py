@@ -84,6 +84,17 @@ def test_a_part_that_was_only_in_memory_is_there_for_as_long_as_the_machine_runs
     assert later.full == {0, 1}
 
 
+def test_of_parts_that_have_begun_the_last_mark_of_this_run_of_the_machine_counts() -> None:
+    said = text(range(2)) + sidecar.marks({1: 50, 4: 30}, BOOT) + sidecar.marks({4: 60}, BOOT)
+    said += sidecar.marks({4: 70, 5: 20}, "another")
+    found, later = sidecar.read(said, DIGEST, 1000, BOOT), sidecar.read(said, DIGEST, 1000, "a third")
+    assert found is not None
+    assert later is not None
+    assert (found.full, found.begun(), found.came) == ({0, 1}, {4: 60}, 260)
+    assert found.spans()[:3] == [Span(200, 400), Span(460, 1000)]
+    assert not later.begun()
+
+
 @given(st.integers(0, 400), st.binary(max_size=40))
 def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: bytes) -> None:
     found = sidecar.read(text(range(5))[:cut] + noise, DIGEST, 1000, BOOT)
@@ -98,10 +109,22 @@ def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: by
         sidecar.head(DIGEST, 999, 100),
         sidecar.head(DIGEST, 1000, 0),
         sidecar.head(DIGEST, 1000, 100) + sidecar.lines([10]),
+        sidecar.head(DIGEST, 1000, 100) + sidecar.marks({3: 100}, BOOT),
+        sidecar.head(DIGEST, 1000, 100) + sidecar.marks({10: 1}, BOOT),
         sidecar.head(DIGEST, 1000, 100).replace(b"-1", b"-2"),
         b"\xff\xfe %08x\n" % zlib.crc32(b"\xff\xfe"),
     ],
-    ids=["nothing", "another digest", "another size", "no parts", "too many", "another format", "noise"],
+    ids=[
+        "nothing",
+        "another digest",
+        "another size",
+        "no parts",
+        "too many",
+        "too far",
+        "beyond",
+        "another format",
+        "noise",
+    ],
 )
 def test_a_sidecar_of_something_else_says_nothing(said: bytes) -> None:
     assert sidecar.read(said, DIGEST, 1000, BOOT) is None
