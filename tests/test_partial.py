@@ -82,7 +82,7 @@ def test_of_a_part_that_has_begun_the_next_process_knows_how_far_it_is_and_the_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "MARK_BYTES", 1000)
-    for run, there in (("one", 0), ("one", 3000), ("one", 5500), ("two", 4096)):
+    for run, there in (("one", 0), ("one", 3000), ("one", 5500), ("one", 5500), ("two", 4096)):
         one = Partial(tmp_path, DIGEST, len(SHORT), Disk(boot=run))
         assert one.resumed == there
         for at in range(there, min(there + 3000, 5500), 500):

@@ -113,7 +113,8 @@ async def test_point_13_and_case_48_the_disk_becomes_full_during_a_pull(tmp_path
     assert "the disk is full; free space or give it a larger volume" in said
     assert [one["artifact"] for one in told["copies"]] == [reference(held, "small")]
     assert told["verify"][0] == 0
-    assert {path.rpartition("/")[2] for path in told["half"]} == {"a.gguf", "copy.json", "lease"}
+    names = {path.rpartition("/")[2] for path in told["half"]}
+    assert {one for one in names if not one.startswith("sha256-")} == {"a.gguf", "copy.json", "lease"}
     assert told["again"][0] == 0, told["again"]
     assert told["verify again"][0] == 0
     assert ranges[0] == ""
