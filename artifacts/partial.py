@@ -198,8 +198,11 @@ class Partial:
             number = os.open(self._path, _OPEN, 0o644)
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(number), self._path.lstat()):
-                    return number
+                said = os.fstat(number)
+                if os.path.samestat(said, self._path.lstat()):
+                    if said.st_nlink == 1:
+                        return number
+                    self._disk.remove(self._path)  # a power cut left it both names: the whole one stays as it is
             except BlockingIOError:
                 os.close(number)
                 raise DiskError(f"{self.digest} is being fetched into {self._folder} by another process") from None
