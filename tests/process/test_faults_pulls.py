@@ -119,7 +119,7 @@ async def test_point_13_and_case_48_the_disk_becomes_full_during_a_pull(tmp_path
     assert told["verify again"][0] == 0
     assert ranges[0] == ""
     first, last = (int(one) for one in ranges[1].removeprefix("bytes=").split("-"))
-    assert PART <= first < 2 * PART  # its first part was there, and some of the next
+    assert 0 < first < 2 * PART  # what was on the disk stayed; how much that was, the sockets' buffers decide
     assert (len(ranges), last) == (2, len(LARGE["b.gguf"]) - 1)
 
 
