@@ -274,7 +274,7 @@ def _exited(draft: Draft, before: Replica, reason: str) -> None:
 
 
 def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
-    """It failed. If it was never ready, or not for as long as its residency, that counts as a failed start."""
+    """It failed. If it was never ready, or not for as long as its residency, that counts as a failed start of its spec."""
     _move(draft, before, replace(before, state=S.FAILED, failure=reason), verb, reason)
     model = draft.world.models.get(before.model)
     if model is None:
@@ -282,7 +282,7 @@ def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
     history = draft.history(before.model)
     if any(_stayed(draft, model, one) for one in (before, *draft.replicas_of(before.model))):
         history = histories.forgiven(history)
-    if not _stayed(draft, model, before):
+    if before.spec_hash == model.spec_hash() and not _stayed(draft, model, before):  # of another it says nothing
         tried_s = before.created_s if before.started_s is None else before.started_s
         history = histories.failed(history, model.spec.start, tried_s, draft.now_s, reason)
         draft.news = draft.news or history.refused_until_s > 0.0

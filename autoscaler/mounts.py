@@ -131,11 +131,16 @@ def choose(
     return Choice(None, f"cannot be seen in its pods: {told}; {_fix(mount, facts)}")
 
 
+def ahead(artifact: str, settings: Settings, facts: ClusterFacts) -> Choice:
+    """As far as it is decided before the weights are anywhere: nobody says then whether they are an image."""
+    return choose(artifact, settings, facts, found=Found())
+
+
 def obstacle(artifact: str | None, settings: Settings, facts: ClusterFacts | None) -> str:
     """Why no pod can see such weights, wherever it is; empty: nothing is known to stand in the way."""
     if artifact is None or facts is None or not is_mounted(artifact):
         return ""
-    choice = choose(artifact, settings, facts)
+    choice = ahead(artifact, settings, facts)
     return "" if choice.way else f"its weights {choice.reason}"
 
 
@@ -165,7 +170,7 @@ def _no_image(
     if not artifact.startswith("oci://"):
         return "only images of registries are mounted as such"
     if found is not None and found.image is None:
-        return "the artifact is no image that a container runtime mounts"
+        return "the artifact is not known to be an image that a container runtime mounts"
     if weights.signatures.policy == "enforce":
         return "signatures are judged only of what agents pull (weights.signatures.policy: enforce)"
     if facts.server is None:

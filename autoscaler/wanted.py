@@ -119,6 +119,9 @@ def standing(world: World, replica: Replica, model: Model, since_s: float, now_s
             return Laid(said.folder, loaded(said.ggufs, model))
         except EngineError as error:
             return Failed(str(error))
+    now = world.models.get(model.name)
+    if now is not None and now.spec_hash() != replica.spec_hash:
+        return Failed("its Model was changed while they came")  # `wanted` speaks of it no more
     under_way = said or next((one for one in node.report.weights if _is_of(one, model)), None)
     if under_way is None or not under_way.total_bytes:
         return Coming("asked for")

@@ -24,7 +24,7 @@ def weights(world: World, model: Model) -> list[str]:
     artifact, facts = model.spec.artifact, world.mounting
     if artifact is None or facts is None or model.adopted is not None or not mounts.is_mounted(artifact):
         return found
-    return [*found, f"Its weights {mounts.choose(artifact, world.settings, facts).reason}."]
+    return [*found, f"Its weights {mounts.ahead(artifact, world.settings, facts).reason}."]
 
 
 def word(world: World, model: Model) -> str:

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,7 +68,10 @@ class _Line:
     """One wish."""
 
     replicas: tuple[ReplicaId, ...] = ()
-    answered: tuple[ReplicaId, ...] = ()
+    given: tuple[ReplicaId, ...] = ()
+    """For whom `copy` came."""
+    refused: tuple[ReplicaId, ...] = ()
+    """For whom `failed` says why nothing did."""
     came: Came | None = None
     failed: str = ""
     copy: Copy | None = None
@@ -79,7 +82,11 @@ class _Line:
     def due(self) -> bool:
         """Whether somebody waits, or nothing was tried."""
         tried = self.copy is not None or self.failed
-        return self.task is None and (not tried or not set(self.replicas) <= set(self.answered))
+        return self.task is None and (not tried or not set(self.replicas) <= {*self.given, *self.refused})
+
+    def refuse(self, reason: str) -> None:
+        """Who has the Copy has it; the others have failed."""
+        self.failed, self.refused = reason, tuple(one for one in self.replicas if one not in self.given)
 
 
 class Keeping:
@@ -118,20 +125,25 @@ class Keeping:
 
     def report(self) -> tuple[tuple[str, ...], tuple[WeightsReport, ...]]:
         """What is here, and how far each wish is."""
-        said = tuple(self._said(wish, line) for wish, line in self._lines.items() if line.unwanted_s is None)
+        lines = [(wish, line) for wish, line in self._lines.items() if line.unwanted_s is None]
+        said = tuple(one for wish, line in lines for one in self._said(wish, line))
         own = {wish.artifact for wish, line in self._lines.items() if line.copy is not None}
         return tuple(sorted({*own, *self._copies})), said
 
-    def _said(self, wish: Wish, line: _Line) -> WeightsReport:
-        said = WeightsReport(artifact=wish.artifact, pull_secret=wish.pull_secret, replicas=line.answered)
+    def _said(self, wish: Wish, line: _Line) -> Iterator[WeightsReport]:
+        said = WeightsReport(artifact=wish.artifact, pull_secret=wish.pull_secret)
         if line.copy is not None:
             record, folder = line.copy.record, str(line.copy.folder.relative_to(self._root))
             ggufs = tuple(gguf.bases(one.path for one in record.laid)[:GGUFS_MAX])
-            return replace(said, folder=folder, digest=record.digest, ggufs=ggufs, bytes=record.bytes)
-        came = line.came or Came(0, 0, 0.0)
-        return replace(
-            said, bytes=came.bytes, total_bytes=came.total_bytes, bytes_per_s=came.bytes_per_s, failed=line.failed,
-        )  # fmt: skip
+            yield replace(
+                said, replicas=line.given, folder=folder, digest=record.digest, ggufs=ggufs, bytes=record.bytes
+            )
+        if line.copy is None or line.refused:
+            came = line.came or Came(0, 0, 0.0)
+            yield replace(
+                said, replicas=line.refused, bytes=came.bytes, total_bytes=came.total_bytes,
+                bytes_per_s=came.bytes_per_s, failed=line.failed,
+            )  # fmt: skip
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -163,8 +175,12 @@ class Keeping:
             self._trouble = ""
 
     async def _act(self, wants: NodeWants, tasks: asyncio.TaskGroup) -> None:
-        """What pods use is held first: a pull may need room."""
-        await self._hold(wants.held)
+        """What pods use is held first: a pull may need room. Where that cannot be, nothing is brought."""
+        try:
+            await self._hold(wants.held)
+        except (StoreError, OSError) as error:
+            self._refuse(wants, str(error))
+            raise
         now_s, wanted = self._clock(), {_wish(one): one for one in wants.wants}
         for wish in [wish for wish in self._lines if wish not in wanted]:
             self._let_go(wish, now_s)
@@ -173,6 +189,15 @@ class Keeping:
             line.replicas, line.unwanted_s = want.replicas, None
             if line.due:
                 line.task = tasks.create_task(self._bring(wish, line, wants.weights))
+
+    def _refuse(self, wants: NodeWants, reason: str) -> None:
+        """Whoever waits hears it: else they would for as long as it lasts."""
+        for want in wants.wants:
+            line = self._lines.setdefault(_wish(want), _Line())
+            line.replicas, line.unwanted_s = want.replicas, None
+            if line.due:
+                line.refuse(reason)
+        self.changed()
 
     def _let_go(self, wish: Wish, now_s: float) -> None:
         line = self._lines[wish]
@@ -191,13 +216,13 @@ class Keeping:
             line.task = None
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it costs this start alone, and is its reason
-            line.failed = str(error) or type(error).__name__
+            line.refuse(str(error) or type(error).__name__)
             log.warning("event=weights_failed artifact=%s reason=%r", wish.artifact, line.failed)
         else:
             if line.copy is not None:
                 line.copy.close()
-            line.copy, line.failed = copy, ""
-        line.answered, line.task, line.came = line.replicas, None, None
+            line.copy, line.given, line.refused, line.failed = copy, line.replicas, (), ""
+        line.task, line.came = None, None
         self.changed()
         self._wake.set()
 

@@ -243,6 +243,14 @@ def test_a_changed_spec_is_tried_at_once_whatever_failed_before() -> None:
     assert at.histories[M] == History()
 
 
+def test_what_fails_by_the_document_of_before_keeps_the_changed_one_from_nothing() -> None:
+    at, _ = after(world([DOC]), StartReplica(replica=pending(), reason=""), seen(Seen.STARTING))
+    at, _ = after(at, DocumentsSeen(models=(replace(DOC, spec=replace(DOC.spec, image="another:2")),)))
+    at, moves = after(at, seen(Seen.EXITED, reason="no such file"))
+    assert moved(moves) == ["starting --seen--> failed"]
+    assert at.histories.get(M, History()) == History()
+
+
 def test_what_is_learnt_of_starts_is_bounded() -> None:
     at = world([DOC])
     for start in range(40):

@@ -30,12 +30,15 @@ class Kept:
 
     def __init__(self, root: Path) -> None:
         self.root, self.now_s, self.logins = root, 100.0, list[str]()
+        self.refuses = ""
         self.keeping = Keeping(root, self._secret_of, lambda: self.now_s)
         self._changed = asyncio.Event()
         self.keeping.changed = self._changed.set
 
     async def _secret_of(self, name: str) -> Config:
         self.logins.append(name)
+        if self.refuses:
+            raise NoSecretError(self.refuses)
         if name == "none":
             raise NoSecretError("pull secret none: NotFound")
         return Config({})
@@ -111,6 +114,33 @@ async def test_each_replica_is_a_try_of_its_own(kept: Kept, host: str) -> None:
         await kept.until(lambda: kept.said[0].replicas == ("r2",))
 
 
+async def test_a_try_that_fails_has_failed_also_where_one_before_it_had_the_weights(kept: Kept, host: str) -> None:
+    async with kept.running():
+        kept.wants(want(host, "r1", secret="mine"))
+        await kept.until(lambda: kept.said and kept.said[0].folder)
+        kept.refuses = "pull secret mine: NotFound"
+        kept.wants(want(host, "r1", "r2", secret="mine"))
+        await kept.until(lambda: any("r2" in one.replicas for one in kept.said))
+        found = {id: one for one in kept.said for id in one.replicas}
+        assert (found["r1"].failed, found["r2"].failed) == ("", "pull secret mine: NotFound")  # type: ignore[index]
+        assert found["r1"].folder, "it is the one's who had it"  # type: ignore[index]
+        assert not found["r2"].folder  # type: ignore[index]
+        assert kept.in_use() == [True]
+
+
+async def test_a_copy_that_cannot_be_held_fails_the_starts_that_would_need_its_room(
+    kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with kept.running():
+        with monkeypatch.context() as broken:
+            broken.setattr(Keeping, "_found", failing)
+            kept.wants(want(host, "r1"), held=("copies/x/files",))
+            await kept.until(lambda: kept.said and kept.said[0].failed == "Input/output error")
+            assert kept.said[0].replicas == ("r1",)
+        kept.wants(want(host, "r2"), held=("copies/x/files",))
+        await kept.until(lambda: kept.said[0].folder)
+
+
 async def test_a_pull_secret_is_asked_for_by_name_and_one_that_is_not_there_fails_the_start(
     kept: Kept, host: str
 ) -> None:
@@ -178,7 +208,7 @@ async def test_a_store_that_cannot_be_read_costs_the_start_and_not_the_agent(
         await kept.until(lambda: kept.said[0].folder)
 
 
-def failing(_: Store) -> NoReturn:
+def failing(*_: object) -> NoReturn:
     raise OSError("Input/output error")
 
 

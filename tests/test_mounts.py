@@ -50,7 +50,7 @@ def test_without_rights_to_volumes_an_image_is_mounted_and_the_reason_is_told() 
 @pytest.mark.parametrize(
     ("facts", "node", "found", "why"),
     [
-        (NO_RIGHT, NODE, MODELPACK, "the artifact is no image that a container runtime mounts"),
+        (NO_RIGHT, NODE, MODELPACK, "the artifact is not known to be an image that a container runtime mounts"),
         (ClusterFacts(), NODE, IMAGE, "the version of the API server is not known"),
         (
             ClusterFacts(server=(1, 34)), NODE, IMAGE,
@@ -85,7 +85,7 @@ def test_what_was_asked_for_is_not_replaced_by_something_else() -> None:
     volume, image = chosen("volume", NO_RIGHT), chosen("image", found=MODELPACK)
     assert volume.way is None
     assert "image" not in volume.reason
-    no_image = "the artifact is no image that a container runtime mounts"
+    no_image = "the artifact is not known to be an image that a container runtime mounts"
     assert image == (None, f"cannot be seen in its pods: {no_image}; say weights.mount: auto in the Settings")
     nameless = chosen("volume", node=NODE._replace(hostname=""))
     assert nameless.way is None
@@ -128,6 +128,9 @@ def test_only_what_no_pod_could_see_stands_in_the_way_of_a_start() -> None:
     assert not mounts.obstacle(OCI, said(), None), "nobody knows yet"
     assert not mounts.obstacle(OCI, said(), NEW)
     assert not mounts.obstacle("pvc://shared", said(), none)
+    for mount, facts in (("image", NEW), ("auto", NO_RIGHT)):
+        why = mounts.obstacle(OCI, said(mount=mount), facts)
+        assert "not known to be an image" in why, "a node would bring all of it first"
     assert not mounts.obstacle("hf://a/b", said(), none)
     assert not mounts.obstacle(None, said(), none)
 

@@ -143,6 +143,20 @@ def test_an_agent_that_is_silent_or_brings_nothing_is_waited_for_a_while() -> No
     assert isinstance(standing(said(there), one(model(), "a1"), model(), long_s, T0 + AGENT_S_MAX), Failed)
 
 
+def test_who_waits_by_a_document_that_was_changed_meanwhile_does_not_wait_for_ever() -> None:
+    before, after = model(), model(artifact="oci://r.example/ada:2")
+    waits, far = one(before, "a1"), WeightsReport(artifact=after.spec.artifact or "", bytes=1, total_bytes=4)
+    report = NodeReport(node="n1", boot="b", sequence=1, brings=True, weights=(far,))
+    at = fold(nodes([after], [waits]), [NodeReported(report=report)], T0)[0]
+    assert wanted(at) == {}, "nobody brings them any more"
+    assert standing(at, waits, before, T0, T0) == Failed("its Model was changed while they came")
+    there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
+    at = fold(at, [NodeReported(report=replace(report, sequence=2, weights=(there,)))], T0)[0]
+    assert standing(at, waits, before, T0, T0) == Laid("copies/x/files", ""), "they were there before that"
+    gone = fold(nodes([], [waits]), [NodeReported(report=report)], T0)[0]
+    assert isinstance(standing(gone, waits, before, T0, T0), Coming), "the plan stops it"
+
+
 def test_a_replica_whose_node_a_scheduler_chooses_gets_none() -> None:
     found = standing(nodes([model()], []), replace(one(model(), "a1"), slices=()), model(), T0, T0)
     assert isinstance(found, Failed)

@@ -59,6 +59,17 @@ def test_only_gateways_and_agents_report() -> None:
         assert (parts, reports["ports"]) == (wanted, [{"protocol": "TCP", "port": "contract"}])
 
 
+def test_metrics_of_all_that_have_some_are_read_by_whom_the_values_name() -> None:
+    who = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    values = {**SETS["agents"], "networkPolicy": {"metricsFrom": who}}
+    for name in ("gateway", "autoscaler", "agent"):
+        assert policy(values, name)["ingress"][-1] == {"from": who, "ports": [{"protocol": "TCP", "port": "health"}]}
+
+
+def test_without_policies_there_is_none() -> None:
+    assert not list(of_kind({**SETS["agents"], "networkPolicy": {"enabled": False}}, "NetworkPolicy"))
+
+
 def test_pods_of_engines_are_restricted_by_their_namespace() -> None:
     labels = named({}, "Namespace", "pilotlight-engines")["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"

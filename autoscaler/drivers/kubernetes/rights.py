@@ -104,7 +104,7 @@ OFF = (
     "agents of nodes: device memory and health are not measured, and a Slice is taken for clean after a while",
     "`pilotlight cordon` and `drain` do not outlive the autoscaler that leads",
     "Models, Deployments, StatefulSets and KubeAI's Models of other namespaces are not served",
-    "weights are not seen as volumes of nodes' stores: they are mounted as images, or out of claims (pvc://)",
+    "weights are not seen as volumes of nodes' stores: they come out of claims (pvc://)",
 )
 """What does not work with scope `namespace`, for people."""
 
