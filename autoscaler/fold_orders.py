@@ -83,7 +83,7 @@ def forget(draft: Draft) -> None:
     """Drops nodes that are long silent."""
     for name in [name for name, node in draft.nodes.now.items() if draft.now_s >= node.seen_s + FORGET_S]:
         if draft.nodes.now[name].report.copies:
-            _copies(draft, name)
+            _copies(draft, name, draft.nodes.now[name].report, None)
         draft.nodes.drop(name)
         put_images(draft, images.told(draft.world.images, name, ()))
 
@@ -107,7 +107,7 @@ def _node(draft: Draft, seen: NodeReported) -> None:
     elif len(draft.nodes.now) >= NODES_MAX:
         return
     if report.copies != (() if known is None else known.report.copies):
-        _copies(draft, name, report)
+        _copies(draft, name, None if known is None else known.report, report)
     draft.nodes.put(name, Node(
         report=report, seen_s=draft.now_s, boots_before=before, looked_s=draft.now_s - max(0.0, report.age_s),
         pods_before=left, unhealthy=unhealthy(report),
@@ -123,12 +123,14 @@ def put_images(draft: Draft, now: dict[str, NodeImages]) -> None:
         draft.change(images=now)
 
 
-def _copies(draft: Draft, name: str, report: NodeReport | None = None) -> None:
-    """What is complete on the node now."""
-    node = NodeId(name)
-    others = frozenset(one for one in draft.world.copies if one.node != node)
-    there = () if report is None else report.copies
-    draft.change(copies=others | {Copy(artifact=one, node=node) for one in there})
+def _copies(draft: Draft, name: str, before: NodeReport | None, now: NodeReport | None) -> None:
+    """What is complete on the node: only that is looked at, for there are many nodes."""
+    gone, come = (frozenset(_copy(one, name) for one in of.copies) if of else frozenset() for of in (before, now))
+    draft.change(copies=draft.world.copies - (gone - come) | come)
+
+
+def _copy(artifact: str, name: str) -> Copy:
+    return Copy(artifact=artifact, node=NodeId(name))
 
 
 def _left(known: Node, report: NodeReport) -> tuple[PodDevices, ...]:

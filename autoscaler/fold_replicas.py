@@ -274,7 +274,7 @@ def _exited(draft: Draft, before: Replica, reason: str) -> None:
 
 
 def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
-    """It failed. If it was never ready, or not for as long as its residency, that counts as a failed start of its spec."""
+    """It failed. If it was never ready, or not for its residency, that counts as a failed start of its spec."""
     _move(draft, before, replace(before, state=S.FAILED, failure=reason), verb, reason)
     model = draft.world.models.get(before.model)
     if model is None:

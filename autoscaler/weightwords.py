@@ -6,10 +6,11 @@ Owns these words. What is on which node is the World's (`copies`, `unbrought`); 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from autoscaler import mounts
 from autoscaler.model import Model
-from autoscaler.world import World
+from autoscaler.world import Copy, World
 
 NODES_TOLD = 4
 OWN = frozenset({"oci", "s3"})
@@ -32,19 +33,25 @@ def word(world: World, model: Model) -> str:
     artifacts = {artifact for _, artifact in _parts(world, model)}
     if not artifacts:
         return ""
-    missing = artifacts - {copy.artifact for copy in world.copies}
+    missing = artifacts - _here(world.copies)
     if missing & world.unbrought.keys():
         return "failed"
     return "absent" if missing else "here"
 
 
+@lru_cache(maxsize=1)
+def _here(copies: frozenset[Copy]) -> frozenset[str]:
+    """On any node; worked out once for all Models of a table, for of nodes there may be thousands."""
+    return frozenset(copy.artifact for copy in copies)
+
+
 def _parts(world: World, model: Model) -> Iterator[tuple[str, str]]:
     """Of `hf://`, which an engine may fetch itself, only what is known of."""
-    known = world.unbrought.keys() | {copy.artifact for copy in world.copies}
+    known = _here(world.copies)
     found = [("Its weights", model.spec.artifact or "")]
     found += [(f"The weights of its adapter {one.name}", one.artifact) for one in model.spec.adapters]
     for what, artifact in found:
-        if artifact.partition("://")[0] in OWN or artifact in known:
+        if artifact.partition("://")[0] in OWN or artifact in known or artifact in world.unbrought:
             yield what, artifact
 
 

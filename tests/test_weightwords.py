@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
 from autoscaler.actions import Plan
+from autoscaler.contract import ModelName
 from autoscaler.explain import explain_model, status
 from autoscaler.log import Log
 from autoscaler.model import Adapter
@@ -38,6 +41,25 @@ def test_weights_are_here_absent_or_failed_with_their_reason() -> None:
     assert word(here, M) == "here"
     assert set(weights(here, M)) <= set(explain_model(here, Plan(), Log(), M.name, T0).sentences)
     assert [row.weights for row in status(here, Plan(), T0)] == ["here"]
+
+
+class Counted(frozenset[Copy]):
+    """Says how often all of them are looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Copy]:
+        Counted.looks += 1
+        return super().__iter__()
+
+
+def test_a_table_of_many_models_looks_at_the_copies_of_all_nodes_once() -> None:
+    models = [replace(M, name=ModelName(f"m{number}")) for number in range(20)]
+    there = Counted(Copy(artifact=OWN, node=NodeId(f"n{number}")) for number in range(50))
+    Counted.looks = 0
+    rows = status(replace(world(models, [device()]), copies=there), Plan(), T0)
+    assert {row.weights for row in rows} == {"absent"}
+    assert Counted.looks == 1
 
 
 def test_many_nodes_are_counted() -> None:
