@@ -9,15 +9,17 @@ node has, or its agent is not known, is not asked for. Of a Model that nobody us
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
+from heapq import nsmallest
 from math import inf
 from typing import Final
 
 from autoscaler.contract import ModelName
 from autoscaler.images import NONE, Whereabouts, named
+from autoscaler.lanes import Kind
 from autoscaler.model import Model
 from autoscaler.nodewants import ImageWant
-from autoscaler.packing import Force, lane_of
+from autoscaler.packing import Choice, Force, lane_of
 from autoscaler.rulings import admits, barred
 from autoscaler.shelves import want_of
 from autoscaler.states import ReplicaState as S
@@ -27,6 +29,8 @@ NODES_ENOUGH: Final = 2
 """Of a Model that is used: on so many nodes that could hold it its image is to be, one more than a Replica needs."""
 NODE_MAX: Final = 8
 """Images told to one node at once: those of Replicas that begin first."""
+ALIKE_MAX: Final = 1024
+"""Different things to ask for whose nodes are kept."""
 BEGINS: Final = frozenset({S.PENDING, S.STARTING})
 
 
@@ -37,6 +41,11 @@ class ImageWants:
         self._where = Whereabouts()
         self._asked: tuple[object, ...] = ()
         self._spare: dict[NodeId, list[ImageWant]] = {}
+        self._place: tuple[object, ...] = ()
+        self._places = 0
+        """How often that changed."""
+        self._could: dict[tuple[Kind, Choice], Set[NodeId]] = {}
+        """Where what is asked for alike could be. Images come and go all the time, and change nothing of that."""
 
     def of(self, world: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict[NodeId, tuple[ImageWant, ...]]:
         """By node, the most urgent first. `ahead`: where who waits for room will be."""
@@ -61,24 +70,34 @@ class ImageWants:
         """Of Models that are used; worked out again where anything is another that it depends on."""
         self._where.tell(world.images)
         used = frozenset(name for name, model in world.models.items() if model.spec.image and _used(world, model))
-        asked = world.slices, world.models, world.settings, used, frozenset(world.nodes), self._where.version
-        if not self._asked or any(
-            before is not now and before != now for before, now in zip(self._asked, asked, strict=True)
-        ):
+        place = world.slices, world.settings, frozenset(world.nodes)
+        if _differ(self._place, place):
+            self._place, self._places, self._could = place, self._places + 1, {}
+        asked = self._places, world.models, used, self._where.version
+        if _differ(self._asked, asked):
             self._asked, self._spare = asked, self._chosen(world, [world.models[name] for name in sorted(used)])
         return self._spare
 
     def _chosen(self, world: World, used: Iterable[Model]) -> dict[NodeId, list[ImageWant]]:
         found: dict[NodeId, list[ImageWant]] = {}
         for model in used:
-            has = self._where.of(model.spec.image)
-            could = _could_hold(world, model)
-            chosen = [node for node in could if model_want(model) in found.get(node, ())]
+            has, could, want = self._where.of(model.spec.image), self._could_hold(world, model), model_want(model)
+            chosen = {node for node, wants in found.items() if node in could and want in wants}
             lacks = NODES_ENOUGH - len(could & has) - len(chosen)
-            those = sorted((_order(model.spec.image, node), node) for node in could - has - {*chosen})
-            for _, node in those[: max(0, lacks)]:
-                found.setdefault(node, []).append(model_want(model))
+            if lacks > 0:
+                those = ((_order(model.spec.image, node), node) for node in could - has - chosen)
+                for _, node in nsmallest(lacks, those):
+                    found.setdefault(node, []).append(want)
         return found
+
+    def _could_hold(self, world: World, model: Model) -> Set[NodeId]:
+        want = want_of(model, 0, inf, Force.NONE, "", world.settings.pod)
+        alike = want.kind, want.choice
+        if alike not in self._could:
+            if len(self._could) >= ALIKE_MAX:
+                self._could.clear()
+            self._could[alike] = _could_hold(world, *alike)
+        return self._could[alike]
 
 
 def model_want(model: Model) -> ImageWant:
@@ -104,11 +123,13 @@ def _used(world: World, model: Model) -> bool:
     return not model.spec.paused and bool(model.spec.replicas.min or world.by_model.get(model.name))
 
 
-def _could_hold(world: World, model: Model) -> set[NodeId]:
+def _differ(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
+    return not before or any(one is not other and one != other for one, other in zip(before, now, strict=True))
+
+
+def _could_hold(world: World, kind: Kind, choice: Choice) -> set[NodeId]:
     """Nodes with an agent and a Slice that could hold it, were nobody there."""
-    want = want_of(model, 0, inf, Force.NONE, "", world.settings.pod)
-    kind, choice = want.kind, want.choice
-    if not want.devices:
+    if not kind.devices:
         return set()
     lanes: dict[object, bool] = {}
     found: set[NodeId] = set()

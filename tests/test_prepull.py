@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
+from autoscaler import prepull
 from autoscaler.contract import ModelName, NodeReport
 from autoscaler.images import NodeImages, image
+from autoscaler.lanes import Kind
 from autoscaler.model import Gpu, Model
 from autoscaler.nodewants import ImageWant
 from autoscaler.ordered import Node
@@ -123,3 +126,19 @@ def test_who_was_asked_before_says_what_who_was_not_says() -> None:
     ):  # fmt: skip
         assert kept.of(one) == told(one)
         assert kept.of(one) == told(one)
+
+
+def test_where_an_engine_could_be_is_looked_for_once_while_no_place_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, could_hold = list[Kind](), prepull._could_hold
+    monkeypatch.setattr(prepull, "_could_hold", lambda *of: [looks.append(of[1]), could_hold(*of)][1])
+    models = [needs(name, low=1) for name in ("a", "b")] + [needs("c", 6, low=1)]
+    wants, one = ImageWants(), at(models)
+    first = wants.of(one)
+    assert len(looks) == 2, "a and b ask for the same"
+    pulled = replace(one, images=having(*first))
+    assert wants.of(pulled) == ImageWants().of(pulled)
+    looks.clear()
+    assert wants.of(one) == first
+    assert not looks, "images come and go all the time"
+    fewer = replace(one, slices={id: of for id, of in one.slices.items() if of.node not in first})
+    assert wants.of(fewer) == ImageWants().of(fewer) != first
