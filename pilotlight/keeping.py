@@ -201,11 +201,11 @@ class Keeping:
 
     def _let_go(self, wish: Wish, now_s: float) -> None:
         line = self._lines[wish]
-        if line.task is not None:
-            line.task.cancel()
         line.unwanted_s = now_s if line.unwanted_s is None else line.unwanted_s
-        if line.copy is None or now_s >= line.unwanted_s + LINGER_S:
+        if (line.copy is None and line.task is None) or now_s >= line.unwanted_s + LINGER_S:
             del self._lines[wish]
+            if line.task is not None:
+                line.task.cancel()
             if line.copy is not None:
                 line.copy.close()
 

@@ -13,6 +13,8 @@ import pytest
 
 from artifacts.dockerconfig import Config
 from artifacts.obtain import Came
+from artifacts.publish import Copy
+from artifacts.reference import Reference
 from artifacts.store import Store
 from autoscaler.contract import ReplicaId, WeightsReport
 from autoscaler.nodewants import NodeWant, NodeWants
@@ -170,6 +172,34 @@ async def test_what_is_wanted_no_more_is_let_go_after_a_while_and_what_pods_use_
         kept.now_s += LINGER_S
         kept.wants()
         await kept.until(lambda: kept.in_use() == [False])
+
+
+async def test_a_pull_goes_on_while_leaders_change_and_ends_where_it_stays_unwanted(
+    kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, ended = list[str](), list[str]()
+
+    async def hangs(of: Reference, *_: object) -> Copy:
+        began.append(of.repository)
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append(of.repository)
+
+    monkeypatch.setattr(room.obtain, "obtain", hangs)
+    async with kept.running():
+        kept.wants(want(host, "r1"))
+        await kept.until(lambda: began)
+        kept.wants(epoch=2)
+        await kept.until(lambda: not kept.said)
+        kept.wants(want(host, "r2"), epoch=2)
+        await kept.until(lambda: kept.said)
+        assert (len(began), ended) == (1, []), "the next leader's start finds it under way"
+        kept.wants(epoch=2)
+        await kept.until(lambda: not kept.said)
+        kept.now_s += LINGER_S
+        kept.wants(epoch=2)
+        await kept.until(lambda: ended)
 
 
 async def test_the_newest_epoch_counts_whoever_else_speaks(kept: Kept, host: str) -> None:
