@@ -47,6 +47,8 @@ TELL_EVERY_S = 1.0
 COPIES_MAX = 500
 """That are told, those that were used last: a report has 1 MiB."""
 GGUFS_MAX = 5
+REASON_CHARS_MAX = 1000
+"""Of a failure; names of files are others' words, and a report that is too long is not heard at all."""
 FILES = "files"
 
 log = logging.getLogger("pilotlight.agent")
@@ -86,7 +88,10 @@ class _Line:
 
     def refuse(self, reason: str) -> None:
         """Who has the Copy has it; the others have failed."""
-        self.failed, self.refused = reason, tuple(one for one in self.replicas if one not in self.given)
+        self.failed, self.refused = (
+            reason[:REASON_CHARS_MAX],
+            tuple(one for one in self.replicas if one not in self.given),
+        )
 
 
 class Keeping:

@@ -242,6 +242,14 @@ def failing(*_: object) -> NoReturn:
     raise OSError("Input/output error")
 
 
+async def test_a_long_reason_makes_no_report_that_is_too_long_to_be_heard(kept: Kept, host: str) -> None:
+    kept.refuses = "x" * (1 << 20)
+    async with kept.running():
+        kept.wants(want(host, "r1", secret="mine"))
+        await kept.until(lambda: kept.said and kept.said[0].failed)
+        assert len(kept.said[0].failed) == room.REASON_CHARS_MAX
+
+
 async def test_an_agent_that_may_read_no_secret_says_so() -> None:
     with pytest.raises(NoSecretError, match="--pull-secrets NAMESPACE"):
         await PullSecrets(None)("mine")
