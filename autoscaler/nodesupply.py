@@ -20,6 +20,9 @@ from autoscaler.wanted import Coming, Failed, from_registry, nowhere, standing
 from autoscaler.world import Replica, World
 
 UNSAFE = "spec.allowUnsafe is in force for `pilotlight serve` only: in a cluster mount such weights"
+HOW = "it is not known how pods can see them: the API server does not say its version and our rights"
+LOOK_S_MAX = 30.0
+"""For that: who has just begun to lead asks again after 5 s."""
 
 
 class NotBroughtError(Exception):
@@ -86,6 +89,8 @@ class NodeSupply:
         if one.laid.done():
             return
         found = standing(world, one.replica, one.model, one.since_s, now_s)
+        if isinstance(found, Laid) and world.mounting is None:
+            found = Coming(HOW) if now_s < one.since_s + LOOK_S_MAX else Failed(HOW)
         if isinstance(found, Failed):
             one.laid.set_exception(NotBroughtError(found.reason))
         elif not isinstance(found, Coming):

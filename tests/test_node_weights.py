@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
 from msgspec.structs import replace
 
 from autoscaler.actions import Plan
@@ -14,7 +15,7 @@ from autoscaler.fold import fold
 from autoscaler.loop import Step
 from autoscaler.model import Gpu, Model, ModelSpec
 from autoscaler.mounts import ClusterFacts
-from autoscaler.nodesupply import NodeSupply
+from autoscaler.nodesupply import HOW, LOOK_S_MAX, NodeSupply, NotBroughtError
 from autoscaler.nodewants import Laid
 from autoscaler.ordered import NodeReported
 from autoscaler.states import ReplicaState as S
@@ -103,7 +104,8 @@ def said(**fields: object) -> World:
     report = NodeReport(node="n1", boot="b", sequence=1, brings=True, weights=(
         WeightsReport(artifact="oci://r/a:1", **fields),  # type: ignore[arg-type]  # a test's own words
     ))  # fmt: skip
-    return fold(world([ADA], [device("g1", 80, "n1")], [ONE]), [NodeReported(report=report)], T0)[0]
+    at = world([ADA], [device("g1", 80, "n1")], [ONE], mounting=ClusterFacts(volumes=True))
+    return fold(at, [NodeReported(report=report)], T0)[0]
 
 
 def step(after: World) -> Step:
@@ -122,6 +124,25 @@ async def test_a_step_that_brings_the_agents_word_ends_the_wait() -> None:
     assert told == ["asked for", "1Mi of 2Mi, 0 bytes a second"]
     supply.on_step(step(said(replicas=(ReplicaId("a1"),), folder="copies/x/files", ggufs=("a.gguf",))))
     assert await task == Laid("copies/x/files", "a.gguf")
+
+
+async def test_how_pods_can_see_them_is_waited_for_a_while() -> None:
+    there = {"replicas": (ReplicaId("a1"),), "folder": "copies/x/files"}
+    at, told = replace(said(**there), mounting=None), list[str]()
+    supply = NodeSupply(lambda: at, lambda: T0)
+    soon = asyncio.ensure_future(supply(ONE, ADA, told.append))  # type: ignore[arg-type]  # it is in a registry
+    await asyncio.sleep(0)
+    supply.on_step(step(at))
+    assert told == [HOW]
+    supply.on_step(step(said(**there)))
+    assert await soon == Laid("copies/x/files", "")
+    late = asyncio.ensure_future(supply(ONE, ADA, told.append))  # type: ignore[arg-type]  # it is in a registry
+    await asyncio.sleep(0)
+    again = NodeReported(report=replace(at.nodes["n1"].report, sequence=2))
+    after = fold(at, [again], T0 + LOOK_S_MAX)[0]
+    supply.on_step(step(after)._replace(acted_s=T0 + LOOK_S_MAX))
+    with pytest.raises(NotBroughtError, match="it is not known how pods can see them"):
+        await late
 
 
 def test_what_is_no_matter_of_nodes_is_not_waited_for() -> None:

@@ -159,7 +159,10 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.keeping.COPIES_MAX",
         "pilotlight.keeping.LINGER_S",
     ),
-    "a Replica waits for an agent that brings weights": ("autoscaler.wanted.AGENT_S_MAX",),
+    "a Replica waits for an agent that brings weights, for how pods can see them": (
+        "autoscaler.wanted.AGENT_S_MAX",
+        "autoscaler.nodesupply.LOOK_S_MAX",
+    ),
     "a store of weights: files of one artifact that nobody else fetches meanwhile": ("artifacts.store.LOCKS_MAX",),
     "a store of weights: waiting for a registry that hangs, of whom it let in before": ("artifacts.store.AWAY_WAIT_S",),
     "sums of parts beside an artifact: lists that are read; one list": (
