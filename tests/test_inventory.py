@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.actions import StartReplica
 from autoscaler.documents import DocumentError, load
-from autoscaler.drivers.kubernetes import nodes
+from autoscaler.drivers.kubernetes import claims, nodes
 from autoscaler.explain import explain_model
 from autoscaler.fitting import misfits
 from autoscaler.log import Log
@@ -21,6 +21,7 @@ from autoscaler.slicing import table
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.taints import Taint
 from autoscaler.world import Slice, World
+from tests.kit.pools import partitionable
 from tests.kit.worlds import T0, device, gateway, level, model, world
 
 
@@ -193,3 +194,27 @@ def test_a_look_makes_anew_only_what_changed_and_gives_what_a_first_look_gives(m
     assert nodes.slices(there[:1], DECLARED, made=made) == first[:1]
     assert (list(made), asked) == (["n0"], [])
     assert nodes.slices(there[:1], made=made) != first[:1], "what the Settings say counts at once"
+
+
+def test_what_claims_hold_on_one_node_makes_no_other_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, inventory = list[str](), table.inventory
+
+    def counted(facts: NodeFacts) -> tuple[Slice, ...]:
+        asked.append(facts.name)
+        return inventory(facts)
+
+    there = [nodes.NodeSeen(name, {}, usable=True, lost=False) for name in ("n0", "n1")]
+    published = claims.by_node([one for node in there for one in partitionable(node.name)])
+    made: nodes.Made = {}
+    before = nodes.slices(there, published=published, made=made)
+    part = next(
+        f"{one['spec']['driver']}/{one['spec']['pool']['name']}/{device['name']}"
+        for one in published["n1"]
+        for device in one["spec"].get("devices", ())
+        if "profile" in device["attributes"]
+    )
+    after = nodes.slices(there, published=published, kept=["gpu.nvidia.com/n9/gpu-0", part])
+    assert after != before, "it is offered before what has no room beside it"
+    monkeypatch.setattr(table, "inventory", counted)
+    assert nodes.slices(there, published=published, kept=["gpu.nvidia.com/n9/gpu-0", part], made=made) == after
+    assert asked == ["n1"]

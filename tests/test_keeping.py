@@ -11,6 +11,7 @@ from typing import NoReturn
 import msgspec
 import pytest
 
+from artifacts import obtain
 from artifacts.dockerconfig import Config
 from artifacts.obtain import Came
 from artifacts.publish import Copy
@@ -182,11 +183,12 @@ async def test_a_pull_goes_on_while_leaders_change_and_ends_where_it_stays_unwan
     async def hangs(of: Reference, *_: object) -> Copy:
         began.append(of.repository)
         try:
-            return await asyncio.get_running_loop().create_future()
+            never: asyncio.Future[Copy] = asyncio.get_running_loop().create_future()
+            return await never
         finally:
             ended.append(of.repository)
 
-    monkeypatch.setattr(room.obtain, "obtain", hangs)
+    monkeypatch.setattr(obtain, "obtain", hangs)
     async with kept.running():
         kept.wants(want(host, "r1"))
         await kept.until(lambda: began)

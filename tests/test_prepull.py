@@ -15,6 +15,7 @@ from autoscaler.lanes import Kind
 from autoscaler.model import Gpu, Model
 from autoscaler.nodewants import ImageWant
 from autoscaler.ordered import Node
+from autoscaler.packing import Choice
 from autoscaler.podspec import Pod
 from autoscaler.prepull import NODE_MAX, NODES_ENOUGH, ImageWants
 from autoscaler.states import ReplicaState as S
@@ -130,7 +131,12 @@ def test_who_was_asked_before_says_what_who_was_not_says() -> None:
 
 def test_where_an_engine_could_be_is_looked_for_once_while_no_place_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, could_hold = list[Kind](), prepull._could_hold
-    monkeypatch.setattr(prepull, "_could_hold", lambda *of: [looks.append(of[1]), could_hold(*of)][1])
+
+    def counted(one: World, kind: Kind, choice: Choice) -> set[NodeId]:
+        looks.append(kind)
+        return could_hold(one, kind, choice)
+
+    monkeypatch.setattr(prepull, "_could_hold", counted)
     models = [needs(name, low=1) for name in ("a", "b")] + [needs("c", 6, low=1)]
     wants, one = ImageWants(), at(models)
     first = wants.of(one)

@@ -189,13 +189,13 @@ def slices(
     device plug-in, as far as that is known. `published`: by node, its ResourceSlices; `kept`: see NodeFacts. `made`: of
     the look before, and of this one afterwards.
     """
-    before, found = {} if made is None else made.copy(), Made()
+    before, found, theirs = {} if made is None else made.copy(), Made(), _by_pool(kept)
     for node in sorted(nodes, key=lambda one: one.name):
         if not (node.amounts or node.annotations or node.name in published):
             continue
         facts = NodeFacts(
             NodeId(node.name), node.labels, node.annotations, node.amounts, kind_of(node.labels, declared),
-            plugin(node.labels), published.get(node.name, ()), kept if node.name in published else (),
+            plugin(node.labels), published.get(node.name, ()), _kept(published.get(node.name, ()), theirs),
         )  # fmt: skip
         of = (facts, node.usable, node.taints)
         known = before.get(node.name)
@@ -204,6 +204,23 @@ def slices(
         made.clear()
         made.update(found)
     return tuple(one for _, its in found.values() for one in its)
+
+
+Pooled = dict[str, list[tuple[int, str]]]
+"""By driver and pool, entries with their places among all."""
+
+
+def _by_pool(kept: Sequence[str]) -> Pooled:
+    found: Pooled = {}
+    for at, entry in enumerate(kept):
+        found.setdefault(entry.rpartition("/")[0], []).append((at, entry))
+    return found
+
+
+def _kept(published: Sequence[Object], kept: Pooled) -> tuple[str, ...]:
+    """Those of a node's own pools, in order: what others have changes nothing of it."""
+    pools = {f"{one['spec'].get('driver', '')}/{one['spec']['pool']['name']}" for one in published}
+    return tuple(entry for _, entry in sorted(one for pool in pools for one in kept.get(pool, ())))
 
 
 def _of_node(node: NodeSeen, facts: NodeFacts) -> tuple[Slice, ...]:
