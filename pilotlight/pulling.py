@@ -34,7 +34,7 @@ from autoscaler.words import size
 from pilotlight import peering
 from pilotlight.keychain import keychain
 from pilotlight.options import FILE, Command, output_option
-from pilotlight.stored import COPIES, in_store, named, short, store_option
+from pilotlight.stored import COPIES, in_store, meant, short, store_option
 
 FAILURES = (RegistryError, BadManifestError, StoreError, DiskError)
 """What ends a pull in one line."""
@@ -118,7 +118,8 @@ def _say_pulled(copy: Copy, came: Came, took_s: float, output: str) -> None:
         click.echo(json.dumps(told, indent=2))
         return
     how = f"{size(came.bytes)} in {took_s:.1f} s" if came.bytes else "was here already"
-    click.echo(f"{record.reference}: {short(record.digest)}, {len(record.laid)} files, {size(record.bytes)}; {how}")
+    files = "1 file" if len(record.laid) == 1 else f"{len(record.laid)} files"
+    click.echo(f"{record.reference}: {short(record.digest)}, {files}, {size(record.bytes)}; {how}")
     click.echo(str(copy.folder))
 
 
@@ -131,9 +132,8 @@ def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> Non
     """Read Copies again, all or those named, and hold them against their manifest. Exit 1 where one is bad."""
     rows, told, kept = list[Row](), list[dict[str, object]](), 0
     with in_store(store) as there:
-        wanted = set(named(there, names)) if names else None
-        rows = [row for row in there.rows() if wanted is None or row.record.key.digest in wanted]
-        if wanted is not None and len({row.record.key.digest for row in rows}) < len(wanted):
+        rows, rest = meant(there, names) if names else (there.rows(), False)
+        if rest:
             raise click.ClickException(f"there is no Copy of the rest; {COPIES}")
         with bar("reading", quiet=output == "json") as progress:
             task = progress.add_task("reading", total=sum(row.record.bytes for row in rows))
@@ -144,6 +144,8 @@ def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> Non
                 told.append(_verdict(row, bad, dropped=dropped))
     if output == "json":
         click.echo(json.dumps(told, indent=2))
+    elif not rows:
+        click.echo("there is no Copy here")
     for row, verdict in zip(rows, told, strict=True) if output != "json" else ():
         _say_verdict(row, verdict)
     if any(one["bad"] for one in told):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from artifacts import digests
@@ -85,12 +86,11 @@ def evict(names: tuple[str, ...], free: str | None, store: Path) -> None:
         if free is not None:
             _free(opened, free)
             return
-        wanted = named(opened, names)
-        keys = [row.record.key for row in opened.rows() if row.record.digest in wanted]
-        for key in keys:
-            opened.evict(key)
-            click.echo(f"{short(key.digest)} is gone")
-        if len({key.digest for key in keys}) < len(wanted):
+        rows, rest = meant(opened, names)
+        for row in rows:
+            opened.evict(row.record.key)
+            click.echo(f"{row.record.reference}: {short(row.record.digest)} is gone")
+        if rest:
             raise click.ClickException(f"there is no Copy of the rest; {COPIES}")
 
 
@@ -138,6 +138,16 @@ def named(store: Store, names: tuple[str, ...]) -> list[Digest]:
     return list(found)
 
 
+def meant(store: Store, names: tuple[str, ...]) -> tuple[list[Row], bool]:
+    """The Copies that names mean, and whether a digest is among them of which none is here. Raises click's usage error.
+
+    What was asked for from one registry is not what lies here from another, though it has the same digest.
+    """
+    digests_ = named(store, names)
+    rows = [row for row in store.rows() if any(_means(name, row) for name in names)]
+    return rows, bool(set(digests_) - {row.record.key.digest for row in rows})
+
+
 def _means(name: str, row: Row) -> bool:
     digest = row.record.digest
     begins = digest.startswith(name) or digest.partition(":")[2].startswith(name)
@@ -153,7 +163,10 @@ def short(digest: str) -> str:
 def _table(rows: list[Row], now_unix_s: float) -> Table:
     out = Table(box=None, pad_edge=False, header_style="bold")
     for column in COLUMNS:
-        out.add_column(column, no_wrap=True, justify="right" if column == "size" else "left")
+        # on a narrow terminal only names go on in the next line: nothing is cut
+        wraps = column == COLUMNS[0]
+        justify: JustifyMethod = "right" if column == "size" else "left"
+        out.add_column(column, no_wrap=not wraps, overflow="fold", justify=justify)
     for row in rows:
         held = ", ".join(word for word, holds in (("pinned", row.pinned), ("in use", row.in_use)) if holds)
         age, used = (show.ago(max(now_unix_s - at, 0.0)) for at in (row.record.fetched_unix_s, row.used_unix_s))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from artifacts.store import Row, Store
+from pilotlight import show
 from pilotlight.cli import cli
 from tests.kit.stored import KIB, fetching, raw, wanted
 
@@ -63,8 +66,38 @@ def test_a_copy_is_named_as_it_was_asked_for_or_by_its_digest(store: Store, name
     assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
     assert "is pinned: `pilotlight weights unpin` first" in refused.stderr
     assert run(store, "unpin", name).output == f"{SHORT} may go when room is needed\n"
-    assert run(store, "evict", name).output == f"{SHORT} is gone\n"
+    assert run(store, "evict", name).output == f"{ONE.reference}: {SHORT} is gone\n"
     assert left(store) == [TWO.reference]
+
+
+def test_what_another_registry_has_under_the_same_digest_goes_only_by_the_digest(store: Store) -> None:
+    there = wanted("a", raw("x"), raw("shared"), origin="other.example")
+    asyncio.run(store.ensure(there, fetching(there), None)).close()
+    read = json.loads(run(store, "verify", there.reference, "--output", "json").output)
+    assert [one["artifact"] for one in read] == [there.reference]
+    assert run(store, "evict", ONE.reference).exit_code == 0
+    assert left(store) == sorted([there.reference, TWO.reference])
+    asyncio.run(store.ensure(ONE, fetching(ONE), None)).close()
+    assert run(store, "evict", SHORT).exit_code == 0
+    assert left(store) == [TWO.reference]
+
+
+def test_nothing_of_the_list_is_cut_where_the_terminal_is_narrow(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.pin(ONE.key.digest)
+    narrow = io.StringIO()
+    monkeypatch.setattr(show, "plain", lambda: Console(file=narrow, width=64))
+    run(store, "ls")
+    lines = narrow.getvalue().splitlines()
+    assert lines[0].split() == ["artifact", "digest", "size", "age", "last", "used", "held"]
+    assert max(map(len, lines)) <= 64
+    assert "…" not in narrow.getvalue()
+    assert "".join(line.split("  ")[0].strip() for line in lines[1:]).count(ONE.reference) == 1
+
+
+def test_a_store_without_copies_says_so_when_it_is_read(tmp_path: Path) -> None:
+    empty = Store(tmp_path / "empty", spare_bytes=0).open()
+    assert run(empty, "verify").output == "there is no Copy here\n"
+    assert run(empty, "verify", "--output", "json").output == "[]\n"
 
 
 def test_so_much_is_freed_or_nothing_goes(store: Store) -> None:
