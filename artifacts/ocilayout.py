@@ -23,6 +23,7 @@ from artifacts.platforms import INDEX_DEPTH_MAX
 from artifacts.tarhead import frame
 
 PIECE_BYTES = 1 << 20
+_MAKE = "`pilotlight weights pack SOURCE --to FOLDER` makes one"
 _MARK = b'{"imageLayoutVersion":"1.0.0"}'
 
 
@@ -41,6 +42,8 @@ class Entry(NamedTuple):
     digest: Digest
     manifest: Manifest
     config: bytes
+    top: Digest
+    """What the artifact is named by, which `digest` is where no index stands before it."""
 
 
 def write(to: Path, plan: Plan, form: Form, tag: str = "", moved: Callable[[int], None] = lambda _: None) -> Written:
@@ -147,7 +150,9 @@ class Layout:
         """Raises BadManifestError."""
         self._folder = folder
         if not (folder / "oci-layout").is_file():
-            raise BadManifestError(f"{folder} is no OCI image layout: it has no file oci-layout")
+            if not folder.is_dir():
+                raise BadManifestError(f"{folder}: there is no such folder; {_MAKE}")
+            raise BadManifestError(f"{folder} is no OCI image layout: it has no file oci-layout; {_MAKE}")
         found = manifest.parse(self._read(folder / "index.json", MANIFEST_BYTES_MAX))
         if not isinstance(found, Index):
             raise BadManifestError(f"{folder / 'index.json'} is no index")
@@ -162,11 +167,13 @@ class Layout:
     def entry(self, platform: Platform) -> Entry:
         """The model, however deep it lies. Raises BadManifestError."""
         index, way = self.index, list[Digest]()
+        top: Digest | None = None
         while True:
             found = platforms.choose(index, platform, way)
+            top = top or found.digest
             read = manifest.parse(self.document(found), content_type=found.media_type, digest=found.digest)
             if isinstance(read, Manifest):
-                return Entry(found.digest, read, self.document(read.config))
+                return Entry(found.digest, read, self.document(read.config), top)
             way.append(found.digest)
             index = read
 

@@ -30,6 +30,7 @@ EARLY = 0.1
 KEPT_MAX = 1000
 """Sets of scopes with a token; the oldest is forgotten."""
 CLIENT = "pilotlight"
+HOW = "log in with `pilotlight weights login`, in a cluster name a pullSecret"
 _B64TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 Scopes = frozenset[str]
@@ -101,7 +102,9 @@ class Tokens:
         if "basic" not in ways:
             raise DeniedError(f"{self._transport.own}: wants a login of a kind that is not known here (Bearer, Basic)")
         if login is None or not login.user:
-            raise DeniedError(f"{self._transport.own}: wants a password, and there is none for {self._host}{note}")
+            raise DeniedError(
+                f"{self._transport.own}: wants a password, and there is none for {self._host}{note}; {HOW}"
+            )
         return _Kept(login.basic, self._until_s(LASTS_S_MAX))
 
     async def _bearer(self, way: Challenge, login: Login | None, scopes: Scopes, note: str) -> _Kept:
@@ -121,7 +124,7 @@ class Tokens:
             raise PolicyError(f"{own}: its realm redirects; a login is not sent on")
         if answer.status != 200:
             what = f"refuses the login that there is for {self._host}" if login else "gives nothing without a login"
-            raise DeniedError(f"{own}: its realm {what} ({answer.status}){note}")
+            raise DeniedError(f"{own}: its realm {what} ({answer.status}){note}" + ("" if login else f"; {HOW}"))
         try:
             said = msgspec.json.decode(text, type=_Said)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

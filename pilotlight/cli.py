@@ -142,7 +142,21 @@ def status(model: str | None, watch: bool, ops: str, output: str) -> None:
     show.status(ops, model, watch=watch, output=output)
 
 
-@cli.group(epilog=f"Example: {EXAMPLES['explain']}")
+class Explain(click.Group):
+    """Tells who names a Model alone what to type."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, but what is no command is taken for a Model's name."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise click.UsageError(
+                f"explain what of it? Say `pilotlight explain model {args[0]}`, or `fit` for `model`"
+            )
+        return super().resolve_command(ctx, args)
+
+
+@cli.group(cls=Explain, epilog=f"Example: {EXAMPLES['explain']}")
 def explain() -> None:
     """Why things are as they are: reasons of the latest decisions, with times."""
 

@@ -102,7 +102,7 @@ def listeners(address: Address, count: int) -> list[socket.socket]:
             made.append(one)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise click.ClickException(f"{address.text} is taken: choose another with --listen or --ops") from None
+            raise click.ClickException(f"{address.text} is taken: name another port") from None
         raise click.ClickException(f"cannot listen on {address.text}: {error.strerror}") from None
     return made
 

@@ -43,8 +43,8 @@ KNOWN = (*modelfile.KNOWN, *packfile.MODCTL)
 def pack(source: Path, to: Path, tag: str, form: Form, allow_unsafe: bool, output: str) -> None:  # noqa: PLR0917  click passes by keyword
     """Pack a model as an OCI artifact, into a folder.
 
-    SOURCE: a Modelfile (Ollama's or modctl's), a folder with safetensors or GGUF files (with a Modelfile in it, that
-    one counts), or one such file. The same files always make the same digest.
+    Of a Modelfile (Ollama's or modctl's), a folder with safetensors or GGUF files (with a Modelfile in it, that one
+    counts), or one such file. The same files always make the same digest.
     """
     try:
         plan = planned(source, allow_unsafe=allow_unsafe)
@@ -65,7 +65,7 @@ def planned(source: Path, *, allow_unsafe: bool = False) -> Plan:
         source = inner
     if kinds.of(source.name) not in {None, kinds.Kind("config")}:
         return packing.plan([_file(source, source.name)], About(), allow_unsafe=allow_unsafe)
-    with Labelled(str(source)):
+    with Labelled(str(source) if source.name == MODELFILE else f"{source}, read as a Modelfile"):
         wishes = packfile.wishes(modelfile.parse(_text(source), KNOWN))
     folder = source.absolute().parent
     offered = list(wishes.texts)

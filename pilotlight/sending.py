@@ -53,7 +53,7 @@ class How(NamedTuple):
 
 
 @click.command("inspect", epilog="Example: pilotlight weights inspect oci://registry.example/models/llama:v1 --explain")
-@click.argument("what", metavar="REF|LAYOUT")
+@click.argument("what", metavar="REFERENCE|FOLDER")
 @click.option("--explain", is_flag=True, help="Each layer: what it is taken for, and why it is refused.")
 @click.option("--allow-unsafe", is_flag=True, help="As a Model with allowUnsafe: true would take it.")
 @registry_options
@@ -63,6 +63,10 @@ def inspect(  # noqa: PLR0917  click passes by keyword
 ) -> None:
     """What an artifact consists of, and whether it would be taken. No weights are fetched."""
     try:
+        if Path(what).is_file():
+            raise click.UsageError(
+                f"{what} is a file: `pilotlight weights pack {what} --to FOLDER` makes an artifact of it"
+            )
         lies = None if Path(what).is_dir() else bring.lies(what)
         if isinstance(lies, Hub | Bucket):
             shown = asyncio.run(_seen(lies, ways(plain_http, ca_file), allow_unsafe=allow_unsafe))
@@ -75,20 +79,23 @@ def inspect(  # noqa: PLR0917  click passes by keyword
     if output == "json":
         click.echo(json.dumps(_told(found, read), indent=2))
         return
-    click.echo(f"digest: {found.digest}")
+    click.echo(f"digest: {found.top}")
+    if found.digest != found.top:
+        click.echo(f"manifest: {found.digest} of this index")
     if explain:
         click.echo("\n".join(contents.explain(read)))
-        return
-    click.echo(f"dialect: {read.dialect}")
-    for layer in read.layers:
-        click.echo(f"{layer.file.size:>14}  {layer.file.role:<9}  {layer.file.path or '(names are in the archive)'}")
+    else:
+        click.echo(f"dialect: {read.dialect}")
+        for layer in read.layers:
+            path = layer.file.path or "(names are in the archive)"
+            click.echo(f"{layer.file.size:>14}  {layer.file.role:<9}  {path}")
     refusal = _refusal(read)
     click.echo(f"refused: {refusal}" if refusal else "would be taken")
 
 
 @click.command("push", epilog="Example: pilotlight weights push ./llama-oci oci://registry.example/models/llama:v1")
-@click.argument("what", metavar="LAYOUT|HF|S3")
-@click.argument("ref")
+@click.argument("what", metavar="FOLDER|hf://...|s3://...")
+@click.argument("ref", metavar="REFERENCE")
 @click.option(
     "--mount-from", metavar="REPOSITORY", default="", help="Have the registry take what this repository of it has."
 )
@@ -111,7 +118,7 @@ def push(  # noqa: PLR0917  click passes by keyword
     try:
         to = _reference(ref)
         if to.digest is not None:
-            raise click.UsageError("REF is pushed under a tag: leave out what follows @")
+            raise click.UsageError("REFERENCE is pushed under a tag: leave out what follows @")
         with _layout(what, store, ways(False, ca_file)) as layout:
             _send(layout, to, ca_file, plain_http, output, how)
     except (BadManifestError, BadReferenceError, PackError) as error:
@@ -153,7 +160,7 @@ def _send(  # noqa: PLR0917  as they were typed
     except (BadManifestError, BadReferenceError, RegistryError) as error:
         raise click.ClickException(str(error)) from None
     told = {"reference": str(to._replace(tag=to.asked)), "digest": digest}
-    click.echo(json.dumps(told, indent=2) if output == "json" else f"pushed {told['reference']}@{digest}")
+    click.echo(json.dumps(told, indent=2) if output == "json" else f"pushed oci://{told['reference']}@{digest}")
 
 
 async def _seen(of: Hub | Bucket, by: Ways, *, allow_unsafe: bool) -> Found:
@@ -201,7 +208,7 @@ def _site(ref: Reference, ca_file: Path | None, *, plain_http: bool) -> Site:
 async def _look(site: Site, ref: Reference) -> Entry:
     async with Client(site, keychain(plain_http=site.plain_http is True)) as client:
         found = await resolve.resolve(Mirrored(client), ref, resolve.here())
-    return Entry(found.chosen, found.manifest, found.documents[-1])
+    return Entry(found.chosen, found.manifest, found.documents[-1], found.digest)
 
 
 async def _push(site: Site, ref: Reference, layout: Layout, moved: Callable[[int], None], how: How) -> str:
@@ -240,4 +247,10 @@ def _told(found: Entry, read: Contents) -> dict[str, object]:
         }
         for layer in read.layers
     ]  # fmt: skip
-    return {"digest": found.digest, "dialect": read.dialect, "refusal": _refusal(read), "layers": rows}
+    return {
+        "digest": found.top,
+        "manifest": found.digest,
+        "dialect": read.dialect,
+        "refusal": _refusal(read),
+        "layers": rows,
+    }

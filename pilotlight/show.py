@@ -158,5 +158,5 @@ def explain(ops: str, path: str, output: str) -> None:
     if output == "json":
         click.echo(json.dumps(found, indent=2))
         return
-    for sentence in found["sentences"]:
+    for sentence in found["sentences"] or ["Nothing was decided yet."]:
         click.echo(sentence)

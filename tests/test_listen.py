@@ -68,7 +68,7 @@ def test_a_taken_port_is_one_line_even_where_the_other_would_share_it() -> None:
             listeners(Address("127.0.0.1", port), 2)
     finally:
         made[0].close()
-    assert caught.value.message == f"127.0.0.1:{port} is taken: choose another with --listen or --ops"
+    assert caught.value.message == f"127.0.0.1:{port} is taken: name another port"
 
 
 def test_an_address_of_another_machine_is_one_line() -> None:

@@ -247,7 +247,7 @@ def test_what_a_registry_may_not_give_us_is_left_out_and_told(model: Path, tmp_p
         ({"Modelfile": b"FROM m.bin", "m.bin": b""}, "m.bin: weights of this form"),
         ({"Modelfile": b"FROM a.gguf\nFROM m.bin", "a.gguf": b"", "m.bin": b""}, "m.bin: weights of this form"),
         ({"Modelfile": b"MODEL *.gguf"}, "'*.gguf' names no file below"),
-        ({"Modelfile": b"FORM x"}, "line 1: expected one of FROM"),
+        ({"Modelfile": b"FORM x"}, "Modelfile: line 1: expected one of FROM"),
         ({"Modelfile": b"FROM a.gguf\nMESSAGE me hi", "a.gguf": b""}, "MESSAGE 'me': expected one of system"),
         ({"Modelfile": b"FROM a.gguf\nPARAMETER stop", "a.gguf": b""}, "PARAMETER stop: expected a value"),
         ({"Modelfile": b"\xff"}, "is no Modelfile, and no weights by its name"),
@@ -261,6 +261,11 @@ def test_what_makes_no_artifact_is_one_line_and_leaves_nothing(
     assert said in done.output
     assert done.output.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_file_that_is_no_weights_by_its_name_is_read_as_a_modelfile_which_is_said(tmp_path: Path) -> None:
+    done = pack(laid(tmp_path / "in", {"notes.log": b"FORM x"}) / "notes.log", tmp_path / "oci")
+    assert "notes.log, read as a Modelfile: line 1: expected one of FROM" in done.output
 
 
 def test_what_is_there_is_not_written_over(model: Path, tmp_path: Path) -> None:

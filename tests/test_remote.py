@@ -71,7 +71,7 @@ async def test_what_was_pushed_is_there_whole_and_looked_at(form: Form, tmp_path
         assert {name.removeprefix("sha256:"): content for name, content in there.items()} == blobs
         assert sum(moved) == sum(map(len, rig.fake.blobs.values()))
         found = await resolve.resolve(Mirrored(rig.client), reference.parse(rig.ref), AMD)
-        assert Entry(found.chosen, found.manifest, found.documents[-1]) == rig.layout.entry(AMD)
+        assert Entry(found.chosen, found.manifest, found.documents[-1], found.digest) == rig.layout.entry(AMD)
         assert [one.path for one in found.contents.files()] == sorted(FILES)
         assert not rig.fake.asked("GET", found.manifest.layers[0].digest), "no weights are fetched"
 
@@ -110,16 +110,19 @@ async def test_the_commands_push_and_inspect(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
         pushed = await run("push", str(rig.folder), rig.ref)
         assert pushed.exit_code == 0, pushed.output
-        assert pushed.stdout == f"pushed {rig.fake.host}/{NAME}:v1@{rig.layout.top().digest}\n"
+        assert pushed.stdout == f"pushed oci://{rig.fake.host}/{NAME}:v1@{rig.layout.top().digest}\n"
         model = rig.layout.entry(AMD).digest
         for what in (rig.ref, str(rig.folder)):
             shown = (await run("inspect", what)).stdout
-            assert shown.splitlines()[:2] == [f"digest: {model}", "dialect: ModelPack"]
+            lines = [f"digest: {rig.layout.top().digest}", f"manifest: {model} of this index", "dialect: ModelPack"]
+            assert shown.splitlines()[:3] == lines
             assert shown.splitlines()[-1] == "would be taken"
             why = (await run("inspect", what, "--explain")).stdout
             assert "layer 3: application/vnd.cncf.model.weight.v1.tar: weight model.safetensors, tar, 6656 bytes" in why
+            assert why.splitlines()[-1] == "would be taken"
             told = json.loads((await run("inspect", what, "--output", "json")).stdout)
-            assert (told["digest"], told["refusal"]) == (model, "")
+            named = (told["digest"], told["manifest"], told["refusal"])
+            assert named == (rig.layout.top().digest, model, "")
             assert [one["path"] for one in told["layers"]] == sorted(FILES)
 
 
@@ -158,7 +161,9 @@ async def test_a_refusal_is_shown(tmp_path: Path) -> None:
     [
         (("inspect", "{host}/team/none:v1"), "manifest v1 of team/none"),
         (("inspect", "a b"), "is no reference to an artifact"),
-        (("inspect", "{folder}"), "is no OCI image layout: it has no file oci-layout"),
+        (("inspect", "{folder}"), "is no OCI image layout: it has no file oci-layout; `pilotlight weights pack"),
+        (("inspect", "{folder}/a.gguf"), "/a.gguf --to FOLDER` makes an artifact of it"),
+        (("push", "{folder}/a.gguf", "{host}/team/llama:v1"), "pack SOURCE --to FOLDER` makes one"),
         (("push", "{folder}", "{host}/team/llama:v1"), "is no OCI image layout"),
         (("push", "{folder}/oci", "{host}/team/llama@sha256:" + "a" * 64), "leave out what follows @"),
         (("push", "{folder}/oci", "{host}/team/llama:v1", "--chunk-bytes", "much"), "--chunk-bytes much: "),
@@ -166,6 +171,7 @@ async def test_a_refusal_is_shown(tmp_path: Path) -> None:
     ],
 )
 async def test_what_goes_wrong_is_one_line(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
     async with rigged(tmp_path) as rig:
         done = await run(*(word.format(host=rig.fake.host, folder=tmp_path) for word in words))
         assert done.exit_code in {1, 2}

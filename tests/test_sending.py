@@ -82,6 +82,6 @@ async def test_what_lies_elsewhere_becomes_an_artifact_of_a_registry(tmp_path: P
             assert sorted(json.loads(pulled.output)["files"]) == paths
         assert not list(tmp_path.glob("push-*"))
         again = await run("push", ref, ref, "--store", store, env=env)
-        assert "no OCI image layout" in again.output
+        assert "there is no such folder; `pilotlight weights pack" in again.output
         again = await run("push", f"oci://{ref}", ref, "--store", store, env=env)
         assert "lies in a registry already" in again.output

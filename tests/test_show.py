@@ -181,6 +181,12 @@ def test_an_explanation_is_printed_as_sentences(capsys: pytest.CaptureFixture[st
         assert json.loads(capsys.readouterr().out)["sentences"] == ["One.", "Two."]
 
 
+def test_that_nothing_was_decided_yet_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with port(**{"explain/last": (200, b'{"sentences":[]}')}) as url:
+        show.explain(url, "last", "text")
+        assert capsys.readouterr().out == "Nothing was decided yet.\n"
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
