@@ -168,6 +168,8 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
             draft.histories.drop(name)
         elif model is not None and old is not None and _restarts(old, model):
             draft.put_history(name, histories.forgiven(history))
+        elif model is not None and old is None:
+            draft.put_history(name, histories.of_this(history, model))
     for name in before.models.keys() - models.keys():
         draft.attained.drop(name)
 
@@ -204,9 +206,9 @@ def _start_seen(draft: Draft, seen: StartSeen) -> None:
 
 def _history(draft: Draft, seen: HistorySeen) -> None:
     """For a Model that nothing is known of. Who follows takes it at any time: it is what the leader remembers."""
-    known = draft.histories.now.get(seen.model)
+    known, model = draft.histories.now.get(seen.model), draft.world.models.get(seen.model)
     if known is None:
-        draft.put_history(seen.model, seen.history)
+        draft.put_history(seen.model, seen.history if model is None else histories.of_this(seen.history, model))
     elif not draft.world.leads:
         draft.put_history(seen.model, histories.told(known, seen.history))
     draft.correct(seen.model)

@@ -50,8 +50,9 @@ def acted(draft: Draft, action: Action) -> None:
             follow(before.state, "broke")
             _break(draft, before, "broke", action.reason)
         case FailStart():
-            history = draft.history(action.model)
-            draft.put_history(action.model, histories.cannot_start(history, draft.now_s, action.reason))
+            history = histories.cannot_start(draft.history(action.model), draft.now_s, action.reason)
+            model = draft.world.models.get(action.model)
+            draft.put_history(action.model, replace(history, failed_hash="" if model is None else model.spec_hash()))
             draft.news = True
 
 
@@ -285,6 +286,7 @@ def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
     if before.spec_hash == model.spec_hash() and not _stayed(draft, model, before):  # of another it says nothing
         tried_s = before.created_s if before.started_s is None else before.started_s
         history = histories.failed(history, model.spec.start, tried_s, draft.now_s, reason)
+        history = replace(history, failed_hash=model.spec_hash())
         draft.news = draft.news or history.refused_until_s > 0.0
     draft.put_history(before.model, history)
 

@@ -37,12 +37,20 @@ def started(history: History, took_s: float | None) -> History:
     ready each time.
     """
     starts_s = history.starts_s if took_s is None else (*history.starts_s, took_s)[-STARTS_MAX:]
-    return replace(history, starts_s=starts_s, retry_at_s=0.0, refused_until_s=0.0, failure="")
+    return replace(history, starts_s=starts_s, retry_at_s=0.0, refused_until_s=0.0, failure="", failed_hash="")
 
 
 def forgiven(history: History) -> History:
     """No failure counts any more: a Replica outlived its residency or was drained, or the Model was changed."""
-    return replace(history, tries=0, first_try_s=None, retry_at_s=0.0, episodes=0, refused_until_s=0.0, failure="")
+    return replace(
+        history, tries=0, first_try_s=None, retry_at_s=0.0, episodes=0, refused_until_s=0.0, failure="", failed_hash=""
+    )
+
+
+def of_this(history: History, model: Model) -> History:
+    """What is remembered, of this Model: failures that another spec of it had while nobody looked count no more."""
+    other = bool(history.failed_hash) and history.failed_hash != model.spec_hash()
+    return forgiven(history) if other and history.failure else history
 
 
 def episode_over(history: History, tried_s: float, seconds_max: float) -> bool:
@@ -105,6 +113,7 @@ def told(history: History, leaders: History) -> History:
         episodes=leaders.episodes,
         refused_until_s=leaders.refused_until_s,
         failure=leaders.failure,
+        failed_hash=leaders.failed_hash,
         used=leaders.used or history.used,
         last_activity_s=max(active, default=None),
     )

@@ -250,6 +250,8 @@ class History(Fact, frozen=True):
     refused_until_s: float = 0.0
     """An episode failed: Calls are refused at once until then."""
     failure: str = ""
+    failed_hash: str = ""
+    """Of the Model when that was said (`Model.spec_hash`); empty: nobody knows."""
     served_until_s: float | None = None
     """When its last ready Replica stopped taking Calls."""
     stopped_idle_s: float | None = None

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import Acted, Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
+from autoscaler.actions import (
+    Acted,
+    Action,
+    DrainReplica,
+    FailReplica,
+    FailStart,
+    ReviveReplica,
+    StartReplica,
+    StopReplica,
+)
 from autoscaler.contract import ReplicaId
 from autoscaler.fold import Observation, fold
 from autoscaler.histories import limit_s
@@ -320,6 +329,27 @@ def test_the_version_rises_by_one_for_a_batch_that_gateways_must_learn_of_and_by
     assert one.version == at.version + 1
     none, _ = after(one, SlicesSeen(slices=()), seen(Seen.UNREADY, grew=True), HistorySeen(model=M, history=History()))
     assert none.version == one.version
+
+
+@pytest.mark.parametrize("documents_first", [True, False])
+def test_failures_of_a_spec_that_was_changed_while_nothing_ran_keep_nothing_from_starting(
+    documents_first: bool,
+) -> None:
+    never = replica(DOC, "r", state=S.STARTING)
+    at, _ = after(world([DOC], [device()], [never]), FailReplica(replica=never.id, reason="no such file"))
+    failed = at.histories[M]
+    assert (failed.failure, failed.failed_hash) == ("no such file", DOC.spec_hash())
+    refused, _ = after(world([DOC]), FailStart(model=M, reason="no such program"))
+    remembered = [HistorySeen(model=M, history=one) for one in (failed, refused.histories[M])]
+    for doc in (DOC, replace(DOC, slots=8)):
+        kept = doc == DOC
+        for seen_ in remembered:
+            documents = DocumentsSeen(models=(doc,))
+            order = (documents, seen_) if documents_first else (seen_, documents)
+            now = after(world([]), *order)[0].histories[M]
+            assert (now.failure, now.retry_at_s) == (
+                (seen_.history.failure, seen_.history.retry_at_s) if kept else ("", 0.0)
+            )
 
 
 def test_documents_that_go_take_what_was_learnt_with_them() -> None:

@@ -11,7 +11,7 @@ from autoscaler.drivers.histories import FORGOTTEN, MOMENTS, HistoryFile
 from autoscaler.drivers.records import StateDirectory
 from autoscaler.world import History
 
-NOT_MOMENTS = {"starts_s", "tries", "episodes", "failure", "regrets", "used"}
+NOT_MOMENTS = {"starts_s", "tries", "episodes", "failure", "failed_hash", "regrets", "used"}
 M = ModelName("m")
 
 
