@@ -150,9 +150,7 @@ class Explain(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click's, but what is no command is taken for a Model's name."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise click.UsageError(
-                f"explain what of it? Say `pilotlight explain model {args[0]}`, or `fit` for `model`"
-            )
+            raise click.UsageError(f"no such command {args[0]!r}; of a Model say `pilotlight explain model {args[0]}`")
         return super().resolve_command(ctx, args)
 
 

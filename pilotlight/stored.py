@@ -17,9 +17,11 @@ import click
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from artifacts import digests
+from artifacts import digests, reference
 from artifacts.digests import Digest
-from artifacts.layout import StoreError
+from artifacts.layout import Key, StoreError
+from artifacts.meanings import Meanings
+from artifacts.reference import BadReferenceError
 from artifacts.store import Row, Store
 from autoscaler.quantity import parse_bytes
 from autoscaler.words import size
@@ -130,7 +132,7 @@ def named(store: Store, names: tuple[str, ...]) -> list[Digest]:
         with contextlib.suppress(digests.BadDigestError):
             found[digests.parse(name)] = None
             continue
-        mine = {row.record.key.digest for row in rows if _means(name, row)}
+        mine = {key.digest for key in _keys(store, name, rows)}
         if len(mine) != 1:
             what = f"{len(mine)} digests begin so or were asked for so" if mine else "there is no such Copy"
             raise click.UsageError(f"{name[:80]!r}: {what}; {COPIES}")
@@ -144,8 +146,20 @@ def meant(store: Store, names: tuple[str, ...]) -> tuple[list[Row], bool]:
     What was asked for from one registry is not what lies here from another, though it has the same digest.
     """
     digests_ = named(store, names)
-    rows = [row for row in store.rows() if any(_means(name, row) for name in names)]
+    there = store.rows()
+    keys = {key for name in names for key in _keys(store, name, there)}
+    rows = [row for row in there if row.record.key in keys]
     return rows, bool(set(digests_) - {row.record.key.digest for row in rows})
+
+
+def _keys(store: Store, name: str, rows: list[Row]) -> set[Key]:
+    """Of what is here; a Copy that has come under several tags is listed under one, and known by each."""
+    there = {row.record.key for row in rows}
+    found = {row.record.key for row in rows if _means(name, row)}
+    with contextlib.suppress(BadReferenceError):
+        recalled = None if found else Meanings(store).recall(reference.parse(name))
+        return {recalled} & there if recalled is not None else found
+    return found
 
 
 def _means(name: str, row: Row) -> bool:

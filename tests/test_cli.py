@@ -89,7 +89,7 @@ def test_the_version_is_told() -> None:
         (("key", "new"), "Missing option '--tenant'"),
         (("key", "new", "--tenant", "a b"), "--tenant: expected 1 to 253 letters"),
         (("explain", "model"), "Missing argument 'NAME'"),
-        (("explain", "llama"), "Say `pilotlight explain model llama`"),
+        (("explain", "llama"), "of a Model say `pilotlight explain model llama`"),
         (("gateway",), "Missing option '--autoscaler'"),
         (("gateway", "--autoscaler", "unix:x", "--limits", "{"), "--limits: "),
         (("gateway", "--autoscaler", "unix:x", "--ops", ":8081"), "--ops 0.0.0.0:8081: others could reach"),

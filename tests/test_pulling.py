@@ -65,6 +65,22 @@ def test_weights_are_pulled_and_then_are_here(host: str, store: str) -> None:
     assert run("ls", "--store", store).output.count(str(told["artifact"])) == 1
 
 
+def test_a_copy_is_known_by_each_tag_under_which_it_came(host: str, layout: Path, store: str) -> None:
+    told = pulled(host, store)
+    digest = str(told["digest"])
+    assert run("push", str(layout), f"{host}/{NAME}:v2").exit_code == 0
+    assert "there is no such Copy" in run("pin", f"oci://{host}/{NAME}:v2", "--store", store).stderr
+    assert "was here already" in run("pull", f"oci://{host}/{NAME}:v2", "--store", store).output
+    for name in (f"{host}/{NAME}:v1", f"oci://{host}/{NAME}:v2", f"{host}/{NAME}@{digest}"):
+        done = run("pin", name, "--store", store)
+        assert (done.exit_code, "is pinned" in done.output) == (0, True), done.output
+        assert run("verify", name, "--store", store).output.count("as it came") == 1
+    run("unpin", digest, "--store", store)
+    assert run("evict", f"{host}/{NAME}:v2", "--store", store).exit_code == 0
+    assert json.loads(run("ls", "--store", store, "--output", "json").output) == []
+    assert "there is no such Copy" in run("pin", f"oci://{host}/{NAME}:v2", "--store", store).stderr
+
+
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_what_a_disk_has_changed_is_named_and_dropped_and_comes_anew(host: str, store: str, output: str) -> None:
     told = pulled(host, store)
