@@ -45,8 +45,10 @@ REGISTRY = re.compile(
     r"oci://[A-Za-z0-9.:\[\]-]+(/[a-z0-9._-]+)+(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?"
     r"(@sha(256:[0-9a-f]{64}|512:[0-9a-f]{128}))?"
 )
+FILE_WANTED = "expected an absolute path such as file:///models/a.gguf, or another source such as oci://"
+IMAGE_WANTED = "expected oci://registry/repository:tag or ...@sha256:DIGEST, the repository in lower case"
 STORED = {
-    "oci": (REGISTRY, "expected oci://registry/repository:tag or ...@sha256:DIGEST"),
+    "oci": (REGISTRY, IMAGE_WANTED),
     "hf": (HUB_CHOSEN, "expected hf://org/name@revision"),
     "s3": (BUCKET, "expected s3://bucket/key or s3://bucket/prefix/"),
 }
@@ -144,7 +146,7 @@ def _check_artifact(spec: ModelSpec) -> None:
     elif scheme in SCHEMES:
         raise WrongKeyError(at, f"{scheme}:// {MESSAGE} for engine {spec.engine}")
     elif not spec.artifact.startswith("file:///") or len(spec.artifact) == len("file:///"):
-        raise WrongKeyError(at, "expected an absolute path such as file:///models/a.gguf")
+        raise WrongKeyError(at, FILE_WANTED)
 
 
 def _check_adapters(spec: ModelSpec) -> None:
@@ -167,7 +169,7 @@ def _check_adapters(spec: ModelSpec) -> None:
         if scheme in STORED and spec.engine != "command":  # whose own words say where its adapters lie
             pattern, wanted = STORED[scheme]
             if not pattern.fullmatch(adapter.artifact):
-                raise WrongKeyError((*at, "artifact"), f"expected {wanted}")
+                raise WrongKeyError((*at, "artifact"), wanted)
             continue
         if scheme in SCHEMES:
             of = " of engine command" if scheme in STORED else ""

@@ -35,6 +35,8 @@ DEFAULT_CONTEXT_TOKENS = 4096
 DOCUMENT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 KEYS_FILE = "keys.yaml"
 NONE_KNOWN: Mapping[ModelName, Model] = {}
+ELSEWHERE = frozenset({"oci", "hf", "s3"})
+"""Schemes of what is brought to this machine."""
 _COMES = "/weights"
 """Stands for the path of weights that are brought before a start: only a look needs one."""
 RENAME = "no Model can be named after this file: give it a name with letters or digits, or write a document for it"
@@ -192,6 +194,10 @@ def _gguf_files(path: Path) -> list[Path]:
 
     A file of a folder that has no name for a Model is left out, and that is said.
     """
+    scheme, colon, rest = str(path).partition(":/")  # a Path has one slash of two
+    if colon and scheme in ELSEWHERE:
+        artifact = f"{scheme}://{rest.removeprefix('/')}"
+        raise click.UsageError(f"{artifact}: name it in a document (`-c`), as spec.artifact of a Model")
     if not _is_folder(path):
         if not model_name(path):
             raise click.UsageError(f"{path}: {RENAME}")

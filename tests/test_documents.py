@@ -15,7 +15,7 @@ from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.model import EngineTls
 from autoscaler.not_yet import KEYS
 from autoscaler.podspec import API_VERSION
-from autoscaler.rules import CLAIM_WANTED, PRODUCT_WANTED
+from autoscaler.rules import CLAIM_WANTED, FILE_WANTED, IMAGE_WANTED, PRODUCT_WANTED
 from autoscaler.settings import Tls
 from autoscaler.strict_yaml import YamlError, read
 
@@ -140,14 +140,14 @@ def test_a_wrong_key_is_named_with_what_was_expected(spec: str, line: str) -> No
         ("triton", "file:///a", "spec.engine: is not in force yet in this version"),
         ("vlm", "file:///a", "spec.engine: expected one of command, llama.cpp, ollama, sglang, vllm"),
         ("ollama", "oci://r/a:1", "spec.artifact: oci:// is not in force yet in this version for engine ollama"),
-        ("llama.cpp", "oci://r/A:1", "spec.artifact: expected oci://registry/repository:tag or ...@sha256:DIGEST"),
-        ("vllm", "oci://r/a@sha256:1", "spec.artifact: expected oci://registry/repository:tag or ...@sha256:DIGEST"),
+        ("llama.cpp", "oci://r/A:1", f"spec.artifact: {IMAGE_WANTED}"),
+        ("vllm", "oci://r/a@sha256:1", f"spec.artifact: {IMAGE_WANTED}"),
         ("ollama", "hf://a/b", "spec.artifact: hf:// is not in force yet in this version for engine ollama"),
         ("llama.cpp", "s3://Bucket/a", "spec.artifact: expected s3://bucket/key or s3://bucket/prefix/"),
         ("llama.cpp", "hf://a/b?exclude=c", "spec.artifact: expected hf://org/name@revision"),
         ("vllm", "hf://a/b/c", "spec.artifact: expected hf://org/name@revision"),
-        ("llama.cpp", "file://models/a.gguf", "spec.artifact: expected an absolute path such as file:///models/a.gguf"),
-        ("llama.cpp", "https://a/b", "spec.artifact: expected an absolute path such as file:///models/a.gguf"),
+        ("llama.cpp", "file://models/a.gguf", f"spec.artifact: {FILE_WANTED}"),
+        ("llama.cpp", "https://a/b", f"spec.artifact: {FILE_WANTED}"),
         ("vllm", "pvc://Claim/a", f"spec.artifact: {CLAIM_WANTED}"),
         ("vllm", "pvc://claim/../a", f"spec.artifact: {CLAIM_WANTED}"),
         ("ollama", "pvc://", f"spec.artifact: {CLAIM_WANTED}"),

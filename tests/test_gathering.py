@@ -86,6 +86,11 @@ def test_a_file_that_is_no_model_is_named(folder: Path, name: str, content: byte
     assert said in wrong(folder, folder / name)
 
 
+def test_what_lies_in_a_registry_is_said_to_need_a_document(folder: Path) -> None:
+    said = wrong(folder, Path("oci://r.example/a:1"))
+    assert said == "oci://r.example/a:1: name it in a document (`-c`), as spec.artifact of a Model"
+
+
 def test_a_path_that_cannot_be_looked_at_is_named_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = folder / ("a" * 300 + ".gguf")
     assert wrong(folder, long) == f"{long}: File name too long"

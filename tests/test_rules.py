@@ -12,7 +12,11 @@ from autoscaler.documents import DocumentError, load
 @pytest.mark.parametrize(
     ("engine", "artifact", "line"),
     [
-        ("llama.cpp", "oci://r/A:1", "expected oci://registry/repository:tag or ...@sha256:DIGEST"),
+        (
+            "llama.cpp",
+            "oci://r/A:1",
+            "expected oci://registry/repository:tag or ...@sha256:DIGEST, the repository in lower case",
+        ),
         ("vllm", "pvc://a/b", "pvc:// is not in force yet in this version for adapters"),
         ("command", "oci://r/a:1", "oci:// is not in force yet in this version for adapters of engine command"),
         ("llama.cpp", "file:///a,b", "expected an absolute path such as file:///models/support.gguf, without any of"),

@@ -21,8 +21,10 @@ from autoscaler.rules import (
     ADAPTER_PATH,
     CLAIM,
     CLAIM_WANTED,
+    FILE_WANTED,
     HOST,
     HUB,
+    IMAGE_WANTED,
     NAME,
     NAME_CHARS_MAX,
     PRODUCT_WANTED,
@@ -113,7 +115,7 @@ _ARTIFACT = (
     ),
     Rule(
         f"!has(self.artifact) || !{_REGISTRY_SAID} || self.artifact.matches({_whole(REGISTRY)})",
-        "expected oci://registry/repository:tag or ...@sha256:DIGEST",
+        IMAGE_WANTED,
         ".artifact",
     ),
     Rule(
@@ -126,7 +128,7 @@ _ARTIFACT = (
     Rule(
         f"!has(self.artifact) || self.artifact.matches({_SCHEME}) || "
         "(self.artifact.startsWith('file:///') && self.artifact.size() > 8)",
-        "expected an absolute path such as file:///models/a.gguf",
+        FILE_WANTED,
         ".artifact",
     ),
 )
