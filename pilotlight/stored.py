@@ -78,12 +78,12 @@ def unpin(names: tuple[str, ...], store: Path) -> None:
 
 @click.command(epilog="Example: pilotlight weights evict --free 40Gi")
 @click.argument("names", metavar="[DIGEST|ARTIFACT]...", nargs=-1)
-@click.option("--free", metavar="SIZE", help="Instead of names: those that are missed least, until so much is free.")
+@click.option("--free", metavar="SIZE", help="Instead of names: those that are missed least, until so much has gone.")
 @store_option
 def evict(names: tuple[str, ...], free: str | None, store: Path) -> None:
     """Remove Copies now. None goes that is pinned or in use."""
     if bool(names) == (free is not None):
-        raise click.UsageError("say which Copies go, or how much is to be free with --free SIZE")
+        raise click.UsageError("say which Copies go, or how much is to go with --free SIZE")
     with in_store(store) as opened:
         if free is not None:
             _free(opened, free)
@@ -107,7 +107,7 @@ def _free(store: Store, text: str) -> None:
             f"nothing went: {size(found.lacking_bytes)} would still be missing, with {size(found.in_use_bytes)} in "
             f"use and {size(found.pinned_bytes)} pinned"
         )
-    click.echo(f"{len(found.gone)} went, {size(found.freed_bytes)} are free")
+    click.echo(f"{len(found.gone)} went, {size(found.freed_bytes)} are freed")
 
 
 @contextlib.contextmanager

@@ -105,7 +105,7 @@ def test_so_much_is_freed_or_nothing_goes(store: Store) -> None:
     refused = run(store, "evict", "--free", "4Ki")
     assert (refused.exit_code, len(left(store))) == (1, 2)
     assert "nothing went: 1Ki would still be missing, with 0 bytes in use and 2Ki pinned" in refused.stderr
-    assert run(store, "evict", "--free", "3Ki").output == "1 went, 3Ki are free\n"
+    assert run(store, "evict", "--free", "3Ki").output == "1 went, 3Ki are freed\n"
     assert left(store) == [ONE.reference]
 
 
