@@ -12,7 +12,7 @@ from autoscaler.drivers.kubernetes.adoption.annotations import model_of
 from autoscaler.drivers.kubernetes.adoption.seen import (
     WorkloadKey,
 )
-from autoscaler.drivers.kubernetes.adoption.workload import MARKED_S, UNORDERED_S, Mode
+from autoscaler.drivers.kubernetes.adoption.workload import UNORDERED_S, Mode
 from autoscaler.drivers.kubernetes.composite import CompositeDriver
 from autoscaler.fold import fold
 from autoscaler.model import ADOPTED_HASH, Model, ModelSpec
@@ -33,14 +33,10 @@ def test_orders_are_one_level_and_pods_are_given_to_those_that_wait() -> None:
     assert bench.write() is None
     bench.pod("p1", started_unix_s=None, ip="", waits="its container is being made")
     assert bench.told() == [("a", "starting")]
-    assert bench.core.marks(bench.now_s, going=False) == [], "it starts: whatever is written takes time from it"
-    assert bench.core.due_s(bench.now_s) == MARKED_S
-    bench.now_s = MARKED_S
-    assert bench.core.due_s(bench.now_s) is None, "what could not be written is not looked at without end"
-    (mark,) = bench.core.marks(bench.now_s, going=False)
+    (mark,) = bench.core.marks(going=False)
     assert (mark.pod, mark.replica, mark.intent, mark.goes_first) == ("p1", "a", "i-a", False)
     bench.core.marked(mark)
-    assert bench.core.marks(bench.now_s, going=False) == []
+    assert bench.core.marks(going=False) == []
     bench.pod("p1", started_unix_s=1.0, ip="10.0.0.1", waits="")
     bench.ready("p1")
     assert bench.told() == [("a", "starting"), ("a", "ready")]
@@ -56,7 +52,7 @@ def test_pods_that_are_there_are_replicas_of_their_own_names_or_of_their_marks()
     assert bench.told() == []
     bench.core.begin(0.0)
     assert bench.told() == [("a", "starting"), ("p1-uid-p", "ready")]
-    assert bench.core.marks(bench.now_s, going=False) == [], "its name says all"
+    assert bench.core.marks(going=False) == [], "its name says all"
 
 
 def test_a_pod_that_nobody_ordered_waits_for_its_mark_first() -> None:
@@ -64,7 +60,7 @@ def test_a_pod_that_nobody_ordered_waits_for_its_mark_first() -> None:
     bench.core.begin(0.0)
     bench.pod("p1")
     assert bench.told() == []
-    assert bench.core.due_s(bench.now_s) == UNORDERED_S
+    assert bench.core.due_s() == UNORDERED_S
     bench.now_s = UNORDERED_S
     bench.core.look(bench.now_s)
     assert bench.told() == [("p1-uid-p", "starting")]
@@ -73,7 +69,7 @@ def test_a_pod_that_nobody_ordered_waits_for_its_mark_first() -> None:
 def test_what_is_stopped_is_marked_before_the_scale_is_lowered_and_its_end_is_told() -> None:
     bench = running(2)
     bench.stop("r1")
-    (mark,) = bench.core.marks(bench.now_s, going=True)
+    (mark,) = bench.core.marks(going=True)
     assert (mark.pod, mark.replica, mark.goes_first) == ("p1", "r1", True)
     assert bench.write() == 1
     bench.pod("p1", leaving=True)
@@ -123,12 +119,12 @@ def test_what_a_rollout_brings_is_there_before_what_it_ends_goes() -> None:
     bench.pod("n0", template="2", created="2026-01-02T00:00:00Z")
     bench.now_s += UNORDERED_S
     bench.core.look(bench.now_s)
-    assert (bench.told(), bench.core.due_s(bench.now_s)) == ([], None), "it does not answer yet"
+    assert (bench.told(), bench.core.due_s()) == ([], None), "it does not answer yet"
     bench.ready("n0")
     assert {one.id: one.rank for one in bench.core.take()} == {"r0": 1, "r1": 1, "n0-uid-n": 0}
     assert bench.write() is None, "it is no reason to scale"
     bench.stop("r1")
-    assert bench.core.marks(bench.now_s, going=True)[0].pod == "p1"
+    assert bench.core.marks(going=True)[0].pod == "p1"
     assert bench.write() is None
     bench.pod("p1", leaving=True)
     bench.pod("n1", template="2", created="2026-01-02T00:00:01Z")
@@ -202,7 +198,7 @@ def test_a_persons_scale_is_never_written_over() -> None:
     bench.now_s = 10.0
     bench.core.see(bench.seen, bench.model, Mode.HELD, bench.now_s)
     bench.stop("r1")
-    assert bench.core.marks(bench.now_s, going=True)[0].goes_first is False
+    assert bench.core.marks(going=True)[0].goes_first is False
     assert bench.write() is None
     assert bench.told() == [("r1", "exited"), ("r1", "clean"), ("p1-uid-p", "ready")]
 
@@ -271,7 +267,7 @@ def test_who_follows_writes_nothing() -> None:
     bench.stop("r0")
     bench.core.follow()
     bench.pod("p0", ended="was killed by SIGKILL", started_unix_s=None)
-    assert (bench.write(), bench.core.marks(bench.now_s, going=True)) == (None, [])
+    assert (bench.write(), bench.core.marks(going=True)) == (None, [])
     assert bench.told() == [("r0", "exited")]
 
 
@@ -286,14 +282,14 @@ def test_a_mark_of_a_leader_of_before_that_came_late_is_put_right() -> None:
     """Also where the same was written here before: the pod would go first."""
     bench = running(1)
     bench.pod("p0", replica="r0", intent="i-r0", goes_first=True)
-    (mark,) = bench.core.marks(bench.now_s, going=False)
+    (mark,) = bench.core.marks(going=False)
     assert (mark.replica, mark.goes_first) == ("r0", False)
     bench.core.marked(mark)
-    assert bench.core.marks(bench.now_s, going=False) == []
+    assert bench.core.marks(going=False) == []
     bench.pod("p0", goes_first=False)
-    assert bench.core.marks(bench.now_s, going=False) == []
+    assert bench.core.marks(going=False) == []
     bench.pod("p0", goes_first=True)
-    assert bench.core.marks(bench.now_s, going=False) == [mark]
+    assert bench.core.marks(going=False) == [mark]
 
 
 # --- what the plan makes of it ----------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ class Runner:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if (due_s := self.core.due_s(self._now_s())) is not None and self.begun.is_set():
+        if (due_s := self.core.due_s()) is not None and self.begun.is_set():
             wait_s = max(0.0, due_s - self._now_s())
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
 
@@ -217,7 +217,7 @@ class Runner:
 
     async def _write(self) -> None:
         """Marks of those that go, then the scale, then the other marks."""
-        for mark in self.core.marks(self._now_s(), going=True):
+        for mark in self.core.marks(going=True):
             await self._mark(mark)
         level = self.core.level()
         if level is None:
@@ -236,7 +236,7 @@ class Runner:
             self._means.observe(told)
         if self.core.level() is not None:
             self._dirty.set()
-        for mark in self.core.marks(self._now_s(), going=False):
+        for mark in self.core.marks(going=False):
             await self._mark(mark)
 
     async def _mark(self, mark: Mark) -> None:

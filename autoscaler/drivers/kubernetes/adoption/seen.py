@@ -126,11 +126,6 @@ class PodSeen(NamedTuple):
     template: str = ""
     """Which of a Deployment's templates it was made of; empty of a StatefulSet, which replaces in place."""
 
-    @property
-    def shows(self) -> bool:
-        """It has a mark of ours, whatever that says."""
-        return bool(self.replica) or self.goes_first
-
 
 # --- workloads --------------------------------------------------------------------------------------------------------
 

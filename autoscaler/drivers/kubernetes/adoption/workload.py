@@ -35,10 +35,6 @@ from autoscaler.world import Placing, Replica
 
 UNORDERED_S = 1.0
 """A pod without a mark may be one that the leader just ordered: it becomes a Replica of its own name only then."""
-MARKED_S = 2.0
-"""So late a pod that came is marked: a write in the midst of a start, or while its first Call is answered, takes time
-from it, and from the scheduler, the controllers and the kubelet, which all hear of it.
-"""
 
 
 class Mode(Enum):
@@ -161,11 +157,9 @@ class Workload:
         """Time has passed."""
         self._look(now_s)
 
-    def due_s(self, now_s: float) -> float | None:
-        """When time alone makes a Replica of a pod, or has one marked; None: only observations can."""
-        found = [pod.since_s + UNORDERED_S for pod in self._free() if self._fits(pod)]
-        marked = [pod.since_s + MARKED_S for pod in self._alive() if not pod.seen.shows]
-        return min([*found, *(at_s for at_s in marked if at_s > now_s)], default=None)
+    def due_s(self) -> float | None:
+        """When time alone makes a Replica of a pod; None: only observations can."""
+        return min((pod.since_s + UNORDERED_S for pod in self._free() if self._fits(pod)), default=None)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -236,10 +230,9 @@ class Workload:
         self._due = False
         self._look(now_s)
 
-    def marks(self, now_s: float, *, going: bool) -> list[Mark]:
+    def marks(self, *, going: bool) -> list[Mark]:
         """What is to be written on pods: before the scale on those that go, after it on the others."""
         replicas = [pod for pod in self._pods.values() if pod.replica and pod.stays and pod.going is going]
-        replicas = [pod for pod in replicas if going or pod.seen.shows or now_s >= pod.since_s + MARKED_S]
         wanted = [mark_of(pod, ours=self.mode is Mode.LEVEL) for pod in replicas if self._leads]
         return [mark for mark in wanted if mark is not None]
 
