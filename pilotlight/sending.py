@@ -120,7 +120,7 @@ def push(  # noqa: PLR0917  click passes by keyword
         if to.digest is not None:
             raise click.UsageError("REFERENCE is pushed under a tag: leave out what follows @")
         with _layout(what, store, ways(False, ca_file)) as layout:
-            _send(layout, to, ca_file, plain_http, output, how)
+            _send(layout, to, _site(to, ca_file, plain_http=plain_http), output, how)
     except (BadManifestError, BadReferenceError, PackError) as error:
         raise click.ClickException(str(error)) from None
 
@@ -148,14 +148,11 @@ def _moved(progress: Progress, task: TaskID, now: Came) -> None:
     progress.update(task, total=now.total_bytes, completed=now.bytes)
 
 
-def _send(  # noqa: PLR0917  as they were typed
-    layout: Layout, to: Reference, ca_file: Path | None, plain_http: bool, output: str, how: How
-) -> None:
+def _send(layout: Layout, to: Reference, site: Site, output: str, how: How) -> None:
     try:
         whole = layout.whole()
         with bar("pushing", quiet=output == "json") as progress:
             task = progress.add_task("pushing", total=sum(one.size for one in whole.blobs))
-            site = _site(to, ca_file, plain_http=plain_http)
             digest = asyncio.run(_push(site, to, layout, lambda count: progress.advance(task, count), how))
     except (BadManifestError, BadReferenceError, RegistryError) as error:
         raise click.ClickException(str(error)) from None
