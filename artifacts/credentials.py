@@ -100,7 +100,7 @@ class TokenFile:
         """As Keychain."""
         if host not in dockerconfig.names(self._host):
             return None
-        text = (await asyncio.to_thread(_read, self._path, TOKEN_BYTES_MAX) or b"").strip()
+        text = (await asyncio.to_thread(read, self._path, TOKEN_BYTES_MAX) or b"").strip()
         if not text or not text.isascii() or not text.decode().isprintable():
             raise PolicyError(f"{self._path.name}: no token is in it, for {host}")
         token = text.decode()
@@ -116,7 +116,7 @@ class ConfigFiles:
     async def login(self, host: str, repository: str) -> Login | None:
         """As Keychain."""
         for path in self._files:
-            text = await asyncio.to_thread(_read, path, CONFIG_BYTES_MAX)
+            text = await asyncio.to_thread(read, path, CONFIG_BYTES_MAX)
             if text is None:
                 continue
             found = dockerconfig.config(text, str(path))
@@ -138,8 +138,8 @@ def usual(env: Mapping[str, str], home: Path) -> list[Path]:
     return [*run, config / "containers/auth.json", docker / "config.json"]
 
 
-def _read(path: Path, bytes_max: int) -> bytes | None:
-    """None: there is no such file. Raises PolicyError."""
+def read(path: Path, bytes_max: int) -> bytes | None:
+    """A file, or one byte more than is allowed; None: there is no such file. Raises PolicyError."""
     try:
         with path.open("rb") as file:
             return file.read(bytes_max + 1)

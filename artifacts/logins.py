@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from artifacts import dockerconfig, flocks, programs
+from artifacts import credentials, dockerconfig, flocks, programs
 from artifacts.dockerconfig import CONFIG_BYTES_MAX, Config, Login
 from artifacts.refusals import DeniedError, PolicyError
 
@@ -75,18 +75,8 @@ def _place(files: Sequence[Path], host: str) -> Place:
 
 
 def _config(file: Path) -> Config:
-    text = _read(file)
+    text = credentials.read(file, CONFIG_BYTES_MAX)
     return Config() if text is None else dockerconfig.config(text, str(file))
-
-
-def _read(file: Path) -> bytes | None:
-    try:
-        with file.open("rb") as opened:
-            return opened.read(CONFIG_BYTES_MAX + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise PolicyError(f"{file}: {error.strerror}") from None
 
 
 def _kept(place: Place, host: str, login: Login) -> None:
@@ -115,7 +105,7 @@ def _changed(file: Path, change: Callable[[Auths], None], write: Callable[[Path]
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with flocks.wait(file.parent, LOCK_S_MAX):
             _config(file)  # says what is wrong with it
-            document = json.loads(_read(file) or b"{}")
+            document = json.loads(credentials.read(file, CONFIG_BYTES_MAX) or b"{}")
             change(document.setdefault("auths", {}))
             new = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
             try:
