@@ -123,6 +123,7 @@ class _Run:
         finally:
             if self._writing is not None:
                 await asyncio.wait([self._writing])
+                self._writing.exception()  # looked at: what ended this came first
 
     async def move(self, at: int, body: Taken) -> Moved:
         """Into the file, in a thread."""

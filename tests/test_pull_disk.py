@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import pytest
 
+from artifacts.blobs import Blob, Sink
 from artifacts.disk import Disk, DiskError
+from artifacts.mirrors import Mirrored
+from artifacts.refusals import UnreachableError
 from tests.kit.pulled import CONTENT, answer_part, breaking, leave, place, small, through_us
 
 WRONG = bytes(reversed(CONTENT))
@@ -68,6 +72,35 @@ async def test_point_13_what_the_disk_refuses_is_one_line_and_the_next_goes_on(
         assert one.file() == CONTENT
         if "full" in said or "quota" in said:
             assert len(one.ranges()) - before < 16
+
+
+async def test_point_13_a_write_that_fails_beside_its_request_is_no_error_that_nobody_looked_at(
+    tmp_path: Path,
+) -> None:
+    """The request's own failure is told; the loop has nothing to say of the other."""
+    loop, refused, told = asyncio.get_running_loop(), asyncio.Event(), list[object]()
+    loop.set_exception_handler(lambda _, context: told.append(context["message"]))
+
+    def step(what: str, path: Path) -> None:
+        if what == "put":
+            loop.call_soon_threadsafe(refused.set)
+            raise OSError(errno.ENOSPC, "full", path)
+
+    class Ending(Mirrored):
+        async def read(
+            self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
+        ) -> AsyncGenerator[bytes, None]:
+            yield CONTENT[first:end]
+            await refused.wait()
+            raise UnreachableError("gone")
+
+    async with place(tmp_path) as one:
+        one.source = Ending(one.client)
+        with pytest.raises((UnreachableError, DiskError)):
+            await one.fetch(disk=Disk(step))
+    gc.collect()
+    await asyncio.sleep(0)
+    assert told == []
 
 
 async def test_point_13_a_disk_without_room_is_said_before_anything_is_asked_for(tmp_path: Path) -> None:
