@@ -27,13 +27,13 @@ TOLD_S = 20.0
 
 
 async def test_case_10_scale_down_cuts_no_stream(tmp_path: Path) -> None:
-    knobs = ("--tokens-per-s", "5", "--tokens", "30")
+    knobs = ("--tokens-per-s", "5", "--tokens", "40")
     ada = fake(tmp_path, "ada", *knobs, slots=2, idleSeconds=0.15, replicas={"max": 2}, residencySeconds=0)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
-        first = one.begin(shot("ada"), shot("ada", tokens=3))
+        first = one.begin(shot("ada"), shot("ada", tokens=12))
         await one.ready("ada")
-        more = one.begin(shot("ada"), shot("ada", tokens=3))
-        await one.ready("ada", 2)
+        more = one.begin(shot("ada"), shot("ada", tokens=12))
+        await until("a long stream and a short one run on each", lambda: one.busy("ada") == 4)
         await until("one drains while two streams run", lambda: "draining" in one.states("ada"))
         assert one.busy("ada") == 2
         late = [await one.call("ada", tokens=1) for _ in range(4)]
