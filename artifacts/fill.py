@@ -26,6 +26,7 @@ from artifacts.pull import Wanted
 from artifacts.recipes import Place, Recipe
 from artifacts.tar import BadArchiveError
 from artifacts.unpack import Unpacked, Unpacking
+from artifacts.waiting import over
 
 ARCHIVES = "archives"
 """Below the pull's blobs: those that are whole, until they are taken apart."""
@@ -160,7 +161,5 @@ async def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         stop.set()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # looked at: the cancelling counts
+        await over(task)
         raise

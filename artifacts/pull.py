@@ -30,6 +30,7 @@ from artifacts.refusals import BrokenError, MismatchError, RegistryError
 from artifacts.splicing import Goal
 from artifacts.stalls import Judge
 from artifacts.transport import Taken
+from artifacts.waiting import over
 
 TICK_S = 0.25
 BATCH_BYTES = 1 << 20
@@ -122,8 +123,7 @@ class _Run:
             await self._flush()
         finally:
             if self._writing is not None:
-                await asyncio.wait([self._writing])
-                self._writing.exception()  # looked at: what ended this came first
+                await over(self._writing)
 
     async def move(self, at: int, body: Taken) -> Moved:
         """Into the file, in a thread."""
@@ -246,9 +246,7 @@ class _Fetch:
         except asyncio.CancelledError:
             if interrupt is not None:
                 interrupt()
-            await asyncio.wait([running])
-            if not running.cancelled():
-                running.exception()  # looked at: the cancelling counts
+            await over(running)
             raise
         except OSError as error:
             wanted = coming if isinstance(coming, Wanted) else coming.wanted

@@ -28,6 +28,7 @@ from artifacts.permits import Permits
 from artifacts.publish import Copy, Job, Pull, Wanted
 from artifacts.refusals import MismatchError, UnreachableError
 from artifacts.shelf import Shelf
+from artifacts.waiting import over
 
 T = TypeVar("T")
 LOCKS_MAX = 256
@@ -293,9 +294,8 @@ async def in_thread(work: Callable[[], T], dispose: Callable[[T], None] | None =
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
+        with suppress(asyncio.CancelledError):
+            await over(task)
         if task.exception() is None and dispose is not None:
             dispose(task.result())
         raise

@@ -17,6 +17,7 @@ from autoscaler.observations import Seen
 from tests.contracts.driver import Manner
 from tests.kit.localrig import GPU0, ArgvLaunch, LocalRig, launch, python, replica
 from tests.kit.observed import running
+from tests.kit.waiting import until
 
 
 class Brought:
@@ -178,7 +179,7 @@ def test_who_needs_nothing_brought_is_started_at_once(rig: LocalRig, tmp_path: P
         at = LocalDriver(rig.state, launch, Devices((GPU0,)), supply=lambda _model, _told: None)
         async with running(at):
             at.start(one, model)
-            assert rig.exists(one.id)
+            await until("it runs", lambda: rig.exists(one.id))  # its mark can be read a moment after its exec
             assert not bringer.brought
 
     rig.run(scenario())
