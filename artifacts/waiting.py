@@ -1,11 +1,14 @@
-"""Work that goes on in a thread is waited for, whatever happens meanwhile: it uses what its owner would close."""
+"""Work that goes on in a thread is waited for, whatever happens meanwhile: it uses what its owner would close. I/O."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-async def over(work: asyncio.Future[object]) -> None:
+async def over(work: asyncio.Future[T]) -> None:
     """Returns when it has ended; its error, if it has one, counts as looked at.
 
     Raises CancelledError only then, where it was cancelled meanwhile, however often.

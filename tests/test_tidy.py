@@ -52,7 +52,7 @@ IMPURE = frozenset(
         *("artifacts/" + room for room in ("referrers", "registry", "remote", "resolver", "tokens", "transport")),
         *(
             "artifacts/" + room
-            for room in ("disk", "flocks", "layout", "ledger", "publish", "shelf", "store", "warmth")
+            for room in ("disk", "flocks", "layout", "ledger", "publish", "shelf", "store", "waiting", "warmth")
         ),
         "autoscaler/engines/installed",
         "autoscaler/merge",

@@ -19,7 +19,7 @@ async def begun(work: asyncio.Future[object]) -> asyncio.Task[None]:
 async def test_what_fails_is_over_and_its_error_looked_at() -> None:
     loop, told = asyncio.get_running_loop(), list[object]()
     loop.set_exception_handler(lambda _, context: told.append(context))
-    work = loop.create_future()
+    work: asyncio.Future[object] = loop.create_future()
     task = await begun(work)
     work.set_exception(OSError("full"))
     await task
@@ -29,7 +29,7 @@ async def test_what_fails_is_over_and_its_error_looked_at() -> None:
 
 
 async def test_who_is_cancelled_twice_still_waits_and_is_cancelled_then() -> None:
-    work = asyncio.get_running_loop().create_future()
+    work: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     task = await begun(work)
     for _ in range(3):
         task.cancel()
@@ -41,7 +41,7 @@ async def test_who_is_cancelled_twice_still_waits_and_is_cancelled_then() -> Non
 
 
 async def test_work_that_was_cancelled_is_over() -> None:
-    work = asyncio.get_running_loop().create_future()
+    work: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     task = await begun(work)
     work.cancel()
     await task
