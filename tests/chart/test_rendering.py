@@ -43,6 +43,27 @@ SCHEMAS: dict[str, Object] = {
             },
         },
     },
+    "monitoring.coreos.com/v1 PodMonitor": {
+        "required": ["selector", "podMetricsEndpoints"],
+        "properties": {
+            "selector": {"required": ["matchLabels"]}, "podTargetLabels": {"items": {"type": "string"}},
+            "podMetricsEndpoints": {
+                "items": {
+                    "additionalProperties": False, "required": ["port", "path"],
+                    "properties": {
+                        "port": {"type": "string"}, "path": {"pattern": "^/"},
+                        "interval": {"pattern": "^[0-9]+(ms|s|m)$"},
+                        "relabelings": {
+                            "items": {
+                                "additionalProperties": False,
+                                "properties": {"sourceLabels": {"type": "array"}, "targetLabel": {"type": "string"}},
+                            }
+                        },
+                    },
+                }
+            },
+        },
+    },
     "monitoring.coreos.com/v1 PrometheusRule": {
         "required": ["groups"],
         "properties": {"groups": {"items": {"required": ["name", "rules"], "properties": {"rules": {"items": {
@@ -239,6 +260,20 @@ def test_the_way_in_is_patient_and_keeps_no_buffers() -> None:
         ({"contract": {"certificates": "certManager"}}, "contract.issuer.name: name the issuer"),
         ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs: name the Gateway"),
         ({"settings": {"limits": {"bodyBytesMax": "1.5Gi"}}}, "settings.limits: 1.5Gi: write a whole number"),
+        ({"agent": {"trust": [{"configMap": "a", "secret": "b"}]}}, "at '/agent/trust/0': 'oneOf' failed"),
+        ({"agent": {"trust": [{"configMap": "a/b"}]}}, "at '/agent/trust/0'"),
+        ({"agent": {"enabled": True, "trust": [{"configMap": "a"}, {"secret": "a"}]}}, "agent.trust: a, a: each name"),
+        *[
+            (
+                {"agent": {"enabled": True, "trust": [{"configMap": "b"}]}, "settings": {"weights": weights}},
+                "settings.weights: /trust/a/one: put the ConfigMap a into agent.trust",
+            )
+            for weights in (
+                {"caFile": "/trust/a/one"},
+                {"signatures": {"keys": ["/trust/b/one", "/trust/a/one"]}},
+                {"signatures": {"trustedRoot": "/trust/a/one"}},
+            )
+        ],
     ],
 )
 def test_wrong_values_are_refused_in_a_sentence(values: Values, said: str) -> None:
@@ -291,6 +326,33 @@ def test_the_agent_reads_the_sockets_that_it_is_given_and_is_probed(name: str, m
     assert "--health=0.0.0.0:8082" in container["args"]
     assert {container[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")} == {"health"}
     assert [(port["name"], port["containerPort"]) for port in container["ports"]] == [("health", 8082)]
+
+
+def test_files_that_settings_of_weights_name_are_in_the_agents_pod() -> None:
+    ((_, spec),) = [one for one in pod_specs(EVERYTHING) if one[0] == "agent"]
+    volumes = {one["name"]: one for one in spec["volumes"]}
+    mounts = spec["containers"][0]["volumeMounts"]
+    there = {one["mountPath"]: volumes[one["name"]] for one in mounts if one.get("readOnly")}
+    weights = documents.load([("settings.yaml", named(EVERYTHING, "ConfigMap", "pl-pilotlight-settings")["data"]
+                               ["settings.yaml"])]).settings.weights  # fmt: skip
+    assert weights.ca_file is not None
+    assert there[weights.ca_file.rpartition("/")[0]]["configMap"]["name"] == "registry"
+    (key,) = weights.signatures.keys
+    assert there[key.rpartition("/")[0]]["secret"] == {"secretName": "signers", "defaultMode": 0o400}
+
+
+def test_prometheus_reads_the_agents_too_where_there_are_some() -> None:
+    monitor = named(EVERYTHING, "PodMonitor", "pl-pilotlight-agent")
+    agents = named(EVERYTHING, "DaemonSet", "pl-pilotlight-agent")
+    assert monitor["metadata"]["namespace"] == agents["metadata"]["namespace"], "which is the only one that it looks in"
+    assert monitor["metadata"]["labels"]["release"] == "p"
+    template = agents["spec"]["template"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in [port["name"] for port in template["spec"]["containers"][0]["ports"]]
+    alone: Values = {"metrics": {"serviceMonitor": {"enabled": True}}}
+    assert [one["kind"] for one in objects(alone) if "monitoring" in one["apiVersion"]] == ["ServiceMonitor"]
+    assert of_kind({"agent": {"enabled": True}}, "PodMonitor") == []
 
 
 def test_the_examples_are_documents_that_load() -> None:

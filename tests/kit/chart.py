@@ -23,7 +23,10 @@ EVERYTHING: Values = {
         "service": {"type": "LoadBalancer", "port": 443, "annotations": {"a": "b"}}, "extraArgs": ["--events=/state/e"],
     },
     "image": {"digest": "sha256:" + 64 * "a", "pullSecrets": [{"name": "registry"}]},
-    "agent": {"enabled": True, "runtimeClassName": "nvidia", "nodeSelector": {"gpu": "true"}},
+    "agent": {
+        "enabled": True, "runtimeClassName": "nvidia", "nodeSelector": {"gpu": "true"},
+        "trust": [{"configMap": "registry"}, {"secret": "signers"}],
+    },
     "contract": {"certificates": "certManager", "issuer": {"name": "house", "kind": "ClusterIssuer"}},
     "ingress": {"enabled": True, "className": "nginx", "tlsSecret": "entry", "annotations": {"a": "b"}},
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "entry"}], "hostnames": ["llm.example.com"]},
@@ -32,7 +35,13 @@ EVERYTHING: Values = {
         "serviceMonitor": {"enabled": True, "labels": {"release": "p"}}, "alerts": {"enabled": True},
         "dashboards": {"enabled": True},
     },
-    "settings": {"limits": {"bodyBytesMax": "32Mi", "memoryBytes": "auto", "idleSecondsMax": 30}, "leaseSeconds": 10},
+    "settings": {
+        "limits": {"bodyBytesMax": "32Mi", "memoryBytes": "auto", "idleSecondsMax": 30}, "leaseSeconds": 10,
+        "weights": {
+            "caFile": "/trust/registry/ca.crt",
+            "signatures": {"policy": "enforce", "keys": ["/trust/signers/cosign.pub"]},
+        },
+    },
     "tenantsSecret": "tenants", "adoption": {"everywhere": True}, "cordon": {"enabled": True},
     "cutting": {"enabled": True},
 }  # fmt: skip

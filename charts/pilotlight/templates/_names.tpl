@@ -116,3 +116,24 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{- end -}}
 {{- toJson $found -}}
 {{- end -}}
+
+{{/* One of agent.trust -> its folder in /trust. */}}
+{{- define "pilotlight.trustName" -}}
+{{- .configMap | default .secret -}}
+{{- end -}}
+
+{{/* Nothing; fails where Settings name a file of a folder that agents do not have. */}}
+{{- define "pilotlight.trusted" -}}
+{{- $there := list -}}
+{{- range .Values.agent.trust }}{{ $there = append $there (include "pilotlight.trustName" .) }}{{ end -}}
+{{- if ne (len $there) (len (uniq $there)) -}}
+{{- fail (printf "agent.trust: %s: each name once" (join ", " $there)) -}}
+{{- end -}}
+{{- $signatures := dig "weights" "signatures" dict .Values.settings -}}
+{{- $named := prepend (dig "keys" list $signatures) (dig "trustedRoot" "" $signatures) -}}
+{{- range prepend $named (dig "weights" "caFile" "" .Values.settings) -}}
+{{- if and (hasPrefix "/trust/" .) (not (has (index (splitList "/" .) 2) $there)) -}}
+{{- fail (printf "settings.weights: %s: put the ConfigMap %s into agent.trust" . (index (splitList "/" .) 2)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
