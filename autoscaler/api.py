@@ -10,6 +10,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
+from autoscaler import weightwords
 from autoscaler.contract import DeviceReport, ModelName, PodDevices, ReplicaId, TenantName
 from autoscaler.demand import NO_HISTORY, NO_LOAD, idle_window_s
 from autoscaler.model import Model
@@ -50,6 +51,8 @@ class ModelView(Fact, frozen=True):
     """Without a Call for so long it goes to zero, as it is now."""
     idle_auto: bool = False
     """`idleSeconds: auto`: it is doubled each time the Model is called soon after it went to zero."""
+    weights: str = ""
+    """Those that come from elsewhere: here, absent or failed, as a row of the status says it; empty: none do."""
 
 
 class HeldView(Fact, frozen=True):
@@ -144,6 +147,7 @@ def model_view(world: World, model: Model) -> ModelView:
         last_start_phases={} if last is None else told_s(last),
         idle_seconds=idle_window_s(model, history),
         idle_auto=model.spec.idle_seconds == "auto",
+        weights=weightwords.word(world, model),
     )
 
 

@@ -9,6 +9,7 @@ Figures go to stdout, progress to stderr: live on a terminal, plain lines elsewh
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import resource
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import click
 import msgspec
@@ -24,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from loadtest import arrivals, coldreport, report
 from loadtest.client import Client, LoadError, target_of
-from loadtest.coldstart import INTERRUPTED, ColdStarts
+from loadtest.coldstart import INTERRUPTED, Beginning, ColdStarts
 from loadtest.coldstart import coldstart as measure
 from loadtest.result import Ending, Result, Shot
 from loadtest.stopping import EXIT_STATUS, Stop, stopped_by_signals
@@ -49,10 +51,11 @@ def _url(_context: click.Context, _parameter: click.Parameter, value: str | None
     return value
 
 
-def _from(_context: click.Context, _parameter: click.Parameter, value: str) -> None:
-    """No version keeps weights on a node or puts an engine to sleep yet."""
-    if value != "gone":
-        raise click.UsageError(f"--from {value}: is not in force yet in this version; --from gone waits for zero")
+def _from(_context: click.Context, _parameter: click.Parameter, value: str) -> Beginning:
+    """No version puts an engine to sleep yet."""
+    if value == "asleep":
+        raise click.UsageError("--from asleep: is not in force yet in this version")
+    return cast("Beginning", value)
 
 
 def _page(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path | None:
@@ -84,8 +87,9 @@ _output = click.option("--output", type=click.Choice(["text", "json"]), default=
 @click.option("--model", required=True)
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
 @click.option(
-    "--from", type=click.Choice(["gone", "cached", "asleep"]), default="gone", show_default=True, expose_value=False,
-    callback=_from, help="Where each round begins: nothing of the model is left. The others are not in force yet.",
+    "--from", "since", type=click.Choice(["zero", "gone", "cached", "asleep"]), default="zero", show_default=True,
+    callback=_from, help="Where each round begins: no replica is left; nor weights that come from a registry (gone; "
+    "--ops); or these are on a node (cached; --ops). asleep is not in force yet.",
 )  # fmt: skip
 @click.option("--ops", metavar="URL", callback=_url, help="The operations port: waits until nothing is left at all.")
 @_key
@@ -97,6 +101,7 @@ def coldstart(
     url: str,
     model: str,
     rounds: int,
+    since: Beginning,
     ops: str | None,
     key_env: str | None,
     timeout_s: float,
@@ -106,10 +111,13 @@ def coldstart(
     """Wait until MODEL is at zero, wake it with one call, and tell the phases; many times over."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     key, stop = _key_from(key_env), Stop()
+    if since != "zero" and ops is None:
+        raise click.UsageError(f"--from {since}: needs --ops, which says where weights are")
+    ask = functools.partial(measure, since=since, timeout_s=timeout_s, say=console.print, stop=stop)
 
     async def starts_of() -> ColdStarts:
         with stopped_by_signals(stop):
-            return await measure(url, model, rounds, ops, key, timeout_s=timeout_s, say=console.print, stop=stop)
+            return await ask(url, model, rounds, ops, key)
 
     try:
         starts = asyncio.run(starts_of())

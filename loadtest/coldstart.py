@@ -1,7 +1,8 @@
 """Measures cold starts from outside: wait until a Model is at zero, send one streaming Call, keep its phases; repeat.
 
 Owns the waiting for zero and the table of phases. With the operations port it waits until no Replica is left in any
-state; without, until the Model's own entry on the inference port says so. Whatever ends it early, the rounds that were
+state, and its weights are where the measurement is to begin; without, until the Model's own entry on the inference port
+says that it is at zero. Whatever ends it early, the rounds that were
 made are told. It must not make anything go to zero: it measures what users get.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import aiohttp
 import msgspec
@@ -29,6 +31,10 @@ IDLE_S, IDLE_S_MAX = 60.0, 900.0
 SHORTEN = "quicker: fewer --rounds, or a short window in the model's document, such as `idleSeconds: 2`"
 KEPT = "its document says when it stops: a short `idleSeconds`, and no `replicas.min`"
 INTERRUPTED = "interrupted"
+Beginning = Literal["zero", "gone", "cached"]
+"""zero: no Replica is left; gone: nor weights that come from elsewhere; cached: such weights are on a node."""
+STAY = "its weights are on a node: `pilotlight weights evict` there, or --from cached"
+AWAY = "its weights are on no node: call it once, and leave it alone"
 FAILED = "the model failed to start, and nothing is started before its back-off is over; `pilotlight explain` says why"
 
 
@@ -74,6 +80,8 @@ class _Entry(msgspec.Struct, frozen=True):
     last_start_phases: dict[str, float] = {}
     idle_seconds: float | None = None
     idle_auto: bool = False
+    weights: str = ""
+    """here, absent, failed; empty: none come from elsewhere. Only the operations port says it."""
 
 
 async def coldstart(
@@ -83,12 +91,13 @@ async def coldstart(
     ops: str | None = None,
     key: str | None = None,
     *,
+    since: Beginning = "zero",
     timeout_s: float = 600.0,
     say: Callable[[str], None] = lambda _: None,
     stop: Stop | None = None,
 ) -> ColdStarts:
-    """Measure `rounds` cold starts of a Model behind `url`. `say` gets progress lines, the first of which says how long
-    it will take; `stop` ends it before its time.
+    """Measure `rounds` cold starts of a Model behind `url`, from `since` on (which but for `zero` needs `ops`). `say`
+    gets progress lines, the first of which says how long it will take; `stop` ends it before its time.
 
     LoadError: it cannot be done, and no round was made.
     """
@@ -107,7 +116,7 @@ async def coldstart(
             try:
                 async with stop.within(None):
                     first = 0 if made else rounds
-                    waited_s = await _wait_for_zero(session, entry, say, ops=ops is not None, rounds=first)
+                    waited_s = await _wait_for_zero(session, entry, say, since if ops else None, rounds=first)
                 result = await Client(url, headers=headers, stop=stop).send(shot)
             except TimeoutError:
                 ended = INTERRUPTED
@@ -145,15 +154,17 @@ def spreads(rounds: Sequence[Round]) -> dict[str, Spread]:
 
 
 async def _wait_for_zero(
-    session: aiohttp.ClientSession, entry: str, say: Callable[[str], None], *, ops: bool, rounds: int
+    session: aiohttp.ClientSession, entry: str, say: Callable[[str], None], since: Beginning | None, *, rounds: int
 ) -> float:
-    """Seconds waited until the Model is at zero. LoadError: it will not be. Says first how long `rounds` will take."""
+    """Seconds waited until the Model is at zero, and as `since` says. LoadError: it will not be. Says first how long
+    `rounds` will take. Without `since` it is the inference port that says so.
+    """
     began_s = said_s = time.monotonic()
     while True:
         found = await _read(session, entry)
-        at_zero, state = _state(entry, found, ops=ops)
+        at_zero, state = _state(entry, found, since)
         now_s = time.monotonic()
-        if found.pilotlight.state == "failed" and not ops:
+        if found.pilotlight.state == "failed" and since is None:
             raise LoadError(FAILED)
         if rounds:
             for line in _outlook(rounds, found, at_zero=at_zero):
@@ -161,8 +172,11 @@ async def _wait_for_zero(
             rounds = 0
         if at_zero:
             return now_s - began_s
+        if state == AWAY:
+            raise LoadError(AWAY)
         if now_s - began_s > ZERO_S_MAX:
-            raise LoadError(f"not at zero after {ZERO_S_MAX:.0f} s, {state}: {KEPT}")
+            why = state if state == STAY else f"{state}: {KEPT}"
+            raise LoadError(f"not at zero after {ZERO_S_MAX:.0f} s, {why}")
         if now_s - said_s >= SAY_EVERY_S:
             said_s = now_s
             say(f"waiting for zero for {now_s - began_s:.0f} s, {state}")
@@ -212,12 +226,18 @@ async def _read(session: aiohttp.ClientSession, entry: str) -> _Entry:
         raise LoadError(f"{entry} is not the entry of a model: {error}") from error
 
 
-def _state(entry: str, found: _Entry, *, ops: bool) -> tuple[bool, str]:
-    """Whether the Model is at zero, and what it is in words; the operations port tells every Replica in every state."""
-    if ops:
+def _state(entry: str, found: _Entry, since: Beginning | None) -> tuple[bool, str]:
+    """Whether the Model is where a round begins, and what it is in words; the operations port tells every Replica in
+    every state, and its weights.
+    """
+    if since is not None:
         if found.replicas is None:
             raise LoadError(f"{entry} does not tell the model's replicas; is --ops the operations port?")
         left = {state: count for state, count in found.replicas.items() if count}
+        if not left and since == "gone" and found.weights == "here":
+            return False, STAY
+        if not left and since == "cached" and found.weights not in {"here", ""}:
+            return False, AWAY
         return not left, f"its Replicas: {', '.join(f'{count} {state}' for state, count in left.items()) or 'none'}"
     if found.pilotlight.state is None:
         raise LoadError(f"{entry} does not tell the model's state; is this Pilotlight?")

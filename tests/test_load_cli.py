@@ -141,9 +141,10 @@ def test_the_key_comes_from_the_environment_and_is_not_printed(tmp_path: Path, m
         (["run", "--url", "http://h", "--model", "m", "--burst", "1", "--key-env", "NO_SUCH"], "NO_SUCH is not set"),
         (["coldstart", "--url", "http://h", "--model", "m", "--ops", "nowhere"], "give http://HOST:PORT"),
         (["coldstart", "--url", "http://h"], "--model"),
-        (["coldstart", "--url", "http://h", "--model", "m", "--from", "cached"], "--from cached: is not in force yet"),
+        (["coldstart", "--url", "http://h", "--model", "m", "--from", "cached"], "--from cached: needs --ops"),
+        (["coldstart", "--url", "http://h", "--model", "m", "--from", "gone"], "--from gone: needs --ops"),
         (["coldstart", "--url", "http://h", "--model", "m", "--from", "asleep"], "--from asleep: is not in force yet"),
-        (["coldstart", "--url", "http://h", "--model", "m", "--from", "warm"], "'gone', 'cached', 'asleep'"),
+        (["coldstart", "--url", "http://h", "--model", "m", "--from", "warm"], "'zero', 'gone', 'cached', 'asleep'"),
     ],
 )
 def test_wrong_usage_exits_2_naming_the_option(arguments: list[str], says: str) -> None:

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 import loadtest.coldstart
 from loadtest.cli import load
 from loadtest.client import LoadError
-from loadtest.coldstart import FAILED, INTERRUPTED, KEPT, SHORTEN, coldstart
+from loadtest.coldstart import AWAY, FAILED, INTERRUPTED, KEPT, SHORTEN, STAY, Beginning, coldstart
 from loadtest.result import Ending
 from loadtest.stopping import Stop
 from tests.kit.waiting import until
@@ -77,6 +77,53 @@ async def test_each_round_waits_for_zero_and_keeps_the_phases(aiohttp_server: Se
     assert said[1] == SHORTEN
     assert [line.split(":")[0] for line in said[2:]] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
     assert all(re.search(r": waited 0\.[1-9] s for zero, first byte after ", line) for line in said[2:])
+
+
+async def test_a_round_from_gone_waits_until_the_weights_are_on_no_node(
+    aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go only when somebody takes them away, which it says meanwhile."""
+    monkeypatch.setattr(loadtest.coldstart, "SAY_EVERY_S", 0.0)
+    server = ColdServer(looks=0)
+    weights = ["absent", "here", "here"]
+
+    async def status(_: web.Request) -> web.Response:
+        return web.json_response({"name": "ada", "replicas": {}, "weights": weights.pop() if weights else "absent"})
+
+    app = web.Application()
+    app.router.add_get("/api/v1/models/ada", status)
+    app.router.add_post("/v1/chat/completions", server.call)
+    url, said = str((await aiohttp_server(app)).make_url("/")).rstrip("/"), list[str]()
+    await coldstart(url, "ada", 1, url, since="gone", say=said.append)
+    assert (weights, server.calls) == ([], 1)
+    assert sum(STAY in line for line in said) == 2
+
+
+@pytest.mark.parametrize(
+    ("since", "weights", "error"),
+    [
+        ("cached", "absent", AWAY), ("cached", "failed", AWAY), ("cached", "here", ""), ("cached", "", ""),
+        ("gone", "absent", ""), ("gone", "", ""), ("zero", "here", ""), ("zero", "absent", ""),
+    ],
+)  # fmt: skip
+async def test_a_round_begins_where_the_weights_are_as_asked(
+    aiohttp_server: Serve, since: Beginning, weights: str, error: str
+) -> None:
+    server = ColdServer(looks=0)
+
+    async def status(_: web.Request) -> web.Response:
+        return web.json_response({"name": "ada", "replicas": {}, "weights": weights})
+
+    app = web.Application()
+    app.router.add_get("/api/v1/models/ada", status)
+    app.router.add_post("/v1/chat/completions", server.call)
+    url = str((await aiohttp_server(app)).make_url("/")).rstrip("/")
+    refused = ""
+    try:
+        await coldstart(url, "ada", 1, url, since=since)
+    except LoadError as known:
+        refused = str(known)
+    assert (refused, server.calls) == (error, 0 if error else 1)
 
 
 @pytest.mark.parametrize(

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from typing import Any
 
 import pytest
 
 from tests.cluster.adopting import OURS, Adopting, workload
+from tests.cluster.coldstarts import PARTS, coldstart
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 from tests.cluster.kubelet.pod import PULL_SECONDS
-
-PARTS = ["place.write", "place.schedule", "place.kubelet"]
-
-
-async def coldstart(house: House, rounds: int = 1) -> dict[str, Any]:
-    """What the command says of `ada`."""
-    words = ("load", "coldstart", "--url", house.url, "--model", "ada", "--rounds", str(rounds))
-    load = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pilotlight", *words, "--from", "gone", "--ops", f"http://127.0.0.1:{house.ops}",
-        "--output", "json", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    said, errors = await load.communicate()
-    assert load.returncode == 0, errors.decode()
-    found: dict[str, Any] = json.loads(said)
-    return found
 
 
 async def ops(house: House, path: str) -> Any:
@@ -41,7 +25,7 @@ async def test_a_cold_start_of_a_pod_is_told_by_its_phases(house: House, node: N
     slow = {"pod": {"annotations": {PULL_SECONDS: "0.6"}}}
     house.write(model("ada", idleSeconds=0.5, residencySeconds=0, **slow))
     async with house.running(), asyncio.timeout(180):
-        found = await coldstart(house)
+        found = await coldstart(house, "gone")
         (one,) = found["rounds"]
         assert one["cold"]
         phases: dict[str, float] = one["phases_ms"]
@@ -66,7 +50,7 @@ async def test_a_cold_start_of_an_adopted_deployment_has_phases_and_a_restart_ha
     await adopting.api.create(f"{adopting.apps}/deployments", sleeping)
     async with asyncio.timeout(180):
         async with adopting.running():
-            found = await coldstart(adopting)
+            found = await coldstart(adopting, "gone")
             (one,) = found["rounds"]
             assert one["phases_ms"].keys() >= {"decide", "place", *PARTS, "image", "load", "ready"}
             assert one["phases_ms"]["image"] >= 550, "so long was its image pulled"

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from artifacts.client import Client
@@ -22,9 +23,11 @@ from autoscaler import mounts
 from autoscaler.drivers.kubernetes import volumes
 from autoscaler.drivers.kubernetes.api import Api
 from tests.cluster import definitions
+from tests.cluster.coldstarts import PARTS, coldstart
 from tests.cluster.definitions import models
 from tests.cluster.house import House, process
 from tests.cluster.kubelet.node import Node
+from tests.cluster.kubelet.pod import PULL_SECONDS
 from tests.kit import docker_registry, packed
 from tests.kit.fake_process import command
 from tests.kit.fake_registry import FakeRegistry, digest_of
@@ -112,6 +115,27 @@ async def test_weights_are_brought_by_the_agent_of_the_node_and_stay_for_the_nex
             stack.close()  # the registry is away
             again = await scene.answers()
             assert again["pull"] < first["pull"]
+
+
+async def test_every_phase_of_a_start_is_told_from_gone_and_from_cached(
+    house: House, served: Api, namespace: str, node: Node, tmp_path: Path
+) -> None:
+    """The image comes when the weights are there: each is a phase, and together they are what the Call waited."""
+    scene = Scene(house, served, namespace, node, tmp_path)
+    house.write()
+    with packed.served(layout(tmp_path)) as host:
+        await served.create(models(namespace), ada(host, pod={"annotations": {PULL_SECONDS: "0.6"}}))
+        async with house.running(), scene.agent(), asyncio.timeout(180):
+            for since in ("gone", "cached"):
+                ((one,), spreads) = (found := await coldstart(house, since))["rounds"], found["spreads_ms"]
+                phases: dict[str, float] = one["phases_ms"]
+                own = ["decide", "pull", "place", *PARTS, "image", "load", "ready"]
+                assert list(phases) == ["queue", *own, "upstream"]
+                assert list(spreads)[-2:] == ["first byte", "total"]
+                assert sum(phases[name] for name in own if "." not in name) == pytest.approx(phases["queue"], abs=2)
+                assert phases["image"] >= 550, "so long was its image pulled"
+            (told,) = [(await served.get(f"{models(namespace)}/ada"))["status"]["lastStart"]]
+            assert {"decide", "pull", "place", *PARTS, "image", "load"} == set(told["phases"])
 
 
 async def test_an_agent_that_dies_in_the_midst_of_a_pull_goes_on_where_it_was(

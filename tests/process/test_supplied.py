@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,31 @@ async def test_it_is_pulled_for_its_first_call_and_is_here_then_whatever_becomes
             assert phases(one)["pull"] < first["pull"]
             assert one.starts("ada") == 2
             print(first, phases(one))
+
+
+async def coldstart(one: Serving, since: str) -> dict[str, Any]:
+    """What the command says of one round."""
+    load = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pilotlight", "load", "coldstart", "--url", one.url, "--model", "ada", "--rounds", "1",
+        "--from", since, "--ops", one.ops, "--output", "json",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    said, errors = await load.communicate()
+    found: dict[str, Any] = json.loads(said) if load.returncode == 0 else {"error": errors.decode()}
+    return found
+
+
+async def test_every_phase_of_a_start_is_told_from_gone_and_from_cached(tmp_path: Path) -> None:
+    with packed.served(layout(tmp_path)) as host:
+        async with serving(tmp_path, settings("4Gi"), ada(host)) as one:
+            assert "its weights are on no node" in (await coldstart(one, "cached"))["error"]
+            for since in ("gone", "cached"):
+                ((made,), spreads) = (found := await coldstart(one, since))["rounds"], found["spreads_ms"]
+                taken: dict[str, float] = made["phases_ms"]
+                own = ["decide", "pull", "place", "load", "ready"]
+                assert list(taken) == ["queue", *own, "upstream"], "no image: an engine here is a program"
+                assert list(spreads)[-2:] == ["first byte", "total"]
+                assert sum(taken[name] for name in own) == pytest.approx(taken["queue"], abs=2)
 
 
 async def test_the_phases_of_a_start_are_told_and_the_second_one_asks_the_registry_nothing(tmp_path: Path) -> None:
