@@ -1,4 +1,4 @@
-"""Where logins come from: files, credential programs, Kubernetes' secrets, a token that is mounted. I/O.
+"""Where logins come from: files, credential programs, Kubernetes' secrets. I/O.
 
 Owns the asking, and the order of it. Promises: files are read at each asking, so that a login that was renewed is
 seen. Which entry is whose is `dockerconfig`'s, what a program says `programs`', what a cloud gives `clouds`'.
@@ -16,8 +16,6 @@ from artifacts.dockerconfig import CONFIG_BYTES_MAX, Config, Login
 from artifacts.refusals import AbsentError, DeniedError, PolicyError
 
 T = TypeVar("T")
-
-TOKEN_BYTES_MAX = 64 << 10
 
 
 class Keychain(Protocol):
@@ -39,18 +37,6 @@ class Chain:
             if (found := await one.login(host, repository)) is not None:
                 return found
         return None
-
-
-class Secret:
-    """The text of a Kubernetes secret of type `kubernetes.io/dockerconfigjson`."""
-
-    def __init__(self, text: bytes | str, name: str = "dockerconfigjson") -> None:
-        self._config = dockerconfig.config(text, name)
-        self._name = name
-
-    async def login(self, host: str, repository: str) -> Login | None:
-        """As Keychain; no programs are started for it."""
-        return dockerconfig.login(self._config, host, repository, self._name, globs=True)
 
 
 class Known:
@@ -83,28 +69,6 @@ async def each(
         return await do(rest)
     except (DeniedError, AbsentError) as error:
         raise (first or error) from None
-
-
-class TokenFile:
-    """A token that somebody mounts and renews (a workload's identity), for one registry.
-
-    With a user it is the password of that user; without one the registry takes it as it is.
-    """
-
-    def __init__(self, path: Path, host: str, user: str = "") -> None:
-        self._path = path
-        self._host = host
-        self._user = user
-
-    async def login(self, host: str, repository: str) -> Login | None:  # noqa: ARG002 -- a Keychain's
-        """As Keychain."""
-        if host not in dockerconfig.names(self._host):
-            return None
-        text = (await asyncio.to_thread(read, self._path, TOKEN_BYTES_MAX) or b"").strip()
-        if not text or not text.isascii() or not text.decode().isprintable():
-            raise PolicyError(f"{self._path.name}: no token is in it, for {host}")
-        token = text.decode()
-        return Login(self._user, token) if self._user else Login(registry_token=token)
 
 
 class ConfigFiles:

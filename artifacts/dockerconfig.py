@@ -132,9 +132,9 @@ def program(found: Config, host: str) -> str:
     return found.creds_store
 
 
-def login(found: Config, host: str, repository: str, name: str, *, globs: bool = False) -> Login | None:
-    """The login in the text itself. `globs`: as Kubernetes reads it. Raises PolicyError for an entry that is none."""
-    entry = next((found.auths[key] for key in _keys(found.auths, host, repository, globs=globs)), None)
+def login(found: Config, host: str, repository: str, name: str) -> Login | None:
+    """The login in the text itself. Raises PolicyError for an entry that is none."""
+    entry = next((found.auths[key] for key in _keys(found.auths, host, repository)), None)
     return None if entry is None else _entry(entry, host, name)
 
 
@@ -165,8 +165,8 @@ def server(host: str) -> str:
     return DOCKER_KEY if host in DOCKER_HOSTS else host
 
 
-def _keys(auths: Mapping[str, Entry], host: str, repository: str, *, globs: bool) -> Iterator[str]:
-    """Those that fit, the longest first."""
+def _keys(auths: Mapping[str, Entry], host: str, repository: str, *, globs: bool = False) -> Iterator[str]:
+    """Those that fit, the longest first. `globs`: as Kubernetes reads them."""
     for key in sorted(auths, key=lambda key: (-len(_path(key)), key)):
         path = _path(key)
         if path and not (repository == path or repository.startswith(path + "/")):

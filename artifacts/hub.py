@@ -155,8 +155,10 @@ async def barred(place: Place, of: Hub, path: str) -> RegistryError | None:
         if found.status not in REDIRECT_STATUSES:
             raise place.refusal(found, what)
         url = redirected(url, found.headers.get("Location"), "HEAD", found.status, hops)
-        if origin(url) != place.transport.own:
-            return None  # to the bytes; a repository that has another name now is asked for under that one first
+        if origin(url) != place.transport.own:  # a repository that has another name now is asked for there first
+            if _COMMIT.fullmatch(found.headers.get("X-Repo-Commit", "")):
+                return None  # to the bytes: of a file that one may have the Hub says its commit, as to all its clients
+            raise RegistryError(f"{place.said}: {what}: it is sent elsewhere, and not to its bytes")
     raise RegistryError(f"{place.said}: {what}: it is sent on without end")
 
 

@@ -28,7 +28,7 @@ from artifacts.disk import Disk, entries, walk
 RECORD_BYTES_MAX = 64 << 20
 """Of 16,384 files with the longest paths, and more."""
 ROOM_DIGITS = 16
-PARTS = ("blobs", "copies", "partial", "locks", "pins", "trash")
+PARTS = ("blobs", "copies", "partial", "locks", "pins", "trash", "aside")
 
 
 class StoreError(Exception):
@@ -126,7 +126,9 @@ class Layout:
         self.root = root
         self.lock = root / "store.lock"
         """Held for moments, by whoever counts or changes what others count."""
-        self.blobs, self.copies, self.partials, self.locks, self.pins, self.trash = (root / part for part in PARTS)
+        self.blobs, self.copies, self.partials, self.locks, self.pins, self.trash, self.asides = (
+            root / part for part in PARTS
+        )
 
     def make(self, disk: Disk) -> None:
         """All folders that are always there."""

@@ -39,6 +39,8 @@ class Mirrored:
 
     def __init__(self, client: Client, mirrors: Sequence[Mirror] = ()) -> None:
         self._places = [*mirrors, Mirror(client, tags=True)]
+        self.vouched = False
+        """The registry itself has given a manifest to this login; from others nobody learns who may have it."""
 
     def wants(self, artifact: Digest) -> None:
         """Whose blobs are asked for from now on."""
@@ -52,7 +54,9 @@ class Mirrored:
                 return await registry.manifest(client, prefix + repository, asked, size)
             except RegistryError as error:
                 _tell(error)
-        return await registry.manifest(self._places[-1].client, repository, asked, size)
+        found = await registry.manifest(self._places[-1].client, repository, asked, size)
+        self.vouched = True
+        return found
 
     @property
     def lonely(self) -> bool:

@@ -125,6 +125,7 @@ async def obtain(
 
             await _judged(of, found.digest, registries)
             caller = await _caller(of, found.digest, store, registries)
+            caller = None if caller is None else caller._replace(vouched=source.vouched)
             wanted = Wanted(
                 f"oci://{of}", key, files, allow_unsafe=allow_unsafe, unsafe=found.unsafe, documents=found.documents
             )

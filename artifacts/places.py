@@ -104,9 +104,14 @@ class Place:
             own = await self._prove(method, url, sent)
             try:
                 follows = self.follow if follow is None else follow
-                return await self.transport.ask(method, url, own=own, headers=sent, follow=follows)
+                answer = await self.transport.ask(method, url, own=own, headers=sent, follow=follows)
             except BrokenError as error:
                 await tries.again(error)
+                continue
+            if answer.status in {200, 206} and sent.get("If-Match", "") != _etag(answer, sent):
+                async with answer:  # some stores do not know If-Match
+                    raise MismatchError(f"{self.said}: what is read there has changed while it was pulled; pull again")
+            return answer
 
     async def whole(
         self, method: str, url: URL, *, bytes_max: int, what: str, headers: Mapping[str, str] | None = None
@@ -175,6 +180,11 @@ class Lone:
         async with aclosing(blobs.read(self._place, blob, first, end, sink, check=False)) as pieces:
             async for piece in pieces:
                 yield piece
+
+
+def _etag(answer: Answer, sent: Mapping[str, str]) -> str:
+    """What an answer says of which state of a file it is, where one was asked for; a proxy that packs makes it weak."""
+    return answer.headers.get("ETag", "none").removeprefix("W/") if "If-Match" in sent else ""
 
 
 async def _fault(answer: Answer) -> bytes:

@@ -114,6 +114,22 @@ class Shelf:
         self.clean()
         return True
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[Path]:
+        """A folder for work that makes no Copy: nobody takes it away while the process is in here. Raises OSError."""
+        path = self.layout.asides / token_hex(8)
+        lock_path = self._aside_lock(path)
+        lock = flocks.wait(lock_path, LEASE_S_MAX, make=True)
+        try:
+            self._disk.folder(path)
+            yield path
+        finally:
+            self._disk.remove(path)
+            flocks.drop(lock, lock_path)
+
+    def _aside_lock(self, path: Path) -> Path:
+        return self.layout.locks / f"aside-{path.name}"
+
     def discard(self, path: Path) -> None:
         """Out of sight by one rename, whoever holds it; under `locked`."""
         self._disk.move(path, self.layout.trash / token_hex(8))
@@ -139,6 +155,11 @@ class Shelf:
         for one in entries(layout.partials):
             if one.name in names or now_s - one.stat(follow_symlinks=False).st_mtime > LEFT_S_MAX:
                 self.remove(f"{layout.partials.name}/{one.name}")
+        for one in entries(layout.asides):
+            lock = flocks.attempt(self._aside_lock(Path(one.path)), make=True)
+            if lock is not None:
+                with lock:
+                    self.discard(Path(one.path))
         for one in entries(layout.locks):
             with contextlib.suppress(FileNotFoundError):  # who held it has just let go
                 lock = flocks.attempt(Path(one.path))

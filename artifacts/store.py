@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, ExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import time as unix_s
 from typing import NamedTuple, Self, TypeVar
@@ -49,6 +49,8 @@ class Caller(NamedTuple):
     """Of its login: another login has another. Nothing of the login can be read from it."""
     permitted: Callable[[], Awaitable[bool]]
     """Asks the registry of the key, with this login (`registry.permitted`). Raises RegistryError."""
+    vouched: bool = True
+    """It was just let in there; else what it fetches (a mirror's, a peer's) is no yes that could be remembered."""
 
 
 class Row(NamedTuple):
@@ -173,7 +175,7 @@ class Store:
                 _closed(copy)
                 raise
         try:
-            if caller is not None:
+            if caller is not None and caller.vouched:
                 asked, now_s = (caller.fingerprint, wanted.key.origin, wanted.key.digest), unix_s()
                 await in_thread(lambda: self.permits.answered(asked, now_s, yes=True))
         except BaseException:
@@ -216,6 +218,17 @@ class Store:
         asked = (caller.fingerprint, key.origin, key.digest)
         try:
             await in_thread(lambda: self.permits.answered(asked, unix_s(), yes=False))
+        except OSError as error:
+            raise self._said(error) from None
+
+    @contextmanager
+    def aside(self) -> Iterator[Path]:
+        """A folder on the store's disk for work that makes no Copy; gone at the end, or, after a break, when the store
+        is next opened. Blocks. Raises StoreError.
+        """
+        try:
+            with self._shelf.aside() as folder:
+                yield folder
         except OSError as error:
             raise self._said(error) from None
 

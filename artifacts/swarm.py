@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class Peering:
     certificate: tuple[Path, Path] | None = field(default=None, repr=False)
     """Our own, and its key."""
     limits: Limits = LIMITS
+    given: Counter[str] = field(default_factory=Counter)
+    """Bytes that each peer gave, by its name, in all pulls."""
 
     def site(self, peer: Peer) -> Site:
         """Raises PolicyError where its URL is none."""
@@ -190,6 +193,7 @@ class Swarm(Mirrored):
         self, peer: Peer, blob: Blob, at: int, end: int, sink: _Counted | None
     ) -> AsyncGenerator[bytes, None]:
         named = blob._replace(repository=f"{self._room}/{blob.repository}")
+        before = 0 if sink is None else sink.count
         if sink is not None:
             sink.moved = False
         self._board.began(peer.name)
@@ -197,6 +201,7 @@ class Swarm(Mirrored):
             client = await self._dialled(peer)
             async with aclosing(blobs.read(client, named, at, end, sink)) as pieces:
                 async for piece in pieces:
+                    self._peering.given[peer.name] += len(piece)
                     yield piece
             self._said.discard(peer.name)
         except asyncio.CancelledError:
@@ -204,6 +209,8 @@ class Swarm(Mirrored):
             raise
         finally:
             self._board.ended(peer.name)
+            if sink is not None:
+                self._peering.given[peer.name] += sink.count - before
 
     def _heard(self, peer: Peer, blob: Blob, error: RegistryError) -> bool:
         """What an error of a peer means for the next; whether it lacks only these bytes."""

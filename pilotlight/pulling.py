@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -89,7 +89,8 @@ def pull(  # noqa: PLR0917  click passes by keyword
         by = ways(plain_http, ca_file, among)
         copy = asyncio.run(pulled(of, Store(store), by, told, allow_unsafe=allow_unsafe))
     with copy:
-        _say_pulled(copy, came, time.monotonic() - began_s, output)
+        given = {} if among is None else {name: count for name, count in sorted(among.given.items()) if count}
+        _say_pulled(copy, came, time.monotonic() - began_s, given, output)
 
 
 async def pulled(of: Lies, store: Store, by: Ways, told: Callable[[Came], None], *, allow_unsafe: bool = False) -> Copy:
@@ -102,7 +103,8 @@ async def pulled(of: Lies, store: Store, by: Ways, told: Callable[[Came], None],
     return await bring.bring(of, opened, by, told, left, allow_unsafe=allow_unsafe)
 
 
-def _say_pulled(copy: Copy, came: Came, took_s: float, output: str) -> None:
+def _say_pulled(copy: Copy, came: Came, took_s: float, given: Mapping[str, int], output: str) -> None:
+    """`given`: bytes of each peer."""
     record = copy.record
     if output == "json":
         told = {
@@ -112,12 +114,15 @@ def _say_pulled(copy: Copy, came: Came, took_s: float, output: str) -> None:
             "bytes": record.bytes,
             "files": [one.path for one in record.laid],
             "fetched_bytes": came.bytes,
+            "peer_bytes": given,
             "bytes_per_s": round(came.bytes_per_s),
             "took_s": took_s,
         }
         click.echo(json.dumps(told, indent=2))
         return
     how = f"{size(came.bytes)} in {took_s:.1f} s" if came.bytes else "was here already"
+    if given:
+        how += f", from {', '.join(f'{name} {size(count)}' for name, count in given.items())}"
     files = "1 file" if len(record.laid) == 1 else f"{len(record.laid)} files"
     click.echo(f"{record.reference}: {short(record.digest)}, {files}, {size(record.bytes)}; {how}")
     click.echo(str(copy.folder))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -139,7 +138,7 @@ def _layout(what: str, store: Path, by: Ways) -> Iterator[Layout]:
             task = progress.add_task("pulling", total=None)
             told = partial(_moved, progress, task)
             copy = stack.enter_context(asyncio.run(pulled(of, Store(store), by, told)))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="push-", dir=store.absolute().parent)))
+        folder = stack.enter_context(Store(store).aside())
         ocilayout.write(folder / "layout", planned(copy.folder), "modelpack")
         yield Layout(folder / "layout")
 

@@ -145,6 +145,22 @@ async def test_an_object_that_changes_under_the_pull_is_an_error(tmp_path: Path)
             assert held(copy)["config.json"] == b'{"other": 1}'
 
 
+@pytest.mark.parametrize("headers", [{"ETag": '"another"'}, {}])
+async def test_a_store_that_knows_no_if_match_is_held_to_the_etag_of_its_answer(
+    tmp_path: Path, headers: dict[str, str]
+) -> None:
+    """Else an object that was written meanwhile would come as that which was listed, in parts of both."""
+    async with node(tmp_path) as one:
+
+        async def other(_: web.Request) -> web.StreamResponse:
+            return web.Response(body=b"x" * 5000, headers=headers)
+
+        one.fake.always["GET", "/models/one.gguf"] = other
+        with pytest.raises(MismatchError, match="has changed while it was pulled; pull again"):
+            await one.bring("s3://models/one.gguf")
+        assert not one.store.rows()
+
+
 async def test_what_came_once_is_held_to_its_sum_when_it_comes_again(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         with await one.bring("s3://models/one.gguf") as copy:
@@ -169,7 +185,7 @@ async def test_a_sum_that_the_store_says_must_hold(tmp_path: Path) -> None:
         one.fake.summed = True
 
         async def lying(request: web.Request) -> web.StreamResponse:
-            return web.Response(body=b"x" * 5000)
+            return web.Response(body=b"x" * 5000, headers={"ETag": request.headers["If-Match"]})
 
         for _ in range(2):
             one.fake.answers["GET", "/models/one.gguf"].append(lying)

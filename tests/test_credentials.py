@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from artifacts import dockerconfig
-from artifacts.credentials import ConfigFiles, Secret, TokenFile, usual
+from artifacts.credentials import ConfigFiles, usual
 from artifacts.dockerconfig import Login
 from artifacts.refusals import PolicyError
 from tests.kit.credential_program import program
@@ -21,10 +21,10 @@ def auth(user: str, password: str) -> dict[str, str]:
     return {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
-def login(auths: dict[str, dict[str, str]], host: str, repository: str = "team/model", *, globs: bool = False) -> str:
+def login(auths: dict[str, dict[str, str]], host: str, repository: str = "team/model") -> str:
     """The user that is found, - for none."""
     found = dockerconfig.config(json.dumps({"auths": auths}), "config.json")
-    one = dockerconfig.login(found, host, repository, "config.json", globs=globs)
+    one = dockerconfig.login(found, host, repository, "config.json")
     return "-" if one is None else one.user
 
 
@@ -63,7 +63,8 @@ def test_an_entry_is_its_host_s_alone(auths: dict[str, dict[str, str]], host: st
     ],
 )
 def test_kubernetes_entries_may_have_stars(key: str, host: str, *, fits: bool) -> None:
-    assert (login({key: auth("a", "p")}, host, globs=True) == "a") is fits
+    secret = dockerconfig.config(json.dumps({"auths": {key: auth("a", "p")}}), "secret")
+    assert dockerconfig.logins([secret], host, "team/model") == ([Login("a", "p")] if fits else [])
 
 
 @pytest.mark.parametrize(
@@ -93,12 +94,6 @@ def test_an_auth_that_is_none_is_not_shown(bad: str) -> None:
     assert bad not in str(refused.value)
 
 
-async def test_a_secret_of_kubernetes() -> None:
-    secret = Secret(json.dumps({"auths": {"*.example.com": {"username": "a", "password": "p"}}}))
-    assert await secret.login("reg.example.com", "x") == Login("a", "p")
-    assert await secret.login("reg.example.org", "x") is None
-
-
 def says(**words: str) -> str:
     return f"cat >asked; cat <<'E'\n{json.dumps(words)}\nE"
 
@@ -118,17 +113,6 @@ async def test_a_credential_program_is_asked_for_its_host(tmp_path: Path, monkey
     assert (tmp_path / "asked").read_text() == HUB
     program(tmp_path, monkeypatch, "echo 'credentials not found in native keychain'; exit 1")
     assert await files.login("reg.example", "x") is None
-
-
-async def test_a_mounted_token_that_is_missing_or_odd(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    for content in (None, b"", b"a\nb", b"\xff"):
-        if content is not None:
-            path.write_bytes(content)
-        with pytest.raises(PolicyError, match=r"token: no token is in it, for reg\.example"):
-            await TokenFile(path, "reg.example").login("reg.example", "x")
-    path.write_text("t")
-    assert await TokenFile(path, "reg.example", "robot").login("reg.example", "x") == Login("robot", "t")
 
 
 def test_where_the_files_are() -> None:

@@ -236,6 +236,20 @@ async def test_a_repository_with_another_name_now_is_judged_under_that_one(tmp_p
         found.close()
 
 
+async def test_to_be_sent_elsewhere_is_a_yes_only_where_the_hub_says_of_which_commit(tmp_path: Path) -> None:
+    """A mirror may send whom it does not know to where people log in."""
+    async with node(tmp_path) as one:
+        one.fake.gated = "auto"
+        (await one.bring(token=TOKEN)).close()
+
+        async def to_the_door(_: web.Request) -> web.StreamResponse:
+            return web.Response(status=302, headers={"Location": "https://login.example/?next=model"})
+
+        one.fake.always["HEAD", "/acme/tiny/resolve/main/model.safetensors"] = to_the_door
+        with pytest.raises(RegistryError, match="sent elsewhere, and not to its bytes"):
+            await one.kept(token="hf_other")
+
+
 async def test_pickles_and_code_are_left_out_and_an_error_where_they_are_named(tmp_path: Path) -> None:
     large = LARGE | {"pytorch_model.bin": b"p" * 100}
     async with node(tmp_path, SMALL | {"modeling.py": b"import os"}, large) as one:

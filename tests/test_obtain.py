@@ -16,7 +16,7 @@ from aiohttp import web
 from artifacts import digests, fill, obtain, reference
 from artifacts.client import Client
 from artifacts.contents import RefusedError
-from artifacts.credentials import Secret
+from artifacts.credentials import Known
 from artifacts.digests import Digest
 from artifacts.dockerconfig import Login
 from artifacts.layout import ForbiddenError, Key, NoRoomError
@@ -244,7 +244,6 @@ async def test_what_an_earlier_try_brought_is_not_fetched_again(
 
 async def test_a_login_is_asked_for_again_and_shown_nowhere(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
-        keychain = Secret(json.dumps({"auths": {one.fake.host: {"username": "me", "password": PASSWORD}}}))
 
         def judge(request: web.Request) -> web.StreamResponse | None:
             if request.headers.get("Authorization") is not None:
@@ -254,7 +253,7 @@ async def test_a_login_is_asked_for_again_and_shown_nowhere(tmp_path: Path) -> N
         one.fake.judge = judge
         with pytest.raises(DeniedError):
             await one.obtain()
-        one.ways = Registries(keychain, pace=StillClock())
+        one.ways = Registries(keychain(one.fake.host), pace=StillClock())
         with await one.obtain() as copy:
             assert copy.record.private
         stored = [path.read_bytes() for path in tmp_path.joinpath("store").rglob("*") if path.is_file()]
@@ -267,7 +266,7 @@ async def test_a_login_is_asked_for_again_and_shown_nowhere(tmp_path: Path) -> N
 async def test_point_14_a_restart_forgets_nobody_whom_the_registry_let_in(tmp_path: Path) -> None:
     """While it is away: the same login gets the Copy from a store that another process has open, and no other does."""
     async with node(tmp_path) as one:
-        ours, others = keychain(one.fake.host), Secret(_login(one.fake.host, "somebody-else"))
+        ours, others = keychain(one.fake.host), Known(one.fake.host, Login("somebody-else", PASSWORD))
         one.ways = Registries(ours, pace=StillClock())
         (await one.obtain()).close()
         one.fake.judge = lambda _: web.Response(status=503)
@@ -281,10 +280,6 @@ async def test_point_14_a_restart_forgets_nobody_whom_the_registry_let_in(tmp_pa
         one.ways = Registries(others, pace=StillClock())
         with pytest.raises(UnreachableError):
             await one.kept()
-
-
-def _login(host: str, user: str) -> str:
-    return json.dumps({"auths": {host: {"username": user, "password": PASSWORD}}})
 
 
 def test_logins_have_fingerprints_of_their_own() -> None:

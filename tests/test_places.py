@@ -70,7 +70,7 @@ async def test_each_file_is_asked_for_with_what_belongs_to_it() -> None:
     async with FakeRegistry().serving() as fake, place(fake, StillClock()) as one:
 
         async def content(_request: web.Request) -> web.StreamResponse:
-            return web.Response(body=b"b" * 10)
+            return web.Response(body=b"b" * 10, headers={"ETag": 'W/"e"'})
 
         fake.always["GET", "/b"] = content
         one.has(of(b"name"), one.url("b"), {"If-Match": '"e"'})

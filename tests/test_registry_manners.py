@@ -16,8 +16,9 @@ from artifacts import blobs, pushing, registry
 from artifacts.blobs import Blob
 from artifacts.challenge import Challenge, challenges
 from artifacts.client import Client
-from artifacts.credentials import Chain, Secret, TokenFile
+from artifacts.credentials import Known
 from artifacts.digests import Digest
+from artifacts.dockerconfig import Login
 from artifacts.mirrors import Mirror, Mirrored
 from artifacts.referrers import referrers, tag_of
 from artifacts.refusals import AbsentError, DeniedError, MismatchError, PolicyError
@@ -101,17 +102,13 @@ class TokenPlace:
         return web.json_response({"access_token": token, "expires_in": self.lasts_s})
 
 
-def secret(host: str, **entry: str) -> Secret:
-    return Secret(json.dumps({"auths": {host: entry}}))
-
-
 @contextlib.asynccontextmanager
-async def with_tokens(**entry: str) -> AsyncIterator[tuple[TokenPlace, Client, StillClock]]:
+async def with_tokens(login: Login | None = None) -> AsyncIterator[tuple[TokenPlace, Client, StillClock]]:
     clock = StillClock()
     async with FakeRegistry().serving() as fake:
         fake.manifest(NAME, "v1", BODY)
         place = TokenPlace(fake)
-        async with Client(Site(fake.host), secret(fake.host, **entry) if entry else None, pace=clock) as client:
+        async with Client(Site(fake.host), Known(fake.host, login) if login else None, pace=clock) as client:
             yield place, client, clock
 
 
@@ -122,7 +119,7 @@ async def read(client: Client | Mirrored, blob: Blob) -> bytes:
 
 
 async def test_a_token_is_asked_for_once_and_renewed_before_its_end() -> None:
-    async with with_tokens(username="me", password="pw") as (place, client, clock):
+    async with with_tokens(Login("me", "pw")) as (place, client, clock):
         await asyncio.gather(*(registry.manifest(client, NAME, "v1") for _ in range(5)))
         assert place.asked == [{"kept": ["1"], "service": ["reg"], "scope": [f"repository:{NAME}:pull"]}]
         assert place.logins[0] is not None
@@ -139,7 +136,7 @@ async def test_a_token_is_asked_for_once_and_renewed_before_its_end() -> None:
 
 
 async def test_point_12_a_token_that_ends_mid_pull_is_had_anew() -> None:
-    async with with_tokens(username="me", password="pw") as (place, client, _):
+    async with with_tokens(Login("me", "pw")) as (place, client, _):
         blob = Blob(NAME, Digest(place.fake.blob(CONTENT)), len(CONTENT))
 
         async def breaks(request: web.Request) -> web.StreamResponse:
@@ -158,7 +155,7 @@ async def test_point_12_a_token_that_ends_mid_pull_is_had_anew() -> None:
 
 
 async def test_an_identity_token_goes_by_post_and_nothing_is_needed_for_public_ones() -> None:
-    async with with_tokens(identitytoken="r+/=") as (place, client, _):
+    async with with_tokens(Login(identity_token="r+/=")) as (place, client, _):
         await registry.manifest(client, NAME, "v1")
         assert place.asked[0]["grant_type"] == ["refresh_token"]
         assert place.asked[0]["refresh_token"] == ["r+/="]
@@ -169,7 +166,7 @@ async def test_an_identity_token_goes_by_post_and_nothing_is_needed_for_public_o
 
 
 async def test_a_refused_login_ends_with_one_line() -> None:
-    async with with_tokens(username="me", password="pw") as (place, client, _):
+    async with with_tokens(Login("me", "pw")) as (place, client, _):
         place.fake.always["GET", "/token"] = says(401)
         with pytest.raises(DeniedError, match=f"its realm refuses the login that there is for {client.said}"):
             await registry.manifest(client, NAME, "v1")
@@ -181,28 +178,9 @@ async def test_a_refused_login_ends_with_one_line() -> None:
         async with Client(Site(fake.host), pace=StillClock()) as client:
             with pytest.raises(DeniedError, match=r"there is none for .*; log in with `pilotlight weights login`"):
                 await registry.manifest(client, NAME, "v1")
-        async with Client(Site(fake.host), secret(fake.host, username="a", password="b")) as client:
+        async with Client(Site(fake.host), Known(fake.host, Login("a", "b"))) as client:
             with pytest.raises(DeniedError, match="refuses the login"):
                 await registry.manifest(client, NAME, "v1")
-
-
-async def test_a_mounted_token_goes_to_its_registry_alone(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text("workload-1\n")
-    async with FakeRegistry().serving() as fake:
-        fake.manifest(NAME, "v1", BODY)
-        place = TokenPlace(fake)
-        place.good = {"workload-1", "workload-2"}
-        chain = Chain([TokenFile(path, "elsewhere.example"), TokenFile(path, fake.host)])
-        clock = StillClock()
-        async with Client(Site(fake.host), chain, pace=clock) as client:
-            await registry.manifest(client, NAME, "v1")
-            path.write_text("workload-2\n")
-            clock.now_s += 61
-            await registry.manifest(client, NAME, "v1")
-        assert not place.asked
-        assert fake.seen[-1].headers["authorization"] == "Bearer workload-2"
-        assert await TokenFile(path, "elsewhere.example").login(fake.host, NAME) is None
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from click.testing import CliRunner, Result
 
+from artifacts.store import Store
 from pilotlight.cli import cli
 from tests.kit.fake_hub import COMMIT, TOKEN, FakeHub
 from tests.kit.fake_registry import FakeRegistry
@@ -80,8 +84,33 @@ async def test_what_lies_elsewhere_becomes_an_artifact_of_a_registry(tmp_path: P
             pulled = await run("pull", ref, "--store", store, "--output", "json", env=env)
             assert pulled.exit_code == 0, pulled.output
             assert sorted(json.loads(pulled.output)["files"]) == paths
-        assert not list(tmp_path.glob("push-*"))
+        assert not list((tmp_path / "store" / "aside").iterdir())
         again = await run("push", ref, ref, "--store", store, env=env)
         assert "there is no such folder; `pilotlight weights pack" in again.output
         again = await run("push", f"oci://{ref}", ref, "--store", store, env=env)
         assert "lies in a registry already" in again.output
+
+
+async def test_a_push_that_is_killed_leaves_nothing_for_longer_than_the_store_is_next_opened(
+    tmp_path: Path, nobody: dict[str, str]
+) -> None:
+    asked = asyncio.Event()
+    async with FakeHub(SMALL, LARGE).both() as hub, FakeRegistry().serving() as to:
+
+        async def hangs(_: web.Request) -> web.StreamResponse:
+            asked.set()
+            await to.hang()
+            return web.Response(status=500)
+
+        to.always["POST", "/v2/team/tiny/blobs/uploads/"] = hangs
+        words = ("push", "hf://acme/tiny", f"{to.host}/team/tiny:v1", "--store", str(tmp_path / "store"))
+        push = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pilotlight", "weights", *words, env={**os.environ, **nobody, **hub.env()}
+        )
+        await asyncio.wait_for(asked.wait(), 60)
+        push.kill()
+        await push.wait()
+        aside = tmp_path / "store" / "aside"
+        assert [path.stat().st_size for path in aside.rglob("*") if path.is_file()], "the model, packed"
+        Store(tmp_path / "store").open()
+        assert not list(aside.iterdir())

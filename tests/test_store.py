@@ -46,6 +46,21 @@ async def test_a_copy_is_fetched_once_and_then_found(tmp_path: Path) -> None:
     assert not list(store.layout.locks.iterdir())
 
 
+def test_what_was_laid_aside_goes_with_who_did_so_and_after_a_break_when_the_store_is_opened(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    with store.aside() as folder:
+        (folder / "x").write_bytes(b"x")
+        opened(tmp_path)
+        assert (folder / "x").exists(), "another process opens it, and this one lives"
+        (store.layout.asides / "left").mkdir()
+        (store.layout.asides / "left" / "y").write_bytes(b"y")  # as a SIGKILL leaves it
+        opened(tmp_path)
+        assert list(store.layout.asides.iterdir()) == [folder]
+    assert not list(store.layout.asides.iterdir())
+    assert not list(store.layout.trash.iterdir())
+    assert not list(store.layout.locks.iterdir())
+
+
 async def test_many_tasks_of_one_process_cause_one_fetch(tmp_path: Path) -> None:
     store, one = opened(tmp_path), wanted("a")
     fetch, begun = fetching(one), asyncio.Event()

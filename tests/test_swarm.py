@@ -39,6 +39,8 @@ class House:
         self.fake, self.digest = fake, digest
         self._folder = folder
         self.keychain: Keychain = Chain()
+        self.given: dict[str, int] = {}
+        """Of the last pull: bytes of each peer."""
 
     def store(self, name: str) -> Store:
         return Store(self._folder / name, spare_bytes=0).open()
@@ -55,7 +57,9 @@ class House:
         them = [Peer(f"node-{number}", one.url, none if number else known) for number, one in enumerate(peers)]
         among = Peering(lambda: them, own=name, token=lambda: token, limits=QUICK)
         ways = Registries(self.keychain, pace=StillClock(), peering=among if peers else None)
-        return await obtain.obtain(self.of(asked), self.store(name), ways)
+        copy = await obtain.obtain(self.of(asked), self.store(name), ways)
+        self.given = dict(among.given)
+        return copy
 
     def blobs_asked(self) -> int:
         return len(self.fake.asked("GET", "/blobs/"))
@@ -217,6 +221,29 @@ async def test_while_the_registry_is_away_a_digest_comes_from_peers_and_a_tag_fr
         else:
             with await one.pull("b", peer, asked=f"@{one.digest}") as copy:
                 assert whole(copy)
+
+
+async def test_what_a_peer_says_while_the_registry_is_away_is_no_yes_of_the_registry(tmp_path: Path) -> None:
+    """Of a login that the registry never heard of, nothing is remembered but what the registry says."""
+    async with house(tmp_path) as one, with_peer(one) as peer:
+        one.keychain = keychain(one.fake.host)
+        one.fake.judge = lambda _: web.Response(status=503)
+        (await one.pull("b", peer, asked=f"@{one.digest}")).close()
+        assert len(one.store("b").permits) == 0
+        with pytest.raises(UnreachableError):  # it lies here, and whether this one may have it nobody has said
+            await one.pull("b", peer, asked=f"@{one.digest}")
+        one.fake.judge = lambda _: None
+        (await one.pull("b", peer, asked=f"@{one.digest}")).close()
+        assert len(one.store("b").permits) == 1
+
+
+async def test_it_is_counted_how_much_came_from_whom(tmp_path: Path) -> None:
+    """Also of one that broke off: what it gave was kept."""
+    async with house(tmp_path, {"a.gguf": CONTENT}) as one, with_peer(one) as peer:
+        (await one.pull("b", peer)).close()
+        blobs = [digest for digest in one.fake.blobs if f"/blobs/{digest}" in str(peer.seen)]
+        assert one.given == {"node-0": sum(len(one.fake.blobs[digest]) for digest in blobs)}
+        assert one.given["node-0"] > len(CONTENT)
 
 
 def _asks_for_a_login(request: web.Request) -> web.StreamResponse | None:

@@ -15,7 +15,8 @@ import pytest
 from aiohttp import web
 
 from artifacts.client import Client
-from artifacts.credentials import Secret
+from artifacts.credentials import Known
+from artifacts.dockerconfig import Login
 from artifacts.ocilayout import Layout
 from artifacts.store import Store
 from artifacts.transport import Site
@@ -191,9 +192,9 @@ async def test_a_models_pull_secret_is_the_login_that_its_node_pulls_with(
     """From the real registry."""
     scene = Scene(house, api, namespace, node, tmp_path)
     async with docker_registry.registry(tmp_path, docker_registry.htpasswd(tmp_path)) as host:
-        login = {"username": docker_registry.USER, "password": docker_registry.PASSWORD}
-        text = json.dumps({"auths": {host: login}})
-        async with Client(Site(host), Secret(text)) as client:
+        user, password = docker_registry.USER, docker_registry.PASSWORD
+        text = json.dumps({"auths": {host: {"username": user, "password": password}}})
+        async with Client(Site(host), Known(host, Login(user, password))) as client:
             await packed.push(client, Layout(layout(tmp_path)))
         await api.create(f"/api/v1/namespaces/{namespace}/secrets", {
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "login"},

@@ -88,7 +88,7 @@ class FakeHub(FakeRegistry):
             return _refused(404, "RevisionNotFound")
         if path in self.large:
             to = f"{self.cdn.url}/{hashlib.sha256(self.large[path]).hexdigest()}?X-Signature=presigned"
-            return web.Response(status=302, headers={"Location": to})
+            return web.Response(status=302, headers={"Location": to, "X-Repo-Commit": self.commits[revision]})
         if path not in self.small:
             return _refused(404, "EntryNotFound")
         return ranged(request, self.small[path])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import re
 import ssl
 from collections import defaultdict, deque
@@ -18,7 +17,8 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from artifacts.credentials import Secret
+from artifacts.credentials import Chain, Known
+from artifacts.dockerconfig import Login
 from artifacts.pace import Pace
 from artifacts.registry import INDEX, MANIFEST
 
@@ -203,9 +203,9 @@ def part_of(request: web.Request, content: bytes) -> web.Response:
     return web.Response(status=206, body=content[first : last + 1], headers=headers)
 
 
-def keychain(*hosts: str) -> Secret:
+def keychain(*hosts: str) -> Chain:
     """The same login for each."""
-    return Secret(json.dumps({"auths": {host: {"username": "me", "password": PASSWORD} for host in hosts}}))
+    return Chain([Known(host, Login("me", PASSWORD)) for host in hosts])
 
 
 def says(status: int = 200, body: bytes = b"", **headers: str) -> Answer:

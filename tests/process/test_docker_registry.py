@@ -13,8 +13,9 @@ import pytest
 from artifacts import blobs, pushing, registry
 from artifacts.blobs import Blob
 from artifacts.client import Client
-from artifacts.credentials import Secret
+from artifacts.credentials import Known
 from artifacts.digests import Digest
+from artifacts.dockerconfig import Login
 from artifacts.referrers import referrers
 from artifacts.refusals import AbsentError, DeniedError, MismatchError
 from artifacts.registry import MANIFEST
@@ -34,8 +35,8 @@ async def served(folder: Path, manner: str) -> AsyncIterator[tuple[Site, docker_
             yield Site(host, allowed=frozenset({f"127.0.0.1:{realm.port}"})), realm
 
 
-def login(site: Site, password: str = docker_registry.PASSWORD) -> Secret:
-    return Secret(json.dumps({"auths": {site.host: {"username": docker_registry.USER, "password": password}}}))
+def login(site: Site, password: str = docker_registry.PASSWORD) -> Known:
+    return Known(site.host, Login(docker_registry.USER, password))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import os
 import shutil
 import subprocess
@@ -17,7 +16,8 @@ import pytest
 
 from artifacts import obtain, reference, remote
 from artifacts.client import Client
-from artifacts.credentials import Secret
+from artifacts.credentials import Known
+from artifacts.dockerconfig import Login
 from artifacts.obtain import Registries
 from artifacts.ocilayout import Layout
 from artifacts.packing import Form
@@ -33,9 +33,8 @@ ORAS_GO = ROOT / "bench" / "weights" / "oras"
 SECONDS_MAX = 240.0
 
 
-def login(host: str) -> Secret:
-    given = {"username": docker_registry.USER, "password": docker_registry.PASSWORD}
-    return Secret(json.dumps({"auths": {host: given}}))
+def login(host: str) -> Known:
+    return Known(host, Login(docker_registry.USER, docker_registry.PASSWORD))
 
 
 def layout(tmp_path: Path, form: Form, files: dict[str, bytes] | None = None) -> Layout:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from artifacts import chunksums, obtain, reference, remote
 from artifacts.client import Client
-from artifacts.credentials import Secret
+from artifacts.credentials import Known
+from artifacts.dockerconfig import Login
 from artifacts.obtain import Registries
 from artifacts.referrers import referrers
 from artifacts.store import Store
@@ -22,8 +22,7 @@ from tests.kit.pulled import small
 async def test_packed_pushed_and_pulled_with_a_password(tmp_path: Path) -> None:
     layout = packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
     async with docker_registry.registry(tmp_path, docker_registry.htpasswd(tmp_path)) as host:
-        login = {"username": docker_registry.USER, "password": docker_registry.PASSWORD}
-        keychain = Secret(json.dumps({"auths": {host: login}}))
+        keychain = Known(host, Login(docker_registry.USER, docker_registry.PASSWORD))
         async with Client(Site(host), keychain) as client:
             digest = await packed.push(client, layout)
         store = Store(tmp_path / "store", spare_bytes=0).open()
