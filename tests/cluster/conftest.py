@@ -140,10 +140,11 @@ async def node(api: Api, tmp_path: Path) -> AsyncIterator[Node]:
 
 
 @pytest.fixture
-async def served(api: Api) -> Api:
-    """With our custom resources, both kinds."""
+async def served(api: Api, namespace: str) -> AsyncIterator[Api]:
+    """With our custom resources, both kinds; Models of the namespace go with the test, for the next one serves all."""
     await definitions.install(api)
-    return api
+    yield api
+    await api.delete(definitions.models(namespace))
 
 
 @pytest.fixture
