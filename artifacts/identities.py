@@ -7,19 +7,18 @@ log's timestamp in it (RFC 6962, 3.2), and its subject and issuer, which must be
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from datetime import UTC
 from typing import NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.certificate_transparency import LogEntryType, SignedCertificateTimestamp
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 
-from artifacts import publickeys
+from artifacts import chains, publickeys
 from artifacts.claims import BadClaimError
 from artifacts.publickeys import BadKeyError, Key
 from artifacts.trustroot import Authority, Log, Root
@@ -56,7 +55,7 @@ class Leaf(NamedTuple):
     identity: Identity
 
 
-def check(der: bytes, unix_s: int, root: Root) -> Leaf:
+def check(der: bytes, unix_s: float, root: Root) -> Leaf:
     """One that was used at that time. Raises BadClaimError."""
     try:
         leaf = x509.load_der_x509_certificate(der)
@@ -74,10 +73,11 @@ def check(der: bytes, unix_s: int, root: Root) -> Leaf:
         raise BadClaimError("its certificate cannot be read") from None
 
 
-def is_same(leaf: Leaf, named: str) -> bool:
-    """It is the certificate that a log entry names: PEM, in base64."""
+def is_same(leaf: Leaf, named: bytes) -> bool:
+    """It is the certificate that a log entry names: PEM (Rekor v1) or DER."""
     try:
-        other = x509.load_pem_x509_certificate(base64.b64decode(named, validate=True))
+        read = x509.load_pem_x509_certificate if named.startswith(b"-") else x509.load_der_x509_certificate
+        other = read(named)
     except ValueError:
         return False
     return other.public_bytes(Encoding.DER) == leaf.certificate.public_bytes(Encoding.DER)
@@ -92,29 +92,17 @@ def _check_use(leaf: x509.Certificate) -> None:
         raise BadClaimError("its certificate is not for signing code")
 
 
-def _issuer(leaf: x509.Certificate, unix_s: int, authorities: Sequence[Authority]) -> x509.Certificate:
+def _issuer(leaf: x509.Certificate, unix_s: float, authorities: Sequence[Authority]) -> x509.Certificate:
     """Who gave it, by a chain that was valid then."""
     for one in authorities:
         if not one.since_s <= unix_s <= one.until_s:
             continue
         path = (leaf, *one.chain)
-        if all(_is_by(child, parent) for child, parent in zip(path, one.chain, strict=False)):
-            if all(each.not_valid_before_utc.timestamp() <= unix_s <= _until_s(each) for each in path):
+        if chains.follows(path):
+            if chains.valid(path, unix_s):
                 return one.chain[0]
             raise BadClaimError("its certificate, or who gave it, was not valid when it signed")
     raise BadClaimError("its certificate is by no authority that the trusted root names for that time")
-
-
-def _until_s(certificate: x509.Certificate) -> float:
-    return certificate.not_valid_after_utc.timestamp()
-
-
-def _is_by(child: x509.Certificate, parent: x509.Certificate) -> bool:
-    try:
-        child.verify_directly_issued_by(parent)
-    except (InvalidSignature, ValueError, TypeError):
-        return False
-    return parent.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
 def _check_logged(leaf: x509.Certificate, issuer: x509.Certificate, logs: Sequence[Log]) -> None:

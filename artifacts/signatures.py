@@ -7,11 +7,10 @@ beside it, which anybody who may push could have put there, changes nothing.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from artifacts import bundles, claims, digests, identities, transparency
+from artifacts import bundles, claims, digests, identities, timestamps, transparency
 from artifacts.bundles import Bundle, Envelope, Message
 from artifacts.claims import BadClaimError
 from artifacts.digests import Digest
@@ -131,13 +130,14 @@ def _keyless(digest: Digest, bundle: Bundle, certificate: bytes, policy: Policy)
     if not isinstance(entries, list) or len(entries) != 1 or not isinstance(entries[0], dict):
         raise BadClaimError("it was made with a certificate (keyless), and has not one log entry")
     entry = transparency.check(entries[0], policy.root.logs)
-    leaf = identities.check(certificate, entry.unix_s, policy.root)
-    _by(digest, content, (leaf.key,))
-    enveloped = isinstance(content, Envelope)
-    summed = hashlib.sha256(content.payload).digest() if isinstance(content, Envelope) else content.sha256
-    named = transparency.check_body(entry.body, content.signature, summed.hex(), enveloped=enveloped)
-    if not identities.is_same(leaf, named):
+    times: tuple[float, ...] = () if entry.unix_s is None else (entry.unix_s,)
+    times = times or timestamps.check(bundle.material, content.signature, policy.root.stampers)
+    if not all(map(entry.log.at, times)):
+        raise BadClaimError("its log entry is of a time at which its log was not in use")
+    *_, leaf = [identities.check(certificate, unix_s, policy.root) for unix_s in times]
+    if not identities.is_same(leaf, transparency.check_body(entry.body, content)):
         raise BadClaimError("its log entry is of another certificate")
+    _by(digest, content, (leaf.key,))
     if leaf.identity not in policy.identities:
         raise BadClaimError(f"it is by {leaf.identity}, who is none of weights.signatures.identities")
     return leaf.identity

@@ -1,8 +1,9 @@
 """Entries of a transparency log, as bundles bring them along: that the log has this one, since when, and what of. Pure.
 
-Owns Rekor v1's proofs, all checked without asking anybody: its promise (the signed entry timestamp, which alone says
-the time), and that the entry is in a tree whose head the log signed (RFC 6962, 2.1.1; C2SP checkpoints). Both are
-wanted. Rekor v2 has no promise, and its time would be another authority's: its entries are refused.
+Owns Rekor's proofs, all checked without asking anybody: that the entry is in a tree whose head the log signed (RFC
+6962, 2.1.1; C2SP checkpoints), and of a Rekor v1 its promise, too (the signed entry timestamp, which alone says the
+time). A Rekor v2 gives no promise and no time, which another authority says then (`artifacts.timestamps`). Which of the
+two an entry is, its body says, which is what lies in the tree.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
+from artifacts import claims
+from artifacts.bundles import Envelope, Message
 from artifacts.claims import BadClaimError, decoded, member, read, text_of
 from artifacts.publickeys import SIGNATURE_BYTES_MAX
 from artifacts.trustroot import Log
@@ -22,13 +25,17 @@ HASHES_MAX = 64
 CHECKPOINT_CHARS_MAX = 8 << 10
 _SUM_BYTES = 32
 _WHAT = "its log entry"
+V1, V2 = "0.0.1", "0.0.2"
+SECOND = {("hashedrekord", V2), ("dsse", V2)}
+"""Kinds of entries that only a Rekor v2 has."""
 
 
 class Entry(NamedTuple):
     """One that holds."""
 
-    unix_s: int
-    """When the log took it."""
+    unix_s: int | None
+    """When the log took it; None: it is a Rekor v2's, which says no time."""
+    log: Log
     body: Mapping[str, object]
     """What it is of."""
 
@@ -40,18 +47,26 @@ def check(found: Mapping[str, object], logs: Sequence[Log]) -> Entry:
     log = next((one for one in logs if one.id == log_id), None)
     if log is None:
         raise BadClaimError(f"{_WHAT} is of a log that the trusted root does not name")
+    read_body = read(body, BODY_BYTES_MAX, f"{_WHAT}'s body")
+    second = (read_body.get("kind"), read_body.get("apiVersion")) in SECOND
+    unix_s = None if second else _promised(found, body, log)
+    _check_inclusion(member(found, "inclusionProof", _WHAT), body, log)
+    return Entry(unix_s, log, read_body)
+
+
+def _promised(found: Mapping[str, object], body: bytes, log: Log) -> int:
+    """When a Rekor v1 took it."""
     if not isinstance(found.get("inclusionPromise"), dict):
-        raise BadClaimError(f"{_WHAT} has no promise of its log (Rekor v2 gives none), and only such are checked here")
+        raise BadClaimError(f"{_WHAT} has no promise of its log, which a Rekor v1 gives")
     unix_s, index = _number(found, "integratedTime"), _number(found, "logIndex")
     if not log.at(unix_s):
         raise BadClaimError(f"{_WHAT} is of a time at which its log was not in use")
-    said = {"body": base64.b64encode(body).decode(), "integratedTime": unix_s, "logID": log_id.hex(), "logIndex": index}
+    said = {"body": base64.b64encode(body).decode(), "integratedTime": unix_s, "logID": log.id.hex(), "logIndex": index}
     promise = member(found, "inclusionPromise", _WHAT)
     timestamp = decoded(promise.get("signedEntryTimestamp"), SIGNATURE_BYTES_MAX, f"{_WHAT}'s promise")
     if not log.key.signed(timestamp, json.dumps(said, separators=(",", ":")).encode()):
         raise BadClaimError(f"{_WHAT}'s promise is not by its log")
-    _check_inclusion(member(found, "inclusionProof", _WHAT), body, log)
-    return Entry(unix_s, read(body, BODY_BYTES_MAX, f"{_WHAT}'s body"))
+    return unix_s
 
 
 def _check_inclusion(proof: Mapping[str, object], body: bytes, log: Log) -> None:
@@ -112,24 +127,50 @@ def _number(found: Mapping[str, object], name: str) -> int:
     return int(text)
 
 
-def check_body(body: Mapping[str, object], signature: bytes, sha256: str, *, enveloped: bool) -> str:
-    """The entry is of that signature over that sum; the certificate (PEM, base64) that it names. Raises BadClaimError.
-
-    `sha256`: of the payload of an envelope, or of the bytes that are signed.
-    """
-    if (body.get("kind"), body.get("apiVersion")) != ("dsse" if enveloped else "hashedrekord", "0.0.1"):
+def check_body(body: Mapping[str, object], content: Envelope | Message) -> bytes:
+    """The entry is of this signature over this; the certificate (PEM or DER) that it names. Raises BadClaimError."""
+    kind, version = body.get("kind"), body.get("apiVersion")
+    spec, enveloped = member(body, "spec", _WHAT), isinstance(content, Envelope)
+    if (kind, version) in SECOND and (enveloped or kind == "hashedrekord"):
+        return _second(spec, content, whole=kind == "hashedrekord")
+    if (kind, version) != ("dsse" if enveloped else "hashedrekord", V1):
         raise BadClaimError(f"{_WHAT} is of a kind that is not checked here")
-    spec, text = member(body, "spec", _WHAT), base64.b64encode(signature).decode()
     if enveloped:
-        signatures = spec.get("signatures")
-        if not isinstance(signatures, list) or len(signatures) != 1 or not isinstance(signatures[0], dict):
-            raise BadClaimError(f"{_WHAT} has not one signature")
-        of, named = member(spec, "payloadHash", _WHAT), cast("dict[str, object]", signatures[0])
-        said, certificate = named.get("signature"), text_of(named, "verifier", _WHAT)
+        of, named = member(spec, "payloadHash", _WHAT), _one(spec)
+        said, certificate = named.get("signature"), named.get("verifier")
     else:
         of, named = member(member(spec, "data", _WHAT), "hash", _WHAT), member(spec, "signature", _WHAT)
-        said = named.get("content")
-        certificate = text_of(member(named, "publicKey", _WHAT), "content", _WHAT)
+        said, certificate = named.get("content"), member(named, "publicKey", _WHAT).get("content")
+    text, sha256 = base64.b64encode(content.signature).decode(), _sum_of(content, whole=False).hex()
     if (of.get("algorithm"), of.get("value"), said) != ("sha256", sha256, text):
         raise BadClaimError(f"{_WHAT} is of another signature")
-    return certificate
+    return decoded(certificate, BODY_BYTES_MAX, f"{_WHAT}'s certificate")
+
+
+def _second(spec: Mapping[str, object], content: Envelope | Message, *, whole: bool) -> bytes:
+    """Of a Rekor v2 (github.com/sigstore/rekor-tiles, hashedrekord.proto and dsse.proto)."""
+    if whole:
+        inner = member(spec, "hashedRekordV002", _WHAT)
+        of, named = member(inner, "data", _WHAT), member(inner, "signature", _WHAT)
+    else:
+        inner = member(spec, "dsseV002", _WHAT)
+        of, named = member(inner, "payloadHash", _WHAT), _one(inner)
+    text, sha256 = (base64.b64encode(one).decode() for one in (content.signature, _sum_of(content, whole=whole)))
+    if (of.get("algorithm"), of.get("digest"), named.get("content")) != ("SHA2_256", sha256, text):
+        raise BadClaimError(f"{_WHAT} is of another signature")
+    verifier = member(member(named, "verifier", _WHAT), "x509Certificate", _WHAT)
+    return decoded(verifier.get("rawBytes"), BODY_BYTES_MAX, f"{_WHAT}'s certificate")
+
+
+def _sum_of(content: Envelope | Message, *, whole: bool) -> bytes:
+    """`whole`: of an envelope all that is signed, else its payload alone."""
+    if isinstance(content, Message):
+        return content.sha256
+    return hashlib.sha256(claims.pae(claims.IN_TOTO, content.payload) if whole else content.payload).digest()
+
+
+def _one(spec: Mapping[str, object]) -> dict[str, object]:
+    signatures = spec.get("signatures")
+    if not isinstance(signatures, list) or len(signatures) != 1 or not isinstance(signatures[0], dict):
+        raise BadClaimError(f"{_WHAT} has not one signature")
+    return cast("dict[str, object]", signatures[0])

@@ -22,6 +22,7 @@ from artifacts.publickeys import BadKeyError, Key
 ROOT_BYTES_MAX = 1 << 20
 CHAIN_MAX = 8
 _DER_BYTES_MAX = 16 << 10
+_ID_BYTES = 32
 
 
 class BadRootError(ValueError):
@@ -32,7 +33,7 @@ class Log(NamedTuple):
     """Of signatures (Rekor), or of certificates (CT)."""
 
     id: bytes
-    """The SHA-256 of its key's DER."""
+    """The SHA-256 of its key's DER, or what the root says (of a Rekor v2 it is made with the log's name, too)."""
     key: Key
     since_s: float
     until_s: float
@@ -43,10 +44,10 @@ class Log(NamedTuple):
 
 
 class Authority(NamedTuple):
-    """One that gives certificates."""
+    """One that gives certificates, or timestamps."""
 
     chain: tuple[Certificate, ...]
-    """From the one that signs them to its root."""
+    """From the one that signs to its root."""
     since_s: float
     until_s: float
 
@@ -57,6 +58,8 @@ class Root(NamedTuple):
     authorities: tuple[Authority, ...]
     logs: tuple[Log, ...]
     certificate_logs: tuple[Log, ...]
+    stampers: tuple[Authority, ...] = ()
+    """Who says the time of entries of a Rekor v2, whose log says none."""
 
 
 def parse(content: bytes) -> Root:
@@ -67,10 +70,11 @@ def parse(content: bytes) -> Root:
             tuple(_authority(one) for one in _list(found, "certificateAuthorities")),
             tuple(log for one in _list(found, "tlogs") if (log := _log(one)) is not None),
             tuple(log for one in _list(found, "ctlogs") if (log := _log(one)) is not None),
+            tuple(_authority(one) for one in _list(found, "timestampAuthorities")),
         )
     except (BadClaimError, ValueError) as error:
         raise BadRootError(str(error)) from None
-    if not all(root):
+    if not all(root[:3]):
         raise BadRootError("the trusted root has not one certificateAuthority, one tlog and one ctlog of a known kind")
     return root
 
@@ -90,7 +94,9 @@ def _log(found: Mapping[str, object]) -> Log | None:
         key = publickeys.of(load_der_public_key(_der(of)))
     except BadKeyError:
         return None
-    return Log(publickeys.sum_of(key.public), key, *_times(of))
+    named = found.get("logId")
+    said = None if named is None else decoded(member(found, "logId", "a log").get("keyId"), _ID_BYTES, "a log's keyId")
+    return Log(said or publickeys.sum_of(key.public), key, *_times(of))
 
 
 def _der(found: Mapping[str, object]) -> bytes:
@@ -98,8 +104,9 @@ def _der(found: Mapping[str, object]) -> bytes:
 
 
 def _times(found: Mapping[str, object]) -> tuple[float, float]:
+    """What says no beginning never counts."""
     valid = member(found, "validFor", "the trusted root")
-    return _unix_s(valid.get("start"), -inf), _unix_s(valid.get("end"), inf)
+    return _unix_s(valid.get("start"), inf), _unix_s(valid.get("end"), inf)
 
 
 def _unix_s(text: object, missing: float) -> float:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 import pytest
 
+from artifacts import obtain, reference
+from artifacts.client import Client
+from artifacts.obtain import Registries
 from artifacts.peers import Board
 from artifacts.store import Store
+from artifacts.transport import Site
 from pilotlight import peering
 from pilotlight.listen import Address
 from pilotlight.peering import access_of
 from pilotlight.renewal import Files
+from tests.kit import packed
+from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
+from tests.kit.fake_registry import FakeRegistry, StillClock
 from tests.test_serving import BLOB, CONTENT, filled
 
 TOKEN = "0123456789abcdef" * 4
@@ -53,3 +65,76 @@ def test_a_machine_that_is_called_as_a_peer_asks_that_peer(monkeypatch: pytest.M
     monkeypatch.setattr("socket.gethostname", lambda: "peer-1")
     made = peering.among(["https://a:1"], access_of(None, None, None, None))
     assert [one.url for one in Board(made.peers(), made.own).peers] == ["https://a:1"]
+
+
+WEIGHTS = {"model.gguf": os.urandom(9 << 20), "LICENSE": b"free"}
+"""Larger than what is given in one step."""
+
+
+class Shown(NamedTuple):
+    """Whose certificate a side shows, empty: none; and whose it believes."""
+
+    by: str
+    believes: str
+
+
+@contextlib.asynccontextmanager
+async def filled_node(tmp_path: Path) -> AsyncIterator[tuple[FakeRegistry, reference.Reference]]:
+    """A registry with a model, and a node that has it in `a`."""
+    layout = packed.packed(packed.model(tmp_path / "model", WEIGHTS), tmp_path / "layout", "modelpack-raw")
+    async with FakeRegistry().serving() as fake:
+        async with Client(Site(fake.host), pace=StillClock()) as client:
+            await packed.push(client, layout)
+        of = reference.parse(f"oci://{fake.host}/{packed.NAME}:v1")
+        (await obtain.obtain(of, Store(tmp_path / "a", spare_bytes=0).open(), Registries(pace=StillClock()))).close()
+        fake.seen.clear()
+        yield fake, of
+
+
+@pytest.mark.parametrize(
+    ("node", "other", "token", "left"),
+    [
+        (Shown(OURS, ""), Shown("", OURS), True, ""),
+        (Shown(OURS, OURS), Shown(OURS, OURS), False, ""),
+        (Shown(OURS, OURS), Shown(OURS, OURS), True, ""),
+        (Shown(OURS, ""), Shown("", THEIRS), True, "its certificate"),
+        (Shown(OURS, OURS), Shown("", OURS), False, "."),
+        (Shown(OURS, OURS), Shown(THEIRS, OURS), False, "."),
+    ],
+    ids=["a token", "certificates", "both", "whom we do not believe", "nobody", "a stranger"],
+)
+async def test_nodes_give_each_other_weights_over_tls_and_only_to_whom_they_know(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, node: Shown, other: Shown, *, token: bool, left: str
+) -> None:
+    async with filled_node(tmp_path) as (fake, of):
+        shown = tmp_path / "token"
+        shown.write_text(TOKEN)
+        shown.chmod(0o600)
+
+        def side(name: str, of_side: Shown) -> peering.Access:
+            pair = write(tmp_path, name, leaf(of_side.by)) if of_side.by else (None, None)
+            ca = write_authority(tmp_path, of_side.believes) if of_side.believes else None
+            return access_of(shown if token else None, *pair, ca)
+
+        runner = await peering.open_port(tmp_path / "a", Address("127.0.0.1", 0), side("node", node), Files())
+        try:
+            url = f"https://127.0.0.1:{runner.addresses[0][1]}"
+            among = replace(peering.among([url], side("other", other)), own="b")
+            ways = Registries(pace=StillClock(), peering=among)
+            with await obtain.obtain(of, Store(tmp_path / "b", spare_bytes=0).open(), ways) as copy:
+                assert {path: (copy.folder / path).read_bytes() for path in WEIGHTS} == WEIGHTS
+        finally:
+            await runner.cleanup()
+        blobs = len(fake.asked("GET", "/blobs/"))
+        if not left:
+            assert blobs == 0, "the manifest alone is the registry's"
+            assert among.given["peer-1"] > sum(map(len, WEIGHTS.values()))
+            assert "peer_left" not in caplog.text
+        else:
+            assert blobs > len(WEIGHTS)
+            assert not any(among.given.values())
+            assert "event=peer_left peer=peer-1" in caplog.text
+            assert left in caplog.text
+        assert url not in caplog.text
+        assert "127.0.0.1" not in caplog.text
+        assert TOKEN not in caplog.text

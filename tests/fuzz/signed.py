@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from artifacts import claims, identities, publickeys, signatures, transparency, trustroot
+from artifacts import claims, identities, publickeys, signatures, timestamps, transparency, trustroot
 from artifacts.claims import BadClaimError
 from artifacts.digests import Digest
 from artifacts.identities import Identity
@@ -24,6 +24,8 @@ PUBLIC_S = 1692374735
 DIGEST = Digest(MADE["digest"])
 PUBLIC: dict[str, Any] = json.loads((_GOLDEN / "public-good.json").read_text())
 ROOT = trustroot.parse(json.dumps(PUBLIC["root"]).encode())
+SECOND: dict[str, Any] = json.loads((_GOLDEN / "rekor2.json").read_text())
+SECOND_ROOT = trustroot.parse(json.dumps(SECOND["cases"]["happy-path"]["root"]).encode())
 NOBODY = Identity("nobody@example.com", "https://login.example")
 POLICY = Policy("enforce", tuple(publickeys.parse(MADE[kind]["key"].encode()) for kind in KINDS), (NOBODY,), ROOT)
 HOLDING = {base64.b64decode(MADE[kind]["dsse"]["dsseEnvelope"]["payload"]) for kind in KINDS}
@@ -37,6 +39,8 @@ SEEDS = (
     json.dumps(PUBLIC["entry"], separators=(",", ":")).encode(),
     base64.b64decode(PUBLIC["certificate"]),
     json.dumps(PUBLIC["root"], separators=(",", ":")).encode(),
+    json.dumps(SECOND["cases"]["happy-path"]["bundle"], separators=(",", ":")).encode(),
+    base64.b64decode(SECOND["late"]),
 )
 WORDS = (
     *(b'"dsseEnvelope":{', b'"messageSignature":{', b'"verificationMaterial":{', b'"publicKey":{', b'"certificate":{'),
@@ -47,7 +51,7 @@ WORDS = (
 
 
 def signed(data: bytes) -> None:
-    """As a bundle, a payload, a signature, a key, a certificate, a log's entry and a trusted root."""
+    """As a bundle, a payload, a signature, a key, a certificate, a log's entry, a stamp and a trusted root."""
     text = data.decode("utf-8", "replace")
     for found in (Bundled("at", data), Cosign("at", data, SIGNATURE), Cosign("at", b"{}", text)):
         verdict = signatures.judge(DIGEST, [found], POLICY)
@@ -59,6 +63,8 @@ def signed(data: bytes) -> None:
     _read(lambda: trustroot.parse(data), BadRootError)
     _read(lambda: identities.check(data, PUBLIC_S, ROOT), BadClaimError)
     _read(lambda: transparency.check(claims.read(data, len(data), "it"), ROOT.logs), BadClaimError)
+    stamp = {"rfc3161Timestamps": [{"signedTimestamp": base64.b64encode(data).decode()}]}
+    _read(lambda: timestamps.check({"timestampVerificationData": stamp}, b"", SECOND_ROOT.stampers), BadClaimError)
 
 
 def _read(reading: Callable[[], object], kind: type[Exception]) -> None:

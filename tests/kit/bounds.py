@@ -117,9 +117,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.claims.SUBJECTS_MAX",
         "artifacts.publickeys.PEM_BYTES_MAX",
     ),
-    "a log's entry for one: body; hashes; a trusted root's text, chain": (
+    "a log's entry for one: body; hashes; timestamps, each; a trusted root's text, chain": (
         "artifacts.transparency.BODY_BYTES_MAX",
         "artifacts.transparency.HASHES_MAX",
+        "artifacts.timestamps.TIMESTAMPS_MAX",
+        "artifacts.timestamps.BYTES_MAX",
         "artifacts.trustroot.ROOT_BYTES_MAX",
         "artifacts.trustroot.CHAIN_MAX",
     ),

@@ -1,0 +1,87 @@
+"""DER (X.690) as it lies in timestamps: bytes -> values, one inside of the other. Pure.
+
+Owns the coding, and no type but whole numbers and times. Promises: only the one shortest form counts, so that what was
+signed and what is read are the same bytes; nothing is read beyond its length; anything else is one error.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+INTEGER, OCTETS, OID, SEQUENCE, SET, TIME = 0x02, 0x04, 0x06, 0x30, 0x31, 0x18
+VALUES_MAX = 64
+"""Side by side in one value."""
+
+
+class DerError(ValueError):
+    """These bytes are none, or not what was expected there."""
+
+
+class Value(NamedTuple):
+    """One, with its tag as it stands there."""
+
+    tag: int
+    content: bytes
+    whole: bytes
+    """Tag and length, too."""
+
+    def inner(self) -> list[Value]:
+        """What is in it. Raises DerError."""
+        return values(self.content)
+
+
+def context(number: int) -> int:
+    """The tag `[number]` of what is made of others."""
+    return 0xA0 | number
+
+
+def values(data: bytes) -> list[Value]:
+    """All of them, side by side. Raises DerError."""
+    found, at = list[Value](), 0
+    while at < len(data):
+        if len(found) == VALUES_MAX:
+            raise DerError(f"more than {VALUES_MAX} values side by side")
+        begins, size_at = at, at + 2
+        if size_at > len(data) or data[at] & 0x1F == 0x1F:
+            raise DerError("a tag or a length is cut off, or of many bytes")
+        size = data[at + 1]
+        if size >= 0x80:
+            count = size & 0x7F
+            size_at += count
+            size = int.from_bytes(data[at + 2 : size_at])
+            if not 1 <= count <= 4 or size_at > len(data) or size < 0x80 or data[at + 2] == 0:
+                raise DerError("a length that is none, or is not the shortest")
+        at = size_at + size
+        if at > len(data):
+            raise DerError("a value is longer than what is left")
+        found.append(Value(data[begins], data[size_at:at], data[begins:at]))
+    return found
+
+
+def expect(found: list[Value], *tags: int) -> list[Value]:
+    """Those that it begins with, of these tags. Raises DerError."""
+    if [one.tag for one in found[: len(tags)]] != list(tags):
+        raise DerError("something else stands there")
+    return found[: len(tags)]
+
+
+def only(data: bytes, tag: int) -> Value:
+    """The one value that these bytes are. Raises DerError."""
+    found = values(data)
+    if len(found) != 1:
+        raise DerError("not one value")
+    return expect(found, tag)[0]
+
+
+def unix_s(time: Value) -> float:
+    """Of a GeneralizedTime as RFC 3161 writes it: `YYYYMMDDhhmmss[.s...]Z`. Raises DerError."""
+    text = time.content.decode("ascii", "replace")
+    whole, dot, part = text.removesuffix("Z").partition(".")
+    if not text.endswith("Z") or not whole.isdigit() or len(whole) != 14 or (dot and not part.isdigit()):
+        raise DerError("a time that is none")
+    try:
+        moment = datetime.strptime(whole, "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+    except ValueError:
+        raise DerError("a time that is none") from None
+    return moment.timestamp() + float(f"0.{part or 0}")
