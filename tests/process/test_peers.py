@@ -71,7 +71,8 @@ def test_a_second_node_takes_of_the_registry_the_manifest_alone(tmp_path: Path, 
         with serving(tmp_path, "a", "--peer-token-file", str(secret)) as (url, process):
             seen.clear()
             shown = ("--peer", url, "--peer-token-file", str(secret))
-            assert came(done := pull(tmp_path, host, "b", *shown)) == FILES
+            done = pull(tmp_path, host, "b", *shown)
+            assert came(done) == FILES
             ((name, given),) = json.loads(done.stdout)["peer_bytes"].items()
             assert (name, given > sum(map(len, FILES.values()))) == ("peer-1", True), "the config, too"
             assert seen == [f"GET /v2/{NAME}/manifests/v1"]
