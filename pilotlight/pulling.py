@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 from rich.console import Console
@@ -25,7 +26,7 @@ from artifacts.disk import DiskError
 from artifacts.layout import StoreError
 from artifacts.obtain import Came, Registries
 from artifacts.publish import Copy
-from artifacts.reference import BadReferenceError
+from artifacts.reference import BadReferenceError, Reference
 from artifacts.refusals import RegistryError
 from artifacts.store import Row, Store
 from artifacts.swarm import Peering
@@ -90,7 +91,8 @@ def pull(  # noqa: PLR0917  click passes by keyword
         copy = asyncio.run(pulled(of, Store(store), by, told, allow_unsafe=allow_unsafe))
     with copy:
         given = {} if among is None else {name: count for name, count in sorted(among.given.items()) if count}
-        _say_pulled(copy, came, time.monotonic() - began_s, given, output)
+        asked = f"oci://{of}" if isinstance(of, Reference) else str(of)  # the Copy may have come under another name
+        _say_pulled(_Done(asked, copy, came, time.monotonic() - began_s, given), output)
 
 
 async def pulled(of: Lies, store: Store, by: Ways, told: Callable[[Came], None], *, allow_unsafe: bool = False) -> Copy:
@@ -103,12 +105,23 @@ async def pulled(of: Lies, store: Store, by: Ways, told: Callable[[Came], None],
     return await bring.bring(of, opened, by, told, left, allow_unsafe=allow_unsafe)
 
 
-def _say_pulled(copy: Copy, came: Came, took_s: float, given: Mapping[str, int], output: str) -> None:
-    """`given`: bytes of each peer."""
+class _Done(NamedTuple):
+    """What came of a pull."""
+
+    asked: str
+    copy: Copy
+    came: Came
+    took_s: float
+    given: Mapping[str, int]
+    """Bytes of each peer."""
+
+
+def _say_pulled(done: _Done, output: str) -> None:
+    asked, copy, came, took_s, given = done
     record = copy.record
     if output == "json":
         told = {
-            "artifact": record.reference,
+            "artifact": asked,
             "digest": record.digest,
             "folder": str(copy.folder),
             "bytes": record.bytes,
@@ -124,7 +137,7 @@ def _say_pulled(copy: Copy, came: Came, took_s: float, given: Mapping[str, int],
     if given:
         how += f", from {', '.join(f'{name} {size(count)}' for name, count in given.items())}"
     files = "1 file" if len(record.laid) == 1 else f"{len(record.laid)} files"
-    click.echo(f"{record.reference}: {short(record.digest)}, {files}, {size(record.bytes)}; {how}")
+    click.echo(f"{asked}: {short(record.digest)}, {files}, {size(record.bytes)}; {how}")
     click.echo(str(copy.folder))
 
 

@@ -70,7 +70,9 @@ def test_a_copy_is_known_by_each_tag_under_which_it_came(host: str, layout: Path
     digest = str(told["digest"])
     assert run("push", str(layout), f"{host}/{NAME}:v2").exit_code == 0
     assert "there is no such Copy" in run("pin", f"oci://{host}/{NAME}:v2", "--store", store).stderr
-    assert "was here already" in run("pull", f"oci://{host}/{NAME}:v2", "--store", store).output
+    again = run("pull", f"oci://{host}/{NAME}:v2", "--store", store).output
+    assert again.startswith(f"oci://{host}/{NAME}:v2: "), "as it was asked for, whatever it came as"
+    assert "was here already" in again
     for name in (f"{host}/{NAME}:v1", f"oci://{host}/{NAME}:v2", f"{host}/{NAME}@{digest}"):
         done = run("pin", name, "--store", store)
         assert (done.exit_code, "is pinned" in done.output) == (0, True), done.output

@@ -6,18 +6,20 @@ import pytest
 
 from artifacts import registry
 from artifacts.client import Client
+from artifacts.credentials import Known
+from artifacts.dockerconfig import Login
 from artifacts.refusals import DeniedError
 from artifacts.transport import Site
 from tests.kit.fake_registry import says
-from tests.test_registry_manners import secret, with_tokens
+from tests.test_registry_manners import with_tokens
 
 
 async def test_a_greeting_tries_the_login_without_wanting_anything() -> None:
-    async with with_tokens(username="me", password="pw") as (place, client, _):
+    async with with_tokens(Login("me", "pw")) as (place, client, _):
         assert await registry.greeted(client)
         assert place.asked == [{"kept": ["1"], "service": ["reg"]}]
         place.fake.always["GET", "/token"] = says(401)
-        async with Client(Site(place.fake.host), secret(place.fake.host, username="me", password="no")) as other:
+        async with Client(Site(place.fake.host), Known(place.fake.host, Login("me", "no"))) as other:
             with pytest.raises(DeniedError, match="refuses the login that there is"):
                 await registry.greeted(other)
         place.fake.judge = lambda _: None

@@ -262,7 +262,7 @@ async def test_point_15_nothing_that_is_said_has_a_secret_in_it(caplog: pytest.L
     """A walk through what fails, with a login, a token and presigned URLs; all words together."""
     caplog.set_level(logging.DEBUG)
     token, signature = "t0ken-of-somebody" * 4, "s1gnature-of-somebody"
-    secrets = (PASSWORD, token, signature, keychain("x")._config.auths["x"].password)
+    secrets = (PASSWORD, token, signature)
     words: list[str] = []
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
         digest = fake.blob(CONTENT)
