@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from autoscaler.lanes import Isolation
 from autoscaler.mig_geometry import Cut, MigError, layout
 from autoscaler.slicing.base import NodeFacts, Object, Part
-from autoscaler.slicing.dra import Dra, Got, decode, slice_of
+from autoscaler.slicing.dra import Dra, Got, decode, slice_of, whole_of
 from autoscaler.slicing.dra_pools import Policy, pools
 from autoscaler.world import Slice
 from tests.kit.golden import agrees, pod
@@ -106,6 +107,7 @@ def test_of_what_cannot_be_had_at_once_only_so_much_is_offered_as_can() -> None:
     assert (small.memory_bytes, small.compute_percent) == (H100.profile("1g.10gb").memory_bytes, 14)
 
 
+@settings(deadline=None)  # what is asked of a geometry is worked out once
 @given(st.lists(st.sampled_from([Cut(one.name, start) for one in H100.profiles for start in one.starts]), max_size=8))
 def test_counters_allow_what_the_hardware_does(cuts: list[Cut]) -> None:
     """No set of Slices that is offered overlaps, and each layout that can be is offered as it was kept."""
@@ -118,6 +120,17 @@ def test_counters_allow_what_the_hardware_does(cuts: list[Cut]) -> None:
     except MigError:
         return
     assert set(cuts) <= set(offered)
+
+
+@settings(deadline=None)  # what is asked of a geometry is worked out once
+@given(st.lists(st.sampled_from([Cut(one.name, start) for one in H100.profiles for start in one.starts]), max_size=8))
+def test_every_part_tells_of_the_same_gpu_whatever_its_profile(cuts: list[Cut]) -> None:
+    """A share of the work is not that of the memory: a 1g.20gb has a seventh of one and a quarter of the other."""
+    (whole,) = slices(*partitionable(NODE))
+    kept = tuple(entry(cut_name(cut.profile, cut.start)) for cut in cuts)
+    parts = [one for one in slices(*partitionable(NODE), kept=kept) if one.device_bytes]
+    assert {one.device_bytes for one in parts} <= {whole.memory_bytes}
+    assert all(whole_of(one) == replace(whole, handle=entry("gpu-0")) for one in parts)
 
 
 def test_places_tell_what_a_cut_is_called() -> None:

@@ -115,12 +115,21 @@ def test_a_layout_that_was_chosen_is_told_to_mig_parted() -> None:
 def test_a_cut_that_is_not_there_is_what_its_node_would_show(product: str) -> None:
     geometry = geometry_of(product)
     assert geometry is not None
+    all_bytes = geometry.profiles[-1].memory_bytes
     for profile in geometry.profiles:
         made = cut_of(NODE, product, profile.name)
         assert made.handle == "nvidia.com/mig-" + profile.name.replace("+", ".")
         assert made.id == f"{NODE}/mig-{profile.name}-0"
         assert made.compute_percent == max(1, 100 * profile.compute // geometry.compute)
-        assert bool(made.device_bytes) == (profile.compute < geometry.compute)
+        assert made.device_bytes == (all_bytes if profile.compute < geometry.compute else 0)
+
+
+def test_of_which_gpu_a_cut_is_is_never_less_than_the_cut() -> None:
+    """Where a label says more than the table has of all, or no table has the product."""
+    for product in ("NVIDIA-H100-80GB-HBM3", "NVIDIA-X900"):
+        labels = {"nvidia.com/gpu.product": product, "nvidia.com/mig-1g.10gb.memory": "200000"}
+        (one,) = slices(NodeFacts(NODE, labels, {}, {"nvidia.com/mig-1g.10gb": "1"}))
+        assert one.device_bytes > one.memory_bytes == 200000 << 20
 
 
 @given(st.dictionaries(st.sampled_from(["nvidia.com/gpu.product", "nvidia.com/mig-1g.10gb.memory"]), st.text()),

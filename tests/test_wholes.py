@@ -77,6 +77,8 @@ def test_who_needs_all_of_a_gpu_of_which_parts_are_in_use_waits_and_is_not_refus
     assert misfits(at) == {}
     assert misfits(asked(slices, model("two", 70, gpu=Gpu(count=2)))).keys() == {"two"}
     assert misfits(asked(slices, model("huge", 90))).keys() == {"huge"}, "more than all of it"
+    quarters = there(partitionable(NODE), cut_name("1g.20gb", 0), cut_name("3g.40gb", 4), cut_name("1g.20gb", 2))
+    assert misfits(asked(quarters, model("huge", 90))).keys() == {"huge"}, "whatever its parts are"
 
 
 def test_a_gpu_that_is_cut_for_good_is_never_whole() -> None:

@@ -175,9 +175,9 @@ class Dra(NamedTuple):
         )  # fmt: skip
 
     def _all_of(self, entry: Entry, whole: Entry | None, memory_bytes: int, percent: int) -> int:
-        """The memory of the GPU that an entry is a part of; 0: it is none."""
+        """The memory of the GPU that an entry is a part of, as that itself tells it; 0: it is none."""
         known = cut_from(entry.product, memory_bytes, percent) if entry.mig else 0
-        return max(known, whole.memory_bytes or 0) if known and whole is not None else known
+        return whole.memory_bytes or known if known and whole is not None else known
 
     def _class(self, entry: Entry) -> str:
         return "mig.nvidia.com" if entry.mig and self.driver == NVIDIA else self.driver

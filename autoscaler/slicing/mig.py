@@ -128,12 +128,14 @@ def known_of(profile: str, product: str) -> tuple[int, int, int]:
 
 
 def cut_from(product: str, memory_bytes: int, compute_percent: int) -> int:
-    """The memory of the GPU that a cut of that size is a part of; 0: it is all of it."""
+    """The memory of the GPU that a cut of that size is a part of: what a table has, the same for each of its profiles,
+    else about what its share of the work says (a profile's share of the memory is another). 0: it is all of it.
+    """
     if compute_percent >= ALL:
         return 0
     geometry = geometry_of(product)
-    known = max((one.memory_bytes for one in geometry.profiles), default=0) if geometry is not None else 0
-    return max(known, memory_bytes * ALL // compute_percent)
+    known = max(one.memory_bytes for one in geometry.profiles) if geometry is not None else 0
+    return known if known > memory_bytes else memory_bytes * ALL // compute_percent
 
 
 def _closed(node: NodeFacts, of: _Resource) -> str:
