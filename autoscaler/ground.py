@@ -74,7 +74,7 @@ class Ground:
         self.shelves = [yard.shelf(id) for id in self.ids]
         self.domains = [domain_of(one.slice) for one in self.shelves]
         self.spots = [self._spots(one, ids) for one, ids in zip(held, may, strict=True)]
-        nodes = {one.slice.node for one in self.shelves} | {one.node for one in held if one.node is not None}
+        nodes = {one.slice.node for one in self.shelves}  # on others is nobody who could be in anybody's way
         self.hosts = {node: yard.hosts[node] for node in nodes if node in yard.hosts}
         self.alike = self._alike(victims)
         there: dict[NodeId, list[int]] = {}

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property, reduce
+from math import isnan
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.elastic import MEAN, Budget, settle
@@ -45,12 +46,12 @@ def pack(wanted: Sequence[Want], yard: Yard, copies: Set[Copy], outlook: Outlook
     """Places what fits, in order of priority, then longest unserved, then name; names victims for what does not.
 
     A Want with victims is in `unmet` too: it is placed by a later call, when they are gone. Raises ValueError for a
-    Want of an amount that is none.
+    Want of an amount that is none, and where it is not known whose turn is first.
     """
     checked(wanted)
     yard.locality.tell(copies)
     most = reduce(Beside.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
-    ordered = sorted(wanted, key=order)
+    ordered = _in_turn(wanted)
 
     bench = _Bench(yard, outlook, now_s, most)
     yard.stock.mark()
@@ -139,6 +140,18 @@ def _whole(
     going, waiting = tuple(victims), [one.want for one in unmet if not one.never]
     grown = grow(placements, waiting, {one.replica for one in going}, bench.supposed)
     return Packing(grown, going, tuple(unmet))
+
+
+def _in_turn(wanted: Sequence[Want]) -> list[Want]:
+    """Who goes first is first. Two that are equal are two; else a name is one Want's."""
+    named: dict[tuple[ModelName, int], Want] = {}
+    for want in wanted:
+        for field, amount in (("priority", want.priority), ("unserved_since_s", want.unserved_since_s)):
+            if isnan(amount):
+                raise ValueError(f"{field} of a request is {amount}: expected a number")
+        if named.setdefault((want.model, want.ordinal), want) != want:
+            raise ValueError(f"two requests that differ are number {want.ordinal} of {want.model}: number them apart")
+    return sorted(wanted, key=order)
 
 
 def order(want: Want) -> Key:

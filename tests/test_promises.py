@@ -230,6 +230,20 @@ def test_a_growth_that_is_none_is_one_clear_error_wherever_it_would_be_placed(am
         run([want("a")._replace(growth=Growth(1 << 30, 0))], [shelf(device())])
 
 
+@pytest.mark.parametrize("field", ["priority", "unserved_since_s"])
+def test_whose_turn_is_no_number_is_one_clear_error(field: str) -> None:
+    """It would sort anywhere, so that the order of the input showed."""
+    with pytest.raises(ValueError, match=f"^{field} of a request is nan: expected a number$"):
+        run([want("a"), want("b")._replace(**{field: nan})], [shelf(device())])
+
+
+def test_two_requests_of_one_name_that_differ_are_one_clear_error() -> None:
+    """Whose turn is first is not known of them."""
+    with pytest.raises(ValueError, match=r"^two requests that differ are number 0 of a: number them apart$"):
+        run([want("a", 10), want("b"), want("a", 20)], [shelf(device("g0"))])
+    assert len(run([want("a", 10), want("a", 20, ordinal=1)], [shelf(device("g0", 80))]).placements) == 1
+
+
 @pytest.mark.parametrize("price", [nan, inf, -inf, -1.0])
 def test_a_price_that_is_none_is_one_clear_error(price: float) -> None:
     with pytest.raises(ValueError, match=r"^node n0: .* at a price from 0"):
