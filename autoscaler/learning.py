@@ -14,7 +14,6 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from autoscaler import lrv
 from autoscaler.elastic import Elastic
 from autoscaler.lanes import Kind, Wanted
 from autoscaler.stock import Stock
@@ -140,7 +139,7 @@ class _Replay:
     def _look(self, nodes: Ints) -> None:
         part = self.stock.part(nodes)
         rows = part.classes * BINS + bin_of(part.cpu, part.sums(part.left))
-        cells = rows[part.seat] * (LEVELS + 1) + lrv.levels(part, part.left)
+        cells = rows[part.seat] * (LEVELS + 1) + part.level
         self._looks.append((part.at, cells, self._forgone[part.at]))
 
     def seen(self, looks: _Looks, halfway: float) -> None:

@@ -8,7 +8,6 @@ It knows only what is given; whether something fits at all is asked elsewhere (`
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -28,6 +27,8 @@ class Part(NamedTuple):
     """[lanes]: where they are in the arrays that they were taken from."""
     left: Ints
     """[lanes]: milli; -1: the lane is not to be used."""
+    level: Ints
+    """[lanes]: see `levels`."""
     seat: Ints
     """[lanes]: which of these nodes it is of."""
     counts: Ints
@@ -70,9 +71,11 @@ def of_lanes(
     `forgone` [lanes]: milli that it asked for and goes without.
     """
     total = part.sums(np.maximum(part.left, 0))
-    before = _values(tables, part, part.cpu, total, levels(part, part.left))
-    after = level if milli.any() else partial(levels, part)  # whoever takes any of it ends a node's being idle
-    at = np.stack((after(part.left), after(np.maximum(part.left - milli, 0))))
+    before = _values(tables, part, part.cpu, total, part.level)
+    if milli.any():  # whoever takes any of it ends a node's being idle
+        at = level(np.stack((part.left, np.maximum(part.left - milli, 0))))
+    else:
+        at = np.stack((part.level, part.level))
     rest = _values(tables, part, part.cpu - cpu_milli, total - taken, at)
     less = part.sums(before - rest[0])[part.seat] + rest[0] - rest[1]
     if forgone is not None:
@@ -84,7 +87,7 @@ def of_nodes(tables: Tables, part: Part, lanes: Ints, cpu_milli: int) -> Ints:
     """[nodes] -> the score of who takes these `lanes` [lanes; 0 or 1] whole; none of any: CPU alone."""
     total, taken = part.sums(np.maximum(part.left, 0)), WHOLE * part.sums(lanes)
     left = np.where(lanes > 0, np.minimum(part.left, 0), part.left)
-    before = _values(tables, part, part.cpu, total, levels(part, part.left))
+    before = _values(tables, part, part.cpu, total, part.level)
     after = _values(tables, part, part.cpu - cpu_milli, total - taken, levels(part, left))
     return _cut(part.sums(before - after), _price(tables, part, taken, cpu_milli))
 

@@ -19,7 +19,7 @@ from autoscaler.asked import Ask, Form
 from autoscaler.lanes import Lane, Room
 from autoscaler.lrv import Part
 from autoscaler.stocknodes import Load, Node, Place, checked
-from autoscaler.waste import WHOLE, Ints, Taught
+from autoscaler.waste import IDLE, WHOLE, Ints, Taught, level
 
 Flags = NDArray[np.bool_]
 ROWS_MAX: Final = 512
@@ -60,6 +60,8 @@ class Stock:
         self._open: Flags = np.ones(len(all_lanes), bool)
         self.milli: Ints = np.full(len(all_lanes), WHOLE, np.int64)
         """What is left; -1 where it is shut."""
+        self.level: Ints = np.full(len(all_lanes), IDLE, np.int64)
+        """As tables know it."""
         self.cpu: Ints = np.array([node.cpu_milli for node in self.nodes], np.int64)
         self.cpu_size: Ints = self.cpu.copy()
         self.host_bytes: Ints = np.array([node.host_bytes for node in self.nodes], np.int64)
@@ -246,7 +248,8 @@ class Stock:
         """What follows from what is left of it."""
         here = self._span(node)
         milli = WHOLE * self.left_bytes[here] // self.size_bytes[here]
-        self.milli[here] = np.where(self.shut[here], -1, milli)
+        self.milli[here] = left = np.where(self.shut[here], -1, milli)
+        self.level[here] = IDLE if (left == WHOLE).all() else level(left)
         self._touch(node)
 
     def _touch(self, node: int) -> None:
@@ -275,6 +278,7 @@ class Stock:
         return Part(
             at=at,
             left=self.milli[at],
+            level=self.level[at],
             seat=np.repeat(np.arange(len(nodes)), self.counts[nodes]),
             counts=self.counts[nodes],
             cpu=self.cpu[nodes],

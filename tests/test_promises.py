@@ -233,8 +233,9 @@ def test_a_growth_that_is_none_is_one_clear_error_wherever_it_would_be_placed(am
 @pytest.mark.parametrize("field", ["priority", "unserved_since_s"])
 def test_whose_turn_is_no_number_is_one_clear_error(field: str) -> None:
     """It would sort anywhere, so that the order of the input showed."""
+    never: dict[str, Any] = {field: nan}
     with pytest.raises(ValueError, match=f"^{field} of a request is nan: expected a number$"):
-        run([want("a"), want("b")._replace(**{field: nan})], [shelf(device())])
+        run([want("a"), want("b")._replace(**never)], [shelf(device())])
 
 
 def test_two_requests_of_one_name_that_differ_are_one_clear_error() -> None:
