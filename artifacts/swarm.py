@@ -60,6 +60,8 @@ class Peering:
     """Authorities of the peers' certificates, beside the system's."""
     certificate: tuple[Path, Path] | None = field(default=None, repr=False)
     """Our own, and its key."""
+    certified: str | None = None
+    """As `Site.certified`: nodes that come and go have one name in their certificates."""
     limits: Limits = LIMITS
     given: Counter[str] = field(default_factory=Counter)
     """Bytes that each peer gave, by its name, in all pulls."""
@@ -77,6 +79,7 @@ class Peering:
             certificate=self.certificate,
             headers=headers,
             redirects=False,
+            certified=self.certified,
         )
 
 

@@ -76,6 +76,8 @@ class Site:
     """Hosts, or HOST:PORT, that may be its realm, or lie in a private network while it does not."""
     redirects: bool = True
     """It may send us elsewhere."""
+    certified: str | None = None
+    """The name that its certificate must be for; None: its host."""
 
     def base(self) -> URL:
         """The registry's root. Raises PolicyError where `host` is none."""
@@ -274,6 +276,7 @@ class Transport:
                     data=pieces(body) if callable(body) else body,
                     allow_redirects=False,
                     ssl=self._context(url, foreign=foreign),
+                    server_hostname=None if foreign or url.scheme != "https" else self.site.certified,
                 )
         except aiohttp.ClientConnectorCertificateError:
             raise PolicyError(f"{said}: its certificate does not hold; a private authority is given as ca") from None

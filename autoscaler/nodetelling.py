@@ -1,5 +1,6 @@
-"""GET /v1/wants: what the agents of nodes are told to bring (interfaces, section 6). I/O; `autoscaler.wanted` decides.
+"""What agents of nodes are told: GET /v1/wants, what to bring; GET /v1/peers, from whom (interfaces, section 6). I/O.
 
+What is wanted `autoscaler.wanted` decides, and who may have it `autoscaler.nodepeers`.
 Owns who follows. Whoever leads says it, whole and at once when it changes; who does not lead says only blank lines, so
 that an agent has the first word of the next leader. An agent that is slow to read gets the newest only.
 """
@@ -15,6 +16,7 @@ from aiohttp import web
 
 from autoscaler.contract import ModelName
 from autoscaler.loop import Loop, Step
+from autoscaler.nodepeers import Asked
 from autoscaler.nodewants import NodeWants
 from autoscaler.prepull import ImageWants
 from autoscaler.wanted import ahead, wanted
@@ -37,11 +39,13 @@ class NodeTelling:
         self._readers: dict[NodeId, dict[asyncio.Event, None]] = {}
         """In the order they came: whom a step wakes first must not depend on addresses of objects."""
         self._images = ImageWants()
+        self._asked = Asked()
         loop.listeners.append(self._on_step)
 
     def add_to(self, app: web.Application) -> None:
-        """Puts the route on the contract's application."""
+        """Puts the routes on the contract's application."""
         app.router.add_get("/v1/wants", self._follow)
+        app.router.add_get("/v1/peers", self._peers)
 
     def _on_step(self, step: Step) -> None:
         early = ahead(step.after, step.plan.unmet) if self._readers else ()
@@ -84,6 +88,15 @@ class NodeTelling:
         if not (world.leads and world.synced and world.documented):
             return None
         return self._wants.get(node) or NodeWants(epoch=world.epoch, weights=world.settings.weights)
+
+    async def _peers(self, request: web.Request) -> web.Response:
+        """Of each that hears agents, whether or not it leads; who does knows also who is about to begin."""
+        node, artifact = NodeId(request.query.get("node", "")), request.query.get("artifact", "")
+        if not node or not artifact:
+            return web.json_response({"error": "whose, and of what? ?node=NAME&artifact=..."}, status=400)
+        now_s = asyncio.get_running_loop().time()
+        told = self._asked.peers(self._loop.world, self._wants, node, artifact, now_s)
+        return web.Response(body=_encode(told), content_type="application/json")
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         node = NodeId(request.query.get("node", ""))

@@ -129,8 +129,8 @@ class ContractServer:
         self._watch = ProcessWatch()
 
     def application(self, door: Door | None = None) -> web.Application:
-        """POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue; POST /v1/node, GET /v1/wants?node=; behind
-        `door`, if there is one.
+        """POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue; POST /v1/node, GET /v1/wants?node=, GET
+        /v1/peers?node=&artifact=; behind `door`, if there is one.
         """
         app = web.Application(client_max_size=REPORT_BYTES_MAX, middlewares=() if door is None else (door.check,))
         app.router.add_post("/v1/report", self._report)

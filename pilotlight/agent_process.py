@@ -24,11 +24,12 @@ from artifacts.images import Images, ImageWanted
 from artifacts.nodesockets import POD_RESOURCES, NodeSockets
 from autoscaler.contract import NODE_PERIOD_S, NodeReport
 from autoscaler.nodewants import ImageWant
-from pilotlight import access, certificates, health, process
+from pilotlight import access, certificates, health, peering, process
 from pilotlight.access import Access
 from pilotlight.certificates import Identity
 from pilotlight.keeping import Keeping
-from pilotlight.listen import Address
+from pilotlight.listen import Address, AddressType
+from pilotlight.neighbours import Neighbours, PeerOptions
 from pilotlight.nodelook import NodeLook, NodeLooks, news
 from pilotlight.nodeway import HttpWay
 from pilotlight.options import DIRECTORY, FILE, access_options, autoscalers_option, health_option
@@ -57,6 +58,8 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     pull_secrets: str | None = None
     """The namespace whose pull secrets may be read; None: none may."""
     kubeconfig: Path | None = None
+    peers: PeerOptions | None = None
+    """None: it neither gives weights to other agents nor asks them."""
 
 
 @click.command(epilog="Example: pilotlight agent --autoscaler https://autoscaler:8443 --token-file token")
@@ -89,20 +92,32 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     "those of engines ahead of a start.",
 )
 @health_option
+@click.option(
+    "--peer-listen", type=AddressType(),
+    help="Where agents of other nodes ask for weights that are here; absent: they do not, and are not asked.",
+)  # fmt: skip
+@click.option(
+    "--peer-address", type=AddressType(), help="How they reach that; by default by $POD_IP, else as it listens."
+)
+@peering.peer_options
 def agent(  # noqa: PLR0917  click passes by keyword
     node: str, autoscalers: tuple[str, ...], token_file: Path | None, contract_cert_file: Path | None,
     contract_key_file: Path | None, contract_ca_file: Path | None, store: Path, pull_secrets: str | None,
     kubeconfig: Path | None, pod_resources: Path, runtime: Path | None, health: Address | None,
+    peer_listen: Address | None, peer_address: Address | None, peer_token_file: Path | None,
+    peer_cert_file: Path | None, peer_key_file: Path | None, peer_ca_file: Path | None,
 ) -> None:  # fmt: skip
     """The agent of one node: tells autoscalers of its devices, their memory and health, and who has them, and brings
     the weights that they want there.
     """
     access.check_autoscalers(autoscalers)
     identity = Identity(cert=contract_cert_file, key=contract_key_file, ca=contract_ca_file)
+    among = peering.access_of(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
+    peers = None if peer_listen is None else PeerOptions(listen=peer_listen, told=peer_address, access=among)
     options = AgentOptions(
         node=node, autoscalers=autoscalers, access=Access(identity=identity, token=token_file),
         pod_resources=pod_resources, runtime=runtime, health=health, store=store, pull_secrets=pull_secrets,
-        kubeconfig=kubeconfig,
+        kubeconfig=kubeconfig, peers=peers,
     )  # fmt: skip
     process.run(serve(options))
 
@@ -119,15 +134,22 @@ async def serve(options: AgentOptions) -> None:
     logins = PullSecrets(options.pull_secrets, options.kubeconfig)
     keeping = Keeping(options.store, logins)
 
+    ways = [HttpWay(url, token, tls) for url in options.autoscalers]
+    among = None if options.peers is None else Neighbours(options.node, ways, options.peers, files)
+    port = None
+    if among is not None:
+        port = await among.open(options.store)
+        keeping.peering = among.peering
+
     def written(look: NodeLook, sequence: int, age_s: float) -> bytes:
         copies, weights = keeping.report()
         report = NodeReport(
             node=options.node, boot=boot, sequence=sequence, devices=look.devices, pods=look.pods, images=look.images,
             uses=look.uses, age_s=age_s, brings=True, copies=copies, weights=weights,
+            peer="" if among is None else among.url,
         )  # fmt: skip
         return msgspec.json.encode(report)
 
-    ways = [HttpWay(url, token, tls) for url in options.autoscalers]
     sockets = NodeSockets(options.pod_resources, options.runtime)
     one = Agent(NodeLooks(sockets=sockets).look, news, written, ways, NODE_PERIOD_S)
     keeping.changed = one.tell
@@ -149,6 +171,8 @@ async def serve(options: AgentOptions) -> None:
         await way.close()
     await sockets.close()
     await shown_at.cleanup()
+    if port is not None:
+        await port.cleanup()
 
 
 def _told(images: Images) -> Callable[[Sequence[ImageWant]], None]:

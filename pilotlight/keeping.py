@@ -31,6 +31,7 @@ from artifacts.publish import Copy
 from artifacts.reference import BadReferenceError, Reference
 from artifacts.refusals import DeniedError
 from artifacts.store import Store, in_thread
+from artifacts.swarm import Peering
 from autoscaler.contract import ReplicaId, WeightsReport, decoder
 from autoscaler.nodewants import ImageWant, NodeWant, NodeWants
 from autoscaler.settings import Weights
@@ -102,6 +103,8 @@ class Keeping:
         self._secret_of = secret_of
         self._clock = clock
         self.changed: Callable[[], None] = _nobody
+        self.peering: Callable[[str], Awaitable[Peering | None]] = _alone
+        """Who else may have an artifact; asked for each pull from a registry."""
         self.images: Callable[[Sequence[ImageWant]], None] = _nothing
         """Hears which engine images are wanted."""
         self._wants: NodeWants | None = None
@@ -253,6 +256,7 @@ class Keeping:
         began_s = self._clock()
         try:
             async with self._pulls:
+                by = dataclasses.replace(by, peering=await self.peering(f"oci://{of}"))
                 copy = await obtain.obtain(of, store, by, lambda came: self._came(line, came))
         except Exception:
             self._pulled(line, began_s, well=False)
@@ -331,6 +335,11 @@ def _wish(want: NodeWant) -> Wish:
 def _closed(copy: Copy | None) -> None:
     if copy is not None:
         copy.close()
+
+
+async def _alone(_artifact: str) -> Peering | None:
+    """There are no peers."""
+    return None
 
 
 def _nothing(images: Sequence[ImageWant]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import aiohttp
+from yarl import URL
 
 from artifacts.agent import WayError
 from gateway.finding import ADDRESSES_MAX
@@ -26,6 +27,8 @@ LOOK_UP_S = 10.0
 SILENT_S = 10.0
 """Who says nothing for so long, not even a blank line, is asked anew."""
 LINE_BYTES_MAX = 1 << 20
+ANSWER_BYTES_MAX = 64 << 10
+"""Of one that is asked for."""
 
 Token = Callable[[], str]
 Tls = Callable[[], ssl.SSLContext]
@@ -71,6 +74,25 @@ class HttpWay:
             ssl=True if self._tls is None else self._tls(), timeout=aiohttp.ClientTimeout(total=SEND_S_MAX),
         ) as answer:  # fmt: skip
             await answer.read()
+
+    async def ask(self, path: str) -> list[bytes]:
+        """What each of them answers at `path`, of those that do; nothing: none did."""
+        with contextlib.suppress(OSError):
+            urls, host = await self._addresses()
+            found = await asyncio.gather(*(self._get(f"{url}{path}", host) for url in urls))
+            return [one for one in found if one is not None]
+        return []
+
+    async def _get(self, url: str, host: str | None) -> bytes | None:
+        """None: it did not answer, or more than anybody would."""
+        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+            async with self._connected().get(
+                URL(url, encoded=True), headers=self._headers(), raise_for_status=True, server_hostname=host,
+                ssl=True if self._tls is None else self._tls(), timeout=aiohttp.ClientTimeout(total=SEND_S_MAX),
+            ) as answer:  # fmt: skip
+                found = await answer.content.read(ANSWER_BYTES_MAX)
+                return found if answer.content.at_eof() else None
+        return None
 
     async def follow(self, path: str, heard: Callable[[bytes], None]) -> None:
         """Gives each line that any of them streams at `path`, until cancelled."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -54,11 +54,8 @@ def access_of(token: Path | None, cert: Path | None, key: Path | None, ca: Path 
 def among(urls: Sequence[str], shown: Access) -> Peering:
     """Peers by URL, of which nothing is known beside. Raises click's usage error."""
     for url in urls:
-        found = _URL.fullmatch(url)
-        if found is None:
-            raise click.UsageError(f"--peer {url}: expected https://HOST:PORT")
-        if found["scheme"] == "http" and not Address(found["host"].strip("[]"), 0).loopback:
-            raise click.UsageError(f"--peer {url}: weights and token would cross the network in clear: use https://")
+        if why := wrong(url):
+            raise click.UsageError(f"--peer {url}: {why}")
     peers = tuple(Peer(f"peer-{number}", url) for number, url in enumerate(dict.fromkeys(urls), 1))
     identity, path = shown.identity, shown.token
     access.warn(shown)
@@ -68,14 +65,26 @@ def among(urls: Sequence[str], shown: Access) -> Peering:
             certificates.client(identity)  # what is wrong with them is said at once
     except FileError as error:
         raise click.UsageError(str(error)) from None
+    own = f"host:{socket.gethostname()}"  # none of the names above, whatever this machine is called
+    return through(identity, own, lambda: peers, None if token is None else lambda: token)
+
+
+def wrong(url: str) -> str:
+    """Why it is no address of a peer; empty: it is one."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        return "expected https://HOST:PORT"
+    clear = found["scheme"] == "http" and not Address(found["host"].strip("[]"), 0).loopback
+    return "weights and token would cross the network in clear: use https://" if clear else ""
+
+
+def through(
+    identity: Identity, own: str, peers: Callable[[], Sequence[Peer]], token: Callable[[], str] | None,
+    certified: str | None = None,
+) -> Peering:  # fmt: skip
+    """With these files; the rest as Peering."""
     pair = (identity.cert, identity.key) if identity.cert is not None and identity.key is not None else None
-    return Peering(
-        lambda: peers,
-        own=f"host:{socket.gethostname()}",  # none of the names above, whatever this machine is called
-        token=None if token is None else lambda: token,
-        ca=identity.ca,
-        certificate=pair,
-    )
+    return Peering(peers, own=own, token=token, ca=identity.ca, certificate=pair, certified=certified)
 
 
 async def open_port(store: Path, address: Address, shown: Access, files: Files, streams: int = STREAMS_MAX) -> Runner:

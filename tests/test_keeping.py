@@ -233,6 +233,7 @@ async def test_a_store_that_cannot_be_read_costs_the_start_and_not_the_agent(
             for number in range(3):
                 kept.wants(want(host, f"r{number}"))
                 await kept.until(lambda: kept.said and kept.said[0].failed == "Input/output error")
+            await kept.until(lambda: "event=store_trouble" in caplog.text)
         assert [record.getMessage() for record in caplog.records].count(
             "event=store_trouble reason='Input/output error'"
         ) == 1, "once"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import base64
 
-from tests.kit.chart import EVERYTHING, SETS, Object, Values, named, of_kind
+import pytest
+from cryptography import x509
+
+from pilotlight.neighbours import CERTIFIED
+from tests.kit.chart import EVERYTHING, SETS, Object, Values, named, of_kind, pod_specs
 
 
 def policy(values: Values, name: str) -> Object:
@@ -64,6 +68,42 @@ def test_metrics_of_all_that_have_some_are_read_by_whom_the_values_name() -> Non
     values = {**SETS["agents"], "networkPolicy": {"metricsFrom": who}}
     for name in ("gateway", "autoscaler", "agent"):
         assert policy(values, name)["ingress"][-1] == {"from": who, "ports": [{"protocol": "TCP", "port": "health"}]}
+
+
+def test_agents_reach_each_other_and_only_agents_of_the_release_ask_them_for_weights() -> None:
+    spec = policy(SETS["agents"], "agent")
+    agents = {"podSelector": spec["podSelector"]}
+    assert spec["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "pl"
+    (asked,) = [one for one in spec["ingress"] if one["ports"] == [{"protocol": "TCP", "port": "peers"}]]
+    assert asked["from"] == [agents]
+    assert {"to": [agents], "ports": [{"protocol": "TCP", "port": 8484}]} in spec["egress"]
+    metrics = [one for one in spec["ingress"] if one is not asked]
+    assert [one["ports"] for one in metrics] == [[{"protocol": "TCP", "port": "health"}]]
+
+
+def test_agents_that_are_told_so_keep_to_themselves() -> None:
+    agent = SETS["agents"]["agent"]
+    values = {**SETS["agents"], "agent": {**agent, "peers": {"enabled": False}}}
+    assert "8484" not in str(policy(values, "agent"))
+    ((_, pod),) = [one for one in pod_specs(values) if one[0] == "agent"]
+    assert "peer" not in str(pod)
+    assert not [one for one in of_kind(values, "Secret") if one["metadata"]["name"].endswith("-peers")]
+
+
+def test_what_agents_show_each_other_is_certified_by_an_authority_that_certifies_nobody_else() -> None:
+    made = named(SETS["agents"], "Secret", "pl-pilotlight-agent-peers")
+    assert made["metadata"]["namespace"] == "pilotlight-agents"
+    assert set(made["data"]) == {"ca.crt", "tls.crt", "tls.key"}
+    others = [one["data"]["ca.crt"] for one in of_kind(SETS["agents"], "Secret") if one != made and one.get("data")]
+    assert made["data"]["ca.crt"] not in others
+    cert = x509.load_pem_x509_certificate(base64.b64decode(made["data"]["tls.crt"]))
+    names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == [CERTIFIED]
+    agent = SETS["agents"]["agent"]
+    given = {**SETS["agents"], "agent": {**agent, "peers": {"secret": "mine"}}}
+    ((_, pod),) = [one for one in pod_specs(given) if one[0] == "agent"]
+    assert [one["secret"]["secretName"] for one in pod["volumes"] if one["name"] == "peers"] == ["mine"]
+    assert not [one for one in of_kind(given, "Secret") if one["metadata"]["name"].endswith("-peers")]
 
 
 def test_without_policies_there_is_none() -> None:

@@ -325,7 +325,7 @@ def test_the_agent_reads_the_sockets_that_it_is_given_and_is_probed(name: str, m
     assert ("--runtime=/runtime/containerd.sock" in container["args"]) is ("runtime" in mounts)
     assert "--health=0.0.0.0:8082" in container["args"]
     assert {container[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")} == {"health"}
-    assert [(port["name"], port["containerPort"]) for port in container["ports"]] == [("health", 8082)]
+    assert [(port["name"], port["containerPort"]) for port in container["ports"]] == [("health", 8082), ("peers", 8484)]
 
 
 def test_files_that_settings_of_weights_name_are_in_the_agents_pod() -> None:

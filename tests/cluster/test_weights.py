@@ -57,11 +57,11 @@ FILES = {"ada.gguf": CONTENT, "tokenizer.json": b'{"a": 1}'}
 
 
 class Scene:
-    """A house, a node, the agent on it, and a registry."""
+    """A house, a node, the agent on it, and a registry. `name`: of one of several nodes."""
 
-    def __init__(self, house: House, api: Api, namespace: str, node: Node, folder: Path) -> None:
-        self.house, self.node, self.store = house, node, folder / "store"
-        self._api, self._folder = api, folder
+    def __init__(self, house: House, api: Api, namespace: str, node: Node, folder: Path, *, name: str = "") -> None:
+        self.house, self.node, self.store = house, node, folder / f"store{name}"
+        self._api, self._folder, self._log = api, folder, folder / f"agent{name}.log"
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         node.shown[mounts.STORE] = self.store
 
@@ -70,7 +70,7 @@ class Scene:
         way = f"unix:{self._folder / 'contract.sock'}"
         words = ("--node", self.node.name, "--autoscaler", way, "--store", str(self.store))
         nowhere = str(self._folder / "no.sock")
-        async with process(self._folder / "agent.log", "agent", *words, "--pod-resources", nowhere, *more) as one:
+        async with process(self._log, "agent", *words, "--pod-resources", nowhere, *more) as one:
             yield one
 
     async def pods(self) -> list[dict[str, Any]]:

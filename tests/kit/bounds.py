@@ -184,6 +184,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.peers.PEERS_MAX",
         "artifacts.serving.STREAMS_MAX",
     ),
+    "agents: named to one that is about to pull; artifacts of which that is remembered, for how long": (
+        "autoscaler.nodepeers.PEERS_MAX",
+        "autoscaler.nodepeers.KEPT_MAX",
+        "autoscaler.nodepeers.KEPT_S",
+    ),
     "a peer that is busy, failed, lacks it; is fetching it": (
         "artifacts.peers.BUSY_S",
         "artifacts.peers.BUSY_S_MAX",

@@ -86,6 +86,11 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{/* The Secret with what agents show each other. */}}
+{{- define "pilotlight.peersSecret" -}}
+{{- .Values.agent.peers.secret | default (printf "%s-agent-peers" (include "pilotlight.name" .)) -}}
+{{- end -}}
+
 {{- define "pilotlight.settings" -}}
 {{- merge (dict "apiVersion" "pilotlight.dev/v1alpha1" "kind" "Settings") .Values.settings | toYaml -}}
 {{- end -}}

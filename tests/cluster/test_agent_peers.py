@@ -1,0 +1,66 @@
+"""Agents that give weights to each other: the registry's bytes come once, and nobody else gets in."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from artifacts.client import Client
+from artifacts.ocilayout import Layout
+from artifacts.store import Store
+from artifacts.transport import Site
+from autoscaler.drivers.kubernetes.api import Api
+from pilotlight.neighbours import CERTIFIED
+from tests.cluster.conftest import next_number
+from tests.cluster.house import House
+from tests.cluster.kubelet.node import Node
+from tests.cluster.test_weights import CONTENT, Scene, ada, layout
+from tests.kit import packed
+from tests.kit.certificates import OURS, leaf, write, write_authority
+from tests.kit.fake_registry import FakeRegistry, digest_of
+
+
+def named(name: str, host: str, node: Node) -> dict[str, Any]:
+    """A Model with these weights, on that node."""
+    made = ada(host, pod={"nodeSelector": {"test": node.name}}, start={"retries": 0})
+    made["metadata"]["name"] = name
+    return made
+
+
+async def test_a_node_takes_weights_from_another_and_not_from_the_registry_again(
+    house: House, api: Api, namespace: str, node: Node, tmp_path: Path
+) -> None:
+    name = f"node-{uuid.uuid4().hex[:8]}"
+    pair = write(tmp_path, "agents", leaf(OURS, CERTIFIED))
+    words = (
+        "--peer-listen", "127.0.0.1:0", "--peer-cert-file", str(pair.cert), "--peer-key-file", str(pair.key),
+        "--peer-ca-file", str(write_authority(tmp_path, OURS)),
+    )  # fmt: skip
+    second = Node(api, name, next_number(), {"nvidia.com/gpu": "2"}, {"test": name}, tmp_path, probe_period_s=0.05)
+    async with second.running(), FakeRegistry().serving() as registry:
+        one = Scene(house, api, namespace, node, tmp_path)
+        other = Scene(house, api, namespace, second, tmp_path, name="-2")
+        async with Client(Site(registry.host)) as client:
+            await packed.push(client, Layout(layout(tmp_path)))
+        house.write(named("ada", registry.host, node), named("bea", registry.host, second))
+        async with house.running(), one.agent(*words), other.agent(*words), asyncio.timeout(300):
+            status, said = await house.call("ada")
+            assert status == 200, said
+            blobs = registry.asked("GET", "/blobs/")
+            assert [seen for seen in blobs if digest_of(CONTENT) in seen.path]
+
+            async def away(_: web.Request) -> web.StreamResponse:
+                return web.Response(status=500)
+
+            for seen in blobs:
+                registry.always["GET", seen.path] = away
+            status, said = await house.call("bea")
+            assert status == 200, said
+            assert len(registry.asked("GET", "/blobs/")) == len(blobs), "the registry gave no byte of it again"
+            assert registry.asked("GET", "/manifests/"), "what it means, and who may have it, is the registry's to say"
+        mine, theirs = (Store(scene.store).rows()[0].record for scene in (one, other))
+        assert mine.digest == theirs.digest

@@ -1,0 +1,157 @@
+"""Agents among each other: who is asked, who is let in, and that the registry gives what nobody else does."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from artifacts import digests, obtain, reference
+from artifacts.digests import Digest
+from artifacts.obtain import Registries
+from artifacts.store import Store
+from autoscaler.nodepeers import NodePeer, NodePeers
+from pilotlight.access import Access
+from pilotlight.certificates import Identity
+from pilotlight.listen import Address
+from pilotlight.neighbours import CERTIFIED, Neighbours, PeerOptions
+from pilotlight.nodeway import HttpWay
+from pilotlight.renewal import Files
+from tests.kit import packed
+from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
+from tests.test_serving import BLOB, CONTENT, filled
+
+LOOPBACK = Address("127.0.0.1", 0)
+ADA = "oci://registry.example/team/model:v1"
+
+
+class Autoscaler:
+    """Says who the peers are, and notes what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "contract.sock"
+        self.says: bytes = b""
+        self.peers: tuple[NodePeer, ...] = ()
+        self.asked: list[dict[str, str]] = []
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.asked.append(dict(request.query))
+        return web.Response(body=self.says or msgspec.json.encode(NodePeers(peers=self.peers)))
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[HttpWay]:
+        app = web.Application()
+        app.router.add_get("/v1/peers", self._answer)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.UnixSite(runner, str(self.path)).start()
+        way = HttpWay(f"unix:{self.path}", None, None)
+        yield way
+        await way.close()
+        await runner.cleanup()
+
+
+def shown(folder: Path, name: str = OURS, certified: str = CERTIFIED) -> Access:
+    """An agent's files; `name`: of the authority whose certificate it has."""
+    pair = write(folder, f"agent-{name}-{certified}", leaf(name, certified))
+    return Access(identity=Identity(cert=pair.cert, key=pair.key, ca=write_authority(folder, OURS)))
+
+
+@contextlib.asynccontextmanager
+async def agent(node: str, way: HttpWay, store: Path, access: Access) -> AsyncIterator[Neighbours]:
+    one = Neighbours(node, [way], PeerOptions(listen=LOOPBACK, access=access), Files())
+    runner = await one.open(store)
+    try:
+        yield one
+    finally:
+        await runner.cleanup()
+
+
+async def test_what_needed_a_login_is_given_to_agents_and_to_nobody_without_their_certificate(tmp_path: Path) -> None:
+    await filled(Store(tmp_path / "store", spare_bytes=0).open(), private=True)
+    ours, stranger = shown(tmp_path), shown(tmp_path, THEIRS)
+    async with Autoscaler(tmp_path).running() as way, agent("n1", way, tmp_path / "store", ours) as one:
+        assert one.url.startswith("https://127.0.0.1:")
+        trusts = ssl.create_default_context(cafile=ours.identity.ca)
+        for identity in (None, stranger.identity, ours.identity):
+            if identity is not None and identity.cert is not None:
+                trusts.load_cert_chain(identity.cert, identity.key)
+            async with aiohttp.ClientSession() as session:
+                asked = session.get(f"{one.url}{BLOB}", ssl=trusts, server_hostname=CERTIFIED)
+                if identity is not ours.identity:
+                    with pytest.raises((aiohttp.ClientError, OSError)):
+                        await asked
+                    continue
+                async with asked as answer:
+                    assert (answer.status, await answer.read()) == (200, CONTENT)
+
+
+@pytest.mark.parametrize(("certified", "from_peer"), [(CERTIFIED, True), ("127.0.0.1", False)])
+async def test_a_pull_takes_from_an_agent_whose_certificate_is_for_agents_else_from_the_registry(
+    tmp_path: Path, certified: str, *, from_peer: bool
+) -> None:
+    seen: list[str] = []
+    packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
+    scaler = Autoscaler(tmp_path)
+    with packed.served(tmp_path / "layout", seen) as host:
+        of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
+        (await obtain.obtain(of, Store(tmp_path / "one").open(), Registries())).close()
+        before = sum("/blobs/" in line for line in seen)
+        assert before
+        async with (
+            scaler.running() as way,
+            agent("n1", way, tmp_path / "one", shown(tmp_path, certified=certified)) as one,
+            agent("n2", way, tmp_path / "two", shown(tmp_path)) as two,
+        ):
+            scaler.peers = (NodePeer(node="n1", url=one.url), NodePeer(node="n2", url=two.url))
+            peering = await two.peering(f"oci://{of}")
+            assert scaler.asked == [{"node": "n2", "artifact": f"oci://{of}"}]
+            ways = Registries(peering=peering)
+            (await obtain.obtain(of, Store(tmp_path / "two", spare_bytes=0).open(), ways)).close()
+            assert (sum("/blobs/" in line for line in seen) == before) is from_peer
+
+
+async def test_of_what_is_said_only_addresses_of_peers_and_what_they_hold_are_believed(tmp_path: Path) -> None:
+    scaler, digest = Autoscaler(tmp_path), digests.of(b"x")
+    async with scaler.running() as way:
+        one = Neighbours("n2", [way, way], PeerOptions(listen=LOOPBACK), Files())
+        scaler.peers = (
+            NodePeer(node="a", url="https://10.0.0.1:1", digest=digest),
+            NodePeer(node="clear", url="http://10.0.0.1:1"),
+            NodePeer(node="none", url="file:///etc/passwd"),
+            NodePeer(node="b", url="https://[fd00::1]:1", digest="../../x"),
+        )
+        found = (await one.peering(ADA)).peers()
+        assert [(one.name, one.holds) for one in found] == [("a", frozenset({digest})), ("b", frozenset[Digest]())]
+
+
+async def test_a_word_that_is_none_costs_the_peers_alone_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaler = Autoscaler(tmp_path)
+    async with scaler.running() as way:
+        one = Neighbours("n2", [way], PeerOptions(listen=LOOPBACK), Files())
+        scaler.says = b"[]"
+        assert [(await one.peering(ADA)).peers() for _ in range(2)] == [[], []]
+        assert caplog.text.count("event=peers_unknown") == 1
+    nobody = HttpWay("unix:/nonexistent", None, None)
+    one = Neighbours("n2", [nobody], PeerOptions(listen=LOOPBACK), Files())
+    assert (await one.peering(ADA)).peers() == [], "nobody answers"
+    await nobody.close()
+
+
+async def test_an_agent_that_others_cannot_reach_is_not_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_IP", "10.0.0.7")
+    async with Autoscaler(tmp_path).running() as way:
+        async with agent("n1", way, tmp_path / "store", Access()) as one:
+            assert one.url == "", "in clear it is for this machine alone"
+        async with agent("n1", way, tmp_path / "store", shown(tmp_path)) as one:
+            assert one.url.startswith("https://10.0.0.7:")

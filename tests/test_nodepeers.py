@@ -1,0 +1,91 @@
+"""Which agents are named to one that is about to pull: who has it, who is to have it, and never too many."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from msgspec.structs import replace
+from pytest_aiohttp import AiohttpClient
+
+from artifacts import peers
+from autoscaler.contract import NODE_EXPIRY_S, NodeReport, WeightsReport
+from autoscaler.fold import fold
+from autoscaler.nodepeers import KEPT_S, PEERS_MAX, Asked, NodePeer, NodePeers, chosen, having
+from autoscaler.nodewants import NodeWant, NodeWants
+from autoscaler.ordered import NodeReported
+from autoscaler.serve import ContractServer
+from autoscaler.world import NodeId, World
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import T0, world
+
+ADA = "oci://r/a:1"
+DIGEST = "sha256:" + "a" * 64
+
+
+def report(node: str, **fields: object) -> NodeReport:
+    return NodeReport(node=node, boot="b", sequence=1, brings=True, peer=f"https://{node}:1", **fields)  # type: ignore[arg-type]
+
+
+def said(*reports: NodeReport, now_s: float = T0) -> World:
+    return fold(world(), [NodeReported(report=one) for one in reports], now_s)[0]
+
+
+def names(of: tuple[NodePeer, ...]) -> list[str]:
+    return [one.node for one in of]
+
+
+def test_who_has_it_comes_before_who_brings_it_and_who_is_to_and_the_others_are_not_named() -> None:
+    told = WeightsReport(artifact=ADA, digest=DIGEST, folder="copies/x/files")
+    there = said(
+        report("n1", weights=(WeightsReport(artifact=ADA),)),
+        report("n2"),
+        report("n3", copies=(ADA,)),
+        report("n4", copies=("oci://r/b:1",)),
+        report("n5", weights=(told,)),
+        replace(report("n6", copies=(ADA,)), peer=""),
+    )
+    wants = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA),))}
+    found = having(there, wants, ADA, T0)
+    assert (names(found.whole), names(found.coming)) == (["n3", "n5"], ["n1", "n2"])
+    assert [one.digest for one in found.whole] == ["", DIGEST]
+    assert set(names(chosen(found, NodeId("n3")))) == {"n5", "n1", "n2"}, "nobody is its own peer"
+    assert chosen(found, NodeId("n9"))[:2] != found.coming, "who has it is first"
+
+
+def test_an_agent_that_is_silent_is_not_named() -> None:
+    there = said(report("n1", copies=(ADA,)))
+    assert names(having(there, {}, ADA, T0 + NODE_EXPIRY_S - 1).whole) == ["n1"]
+    assert having(there, {}, ADA, T0 + NODE_EXPIRY_S).whole == ()
+
+
+def test_of_many_each_asks_others_and_never_more_than_a_pull_asks() -> None:
+    found = having(said(*(report(f"n{number}", copies=(ADA,)) for number in range(200))), {}, ADA, T0)
+    answers = [names(chosen(found, NodeId(f"n{number}"))) for number in range(200)]
+    assert {len(one) for one in answers} == {PEERS_MAX} == {peers.PEERS_MAX}
+    assert {len(set(one)) for one in answers} == {PEERS_MAX}
+    assert len({name for one in answers for name in one}) > 150
+    size = len(msgspec.json.encode(NodePeers(peers=chosen(found, NodeId("x")))))
+    assert size < 4096
+
+
+def test_nodes_that_begin_together_ask_of_one_look_and_later_of_a_new_one() -> None:
+    asked, before, after = Asked(), said(report("n1", copies=(ADA,))), said(report("n2", copies=(ADA,)))
+    for now_s, there, expected in (
+        (T0, before, ["n1"]),
+        (T0 + KEPT_S / 2, after, ["n1"]),
+        (T0 + KEPT_S, after, ["n2"]),
+    ):
+        assert names(asked.peers(there, {}, NodeId("x"), ADA, now_s).peers) == expected
+
+
+async def test_the_route_names_them_and_needs_to_know_whose_they_are(aiohttp_client: AiohttpClient) -> None:
+    stepped = SteppedLoop(world(), asyncio.get_running_loop().time())
+    client = await aiohttp_client(ContractServer(stepped.loop).application())
+    body = msgspec.json.encode(report("n1", copies=(ADA,)))
+    assert (await client.post("/v1/node", data=body)).status == 200
+    stepped.step()
+    async with client.get("/v1/peers", params={"node": "n2", "artifact": ADA}) as answer:
+        told = msgspec.json.decode(await answer.read(), type=NodePeers)
+    assert told.peers == (NodePeer(node="n1", url="https://n1:1"),)
+    assert (await client.get("/v1/peers?node=n2")).status == 400
