@@ -24,8 +24,8 @@ MOUNT = "/weights"
 """Where an engine's container sees them."""
 STORE = "/var/lib/pilotlight/weights"
 """On nodes, unless we are told otherwise."""
-PULLED = frozenset({"oci", "s3"})
-"""Schemes of what agents pull. Of `hf://` engines pull by themselves."""
+PULLED = frozenset({"oci", "hf", "s3"})
+"""Schemes of what agents pull, where an engine does not fetch it itself (`autoscaler.stored`)."""
 IMAGES_FROM, IMAGES_BY_DEFAULT = (1, 31), (1, 35)
 """Versions of Kubernetes that know image volumes, where somebody switched them on; and that have them on."""
 _RUNTIMES: dict[str, Version] = {"containerd": (2, 1), "cri-o": (1, 31)}

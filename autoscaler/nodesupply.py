@@ -16,7 +16,8 @@ from autoscaler.loop import Step
 from autoscaler.model import Model
 from autoscaler.mounts import ClusterFacts
 from autoscaler.nodewants import Laid
-from autoscaler.wanted import Coming, Failed, from_registry, nowhere, standing
+from autoscaler.stored import lying
+from autoscaler.wanted import Coming, Failed, brought, nowhere, standing
 from autoscaler.world import Replica, World
 
 UNSAFE = "spec.allowUnsafe is in force for `pilotlight serve` only: in a cluster mount such weights"
@@ -53,16 +54,16 @@ class NodeSupply:
 
     def brings(self, model: Model) -> bool:
         """As NodeSupply."""
-        return from_registry(model)
+        return brought(model)
 
     def obstacle(self, model: Model) -> str:
         """As NodeSupply."""
         world = self._world()
-        if from_registry(model) and model.spec.allow_unsafe:
+        if brought(model) and model.spec.allow_unsafe:
             return UNSAFE
-        if from_registry(model) and model.spec.gpu.count == 0:
+        if brought(model) and model.spec.gpu.count == 0:
             return nowhere(model)
-        return mounts.obstacle(model.spec.artifact, world.settings, world.mounting)
+        return mounts.obstacle(lying(model), world.settings, world.mounting)
 
     def mounting(self) -> ClusterFacts:
         """As NodeSupply."""

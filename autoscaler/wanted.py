@@ -17,6 +17,7 @@ from autoscaler.model import Model
 from autoscaler.nodes import fresh
 from autoscaler.nodewants import ImageWant, Laid, NodeWant, NodeWants
 from autoscaler.states import ReplicaState as S
+from autoscaler.stored import stored
 from autoscaler.words import size
 from autoscaler.world import NodeId, Replica, World
 
@@ -40,9 +41,9 @@ class Failed(NamedTuple):
     reason: str
 
 
-def from_registry(model: Model) -> bool:
+def brought(model: Model) -> bool:
     """Whether a node's store is to have its weights."""
-    return (model.spec.artifact or "").startswith("oci://")
+    return stored(model.spec.artifact, model.spec.engine)
 
 
 def node_of(world: World, replica: Replica) -> NodeId | None:
@@ -67,7 +68,7 @@ def wanted(
     """What each node is to have, where that is anything. `early`: of `ahead`. `images`: see `autoscaler.prepull`."""
     waiting: dict[NodeId, dict[tuple[str, str], list[Replica]]] = {}
     held: dict[NodeId, set[str]] = {}
-    models = {model.name: model for model in world.models.values() if from_registry(model)}
+    models = {model.name: model for model in world.models.values() if brought(model)}
     for replica in world.replicas.values():
         model = models.get(replica.model)
         node = node_of(world, replica) if model is not None or replica.weights else None

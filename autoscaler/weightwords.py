@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from autoscaler import mounts
 from autoscaler.model import Model
+from autoscaler.stored import lying
 from autoscaler.world import Copy, World
 
 NODES_TOLD = 4
@@ -22,7 +23,7 @@ def weights(world: World, model: Model) -> list[str]:
     its pods see them, and why so.
     """
     found = [f"{what} ({artifact}) {_standing(world, artifact)}." for what, artifact in _parts(world, model)]
-    artifact, facts = model.spec.artifact, world.mounting
+    artifact, facts = lying(model), world.mounting
     if artifact is None or facts is None or model.adopted is not None or not mounts.is_mounted(artifact):
         return found
     return [*found, f"Its weights {mounts.ahead(artifact, world.settings, facts).reason}."]

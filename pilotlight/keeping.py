@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,16 +21,16 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from artifacts import credentials, gguf, layout, obtain, reference
+from artifacts import bring, credentials, gguf, layout
+from artifacts.bring import Lies, Ways
 from artifacts.credentials import Keychain
 from artifacts.digests import BadDigestError
 from artifacts.dockerconfig import Config
 from artifacts.layout import ForbiddenError, StoreError
-from artifacts.meanings import Meanings
 from artifacts.obtain import Came, Registries
 from artifacts.publish import Copy
 from artifacts.reference import BadReferenceError, Reference
-from artifacts.refusals import DeniedError
+from artifacts.refusals import DeniedError, PolicyError
 from artifacts.store import Store, in_thread
 from artifacts.swarm import Peering
 from autoscaler.contract import ReplicaId, WeightsReport, decoder
@@ -113,7 +114,7 @@ class Keeping:
         self._held: dict[str, tuple[Copy, float | None]] = {}
         """By folder: what pods use, and since when they do no more."""
         self.metrics = StoreMetrics()
-        self._ways: tuple[Weights, Store, Registries] | None = None
+        self._ways: tuple[Weights, Store, Ways] | None = None
         self._opening, self._pulls = asyncio.Lock(), asyncio.Semaphore(PULLS_MAX)
         self._copies: tuple[str, ...] = ()
         self._said_s = 0.0
@@ -235,29 +236,36 @@ class Keeping:
         self._wake.set()
 
     async def _brought(self, wish: Wish, line: _Line, settings: Weights) -> Copy:
-        of = reference.parse(wish.artifact)
+        of = bring.lies(wish.artifact)
         store, ways = await self._opened(settings)
+        if not isinstance(of, Reference):  # logins of the Hub and of buckets are the agent's own
+            return await self._kept(line, of, store, ways)
         secrets = [await self._secret_of(wish.pull_secret)] if wish.pull_secret else []
 
         async def tried(keychain: Keychain) -> Copy:
-            by = dataclasses.replace(ways, keychain=keychain)
+            by = dataclasses.replace(ways, registries=dataclasses.replace(ways.registries, keychain=keychain))
             try:
-                with contextlib.suppress(ForbiddenError):  # what it meant may be gone there: what it means now is asked
-                    kept = await obtain.kept(of, store, by)
-                    if kept is not None:
-                        return kept
-                return await self._obtained(line, of, store, by)
+                return await self._kept(line, of, store, by)
             except ForbiddenError as error:  # the registry's no to this login; the next may have the right
                 raise DeniedError(str(error)) from None
 
-        return await credentials.each(secrets, of.host, of.repository, ways.keychain, tried)
+        return await credentials.each(secrets, of.host, of.repository, ways.registries.keychain, tried)
 
-    async def _obtained(self, line: _Line, of: Reference, store: Store, by: Registries) -> Copy:
+    async def _kept(self, line: _Line, of: Lies, store: Store, by: Ways) -> Copy:
+        with contextlib.suppress(ForbiddenError):  # what it meant may be gone there: what it means now is asked
+            kept = await bring.kept(of, store, by)
+            if kept is not None:
+                return kept
+        return await self._obtained(line, of, store, by)
+
+    async def _obtained(self, line: _Line, of: Lies, store: Store, by: Ways) -> Copy:
         began_s = self._clock()
         try:
             async with self._pulls:
-                by = dataclasses.replace(by, peering=await self.peering(f"oci://{of}"))
-                copy = await obtain.obtain(of, store, by, lambda came: self._came(line, came))
+                if isinstance(of, Reference):
+                    among = dataclasses.replace(by.registries, peering=await self.peering(f"oci://{of}"))
+                    by = dataclasses.replace(by, registries=among)
+                copy = await bring.bring(of, store, by, lambda came: self._came(line, came))
         except Exception:
             self._pulled(line, began_s, well=False)
             raise
@@ -274,14 +282,18 @@ class Keeping:
             self._said_s = self._clock()
             self.changed()
 
-    async def _opened(self, settings: Weights) -> tuple[Store, Registries]:
+    async def _opened(self, settings: Weights) -> tuple[Store, Ways]:
         """As the Settings say. Raises StoreError, SignersError."""
         async with self._opening:
             if self._ways is None or self._ways[0] != settings:
                 store = Store(self._root, bytes_max=settings.store_bytes_max, evicted=self.metrics.evicted)
-                ways = await in_thread(lambda: reached(settings))
+                ways = await in_thread(lambda: self._by(reached(settings)))
                 self._ways = (settings, await in_thread(store.open), ways)
             return self._ways[1:]
+
+    @staticmethod
+    def _by(registries: Registries) -> Ways:
+        return Ways(registries, os.environ, Path.home())
 
     # --- what is here -------------------------------------------------------------------------------------------------
 
@@ -317,13 +329,12 @@ class Keeping:
 
     def _listed(self) -> tuple[str, ...]:
         """All that still are what was asked for."""
-        store, found = Store(self._root), list[str]()
-        meanings = Meanings(store)
+        store, found, ways = Store(self._root), list[str](), self._by(Registries())
         rows = store.rows()
         self.metrics.holds(rows)
         for row in rows:
-            with contextlib.suppress(BadReferenceError, BadDigestError):
-                if meanings.recall(reference.parse(row.record.reference)) == row.record.key:
+            with contextlib.suppress(BadReferenceError, BadDigestError, PolicyError):
+                if bring.recalled(bring.lies(row.record.reference), store, ways) == row.record.key:
                     found.append(row.record.reference)
         return tuple(found[:COPIES_MAX])
 

@@ -171,10 +171,10 @@ def test_artifacts_become_what_engines_load() -> None:
 @pytest.mark.parametrize(
     ("engine", "artifact", "said"),
     [
-        ("llama.cpp", "hf://org/name", "hf:// is in force for `pilotlight serve` only"),
-        ("llama.cpp", "s3://abc/a.gguf", "s3:// is in force for `pilotlight serve` only"),
+        ("llama.cpp", "hf://org/name", "nobody here brings weights from the Hub: mount them"),
+        ("llama.cpp", "s3://abc/a.gguf", "nobody here brings weights from a bucket"),
         ("vllm", "oci://r/a:1", "nobody here brings weights from a registry"),
-        ("vllm", "hf://org/name?include=*", "?include= of hf:// is in force for `pilotlight serve` only"),
+        ("vllm", "hf://org/name?include=*", "nobody here brings weights from the Hub, or by ?include="),
     ],
 )
 def test_what_nobody_has_brought_an_engine_fetches_itself_or_it_is_said(

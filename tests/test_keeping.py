@@ -180,7 +180,7 @@ async def test_a_pull_goes_on_while_leaders_change_and_ends_where_it_stays_unwan
 ) -> None:
     began, ended = list[str](), list[str]()
 
-    async def hangs(of: Reference, *_: object) -> Copy:
+    async def hangs(of: Reference, *_: object, **__: object) -> Copy:
         began.append(of.repository)
         try:
             never: asyncio.Future[Copy] = asyncio.get_running_loop().create_future()

@@ -131,7 +131,7 @@ def test_only_what_no_pod_could_see_stands_in_the_way_of_a_start() -> None:
     for mount, facts in (("image", NEW), ("auto", NO_RIGHT)):
         why = mounts.obstacle(OCI, said(mount=mount), facts)
         assert "not known to be an image" in why, "a node would bring all of it first"
-    assert not mounts.obstacle("hf://a/b", said(), none)
+    assert mounts.obstacle("hf://a/b", said(), none), "its engine does not fetch it"
     assert not mounts.obstacle(None, said(), none)
 
 
@@ -148,9 +148,9 @@ def test_an_image_is_named_by_its_digest(artifact: str, image: str) -> None:
     assert mounts.image_of(artifact, DIGEST) == f"{image}@{DIGEST}"
 
 
-def test_what_is_pulled_or_claimed_is_mounted_and_what_engines_fetch_is_not() -> None:
+def test_what_is_pulled_or_claimed_is_mounted() -> None:
     assert [one for one in (OCI, "pvc://a", "file:///a", "hf://a/b", "", None) if mounts.is_mounted(one)] == [
-        OCI, "pvc://a",
+        OCI, "pvc://a", "hf://a/b",
     ]  # fmt: skip
 
 

@@ -23,12 +23,10 @@ from autoscaler.rules import (
     CLAIM_WANTED,
     FILE_WANTED,
     HOST,
-    HUB,
-    IMAGE_WANTED,
     NAME,
     NAME_CHARS_MAX,
     PRODUCT_WANTED,
-    REGISTRY,
+    STORED,
 )
 
 
@@ -69,8 +67,7 @@ _SCHEME = f"r'^({'|'.join(sorted(SCHEMES))})://'"
 _ARTIFACT_SCHEME = f"r'^({'|'.join(sorted(SCHEMES - {'pvc'}))})://'"
 """Of what a custom resource cannot have as its artifact yet."""
 _NAME_WANTED = f"expected 1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
-_HUB_SAID = f"(self.engine in {_FROM_HUB} && self.artifact.startsWith('hf://'))"
-_REGISTRY_SAID = "(self.engine != 'ollama' && self.artifact.startsWith('oci://'))"
+_STORED_SAID = f"(self.engine != 'ollama' && self.artifact.matches(r'^({'|'.join(sorted(STORED))})://'))"
 _PLAN = "is the plan's: leave it out"
 
 
@@ -104,22 +101,21 @@ _ARTIFACT = (
         says=True,
     ),
     Rule(
-        f"!has(self.artifact) || !{_HUB_SAID} || self.artifact.matches({_whole(HUB)})",
-        "expected hf://org/name@revision",
-        ".artifact",
-    ),
-    Rule(
         f"!has(self.artifact) || !self.artifact.startsWith('pvc://') || self.artifact.matches({_whole(CLAIM)})",
         CLAIM_WANTED,
         ".artifact",
     ),
-    Rule(
-        f"!has(self.artifact) || !{_REGISTRY_SAID} || self.artifact.matches({_whole(REGISTRY)})",
-        IMAGE_WANTED,
-        ".artifact",
+    *(
+        Rule(
+            f"!has(self.artifact) || self.engine == 'ollama' || !self.artifact.startsWith('{scheme}://') || "
+            f"self.artifact.matches({_whole(pattern)})",
+            wanted,
+            ".artifact",
+        )
+        for scheme, (pattern, wanted) in STORED.items()
     ),
     Rule(
-        f"!has(self.artifact) || {_HUB_SAID} || {_REGISTRY_SAID} || !self.artifact.matches({_ARTIFACT_SCHEME})",
+        f"!has(self.artifact) || {_STORED_SAID} || !self.artifact.matches({_ARTIFACT_SCHEME})",
         f"self.artifact.split('://')[0] + ':// {MESSAGE} for engine ' + self.engine",
         ".artifact",
         says=True,

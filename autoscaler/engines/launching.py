@@ -67,14 +67,17 @@ def launch(
 def _check_reachable(artifact: str, engine: Engine) -> None:
     """What nobody has brought, the engine must fetch itself. Raises EngineError."""
     scheme = artifact.partition("://")[0]
-    if scheme == "oci":
-        raise EngineError("nobody here brings weights from a registry: mount them")
     if scheme == "pvc":
         raise EngineError("pvc:// is a claim of a cluster: on one machine say file:///path")
-    by_itself = scheme == "hf" and engine.artifacts == "file-or-hf" and "?" not in artifact
-    if scheme in {"hf", "s3"} and not by_itself:
-        what = "?include= of hf://" if scheme == "hf" and engine.artifacts == "file-or-hf" else f"{scheme}://"
-        raise EngineError(f"{what} is in force for `pilotlight serve` only: in a cluster mount the weights")
+    if scheme in {"oci", "hf", "s3"} and not fetches(artifact, engine):
+        hub = "the Hub, or by ?include=" if engine.artifacts == "file-or-hf" else "the Hub"
+        place = {"oci": "a registry", "s3": "a bucket"}.get(scheme, hub)
+        raise EngineError(f"nobody here brings weights from {place}: mount them")
+
+
+def fetches(artifact: str, engine: Engine) -> bool:
+    """Whether the engine is told that name, and fetches the weights itself."""
+    return artifact.startswith("hf://") and "?" not in artifact and engine.artifacts == "file-or-hf"
 
 
 def chosen(engine: Engine, available: Mapping[str, str], *, gpus: bool) -> Program | None:

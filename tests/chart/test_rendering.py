@@ -355,6 +355,16 @@ def test_prometheus_reads_the_agents_too_where_there_are_some() -> None:
     assert of_kind({"agent": {"enabled": True}}, "PodMonitor") == []
 
 
+def test_an_agent_has_the_logins_of_the_hub_and_of_buckets_that_the_values_name() -> None:
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    whose = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/models"}
+    agent = {**SETS["agents"]["agent"], "env": [token], "annotations": whose}
+    ((_, spec),) = [one for one in pod_specs({**SETS["agents"], "agent": agent}) if one[0] == "agent"]
+    assert token in spec["containers"][0]["env"]
+    account = named({**SETS["agents"], "agent": agent}, "ServiceAccount", "pl-pilotlight-agent")
+    assert account["metadata"]["annotations"] == whose
+
+
 def test_the_examples_are_documents_that_load() -> None:
     for path in sorted((ROOT / "examples").glob("*.yaml")):
         if not path.name.startswith("values-"):

@@ -28,6 +28,7 @@ WRONG: list[tuple[str, Object]] = [
     ("artifact", model("a", engine="llama.cpp", command=[])),
     ("artifact or hub", model("a", engine="vllm", command=[])),
     ("hub", model("a", engine="vllm", command=[], artifact="hf://a/b/c")),
+    ("bucket", model("a", engine="llama.cpp", command=[], artifact="s3://Bucket/a")),
     ("registry", model("a", engine="vllm", command=[], artifact="oci://x")),
     ("registry of another", model("a", engine="ollama", command=[], artifact="oci://r/a:1")),
     ("claim", model("a", engine="vllm", command=[], artifact="pvc://claim/../a")),

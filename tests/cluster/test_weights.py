@@ -30,8 +30,10 @@ from tests.cluster.house import House, process
 from tests.cluster.kubelet.node import Node
 from tests.cluster.kubelet.pod import PULL_SECONDS
 from tests.kit import docker_registry, packed
+from tests.kit.fake_hub import FakeHub
 from tests.kit.fake_process import command
 from tests.kit.fake_registry import FakeRegistry, digest_of
+from tests.kit.fake_s3 import FakeS3
 
 LOADS = """import os, sys
 with open(sys.argv[1], 'rb') as file:
@@ -210,3 +212,24 @@ async def test_a_models_pull_secret_is_the_login_that_its_node_pulls_with(
             (row,) = Store(scene.store).rows()
             assert row.record.private
             assert docker_registry.PASSWORD not in (tmp_path / "agent.log").read_text()
+
+
+async def test_weights_at_the_hub_and_in_a_bucket_are_brought_by_the_agent_too(
+    house: House, served: Api, namespace: str, node: Node, tmp_path: Path, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Models that the API server admits."""
+    scene, s3 = Scene(house, served, namespace, node, tmp_path), FakeS3({"tiny/ada.gguf": CONTENT})
+    house.write()
+    async with FakeHub({}, FILES).both() as hub, s3.serving():
+        for name, value in (hub.env() | s3.env()).items():
+            monkeypatch.setenv(name, value)
+        for name, artifact in (("ada", "hf://acme/tiny?include=*.gguf"), ("bea", "s3://models/tiny/ada.gguf")):
+            one = ada("", artifact=artifact, start={"retries": 0})
+            one["metadata"]["name"] = name
+            await served.create(models(namespace), one)
+        async with house.running(), scene.agent(), asyncio.timeout(180):
+            for name in ("ada", "bea"):
+                status, said = await house.call(name)
+                assert status == 200, said
+            copies = {row.record.reference for row in Store(scene.store).rows()}
+            assert copies == {"hf://acme/tiny?include=*.gguf", "s3://models/tiny/ada.gguf"}

@@ -1,0 +1,89 @@
+"""Weights at the Hub and in buckets, as the agent of a node brings them: by the agent's own logins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoscaler.contract import ReplicaId
+from autoscaler.nodewants import NodeWant
+from autoscaler.settings import Signatures
+from tests.kit.fake_hub import TOKEN, FakeHub
+from tests.kit.fake_s3 import FakeS3
+from tests.test_keeping import Kept
+
+HUB, BUCKET = "hf://acme/tiny?include=*.gguf", "s3://models/tiny/a.gguf"
+CONTENT = b"GGUF" * 100
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path / "store")
+
+
+def want(artifact: str, *replicas: str, secret: str = "") -> NodeWant:
+    return NodeWant(artifact=artifact, pull_secret=secret, replicas=tuple(map(ReplicaId, replicas)))
+
+
+@pytest.mark.parametrize("artifact", [HUB, BUCKET])
+async def test_they_come_are_told_and_are_taken_again_while_their_place_is_away(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, artifact: str
+) -> None:
+    s3 = FakeS3({"tiny/a.gguf": CONTENT})
+    async with FakeHub({}, {"a.gguf": CONTENT, "b.bin": b"x"}).both() as hub, s3.serving(), kept.running():
+        for name, value in (hub.env() | s3.env()).items():
+            monkeypatch.setenv(name, value)
+        kept.wants(want(artifact, "r1"))
+        await kept.until(lambda: kept.said and (kept.said[0].folder or kept.said[0].failed))
+        (said,) = kept.said
+        assert (said.replicas, said.ggufs, said.failed) == (("r1",), ("a.gguf",), "")
+        assert (kept.root / said.folder / "a.gguf").read_bytes() == CONTENT
+        await kept.until(lambda: kept.keeping.report()[0] == (artifact,))
+        asked = len(hub.cdn.seen) + len(s3.seen)
+        kept.wants(want(artifact, "r1", "r2"))
+        await kept.until(lambda: kept.said[0].replicas == ("r1", "r2"))
+        moved = [one for one in (*hub.cdn.seen, *s3.seen)[asked:] if one.method == "GET"]
+        assert not moved, "its bytes came once"
+
+
+async def test_what_lies_there_is_told_of_by_an_agent_that_began_anew(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with FakeHub({}, {"a.gguf": CONTENT}).both() as hub:
+        for name, value in hub.env().items():
+            monkeypatch.setenv(name, value)
+        async with kept.running():
+            kept.wants(want(HUB, "r1"))
+            await kept.until(lambda: kept.said and kept.said[0].folder)
+        anew = Kept(tmp_path / "store")
+        async with anew.running():
+            anew.wants()
+            await anew.until(lambda: anew.keeping.report()[0] == (HUB,))
+
+
+async def test_what_is_not_open_needs_the_agents_own_token_and_a_pull_secret_is_none(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FakeHub({}, {"a.gguf": CONTENT}).both() as hub, kept.running():
+        hub.private = True
+        for name, value in hub.env().items():
+            monkeypatch.setenv(name, value)
+        kept.wants(want(HUB, "r1", secret="none"))
+        await kept.until(lambda: kept.said and kept.said[0].failed)
+        assert not kept.logins, "it is for registries, and for the engine's image"
+        assert "HF_TOKEN" in kept.said[0].failed
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        kept.wants(want(HUB, "r2", secret="none"))
+        await kept.until(lambda: kept.said[0].folder)
+
+
+async def test_where_signatures_are_wanted_nothing_comes_from_there(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with FakeHub({}, {"a.gguf": CONTENT}).both() as hub, kept.running():
+        for name, value in hub.env().items():
+            monkeypatch.setenv(name, value)
+        kept.wants(want(HUB, "r1"), signatures=Signatures(policy="enforce"))
+        await kept.until(lambda: kept.said and kept.said[0].failed)
+        assert "only weights in a registry have signatures" in kept.said[0].failed

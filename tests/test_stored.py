@@ -1,0 +1,50 @@
+"""What agents bring, and what engines fetch themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.contract import ModelName
+from autoscaler.model import Model, ModelSpec
+from autoscaler.mounts import ClusterFacts
+from autoscaler.stored import lying, stored
+from autoscaler.wanted import wanted
+from autoscaler.weightwords import weights
+from autoscaler.world import NodeId
+from tests.kit.worlds import device, world
+
+
+@pytest.mark.parametrize(
+    ("engine", "artifact", "brought"),
+    [
+        ("vllm", "oci://r/a:1", True),
+        ("vllm", "s3://bucket/llama/", True),
+        ("vllm", "hf://org/name@main", False),
+        ("vllm", "hf://org/name@main?include=*.safetensors", True),
+        ("llama.cpp", "hf://org/name?include=*Q4_K_M.gguf", True),
+        ("llama.cpp", "hf://org/name", True),
+        ("command", "hf://org/name", True),
+        ("vllm", "pvc://claim/llama", False),
+        ("vllm", "file:///models/llama", False),
+        ("command", None, False),
+    ],
+)
+def test_an_agent_brings_what_its_engine_does_not_fetch_itself(
+    engine: str, artifact: str | None, brought: bool
+) -> None:
+    assert stored(artifact, engine) is brought
+    model = Model(name=ModelName("a"), spec=ModelSpec(engine=engine, artifact=artifact))  # type: ignore[arg-type]
+    there = world([model], [device("g1", 80, "n1")])
+    told = wanted(there, [(model.name, NodeId("n1"))])
+    assert [one.artifact for node in told.values() for one in node.wants] == ([artifact] if brought else [])
+
+
+def test_what_an_engine_fetches_is_seen_by_no_volume() -> None:
+    found = {}
+    for artifact in ("hf://org/name", "hf://org/name?include=*"):
+        model = Model(name=ModelName("a"), spec=ModelSpec(engine="vllm", artifact=artifact))
+        there = world([model], mounting=ClusterFacts(volumes=True))
+        found[artifact] = lying(model), [one for one in weights(there, model) if "volume" in one]
+    (engines, no_words), (agents, words) = found.values()
+    assert (engines, no_words, agents) == (None, [], "hf://org/name?include=*")
+    assert words
