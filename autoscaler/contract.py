@@ -314,6 +314,8 @@ class NodeReport(Message, frozen=True):
     sequence: int
     brings: bool = False
     """It brings weights that are wanted there."""
+    epoch: int = 0
+    """The newest that it heard of, whose wants it acts on."""
     peer: str = ""
     """Where it gives them to agents of other nodes, `https://HOST:PORT`; empty: it does not."""
     copies: tuple[str, ...] = ()

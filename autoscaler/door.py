@@ -13,15 +13,28 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 SAY_EVERY_S = 60.0
 REFUSED = b'{"error":"not allowed"}'
+BOUND = web.RequestKey("bound", str)
+"""Of a request: the node that its token is bound to."""
+NODE_CHARS_MAX = 253
+"""Of a node's name (RFC 1123)."""
 
-Admits = Callable[[str], Awaitable[bool]]
-"""Whether a token that is no shared secret is in force."""
+
+class Admitted(NamedTuple):
+    """Who shows a token that is in force."""
+
+    node: str = ""
+    """The node that it is bound to; empty: it is bound to none, or nobody says."""
+
+
+Admits = Callable[[str], Awaitable[Admitted | None]]
+"""Who shows a token that is no shared secret; None: it is not in force."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("pilotlight.autoscaler.door")
@@ -49,7 +62,11 @@ class Door:
         @web.middleware
         async def check(request: web.Request, handler: Answer) -> web.StreamResponse:
             authorization = request.headers.get("authorization", "")
-            if self.admits(authorization) or (self._admits is not None and await self._admits(_shown(authorization))):
+            if self.admits(authorization):
+                return await handler(request)
+            admitted = None if self._admits is None else await self._admits(_shown(authorization))
+            if admitted is not None:
+                request[BOUND] = admitted.node
                 return await handler(request)
             self.refused()
             return web.Response(status=401, body=REFUSED, content_type="application/json")
@@ -68,6 +85,15 @@ class Door:
         if self._said_s is None or now_s - self._said_s >= SAY_EVERY_S:
             log.warning("event=contract_refused reason='no token that is in force' times=%d", self._refused)
             self._said_s, self._refused = now_s, 0
+
+
+def elsewhere(request: web.Request, node: str) -> web.Response | None:
+    """What one is told who speaks for a node that its token is not of; None: it may, as far as anybody knows."""
+    bound = request.get(BOUND, "")
+    if not bound or bound == node:
+        return None
+    log.warning("event=contract_refused reason='a token of node %s, for node %r'", bound, node[:NODE_CHARS_MAX])
+    return web.json_response({"error": "its token is of a pod on another node: --node is that of the pod"}, status=403)
 
 
 def _shown(authorization: str) -> str:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from autoscaler import fold_cutting
 from autoscaler.draft import Draft
+from autoscaler.world import World
 
 
 def leads(draft: Draft, epoch: int) -> None:
@@ -29,3 +30,9 @@ def follows(draft: Draft) -> None:
     fold_cutting.forget(draft)
     draft.change(leads=False)
     draft.news = True
+
+
+def heard(world: World) -> frozenset[int]:
+    """The epochs that gateways and agents of nodes say that they have heard of: a lower one is nothing to them."""
+    gateways = {one.report.epoch for one in world.gateways.values() if one.report is not None}
+    return frozenset(gateways.union(one.report.epoch for one in world.nodes.values()))

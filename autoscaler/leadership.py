@@ -6,8 +6,8 @@ once, whatever their wall clocks say. A write is for the very record that was se
 when it stood unchanged, on our own monotonic clock, for as long as its holder said; and who holds it ends MARGIN before
 that, counted from the start of its last write that succeeded. So a process that was paused has ended before it knows.
 A record that is gone (somebody deleted it) frees nobody's place: its holder does not know yet, and whoever has heard of
-any, from the record or from gateways, waits as long before it makes a new one. The epoch rises with every acquisition,
-also by the same holder, and above what gateways know.
+any, from the record, gateways or agents, waits as long before it makes a new one. The epoch rises with every
+acquisition, also by the same holder, and above what those know.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Candidate:
         self._lasts_s = 0.0
         """The duration of the last record; 0: none was ever seen."""
         self._floor = 0
-        """The highest epoch that gateways knew of, as far as it was believed."""
+        """The highest epoch that others knew of, as far as it was believed."""
         self._ours = False
         """It vanished while we led."""
         self._known = False
@@ -122,7 +122,7 @@ class Candidate:
         return not self._known or self.epoch(now_s) is None
 
     def write(self, now_s: float, heard: Collection[int] = ()) -> Write | None:
-        """What to write now, if anything. `heard`: the epochs that gateways know of.
+        """What to write now, if anything. `heard`: the epochs that others know of.
 
         Who leads below one of them (the Lease was deleted) leads no more, and acquires anew the next time.
         """

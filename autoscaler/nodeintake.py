@@ -7,17 +7,20 @@ few seconds that nothing has changed.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 from aiohttp import web
 
 from autoscaler.contract import NodeAnswer, NodeReport, decoder
+from autoscaler.door import NODE_CHARS_MAX, elsewhere
 from autoscaler.loop import Loop
 from autoscaler.nodes import repeats
 from autoscaler.ordered import NodeReported
 
 NODE_BYTES_MAX = 1 << 20
-NODE_CHARS_MAX = 253
-"""Of a node's name (RFC 1123)."""
+FOLDER = re.compile(r"copies(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,255}){1,4}")
+"""Of a Copy's files, below a store: it is mounted into pods, and must lead to nothing else of the node."""
 
 _decode = decoder(NodeReport)
 _encode = msgspec.json.Encoder().encode
@@ -37,6 +40,10 @@ def add_to(app: web.Application, loop: Loop) -> None:
             return web.json_response({"error": f"not a node's report: {wrong}"}, status=400)
         if not report.node or len(report.node) > NODE_CHARS_MAX:
             return web.json_response({"error": "which node? `node` is its name"}, status=400)
+        if (refused := elsewhere(request, report.node)) is not None:
+            return refused
+        if any(one.folder and not FOLDER.fullmatch(one.folder) for one in report.weights):
+            return web.json_response({"error": "`folder` is that of a Copy, below the store: copies/..."}, status=400)
         known, seen = loop.world.nodes.get(report.node), (NodeReported(report=report),)
         if known is not None and known.report.boot == report.boot and repeats(known.report, report):
             loop.note(seen)

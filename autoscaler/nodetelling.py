@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from autoscaler.contract import ModelName
+from autoscaler.door import elsewhere
 from autoscaler.loop import Loop, Step
 from autoscaler.nodepeers import Asked
 from autoscaler.nodewants import NodeWants
@@ -94,6 +95,8 @@ class NodeTelling:
         node, artifact = NodeId(request.query.get("node", "")), request.query.get("artifact", "")
         if not node or not artifact:
             return web.json_response({"error": "whose, and of what? ?node=NAME&artifact=..."}, status=400)
+        if (refused := elsewhere(request, node)) is not None:
+            return refused
         now_s = asyncio.get_running_loop().time()
         told = self._asked.peers(self._loop.world, self._wants, node, artifact, now_s)
         return web.Response(body=_encode(told), content_type="application/json")
@@ -102,6 +105,8 @@ class NodeTelling:
         node = NodeId(request.query.get("node", ""))
         if not node:
             return web.json_response({"error": "which node? ?node=NAME"}, status=400)
+        if (refused := elsewhere(request, node)) is not None:
+            return refused
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
         async with contextlib.aclosing(self.messages(node)) as lines:
             try:
@@ -121,7 +126,7 @@ def _differs(before: World, after: World) -> bool:
             (before.replicas, after.replicas), (before.models, after.models), (before.slices, after.slices),
             (before.images, after.images), (before.settings, after.settings),
         )
-    ) or len(before.nodes) != len(after.nodes)  # fmt: skip
+    ) or before.nodes.keys() != after.nodes.keys()  # fmt: skip
 
 
 def _general(world: World) -> tuple[object, ...]:

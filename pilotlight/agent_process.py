@@ -146,7 +146,7 @@ async def serve(options: AgentOptions) -> None:
         report = NodeReport(
             node=options.node, boot=boot, sequence=sequence, devices=look.devices, pods=look.pods, images=look.images,
             uses=look.uses, age_s=age_s, brings=True, copies=copies, weights=weights,
-            peer="" if among is None else among.url,
+            epoch=keeping.epoch, peer="" if among is None else among.url,
         )  # fmt: skip
         return msgspec.json.encode(report)
 

@@ -20,7 +20,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from autoscaler import engines, mounts
+from autoscaler import engines, fold_leadership, mounts
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
 from autoscaler.door import Admits
 from autoscaler.drivers import probes
@@ -189,9 +189,8 @@ class Cluster:
         return self._loop.world.settings.lease_seconds
 
     def heard(self) -> frozenset[int]:
-        """The epochs that gateways have heard of."""
-        gateways = self._loop.world.gateways.values()
-        return frozenset(one.report.epoch for one in gateways if one.report is not None)
+        """The epochs that gateways and agents have heard of."""
+        return fold_leadership.heard(self._loop.world)
 
     def lead(self, epoch: int) -> None:
         """The World begins anew, from what there is now."""

@@ -128,9 +128,17 @@ class Keeping:
             log.warning("event=wants_not_read reason=%r", str(error))
             return
         if self._wants is None or wants.epoch >= self._wants.epoch:
+            anew = self._wants is None or wants.epoch > self._wants.epoch
             self._wants = wants
+            if anew:  # who leads next must not take a lower one
+                self.changed()
             self.images(wants.images)
             self._wake.set()
+
+    @property
+    def epoch(self) -> int:
+        """The newest that was heard; 0: none was."""
+        return 0 if self._wants is None else self._wants.epoch
 
     def report(self) -> tuple[tuple[str, ...], tuple[WeightsReport, ...]]:
         """What is here, and how far each wish is."""

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from autoscaler import door
-from autoscaler.contract import GatewayId, Report, RoutesDelta
-from autoscaler.door import Admits, Door
+from autoscaler.contract import GatewayId, NodeReport, Report, RoutesDelta
+from autoscaler.door import Admits, Admitted, Door
 from autoscaler.serve import ContractServer
 from gateway.link import HttpLink
 from gateway.sync import LinkError
@@ -101,14 +101,29 @@ async def test_a_gateway_with_a_token_in_force_is_let_in(token: Path, tmp_path: 
         assert await let_in(url, Access(token=written(tmp_path / "mine", TOKEN))), "any of them is taken"
 
 
+@pytest.mark.parametrize(("bound", "status"), [("n1", 200), ("", 200), ("n2", 403)])
+async def test_a_token_that_is_bound_to_a_node_speaks_for_no_other(bound: str, status: int) -> None:
+    async def admits(_: str) -> Admitted | None:
+        return Admitted(node=bound)
+
+    report = msgspec.json.encode(NodeReport(node="n1", boot="b", sequence=1))
+    headers = {"authorization": f"Bearer {OTHER}"}
+    async with autoscaler(Access(), admits) as (url, _), aiohttp.ClientSession(headers=headers) as session:
+        async with session.post(f"{url}/v1/node", data=report) as answer:
+            assert answer.status == status
+        for path in ("/v1/wants?node=n1", "/v1/peers?node=n1&artifact=oci://r/a:1"):
+            async with session.get(f"{url}{path}") as answer:
+                assert answer.status == status
+
+
 async def test_a_token_that_somebody_else_vouches_for_is_let_in_beside_the_shared_secret(
     token: Path, tmp_path: Path
 ) -> None:
     asked = list[str]()
 
-    async def admits(shown: str) -> bool:
+    async def admits(shown: str) -> Admitted | None:
         asked.append(shown)
-        return shown == OTHER
+        return Admitted() if shown == OTHER else None
 
     vouched, wrong = written(tmp_path / "vouched", OTHER), written(tmp_path / "wrong", "0" * 32)
     async with autoscaler(Access(token=token), admits) as (url, _):

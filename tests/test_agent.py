@@ -276,6 +276,19 @@ async def test_a_report_is_observed_and_what_is_none_is_refused(aiohttp_client: 
     assert loop.observed == [NodeReported(report=NodeReport(node="n1", boot="b", sequence=1, devices=(device,)))]
 
 
+@pytest.mark.parametrize(
+    ("folder", "status"),
+    [("", 200), ("copies/0a1b/sha256-0a1b/files", 200), ("/etc", 400), ("..", 400), ("copies", 400),
+     ("copies/../../../etc", 400), ("copies/a/../../x", 400), ("copies//x", 400), ("copies/a\n", 400)],
+)  # fmt: skip
+async def test_what_is_mounted_into_pods_is_a_copy_of_the_store(
+    aiohttp_client: AiohttpClient, folder: str, status: int
+) -> None:
+    client = await aiohttp_client(ContractServer(SteppedLoop(world()).loop).application())
+    weights = [{"artifact": "oci://r/a:1", "folder": folder}]
+    assert (await client.post("/v1/node", data=body(weights=weights))).status == status
+
+
 async def test_the_agent_shows_its_token_and_hears_that_it_is_not_taken(tmp_path: Path) -> None:
     loop = SteppedLoop(world()).loop
     runner = web.AppRunner(ContractServer(loop).application(Door(lambda: ("right",))))

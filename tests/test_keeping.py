@@ -266,3 +266,12 @@ def test_how_far_a_pull_is_is_told_now_and_then(kept: Kept) -> None:
         kept.keeping._came(line, Came(bytes_, 10, 1.0))
     assert len(told) == 2
     assert line.came == Came(3, 10, 1.0)
+
+
+def test_the_newest_epoch_is_told_at_once_so_that_no_leader_takes_a_lower_one(kept: Kept) -> None:
+    told = list[int]()
+    kept.keeping.changed = lambda: told.append(kept.keeping.epoch)
+    assert kept.keeping.epoch == 0
+    for epoch in (3, 3, 2, 4):
+        kept.wants(epoch=epoch)
+    assert told == [3, 4]

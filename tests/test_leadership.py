@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoscaler.contract import NodeReport
+from autoscaler.fold import fold
+from autoscaler.fold_leadership import heard
 from autoscaler.leadership import AHEAD_MAX, EPOCH_MAX, LOOK_S_MAX, Candidate, Record, Write
+from autoscaler.ordered import NodeReported
+from tests.kit.worlds import T0, world
 
 ME, OTHER = "me", "other"
 D = 10
@@ -307,3 +312,15 @@ def test_two_never_lead_at_once_and_epochs_only_rise(script: list[Turn]) -> None
             one.failed()
         assert len(leaders()) <= 1
         assert all(epoch == last_epoch for epoch in leaders())
+
+
+def test_an_epoch_that_only_an_agent_has_heard_of_is_passed_too() -> None:
+    """The Lease was deleted, and no gateway is there: else the agent would wait for a leader that it heard already."""
+    there = fold(world(gateways=()), [NodeReported(report=NodeReport(node="n1", boot="b", sequence=1, epoch=7))], T0)[0]
+    assert heard(there) == {7}
+    one = Candidate(ME, D)
+    one.saw(None, 0.0)
+    one.write(0.0, heard(there))
+    write = one.write(100.0, heard(there))
+    assert write is not None
+    assert write.epoch == 8

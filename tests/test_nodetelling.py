@@ -111,3 +111,14 @@ async def test_an_agent_hears_at_once_which_images_its_node_is_to_have_and_when_
     loop.becomes(replace(began, nodes={}))
     assert images(await anext(told)) == (), "no agent is known there any more"
     await told.aclose()
+
+
+async def test_a_node_that_takes_anothers_place_is_told_like_any() -> None:
+    a = needs()
+    began = replace(at([a], [starts(a, 3)], agents=[3, 4]), documented=True)
+    loop = Watched(replace(began, nodes={"n4": began.nodes["n4"]}))
+    told = NodeTelling(cast("Loop", loop)).messages(NodeId("n3"))
+    assert images(await anext(told)) == (), "no agent is known there"
+    loop.becomes(replace(began, nodes={"n3": began.nodes["n3"]}))
+    assert images(await anext(told)) == (ENGINE,)
+    await told.aclose()

@@ -8,9 +8,10 @@ from typing import cast
 
 import pytest
 
+from autoscaler.door import Admitted
 from autoscaler.drivers.kubernetes import tokens as tokens_
 from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.tokens import AGAIN_MAX, ASKED_MAX, KEPT_MAX, KEPT_S, STANDS_S, Tokens
+from autoscaler.drivers.kubernetes.tokens import AGAIN_MAX, ASKED_MAX, KEPT_MAX, KEPT_S, NODE, STANDS_S, Tokens
 
 US = "system:serviceaccount:n:gateway"
 
@@ -20,7 +21,7 @@ class Server:
 
     def __init__(self) -> None:
         self.good: set[str] = set()
-        self.hangs = False
+        self.hangs, self.node = False, ""
         self.asked: list[str] = []
         self._goes_on = asyncio.Event()
 
@@ -37,7 +38,8 @@ class Server:
             await self._goes_on.wait()
         if token not in self.good:
             return {"status": {"authenticated": False}}
-        return {"status": {"authenticated": True, "audiences": ["pilotlight"], "user": {"username": US}}}
+        user = {"username": US, **({"extra": {NODE: [self.node]}} if self.node else {})}
+        return {"status": {"authenticated": True, "audiences": ["pilotlight"], "user": user}}
 
 
 class House:
@@ -73,12 +75,20 @@ async def test_at_a_server_that_hangs_all_who_were_let_in_are_let_in_at_once(hou
             report = house.tokens.admits(name)
             with pytest.raises(StopIteration) as said:  # without waiting for anything
                 report.send(None)
-            assert said.value.value is True
+            assert said.value.value == Admitted()
         await asyncio.sleep(0)
     assert len(house.server.asked) == len(names) + AGAIN_MAX, "one question for each, and not more than so many"
     house.now_s += STANDS_S
     house.server.go_on()
     await house.settled()
+
+
+async def test_of_a_token_that_is_bound_to_a_pod_its_node_is_known(house: House) -> None:
+    house.server.good.update(("ours", "unbound"))
+    assert await house.tokens.admits("unbound") == Admitted()
+    house.server.node = "n1"
+    assert await house.tokens.admits("ours") == await house.tokens.admits("ours") == Admitted(node="n1")
+    assert house.server.asked == ["unbound", "ours"]
 
 
 async def test_strangers_do_not_take_the_place_of_who_is_known(house: House) -> None:
@@ -94,7 +104,7 @@ async def test_strangers_do_not_take_the_place_of_who_is_known(house: House) -> 
     await asyncio.sleep(0)
     assert house.server.asked[-1] == "ours", "and it is asked about nevertheless"
     house.server.go_on()
-    assert await asyncio.gather(*strangers) == [False] * ASKED_MAX
+    assert await asyncio.gather(*strangers) == [None] * ASKED_MAX
 
 
 async def test_a_token_that_is_refused_now_is_let_in_no_more(house: House) -> None:

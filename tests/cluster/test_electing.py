@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import GatewayId
+from autoscaler.door import Admitted
 from autoscaler.drivers.kubernetes import gateways
 from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import Api, FencedError, Object
@@ -219,7 +220,11 @@ async def test_only_the_named_accounts_tokens_for_our_audience_are_let_in(
     ours = await token(api, namespace, "gateway", audiences=["pilotlight"])
     new = await token(api, namespace, "gateway", audiences=["pilotlight"])
     for_the_api_server = await token(api, namespace, "gateway", audiences=["https://kubernetes.default.svc"])
-    await until(lambda: tokens.admits(ours))  # a question without an answer in time is a refusal
+
+    async def taken(shown: str) -> bool:
+        return await tokens.admits(shown) is not None
+
+    await until(lambda: taken(ours))  # a question without an answer in time is a refusal
     assert not await tokens.admits(for_the_api_server)
     assert not await tokens.admits(await token(api, namespace, "other", audiences=["pilotlight"]))
     assert not await tokens.admits(ours[:-4] + "AAAA")
@@ -232,10 +237,31 @@ async def test_only_the_named_accounts_tokens_for_our_audience_are_let_in(
     plane.signal_part("kube-apiserver", signal.SIGSTOP)
     try:
         known, unknown = await asyncio.gather(tokens.admits(ours), tokens.admits(new))
-        assert (known, unknown) == (True, False), "what was said last stands; nobody new is let in"
+        assert (known, unknown) == (Admitted(), None), "what was said last stands; nobody new is let in"
         now_s += STANDS_S
         assert not await tokens.admits(ours)
     finally:
         await tokens.close()
         plane.signal_part("kube-apiserver", signal.SIGCONT)
-    await until(lambda: tokens.admits(new))
+    await until(lambda: taken(new))
+
+
+async def test_of_a_token_that_is_bound_to_a_pod_the_api_server_says_its_node(
+    api: Api, namespace: str, node: Node
+) -> None:
+    await make_account(api, namespace, "agent")
+    container = {"name": "a", "image": "a", "command": ["/bin/sleep", "600"]}
+    spec = {"serviceAccountName": "agent", "nodeName": node.name, "containers": [container]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "agent"}, "spec": spec}
+    uid = (await api.create(f"/api/v1/namespaces/{namespace}/pods", pod))["metadata"]["uid"]
+    bound = {"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": uid}
+    shown = await token(api, namespace, "agent", audiences=["pilotlight"], boundObjectRef=bound)
+    tokens, found = Tokens(api, (f"system:serviceaccount:{namespace}:agent",)), list[str]()
+
+    async def known() -> bool:
+        admitted = await tokens.admits(shown)
+        found.extend([] if admitted is None else [admitted.node])
+        return bool(found)
+
+    await until(known)
+    assert found == [node.name]

@@ -35,7 +35,7 @@ class Process(Protocol):
         """The Settings' duration of a Lease."""
 
     def heard(self) -> Collection[int]:
-        """The epochs that gateways have heard of."""
+        """The epochs that gateways and agents have heard of."""
 
     def lead(self, epoch: int) -> None:
         """We lead from now on."""

@@ -15,8 +15,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection
+from typing import TypeVar
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
+from autoscaler.door import Admitted
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 
 AUDIENCE = "pilotlight"
 KEPT_S = 10.0
@@ -29,7 +31,11 @@ AGAIN_MAX = 64
 """Questions at once about who was let in, one for each token; the next report is another chance."""
 ASK_S_MAX = 2.0
 TOKEN_BYTES_MAX = 16 << 10
+NODE = "authentication.kubernetes.io/node-name"
+"""Where the API server says on which node the pod is that a token is bound to (from Kubernetes 1.30 on)."""
 _PATH = "/apis/authentication.k8s.io/v1/tokenreviews"
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -48,12 +54,12 @@ class Tokens:
         self._users = frozenset(users)
         self._audience = audience
         self._clock = clock
-        self._let_in: dict[bytes, float] = {}
-        """When the API server said so, by the token's hash, in the order of its answers."""
+        self._let_in: dict[bytes, tuple[float, Admitted]] = {}
+        """When the API server said so, and of whom, by the token's hash, in the order of its answers."""
         self._refused: dict[bytes, float] = {}
         """The same."""
         self._asked = 0
-        self._again: dict[bytes, asyncio.Task[bool]] = {}
+        self._again: dict[bytes, asyncio.Task[Admitted | None]] = {}
         """Questions about who was let in already."""
 
     async def close(self) -> None:
@@ -63,19 +69,20 @@ class Tokens:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def admits(self, token: str) -> bool:
-        """Whether whoever shows it is one of ours."""
+    async def admits(self, token: str) -> Admitted | None:
+        """Who shows it, if it is one of ours."""
         if not token or len(token) > TOKEN_BYTES_MAX:
-            return False
+            return None
         key, now_s = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest(), self._clock()
-        if (since_s := self._let_in.get(key)) is not None and now_s - since_s < STANDS_S:
-            if now_s - since_s >= KEPT_S:
+        known = self._let_in.get(key)
+        if known is not None and now_s - known[0] < STANDS_S:
+            if now_s - known[0] >= KEPT_S:
                 self._ask_again(key, token)
-            return True
+            return known[1]
         if (since_s := self._refused.get(key)) is not None and now_s - since_s < KEPT_S:
-            return False
+            return None
         if self._asked >= ASKED_MAX:
-            return False
+            return None
         self._asked += 1
         try:
             return await self._ask(key, token)
@@ -88,27 +95,40 @@ class Tokens:
             task = self._again[key] = asyncio.create_task(self._ask(key, token))
             task.add_done_callback(lambda done: self._asked_again(key, done))
 
-    def _asked_again(self, key: bytes, done: asyncio.Task[bool]) -> None:
+    def _asked_again(self, key: bytes, done: asyncio.Task[Admitted | None]) -> None:
         del self._again[key]
         if not done.cancelled() and (error := done.exception()) is not None:
             _log.error("a token cannot be asked about: %s", type(error).__name__)
 
-    async def _ask(self, key: bytes, token: str) -> bool:
-        """Keeps the answer; False also where there is none."""
+    async def _ask(self, key: bytes, token: str) -> Admitted | None:
+        """Keeps the answer; None also where there is none."""
         wanted = {"token": token, "audiences": [self._audience]}
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": wanted}
         try:
             async with asyncio.timeout(ASK_S_MAX):
                 status = (await self._api.create(_PATH, body)).get("status") or {}
         except (ApiError, UnreachableError, TimeoutError):
-            return False
-        user = (status.get("user") or {}).get("username", "")
+            return None
+        user = status.get("user") or {}
         ours = self._audience in (status.get("audiences") or ())
-        admitted = bool(status.get("authenticated")) and ours and user in self._users
+        admitted = bool(status.get("authenticated")) and ours and user.get("username", "") in self._users
         for kept in (self._let_in, self._refused):
             kept.pop(key, None)
-        kept = self._let_in if admitted else self._refused
-        if len(kept) >= KEPT_MAX:
-            kept.pop(next(iter(kept)))
-        kept[key] = self._clock()
-        return admitted
+        if not admitted:
+            _put(self._refused, key, self._clock())
+            return None
+        found = Admitted(node=_node(user))
+        _put(self._let_in, key, (self._clock(), found))
+        return found
+
+
+def _put(kept: dict[bytes, T], key: bytes, value: T) -> None:
+    if len(kept) >= KEPT_MAX:
+        kept.pop(next(iter(kept)))
+    kept[key] = value
+
+
+def _node(user: Object) -> str:
+    """Of the pod that a token is bound to; empty: the API server does not say, or it is bound to none."""
+    named = (user.get("extra") or {}).get(NODE) or [""]
+    return str(named[0])
