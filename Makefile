@@ -66,7 +66,7 @@ bench-cluster: compiled  ## on a real Kubernetes control plane; QUICK=1 for less
 bench-packing: venv  ## the packing experiment of FGD with ours and its peers; QUICK=1 without the peers but FGD
 	@$(PY) -m bench.packing
 
-bench-weights: venv  ## pulling 2 GiB beside oras-go; needs go and docker-registry (or its name in PILOTLIGHT_REGISTRY); QUICK=1 for fewer rounds
+bench-weights: venv  ## weights from and to a registry beside oras-go and oras-py; needs go and docker-registry (or its name in PILOTLIGHT_REGISTRY); QUICK=1 for fewer rounds
 	@$(PY) -m bench.weights
 
 clean:

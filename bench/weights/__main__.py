@@ -1,185 +1,216 @@
-"""Pulling weights: our fetch and oras-go's (three blobs at once, as the command does), in turns, from one registry.
+"""Weights from and to a registry: ours beside oras-go (three blobs at once, as its command does) and oras-py, in turns.
 
-8 blobs of 256 MiB and one of 2 GiB, over plain HTTP and by TLS, on loopback; both check every digest, and with both
-everything is on the disk at the end (ours has no other way; oras-go's files are synced when it is done, in its time).
-What oras-go costs without that is reported beside it (`unsynced_wall_ratio_oras`). Then one fetch is killed (SIGKILL)
-at 90 % and gone on with. Prints the last line as one JSON object; a figure that could not be taken is null, with the
+8 blobs of 256 MiB and one of 2 GiB, over plain HTTP and by TLS, on loopback. Ours and oras-go check every digest, and
+everything is on the disk at the end (ours has no other way; the others' files are synced when they are done, in their
+time). What oras-go costs without that is reported beside it (`unsynced_wall_ratio_oras`). Then: oras-py's pull, which
+checks nothing; a fetch that is killed (SIGKILL) at 90 % and gone on with; both pushes of 2 GiB; 50 processes of one
+node that want one digest, and how long the Replicas after the first wait for their weights. `--scale 8` makes all blobs
+so many times smaller. Prints the last line as one JSON object; a figure that could not be taken is null, with the
 reason above.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import contextlib
+import importlib.util
 import json
 import os
-import secrets
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from artifacts import pushing
-from artifacts.blobs import Blob
-from artifacts.client import Client
-from artifacts.digests import Digest
-from artifacts.registry import MANIFEST
-from artifacts.transport import Site
-from bench.kit import Figures, answers, free_port, running, say, times, title
+from bench.kit import MIB, Figures, say, spread, times, title
 from bench.parts import machine, quick
-from tests.kit.certificates import OURS, leaf, write, write_authority
+from bench.weights.registries import NAME, artifact, fetches, random_file, registry
+from tests.kit.certificates import OURS, write_authority
 
-MIB = 1 << 20
-SHAPES = {"many": [256 * MIB] * 8, "one": [2048 * MIB]}
-"""By tag: the bytes of each blob."""
 KEYS = (
-    "wall_ratio_oras", "cpu_ratio_oras", "rss_mib", "one_blob_wall_ratio_oras", "tls_wall_ratio_oras",
-    "unsynced_wall_ratio_oras", "resume_bytes_share",
+    "wall_ratio_oras", "cpu_ratio_oras", "rss_mib", "one_blob_wall_ratio_oras", "one_blob_cpu_ratio_oras",
+    "tls_wall_ratio_oras", "tls_cpu_ratio_oras", "tls_rss_mib", "unsynced_wall_ratio_oras", "wall_ratio_oras_py",
+    "resume_bytes_share", "push_rss_mib", "push_rss_mib_oras_py", "push_wall_ratio_oras_py", "fetches_of_50",
+    "second_replica_ms_max",
 )  # fmt: skip
-NAME = "bench/model"
+WANTING = 50
 HERE = Path(__file__).parent
 Cost = dict[str, float]
+Sides = Mapping[str, Sequence[str]]
+"""By name: the command of each, without where from and where to."""
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.weights")
+    parser.add_argument("--scale", type=int, default=1, help="blobs so many times smaller; the figures count at 1 only")
+    scale = parser.parse_args().scale
     say(machine())
     figures: Figures = dict.fromkeys(KEYS)
-    registry = os.environ.get("PILOTLIGHT_REGISTRY") or shutil.which("docker-registry")
-    if registry is None or shutil.which("go") is None:
+    program = os.environ.get("PILOTLIGHT_REGISTRY") or shutil.which("docker-registry")
+    if program is None or shutil.which("go") is None:
         say(
             "docker-registry or go is not on the PATH (Debian: apt install docker-registry golang): nothing is measured"
         )
     else:
         with tempfile.TemporaryDirectory(prefix="pilotlight-weights-") as place:
-            figures |= asyncio.run(_measured(Path(place), registry))
-    say(json.dumps(figures))
+            figures |= asyncio.run(_Bench(Path(place), program, scale).all())
+    say(json.dumps({key: round(value, 4) if isinstance(value, float) else value for key, value in figures.items()}))
 
 
-async def _measured(place: Path, registry: str) -> Figures:
-    rounds = 3 if quick() else 7
-    oras = place / "oraspull"
-    await asyncio.to_thread(subprocess.run, ["go", "build", "-o", str(oras), "."], cwd=HERE / "oras", check=True)
-    ca = write_authority(place, OURS)
-    async with _registry(place, registry, None) as plain, _registry(place, registry, ca) as secure:
-        for tag, sizes in SHAPES.items():
-            await _push(place, plain, tag, sizes)
-        many = await _turns(oras, f"{plain}/{NAME}:many", None, rounds, "8 blobs of 256 MiB, plain")
-        one = await _turns(oras, f"{plain}/{NAME}:one", None, rounds, "one blob of 2 GiB, plain")
-        tls = await _turns(oras, f"{secure}/{NAME}:many", ca, rounds, "8 blobs of 256 MiB, TLS")
-        unsynced = await _turns(
-            oras, f"{plain}/{NAME}:many", None, rounds, "8 blobs of 256 MiB, plain, oras-go's not synced", sync=False
-        )
-        share = await _resumed(place, f"{plain}/{NAME}:many")
-    return {
-        "wall_ratio_oras": _ratio(many, "wall_s"),
-        "cpu_ratio_oras": _ratio(many, "cpu_s"),
-        "rss_mib": max(ours["rss_mib"] for ours, _ in many),
-        "one_blob_wall_ratio_oras": _ratio(one, "wall_s"),
-        "tls_wall_ratio_oras": _ratio(tls, "wall_s"),
-        "unsynced_wall_ratio_oras": _ratio(unsynced, "wall_s"),
-        "resume_bytes_share": share,
-    }
+class _Bench:
+    """One run, in an empty folder."""
+
+    def __init__(self, place: Path, program: str, scale: int) -> None:
+        self._place = place
+        self._program = program
+        self._mib = 2048 // scale
+        """Of each artifact."""
+        self._rounds = 3 if quick() else 7
+        self._oras = place / "oraspull"
+        self._ours = [sys.executable, "-m", "bench.weights.ours"]
+
+    async def all(self) -> Figures:
+        place = self._place
+        build = ["go", "build", "-o", str(self._oras), "."]
+        await asyncio.to_thread(subprocess.run, build, cwd=HERE / "oras", check=True)
+        ca = write_authority(place, OURS)
+        async with registry(place, self._program) as plain, registry(place, self._program, ca) as secure:
+            await artifact(place, plain, "many", [self._mib // 8 * MIB] * 8)
+            await artifact(place, plain, "one", [self._mib * MIB])
+            await artifact(place, plain, "little", [64 * MIB], ["model.gguf"])
+            figures = await self._pulls(plain, secure, ca)
+            figures["resume_bytes_share"] = await self._resumed(f"{plain}/{NAME}:many")
+            figures |= await self._oras_py(plain)
+        async with registry(place, self._program, tells=True) as telling:
+            figures |= await self._crowd(f"{telling}/{NAME}:little")
+        return figures
+
+    async def _pulls(self, plain: str, secure: str, ca: Path) -> Figures:
+        sides = {"ours": self._ours, "oras-go": [str(self._oras)]}
+        many, one = f"{plain}/{NAME}:many", f"{plain}/{NAME}:one"
+        eight = f"8 blobs of {self._mib // 8} MiB"
+        found = await self._turns(f"{eight}, plain", sides, [many])
+        single = await self._turns(f"one blob of {self._mib} MiB, plain", sides, [one])
+        tls = await self._turns(f"{eight}, TLS", sides, [f"{secure}/{NAME}:many"], str(ca))
+        unsynced = await self._turns(f"{eight}, plain, oras-go's not synced", sides, [many], sync=False)
+        return {
+            "wall_ratio_oras": _ratio(found, "wall_s"),
+            "cpu_ratio_oras": _ratio(found, "cpu_s"),
+            "rss_mib": max(one["ours"]["rss_mib"] for one in found),
+            "one_blob_wall_ratio_oras": _ratio(single, "wall_s"),
+            "one_blob_cpu_ratio_oras": _ratio(single, "cpu_s"),
+            "tls_wall_ratio_oras": _ratio(tls, "wall_s"),
+            "tls_cpu_ratio_oras": _ratio(tls, "cpu_s"),
+            "tls_rss_mib": max(one["ours"]["rss_mib"] for one in tls),
+            "unsynced_wall_ratio_oras": _ratio(unsynced, "wall_s"),
+        }
+
+    async def _oras_py(self, plain: str) -> Figures:
+        if importlib.util.find_spec("oras") is None:
+            say("\noras-py is not installed: nothing beside it is measured")
+            return {}
+        theirs = [sys.executable, "-m", "bench.weights.theirs"]
+        sides = {"ours": self._ours, "oras-py": [*theirs, "pull"]}
+        pulls = await self._turns("beside oras-py, which checks no digest", sides, [f"{plain}/{NAME}:many"])
+        path = self._place / "pushed"
+        await asyncio.to_thread(random_file, path, self._mib * MIB)
+        sides = {"ours": [*self._ours, "push"], "oras-py": [*theirs, "push"]}
+        pushes = await self._pushes(f"pushing one blob of {self._mib} MiB", sides, plain, path)
+        path.unlink()
+        return {
+            "wall_ratio_oras_py": _ratio(pulls, "wall_s", "oras-py"),
+            "push_rss_mib": max(one["ours"]["rss_mib"] for one in pushes),
+            "push_rss_mib_oras_py": max(one["oras-py"]["rss_mib"] for one in pushes),
+            "push_wall_ratio_oras_py": _ratio(pushes, "wall_s", "oras-py"),
+        }
+
+    async def _turns(
+        self, what: str, sides: Sides, given: Sequence[str], *more: str, sync: bool = True
+    ) -> list[dict[str, Cost]]:
+        """What each round cost each side; who is first changes."""
+        turns = []
+        out = self._place / "out"
+        for at in range(self._rounds + 1):
+            costs = {}
+            for who in sides if at % 2 else reversed([*sides]):
+                costs[who] = await self._run([*sides[who], *given, str(out), *more], sync=sync)
+                shutil.rmtree(out, ignore_errors=True)
+            if at:  # the first has cold caches
+                turns.append(costs)
+        _tell(what, turns)
+        return turns
+
+    async def _pushes(self, what: str, sides: Sides, host: str, path: Path) -> list[dict[str, Cost]]:
+        """Each time into a repository of its own: what a registry has, it is not sent."""
+        turns = []
+        for at in range(3):
+            costs = {}
+            for who in sides if at % 2 else reversed([*sides]):
+                to = f"{host}/bench/{who}-{at}{':pushed' if who != 'ours' else ''}"
+                costs[who] = await self._run([*sides[who], to, str(path)])
+            turns.append(costs)
+        _tell(what, turns)
+        return turns
+
+    async def _run(self, command: Sequence[str], *, sync: bool = True) -> Cost:
+        (self._place / "out").mkdir(exist_ok=True)
+        environment = os.environ | ({"SYNC": "1"} if sync else {})
+        done = await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, env=environment)
+        found: Cost = json.loads(done.stdout[done.stdout.rindex(b"{") :])  # oras-py has words of its own before it
+        return found
+
+    async def _resumed(self, reference: str) -> float:
+        """Which share of all bytes the second fetch had to ask for, after the first was killed at 90 %."""
+        command = [*self._ours, reference, str(self._place / "out")]
+        (self._place / "out").mkdir(exist_ok=True)
+        environment = {**os.environ, "KILL_AT": "0.9"}
+        await asyncio.to_thread(subprocess.run, command, check=False, capture_output=True, env=environment)
+        share = (await self._run(command))["fetched_share"]
+        shutil.rmtree(self._place / "out")
+        title("going on after SIGKILL at 90 %")
+        say(f"  asked for {share:.1%} of all bytes")
+        return share
+
+    async def _crowd(self, reference: str) -> Figures:
+        """Processes of one node that want the same at once, and those that come after."""
+        command = [sys.executable, "-m", "bench.weights.node", reference, str(self._place / "store")]
+        crowd = [
+            await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for _ in range(WANTING)
+        ]
+        for one in crowd:
+            assert one.stdout is not None
+            await one.stdout.readline()
+        said = [json.loads(out) for out, _ in await asyncio.gather(*(one.communicate(b"\n") for one in crowd))]
+        alone = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        out, _ = await alone.communicate(b"\n")
+        quiet = json.loads(out.partition(b"\n")[2])
+        asked = [one for one in fetches(self._place) if one != EMPTY]
+        title(f"{WANTING} processes want one digest of 64 MiB")
+        last_s = max(one["first_ms"] for one in said) / 1e3
+        say(f"  {len(said)} had it, fetched {len(asked)} time(s); the last had it after {last_s:.1f} s")
+        title("weights that lie here, for the next Replica")
+        say(f"  {spread(quiet['more_ms'])} ms; the first of a process that has just begun {quiet['first_ms']:.1f} ms")
+        return {"fetches_of_50": len(asked), "second_replica_ms_max": max(quiet["more_ms"])}
 
 
-def _ratio(turns: list[tuple[Cost, Cost]], key: str) -> float:
-    return statistics.median(ours[key] / theirs[key] for ours, theirs in turns)
+EMPTY = "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+"""The config, `{}`."""
 
 
-@contextlib.asynccontextmanager
-async def _registry(place: Path, program: str, ca: Path | None) -> AsyncIterator[str]:
-    """HOST:PORT of one; both have the same blobs."""
-    host = f"127.0.0.1:{free_port()}"
-    http: dict[str, object] = {"addr": host, "secret": secrets.token_hex()}
-    if ca is not None:
-        pair = write(place, "registry", leaf(OURS))
-        http["tls"] = {"certificate": str(pair[0]), "key": str(pair[1])}
-    path = place / f"registry-{'tls' if ca else 'plain'}.json"  # JSON is YAML
-    storage = {"filesystem": {"rootdirectory": str(place / "data")}}
-    log = {"level": "error", "accesslog": {"disabled": True}}
-    path.write_text(json.dumps({"version": 0.1, "log": log, "storage": storage, "http": http}))
-    with running([program, "serve", str(path)], path.with_suffix(".log")) as process:
-        if ca is None:
-            await answers(f"http://{host}/v2/", process, path.with_suffix(".log"))
-        yield host
+def _ratio(turns: list[dict[str, Cost]], key: str, beside: str = "oras-go") -> float:
+    return statistics.median(one["ours"][key] / one[beside][key] for one in turns)
 
 
-async def _push(place: Path, host: str, tag: str, sizes: list[int]) -> None:
-    async with Client(Site(host)) as client:
-        config = await _blob(client, place, b"{}")
-        layers = []
-        for number, size in enumerate(sizes):
-            path = place / "blob"
-            with path.open("wb") as file:
-                for _ in range(size // MIB):
-                    file.write(os.urandom(MIB))
-            named = await asyncio.to_thread(_digest, path)
-            await pushing.push_blob(client, Blob(NAME, named, size), pushing.FileSource(path))
-            path.unlink()
-            title_of = {"org.opencontainers.image.title": f"{number}"}
-            layers.append(
-                {"mediaType": "application/octet-stream", "digest": named, "size": size, "annotations": title_of}
-            )
-        body = {"schemaVersion": 2, "mediaType": MANIFEST, "artifactType": "application/x-bench"}
-        body |= {"config": config, "layers": layers}
-        await pushing.push_manifest(client, NAME, tag, json.dumps(body).encode(), MANIFEST)
-
-
-async def _blob(client: Client, place: Path, content: bytes) -> dict[str, object]:
-    path = place / "config"
-    path.write_bytes(content)
-    named = _digest(path)
-    await pushing.push_blob(client, Blob(NAME, named, len(content)), pushing.FileSource(path))
-    return {"mediaType": "application/vnd.oci.empty.v1+json", "digest": named, "size": len(content)}
-
-
-def _digest(path: Path) -> Digest:
-    said = subprocess.run(["openssl", "dgst", "-sha256", "-r", str(path)], check=True, capture_output=True).stdout
-    return Digest(f"sha256:{said[:64].decode()}")
-
-
-async def _turns(
-    oras: Path, reference: str, ca: Path | None, rounds: int, what: str, *, sync: bool = True
-) -> list[tuple[Cost, Cost]]:
-    """What each round cost us and them; who is first changes."""
-    place, given = oras.parent, [str(ca)] if ca is not None else []
-    turns = []
-    for at in range(rounds + 1):
-        costs = {}
-        for who in ("ours", "theirs") if at % 2 else ("theirs", "ours"):
-            command = [sys.executable, "-m", "bench.weights.ours"] if who == "ours" else [str(oras)]
-            costs[who] = await _run(place, [*command, reference, str(place / "out"), *given], sync=sync)
-            shutil.rmtree(place / "out", ignore_errors=True)
-        if at:  # the first has cold caches
-            turns.append((costs["ours"], costs["theirs"]))
+def _tell(what: str, turns: list[dict[str, Cost]]) -> None:
+    beside = next(name for name in turns[0] if name != "ours")
     title(what)
     for key in ("wall_s", "cpu_s", "rss_mib"):
-        ours, theirs = ([turn[side][key] for turn in turns] for side in (0, 1))
-        say(f"  {key:8} ours {statistics.median(ours):7.2f}, oras-go {statistics.median(theirs):7.2f}: "
-            f"{times([a / b for a, b in zip(ours, theirs, strict=True)])}")  # fmt: skip
-    return turns
-
-
-async def _run(place: Path, command: list[str], *, sync: bool = True) -> Cost:
-    (place / "out").mkdir(exist_ok=True)
-    environment = os.environ | ({"SYNC": "1"} if sync else {})
-    done = await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, env=environment)
-    found: Cost = json.loads(done.stdout)
-    return found
-
-
-async def _resumed(place: Path, reference: str) -> float:
-    """Which share of all bytes the second fetch had to ask for, after the first was killed at 90 %."""
-    command = [sys.executable, "-m", "bench.weights.ours", reference, str(place / "out")]
-    (place / "out").mkdir(exist_ok=True)
-    environment = {**os.environ, "KILL_AT": "0.9"}
-    await asyncio.to_thread(subprocess.run, command, check=False, capture_output=True, env=environment)
-    share = (await _run(place, command))["fetched_share"]
-    title("going on after SIGKILL at 90 %")
-    say(f"  asked for {share:.1%} of all bytes")
-    return share
+        ours, theirs = ([one[side][key] for one in turns] for side in ("ours", beside))
+        ratio = times([a / b for a, b in zip(ours, theirs, strict=True)])
+        say(f"  {key:8} ours {statistics.median(ours):7.2f}, {beside} {statistics.median(theirs):7.2f}: {ratio}")
 
 
 if __name__ == "__main__":

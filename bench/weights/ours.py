@@ -1,32 +1,27 @@
-"""One fetch of ours in a process of its own: `python -m bench.weights.ours HOST/REPOSITORY:TAG FOLDER [CA]`.
+"""One fetch or push of ours in a process of its own: `python -m bench.weights.ours HOST/REPOSITORY:TAG FOLDER [CA]`, or
+`python -m bench.weights.ours push HOST/REPOSITORY FILE`.
 
-Says as JSON what the fetch cost (the interpreter's start is not in it: the agent of a node runs all the time), its
-largest memory (which is the process's), and how many bytes were there before. `KILL_AT=0.9` ends it there by SIGKILL.
+Says as JSON what it cost (the interpreter's start is not in it: the agent of a node runs all the time), its largest
+memory (which is the process's), and how many bytes were there before. `KILL_AT=0.9` ends a fetch there by SIGKILL.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import hashlib
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
-from artifacts import manifest, pull, registry
+from artifacts import manifest, pull, pushing, registry
 from artifacts.blobs import Blob
 from artifacts.client import Client
 from artifacts.digests import Digest
 from artifacts.mirrors import Mirrored
 from artifacts.pull import Wanted
 from artifacts.transport import Site
-
-
-def _largest_mib() -> float:
-    """Of this program; what `getrusage` says may be that of the one which started it."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+from bench.weights.cost import Cost
 
 
 async def _fetch(reference: str, folder: Path, ca: Path | None) -> None:
@@ -34,7 +29,7 @@ async def _fetch(reference: str, folder: Path, ca: Path | None) -> None:
     name, _, tag = rest.partition(":")
     kill_at = float(os.environ.get("KILL_AT", "2"))
     came: dict[Digest, int] = {}
-    begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+    cost = Cost()
     async with Client(Site(host, plain_http=ca is None, ca=ca)) as client:
         found = await registry.manifest(client, name, tag)
         parsed = manifest.parse(found.body)
@@ -52,17 +47,23 @@ async def _fetch(reference: str, folder: Path, ca: Path | None) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         await pull.fetch(wanted, Mirrored(client), folder, progress)
-    sys.stdout.write(
-        json.dumps(
-            {
-                "wall_s": time.perf_counter() - begun_s,
-                "cpu_s": time.process_time() - begun_cpu_s,
-                "rss_mib": _largest_mib(),
-                "fetched_share": 1 - (there + sum(first.values())) / size,
-            }
-        )
-    )
+    cost.tell(fetched_share=1 - (there + sum(first.values())) / size)
+
+
+async def _push(reference: str, path: Path) -> None:
+    """Also sums the file first, as whoever pushes must."""
+    host, _, name = reference.partition("/")
+    cost = Cost()
+    with path.open("rb") as file:
+        summed = hashlib.file_digest(file, "sha256").hexdigest()
+    async with Client(Site(host)) as client:
+        blob = Blob(name, Digest(f"sha256:{summed}"), path.stat().st_size)
+        came = await pushing.push_blob(client, blob, pushing.FileSource(path))
+    cost.tell(came=came)
 
 
 if __name__ == "__main__":
-    asyncio.run(_fetch(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None))
+    if sys.argv[1] == "push":
+        asyncio.run(_push(sys.argv[2], Path(sys.argv[3])))
+    else:
+        asyncio.run(_fetch(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None))

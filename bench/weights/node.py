@@ -1,0 +1,48 @@
+"""One process of a node that wants weights: `python -m bench.weights.node REFERENCE STORE`.
+
+Says `ready`, waits for a line, then has a Supply bring them as for a Replica's start, and after that again and again as
+for the Replicas that follow. Says as JSON how long each took; `more_ms` are those that followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from autoscaler.model import Model
+from autoscaler.settings import Weights
+from bench import documents
+from bench.kit import model_of
+from bench.weights.cost import Cost
+from pilotlight.supply import Supply
+
+MORE = 20
+
+
+async def _want(reference: str, store: Path) -> None:
+    model = model_of(documents.model("wanted", engine="llama.cpp", artifact=f"oci://{reference}"))
+    supply = Supply(store, Weights())
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    cost = Cost()
+    first_ms = await _once(supply, model)
+    more_ms = [await _once(supply, model) for _ in range(MORE)]
+    cost.tell(first_ms=first_ms, more_ms=more_ms)
+
+
+async def _once(supply: Supply, model: Model) -> float:
+    begun_s = time.perf_counter()
+    coming = supply(model, lambda _: None)
+    if coming is None:
+        raise RuntimeError("these weights are not the store's to bring")
+    held = await coming
+    took_ms = (time.perf_counter() - begun_s) * 1e3
+    held.close()
+    return took_ms
+
+
+if __name__ == "__main__":
+    asyncio.run(_want(sys.argv[1], Path(sys.argv[2])))

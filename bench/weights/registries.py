@@ -1,0 +1,93 @@
+"""Debian's registry on this machine, and artifacts of random bytes in it. I/O.
+
+Owns its processes and what is pushed to it before anything is measured; it must not know what that is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import secrets
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from artifacts import pushing
+from artifacts.blobs import Blob
+from artifacts.client import Client
+from artifacts.digests import Digest
+from artifacts.registry import MANIFEST
+from artifacts.transport import Site
+from bench.kit import MIB, answers, free_port, running
+from tests.kit.certificates import OURS, leaf, write
+
+NAME = "bench/model"
+_BLOB = re.compile(r'"GET /v2/[^ "]*/blobs/(sha256:[0-9a-f]{64}) ')
+
+
+@contextlib.asynccontextmanager
+async def registry(place: Path, program: str, ca: Path | None = None, *, tells: bool = False) -> AsyncIterator[str]:
+    """HOST:PORT of one; all of one `place` have the same blobs. `tells`: `fetches` says what it was asked for."""
+    host = f"127.0.0.1:{free_port()}"
+    http: dict[str, object] = {"addr": host, "secret": secrets.token_hex()}
+    if ca is not None:
+        pair = write(place, "registry", leaf(OURS))
+        http["tls"] = {"certificate": str(pair[0]), "key": str(pair[1])}
+    name = "telling" if tells else "tls" if ca else "plain"
+    path = place / f"registry-{name}.json"  # JSON is YAML
+    storage = {"filesystem": {"rootdirectory": str(place / "data")}}
+    log = {"level": "error", "accesslog": {"disabled": not tells}}
+    path.write_text(json.dumps({"version": 0.1, "log": log, "storage": storage, "http": http}))
+    with running([program, "serve", str(path)], path.with_suffix(".log")) as process:
+        if ca is None:
+            await answers(f"http://{host}/v2/", process, path.with_suffix(".log"))
+        yield host
+
+
+def fetches(place: Path) -> list[str]:
+    """The digests that the one which tells was asked for, in order."""
+    return _BLOB.findall((place / "registry-telling.log").read_text(errors="replace"))
+
+
+async def artifact(place: Path, host: str, tag: str, sizes: Sequence[int], titles: Sequence[str] = ()) -> None:
+    """Blobs of random bytes, one file each, and a manifest of them."""
+    async with Client(Site(host)) as client:
+        config = await _blob(client, place, b"{}", "application/vnd.oci.empty.v1+json")
+        layers = []
+        for number, size in enumerate(sizes):
+            path = place / "blob"
+            await asyncio.to_thread(random_file, path, size)
+            named = await asyncio.to_thread(digest, path)
+            await pushing.push_blob(client, Blob(NAME, named, size), pushing.FileSource(path))
+            path.unlink()
+            title_of = {"org.opencontainers.image.title": titles[number] if titles else f"{number}"}
+            layers.append(
+                {"mediaType": "application/octet-stream", "digest": named, "size": size, "annotations": title_of}
+            )
+        body = {"schemaVersion": 2, "mediaType": MANIFEST, "artifactType": "application/x-bench"}
+        body |= {"config": config, "layers": layers}
+        await pushing.push_manifest(client, NAME, tag, json.dumps(body).encode(), MANIFEST)
+
+
+async def _blob(client: Client, place: Path, content: bytes, kind: str) -> dict[str, object]:
+    path = place / "config"
+    path.write_bytes(content)
+    named = digest(path)
+    await pushing.push_blob(client, Blob(NAME, named, len(content)), pushing.FileSource(path))
+    return {"mediaType": kind, "digest": named, "size": len(content)}
+
+
+def random_file(path: Path, size: int) -> None:
+    """A file of so many bytes, a whole number of MiB."""
+    with path.open("wb") as file:
+        for _ in range(size // MIB):
+            file.write(os.urandom(MIB))
+
+
+def digest(path: Path) -> Digest:
+    """Of a file, by openssl."""
+    said = subprocess.run(["openssl", "dgst", "-sha256", "-r", str(path)], check=True, capture_output=True).stdout
+    return Digest(f"sha256:{said[:64].decode()}")
