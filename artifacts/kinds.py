@@ -7,6 +7,7 @@ may be let in: a pickle is a program, whatever its sender calls it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 Role = Literal[
@@ -76,6 +77,8 @@ _DOC_NAMES = frozenset({"readme", ".gitattributes", ".gitignore", "changelog", "
 _CONFIG_NAMES = frozenset({"kitfile", "modelfile", "params"})
 
 
+PEFT = "adapter_config.json"
+"""Beside an adapter's safetensors, in the folder that vLLM and SGLang load. https://huggingface.co/docs/peft"""
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 """A part of a split model: its name without that, its number, how many there are."""
 
@@ -108,6 +111,21 @@ def of(path: str) -> Kind | None:
     if suffix in _DATASET:
         return Kind("dataset")
     return Kind("doc") if suffix in _DOC or name in _DOC_NAMES else None
+
+
+def adapters(paths: Iterable[str]) -> list[str]:
+    """Of an artifact's files those that could be laid over other weights: its one GGUF file, or of several those that
+    are called an adapter; else folders with an adapter's config (empty: the artifact's own).
+    """
+    every = list(paths)
+    ggufs = [one for one in every if one.endswith(".gguf")]
+    if ggufs:
+        return (
+            ggufs
+            if len(ggufs) == 1
+            else [one for one in ggufs if _weights(one.rpartition("/")[2].casefold()) == "adapter"]
+        )
+    return [one.removesuffix(PEFT).rstrip("/") for one in every if one.rpartition("/")[2] == PEFT]
 
 
 def _weights(name: str) -> Role:

@@ -290,11 +290,14 @@ class WeightsReport(Message, frozen=True):
     digest: str = ""
     ggufs: tuple[str, ...] = ()
     """What in it an engine could load of GGUF files, below `folder`, at most 5; none: the folder."""
+    adapters: tuple[str, ...] = ()
+    """What in it could be laid over other weights: files, or folders (empty: its own), at most 5."""
     bytes: int = 0
     total_bytes: int = 0
     bytes_per_s: float = 0.0
     failed: str = ""
     """Why they did not come."""
+    allow_unsafe: bool = False
 
 
 class PodUse(Message, frozen=True):

@@ -22,6 +22,8 @@ Version = tuple[int, int]
 
 MOUNT = "/weights"
 """Where an engine's container sees them."""
+ADAPTERS = "/adapters"
+"""And adapters' weights, each below its name."""
 STORE = "/var/lib/pilotlight/weights"
 """On nodes, unless we are told otherwise."""
 PULLED = frozenset({"oci", "hf", "s3"})
@@ -136,12 +138,12 @@ def ahead(artifact: str, settings: Settings, facts: ClusterFacts) -> Choice:
     return choose(artifact, settings, facts, found=Found())
 
 
-def obstacle(artifact: str | None, settings: Settings, facts: ClusterFacts | None) -> str:
+def obstacle(artifact: str | None, settings: Settings, facts: ClusterFacts | None, what: str = "its weights") -> str:
     """Why no pod can see such weights, wherever it is; empty: nothing is known to stand in the way."""
     if artifact is None or facts is None or not is_mounted(artifact):
         return ""
     choice = ahead(artifact, settings, facts)
-    return "" if choice.way else f"its weights {choice.reason}"
+    return "" if choice.way else f"{what} {choice.reason}"
 
 
 def _fix(mount: str, facts: ClusterFacts) -> str:

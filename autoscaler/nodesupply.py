@@ -7,7 +7,7 @@ looks at each step.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from autoscaler import mounts
@@ -15,12 +15,11 @@ from autoscaler.contract import ReplicaId
 from autoscaler.loop import Step
 from autoscaler.model import Model
 from autoscaler.mounts import ClusterFacts
-from autoscaler.nodewants import Laid
+from autoscaler.nodewants import OWN, Laid
 from autoscaler.stored import lying
-from autoscaler.wanted import Coming, Failed, brought, nowhere, standing
+from autoscaler.wanted import Coming, Failed, nowhere, parts, standing
 from autoscaler.world import Replica, World
 
-UNSAFE = "spec.allowUnsafe is in force for `pilotlight serve` only: in a cluster mount such weights"
 HOW = "it is not known how pods can see them: the API server does not say its version and our rights"
 LOOK_S_MAX = 30.0
 """For that: who has just begun to lead asks again after 5 s."""
@@ -52,26 +51,26 @@ class NodeSupply:
         """As NodeSupply."""
         return self._laid(replica, model, told) if self.brings(model) else None
 
-    def brings(self, model: Model) -> bool:
+    def brings(self, model: Model) -> Collection[str]:
         """As NodeSupply."""
-        return brought(model)
+        return parts(model).keys()
 
     def obstacle(self, model: Model) -> str:
         """As NodeSupply."""
-        world = self._world()
-        if brought(model) and model.spec.allow_unsafe:
-            return UNSAFE
-        if brought(model) and model.spec.gpu.count == 0:
+        world, wishes = self._world(), parts(model)
+        if wishes and model.spec.gpu.count == 0:
             return nowhere(model)
-        return mounts.obstacle(lying(model), world.settings, world.mounting)
+        of = {"its weights": lying(model)} | {
+            f"the weights of its adapter {name}": wish.artifact for name, wish in wishes.items() if name != OWN
+        }
+        found = (mounts.obstacle(artifact, world.settings, world.mounting, what) for what, artifact in of.items())
+        return next(filter(None, found), "")
 
     def mounting(self) -> ClusterFacts:
         """As NodeSupply."""
         return self._world().mounting or ClusterFacts()
 
     async def _laid(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Laid:
-        if model.spec.allow_unsafe:
-            raise NotBroughtError(UNSAFE)
         now_s = self._clock()
         one = _Waiting(replica, model, told, now_s, asyncio.get_running_loop().create_future())
         self._waiting[replica.id] = one

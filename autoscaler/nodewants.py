@@ -11,13 +11,41 @@ from autoscaler.contract import Message, ReplicaId
 from autoscaler.settings import Weights
 
 
+class Wish(NamedTuple):
+    """Weights that a node's store is to have, as a Model asks for them."""
+
+    artifact: str
+    pull_secret: str = ""
+    """With whose login."""
+    allow_unsafe: bool = False
+
+
+OWN = ""
+"""Among the parts of a Model: its own weights; the others are adapters, by their names."""
+
+
+class LaidAdapter(NamedTuple):
+    """An adapter's weights on a node; as Laid."""
+
+    name: str
+    folder: str
+    path: str
+
+
 class Laid(NamedTuple):
     """A Model's weights on a node, held by its agent."""
 
     folder: str
-    """Of their files, below the node's store."""
+    """Of their files, below the node's store; empty: they lie elsewhere, and only adapters came."""
     path: str
     """What of it the engine loads, below `folder`; empty: the folder."""
+    adapters: tuple[LaidAdapter, ...] = ()
+    """Those that came."""
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """All that its pod uses, each once."""
+        return tuple(dict.fromkeys(filter(None, (self.folder, *(one.folder for one in self.adapters)))))
 
 
 class NodeWant(Message, frozen=True):
@@ -28,6 +56,8 @@ class NodeWant(Message, frozen=True):
     """The Secret in the engines' namespace with a login for their registry; empty: none."""
     replicas: tuple[ReplicaId, ...] = ()
     """Who waits for them there, sorted: each is an own try. None: they are only wanted ahead of a start."""
+    allow_unsafe: bool = False
+    """Code and pickled weights are taken, too."""
 
 
 class ImageWant(Message, frozen=True):

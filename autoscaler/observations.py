@@ -110,7 +110,7 @@ class ReplicaSeen(Fact, frozen=True):
     """Why it is so, where the driver knows: exit status, signal, a line of the engine's log."""
     rank: int = 0
     """See Replica."""
-    weights: str = ""
+    weights: tuple[str, ...] = ()
     """See Replica."""
     actual: tuple[SliceId, ...] = ()
     """What it really has, where that is known and is not `slices`."""

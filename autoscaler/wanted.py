@@ -15,7 +15,9 @@ from autoscaler.contract import ModelName, WeightsReport
 from autoscaler.engines import EngineError
 from autoscaler.model import Model
 from autoscaler.nodes import fresh
-from autoscaler.nodewants import ImageWant, Laid, NodeWant, NodeWants
+from autoscaler.nodewants import OWN, ImageWant, Laid, LaidAdapter, NodeWant, NodeWants, Wish
+from autoscaler.ordered import Node
+from autoscaler.rules import ADAPTER_PATH, STORED
 from autoscaler.states import ReplicaState as S
 from autoscaler.stored import stored
 from autoscaler.words import size
@@ -41,9 +43,13 @@ class Failed(NamedTuple):
     reason: str
 
 
-def brought(model: Model) -> bool:
-    """Whether a node's store is to have its weights."""
-    return stored(model.spec.artifact, model.spec.engine)
+def parts(model: Model) -> dict[str, Wish]:
+    """What nodes' stores are to have of it: OWN, and adapters by their names."""
+    spec = model.spec
+    secret, unsafe = spec.pull_secret or "", spec.allow_unsafe
+    own = {OWN: spec.artifact or ""} if stored(spec.artifact, spec.engine) else {}
+    named = own | {one.name: one.artifact for one in spec.adapters if one.artifact.partition("://")[0] in STORED}
+    return {name: Wish(artifact, secret, unsafe) for name, artifact in named.items()}
 
 
 def node_of(world: World, replica: Replica) -> NodeId | None:
@@ -66,27 +72,30 @@ def wanted(
     images: Mapping[NodeId, tuple[ImageWant, ...]] = NO_IMAGES,
 ) -> dict[NodeId, NodeWants]:
     """What each node is to have, where that is anything. `early`: of `ahead`. `images`: see `autoscaler.prepull`."""
-    waiting: dict[NodeId, dict[tuple[str, str], list[Replica]]] = {}
+    waiting: dict[NodeId, dict[Wish, list[Replica]]] = {}
     held: dict[NodeId, set[str]] = {}
-    models = {model.name: model for model in world.models.values() if brought(model)}
+    models = {
+        model.name: (model, wishes) for model in world.models.values() if (wishes := frozenset(parts(model).values()))
+    }
     for replica in world.replicas.values():
-        model = models.get(replica.model)
-        node = node_of(world, replica) if model is not None or replica.weights else None
+        known = models.get(replica.model)
+        node = node_of(world, replica) if known is not None or replica.weights else None
         if node is None:
             continue
         if replica.weights:
-            held.setdefault(node, set()).add(replica.weights)
-        if model is not None and replica.state in BEGINS and replica.spec_hash == model.spec_hash():
-            waiting.setdefault(node, {}).setdefault(_key(model), []).append(replica)
+            held.setdefault(node, set()).update(replica.weights)
+        if known is not None and replica.state in BEGINS and replica.spec_hash == known[0].spec_hash():
+            for wish in known[1]:
+                waiting.setdefault(node, {}).setdefault(wish, []).append(replica)
     for name, node in early:
-        if name in models:
-            waiting.setdefault(node, {}).setdefault(_key(models[name]), [])
+        for wish in models[name][1] if name in models else ():
+            waiting.setdefault(node, {}).setdefault(wish, [])
     return {
         node: NodeWants(
             epoch=world.epoch,
             wants=tuple(
-                NodeWant(artifact=artifact, pull_secret=secret, replicas=tuple(sorted(one.id for one in replicas)))
-                for (artifact, secret), replicas in sorted(waiting.get(node, {}).items())
+                NodeWant(**wish._asdict(), replicas=tuple(sorted(one.id for one in replicas)))
+                for wish, replicas in sorted(waiting.get(node, {}).items())
             ),
             images=images.get(node, ()),
             held=tuple(sorted(held.get(node, ()))),
@@ -94,10 +103,6 @@ def wanted(
         )
         for node in sorted({*waiting, *held, *images})
     }
-
-
-def _key(model: Model) -> tuple[str, str]:
-    return model.spec.artifact or "", model.spec.pull_secret or ""
 
 
 def standing(world: World, replica: Replica, model: Model, since_s: float, now_s: float) -> Laid | Coming | Failed:
@@ -112,31 +117,51 @@ def standing(world: World, replica: Replica, model: Model, since_s: float, now_s
         if now_s >= max(since_s, heard_s) + AGENT_S_MAX:
             return Failed(f"{words}: let one run there (the chart's agent.enabled), or mount the weights")
         return Coming(words)
-    said = next((one for one in node.report.weights if replica.id in one.replicas and _is_of(one, model)), None)
-    if said is not None and said.failed:
-        return Failed(said.failed)
-    if said is not None and said.folder:
+    wishes = parts(model)
+    said = {part: one for part, wish in wishes.items() if (one := _said(node, wish, replica)) is not None}
+    failed = [f"adapter {part}: {one.failed}" if part else one.failed for part, one in said.items() if one.failed]
+    if failed:
+        return Failed(failed[0])
+    if len(said) == len(wishes) and all(one.folder for one in said.values()):
         try:
-            return Laid(said.folder, loaded(said.ggufs, model))
+            return _laid(said, model)
         except EngineError as error:
             return Failed(str(error))
     now = world.models.get(model.name)
     if now is not None and now.spec_hash() != replica.spec_hash:
         return Failed("its Model was changed while they came")  # `wanted` speaks of it no more
-    under_way = said or next((one for one in node.report.weights if _is_of(one, model)), None)
-    if under_way is None or not under_way.total_bytes:
-        return Coming("asked for")
-    so_far = f"{size(under_way.bytes)} of {size(under_way.total_bytes)}"
-    return Coming(f"{so_far}, {size(round(under_way.bytes_per_s))} a second")
+    return Coming(_so_far(node, set(wishes.values())))
 
 
-def _is_of(said: WeightsReport, model: Model) -> bool:
-    return (said.artifact, said.pull_secret) == _key(model)
+def _said(node: Node, wish: Wish, replica: Replica) -> WeightsReport | None:
+    """What its agent says of them to this Replica."""
+    return next((one for one in node.report.weights if replica.id in one.replicas and _wish(one) == wish), None)
+
+
+def _wish(said: WeightsReport) -> Wish:
+    return Wish(said.artifact, said.pull_secret, said.allow_unsafe)
+
+
+def _so_far(node: Node, wishes: set[Wish]) -> str:
+    """How far those are that are under way, as one sum: for whom is no matter."""
+    coming = {wish: one for one in node.report.weights if (wish := _wish(one)) in wishes and one.total_bytes}.values()
+    if not coming:
+        return "asked for"
+    came, total = (size(sum(column)) for column in zip(*((one.bytes, one.total_bytes) for one in coming), strict=True))
+    return f"{came} of {total}, {size(round(sum(one.bytes_per_s for one in coming)))} a second"
+
+
+def _laid(said: Mapping[str, WeightsReport], model: Model) -> Laid:
+    """All of them are there. Raises EngineError."""
+    adapters = (LaidAdapter(name, one.folder, laid_over(one.adapters, name)) for name, one in said.items() if name)
+    own = said.get(OWN)
+    return Laid(own.folder if own else "", loaded(own.ggufs, model) if own else "", tuple(adapters))
 
 
 def nowhere(model: Model) -> str:
     """Of one whose node is its scheduler's choice."""
-    return f"{model.spec.artifact} is brought to one node, and a scheduler chooses among all: ask for a device (gpu)"
+    artifact = next(iter(parts(model).values())).artifact
+    return f"{artifact} is brought to one node, and a scheduler chooses among all: ask for a device (gpu)"
 
 
 def loaded(ggufs: Sequence[str], model: Model) -> str:
@@ -150,3 +175,15 @@ def loaded(ggufs: Sequence[str], model: Model) -> str:
     if model.spec.engine == "llama.cpp":
         raise EngineError(f"{model.spec.artifact} holds no GGUF file, and llama.cpp loads no other")
     return ""
+
+
+def laid_over(found: Sequence[str], name: str) -> str:
+    """Which of these files or folders the adapter is, of all in its artifact that could be one. Raises EngineError."""
+    if len(found) != 1:
+        what = (
+            f"{len(found)} adapters: {', '.join(sorted(found)[:4])}" if found else "no adapter (GGUF, or PEFT's files)"
+        )
+        raise EngineError(f"adapter {name}: its artifact holds {what}; pack one")
+    if not ADAPTER_PATH.fullmatch(f"file:///{found[0] or '.'}"):
+        raise EngineError(f"adapter {name}: {found[0]} has one of , : = in it, which engines read as something else")
+    return found[0]

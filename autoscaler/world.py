@@ -174,8 +174,8 @@ class Replica(Fact, frozen=True):
     """Of Replicas that can only go in order (a StatefulSet's) the highest goes first."""
     failure: str = ""
     drain: Drain | None = None
-    weights: str = ""
-    """The Copy that its pod uses: a folder below its node's store; empty: none of a store's."""
+    weights: tuple[str, ...] = ()
+    """The Copies that its pod uses: folders below its node's store."""
     proof: str = ""
     """The proof of clean: measured, unprepared, exited or assumed."""
 

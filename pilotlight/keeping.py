@@ -16,12 +16,11 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from artifacts import bring, credentials, gguf, layout
+from artifacts import bring, credentials, gguf, kinds, layout
 from artifacts.bring import Lies, Ways
 from artifacts.credentials import Keychain
 from artifacts.digests import BadDigestError
@@ -34,7 +33,7 @@ from artifacts.refusals import DeniedError, PolicyError
 from artifacts.store import Store, in_thread
 from artifacts.swarm import Peering
 from autoscaler.contract import ReplicaId, WeightsReport, decoder
-from autoscaler.nodewants import ImageWant, NodeWant, NodeWants
+from autoscaler.nodewants import ImageWant, NodeWant, NodeWants, Wish
 from autoscaler.settings import Weights
 from pilotlight.storemetrics import StoreMetrics
 from pilotlight.supply import reached
@@ -49,6 +48,7 @@ TELL_EVERY_S = 1.0
 COPIES_MAX = 500
 """That are told, those that were used last: a report has 1 MiB."""
 GGUFS_MAX = 5
+"""Of what could be loaded that is told: of more than one nobody loads any."""
 REASON_CHARS_MAX = 1000
 """Of a failure; names of files are others' words, and a report that is too long is not heard at all."""
 FILES = "files"
@@ -58,13 +58,6 @@ _decode = decoder(NodeWants)
 
 SecretOf = Callable[[str], Awaitable[Config]]
 """The text of a pull secret. What it raises is a failed pull, with its message as the reason."""
-
-
-class Wish(NamedTuple):
-    """Weights, and whose login they come with."""
-
-    artifact: str
-    pull_secret: str
 
 
 @dataclasses.dataclass(slots=True)
@@ -148,13 +141,14 @@ class Keeping:
         return tuple(sorted({*own, *self._copies})), said
 
     def _said(self, wish: Wish, line: _Line) -> Iterator[WeightsReport]:
-        said = WeightsReport(artifact=wish.artifact, pull_secret=wish.pull_secret)
+        said = WeightsReport(**wish._asdict())
         if line.copy is not None:
             record, folder = line.copy.record, str(line.copy.folder.relative_to(self._root))
-            ggufs = tuple(gguf.bases(one.path for one in record.laid)[:GGUFS_MAX])
+            paths = [one.path for one in record.laid]
             yield replace(
-                said, replicas=line.given, folder=folder, digest=record.digest, ggufs=ggufs, bytes=record.bytes
-            )
+                said, replicas=line.given, folder=folder, digest=record.digest, bytes=record.bytes,
+                ggufs=tuple(gguf.bases(paths)[:GGUFS_MAX]), adapters=tuple(kinds.adapters(paths)[:GGUFS_MAX]),
+            )  # fmt: skip
         if line.copy is None or line.refused:
             came = line.came or Came(0, 0, 0.0)
             yield replace(
@@ -247,33 +241,33 @@ class Keeping:
         of = bring.lies(wish.artifact)
         store, ways = await self._opened(settings)
         if not isinstance(of, Reference):  # logins of the Hub and of buckets are the agent's own
-            return await self._kept(line, of, store, ways)
+            return await self._kept(line, of, store, ways, allow_unsafe=wish.allow_unsafe)
         secrets = [await self._secret_of(wish.pull_secret)] if wish.pull_secret else []
 
         async def tried(keychain: Keychain) -> Copy:
             by = dataclasses.replace(ways, registries=dataclasses.replace(ways.registries, keychain=keychain))
             try:
-                return await self._kept(line, of, store, by)
+                return await self._kept(line, of, store, by, allow_unsafe=wish.allow_unsafe)
             except ForbiddenError as error:  # the registry's no to this login; the next may have the right
                 raise DeniedError(str(error)) from None
 
         return await credentials.each(secrets, of.host, of.repository, ways.registries.keychain, tried)
 
-    async def _kept(self, line: _Line, of: Lies, store: Store, by: Ways) -> Copy:
+    async def _kept(self, line: _Line, of: Lies, store: Store, by: Ways, *, allow_unsafe: bool) -> Copy:
         with contextlib.suppress(ForbiddenError):  # what it meant may be gone there: what it means now is asked
-            kept = await bring.kept(of, store, by)
+            kept = await bring.kept(of, store, by, allow_unsafe=allow_unsafe)
             if kept is not None:
                 return kept
-        return await self._obtained(line, of, store, by)
+        return await self._obtained(line, of, store, by, allow_unsafe=allow_unsafe)
 
-    async def _obtained(self, line: _Line, of: Lies, store: Store, by: Ways) -> Copy:
+    async def _obtained(self, line: _Line, of: Lies, store: Store, by: Ways, *, allow_unsafe: bool) -> Copy:
         began_s = self._clock()
         try:
             async with self._pulls:
                 if isinstance(of, Reference):
                     among = dataclasses.replace(by.registries, peering=await self.peering(f"oci://{of}"))
                     by = dataclasses.replace(by, registries=among)
-                copy = await bring.bring(of, store, by, lambda came: self._came(line, came))
+                copy = await bring.bring(of, store, by, lambda came: self._came(line, came), allow_unsafe=allow_unsafe)
         except Exception:
             self._pulled(line, began_s, well=False)
             raise
@@ -348,7 +342,7 @@ class Keeping:
 
 
 def _wish(want: NodeWant) -> Wish:
-    return Wish(want.artifact, want.pull_secret)
+    return Wish(want.artifact, want.pull_secret, want.allow_unsafe)
 
 
 def _closed(copy: Copy | None) -> None:

@@ -16,11 +16,8 @@ from artifacts import gguf, kinds
 from autoscaler.engines import EngineError
 from autoscaler.model import Model
 from autoscaler.rules import ADAPTER_PATH
-from autoscaler.wanted import loaded
+from autoscaler.wanted import laid_over, loaded
 from pilotlight.needs import FILE, comes
-
-PEFT = "adapter_config.json"
-"""Beside an adapter's safetensors, in the folder that vLLM and SGLang load. https://huggingface.co/docs/peft"""
 
 
 class Part(NamedTuple):
@@ -77,23 +74,7 @@ def chosen(folder: Path, paths: list[str], model: Model) -> Path:
 
 def _laid_over(folder: Path, paths: list[str], name: str) -> Path:
     """What of these files is the adapter. Raises EngineError."""
-    found = folder / _adapter_in(paths, name)
+    found = folder / laid_over(kinds.adapters(paths), name)
     if not ADAPTER_PATH.fullmatch(FILE + str(found)):
         raise EngineError(f"adapter {name}: {found} has one of , : = in it, which engines read as something else")
     return found
-
-
-def _adapter_in(paths: list[str], name: str) -> str:
-    """The one GGUF file, or of several the one that is called an adapter; else the folder of the adapter's config."""
-    ggufs = [one for one in paths if one.endswith(".gguf")]
-    if ggufs:
-        called = [one for one in ggufs if (kind := kinds.of(one)) is not None and kind.role == "adapter"]
-        found = ggufs if len(ggufs) == 1 else called
-    else:
-        found = [one.removesuffix(PEFT).rstrip("/") for one in paths if one.rpartition("/")[2] == PEFT]
-    if len(found) != 1:
-        what = (
-            f"{len(found)} adapters: {', '.join(sorted(found)[:4])}" if found else "no adapter (GGUF, or PEFT's files)"
-        )
-        raise EngineError(f"adapter {name}: its artifact holds {what}; pack one")
-    return found[0]

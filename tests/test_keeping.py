@@ -10,8 +10,9 @@ from typing import NoReturn
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from artifacts import obtain
+from artifacts import obtain, ocilayout
 from artifacts.dockerconfig import Config
 from artifacts.obtain import Came
 from artifacts.publish import Copy
@@ -22,6 +23,7 @@ from autoscaler.nodewants import NodeWant, NodeWants
 from autoscaler.settings import Signatures, Weights
 from pilotlight import keeping as room
 from pilotlight.keeping import LINGER_S, Keeping
+from pilotlight.packing import planned
 from pilotlight.pullsecrets import NoSecretError, PullSecrets
 from tests.kit import packed
 
@@ -104,6 +106,35 @@ async def test_what_a_replica_waits_for_comes_is_told_and_held(kept: Kept, host:
         assert 'pilotlight_pull_seconds_count{result="done"} 1.0' in told
         assert "pilotlight_pull_bytes_total 0.0" not in told
     assert kept.in_use() == [False], "who ends holds nothing"
+
+
+async def test_what_in_it_could_be_laid_over_other_weights_is_told(kept: Kept, tmp_path: Path) -> None:
+    files = {"base.gguf": b"GGUF", "adapter-x.gguf": b"GGUF"}
+    packed.packed(packed.model(tmp_path / "model", files), tmp_path / "layout")
+    with packed.served(tmp_path / "layout") as host:
+        async with kept.running():
+            kept.wants(want(host, "r1"))
+            await kept.until(lambda: kept.said and kept.said[0].folder)
+            assert (kept.said[0].ggufs, kept.said[0].adapters) == (("base.gguf",), ("adapter-x.gguf",))
+
+
+async def test_code_comes_for_who_allows_it_and_is_refused_to_all_others(kept: Kept, tmp_path: Path) -> None:
+    files = {"a.gguf": b"GGUF", "modeling.py": b"pass"}
+    plan = planned(packed.model(tmp_path / "model", files), allow_unsafe=True)
+    ocilayout.write(tmp_path / "layout", plan, "modelpack", "v1")
+    with packed.served(tmp_path / "layout") as host:
+        async with kept.running():
+            bold = replace(want(host, "r1"), allow_unsafe=True)
+            kept.wants(bold, want(host, "r2"))
+            await kept.until(lambda: len(kept.said) == 2 and all(one.replicas for one in kept.said))
+            found = {one.allow_unsafe: one for one in kept.said}
+            assert (found[True].replicas, found[True].failed) == (("r1",), "")
+            assert (kept.root / found[True].folder / "modeling.py").read_bytes() == b"pass"
+            assert found[False].replicas == ("r2",)
+            assert "modeling.py" in found[False].failed or "code" in found[False].failed
+            kept.wants(bold, want(host, "r2", "r3"))  # it lies here now
+            await kept.until(lambda: any("r3" in one.replicas for one in kept.said))
+            assert not {one.allow_unsafe: one for one in kept.said}[False].folder
 
 
 async def test_each_replica_is_a_try_of_its_own(kept: Kept, host: str) -> None:

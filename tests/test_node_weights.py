@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from autoscaler.loop import Step
 from autoscaler.model import Gpu, Model, ModelSpec
 from autoscaler.mounts import ClusterFacts
 from autoscaler.nodesupply import HOW, LOOK_S_MAX, NodeSupply, NotBroughtError
-from autoscaler.nodewants import Laid
+from autoscaler.nodewants import OWN, Laid
 from autoscaler.ordered import NodeReported
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Replica, World
@@ -42,8 +42,8 @@ class Driver:
     def __call__(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Awaitable[Laid] | None:
         return self.laid
 
-    def brings(self, model: Model) -> bool:
-        return self.laid is not None
+    def brings(self, model: Model) -> Collection[str]:
+        return () if self.laid is None else (OWN,)
 
     def obstacle(self, model: Model) -> str:
         return ""

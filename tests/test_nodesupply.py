@@ -1,24 +1,39 @@
-"""What of a Model no agent of a node may bring is refused before anybody is asked."""
+"""What of a Model the agents of nodes may be asked for, and what stands in the way, before anybody is asked."""
 
 from __future__ import annotations
 
-import pytest
-
 from autoscaler.contract import ModelName
-from autoscaler.model import Gpu, Model, ModelSpec
-from autoscaler.nodesupply import UNSAFE, NodeSupply, NotBroughtError
+from autoscaler.model import Adapter, Gpu, Model, ModelSpec
+from autoscaler.mounts import ClusterFacts
+from autoscaler.nodesupply import NodeSupply
 from tests.kit.worlds import device, replica, world
+
+LORA = (Adapter(name="lora", artifact="oci://r/lora:1"),)
 
 
 def model(artifact: str, **spec: object) -> Model:
     return Model(name=ModelName("m"), spec=ModelSpec(engine="vllm", artifact=artifact, **spec))  # type: ignore[arg-type]  # a test's own words
 
 
-async def test_unsafe_weights_are_brought_to_no_node_of_a_cluster() -> None:
-    unsafe, plain = model("oci://r/a:1", allow_unsafe=True, gpu=Gpu()), model("oci://r/a:1", gpu=Gpu())
-    supply = NodeSupply(lambda: world([unsafe], [device()]), lambda: 0.0)
-    assert supply.obstacle(unsafe) == UNSAFE
-    assert supply.obstacle(plain) == ""
-    assert supply.obstacle(model("file:///m", allow_unsafe=True)) == "", "nothing of it is brought"
-    with pytest.raises(NotBroughtError, match="allowUnsafe"):
-        await supply(replica(unsafe, "r"), unsafe, lambda _: None)  # type: ignore[misc]  # it is in a registry
+def supply(facts: ClusterFacts | None = None) -> NodeSupply:
+    at = world([], [device()], mounting=facts)
+    return NodeSupply(lambda: at, lambda: 0.0)
+
+
+def test_a_model_that_allows_what_is_unsafe_is_brought_as_any_other() -> None:
+    assert supply().obstacle(model("oci://r/a:1", allow_unsafe=True)) == ""
+    assert supply().brings(model("oci://r/a:1", allow_unsafe=True))
+
+
+def test_adapters_are_brought_also_where_the_models_own_weights_are_not() -> None:
+    one = model("file:///m", adapters=LORA)
+    assert supply().brings(one)
+    assert not supply().brings(model("file:///m"))
+    assert supply()(replica(one, "r"), model("file:///m"), lambda _: None) is None
+
+
+def test_what_keeps_an_adapter_off_its_node_or_out_of_its_pods_is_said_with_its_name() -> None:
+    on_cpu = model("file:///m", adapters=LORA, gpu=Gpu(count=0))
+    assert supply().obstacle(on_cpu).startswith("oci://r/lora:1 is brought to one node")
+    nowhere = supply(ClusterFacts()).obstacle(model("pvc://claim", adapters=LORA))
+    assert nowhere.startswith("the weights of its adapter lora cannot be seen in its pods: no right is there")

@@ -19,6 +19,7 @@ from artifacts.peers import Board
 from artifacts.store import Store
 from artifacts.transport import Site
 from pilotlight import peering
+from pilotlight.access import Access
 from pilotlight.listen import Address
 from pilotlight.peering import access_of
 from pilotlight.renewal import Files
@@ -111,10 +112,10 @@ async def test_nodes_give_each_other_weights_over_tls_and_only_to_whom_they_know
         shown.write_text(TOKEN)
         shown.chmod(0o600)
 
-        def side(name: str, of_side: Shown) -> peering.Access:
-            pair = write(tmp_path, name, leaf(of_side.by)) if of_side.by else (None, None)
+        def side(name: str, of_side: Shown) -> Access:
+            cert, key = write(tmp_path, name, leaf(of_side.by)) if of_side.by else (None, None)
             ca = write_authority(tmp_path, of_side.believes) if of_side.believes else None
-            return access_of(shown if token else None, *pair, ca)
+            return access_of(shown if token else None, cert, key, ca)
 
         runner = await peering.open_port(tmp_path / "a", Address("127.0.0.1", 0), side("node", node), Files())
         try:

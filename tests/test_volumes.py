@@ -7,11 +7,12 @@ import copy
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes import nodes, orders, pods, volumes
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.volumes import Mounted, MountError, NodeVolumes, mounted, of_node
-from autoscaler.model import Model
+from autoscaler.model import Adapter, Model
 from autoscaler.mounts import ClusterFacts, Found, NodeFacts
 from autoscaler.settings import Settings, Weights
 from autoscaler.world import Replica
@@ -83,6 +84,52 @@ pod:
     assert [(one["mountPath"], one["name"]) for one in made["containers"][0]["volumeMounts"]] == [
         ("/weights", volumes.NAME), ("/cache", "mine"),
     ]  # fmt: skip
+
+
+LORAS = tuple(
+    Adapter(name=name, artifact=artifact)
+    for name, artifact in {"near": "oci://r/a:1", "far": "oci://r/b:1", "here": "file:///l"}.items()
+)
+CAME = {
+    "near": COPY._replace(folder="copies/x/files", file="lora.gguf"),
+    "far": COPY._replace(folder="copies/y/files", file=""),
+}
+
+
+def with_loras(text: str) -> Model:
+    of = model(f"{text}\nargs: ['-m']")
+    return replace(of, spec=replace(of.spec, adapters=LORAS))
+
+
+@pytest.mark.parametrize(("own", "mount"), [(OCI, "auto"), (OCI, "hostPath"), (CLAIM, "auto"), ("", "auto")])
+def test_adapters_are_seen_beside_the_weights_each_below_its_name(own: str, mount: Any) -> None:
+    of = with_loras(own or "artifact: file:///m")
+    settings = Settings(weights=Weights(mount=mount))
+    weights = mounted(of, "engines", NODE, COPY if own == OCI else None, FACTS, settings, CAME)
+    made = pod(of, weights)["spec"]
+    sources = {one["name"]: one for one in made["volumes"]}
+    seen = {one["mountPath"]: one for one in made["containers"][0]["volumeMounts"]}
+    assert set(seen) == {"/adapters/near", "/adapters/far"} | ({"/weights"} if own else set())
+    assert all(one["readOnly"] is True and one["name"] in sources for one in seen.values())
+    near = seen["/adapters/near"]
+    if mount == "auto":
+        assert near["subPath"] == "copies/x/files"
+        assert sources[near["name"]]["persistentVolumeClaim"]["claimName"] == weights.objects[1]["metadata"]["name"]
+        assert len(sources) == (2 if own == CLAIM else 1), "one claim of a store is one volume"
+    else:
+        assert sources[near["name"]]["hostPath"]["path"].endswith("/copies/x/files")
+    there = volumes.located(of, weights).spec
+    assert [one.artifact for one in there.adapters] == [
+        "file:///adapters/near/lora.gguf", "file:///adapters/far", "file:///l",
+    ]  # fmt: skip
+    assert there.artifact == {OCI: "file:///weights/llama.gguf", CLAIM: "file:///weights/llama/8b.gguf"}.get(
+        own, "file:///m"
+    )
+
+
+def test_an_adapter_that_is_nowhere_is_named() -> None:
+    with pytest.raises(MountError, match="the weights of adapter near of Model ada are not on its node yet"):
+        mounted(with_loras(OCI), "engines", NODE, COPY, FACTS, Settings(), {"near": Found()})
 
 
 def test_kubelets_change_nothing_in_a_store() -> None:

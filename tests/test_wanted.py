@@ -9,8 +9,8 @@ from autoscaler.actions import Unmet
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
 from autoscaler.engines import EngineError
 from autoscaler.fold import fold
-from autoscaler.model import Gpu, Model, ModelSpec
-from autoscaler.nodewants import Laid, NodeWant, NodeWants
+from autoscaler.model import Adapter, Gpu, Model, ModelSpec
+from autoscaler.nodewants import Laid, LaidAdapter, NodeWant, NodeWants
 from autoscaler.observations import Tick
 from autoscaler.ordered import NodeReported
 from autoscaler.plan import plan
@@ -59,10 +59,10 @@ def test_a_node_is_to_have_what_its_replicas_wait_for_once_for_each_login() -> N
 def test_who_runs_waits_for_nothing_and_what_its_pod_uses_is_held_to_its_end() -> None:
     ada = model()
     for state in (S.READY, S.DRAINING, S.STOPPING, S.SCRUBBING):
-        told = wanted(nodes([ada], [one(ada, "a1", state=state, weights="copies/x")]))
+        told = wanted(nodes([ada], [one(ada, "a1", state=state, weights=("copies/x",))]))
         assert told == {N1: NodeWants(epoch=1, held=("copies/x",))}, state
-    gone = nodes([], [one(ada, "a1", state=S.READY, weights="copies/x")])
-    assert wanted(gone)[N1].held == ("copies/x",), "also when its Model is gone"
+    gone = nodes([], [one(ada, "a1", state=S.READY, weights=("copies/x", "copies/y"))])
+    assert wanted(gone)[N1].held == ("copies/x", "copies/y"), "also when its Model is gone"
 
 
 def test_nothing_is_brought_for_files_or_for_what_the_document_was_before() -> None:
@@ -94,6 +94,24 @@ def test_a_plan_says_where_room_is_made() -> None:
 
 def test_ahead_of_a_start_nobody_is_named() -> None:
     assert wanted(nodes([model()], []), [(ModelName("ada"), N2), (ModelName("gone"), N2)])[N2].wants == (want(),)
+
+
+LORA = "oci://r.example/lora:1"
+LORAS = (Adapter(name="lora", artifact=LORA), Adapter(name="here", artifact="file:///l"))
+
+
+def test_adapters_out_of_registries_are_wanted_beside_the_models_own_weights() -> None:
+    ada = model(adapters=LORAS)
+    assert wanted(nodes([ada], [one(ada, "a1")]))[N1].wants == (want(ADA, "", "a1"), want(LORA, "", "a1"))
+    files = model(artifact="file:///m", adapters=LORAS)
+    assert wanted(nodes([files], [one(files, "a1")]))[N1].wants == (want(LORA, "", "a1"),)
+    assert wanted(nodes([ada], []), [(ada.name, N1)])[N1].wants == (want(ADA), want(LORA)), "also ahead of a start"
+
+
+def test_who_allows_what_is_unsafe_asks_for_it_by_itself() -> None:
+    plain, bold = model(), model("bold", allow_unsafe=True)
+    told = wanted(nodes([plain, bold], [one(plain, "a1"), one(bold, "b1")]))[N1].wants
+    assert told == (want(ADA, "", "a1"), replace(want(ADA, "", "b1"), allow_unsafe=True))
 
 
 # --- how far they are -------------------------------------------------------------------------------------------------
@@ -128,6 +146,40 @@ def test_how_far_they_are_and_why_they_do_not_come_is_told() -> None:
     assert stands(said(failed)) == Failed("no room")
     before = replace(failed, replicas=(ReplicaId("a0"),))
     assert stands(said(before)) == Coming("asked for"), "a try before fails no other"
+
+
+def with_lora(*weights: WeightsReport, artifact: str = ADA) -> Laid | Coming | Failed:
+    return stands(said(*weights), adapters=LORAS, artifact=artifact)
+
+
+def test_a_start_waits_for_all_of_its_weights_and_each_is_laid_where_it_is() -> None:
+    own = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
+    lora = WeightsReport(artifact=LORA, replicas=A1, folder="copies/y/files", adapters=("sub",))
+    found = with_lora(own, lora)
+    assert found == Laid("copies/x/files", "a.gguf", (LaidAdapter("lora", "copies/y/files", "sub"),))
+    assert isinstance(found, Laid)
+    assert found.folders == ("copies/x/files", "copies/y/files")
+    assert with_lora(own) == Coming("asked for")
+    assert with_lora(lora, artifact="file:///m") == Laid("", "", found.adapters)
+    halves = [WeightsReport(artifact=one, bytes=1 << 20, total_bytes=2 << 20, bytes_per_s=1.0) for one in (ADA, LORA)]
+    assert with_lora(*halves) == Coming("2Mi of 4Mi, 2 bytes a second")
+
+
+def test_an_adapter_that_does_not_come_or_is_none_fails_the_start_with_its_name() -> None:
+    own = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
+    lora = WeightsReport(artifact=LORA, replicas=A1)
+    assert with_lora(own, replace(lora, failed="no room")) == Failed("adapter lora: no room")
+    said = "adapter lora: its artifact holds no adapter (GGUF, or PEFT's files); pack one"
+    assert with_lora(own, replace(lora, folder="y")) == Failed(said)
+    odd = with_lora(own, replace(lora, folder="y", adapters=("x,y.gguf",)))
+    assert isinstance(odd, Failed)
+    assert "has one of , : = in it" in odd.reason
+
+
+def test_what_was_laid_for_those_who_allow_more_is_no_others() -> None:
+    there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", allow_unsafe=True)
+    assert stands(said(there)) == Coming("asked for")
+    assert stands(said(there), allow_unsafe=True) == Laid("copies/x/files", "")
 
 
 def test_an_agent_that_is_silent_or_brings_nothing_is_waited_for_a_while() -> None:

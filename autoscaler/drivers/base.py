@@ -7,7 +7,7 @@ twice, and saying it again after a restart is how a new leader adopts.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from autoscaler.cuttable import CutOrder
@@ -78,8 +78,8 @@ class NodeSupply(Protocol):
     def __call__(self, replica: Replica, model: Model, told: Callable[[str], None], /) -> Awaitable[Laid] | None:
         """As Supply."""
 
-    def brings(self, model: Model, /) -> bool:
-        """Whether a call would give something to wait for."""
+    def brings(self, model: Model, /) -> Collection[str]:
+        """Its parts (`autoscaler.nodewants.OWN`, adapters) for which a call would give something to wait for."""
 
     def obstacle(self, model: Model, /) -> str:
         """Why no node could have them; empty: nothing is known to stand in the way."""

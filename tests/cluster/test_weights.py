@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from artifacts import ocilayout
 from artifacts.client import Client
 from artifacts.credentials import Known
 from artifacts.dockerconfig import Login
@@ -21,8 +23,9 @@ from artifacts.ocilayout import Layout
 from artifacts.store import Store
 from artifacts.transport import Site
 from autoscaler import mounts
-from autoscaler.drivers.kubernetes import volumes
+from autoscaler.drivers.kubernetes import pods, volumes
 from autoscaler.drivers.kubernetes.api import Api
+from pilotlight.packing import planned
 from tests.cluster import definitions
 from tests.cluster.coldstarts import PARTS, coldstart
 from tests.cluster.definitions import models
@@ -233,3 +236,61 @@ async def test_weights_at_the_hub_and_in_a_bucket_are_brought_by_the_agent_too(
                 assert status == 200, said
             copies = {row.record.reference for row in Store(scene.store).rows()}
             assert copies == {"hf://acme/tiny?include=*.gguf", "s3://models/tiny/ada.gguf"}
+
+
+LLAMA = f"""#!{sys.executable}
+import os, sys
+said = dict(zip(sys.argv[1:], sys.argv[2:]))
+for path in (said['--model'], said['--lora-scaled'].removesuffix(':0')):
+    with open(path, 'rb') as file:
+        if file.read(4) != b'GGUF':
+            sys.exit(path + ' is no weights')
+os.execv(sys.executable, {command()!r} + ['--host', said['--host'], '--port', said['--port'], '--name', 'ada'])
+"""
+"""A `llama-server` that reads its weights and its adapter."""
+
+
+@pytest.fixture
+def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where containers find it."""
+    program = tmp_path / "bin" / "llama-server"
+    program.parent.mkdir()
+    program.write_text(LLAMA)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return program
+
+
+@pytest.mark.usefixtures("llama")
+async def test_an_adapter_out_of_a_registry_and_what_is_unsafe_come_to_the_node_with_the_models_own_weights(
+    house: House, api: Api, namespace: str, node: Node, tmp_path: Path
+) -> None:
+    scene = Scene(house, api, namespace, node, tmp_path)
+    async with FakeRegistry().serving() as registry:
+        async with Client(Site(registry.host)) as client:
+            unsafe = planned(packed.model(tmp_path / "model", {**FILES, "modeling.py": b"pass"}), allow_unsafe=True)
+            ocilayout.write(tmp_path / "layout", unsafe, "modelpack-raw", "v1")
+            await packed.push(client, Layout(tmp_path / "layout"))
+            lora = packed.model(tmp_path / "lora", {"lora.gguf": b"GGUF" + bytes(99)})
+            await packed.push(client, packed.packed(lora, tmp_path / "oci"), tag="lora")
+        spec = {
+            "engine": "llama.cpp", "image": "llama", "gpu": {"memory": "1Gi"}, "start": {"retries": 0},
+            "artifact": f"oci://{registry.host}/{packed.NAME}:v1", "idleSeconds": 1, "residencySeconds": 0,
+            "adapters": [{"name": "lora", "artifact": f"oci://{registry.host}/{packed.NAME}:lora"}],
+        }  # fmt: skip
+        house.write(definitions.document("Model", "ada", spec=spec))
+        async with house.running(), scene.agent(), asyncio.timeout(180):
+            assert (await house.call("ada"))[0] == 503
+            assert "code is not taken from a registry" in str(await scene.ops("explain/model/ada"))
+            house.tell(definitions.document("Model", "ada", spec={**spec, "allowUnsafe": True}))
+            while (await house.call("ada"))[0] != 200:
+                await asyncio.sleep(0.2)
+            assert (await house.call("ada:lora"))[0] == 200
+            (pod,) = await scene.pods()
+            seen = {one["mountPath"]: one for one in pod["spec"]["containers"][0]["volumeMounts"]}
+            assert set(seen) == {"/weights", "/adapters/lora"}
+            folders = pod["metadata"]["annotations"][pods.WEIGHTS].split(",")
+            assert sorted(folders) == sorted(one["subPath"] for one in seen.values())
+            rows = Store(scene.store).rows()
+            assert [row.in_use for row in rows] == [True, True]
+            assert sorted(row.record.unsafe for row in rows) == [False, True]

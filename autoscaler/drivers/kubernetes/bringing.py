@@ -6,7 +6,7 @@ Owns who waits, and that a stop ends it: what is stopped meanwhile is never crea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -36,9 +36,9 @@ class Hears(Protocol):
 class InVolumes:
     """A NodeSupply where all weights lie in volumes of pods."""
 
-    def brings(self, _model: Model) -> bool:
+    def brings(self, _model: Model) -> Collection[str]:
         """As NodeSupply."""
-        return False
+        return ()
 
     def __call__(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Awaitable[Laid] | None:
         """As NodeSupply."""

@@ -5,7 +5,7 @@ Owns where each part of it comes from. What the pod looks like is `pods`'.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from autoscaler.drivers.base import Launcher, NodeSupply
@@ -14,14 +14,14 @@ from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.inventory import Inventory
 from autoscaler.model import Model
 from autoscaler.mounts import MOUNT, Found
-from autoscaler.nodewants import Laid
+from autoscaler.nodewants import OWN, Laid
 from autoscaler.podspec import Pod
 from autoscaler.settings import Settings
 from autoscaler.sizing import given
 from autoscaler.world import Replica
 
 PORT = pods.PORTS[0]
-SOMEWHERE = volumes.Mounted(Pod(), f"{MOUNT}/weights.gguf", "")
+SOMEWHERE = f"{MOUNT}/weights.gguf"
 """Of weights that are on no node yet: as good as any, for whoever only looks."""
 
 
@@ -50,7 +50,7 @@ class Making(NamedTuple):
         if reason := self.supply.obstacle(model):
             return reason
         try:
-            self.launch(volumes.located(model, SOMEWHERE) if self.supply.brings(model) else model, pods.HOST, PORT)
+            self.launch(_somewhere(model, self.supply.brings(model)), pods.HOST, PORT)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
             return str(error)
         return ""
@@ -70,7 +70,7 @@ class Making(NamedTuple):
             replica, model, launch, self.image(model), settings.pod, where, named, asks, seen and seen.pod
         )
         if laid is not None:
-            pod["metadata"]["annotations"][pods.WEIGHTS] = laid.folder
+            pod["metadata"]["annotations"][pods.WEIGHTS] = ",".join(laid.folders)
         return Made(pod, claims.wanted(replica, asks), seen.objects if seen is not None else ())
 
     def _seen(self, replica: Replica, model: Model, laid: Laid) -> volumes.Mounted:
@@ -78,5 +78,12 @@ class Making(NamedTuple):
             None if self.inventory is None or not replica.slices else self.inventory.node(pods.node_of(replica.slices))
         )
         on = None if node is None else volumes.facts_of(node)
-        found = Found(folder=laid.folder, file=laid.path)
-        return volumes.mounted(model, self.namespace, on, found, self.supply.mounting(), self.settings())
+        found = Found(folder=laid.folder, file=laid.path) if laid.folder else None
+        adapters = {one.name: Found(folder=one.folder, file=one.path) for one in laid.adapters}
+        return volumes.mounted(model, self.namespace, on, found, self.supply.mounting(), self.settings(), adapters)
+
+
+def _somewhere(model: Model, parts: Collection[str]) -> Model:
+    """As it will be when these parts have come."""
+    there = dict.fromkeys(parts, SOMEWHERE)
+    return volumes.located(model, volumes.Mounted(Pod(), there.pop(OWN, ""), "", adapters=there))

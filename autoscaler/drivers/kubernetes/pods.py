@@ -41,7 +41,7 @@ DRAIN = OURS + "drain"
 SLICES = OURS + "slices"
 """An annotation: the Slices of its Replica; empty: none."""
 WEIGHTS = OURS + "weights"
-"""An annotation: the Copy that it uses, a folder below its node's store."""
+"""An annotation: the Copies that it uses, folders below its node's store."""
 ENGINE = "engine"
 PORTS = range(20_000, 28_192)
 """Of engines. Each Replica has one of its own, so that it is known by its address: an address that is given to another
@@ -114,8 +114,8 @@ class PodSeen(NamedTuple):
     """What HAMi gave it, as its own scheduler wrote down."""
     claims: tuple[str, ...] = ()
     """Names of its ResourceClaims."""
-    weights: str = ""
-    """The Copy that it uses, a folder below its node's store."""
+    weights: tuple[str, ...] = ()
+    """The Copies that it uses, folders below its node's store."""
 
 
 def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings say
@@ -289,7 +289,8 @@ def read(pod: Object) -> PodSeen | None:
         None if started is None else datetime.fromisoformat(started).timestamp(),
         ended, waits, patience_s, "deletionTimestamp" in metadata, note("drain"), _disrupted(status),
         float(pod["spec"].get("terminationGracePeriodSeconds", 30)), requested(pod["spec"]), table.held(notes),
-        tuple(one.get("resourceClaimName", "") for one in pod["spec"].get("resourceClaims") or ()), note("weights"),
+        tuple(one.get("resourceClaimName", "") for one in pod["spec"].get("resourceClaims") or ()),
+        tuple(filter(None, note("weights").split(","))),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, Unreachable
 from autoscaler.drivers.kubernetes.nodes import NodeSeen
 from autoscaler.drivers.kubernetes.vocabulary import NODES, WRITER
 from autoscaler.model import Model
-from autoscaler.mounts import MOUNT, ClusterFacts, Found, MountsSeen, NodeFacts
+from autoscaler.mounts import ADAPTERS, MOUNT, ClusterFacts, Found, MountsSeen, NodeFacts
 from autoscaler.podspec import MANAGED_BY, OURS, Pod
 from autoscaler.settings import Settings
 
@@ -33,6 +33,8 @@ NAME = "pilotlight-weights"
 ENGINES = OURS + "engines"
 """A label of PersistentVolumes and claims: the namespace of the claim."""
 HOSTNAME = "kubernetes.io/hostname"
+FILE = "file://"
+NONE_FOUND: Mapping[str, Found] = {}
 NOMINAL = "1Gi"
 """Of a volume and its claim: nobody looks at it, and it must be said."""
 LOOK_S, RETRY_S = 300.0, 5.0
@@ -55,72 +57,122 @@ class Mounted(NamedTuple):
     pod: Pod
     """Its `volumes` and `volume_mounts`, to be laid over the pod last."""
     path: str
-    """What its engine is told to load."""
+    """What its engine is told to load; empty: they come into the pod by no volume of ours."""
     reason: str
     """Why so, as the end of a sentence about the Model's weights."""
     objects: tuple[Object, ...] = ()
     """The node's volume and its claim, which must be there for the pod; empty: nothing must."""
+    adapters: Mapping[str, str] = {}
+    """And what of each adapter that came."""
+
+
+class _Way(NamedTuple):
+    """How a pod sees some weights: a part of Mounted."""
+
+    source: Mapping[str, object]
+    """Of a volume, without its name."""
+    reason: str
+    folder: str = ""
+    """Of the volume, all that is seen of it."""
+    below: str = ""
+    """What its engine is told to load, below where it is mounted."""
+    objects: tuple[Object, ...] = ()
 
 
 def mounted(  # noqa: PLR0917  whose, where, what; then what is known and wanted
-    model: Model, namespace: str, node: NodeFacts | None, found: Found | None, facts: ClusterFacts, settings: Settings
-) -> Mounted:
-    """`namespace` and `node` are the pod's (None: the scheduler chooses it). Raises MountError."""
-    artifact = model.spec.artifact or ""
+    model: Model, namespace: str, node: NodeFacts | None, found: Found | None, facts: ClusterFacts, settings: Settings,
+    adapters: Mapping[str, Found] = NONE_FOUND,
+) -> Mounted:  # fmt: skip
+    """`namespace` and `node` are the pod's (None: the scheduler chooses it). `found`: of its own weights; `adapters`:
+    of each adapter's that came, by its name. Raises MountError.
+    """
+    artifacts = {one.name: one.artifact for one in model.spec.adapters}
+    asked = [("", model.spec.artifact or "", found)] if mounts.is_mounted(model.spec.artifact) else []
+    ways = {
+        name: _way(f"the weights of {_whose(model, name)}", artifact, namespace, node, known, facts, settings)
+        for name, artifact, known in (*asked, *((name, artifacts[name], one) for name, one in adapters.items()))
+    }
+    volumes: dict[str, Mapping[str, object]] = {}
+    seen: list[dict[str, object]] = []
+    paths: dict[str, str] = {}
+    for name, way in ways.items():
+        at = f"{ADAPTERS}/{name}" if name else MOUNT
+        volume = next((called for called, source in volumes.items() if source == way.source), "")
+        volume = volume or (f"{NAME}-{len(volumes)}" if volumes else NAME)
+        volumes[volume] = way.source
+        seen.append(_mount(volume, at, way.folder))
+        paths[name] = "/".join(filter(None, (at, way.below)))
+    pod = Pod(
+        volumes=tuple({"name": called, **source} for called, source in volumes.items()), volume_mounts=tuple(seen)
+    )
+    objects = next((way.objects for way in ways.values() if way.objects), ())
+    reason = next((way.reason for way in ways.values()), "")
+    return Mounted(pod, paths.pop("", ""), reason, objects, paths)
+
+
+def _whose(model: Model, adapter: str) -> str:
+    return f"adapter {adapter} of Model {model.name}" if adapter else f"Model {model.name}"
+
+
+def _way(  # noqa: PLR0917  as `mounted`; `what`: the weights, in words
+    what: str, artifact: str, namespace: str, node: NodeFacts | None, found: Found | None, facts: ClusterFacts,
+    settings: Settings,
+) -> _Way:  # fmt: skip
     choice = mounts.choose(artifact, settings, facts, node, found)
-    path = mounts.path_of(artifact) or "/".join(filter(None, (MOUNT, found.file if found is not None else "")))
     match choice.way:
+        case None:
+            raise MountError(f"{what} {choice.reason}")
         case "claim":
-            return Mounted(claimed(artifact), path, choice.reason)
+            return _Way(_claim(artifact), choice.reason, below=mounts.claim_of(artifact)[1])
         case "image":
-            known = _known(model, found)
-            image = {"reference": mounts.image_of(artifact, known.digest), "pullPolicy": "IfNotPresent"}
-            path = "/".join(filter(None, (MOUNT, known.image, known.file)))
-            return Mounted(_pod({"image": image}), path, choice.reason)
+            if found is None:
+                raise MountError(f"what {what} are is not known yet")
+            image = {"reference": mounts.image_of(artifact, found.digest), "pullPolicy": "IfNotPresent"}
+            return _Way({"image": image}, choice.reason, below="/".join(filter(None, (found.image, found.file))))
         case "hostPath":
-            folder = f"{facts.store}/{_copied(model, found).folder}"
-            return Mounted(_pod({"hostPath": {"path": folder, "type": "Directory"}}), path, choice.reason)
+            here = _here(what, found)
+            folder = {"path": f"{facts.store}/{here.folder}", "type": "Directory"}
+            return _Way({"hostPath": folder}, choice.reason, below=here.file)
         case "volume":
+            here = _here(what, found)
             if node is None:
-                raise MountError(f"the weights of Model {model.name} are of a node, and none is chosen yet")
+                raise MountError(f"{what} are of a node, and none is chosen yet")
             objects = of_node(namespace, node, facts.store)
             claim = {"claimName": objects[1]["metadata"]["name"], "readOnly": True}
-            seen = _pod({"persistentVolumeClaim": claim}, _copied(model, found).folder)
-            return Mounted(seen, path, choice.reason, objects)
-        case None:
-            raise MountError(f"the weights of Model {model.name} {choice.reason}")
+            return _Way({"persistentVolumeClaim": claim}, choice.reason, here.folder, here.file, objects)
 
 
 def claimed(artifact: str | None) -> Pod:
     """What a pod has of `pvc://claim/path`; of other artifacts nothing."""
     if mounts.path_of(artifact) is None:
         return Pod()
-    return _pod({"persistentVolumeClaim": {"claimName": mounts.claim_of(artifact or "")[0], "readOnly": True}})
+    return Pod(volumes=({"name": NAME, **_claim(artifact or "")},), volume_mounts=(_mount(NAME, MOUNT),))
 
 
 def located(model: Model, seen: Mounted) -> Model:
-    """The Model with its weights where its engine finds them."""
-    return replace(model, spec=replace(model.spec, artifact=f"file://{seen.path}"))
+    """The Model with its weights, and its adapters' that came, where its engine finds them."""
+    artifact = f"{FILE}{seen.path}" if seen.path else model.spec.artifact
+    there = (
+        replace(one, artifact=FILE + seen.adapters[one.name]) if one.name in seen.adapters else one
+        for one in model.spec.adapters
+    )
+    return replace(model, spec=replace(model.spec, artifact=artifact, adapters=tuple(there)))
 
 
-def _pod(source: dict[str, object], folder: str = "") -> Pod:
-    """`folder`: of the volume, all that is seen of it."""
-    mount: dict[str, object] = {"name": NAME, "mountPath": MOUNT, "readOnly": True}
-    if folder:
-        mount["subPath"] = folder
-    return Pod(volumes=({"name": NAME, **source},), volume_mounts=(mount,))
+def _claim(artifact: str) -> dict[str, object]:
+    return {"persistentVolumeClaim": {"claimName": mounts.claim_of(artifact)[0], "readOnly": True}}
 
 
-def _known(model: Model, found: Found | None) -> Found:
-    if found is None:
-        raise MountError(f"what the weights of Model {model.name} are is not known yet")
-    return found
-
-
-def _copied(model: Model, found: Found | None) -> Found:
+def _here(what: str, found: Found | None) -> Found:
     if found is None or not found.folder:
-        raise MountError(f"the weights of Model {model.name} are not on its node yet")
+        raise MountError(f"{what} are not on its node yet")
     return found
+
+
+def _mount(volume: str, at: str, folder: str = "") -> dict[str, object]:
+    """`folder`: of the volume, all that is seen of it."""
+    mount: dict[str, object] = {"name": volume, "mountPath": at, "readOnly": True}
+    return {**mount, "subPath": folder} if folder else mount
 
 
 def facts_of(node: NodeSeen) -> NodeFacts:
