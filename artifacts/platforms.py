@@ -19,12 +19,16 @@ MODEL_ANNOTATIONS = ("org.cncf.model.model", "org.cnai.model.model")
 _ATTESTATION = ("vnd.docker.reference.type", "attestation-manifest")
 
 
-def choose(index: Index, platform: Platform, way: Sequence[Digest] = ()) -> Descriptor:
-    """The entry to go on with. `way`: the digests of the indexes that led here. Raises BadManifestError."""
+def choose(index: Index, platform: Platform, way: Sequence[Digest] = (), *, images: bool = False) -> Descriptor:
+    """The entry to go on with. `way`: the digests of the indexes that led here. `images`: an image is liked better, as
+    a container runtime takes it. Raises BadManifestError.
+    """
     if len(way) >= INDEX_DEPTH_MAX:
         raise BadManifestError(f"indexes lie in indexes deeper than {INDEX_DEPTH_MAX}")
     entries = [one for one in index.entries if one.annotations.get(_ATTESTATION[0]) != _ATTESTATION[1]]
     models = [one for one in entries if _is_model(one)]
+    if images and len(models) < len(entries):
+        entries, models = [one for one in entries if one not in models], []
     fitting = [one for one in models or entries if _fits(one.platform, platform)]
     exact = [one for one in fitting if one.platform is not None and one.platform.variant == platform.variant]
     found = next(iter(exact or fitting), None)

@@ -48,8 +48,12 @@ def here() -> Platform:
     return Platform(said.sysname.lower(), _ARCHITECTURES.get(said.machine, said.machine))
 
 
-async def resolve(source: Mirrored, of: Reference, platform: Platform, *, allow_unsafe: bool = False) -> Resolved:
-    """`allow_unsafe`: as of `contents.read`. Raises RegistryError, BadManifestError."""
+async def resolve(
+    source: Mirrored, of: Reference, platform: Platform, *, allow_unsafe: bool = False, images: bool = False
+) -> Resolved:
+    """`allow_unsafe`: as of `contents.read`; `images`: as of `platforms.choose`. Raises RegistryError,
+    BadManifestError.
+    """
     answer = await source.manifest(of.repository, of.asked)
     digest, way, documents = answer.digest, list[Digest](), list[bytes]()
     while True:
@@ -59,7 +63,7 @@ async def resolve(source: Mirrored, of: Reference, platform: Platform, *, allow_
             config = await _config(source, of.repository, found)
             read = contents.read(found, config, allow_unsafe=allow_unsafe)
             return Resolved(digest, answer.digest, found, read, (*documents, config))
-        entry = platforms.choose(found, platform, way)
+        entry = platforms.choose(found, platform, way, images=images)
         way.append(answer.digest)
         answer = await source.manifest(of.repository, entry.digest, entry.size)
 

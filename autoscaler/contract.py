@@ -298,6 +298,12 @@ class WeightsReport(Message, frozen=True):
     failed: str = ""
     """Why they did not come."""
     allow_unsafe: bool = False
+    look: bool = False
+    """They were looked at, and not brought."""
+    image: str | None = None
+    """Of a look: `digest` is that of an image whose files are the model's, below this folder; None: of none."""
+    no_image: str = ""
+    """Why not."""
 
 
 class PodUse(Message, frozen=True):

@@ -16,6 +16,7 @@ from autoscaler.draft import Draft
 from autoscaler.fold_measured import told
 from autoscaler.images import NodeImages
 from autoscaler.nodes import unhealthy
+from autoscaler.nodewants import wish_of
 from autoscaler.operators import STILL_THERE
 from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, Node, NodeReported, StopOrder
 from autoscaler.world import Copy, NodeId
@@ -112,9 +113,26 @@ def _node(draft: Draft, seen: NodeReported) -> None:
         report=report, seen_s=draft.now_s, boots_before=before, looked_s=draft.now_s - max(0.0, report.age_s),
         pods_before=left, unhealthy=unhealthy(report),
     ))  # fmt: skip
+    if known is None or known.report.weights != report.weights:
+        _looks(draft, report)
     if known is None or known.report.images != report.images:
         put_images(draft, images.told(draft.world.images, name, report.images))
     told(draft, report)
+
+
+def _looks(draft: Draft, report: NodeReport) -> None:
+    """What artifacts are that Models name, and why that could not be seen."""
+    world, said = draft.world, [one for one in report.weights if one.look]
+    if not said:
+        return
+    named = {artifact for model in world.models.values() for artifact in model.artifacts()}
+    found = {wish_of(one): replace(one, replicas=()) for one in said if one.digest}
+    looked = {wish: one for wish, one in (world.looked | found).items() if wish.artifact in named}
+    failed = {one.artifact: one.failed for one in said if one.failed}
+    seen = {wish.artifact for wish in found}
+    unbrought = {artifact: why for artifact, why in (world.unbrought | failed).items() if artifact in named - seen}
+    if (looked, unbrought) != (world.looked, world.unbrought):
+        draft.change(looked=looked, unbrought=unbrought)
 
 
 def put_images(draft: Draft, now: dict[str, NodeImages]) -> None:

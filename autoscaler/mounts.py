@@ -76,6 +76,8 @@ class Found(NamedTuple):
     """What the engine loads, below that folder; empty: all of it."""
     image: str | None = None
     """It is an image whose layers are a file system, and the model lies in this folder of it; None: it is none."""
+    why: str = ""
+    """Why it is none, as far as that is known."""
 
 
 class Choice(NamedTuple):
@@ -133,16 +135,21 @@ def choose(
     return Choice(None, f"cannot be seen in its pods: {told}; {_fix(mount, facts)}")
 
 
-def ahead(artifact: str, settings: Settings, facts: ClusterFacts) -> Choice:
-    """As far as it is decided before the weights are anywhere: nobody says then whether they are an image."""
-    return choose(artifact, settings, facts, found=Found())
+def as_image(artifact: str, settings: Settings, facts: ClusterFacts | None) -> bool:
+    """Whether pods will mount it as an image, or not at all: nothing of it is to be brought to any node."""
+    if facts is None:
+        return settings.weights.mount == "image" and artifact.startswith("oci://")
+    return choose(artifact, settings, facts).way == "image"
 
 
-def obstacle(artifact: str | None, settings: Settings, facts: ClusterFacts | None, what: str = "its weights") -> str:
+def obstacle(
+    artifact: str | None, settings: Settings, facts: ClusterFacts | None, what: str = "its weights",
+    found: Found | None = None,
+) -> str:  # fmt: skip
     """Why no pod can see such weights, wherever it is; empty: nothing is known to stand in the way."""
     if artifact is None or facts is None or not is_mounted(artifact):
         return ""
-    choice = ahead(artifact, settings, facts)
+    choice = choose(artifact, settings, facts, found=found)
     return "" if choice.way else f"{what} {choice.reason}"
 
 
@@ -172,7 +179,7 @@ def _no_image(
     if not artifact.startswith("oci://"):
         return "only images of registries are mounted as such"
     if found is not None and found.image is None:
-        return "the artifact is not known to be an image that a container runtime mounts"
+        return found.why or "the artifact is not known to be an image that a container runtime mounts"
     if weights.signatures.policy == "enforce":
         return "signatures are judged only of what agents pull (weights.signatures.policy: enforce)"
     if facts.server is None:

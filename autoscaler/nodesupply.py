@@ -17,7 +17,7 @@ from autoscaler.model import Model
 from autoscaler.mounts import ClusterFacts
 from autoscaler.nodewants import OWN, Laid
 from autoscaler.stored import lying
-from autoscaler.wanted import Coming, Failed, nowhere, parts, standing
+from autoscaler.wanted import Coming, Failed, found, nowhere, parts, standing
 from autoscaler.world import Replica, World
 
 HOW = "it is not known how pods can see them: the API server does not say its version and our rights"
@@ -60,11 +60,14 @@ class NodeSupply:
         world, wishes = self._world(), parts(model)
         if wishes and model.spec.gpu.count == 0:
             return nowhere(model)
-        of = {"its weights": lying(model)} | {
-            f"the weights of its adapter {name}": wish.artifact for name, wish in wishes.items() if name != OWN
+        of = {OWN: ("its weights", lying(model))} | {
+            name: (f"the weights of its adapter {name}", wish.artifact) for name, wish in wishes.items() if name != OWN
         }
-        found = (mounts.obstacle(artifact, world.settings, world.mounting, what) for what, artifact in of.items())
-        return next(filter(None, found), "")
+        why = (
+            mounts.obstacle(artifact, world.settings, world.mounting, what, found(world, model, name))
+            for name, (what, artifact) in of.items()
+        )
+        return next(filter(None, why), "")
 
     def mounting(self) -> ClusterFacts:
         """As NodeSupply."""

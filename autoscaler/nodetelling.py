@@ -60,7 +60,7 @@ class NodeTelling:
                     event.set()
 
     def _wanted(self, world: World, early: tuple[tuple[ModelName, NodeId], ...]) -> dict[NodeId, NodeWants]:
-        return wanted(world, early, self._images.of(world, early))
+        return wanted(world, early, self._images.of(world, early), self._readers.keys())
 
     async def messages(self, node: NodeId) -> AsyncGenerator[bytes]:
         """Lines for one agent: what its node is to have, again when it changes."""
@@ -124,7 +124,8 @@ def _differs(before: World, after: World) -> bool:
         one is not other
         for one, other in (
             (before.replicas, after.replicas), (before.models, after.models), (before.slices, after.slices),
-            (before.images, after.images), (before.settings, after.settings),
+            (before.images, after.images), (before.settings, after.settings), (before.looked, after.looked),
+            (before.mounting, after.mounting),
         )
     ) or before.nodes.keys() != after.nodes.keys()  # fmt: skip
 

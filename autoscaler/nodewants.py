@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autoscaler.contract import Message, ReplicaId
+from autoscaler.contract import Message, ReplicaId, WeightsReport
 from autoscaler.settings import Weights
 
 
@@ -18,6 +18,13 @@ class Wish(NamedTuple):
     pull_secret: str = ""
     """With whose login."""
     allow_unsafe: bool = False
+    look: bool = False
+    """Nothing of them is brought: what they are is all that is asked."""
+
+
+def wish_of(said: NodeWant | WeightsReport) -> Wish:
+    """Which wish it is about."""
+    return Wish(said.artifact, said.pull_secret, said.allow_unsafe, said.look)
 
 
 OWN = ""
@@ -30,6 +37,8 @@ class LaidAdapter(NamedTuple):
     name: str
     folder: str
     path: str
+    digest: str = ""
+    image: str | None = None
 
 
 class Laid(NamedTuple):
@@ -41,6 +50,9 @@ class Laid(NamedTuple):
     """What of it the engine loads, below `folder`; empty: the folder."""
     adapters: tuple[LaidAdapter, ...] = ()
     """Those that came."""
+    digest: str = ""
+    image: str | None = None
+    """It is on no node: pods mount the image of this digest, in which the model lies in this folder."""
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -58,6 +70,8 @@ class NodeWant(Message, frozen=True):
     """Who waits for them there, sorted: each is an own try. None: they are only wanted ahead of a start."""
     allow_unsafe: bool = False
     """Code and pickled weights are taken, too."""
+    look: bool = False
+    """As Wish's: their pods mount them as an image, or nobody knows yet what they are."""
 
 
 class ImageWant(Message, frozen=True):

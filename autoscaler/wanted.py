@@ -7,15 +7,18 @@ there. Which of the weights an engine loads is decided here, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from autoscaler import mounts
 from autoscaler.actions import Unmet
 from autoscaler.contract import ModelName, WeightsReport
 from autoscaler.engines import EngineError
 from autoscaler.model import Model
+from autoscaler.mounts import Found
 from autoscaler.nodes import fresh
-from autoscaler.nodewants import OWN, ImageWant, Laid, LaidAdapter, NodeWant, NodeWants, Wish
+from autoscaler.nodewants import OWN, ImageWant, Laid, LaidAdapter, NodeWant, NodeWants, Wish, wish_of
 from autoscaler.ordered import Node
 from autoscaler.rules import ADAPTER_PATH, STORED
 from autoscaler.states import ReplicaState as S
@@ -52,6 +55,21 @@ def parts(model: Model) -> dict[str, Wish]:
     return {name: Wish(artifact, secret, unsafe) for name, artifact in named.items()}
 
 
+def wishes(world: World, model: Model) -> dict[str, Wish]:
+    """As `parts`, as nodes are asked now: what pods mount as an image is looked at, and not brought."""
+    settings, facts = world.settings, world.mounting
+    return {
+        name: wish._replace(look=mounts.as_image(wish.artifact, settings, facts)) for name, wish in parts(model).items()
+    }
+
+
+def found(world: World, model: Model, part: str = OWN) -> Found | None:
+    """What is known of an artifact of it, wherever it is; None: nobody has looked."""
+    wish = parts(model).get(part)
+    said = None if wish is None else world.looked.get(wish._replace(look=True))
+    return None if said is None else Found(said.digest, image=said.image, why=said.no_image)
+
+
 def node_of(world: World, replica: Replica) -> NodeId | None:
     """Where it is placed; None: its scheduler chooses."""
     if not replica.slices:
@@ -70,12 +88,17 @@ def wanted(
     world: World,
     early: Iterable[tuple[ModelName, NodeId]] = (),
     images: Mapping[NodeId, tuple[ImageWant, ...]] = NO_IMAGES,
+    agents: Collection[NodeId] = (),
 ) -> dict[NodeId, NodeWants]:
-    """What each node is to have, where that is anything. `early`: of `ahead`. `images`: see `autoscaler.prepull`."""
+    """What each node is to have, where that is anything. `early`: of `ahead`. `images`: see `autoscaler.prepull`.
+    `agents`: those that hear us now, who look at what nobody has looked at.
+    """
     waiting: dict[NodeId, dict[Wish, list[Replica]]] = {}
     held: dict[NodeId, set[str]] = {}
     models = {
-        model.name: (model, wishes) for model in world.models.values() if (wishes := frozenset(parts(model).values()))
+        model.name: (model, asked)
+        for model in world.models.values()
+        if (asked := frozenset(wishes(world, model).values()))
     }
     for replica in world.replicas.values():
         known = models.get(replica.model)
@@ -90,6 +113,8 @@ def wanted(
     for name, node in early:
         for wish in models[name][1] if name in models else ():
             waiting.setdefault(node, {}).setdefault(wish, [])
+    for node, wish in _looks(world, {wish for _, asked in models.values() for wish in asked if wish.look}, agents):
+        waiting.setdefault(node, {}).setdefault(wish, [])
     return {
         node: NodeWants(
             epoch=world.epoch,
@@ -105,6 +130,12 @@ def wanted(
     }
 
 
+def _looks(world: World, asked: set[Wish], agents: Collection[NodeId]) -> Iterator[tuple[NodeId, Wish]]:
+    """Who looks at what: of the agents one for each, the same again and again, so that all have a part."""
+    for wish in asked - world.looked.keys() if agents else ():
+        yield min(agents, key=lambda node: (zlib.crc32(f"{node} {wish}".encode()), node)), wish
+
+
 def standing(world: World, replica: Replica, model: Model, since_s: float, now_s: float) -> Laid | Coming | Failed:
     """How far the weights of a Replica are that waits for them since `since_s`."""
     name = node_of(world, replica)
@@ -117,12 +148,12 @@ def standing(world: World, replica: Replica, model: Model, since_s: float, now_s
         if now_s >= max(since_s, heard_s) + AGENT_S_MAX:
             return Failed(f"{words}: let one run there (the chart's agent.enabled), or mount the weights")
         return Coming(words)
-    wishes = parts(model)
-    said = {part: one for part, wish in wishes.items() if (one := _said(node, wish, replica)) is not None}
-    failed = [f"adapter {part}: {one.failed}" if part else one.failed for part, one in said.items() if one.failed]
-    if failed:
-        return Failed(failed[0])
-    if len(said) == len(wishes) and all(one.folder for one in said.values()):
+    asked = wishes(world, model)
+    said = {part: one for part, wish in asked.items() if (one := _said(node, wish, replica)) is not None}
+    for part, one in said.items():
+        if why := one.failed or _unseen(world, one):
+            return Failed(f"adapter {part}: {why}" if part else why)
+    if len(said) == len(asked) and all(one.folder or one.digest for one in said.values()):
         try:
             return _laid(said, model)
         except EngineError as error:
@@ -130,21 +161,25 @@ def standing(world: World, replica: Replica, model: Model, since_s: float, now_s
     now = world.models.get(model.name)
     if now is not None and now.spec_hash() != replica.spec_hash:
         return Failed("its Model was changed while they came")  # `wanted` speaks of it no more
-    return Coming(_so_far(node, set(wishes.values())))
+    return Coming(_so_far(node, set(asked.values())))
 
 
 def _said(node: Node, wish: Wish, replica: Replica) -> WeightsReport | None:
     """What its agent says of them to this Replica."""
-    return next((one for one in node.report.weights if replica.id in one.replicas and _wish(one) == wish), None)
+    return next((one for one in node.report.weights if replica.id in one.replicas and wish_of(one) == wish), None)
 
 
-def _wish(said: WeightsReport) -> Wish:
-    return Wish(said.artifact, said.pull_secret, said.allow_unsafe)
+def _unseen(world: World, said: WeightsReport) -> str:
+    """Why pods cannot mount what was looked at; empty: they can, or it was brought."""
+    if not said.look or said.image is not None or not said.digest:
+        return ""
+    settings, facts = world.settings, world.mounting or mounts.ClusterFacts()
+    return mounts.choose(said.artifact, settings, facts, found=Found(said.digest, why=said.no_image)).reason
 
 
 def _so_far(node: Node, wishes: set[Wish]) -> str:
     """How far those are that are under way, as one sum: for whom is no matter."""
-    coming = {wish: one for one in node.report.weights if (wish := _wish(one)) in wishes and one.total_bytes}.values()
+    coming = {wish: one for one in node.report.weights if (wish := wish_of(one)) in wishes and one.total_bytes}.values()
     if not coming:
         return "asked for"
     came, total = (size(sum(column)) for column in zip(*((one.bytes, one.total_bytes) for one in coming), strict=True))
@@ -153,9 +188,15 @@ def _so_far(node: Node, wishes: set[Wish]) -> str:
 
 def _laid(said: Mapping[str, WeightsReport], model: Model) -> Laid:
     """All of them are there. Raises EngineError."""
-    adapters = (LaidAdapter(name, one.folder, laid_over(one.adapters, name)) for name, one in said.items() if name)
+    adapters = tuple(
+        LaidAdapter(name, one.folder, laid_over(one.adapters, name), one.digest, one.image)
+        for name, one in said.items()
+        if name
+    )
     own = said.get(OWN)
-    return Laid(own.folder if own else "", loaded(own.ggufs, model) if own else "", tuple(adapters))
+    if own is None:
+        return Laid("", "", adapters)
+    return Laid(own.folder, loaded(own.ggufs, model), adapters, own.digest, own.image)
 
 
 def nowhere(model: Model) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from autoscaler import mounts
+from autoscaler import mounts, wanted
 from autoscaler.model import Model
 from autoscaler.stored import lying
 from autoscaler.world import Copy, World
@@ -26,7 +26,10 @@ def weights(world: World, model: Model) -> list[str]:
     artifact, facts = lying(model), world.mounting
     if artifact is None or facts is None or model.adopted is not None or not mounts.is_mounted(artifact):
         return found
-    return [*found, f"Its weights {mounts.ahead(artifact, world.settings, facts).reason}."]
+    seen = wanted.found(world, model)
+    choice = mounts.choose(artifact, world.settings, facts, found=seen)
+    yet = ", if they are one, which nobody has seen yet" if choice.way == "image" and seen is None else ""
+    return [*found, f"Its weights {choice.reason}{yet}."]
 
 
 def word(world: World, model: Model) -> str:
@@ -34,7 +37,7 @@ def word(world: World, model: Model) -> str:
     artifacts = {artifact for _, artifact in _parts(world, model)}
     if not artifacts:
         return ""
-    missing = artifacts - _here(world.copies)
+    missing = {one for one in artifacts - _here(world.copies) if one in world.unbrought or not _as_image(world, one)}
     if missing & world.unbrought.keys():
         return "failed"
     return "absent" if missing else "here"
@@ -63,4 +66,11 @@ def _standing(world: World, artifact: str) -> str:
         return f"are on {', '.join(nodes[:NODES_TOLD])}{more}"
     if artifact in world.unbrought:
         return f"did not come, and it is tried again: {world.unbrought[artifact]}"
+    if _as_image(world, artifact):
+        return "are brought to no node"
     return "are on no node yet: they come for a start"
+
+
+def _as_image(world: World, artifact: str) -> bool:
+    """Whether pods mount it as it is in its registry."""
+    return world.mounting is not None and mounts.as_image(artifact, world.settings, world.mounting)

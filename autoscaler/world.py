@@ -11,7 +11,17 @@ from typing import NewType
 
 import msgspec
 
-from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
+from autoscaler.contract import (
+    GatewayId,
+    Level,
+    ModelName,
+    ReplicaId,
+    ReplicaUse,
+    Report,
+    TenantName,
+    Total,
+    WeightsReport,
+)
 from autoscaler.cuttable import Cuttable, Intent
 from autoscaler.hosts import NOTHING, Beside, Host
 from autoscaler.images import NodeImages
@@ -19,6 +29,7 @@ from autoscaler.lanes import Isolation
 from autoscaler.lesson import Lesson
 from autoscaler.model import Model
 from autoscaler.mounts import ClusterFacts
+from autoscaler.nodewants import Wish
 from autoscaler.ordered import Cordon, Node, Place, StopOrder
 from autoscaler.settings import Settings
 from autoscaler.states import ReplicaState
@@ -308,6 +319,8 @@ class World(Fact, frozen=True):
     copies: frozenset[Copy] = frozenset()
     unbrought: dict[str, str] = {}
     """Artifacts that could not be brought, or looked at, ahead of a start, and why; it is tried again."""
+    looked: dict[Wish, WeightsReport] = {}
+    """What agents found artifacts to be that were only looked at, of Models that there are."""
     images: dict[str, NodeImages] = {}
     """By node: what its kubelet and its agent say."""
     replicas: dict[ReplicaId, Replica] = {}

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from artifacts import bring, credentials, gguf, kinds, layout
+from artifacts import bring, credentials, layout
 from artifacts.bring import Lies, Ways
 from artifacts.credentials import Keychain
 from artifacts.digests import BadDigestError
@@ -33,8 +33,9 @@ from artifacts.refusals import DeniedError, PolicyError
 from artifacts.store import Store, in_thread
 from artifacts.swarm import Peering
 from autoscaler.contract import ReplicaId, WeightsReport, decoder
-from autoscaler.nodewants import ImageWant, NodeWant, NodeWants, Wish
+from autoscaler.nodewants import ImageWant, NodeWants, Wish, wish_of
 from autoscaler.settings import Weights
+from pilotlight.looking import look, told
 from pilotlight.storemetrics import StoreMetrics
 from pilotlight.supply import reached
 
@@ -47,8 +48,7 @@ LOOK_EVERY_S = 30.0
 TELL_EVERY_S = 1.0
 COPIES_MAX = 500
 """That are told, those that were used last: a report has 1 MiB."""
-GGUFS_MAX = 5
-"""Of what could be loaded that is told: of more than one nobody loads any."""
+LOOK_AGAIN_S = 60.0
 REASON_CHARS_MAX = 1000
 """Of a failure; names of files are others' words, and a report that is too long is not heard at all."""
 FILES = "files"
@@ -72,13 +72,17 @@ class _Line:
     came: Came | None = None
     failed: str = ""
     copy: Copy | None = None
+    looked: WeightsReport | None = None
+    """What was found, where they were only to be looked at."""
+    again_s: float = 0.0
+    """When a look that failed is taken again where nobody waits for it."""
     task: asyncio.Task[None] | None = None
     unwanted_s: float | None = None
 
     @property
     def due(self) -> bool:
         """Whether somebody waits, or nothing was tried."""
-        tried = self.copy is not None or self.failed
+        tried = self.copy is not None or self.looked is not None or self.failed
         return self.task is None and (not tried or not set(self.replicas) <= {*self.given, *self.refused})
 
     def refuse(self, reason: str) -> None:
@@ -144,12 +148,11 @@ class Keeping:
         said = WeightsReport(**wish._asdict())
         if line.copy is not None:
             record, folder = line.copy.record, str(line.copy.folder.relative_to(self._root))
-            paths = [one.path for one in record.laid]
-            yield replace(
-                said, replicas=line.given, folder=folder, digest=record.digest, bytes=record.bytes,
-                ggufs=tuple(gguf.bases(paths)[:GGUFS_MAX]), adapters=tuple(kinds.adapters(paths)[:GGUFS_MAX]),
-            )  # fmt: skip
-        if line.copy is None or line.refused:
+            more = told([one.path for one in record.laid])
+            yield replace(said, replicas=line.given, folder=folder, digest=record.digest, bytes=record.bytes, **more)
+        if line.looked is not None:
+            yield replace(line.looked, replicas=line.given)
+        if (line.copy is None and line.looked is None) or line.refused:
             came = line.came or Came(0, 0, 0.0)
             yield replace(
                 said, replicas=line.refused, bytes=came.bytes, total_bytes=came.total_bytes,
@@ -192,19 +195,21 @@ class Keeping:
         except (StoreError, OSError) as error:
             self._refuse(wants, str(error))
             raise
-        now_s, wanted = self._clock(), {_wish(one): one for one in wants.wants}
+        now_s, wanted = self._clock(), {wish_of(one): one for one in wants.wants}
         for wish in [wish for wish in self._lines if wish not in wanted]:
             self._let_go(wish, now_s)
         for wish, want in wanted.items():
             line = self._lines.setdefault(wish, _Line())
             line.replicas, line.unwanted_s = want.replicas, None
+            if want.look and line.failed and not want.replicas and now_s >= line.again_s:
+                line.failed = ""
             if line.due:
                 line.task = tasks.create_task(self._bring(wish, line, wants.weights))
 
     def _refuse(self, wants: NodeWants, reason: str) -> None:
         """Whoever waits hears it: else they would for as long as it lasts."""
         for want in wants.wants:
-            line = self._lines.setdefault(_wish(want), _Line())
+            line = self._lines.setdefault(wish_of(want), _Line())
             line.replicas, line.unwanted_s = want.replicas, None
             if line.due:
                 line.refuse(reason)
@@ -228,6 +233,7 @@ class Keeping:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it costs this start alone, and is its reason
             line.refuse(str(error) or type(error).__name__)
+            line.again_s = self._clock() + LOOK_AGAIN_S
             log.warning("event=weights_failed artifact=%s reason=%r", wish.artifact, line.failed)
         else:
             if line.copy is not None:
@@ -237,15 +243,19 @@ class Keeping:
         self.changed()
         self._wake.set()
 
-    async def _brought(self, wish: Wish, line: _Line, settings: Weights) -> Copy:
+    async def _brought(self, wish: Wish, line: _Line, settings: Weights) -> Copy | None:
+        """None: they were looked at."""
         of = bring.lies(wish.artifact)
         store, ways = await self._opened(settings)
         if not isinstance(of, Reference):  # logins of the Hub and of buckets are the agent's own
             return await self._kept(line, of, store, ways, allow_unsafe=wish.allow_unsafe)
         secrets = [await self._secret_of(wish.pull_secret)] if wish.pull_secret else []
 
-        async def tried(keychain: Keychain) -> Copy:
+        async def tried(keychain: Keychain) -> Copy | None:
             by = dataclasses.replace(ways, registries=dataclasses.replace(ways.registries, keychain=keychain))
+            if wish.look:
+                line.looked = await look(WeightsReport(**wish._asdict()), of, by.registries)
+                return None
             try:
                 return await self._kept(line, of, store, by, allow_unsafe=wish.allow_unsafe)
             except ForbiddenError as error:  # the registry's no to this login; the next may have the right
@@ -339,10 +349,6 @@ class Keeping:
                 if bring.recalled(bring.lies(row.record.reference), store, ways) == row.record.key:
                     found.append(row.record.reference)
         return tuple(found[:COPIES_MAX])
-
-
-def _wish(want: NodeWant) -> Wish:
-    return Wish(want.artifact, want.pull_secret, want.allow_unsafe)
 
 
 def _closed(copy: Copy | None) -> None:

@@ -19,10 +19,10 @@ from artifacts.publish import Copy
 from artifacts.reference import Reference
 from artifacts.store import Store
 from autoscaler.contract import ReplicaId, WeightsReport
-from autoscaler.nodewants import NodeWant, NodeWants
+from autoscaler.nodewants import NodeWant, NodeWants, wish_of
 from autoscaler.settings import Signatures, Weights
 from pilotlight import keeping as room
-from pilotlight.keeping import LINGER_S, Keeping
+from pilotlight.keeping import LINGER_S, LOOK_AGAIN_S, Keeping
 from pilotlight.packing import planned
 from pilotlight.pullsecrets import NoSecretError, PullSecrets
 from tests.kit import packed
@@ -135,6 +135,31 @@ async def test_code_comes_for_who_allows_it_and_is_refused_to_all_others(kept: K
             kept.wants(bold, want(host, "r2", "r3"))  # it lies here now
             await kept.until(lambda: any("r3" in one.replicas for one in kept.said))
             assert not {one.allow_unsafe: one for one in kept.said}[False].folder
+
+
+async def test_what_is_only_to_be_looked_at_is_told_and_nothing_of_it_comes(kept: Kept, host: str) -> None:
+    async with kept.running():
+        look = replace(want(host, "r1"), look=True)
+        kept.wants(look)
+        await kept.until(lambda: kept.said and kept.said[0].digest)
+        (said,) = kept.said
+        assert (said.look, said.replicas, said.image, said.ggufs, said.folder) == (True, ("r1",), "", ("a.gguf",), "")
+        assert Store(kept.root).rows() == []
+        kept.wants(replace(look, replicas=(ReplicaId("r1"), ReplicaId("r2"))))
+        await kept.until(lambda: kept.said[0].replicas == ("r1", "r2"))
+        kept.wants()
+        await kept.until(lambda: not kept.keeping._lines)
+
+
+async def test_a_look_that_nobody_waits_for_is_tried_again_after_a_while(kept: Kept, host: str) -> None:
+    async with kept.running():
+        look = replace(want(host, tag="none"), look=True)
+        kept.wants(look)
+        await kept.until(lambda: kept.said and kept.said[0].failed)
+        first = kept.keeping._lines[wish_of(look)].again_s
+        kept.now_s += LOOK_AGAIN_S
+        kept.wants(look, ca_file=None)
+        await kept.until(lambda: kept.keeping._lines[wish_of(look)].again_s > first)
 
 
 async def test_each_replica_is_a_try_of_its_own(kept: Kept, host: str) -> None:

@@ -129,10 +129,22 @@ def test_only_what_no_pod_could_see_stands_in_the_way_of_a_start() -> None:
     assert not mounts.obstacle(OCI, said(), NEW)
     assert not mounts.obstacle("pvc://shared", said(), none)
     for mount, facts in (("image", NEW), ("auto", NO_RIGHT)):
-        why = mounts.obstacle(OCI, said(mount=mount), facts)
-        assert "not known to be an image" in why, "a node would bring all of it first"
+        assert not mounts.obstacle(OCI, said(mount=mount), facts), "nobody has looked yet"
+        why = mounts.obstacle(OCI, said(mount=mount), facts, found=Found(DIGEST, why="it is no image (ModelPack)"))
+        assert "it is no image (ModelPack)" in why
+        assert not mounts.obstacle(OCI, said(mount=mount), facts, found=IMAGE)
     assert mounts.obstacle("hf://a/b", said(), none), "its engine does not fetch it"
     assert not mounts.obstacle(None, said(), none)
+
+
+def test_what_pods_mount_as_an_image_is_brought_to_no_node() -> None:
+    assert mounts.as_image(OCI, said(mount="image"), NEW)
+    assert mounts.as_image(OCI, said(mount="image"), None), "whatever the cluster can, it is no volume"
+    assert mounts.as_image(OCI, said(), NO_RIGHT)
+    for mount, facts in (("auto", NEW), ("auto", None), ("volume", NO_RIGHT), ("hostPath", NO_RIGHT)):
+        assert not mounts.as_image(OCI, said(mount=mount), facts)
+    assert not mounts.as_image(OCI, said(mount="image"), NEW._replace(server=(1, 30))), "it is impossible"
+    assert not mounts.as_image("pvc://a", said(mount="image"), NEW)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec.structs import replace
 
@@ -10,13 +12,14 @@ from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
 from autoscaler.engines import EngineError
 from autoscaler.fold import fold
 from autoscaler.model import Adapter, Gpu, Model, ModelSpec
+from autoscaler.mounts import ClusterFacts, Found
 from autoscaler.nodewants import Laid, LaidAdapter, NodeWant, NodeWants
 from autoscaler.observations import Tick
 from autoscaler.ordered import NodeReported
 from autoscaler.plan import plan
 from autoscaler.settings import Settings, Weights
 from autoscaler.states import ReplicaState as S
-from autoscaler.wanted import AGENT_S_MAX, Coming, Failed, ahead, loaded, standing, wanted
+from autoscaler.wanted import AGENT_S_MAX, Coming, Failed, ahead, found, loaded, standing, wanted
 from autoscaler.world import Copy, Load, NodeId, Replica, SliceId, World
 from tests.kit.worlds import T0, device, replica, world
 
@@ -180,6 +183,76 @@ def test_what_was_laid_for_those_who_allow_more_is_no_others() -> None:
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", allow_unsafe=True)
     assert stands(said(there)) == Coming("asked for")
     assert stands(said(there), allow_unsafe=True) == Laid("copies/x/files", "")
+
+
+# --- what pods mount as an image --------------------------------------------------------------------------------------
+
+
+IMAGES = Settings(weights=Weights(mount="image"))
+NEW = ClusterFacts(volumes=True, server=(1, 36))
+LOOK = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", image="models", ggufs=("a.gguf",))
+NONE = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", no_image="it is no image (ModelPack)")
+
+
+def looking(*weights: WeightsReport, models: Sequence[Model] = (), by: str = "n1") -> World:
+    at = nodes([*models] or [model()], [one(model(), "a1")])
+    at = replace(at, settings=IMAGES, mounting=NEW)
+    report = NodeReport(node=by, boot="b", sequence=1, brings=True, weights=weights)
+    return fold(at, [NodeReported(report=report)], T0)[0]
+
+
+def looks(at: World, *agents: str) -> dict[str, tuple[NodeWant, ...]]:
+    at = replace(at, replicas={}, by_slice={}, by_model={})
+    return {node: one.wants for node, one in wanted(at, agents=[NodeId(node) for node in agents]).items()}
+
+
+def test_what_pods_mount_as_an_image_is_only_looked_at_by_the_agent_of_the_start() -> None:
+    assert wanted(looking())[N1].wants == (replace(want(ADA, "", "a1"), look=True),)
+    assert stands(looking()) == Coming("asked for")
+    found = stands(looking(replace(LOOK, replicas=A1)))
+    assert found == Laid("", "a.gguf", (), "sha256:aa", "models")
+    assert isinstance(found, Laid)
+    assert found.folders == (), "no node has anything of it"
+    brought = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
+    assert stands(looking(brought)) == Coming("asked for"), "what was brought before is no answer"
+
+
+def test_one_that_is_no_image_fails_its_start_with_what_it_is_and_the_fix() -> None:
+    found = stands(looking(replace(NONE, replicas=A1)))
+    why = "cannot be seen in its pods: it is no image (ModelPack); say weights.mount: auto in the Settings"
+    assert found == Failed(why)
+    assert stands(looking(replace(LOOK, digest="", failed="gone", image=None, replicas=A1))) == Failed("gone")
+
+
+def test_ahead_of_any_start_one_agent_looks_at_each_artifact_until_it_is_known() -> None:
+    assert list(looks(looking(), "n1", "n2").values()) == [(replace(want(), look=True),)]
+    assert looks(looking()) == {}, "nobody hears us"
+    many = [model(f"m{number}", f"oci://r/m:{number}") for number in range(20)]
+    spread = looks(looking(models=many), "n1", "n2")
+    assert sum(map(len, spread.values())) == 20
+    assert min(map(len, spread.values())) > 3
+    for said_ in (LOOK, NONE):
+        assert looks(looking(said_), "n1") == {}
+    assert looks(looking(replace(LOOK, pull_secret="mine")), "n1") != {}, "another login's"
+    assert looks(looking(replace(LOOK, digest="", failed="away")), "n1") != {}, "it is tried again"
+
+
+def test_what_agents_saw_stays_known_while_a_model_names_it() -> None:
+    at = looking(LOOK, by="n2")
+    assert found(at, model()) == Found("sha256:aa", image="models")
+    later = NodeReport(node="n2", boot="b", sequence=2, brings=True)
+    assert found(fold(at, [NodeReported(report=later)], T0)[0], model()) is not None
+    assert found(at, model(pull_secret="mine")) is None
+    other = replace(later, sequence=3, weights=(replace(LOOK, artifact="oci://r/b:1"),))
+    after = fold(replace(at, models={}), [NodeReported(report=other)], T0)[0]
+    assert after.looked == {}, "nobody names it any more"
+
+
+def test_a_look_that_fails_is_told_and_forgotten_when_one_succeeds() -> None:
+    at = looking(replace(LOOK, digest="", image=None, failed="away"))
+    assert at.unbrought == {ADA: "away"}
+    report = NodeReport(node="n1", boot="b", sequence=2, brings=True, weights=(LOOK,))
+    assert fold(at, [NodeReported(report=report)], T0)[0].unbrought == {}
 
 
 def test_an_agent_that_is_silent_or_brings_nothing_is_waited_for_a_while() -> None:

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from autoscaler.actions import Plan
-from autoscaler.contract import ModelName
+from autoscaler.contract import ModelName, WeightsReport
 from autoscaler.explain import explain_model, status
 from autoscaler.log import Log
 from autoscaler.model import Adapter
+from autoscaler.mounts import ClusterFacts
+from autoscaler.nodewants import wish_of
+from autoscaler.settings import Settings, Weights
 from autoscaler.weightwords import weights, word
 from autoscaler.world import Copy, NodeId, World
 from tests.kit.worlds import T0, device, model, world
@@ -41,6 +44,24 @@ def test_weights_are_here_absent_or_failed_with_their_reason() -> None:
     assert word(here, M) == "here"
     assert set(weights(here, M)) <= set(explain_model(here, Plan(), Log(), M.name, T0).sentences)
     assert [row.weights for row in status(here, Plan(), T0)] == ["here"]
+
+
+def test_of_what_pods_mount_as_an_image_it_is_said_whether_it_is_one() -> None:
+    one = replace(BASE, spec=replace(BASE.spec, artifact=OWN))
+    facts, settings = ClusterFacts(server=(1, 36)), Settings(weights=Weights(mount="image"))
+    before = replace(world([one], [device()]), mounting=facts, settings=settings)
+    mounted = (
+        "Its weights are mounted by the node's container runtime as an image, as Settings say (weights.mount: image)"
+    )
+    assert weights(before, one) == [
+        f"Its weights ({OWN}) are brought to no node.", f"{mounted}, if they are one, which nobody has seen yet.",
+    ]  # fmt: skip
+    seen = WeightsReport(artifact=OWN, look=True, digest="sha256:aa", image="")
+    assert weights(replace(before, looked={wish_of(seen): seen}), one)[1] == f"{mounted}."
+    assert word(before, one) == "here", "nothing keeps them from pods"
+    none = replace(seen, image=None, no_image="it is no image (ModelPack)")
+    assert "it is no image (ModelPack)" in weights(replace(before, looked={wish_of(seen): none}), one)[1]
+    assert word(replace(before, unbrought={OWN: "away"}), one) == "failed"
 
 
 class Counted(frozenset[Copy]):

@@ -30,6 +30,7 @@ from tests.cluster import definitions
 from tests.cluster.coldstarts import PARTS, coldstart
 from tests.cluster.definitions import models
 from tests.cluster.house import House, process
+from tests.cluster.house import model as house_model
 from tests.cluster.kubelet.node import Node
 from tests.cluster.kubelet.pod import PULL_SECONDS
 from tests.kit import docker_registry, packed
@@ -294,3 +295,37 @@ async def test_an_adapter_out_of_a_registry_and_what_is_unsafe_come_to_the_node_
             rows = Store(scene.store).rows()
             assert [row.in_use for row in rows] == [True, True]
             assert sorted(row.record.unsafe for row in rows) == [False, True]
+
+
+IMAGES = {"mount": "image"}
+
+
+async def test_an_image_is_mounted_by_its_digest_and_no_node_brings_anything_of_it(
+    house: House, api: Api, namespace: str, node: Node, tmp_path: Path
+) -> None:
+    scene = Scene(house, api, namespace, node, tmp_path)
+    await node.runs("containerd://2.1.4")  # it says so: a process kubelet mounts no image, and its engine needs none
+    async with FakeRegistry().serving() as registry:
+        async with Client(Site(registry.host)) as client:
+            await packed.push(client, packed.packed(packed.model(tmp_path / "model", FILES), tmp_path / "image"))
+            await packed.push(client, Layout(layout(tmp_path)), "team/other")  # a ModelPack alone
+        plain = house_model("ada", artifact=f"oci://{registry.host}/{packed.NAME}:v1", start={"retries": 0})
+        house.write(plain, weights=IMAGES)
+        async with house.running(), scene.agent(), asyncio.timeout(180):
+            while (
+                "nobody has seen yet" in (said := str(await scene.ops("explain/model/ada")))
+                or "as an image" not in said
+            ):
+                await asyncio.sleep(0.1)  # an agent looks before any Call
+            assert (await house.call("ada"))[0] == 200
+            (pod,) = await scene.pods()
+            (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == volumes.NAME]
+            assert volume["image"]["reference"].startswith(f"{registry.host}/{packed.NAME}@sha256:")
+            assert pods.WEIGHTS not in pod["metadata"]["annotations"]
+            assert Store(scene.store).rows() == []
+            digest = volume["image"]["reference"].rpartition("@")[2]
+            assert f"/v2/{packed.NAME}/manifests/{digest}" in {one.path for one in registry.seen}
+            other = house_model("ada", artifact=f"oci://{registry.host}/team/other:v1", start={"retries": 0})
+            house.tell(other, weights=IMAGES)
+            while "it is no image (ModelPack)" not in str(await scene.ops("explain/model/ada")):
+                await asyncio.sleep(0.1)

@@ -161,6 +161,12 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.keeping.COPIES_MAX",
         "pilotlight.keeping.LINGER_S",
     ),
+    "an image that an agent looks into: one span, spans of all; of a compressed layer": (
+        "artifacts.inside.SPAN_BYTES",
+        "artifacts.inside.SPANS_MAX",
+        "artifacts.inside.BEGIN_BYTES",
+    ),
+    "a look that failed is taken again after": ("pilotlight.keeping.LOOK_AGAIN_S",),
     "a Replica waits for an agent that brings weights, for how pods can see them": (
         "autoscaler.wanted.AGENT_S_MAX",
         "autoscaler.nodesupply.LOOK_S_MAX",

@@ -162,7 +162,7 @@ class KubernetesDriver:
 
     def weights_came(self, replica: Replica, model: Model, laid: Laid | None) -> None:
         """On its node, or in a volume (None): its pod is created."""
-        if laid is not None:
+        if laid is not None and laid.folders:
             self._begun.setdefault(replica.id, Beginning()).pull(self._clock())
         try:
             made = self._make(replica, model, laid)

@@ -14,7 +14,7 @@ from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.inventory import Inventory
 from autoscaler.model import Model
 from autoscaler.mounts import MOUNT, Found
-from autoscaler.nodewants import OWN, Laid
+from autoscaler.nodewants import OWN, Laid, LaidAdapter
 from autoscaler.podspec import Pod
 from autoscaler.settings import Settings
 from autoscaler.sizing import given
@@ -70,7 +70,7 @@ class Making(NamedTuple):
             replica, model, launch, self.image(model), settings.pod, where, named, asks, seen and seen.pod
         )
         if laid is not None:
-            pod["metadata"]["annotations"][pods.WEIGHTS] = ",".join(laid.folders)
+            pod["metadata"]["annotations"] |= {pods.WEIGHTS: ",".join(laid.folders)} if laid.folders else {}
         return Made(pod, claims.wanted(replica, asks), seen.objects if seen is not None else ())
 
     def _seen(self, replica: Replica, model: Model, laid: Laid) -> volumes.Mounted:
@@ -78,9 +78,13 @@ class Making(NamedTuple):
             None if self.inventory is None or not replica.slices else self.inventory.node(pods.node_of(replica.slices))
         )
         on = None if node is None else volumes.facts_of(node)
-        found = Found(folder=laid.folder, file=laid.path) if laid.folder else None
-        adapters = {one.name: Found(folder=one.folder, file=one.path) for one in laid.adapters}
+        found = _found(laid) if laid.folder or laid.digest else None
+        adapters = {one.name: _found(one) for one in laid.adapters}
         return volumes.mounted(model, self.namespace, on, found, self.supply.mounting(), self.settings(), adapters)
+
+
+def _found(laid: Laid | LaidAdapter) -> Found:
+    return Found(laid.digest, laid.folder, laid.path, laid.image)
 
 
 def _somewhere(model: Model, parts: Collection[str]) -> Model:

@@ -66,7 +66,7 @@ class Node:
         """Folders of this machine that stand for those of the node (hostPath), by the node's paths."""
         self.silent = False
         """Cut off: its processes go on, and it neither reports nor listens."""
-        self._ready, self._boots = True, 1
+        self._ready, self._boots, self._runtime = True, 1, "process"
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Node]:
@@ -96,6 +96,11 @@ class Node:
     async def has(self, amounts: Mapping[str, str]) -> None:
         """What a device plug-in says when a GPU comes or goes."""
         self._amounts = dict(amounts)
+        await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
+
+    async def runs(self, runtime: str) -> None:
+        """What it says that its containers are run by, whatever does."""
+        self._runtime = runtime
         await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
 
     async def restarts(self, *, over: bool) -> None:
@@ -133,6 +138,7 @@ class Node:
         )  # fmt: skip
         ready = {"type": "Ready", "status": str(self._ready), "reason": "KubeletReady"}
         info = dict.fromkeys(told, "process") | {"bootID": f"boot-{self._boots}"}
+        info["containerRuntimeVersion"] = self._runtime
         return {"status": {
             "capacity": amounts, "allocatable": amounts, "nodeInfo": info,
             "addresses": [{"type": "InternalIP", "address": self.ip}],

@@ -1,0 +1,116 @@
+"""Images looked into while they lie in a registry: by the names in their layers, with few bytes."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import AsyncGenerator
+from typing import cast
+
+import pytest
+
+from artifacts import contents, inside, manifest
+from artifacts.blobs import Blob, Source
+from artifacts.contents import Contents
+from artifacts.inside import BEGIN_BYTES, SPAN_BYTES, Inside, look
+from artifacts.tar import BadArchiveError
+from tests.kit.fake_registry import digest_of
+
+BIG = bytes(10 * SPAN_BYTES)
+CONFIG = b"{}"
+
+
+def archive(*files: tuple[str, bytes], link: str = "") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as made:
+        for name, content in files:
+            one = tarfile.TarInfo(name)
+            one.size = len(content)
+            made.addfile(one, io.BytesIO(content))
+        if link:
+            one = tarfile.TarInfo(link)
+            one.type, one.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            made.addfile(one)
+    return out.getvalue()
+
+
+class Registry:
+    """Has these layers; notes how much it was asked for."""
+
+    def __init__(self, *layers: bytes) -> None:
+        self.blobs = {digest_of(one): one for one in layers}
+        self.asked: list[int] = []
+        kinds = [
+            "application/vnd.oci.image.layer.v1.tar" + ("+gzip" if one[:2] == b"\x1f\x8b" else "") for one in layers
+        ]
+        said = {
+            "schemaVersion": 2, "mediaType": manifest.OCI_MANIFEST,
+            "config": {
+                "mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest_of(CONFIG),
+                "size": len(CONFIG),
+            },
+            "layers": [
+                {"mediaType": kind, "digest": digest_of(one), "size": len(one)}
+                for kind, one in zip(kinds, layers, strict=True)
+            ],
+        }  # fmt: skip
+        found = manifest.parse(json.dumps(said).encode())
+        assert isinstance(found, manifest.Manifest)
+        self.contents: Contents = contents.read(found)
+
+    async def read(self, blob: Blob, first: int = 0, end: int | None = None) -> AsyncGenerator[bytes]:
+        self.asked.append((blob.size if end is None else end) - first)
+        yield self.blobs[blob.digest][first:end]
+
+    async def look(self, *, allow_unsafe: bool = False) -> Inside:
+        return await look(self.contents, "r", cast("Source", self), allow_unsafe=allow_unsafe)
+
+
+async def test_of_archives_that_are_not_compressed_only_the_headers_are_asked_for() -> None:
+    registry = Registry(
+        archive(("bin/sh", BIG), ("etc/x", b"x")),
+        archive(("models/a.gguf", BIG), ("models/LICENSE", b"free"), ("models/sub/b.json", BIG)),
+    )
+    assert await registry.look() == Inside("models", ("a.gguf", "LICENSE", "sub/b.json"), whole=True)
+    assert sum(registry.asked) <= 6 * SPAN_BYTES
+    assert sum(map(len, registry.blobs.values())) > 30 * SPAN_BYTES
+
+
+async def test_what_is_not_below_models_is_the_model_where_nothing_is_below_it() -> None:
+    assert await Registry(archive(("./a.gguf", b"x"))).look() == Inside("", ("a.gguf",), whole=True)
+
+
+async def test_names_as_long_as_tools_write_them_are_read_wherever_a_span_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside, "SPAN_BYTES", 512)
+    long = f"models/{'d' * 90}/{'e' * 90}.gguf"
+    seen = await Registry(archive((long, b"x" * 2000), ("models/z.json", b"z"))).look()
+    assert seen.paths == (long.removeprefix("models/"), "z.json")
+
+
+async def test_of_a_compressed_archive_that_is_small_all_names_are_seen_and_of_a_large_one_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packed = gzip.compress(archive(("models/a.gguf", BIG), ("models/b.json", b"b")))
+    assert await Registry(packed).look() == Inside("models", ("a.gguf", "b.json"), whole=True)
+    monkeypatch.setattr(inside, "BEGIN_BYTES", len(packed) // 2)
+    assert await Registry(packed).look() == Inside("models", ("a.gguf",), whole=False)
+    assert len(packed) < BEGIN_BYTES
+
+
+async def test_no_more_is_asked_for_than_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside, "SPANS_MAX", 3)
+    registry = Registry(archive(*((f"models/{number}.gguf", BIG) for number in range(9))))
+    seen = await registry.look()
+    assert (len(seen.paths), seen.whole, len(registry.asked)) == (3, False, 3)
+
+
+async def test_what_a_pull_would_refuse_is_refused() -> None:
+    unsafe = Registry(archive(("models/a.safetensors", b"x"), ("models/run.py", b"x")))
+    with pytest.raises(BadArchiveError, match=r"run\.py: code is not taken"):
+        await unsafe.look()
+    assert "run.py" in (await unsafe.look(allow_unsafe=True)).paths
+    with pytest.raises(BadArchiveError, match="is a link"):
+        await Registry(archive(("models/a.gguf", b"x"), link="models/b")).look(allow_unsafe=True)
+    assert (await Registry(archive(("models/a.gguf", b"x"), link="bin/sh")).look()).whole
