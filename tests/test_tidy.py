@@ -106,6 +106,10 @@ _CRYPTOGRAPHY = {
         *("cryptography.x509", "cryptography.x509.certificate_transparency", "cryptography.x509.oid"),
     ),
     "artifacts/trustroot": (f"{_PRIMITIVES}.serialization", "cryptography.x509"),
+    "artifacts/timestamps": (
+        *("cryptography.exceptions", f"{_PRIMITIVES}.hashes", f"{_PRIMITIVES}.asymmetric"),
+        *("cryptography.x509", "cryptography.x509.oid"),
+    ),
 }
 _PACKAGES = ("cryptography", "cryptography.hazmat", _PRIMITIVES)
 EXCEPTIONS = {
@@ -121,8 +125,10 @@ EXCEPTIONS = {
     ("artifacts/sigv4", "yarl"): "URLs, as the transport reads them",
     ("artifacts/origin", "yarl"): "URLs, as the transport reads them: two parsers would differ on some",
     **{(module, what): VERIFYING for module, all_of in _CRYPTOGRAPHY.items() for what in (*_PACKAGES, *all_of)},
+    **{("artifacts/chains", f"cryptography{what}"): VERIFYING for what in ("", ".exceptions", ".x509")},
     ("artifacts/identities", "datetime"): "names UTC; never the clock",
     ("artifacts/trustroot", "datetime"): "reads a time that is written; never the clock",
+    ("artifacts/der", "datetime"): "reads a time that is written; never the clock",
     ("artifacts/retrying", "email"): "reads a time that is written; never the clock",
     ("artifacts/retrying", "email.utils"): "as above",
     ("autoscaler/tenant", "datetime"): "reads a time that is written; never the clock",
