@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.hashes import SHA256, SHA384, SHA512, HashAlgorithm
 from cryptography.x509 import Certificate, ExtendedKeyUsage, ExtensionNotFound
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -28,10 +28,10 @@ _WHAT = "its timestamp"
 _SIGNED_DATA = bytes.fromhex("2a864886f70d010702")
 _TST_INFO = bytes.fromhex("2a864886f70d0109100104")
 _CONTENT_TYPE, _MESSAGE_DIGEST = (bytes.fromhex(f"2a864886f70d01090{number}") for number in (3, 4))
-_SUMS: Mapping[bytes, tuple[str, hashes.HashAlgorithm]] = {
-    bytes.fromhex("608648016503040201"): ("sha256", hashes.SHA256()),
-    bytes.fromhex("608648016503040202"): ("sha384", hashes.SHA384()),
-    bytes.fromhex("608648016503040203"): ("sha512", hashes.SHA512()),
+_SUMS: Mapping[bytes, tuple[str, HashAlgorithm]] = {
+    bytes.fromhex("608648016503040201"): ("sha256", SHA256()),
+    bytes.fromhex("608648016503040202"): ("sha384", SHA384()),
+    bytes.fromhex("608648016503040203"): ("sha512", SHA512()),
 }
 
 
@@ -44,7 +44,7 @@ class _Token(NamedTuple):
     """The sum of what it is of."""
     signed: bytes
     signature: bytes
-    algorithm: hashes.HashAlgorithm
+    algorithm: HashAlgorithm
 
 
 def check(material: Mapping[str, object], signature: bytes, authorities: Sequence[Authority]) -> tuple[float, ...]:
@@ -148,7 +148,7 @@ def _info(content: bytes) -> _Token:
     return _Token(der.unix_s(time), name, summed.content, b"", b"", hashed)
 
 
-def _sum(algorithm: Value) -> tuple[str, hashes.HashAlgorithm]:
+def _sum(algorithm: Value) -> tuple[str, HashAlgorithm]:
     found = _SUMS.get(der.expect(algorithm.inner(), der.OID)[0].content)
     if found is None:
         raise DerError("summed in a way that is not known here")
