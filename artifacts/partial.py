@@ -94,10 +94,10 @@ class Partial:
     def put(self, at: int, pieces: list[bytes]) -> None:
         """Bytes from `at` on."""
         self._disk.put(self.file, pieces, at)
-        self.wrote(at, sum(len(piece) for piece in pieces))
+        self.wrote(at, sum(len(piece) for piece in pieces), pieces)
 
-    def wrote(self, at: int, count: int) -> None:
-        """`count` bytes from `at` on are in the file.
+    def wrote(self, at: int, count: int, pieces: Sequence[bytes] = ()) -> None:
+        """`count` bytes from `at` on are in the file; `pieces`: all of them, where they came through this process.
 
         Of a blob that comes by one request they are summed at once, while a core's cache has them.
         """
@@ -111,17 +111,23 @@ class Partial:
             self._disk.start(self.file, first, end - first)
         if self.size <= parts.WHOLE_BYTES_MAX and self._summing.acquire(blocking=False):
             try:
+                if pieces and self._summed_bytes == at:
+                    for piece in pieces:
+                        self._summed.update(piece)
+                    self._summed_bytes += count
                 self._sum(TURN_BYTES)
             finally:
                 self._summing.release()
 
     def wants(self) -> list[Callable[[], None]]:
         """What is to be done by a thread that has nothing else to do; each once at a time."""
+        jobs = []  # asked for after each piece
         waiting = (len(self.ledger.full) - len(self._kept)) * self.ledger.part
-        keeps = waiting >= CHECKPOINT_BYTES and not self.ledger.complete  # that one comes onto the disk by its end
-        sums = self._ready - self._summed_bytes >= LAG_BYTES
-        jobs = ((keeps, self._keeping, self.keep), (sums, self._summing, self.sum_up))
-        return [job for wanted, lock, job in jobs if wanted and not lock.locked()]
+        if waiting >= CHECKPOINT_BYTES and not self.ledger.complete and not self._keeping.locked():
+            jobs.append(self.keep)  # one that is complete comes onto the disk by its end
+        if self._ready - self._summed_bytes >= LAG_BYTES and not self._summing.locked():
+            jobs.append(self.sum_up)
+        return jobs
 
     def sum_up(self) -> None:
         """Whatever is ready, also what becomes so meanwhile."""
@@ -271,12 +277,20 @@ class Partial:
         return made
 
     def _sum(self, most: int) -> None:
-        end = min(self._ready, self._summed_bytes + most)
-        room: bytearray = _room.__dict__.setdefault("bytes", bytearray(SUM_BYTES))
-        view = memoryview(room)
-        while self._summed_bytes < end:
-            count = os.preadv(self.file.number, [view[: end - self._summed_bytes]], self._summed_bytes)
+        at, end = self._summed_bytes, min(self._ready, self._summed_bytes + most)
+        room = _summing_room()
+        while at < end:
+            count = os.preadv(self.file.number, [room if end - at >= SUM_BYTES else room[: end - at]], at)
             if not count:
                 raise OSError(5, "the file is shorter than what was written")
-            self._summed.update(view[:count])
-            self._summed_bytes += count
+            self._summed.update(room if count == SUM_BYTES else room[:count])
+            at += count
+            self._summed_bytes = at
+
+
+def _summing_room() -> memoryview:
+    """A thread's own, for as long as it lives."""
+    found: memoryview | None = getattr(_room, "bytes", None)
+    if found is None:
+        found = _room.bytes = memoryview(bytearray(SUM_BYTES))
+    return found

@@ -13,7 +13,7 @@ from typing import NamedTuple
 WHOLE_BYTES_MAX = 256 << 20
 """Up to here a blob comes by one request: other blobs beside it keep the line busy."""
 SMALL_PART_BYTES, PART_BYTES = 8 << 20, 32 << 20
-MARK_BYTES, MARKS_MAX = 1 << 20, 256
+MARK_BYTES, MARKS_MAX = 4 << 20, 256
 """Of a part that has begun to come it is remembered how far it is, this often, and of a blob so many times at most."""
 PARTS_MAX = 1 << 16
 """Beyond them parts are larger: what a sidecar has to remember stays small."""

@@ -138,6 +138,27 @@ def test_a_blob_in_parts_wants_a_thread_that_sums_and_its_connections_do_not(tmp
     one.close()
 
 
+def test_what_comes_through_this_process_in_order_is_summed_and_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 1 << 20)
+    read: list[int] = []
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, into, at: (read.append(at), preadv(fd, into, at))[1])
+    cuts = [0, 3000, 9000, len(SHORT)]
+    for order, again in (((0, 1, 2), []), ((1, 0, 2), [3000])):  # what came ahead of its turn is
+        read.clear()
+        one = Partial(tmp_path, DIGEST, len(SHORT))
+        one.ledger = parts.Ledger(len(SHORT), 3000)
+        for each in order:
+            first, end = cuts[each], cuts[each + 1]
+            one.put(first, [SHORT[first : first + 1000], SHORT[first + 1000 : end]])
+        assert one.publish(tmp_path / PATH)
+        assert read == again
+        one.close()
+        (tmp_path / PATH).unlink()
+
+
 def test_a_blob_that_comes_at_once_waits_for_the_disk_at_its_end_only(tmp_path: Path) -> None:
     steps: list[str] = []
     one = Partial(tmp_path, DIGEST, len(SHORT), Disk(lambda what, _path: steps.append(what)))
