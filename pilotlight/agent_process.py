@@ -135,7 +135,7 @@ async def serve(options: AgentOptions) -> None:
     keeping = Keeping(options.store, logins)
 
     ways = [HttpWay(url, token, tls) for url in options.autoscalers]
-    among = None if options.peers is None else Neighbours(options.node, ways, options.peers, files)
+    among = None if options.peers is None else Neighbours(options.node, ways, options.peers, files, keeping.metrics)
     port = None
     if among is not None:
         port = await among.open(options.store)

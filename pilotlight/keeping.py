@@ -274,15 +274,22 @@ class Keeping:
         began_s = self._clock()
         try:
             async with self._pulls:
-                if isinstance(of, Reference):
-                    among = dataclasses.replace(by.registries, peering=await self.peering(f"oci://{of}"))
-                    by = dataclasses.replace(by, registries=among)
-                copy = await bring.bring(of, store, by, lambda came: self._came(line, came), allow_unsafe=allow_unsafe)
+                copy = await self._fetched(line, of, store, by, allow_unsafe=allow_unsafe)
         except Exception:
             self._pulled(line, began_s, well=False)
             raise
         self._pulled(line, began_s, well=True)
         return copy
+
+    async def _fetched(self, line: _Line, of: Lies, store: Store, by: Ways, *, allow_unsafe: bool) -> Copy:
+        among = await self.peering(f"oci://{of}") if isinstance(of, Reference) else None
+        if among is not None:
+            by = dataclasses.replace(by, registries=dataclasses.replace(by.registries, peering=among))
+        try:
+            return await bring.bring(of, store, by, lambda came: self._came(line, came), allow_unsafe=allow_unsafe)
+        finally:
+            if among is not None:
+                self.metrics.from_peers(among.given.total())
 
     def _pulled(self, line: _Line, began_s: float, *, well: bool) -> None:
         came_bytes = 0 if line.came is None else line.came.bytes

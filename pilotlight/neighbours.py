@@ -15,20 +15,25 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from artifacts import digests
 from artifacts.digests import BadDigestError, Digest
 from artifacts.layout import StoreError
 from artifacts.peers import PEERS_MAX, Peer
+from artifacts.serving import STREAMS_MAX
 from artifacts.store import Store, in_thread
 from artifacts.swarm import Peering
 from autoscaler.contract import decoder
+from autoscaler.door import Answer
 from autoscaler.nodepeers import NodePeer, NodePeers
 from pilotlight import certificates, peering
 from pilotlight.access import Access
 from pilotlight.listen import Address
 from pilotlight.nodeway import HttpWay
 from pilotlight.renewal import Files
+from pilotlight.storemetrics import StoreMetrics
 from pilotlight.webserver import Runner
 
 CERTIFIED = "pilotlight-agent"
@@ -50,7 +55,9 @@ class PeerOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Neighbours:
     """Of the agent of `node`. Raises click's usage error on files that cannot be used."""
 
-    def __init__(self, node: str, ways: Sequence[HttpWay], options: PeerOptions, files: Files) -> None:
+    def __init__(
+        self, node: str, ways: Sequence[HttpWay], options: PeerOptions, files: Files, metrics: StoreMetrics
+    ) -> None:
         peering.check_port(options.listen, options.access)
         self._node, self._ways, self._options, self._files = node, ways, options, files
         shown = self._shown = options.access
@@ -58,7 +65,7 @@ class Neighbours:
         self._token = None if path is None else files.read(lambda: certificates.tokens(path)[0], (path,))
         if shown.identity.files:
             files.read(lambda: certificates.client(shown.identity), shown.identity.files)  # they are read for each pull
-        self._trouble = ""
+        self._metrics, self._trouble = metrics, ""
         self.url = ""
         """Where others find it; empty until it is open."""
 
@@ -69,7 +76,7 @@ class Neighbours:
         except StoreError as error:  # what cannot be written can be read, and a pull says the rest
             log.warning("event=store_trouble reason=%r", str(error))
         options = self._options
-        runner = await peering.open_port(store, options.listen, self._shown, self._files)
+        runner = await peering.open_port(store, options.listen, self._shown, self._files, STREAMS_MAX, self._count)
         bound = Address(*runner.addresses[0][:2])
         at = options.told or Address(os.environ.get("POD_IP") or bound.host, bound.port)
         self.url = f"http{'' if self._shown.identity.cert is None else 's'}://{at.text}"
@@ -93,6 +100,17 @@ class Neighbours:
                     found[one.node] = one
         peers = [Peer(one.node, one.url, _holds(one)) for one in found.values()]
         return peering.through(self._shown.identity, self._node, lambda: peers, self._token, CERTIFIED)
+
+    @property
+    def _count(self) -> Middleware:
+        @web.middleware
+        async def count(request: web.Request, handler: Answer) -> web.StreamResponse:
+            answer = await handler(request)
+            gave = request.method == "GET" and answer.status in {200, 206}
+            self._metrics.asked(answer.status, answer.content_length or 0 if gave else 0)
+            return answer
+
+        return count
 
     def _say(self, trouble: str) -> None:
         if trouble != self._trouble:

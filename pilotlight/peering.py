@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
+from aiohttp.typedefs import Middleware
 
 from artifacts.layout import Layout, StoreError
 from artifacts.offers import Offers
@@ -87,12 +88,17 @@ def through(
     return Peering(peers, own=own, token=token, ca=identity.ca, certificate=pair, certified=certified)
 
 
-async def open_port(store: Path, address: Address, shown: Access, files: Files, streams: int = STREAMS_MAX) -> Runner:
-    """Gives the blobs of the store to peers; `cleanup` of what is returned ends it. Raises click's usage error."""
+async def open_port(
+    store: Path, address: Address, shown: Access, files: Files, streams: int = STREAMS_MAX, *inner: Middleware
+) -> Runner:
+    """Gives the blobs of the store to peers; `cleanup` of what is returned ends it. `inner`: of whom is let in. Raises
+    click's usage error.
+    """
     check_port(address, shown)
     known = shown.token is not None or shown.identity.ca is not None
     door = access.door(shown, files)
-    app = Serving(Offers(Layout(store), private=known), streams).application(() if door is None else (door.check,))
+    doors = () if door is None else (door.check,)
+    app = Serving(Offers(Layout(store), private=known), streams).application((*doors, *inner))
     return await access.listening(app, address, shown, files)
 
 

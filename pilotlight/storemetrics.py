@@ -13,6 +13,8 @@ from artifacts.store import Row
 
 PULL_BUCKETS = (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 STATES = ("in_use", "pinned", "idle")
+ASKED = {200: "given", 206: "given", 404: "absent", 429: "busy", 503: "coming"}
+"""What other agents were answered, by status."""
 
 
 class StoreMetrics:
@@ -25,6 +27,13 @@ class StoreMetrics:
             buckets=PULL_BUCKETS,
         )  # fmt: skip
         self._bytes = Counter("pilotlight_pull_bytes", "Bytes of weights that came", registry=registry)
+        self._from_peers = Counter(
+            "pilotlight_pull_peer_bytes", "Bytes of weights that came from other agents", registry=registry
+        )
+        self._asked = Counter(
+            "pilotlight_peer_requests", "Answers to other agents, by what they were", ("result",), registry=registry
+        )
+        self._gave = Counter("pilotlight_peer_bytes", "Bytes of weights given to other agents", registry=registry)
         self._stored = Gauge("pilotlight_store_bytes", "Copies in the store, by state", ("state",), registry=registry)
         self._evicted = Counter(
             "pilotlight_store_evictions", "What went for the room of pulls", ("reason",), registry=registry
@@ -34,6 +43,15 @@ class StoreMetrics:
         """A pull ended."""
         self._seconds.labels("done" if well else "failed").observe(took_s)
         self._bytes.inc(bytes_)
+
+    def from_peers(self, bytes_: int) -> None:
+        """So much of a pull came from other agents."""
+        self._from_peers.inc(bytes_)
+
+    def asked(self, status: int, bytes_: int) -> None:
+        """Another agent was answered so, with so much."""
+        self._asked.labels(ASKED.get(status, "refused")).inc()
+        self._gave.inc(bytes_)
 
     def holds(self, rows: Iterable[Row]) -> None:
         """What is in the store now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +19,7 @@ from artifacts.obtain import Came
 from artifacts.publish import Copy
 from artifacts.reference import Reference
 from artifacts.store import Store
+from artifacts.swarm import Peering
 from autoscaler.contract import ReplicaId, WeightsReport
 from autoscaler.nodewants import NodeWant, NodeWants, wish_of
 from autoscaler.settings import Signatures, Weights
@@ -106,6 +108,20 @@ async def test_what_a_replica_waits_for_comes_is_told_and_held(kept: Kept, host:
         assert 'pilotlight_pull_seconds_count{result="done"} 1.0' in told
         assert "pilotlight_pull_bytes_total 0.0" not in told
     assert kept.in_use() == [False], "who ends holds nothing"
+
+
+async def test_what_peers_gave_is_counted(kept: Kept, host: str) -> None:
+    """Here none of what came: it was given already when the pull began."""
+
+    async def alone(artifact: str) -> Peering:
+        assert artifact == want(host).artifact
+        return Peering(tuple, own="n1", given=Counter(n2=5, n3=2))
+
+    kept.keeping.peering = alone
+    async with kept.running():
+        kept.wants(want(host, "r1"))
+        await kept.until(lambda: kept.said and kept.said[0].folder)
+    assert "pilotlight_pull_peer_bytes_total 7.0" in kept.keeping.metrics.text().decode()
 
 
 async def test_what_in_it_could_be_laid_over_other_weights_is_told(kept: Kept, tmp_path: Path) -> None:

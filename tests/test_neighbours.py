@@ -23,6 +23,7 @@ from pilotlight.listen import Address
 from pilotlight.neighbours import CERTIFIED, Neighbours, PeerOptions
 from pilotlight.nodeway import HttpWay
 from pilotlight.renewal import Files
+from pilotlight.storemetrics import StoreMetrics
 from tests.kit import packed
 from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
 from tests.test_serving import BLOB, CONTENT, filled
@@ -64,8 +65,10 @@ def shown(folder: Path, name: str = OURS, certified: str = CERTIFIED) -> Access:
 
 
 @contextlib.asynccontextmanager
-async def agent(node: str, way: HttpWay, store: Path, access: Access) -> AsyncIterator[Neighbours]:
-    one = Neighbours(node, [way], PeerOptions(listen=LOOPBACK, access=access), Files())
+async def agent(
+    node: str, way: HttpWay, store: Path, access: Access, *, metrics: StoreMetrics | None = None
+) -> AsyncIterator[Neighbours]:
+    one = Neighbours(node, [way], PeerOptions(listen=LOOPBACK, access=access), Files(), metrics or StoreMetrics())
     runner = await one.open(store)
     try:
         yield one
@@ -96,7 +99,7 @@ async def test_what_needed_a_login_is_given_to_agents_and_to_nobody_without_thei
 async def test_a_pull_takes_from_an_agent_whose_certificate_is_for_agents_else_from_the_registry(
     tmp_path: Path, certified: str, *, from_peer: bool
 ) -> None:
-    seen: list[str] = []
+    seen, gives = list[str](), StoreMetrics()
     packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
     scaler = Autoscaler(tmp_path)
     with packed.served(tmp_path / "layout", seen) as host:
@@ -106,7 +109,7 @@ async def test_a_pull_takes_from_an_agent_whose_certificate_is_for_agents_else_f
         assert before
         async with (
             scaler.running() as way,
-            agent("n1", way, tmp_path / "one", shown(tmp_path, certified=certified)) as one,
+            agent("n1", way, tmp_path / "one", shown(tmp_path, certified=certified), metrics=gives) as one,
             agent("n2", way, tmp_path / "two", shown(tmp_path)) as two,
         ):
             scaler.peers = (NodePeer(node="n1", url=one.url), NodePeer(node="n2", url=two.url))
@@ -115,12 +118,16 @@ async def test_a_pull_takes_from_an_agent_whose_certificate_is_for_agents_else_f
             ways = Registries(peering=peering)
             (await obtain.obtain(of, Store(tmp_path / "two", spare_bytes=0).open(), ways)).close()
             assert (sum("/blobs/" in line for line in seen) == before) is from_peer
+    size = sum(row.record.bytes for row in Store(tmp_path / "two").rows())
+    came = peering.given.total()
+    assert _of(gives, "pilotlight_peer_bytes_total") == came
+    assert (came >= size) is from_peer
 
 
 async def test_of_what_is_said_only_addresses_of_peers_and_what_they_hold_are_believed(tmp_path: Path) -> None:
     scaler, digest = Autoscaler(tmp_path), digests.of(b"x")
     async with scaler.running() as way:
-        one = Neighbours("n2", [way, way], PeerOptions(listen=LOOPBACK), Files())
+        one = Neighbours("n2", [way, way], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
         scaler.peers = (
             NodePeer(node="a", url="https://10.0.0.1:1", digest=digest),
             NodePeer(node="clear", url="http://10.0.0.1:1"),
@@ -136,12 +143,12 @@ async def test_a_word_that_is_none_costs_the_peers_alone_and_is_said_once(
 ) -> None:
     scaler = Autoscaler(tmp_path)
     async with scaler.running() as way:
-        one = Neighbours("n2", [way], PeerOptions(listen=LOOPBACK), Files())
+        one = Neighbours("n2", [way], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
         scaler.says = b"[]"
         assert [(await one.peering(ADA)).peers() for _ in range(2)] == [[], []]
         assert caplog.text.count("event=peers_unknown") == 1
     nobody = HttpWay("unix:/nonexistent", None, None)
-    one = Neighbours("n2", [nobody], PeerOptions(listen=LOOPBACK), Files())
+    one = Neighbours("n2", [nobody], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
     assert (await one.peering(ADA)).peers() == [], "nobody answers"
     await nobody.close()
 
@@ -155,3 +162,8 @@ async def test_an_agent_that_others_cannot_reach_is_not_told_of(
             assert one.url == "", "in clear it is for this machine alone"
         async with agent("n1", way, tmp_path / "store", shown(tmp_path)) as one:
             assert one.url.startswith("https://10.0.0.7:")
+
+
+def _of(metrics: StoreMetrics, name: str) -> float:
+    (line,) = [one for one in metrics.text().decode().splitlines() if one.startswith(f"{name} ")]
+    return float(line.partition(" ")[2])

@@ -144,7 +144,12 @@ def test_what_comes_through_this_process_in_order_is_summed_and_not_read_again(
     monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 1 << 20)
     read: list[int] = []
     preadv = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, into, at: (read.append(at), preadv(fd, into, at))[1])
+
+    def told(file: int, into: list[memoryview], at: int) -> int:
+        read.append(at)
+        return preadv(file, into, at)
+
+    monkeypatch.setattr(os, "preadv", told)
     cuts = [0, 3000, 9000, len(SHORT)]
     for order, again in (((0, 1, 2), []), ((1, 0, 2), [3000])):  # what came ahead of its turn is
         read.clear()
