@@ -347,3 +347,21 @@ def test_the_newest_epoch_is_told_at_once_so_that_no_leader_takes_a_lower_one(ke
     for epoch in (3, 3, 2, 4):
         kept.wants(epoch=epoch)
     assert told == [3, 4]
+
+
+async def test_before_a_pull_it_is_asked_who_else_has_it_and_not_for_what_is_here(kept: Kept, host: str) -> None:
+    asked, found = list[str](), Peering(lambda: asks.append(1) or ())  # type: ignore[func-returns-value]  # notes it
+    asks = list[int]()
+
+    async def peering(artifact: str) -> Peering:
+        asked.append(artifact)
+        return found
+
+    kept.keeping.peering = peering
+    async with kept.running():
+        kept.wants(want(host, "r1"))
+        await kept.until(lambda: kept.said and kept.said[0].folder)
+        assert (asked, asks) == ([want(host).artifact], [1])
+        kept.wants(want(host, "r1", "r2"))
+        await kept.until(lambda: kept.said[0].replicas == ("r1", "r2"))
+        assert len(asked) == 1
