@@ -16,7 +16,7 @@ from typing import NamedTuple
 from artifacts import bucket, gather, headers, hub, obtain, reference, source
 from artifacts.awskeys import AwsKeys
 from artifacts.bucket import BucketAccess
-from artifacts.contents import File, RefusedError
+from artifacts.contents import RefusedError
 from artifacts.digests import Digest
 from artifacts.dockerconfig import Login
 from artifacts.hub import HubAccess
@@ -224,8 +224,7 @@ async def lay_headers(of: Lies, ways: Ways, folder: Path, *, allow_unsafe: bool 
         return await headers.lay(of, ways.registries, folder, allow_unsafe=allow_unsafe)
     async with opened(of, ways) as there:
         found = (await there.look(allow_unsafe=allow_unsafe)).listing
-        files = [File(one.entry.path, one.entry.size, one.entry.name, one.role, "raw") for one in found.taken]
-        return await headers.begin(files, found.place, Lone(there.place), folder)
+        return await headers.begin(gather.as_named(found), found.place, Lone(there.place), folder)
 
 
 def recalled(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = False) -> Key | None:

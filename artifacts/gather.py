@@ -36,6 +36,11 @@ def files(of: Listing) -> tuple[File, ...]:
     )
 
 
+def as_named(of: Listing) -> list[File]:
+    """All, by what their place calls them: for a look at them."""
+    return [File(one.entry.path, one.entry.size, one.entry.name, one.role, "raw") for one in of.taken]
+
+
 def unknown(of: Listing) -> list[Taken]:
     """The others."""
     return [one for one in of.taken if one.entry.digest is None]

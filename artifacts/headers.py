@@ -16,11 +16,15 @@ from artifacts import gguf, resolve
 from artifacts.blobs import Blob, Source
 from artifacts.contents import File
 from artifacts.gguf import GgufError
+from artifacts.hfconfig import CONFIG_BYTES_MAX
 from artifacts.obtain import Registries
 from artifacts.reference import Reference
 from artifacts.tar import Member, Reader
 
 FIRST_BYTES = 4 << 20
+CONFIG = "config.json"
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+"""A header of safetensors that says nothing: of theirs only the size counts."""
 BYTES_MAX = 64 << 20
 """A header with a large vocabulary has about 10 MiB."""
 
@@ -46,6 +50,25 @@ async def begin(of: Iterable[File], repository: str, source: Source, folder: Pat
         if gguf.is_first_part(Path(one.path)):
             await _begin(repository, source, one, folder / one.path)
     return [one.path for one in files]
+
+
+async def begin_config(of: Iterable[File], repository: str, source: Source, folder: Path) -> bool:
+    """`config.json` and what stands for the safetensors beside it, below `folder`, for `artifacts.hfconfig`; False: it
+    has none. Raises RegistryError, BadArchiveError, OSError.
+    """
+    files = {one.path: one for one in of if one.encoding in {"raw", "tar"}}
+    config = files.get(CONFIG)
+    if config is None or config.size > CONFIG_BYTES_MAX:
+        return False
+    async with aclosing(source.read(Blob(repository, config.digest, config.size))) as pieces:
+        whole = b"".join([piece async for piece in pieces])
+    content = _content(whole)[0] if config.encoding == "tar" else whole
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread(_put, folder / CONFIG, content, len(content))
+    for one in files.values():
+        if "/" not in one.path and one.path.endswith(".safetensors") and one.size >= len(NO_TENSORS):
+            await asyncio.to_thread(_put, folder / one.path, NO_TENSORS, one.size)
+    return True
 
 
 async def _begin(repository: str, source: Source, one: File, path: Path) -> None:

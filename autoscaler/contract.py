@@ -304,6 +304,11 @@ class WeightsReport(Message, frozen=True):
     """Of a look: `digest` is that of an image whose files are the model's, below this folder; None: of none."""
     no_image: str = ""
     """Why not."""
+    header: str = ""
+    """Of a look ahead of starts: what its header says of memory, as the front door writes and reads it (`bytes`: what
+    the one adapter in it takes)."""
+    no_header: str = ""
+    """Why that could not be read."""
 
 
 class PodUse(Message, frozen=True):

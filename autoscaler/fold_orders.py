@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autoscaler import histories, images
-from autoscaler.contract import ModelName, NodeReport, PodDevices
+from autoscaler.contract import ModelName, NodeReport, PodDevices, WeightsReport
 from autoscaler.demand import idle_window_s
 from autoscaler.draft import Draft
 from autoscaler.fold_measured import told
@@ -126,13 +126,20 @@ def _looks(draft: Draft, report: NodeReport) -> None:
     if not said:
         return
     named = {artifact for model in world.models.values() for artifact in model.artifacts()}
-    found = {wish_of(one): replace(one, replicas=()) for one in said if one.digest}
+    found = {wish_of(one): _seen(one, world.looked.get(wish_of(one))) for one in said if one.digest}
     looked = {wish: one for wish, one in (world.looked | found).items() if wish.artifact in named}
     failed = {one.artifact: one.failed for one in said if one.failed}
     seen = {wish.artifact for wish in found}
     unbrought = {artifact: why for artifact, why in (world.unbrought | failed).items() if artifact in named - seen}
     if (looked, unbrought) != (world.looked, world.unbrought):
         draft.change(looked=looked, unbrought=unbrought)
+
+
+def _seen(said: WeightsReport, before: WeightsReport | None) -> WeightsReport:
+    """A look for a start reads no header: of the same artifact it is what it was."""
+    if before is None or said.header or said.no_header or before.digest != said.digest:
+        return replace(said, replicas=())
+    return replace(said, replicas=(), header=before.header, no_header=before.no_header, bytes=before.bytes)
 
 
 def put_images(draft: Draft, now: dict[str, NodeImages]) -> None:

@@ -56,6 +56,10 @@ class Installation:
         self._statuses |= statuses or {}
         self._put(source)
 
+    def again(self) -> None:
+        """The same once more: what is known of them has changed."""
+        self._put(FILES)
+
     def _put(self, source: str) -> None:
         self._awaited.discard(source)
         if self._awaited:

@@ -39,6 +39,8 @@ class NodeTelling:
         self._early: tuple[tuple[ModelName, NodeId], ...] = ()
         self._readers: dict[NodeId, dict[asyncio.Event, None]] = {}
         """In the order they came: whom a step wakes first must not depend on addresses of objects."""
+        self._others = False
+        """Other agents hear us than when it was last seen who looks at what."""
         self._images = ImageWants()
         self._asked = Asked()
         loop.listeners.append(self._on_step)
@@ -50,8 +52,10 @@ class NodeTelling:
 
     def _on_step(self, step: Step) -> None:
         early = ahead(step.after, step.plan.unmet) if self._readers else ()
-        if not self._readers or (early == self._early and not _differs(step.before, step.after)):
+        same = early == self._early and not self._others and not _differs(step.before, step.after)
+        if not self._readers or same:
             return
+        self._others = False
         before, self._wants, self._early = self._wants, self._wanted(step.after, early), early
         anew = _general(step.before) != _general(step.after)
         for node, events in self._readers.items():
@@ -65,10 +69,11 @@ class NodeTelling:
     async def messages(self, node: NodeId) -> AsyncGenerator[bytes]:
         """Lines for one agent: what its node is to have, again when it changes."""
         changed, said = asyncio.Event(), None
-        if not self._readers:
-            self._early = ahead(self._loop.world, self._loop.plan.unmet)
-            self._wants = self._wanted(self._loop.world, self._early)  # nobody has read: nothing was kept
+        kept, self._others = bool(self._readers), self._others or node not in self._readers
         self._readers.setdefault(node, {})[changed] = None
+        if not kept:
+            self._early = ahead(self._loop.world, self._loop.plan.unmet)
+            self._wants = self._wanted(self._loop.world, self._early)  # nobody has read
         try:
             while True:
                 changed.clear()
@@ -82,6 +87,7 @@ class NodeTelling:
             del self._readers[node][changed]
             if not self._readers[node]:
                 del self._readers[node]
+                self._others = True
 
     def _now(self, node: NodeId) -> NodeWants | None:
         """None: it is not ours to say, or not known yet."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from autoscaler import mounts
 from autoscaler.actions import Unmet
 from autoscaler.contract import ModelName, WeightsReport
-from autoscaler.engines import EngineError
+from autoscaler.engines import ENGINES, EngineError
 from autoscaler.model import Model
 from autoscaler.mounts import Found
 from autoscaler.nodes import fresh
@@ -70,6 +70,13 @@ def found(world: World, model: Model, part: str = OWN) -> Found | None:
     return None if said is None else Found(said.digest, image=said.image, why=said.no_image)
 
 
+def unsized(model: Model) -> bool:
+    """Whether its artifact's header says what its document does not: how much memory it takes, or how that is made."""
+    gpu = model.spec.gpu
+    made = gpu.elastic_percent is not None or gpu.growth_percent is not None or ENGINES[model.spec.engine].pages
+    return gpu.count > 0 and (made or not gpu.memory_bytes)
+
+
 def node_of(world: World, replica: Replica) -> NodeId | None:
     """Where it is placed; None: its scheduler chooses."""
     if not replica.slices:
@@ -113,7 +120,7 @@ def wanted(
     for name, node in early:
         for wish in models[name][1] if name in models else ():
             waiting.setdefault(node, {}).setdefault(wish, [])
-    for node, wish in _looks(world, {wish for _, asked in models.values() for wish in asked if wish.look}, agents):
+    for node, wish in _looks(world, (model for model, _ in models.values()), agents):
         waiting.setdefault(node, {}).setdefault(wish, [])
     return {
         node: NodeWants(
@@ -130,10 +137,26 @@ def wanted(
     }
 
 
-def _looks(world: World, asked: set[Wish], agents: Collection[NodeId]) -> Iterator[tuple[NodeId, Wish]]:
-    """Who looks at what: of the agents one for each, the same again and again, so that all have a part."""
-    for wish in asked - world.looked.keys() if agents else ():
+def _looks(world: World, models: Iterable[Model], agents: Collection[NodeId]) -> Iterator[tuple[NodeId, Wish]]:
+    """Who looks at what nobody has looked at: of the agents one for each, the same again and again, so that all have a
+    part.
+    """
+    if not agents:
+        return
+    asked = {
+        look
+        for model in models
+        for wish in wishes(world, model).values()
+        if (wish.look or unsized(model)) and not _known(world, look := wish._replace(look=True), header=unsized(model))
+    }
+    for wish in asked:
         yield min(agents, key=lambda node: (zlib.crc32(f"{node} {wish}".encode()), node)), wish
+
+
+def _known(world: World, look: Wish, *, header: bool) -> bool:
+    """Whether all is known of it; `header`: also what its header says."""
+    said = world.looked.get(look)
+    return said is not None and (not header or bool(said.header or said.no_header))
 
 
 def standing(world: World, replica: Replica, model: Model, since_s: float, now_s: float) -> Laid | Coming | Failed:

@@ -31,6 +31,7 @@ from autoscaler.drivers.nvml import open_nvml
 from autoscaler.drivers.processes import become_subreaper
 from autoscaler.drivers.records import StateDirectory, StateError
 from autoscaler.engines.installed import available
+from autoscaler.fit import Needs
 from autoscaler.log import Log
 from autoscaler.loop import Listener, Loop, Step
 from autoscaler.metrics import Metrics
@@ -44,7 +45,7 @@ from pilotlight import __version__, access, cluster, health, hosts, process, web
 from pilotlight.access import Access
 from pilotlight.cluster import Cluster, ClusterOptions
 from pilotlight.cpubound import CpuBound
-from pilotlight.fit import needs
+from pilotlight.fit import needs, told
 from pilotlight.gathering import NONE_KNOWN, as_it_is, launcher, read_documents
 from pilotlight.listen import Address, check_operations
 from pilotlight.misfits import Misfits
@@ -142,7 +143,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     orders = take_orders(state, loop, clock, house)
     operations = OperationsServer(
         loop, log, metrics.text, lambda: options.gateway_sockets, __version__, commands=orders,
-        off=() if house is None else house.off, needs=lambda model: needs(located(model)),
+        off=() if house is None else house.off, needs=needing(loop, located, in_cluster=house is not None),
     )  # fmt: skip
     runners = await ports(options, ContractServer(loop), operations, files, None if house is None else house.admits)
     process.settle()
@@ -170,6 +171,13 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     save(histories, loop, at_once=True)
     for runner in runners:
         await runner.cleanup()
+
+
+def needing(loop: Loop, located: Located, *, in_cluster: bool) -> Callable[[Model], Needs]:
+    """What `explain fit` knows of artifacts."""
+    if in_cluster:
+        return lambda model: told(model, loop.world.looked)
+    return lambda model: needs(located(model))
 
 
 def listeners(metrics: Metrics, preflight: Preflight, cpu_bound: CpuBound, log: Log) -> list[Listener]:

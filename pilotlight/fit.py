@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from artifacts.gguf import GgufError
 from artifacts.hfconfig import ConfigError
+from autoscaler.contract import WeightsReport
 from autoscaler.fit import Needs, Part
 from autoscaler.model import Model
-from pilotlight.needs import estimate, local_path, pages, serving, shape_of, share
+from autoscaler.nodewants import OWN, Wish
+from autoscaler.wanted import parts
+from pilotlight import shapes
+from pilotlight.needs import Known, estimate, known_here, local_path, pages, serving, share
 
 
-def needs(model: Model) -> Needs:
-    """What is found there, or why nothing is."""
-    if local_path(model) is None:
-        return Needs(problem="its artifact is not a file here, so that nothing more is known")
+def needs(model: Model, known: Known | None = None, why: str = "") -> Needs:
+    """What is found there, or why nothing is. `known`: what an agent read of it, or `why` it did not."""
+    if known is None and local_path(model) is None:
+        return Needs(problem=why or "its artifact is not a file here, so that nothing more is known")
     try:
-        made, found = estimate(model), shape_of(model)
+        found = known or known_here(model)
+        made = estimate(model, found)
     except (GgufError, ConfigError, OSError, ValueError) as error:
         return Needs(problem=f"its artifact cannot be read: {error}")
     if made is None or found is None:
         return Needs(problem="its artifact is of no kind that says more")
-    source, shape = found
     return Needs(
-        source=source,
+        source=found.source,
         parts=tuple(Part(name=i.name, bytes=i.bytes, words=i.words, host=i.host) for i in made.items),
         slot_bytes=made.slot_bytes,
         token_bytes=made.token_bytes,
-        context_tokens=serving(model).context_tokens or shape.context_tokens,
+        context_tokens=serving(model).context_tokens or found.shape.context_tokens,
         share=share(model) if pages(model) else 0.0,
     )
+
+
+def told(model: Model, looked: Mapping[Wish, WeightsReport]) -> Needs:
+    """Of a Model whose artifact is no file here: what agents read of it."""
+    said = shapes.seen(model, looked)
+    why = "no agent has looked at its artifact yet"
+    if said is not None and said.no_header:
+        why = f"its artifact does not say what it needs: {said.no_header}"
+    return needs(model, shapes.known(model, looked), why if parts(model).get(OWN) else "")

@@ -26,7 +26,7 @@ from autoscaler.rules import NAME_CHARS_MAX
 from autoscaler.settings import Settings
 from autoscaler.sizing import AS_ASKED, Given
 from pilotlight.modelfile import check_file
-from pilotlight.needs import adapter_paths, cache_of, comes, estimate, local_path, pages
+from pilotlight.needs import Known, adapter_paths, cache_of, comes, estimate, local_path, pages
 from pilotlight.quiet import say
 from pilotlight.weightparts import standing_in
 
@@ -116,22 +116,23 @@ def read_documents(
     return msgspec.structs.replace(documents, models=tuple(models))
 
 
-def completed(model: Model, *, gpus: bool = False) -> Model:
+def completed(model: Model, known: Known | None = None, *, gpus: bool = False) -> Model:
     """The Model with its memory from its artifact, and its adapters' files, where the document states none; unreadable
     = the whole device, and so is an engine that takes a share of it. `gpus`: Devices are not the host's memory.
+    `known`: of the artifact; None: what files here say.
     """
     gpu = model.spec.gpu
     sized = model.spec.engine == "llama.cpp" and not (gpu.elastic_percent is None and gpu.growth_percent is None)
     if (model.memory_bytes and not sized) or gpu.count == 0 or pages(model):
         return model
     try:
-        needed = estimate(model)
+        needed = estimate(model, known)
     except (gguf.GgufError, OSError, ValueError):
         return model  # its start fails with the reason, and only this Model's
     if needed is None:
         return model
     total_bytes = needed.total_bytes(gpus=gpus)
-    cache = cache_of(model, needed, gpus=gpus) if sized else None
+    cache = cache_of(model, needed, known, gpus=gpus) if sized else None
     if model.memory_bytes:
         return msgspec.structs.replace(model, cache=cache)
     return msgspec.structs.replace(model, memory_bytes=total_bytes, estimated_bytes=total_bytes, cache=cache)

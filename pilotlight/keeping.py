@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import os
 import time
@@ -37,7 +38,7 @@ from autoscaler.nodewants import ImageWant, NodeWants, Wish, wish_of
 from autoscaler.settings import Weights
 from pilotlight.looking import look, told
 from pilotlight.storemetrics import StoreMetrics
-from pilotlight.supply import reached
+from pilotlight.supply import HEADERS, reached
 
 PULLS_MAX = 4
 """Artifacts that are fetched at once; the next wait."""
@@ -82,6 +83,8 @@ class _Line:
     @property
     def due(self) -> bool:
         """Whether somebody waits, or nothing was tried."""
+        if self.looked is not None and not self.replicas and not (self.looked.header or self.looked.no_header):
+            return self.task is None  # whoever waited for it needed no header
         tried = self.copy is not None or self.looked is not None or self.failed
         return self.task is None and (not tried or not set(self.replicas) <= {*self.given, *self.refused})
 
@@ -248,20 +251,24 @@ class Keeping:
         of = bring.lies(wish.artifact)
         store, ways = await self._opened(settings)
         if not isinstance(of, Reference):  # logins of the Hub and of buckets are the agent's own
-            return await self._kept(line, of, store, ways, allow_unsafe=wish.allow_unsafe)
+            return await self._got(wish, line, of, store, ways)
         secrets = [await self._secret_of(wish.pull_secret)] if wish.pull_secret else []
 
         async def tried(keychain: Keychain) -> Copy | None:
             by = dataclasses.replace(ways, registries=dataclasses.replace(ways.registries, keychain=keychain))
-            if wish.look:
-                line.looked = await look(WeightsReport(**wish._asdict()), of, by.registries)
-                return None
             try:
-                return await self._kept(line, of, store, by, allow_unsafe=wish.allow_unsafe)
+                return await self._got(wish, line, of, store, by)
             except ForbiddenError as error:  # the registry's no to this login; the next may have the right
                 raise DeniedError(str(error)) from None
 
         return await credentials.each(secrets, of.host, of.repository, ways.registries.keychain, tried)
+
+    async def _got(self, wish: Wish, line: _Line, of: Lies, store: Store, by: Ways) -> Copy | None:
+        if not wish.look:
+            return await self._kept(line, of, store, by, allow_unsafe=wish.allow_unsafe)
+        folder = None if line.replicas else self._root / HEADERS / hashlib.sha256(repr(wish).encode()).hexdigest()
+        line.looked = await look(WeightsReport(**wish._asdict()), of, by, folder)
+        return None
 
     async def _kept(self, line: _Line, of: Lies, store: Store, by: Ways, *, allow_unsafe: bool) -> Copy:
         with contextlib.suppress(ForbiddenError):  # what it meant may be gone there: what it means now is asked

@@ -1,20 +1,25 @@
-"""What an artifact is, looked at in its registry before anything of it is pulled, as an agent tells it. I/O.
+"""What an artifact is, looked at where it lies before anything of it is pulled, as an agent tells it. I/O.
 
-Owns what is asked of a registry for that. Promises: nothing is said of an artifact that a pull would refuse; a digest
+Owns what is asked there for that. Promises: nothing is said of an artifact that a pull would refuse; a digest
 is that of the very image that a container runtime would take on this machine.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from msgspec.structs import replace
 
-from artifacts import gguf, inside, kinds, resolve
-from artifacts.contents import RefusedError
+from artifacts import bring, gather, gguf, inside, kinds, resolve
+from artifacts.blobs import Source
+from artifacts.bring import Lies, Ways
+from artifacts.contents import Contents, RefusedError
 from artifacts.dialects import images
-from artifacts.obtain import Registries
+from artifacts.places import Lone
 from artifacts.reference import Reference
 from artifacts.tar import BadArchiveError
 from autoscaler.contract import WeightsReport
+from pilotlight import shapes
 
 TOLD_MAX = 5
 """Of what could be loaded: of more than one nobody loads any."""
@@ -24,21 +29,48 @@ NOT_WHOLE = (
 )
 
 
-async def look(said: WeightsReport, of: Reference, by: Registries) -> WeightsReport:
-    """`said`: the wish. Raises RegistryError, BadManifestError."""
-    async with by.opened(of.host) as source:
-        found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=said.allow_unsafe, images=True)
+async def look(said: WeightsReport, of: Lies, by: Ways, folder: Path | None = None) -> WeightsReport:
+    """`said`: the wish. `folder`: where its header may lie for a while; None: that is not asked for. Raises
+    RegistryError, BadManifestError.
+    """
+    unsafe = said.allow_unsafe
+    if not isinstance(of, Reference):
+        async with bring.opened(of, by) as there:
+            listing = (await there.look(allow_unsafe=unsafe)).listing
+            report = replace(said, digest=listing.digest, no_image="it is in no registry")
+            if folder is None:
+                return report
+            header = await shapes.told(gather.as_named(listing), listing.place, Lone(there.place), folder)
+            return replace(report, **header)
+    async with by.registries.opened(of.host) as source:
+        found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=unsafe, images=True)
+        is_image = images.DIALECT.knows(found.manifest)
         report = replace(said, digest=found.chosen)
-        if not images.DIALECT.knows(found.manifest):
-            return replace(report, no_image=f"it is no image ({found.contents.dialect})")
+        if is_image:
+            report = await _seen(report, found.contents, of.repository, source)
+        else:
+            report = replace(report, no_image=f"it is no image ({found.contents.dialect})")
+        if folder is None:
+            return report
+        if is_image:  # names are with the model, where there is one beside it
+            found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=unsafe)
         try:
-            found.contents.files()
-            seen = await inside.look(found.contents, of.repository, source, allow_unsafe=said.allow_unsafe)
-        except (BadArchiveError, RefusedError) as error:
-            return replace(report, no_image=str(error))
+            files = found.contents.files()
+        except RefusedError as error:
+            return replace(report, no_header=str(error))
+        return replace(report, **await shapes.told(files, of.repository, source, folder))
+
+
+async def _seen(said: WeightsReport, of: Contents, repository: str, source: Source) -> WeightsReport:
+    """What is in an image."""
+    try:
+        of.files()
+        seen = await inside.look(of, repository, source, allow_unsafe=said.allow_unsafe)
+    except (BadArchiveError, RefusedError) as error:
+        return replace(said, no_image=str(error))
     if not (seen.whole or said.allow_unsafe):
-        return replace(report, no_image=NOT_WHOLE)
-    return replace(report, image=seen.root, **told(seen.paths))
+        return replace(said, no_image=NOT_WHOLE)
+    return replace(said, image=seen.root, **told(seen.paths))
 
 
 def told(paths: tuple[str, ...] | list[str]) -> dict[str, tuple[str, ...]]:

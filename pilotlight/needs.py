@@ -7,6 +7,7 @@ Owns which words of a command line or an environment change llama.cpp's memory, 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -55,31 +56,49 @@ def adapter_paths(model: Model) -> list[Path]:
     return [Path(one.removeprefix(FILE)) for one in files]
 
 
-def estimate(model: Model) -> Estimate | None:
-    """What one Replica takes, part by part; None: no file here says. Raises GgufError, ConfigError and OSError."""
+class Known(NamedTuple):
+    """What an artifact says of memory."""
+
+    source: str
+    """What says it, in words."""
+    shape: Shape
+    adapters_bytes: int
+
+
+def known_here(model: Model) -> Known | None:
+    """Of files of this machine; None: no file here says. Raises GgufError, ConfigError and OSError."""
     found = shape_of(model)
+    if found is None:
+        return None
+    return Known(*found, sum(file.stat().st_size for file in adapter_paths(model)))
+
+
+def estimate(model: Model, known: Known | None = None) -> Estimate | None:
+    """What one Replica takes, part by part; None: nothing says. `known`: of its artifact; None: what is known here.
+    Raises as `known_here` does.
+    """
+    found = known or known_here(model)
     if found is None:
         return None
     make = caches.paged if pages(model) else caches.llama
-    made = make(found[1], serving(model))
-    laid_over = sum(file.stat().st_size for file in adapter_paths(model))
-    if not laid_over:
+    made = make(found.shape, serving(model))
+    if not found.adapters_bytes:
         return made
-    adapters = Item(name="adapters", bytes=laid_over, words="their files")
+    adapters = Item(name="adapters", bytes=found.adapters_bytes, words="their files")
     return Estimate(items=(*made.items, adapters), slot_bytes=made.slot_bytes, token_bytes=made.token_bytes)
 
 
-def cache_of(model: Model, made: Estimate, *, gpus: bool) -> Cache | None:
+def cache_of(model: Model, made: Estimate, known: Known | None = None, *, gpus: bool) -> Cache | None:
     """What less or more cache of a Model of llama.cpp would save or take, beside `made`, its estimate. Raises as
     `estimate` does.
     """
-    found = shape_of(model)
+    found = known or known_here(model)
     if found is None:
         return None
-    other = estimate(replace(model, slots=model.slots - 1 if model.slots > 1 else 2))
+    other = estimate(replace(model, slots=model.slots - 1 if model.slots > 1 else 2), known)
     total_bytes = made.total_bytes(gpus=gpus)
     slot_bytes = 0 if other is None else abs(total_bytes - other.total_bytes(gpus=gpus))
-    tokens = found[1].context_tokens
+    tokens = found.shape.context_tokens
     return Cache(total_bytes=total_bytes, slot_bytes=slot_bytes, token_bytes=made.token_bytes, context_tokens=tokens)
 
 

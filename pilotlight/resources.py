@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from autoscaler import documents, reach
 from autoscaler.contract import ModelName
 from autoscaler.drivers import probes
@@ -30,11 +32,13 @@ from autoscaler.model import Model
 from autoscaler.names import Origin
 from autoscaler.observations import DocumentsSeen
 from autoscaler.tenant import Tenant
+from pilotlight import shapes
+from pilotlight.gathering import completed
 from pilotlight.quiet import say
 
 if TYPE_CHECKING:
     from autoscaler.drivers.kubernetes.api import Api
-    from autoscaler.loop import Loop
+    from autoscaler.loop import Loop, Step
     from pilotlight.cluster import ClusterOptions
 
 ADOPTED = "adopted"
@@ -100,7 +104,7 @@ class Resources:
     def join(self, loop: Loop) -> None:
         """Takes the loop that is to be told."""
         self._loop = loop
-        loop.listeners += [self._statuses.on_step, self._events.on_step]
+        loop.listeners += [self._statuses.on_step, self._events.on_step, self._on_step]
 
     def put_files(self, seen: DocumentsSeen) -> None:
         """What files say, at first and again."""
@@ -115,9 +119,18 @@ class Resources:
             if taken.get(tenant) != why:
                 say(f"Tenant {tenant}: {why}")
         self._statuses.put(subjects(self._customs.models, self._installation.settled))
-        self._loop.observe([*learned, seen])
+        self._loop.observe([*learned, replace(seen, models=tuple(map(self._sized, seen.models)))])
         self.adopted.called(self._installation.settled.names, self._installation.settled.taken)
         self.told.set()
+
+    def _sized(self, model: Model) -> Model:
+        """With its memory as far as an agent has read it of the artifact; Devices are not the host's memory."""
+        found = shapes.known(model, self._loop.world.looked)
+        return model if found is None else completed(model, found, gpus=True)
+
+    def _on_step(self, step: Step) -> None:
+        if step.after.looked is not step.before.looked and self.told.is_set():
+            self._installation.again()
 
     def _heard(self, origin: Origin, said: StatusSeen) -> None:
         """What a Model's leader wrote down: who follows will need it."""

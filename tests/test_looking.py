@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from artifacts import ocilayout, reference
+from artifacts import bring, ocilayout, reference
+from artifacts.bring import Ways
+from artifacts.headers import NO_TENSORS
 from artifacts.obtain import Registries
 from artifacts.packing import Form
-from autoscaler.contract import WeightsReport
+from autoscaler.contract import ModelName, WeightsReport
+from autoscaler.fit import Needs
+from autoscaler.model import Adapter, Model, ModelSpec
+from autoscaler.nodewants import wish_of
+from loadtest import tinygguf
+from pilotlight import shapes
+from pilotlight.fit import needs, told
+from pilotlight.gathering import completed
 from pilotlight.looking import look
 from pilotlight.packing import planned
 from tests.kit import packed
+from tests.kit.fake_hub import FakeHub
+from tests.kit.fake_registry import StillClock
 
 
 async def looked(
@@ -24,7 +37,7 @@ async def looked(
     with packed.served(folder / "layout", seen) as host:
         artifact = f"oci://{host}/{packed.NAME}:v1"
         said = WeightsReport(artifact=artifact, look=True, allow_unsafe=allow_unsafe)
-        return await look(said, reference.parse(artifact), Registries())
+        return await look(said, reference.parse(artifact), Ways())
 
 
 async def test_what_weights_pack_writes_is_an_image_whose_file_is_known(tmp_path: Path) -> None:
@@ -49,6 +62,77 @@ async def test_what_is_refused_to_a_pull_is_no_image_to_be_mounted(tmp_path: Pat
         return
     with packed.served(tmp_path / "layout") as host:
         artifact = f"oci://{host}/{packed.NAME}:v1"
-        found = await look(WeightsReport(artifact=artifact, look=True), reference.parse(artifact), Registries())
+        found = await look(WeightsReport(artifact=artifact, look=True), reference.parse(artifact), Ways())
     assert found.image is None
     assert "code is not taken" in found.no_image
+
+
+async def read(folder: Path, source: Path, form: Form = "modelpack") -> tuple[WeightsReport, Model, Needs]:
+    """What is said of these files, and what a Model made of them comes to need."""
+    packed.packed(source, folder / "layout", form)
+    with packed.served(folder / "layout") as host:
+        of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
+        said = await look(WeightsReport(artifact=ADA, look=True), of, Ways(), folder / "headers")
+    assert not (folder / "headers").exists(), "nothing of it stays"
+    looked = {wish_of(said): said}
+    known = shapes.known(MODEL, looked)
+    return said, MODEL if known is None else completed(MODEL, known, gpus=True), told(MODEL, looked)
+
+
+ADA = "oci://r/ada:1"
+MODEL = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact=ADA, context_tokens=256), slots=2)
+
+
+@pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
+async def test_what_a_header_in_a_registry_says_is_what_the_file_would(tmp_path: Path, form: Form) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    tinygguf.make(source / "ada.gguf", "Hello, I am Ada.")
+    said, sized, found = await read(tmp_path, source, form)
+    there = replace(MODEL, spec=replace(MODEL.spec, artifact=f"file://{source / 'ada.gguf'}"))
+    assert sized.memory_bytes == sized.estimated_bytes == completed(there, gpus=True).memory_bytes > 0
+    assert found == needs(there)
+    assert said.bytes > 0, "were it an adapter"
+
+
+async def test_config_json_says_what_safetensors_need_before_they_are_anywhere(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+              "max_position_embeddings": 512, "vocab_size": 1000}  # fmt: skip
+    files = {"config.json": json.dumps(config).encode(), "model.safetensors": NO_TENSORS + bytes(90_000)}
+    source = packed.model(tmp_path / "in", files)
+    vllm = replace(MODEL, spec=replace(MODEL.spec, engine="vllm"))
+    said, _, _ = await read(tmp_path, source, "modelpack-raw")
+    found = told(vllm, {wish_of(said): said})
+    assert found == needs(replace(vllm, spec=replace(vllm.spec, artifact=f"file://{source}")))
+    assert found.source == "Its config.json (llama)"
+
+
+async def test_why_a_header_says_nothing_is_told_without_a_path_of_the_node(tmp_path: Path) -> None:
+    said, sized, found = await read(tmp_path, packed.model(tmp_path / "in", {"a.gguf": b"GGUF"}))
+    assert said.no_header.startswith("a.gguf: truncated")
+    assert (sized, found.problem) == (MODEL, f"its artifact does not say what it needs: {said.no_header}")
+    assert told(MODEL, {}).problem == "no agent has looked at its artifact yet"
+    many = packed.model(tmp_path / "two" / "in", {"a.gguf": b"GGUF", "b.gguf": b"GGUF"})
+    assert (await read(tmp_path / "two", many))[0].no_header
+
+
+async def test_an_adapter_counts_by_its_size(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    tinygguf.make(source / "ada.gguf", "Hello, I am Ada.")
+    said, alone, _ = await read(tmp_path, source)
+    both = replace(MODEL, spec=replace(MODEL.spec, adapters=(Adapter(name="x", artifact="oci://r/x:1"),)))
+    lora = WeightsReport(artifact="oci://r/x:1", look=True, digest="sha256:aa", bytes=1000)
+    known = shapes.known(both, {wish_of(said): said, wish_of(lora): lora})
+    assert completed(both, known, gpus=True).memory_bytes >= alone.memory_bytes + 1000
+
+
+async def test_at_the_hub_a_header_is_read_too_and_nothing_is_an_image(tmp_path: Path) -> None:
+    tinygguf.make(tmp_path / "ada.gguf", "Hello, I am Ada.")
+    async with FakeHub({}, {"ada.gguf": (tmp_path / "ada.gguf").read_bytes()}).both() as fake:
+        said = WeightsReport(artifact="hf://acme/tiny@main", look=True)
+        ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
+        found = await look(said, bring.lies(said.artifact), ways, tmp_path / "headers")
+    assert (found.image, found.no_image, found.no_header) == (None, "it is in no registry", "")
+    assert json.loads(found.header)["words"] == "Its GGUF header (llama)"
+    assert not (tmp_path / "headers").exists()

@@ -15,10 +15,11 @@ from autoscaler.actions import Plan
 from autoscaler.contract import ModelName
 from autoscaler.images import NodeImages, image
 from autoscaler.loop import Listener, Loop, Step
-from autoscaler.model import Model, ModelSpec
+from autoscaler.model import Gpu, Model, ModelSpec
 from autoscaler.nodetelling import BLANK, NodeTelling
 from autoscaler.nodewants import ImageWant, NodeWants
-from autoscaler.observations import DocumentsSeen
+from autoscaler.observations import DocumentsSeen, Tick
+from autoscaler.quantity import Bytes
 from autoscaler.serve import ContractServer
 from autoscaler.settings import Settings, Weights
 from autoscaler.states import ReplicaState as S
@@ -28,7 +29,9 @@ from tests.kit.worlds import T0, device, replica, world
 from tests.test_prepull import ENGINE, at, needs
 from tests.test_prepull import starting as starts
 
-ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="vllm", artifact="oci://r/a:1"))
+KNOWN = Gpu(memory_bytes=Bytes(1 << 30))
+"""Nobody has to look at its header."""
+ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact="oci://r/a:1", gpu=KNOWN))
 
 
 def starting() -> World:
@@ -58,6 +61,26 @@ async def test_a_node_is_told_what_it_is_to_have_and_again_only_when_that_change
         stepped.step(DocumentsSeen(settings=settings))
         assert read(await anext(lines)) == replace(after, wants=()), "its Model is gone"
     await lines.aclose()
+
+
+async def test_what_nobody_has_looked_at_is_looked_at_by_an_agent_that_hears_us() -> None:
+    unknown = replace(ADA, spec=replace(ADA.spec, gpu=Gpu()))
+    stepped = SteppedLoop(world([unknown], [device("g1", 80, "n1")]))
+    telling = NodeTelling(stepped.loop)
+    async with asyncio.timeout(60):
+        first = telling.messages(NodeId("n1"))
+        assert [one.look for one in read(await anext(first)).wants] == [True]
+        await first.aclose()
+        other = telling.messages(NodeId("n2"))
+        assert [one.look for one in read(await anext(other)).wants] == [True], "the other one is gone"
+        third = telling.messages(NodeId("n3"))
+        assert read(await anext(third)).wants == (), "one is enough"
+        await other.aclose()
+        stepped.step(Tick())
+        while not (line := (await anext(third)).strip()):
+            pass
+        assert [one.look for one in read(line).wants] == [True], "whoever is left does it"
+    await third.aclose()
 
 
 @pytest.mark.parametrize("not_yet", [{"leads": False}, {"synced": False}, {"documented": False}])

@@ -17,6 +17,7 @@ from autoscaler.nodewants import Laid, LaidAdapter, NodeWant, NodeWants
 from autoscaler.observations import Tick
 from autoscaler.ordered import NodeReported
 from autoscaler.plan import plan
+from autoscaler.quantity import Bytes
 from autoscaler.settings import Settings, Weights
 from autoscaler.states import ReplicaState as S
 from autoscaler.wanted import AGENT_S_MAX, Coming, Failed, ahead, found, loaded, standing, wanted
@@ -232,7 +233,7 @@ def test_ahead_of_any_start_one_agent_looks_at_each_artifact_until_it_is_known()
     assert sum(map(len, spread.values())) == 20
     assert min(map(len, spread.values())) > 3
     for said_ in (LOOK, NONE):
-        assert looks(looking(said_), "n1") == {}
+        assert looks(looking(replace(said_, header="{}")), "n1") == {}
     assert looks(looking(replace(LOOK, pull_secret="mine")), "n1") != {}, "another login's"
     assert looks(looking(replace(LOOK, digest="", failed="away")), "n1") != {}, "it is tried again"
 
@@ -246,6 +247,31 @@ def test_what_agents_saw_stays_known_while_a_model_names_it() -> None:
     other = replace(later, sequence=3, weights=(replace(LOOK, artifact="oci://r/b:1"),))
     after = fold(replace(at, models={}), [NodeReported(report=other)], T0)[0]
     assert after.looked == {}, "nobody names it any more"
+
+
+def test_of_a_model_whose_memory_nobody_knows_the_header_is_looked_at() -> None:
+    plain = replace(looking(), settings=Settings())
+    assert list(looks(plain, "n1").values()) == [(replace(want(), look=True),)]
+    seen = replace(NONE, header="{}")
+    assert looks(replace(looking(seen), settings=Settings()), "n1") == {}
+    assert looks(replace(looking(replace(NONE, no_header="truncated")), settings=Settings()), "n1") == {}
+    assert looks(replace(looking(NONE), settings=Settings()), "n1") != {}, "it was looked at without its header"
+    told_ = model(engine="llama.cpp", gpu=Gpu(memory_bytes=Bytes(1 << 30)))
+    cpu = model(gpu=Gpu(count=0))
+    for known in (told_, cpu):
+        assert looks(replace(looking(models=[known]), settings=Settings()), "n1") == {}
+    elastic = replace(told_, spec=replace(told_.spec, gpu=replace(told_.spec.gpu, elastic_percent=10)))
+    assert looks(replace(looking(models=[elastic]), settings=Settings()), "n1") != {}
+
+
+def test_a_look_for_a_start_leaves_what_the_header_said() -> None:
+    at = looking(replace(LOOK, header="{}", bytes=7))
+    later = NodeReport(node="n1", boot="b", sequence=2, brings=True, weights=(replace(LOOK, replicas=A1),))
+    (kept,) = fold(at, [NodeReported(report=later)], T0)[0].looked.values()
+    assert (kept.header, kept.bytes, kept.replicas) == ("{}", 7, ())
+    other = replace(later, weights=(replace(LOOK, replicas=A1, digest="sha256:bb"),))
+    (kept,) = fold(at, [NodeReported(report=other)], T0)[0].looked.values()
+    assert kept.header == "", "it is another artifact"
 
 
 def test_a_look_that_fails_is_told_and_forgotten_when_one_succeeds() -> None:

@@ -22,9 +22,13 @@ from artifacts.dockerconfig import Login
 from artifacts.ocilayout import Layout
 from artifacts.store import Store
 from artifacts.transport import Site
-from autoscaler import mounts
+from autoscaler import documents, mounts
 from autoscaler.drivers.kubernetes import pods, volumes
 from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.model import Model
+from autoscaler.words import size
+from loadtest import tinygguf
+from pilotlight.gathering import completed
 from pilotlight.packing import planned
 from tests.cluster import definitions
 from tests.cluster.coldstarts import PARTS, coldstart
@@ -329,3 +333,29 @@ async def test_an_image_is_mounted_by_its_digest_and_no_node_brings_anything_of_
             house.tell(other, weights=IMAGES)
             while "it is no image (ModelPack)" not in str(await scene.ops("explain/model/ada")):
                 await asyncio.sleep(0.1)
+
+
+async def test_what_a_model_needs_is_read_of_its_header_in_the_registry_before_any_call(
+    house: House, api: Api, namespace: str, node: Node, tmp_path: Path
+) -> None:
+    scene = Scene(house, api, namespace, node, tmp_path)
+    (tmp_path / "model").mkdir()
+    file = tmp_path / "model" / "ada.gguf"
+    tinygguf.make(file, "Hello, I am Ada.")
+    packed.packed(tmp_path / "model", tmp_path / "layout")
+    spec: dict[str, Any] = {"engine": "llama.cpp", "image": "llama", "contextTokens": 256}
+    with packed.served(tmp_path / "layout") as host:
+        artifact = f"oci://{host}/{packed.NAME}:v1"
+        house.write(definitions.document("Model", "ada", spec={**spec, "artifact": artifact}))
+        async with house.running(), asyncio.timeout(180):
+            assert (await scene.ops("explain/fit/ada"))["basis"] == "device", "as long as no agent has looked"
+            async with scene.agent():
+                while (fit := await scene.ops("explain/fit/ada"))["basis"] != "artifact":
+                    await asyncio.sleep(0.1)
+            assert Store(scene.store).rows() == [], "nothing was brought"
+    document = definitions.document("Model", "ada", spec={**spec, "artifact": f"file://{file}"})
+    found = documents.one(document)
+    assert isinstance(found, Model)
+    there = completed(found, gpus=True)
+    assert fit["memory_bytes"] == there.memory_bytes
+    assert f"ada is counted with {size(there.memory_bytes)}, by its artifact." in fit["sentences"][0]

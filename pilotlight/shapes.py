@@ -1,0 +1,87 @@
+"""What headers of artifacts in registries say of memory: read by agents, told as a text, known to who plans. I/O.
+
+Owns that text and both its ends; rooms between them pass it on. Promises: of a model that is on no node a few MiB are
+asked for, whatever it weighs (`artifacts.headers`), and nothing of that stays on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from artifacts import gguf, headers, hfconfig, kinds
+from artifacts.blobs import Source
+from artifacts.caches import Shape
+from artifacts.contents import File
+from artifacts.gguf import GgufError
+from artifacts.hfconfig import ConfigError
+from artifacts.tar import BadArchiveError
+from autoscaler.contract import WeightsReport
+from autoscaler.model import Model
+from autoscaler.nodewants import OWN, Wish
+from autoscaler.wanted import parts
+from pilotlight.needs import Known
+
+NONE = "it has neither one GGUF file that is not compressed nor a config.json"
+
+
+class Header(msgspec.Struct, frozen=True):
+    """As it is told."""
+
+    words: str
+    shape: Shape
+
+
+_decode = msgspec.json.Decoder(Header).decode
+
+
+async def told(files: Sequence[File], repository: str, source: Source, folder: Path) -> dict[str, str | int]:
+    """Of a WeightsReport what is known of memory, or why nothing is. `folder`: for a while. Raises RegistryError."""
+    adapters = kinds.adapters(one.path for one in files)
+    sizes = {one.path: one.size for one in files}
+    laid_over = sum(sizes.get(one, 0) for one in adapters) if len(adapters) == 1 else 0
+    try:
+        header = await _read(files, repository, source, folder)
+    except (GgufError, ConfigError, BadArchiveError, OSError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        return {"no_header": (said or type(error).__name__).replace(f"{folder}/", ""), "bytes": laid_over}
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    if header is None:
+        return {"no_header": NONE, "bytes": laid_over}
+    return {"header": msgspec.json.encode(header).decode(), "bytes": laid_over}
+
+
+async def _read(files: Sequence[File], repository: str, source: Source, folder: Path) -> Header | None:
+    """None: there is nothing in it that says any."""
+    bases = gguf.bases(await headers.begin(files, repository, source, folder))
+    if len(bases) == 1:
+        info = await asyncio.to_thread(gguf.read, folder / bases[0])
+        return Header(f"Its GGUF header ({info.architecture})", info.shape)
+    if bases or not await headers.begin_config(files, repository, source, folder):
+        return None
+    config = await asyncio.to_thread(hfconfig.read, folder)
+    return Header(f"Its config.json ({config.architecture})", config.shape)
+
+
+def seen(model: Model, looked: Mapping[Wish, WeightsReport]) -> WeightsReport | None:
+    """What an agent said of its own weights; None: nobody has looked."""
+    own = parts(model).get(OWN)
+    return None if own is None else looked.get(own._replace(look=True))
+
+
+def known(model: Model, looked: Mapping[Wish, WeightsReport]) -> Known | None:
+    """What agents read of it; None: nothing that says more."""
+    said = seen(model, looked)
+    if said is None or not said.header:
+        return None
+    try:
+        header = _decode(said.header)
+    except msgspec.DecodeError:
+        return None  # another version's
+    laid_over = (looked.get(wish._replace(look=True)) for name, wish in parts(model).items() if name != OWN)
+    return Known(header.words, header.shape, sum(one.bytes for one in laid_over if one is not None))
