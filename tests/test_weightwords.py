@@ -90,7 +90,9 @@ def test_many_nodes_are_counted() -> None:
 
 def test_nothing_is_said_of_files_and_of_what_an_engine_may_fetch_itself_until_it_is_known() -> None:
     file = replace(M, spec=replace(M.spec, artifact="file:///m", adapters=()))
-    hub = replace(M, spec=replace(M.spec, artifact="hf://o/n", adapters=()))
+    hub = replace(M, spec=replace(M.spec, engine="vllm", artifact="hf://o/n", adapters=()))
     for one in (file, hub):
         assert (weights(at(), one), word(at(), one)) == ([], "")
+    some = replace(hub, spec=replace(hub.spec, artifact="hf://o/n?include=*"))
+    assert word(at(), some) == "absent", "no engine fetches that"
     assert word(at(("hf://o/n", "n1")), hub) == "here"
