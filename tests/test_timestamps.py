@@ -150,9 +150,10 @@ def test_point_17_who_stamps_and_the_log_count_for_their_own_time_only() -> None
         OURS.stamps(ExtendedKeyUsageOID.TIME_STAMPING, ExtendedKeyUsageOID.CODE_SIGNING),
         OURS.stamps(ExtendedKeyUsageOID.TIME_STAMPING, critical=False),
         Second().stamper,
+        OURS.stamps(ExtendedKeyUsageOID.TIME_STAMPING, by=private()),
         OURS.leaf(OURS.clock),
     ],
-    ids=["for-code", "for-both", "not-critical", "another", "no-stamper"],
+    ids=["for-code", "for-both", "not-critical", "another", "by-another", "no-stamper"],
 )
 def test_point_17_a_certificate_that_is_not_for_stamping_or_of_others_does_not_count(stamper: Certificate) -> None:
     trusted = OURS.trusted()
@@ -203,3 +204,23 @@ def test_an_envelope_may_not_be_logged_as_a_first_version_without_its_promise() 
         "tlogEntries": [OURS.second_entry(json.dumps(body | {"apiVersion": "0.0.1"}).encode())]
     }
     assert "no promise of its log" in why(document | {"verificationMaterial": material})
+
+
+@pytest.mark.parametrize("kind", ["hashedrekord", "dsse"])
+def test_point_17_an_entry_over_another_sum_or_certificate_is_refused(kind: str) -> None:
+    key = private()
+    leaf = OURS.leaf(key)
+    document = OURS.entered(envelope(key), leaf, kind, AT_S)
+    body = json.loads(base64.b64decode(document["verificationMaterial"]["tlogEntries"][0]["canonicalizedBody"]))
+
+    def entered() -> str:
+        entries = {"tlogEntries": [OURS.second_entry(json.dumps(body).encode())]}
+        return why(document | {"verificationMaterial": document["verificationMaterial"] | entries})
+
+    assert entered() == ""
+    inner = next(iter(body["spec"].values()))
+    named = inner["signatures"][0] if kind == "dsse" else inner["signature"]
+    named["verifier"]["x509Certificate"]["rawBytes"] = b64(OURS.leaf(private()).public_bytes(Encoding.DER))
+    assert entered() == "its log entry is of another certificate"
+    inner["payloadHash" if kind == "dsse" else "data"]["digest"] = b64(bytes(32))
+    assert entered() == "its log entry is of another signature"

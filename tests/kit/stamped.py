@@ -66,7 +66,9 @@ class Second(Sigstore):
         self.clock_root = self._authority(self.clocks, self.clocks, "clocks", "clocks", ca=True)
         self.stamper = self.stamps(ExtendedKeyUsageOID.TIME_STAMPING)
 
-    def stamps(self, *purposes: x509.ObjectIdentifier, critical: bool = True) -> x509.Certificate:
+    def stamps(
+        self, *purposes: x509.ObjectIdentifier, critical: bool = True, by: ec.EllipticCurvePrivateKey | None = None
+    ) -> x509.Certificate:
         """The certificate of who stamps."""
         return (
             x509.CertificateBuilder(name("clocks"), name("clock"), self.clock.public_key(), 9)
@@ -74,7 +76,7 @@ class Second(Sigstore):
             .not_valid_after(SINCE + timedelta(days=1000))
             .add_extension(usage(ca=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=critical)
-            .sign(self.clocks, hashes.SHA256())
+            .sign(by or self.clocks, hashes.SHA256())
         )
 
     @property
