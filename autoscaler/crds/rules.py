@@ -67,7 +67,8 @@ _SCHEME = f"r'^({'|'.join(sorted(SCHEMES))})://'"
 _ARTIFACT_SCHEME = f"r'^({'|'.join(sorted(SCHEMES - {'pvc'}))})://'"
 """Of what a custom resource cannot have as its artifact yet."""
 _NAME_WANTED = f"expected 1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
-_STORED_SAID = f"(self.engine != 'ollama' && self.artifact.matches(r'^({'|'.join(sorted(STORED))})://'))"
+_STORED = f"r'^({'|'.join(sorted(STORED))})://'"
+_STORED_SAID = f"(self.engine != 'ollama' && self.artifact.matches({_STORED}))"
 _PLAN = "is the plan's: leave it out"
 
 
@@ -163,6 +164,14 @@ _SPEC = (
         ".adapters",
         says=True,
     ),
+    Rule(
+        f"self.engine != 'command' || self.adapters.all(one, !one.artifact.matches({_STORED}))",
+        f"self.adapters.filter(one, one.artifact.matches({_STORED}))[0].artifact.split('://')[0] + "
+        f"':// {MESSAGE} for adapters of engine command'",
+        ".adapters",
+        says=True,
+        reason="FieldValueForbidden",
+    ),
     *_excludes(),
     *_COMMAND,
 )
@@ -196,10 +205,14 @@ RULES: Mapping[tuple[str, str], tuple[Rule, ...]] = {
     ),
     ("Adapter", "artifact"): (
         Rule(
-            f"!self.matches({_SCHEME})",
+            f"self.matches({_STORED}) || !self.matches({_SCHEME})",
             f"self.split('://')[0] + ':// {MESSAGE} for adapters'",
             says=True,
             reason="FieldValueForbidden",
+        ),
+        *(
+            Rule(f"!self.startsWith('{scheme}://') || self.matches({_whole(pattern)})", wanted)
+            for scheme, (pattern, wanted) in STORED.items()
         ),
         Rule(
             f"self.matches({_SCHEME}) || self.matches({_whole(ADAPTER_PATH)})",

@@ -23,6 +23,11 @@ from tests.cluster.plane import Plane
 HASH = "ab" * 32
 
 
+def adapted(artifact: str) -> Object:
+    adapters = [{"name": "x", "artifact": artifact}]
+    return model("a", engine="vllm", command=[], artifact="hf://a/b", adapters=adapters)
+
+
 WRONG: list[tuple[str, Object]] = [
     ("range", model("a", replicas={"min": 2})),
     ("artifact", model("a", engine="llama.cpp", command=[])),
@@ -43,6 +48,10 @@ WRONG: list[tuple[str, Object]] = [
     ("no adapters", model("a", engine="ollama", command=[], adapters=[{"name": "x", "artifact": "file:///x"}])),
     ("adapter's name", model("a", adapters=[{"name": "x:", "artifact": "file:///x"}])),
     ("adapter's scheme", model("a", adapters=[{"name": "x", "artifact": "pvc://x"}])),
+    ("adapter's registry", adapted("oci://r/X:1")),
+    ("adapter's hub", adapted("hf://a/b/c")),
+    ("adapter's bucket", adapted("s3://b")),
+    ("adapter's store", model("a", adapters=[{"name": "x", "artifact": "hf://a/b"}])),
     ("adapter's path", model("a", adapters=[{"name": "x", "artifact": "file:///x,y"}])),
     ("no product", model("a", gpu={"models": ["*h100*", ""]})),
     ("own name", model("a", aliases=["a"])),
@@ -87,8 +96,10 @@ async def test_a_rule_refuses_with_the_sentence_that_files_are_refused_with(serv
 
 async def test_weights_of_a_registry_are_taken_of_files_and_of_resources(served: Api, namespace: str) -> None:
     of_registry = model("a", engine="vllm", command=[], artifact=f"oci://r/a@sha256:{HASH}")
-    assert isinstance(one(of_registry).spec, ModelSpec), "no file is refused for it"
-    await served.create(models(namespace), of_registry)
+    for name, taken in enumerate((of_registry, *map(adapted, (f"oci://r/a@sha256:{HASH}", "hf://a/b", "s3://abc/d/")))):
+        taken["metadata"]["name"] = f"a{name}"
+        assert isinstance(one(taken).spec, ModelSpec), "no file is refused for it"
+        await served.create(models(namespace), taken)
 
 
 def test_every_rule_is_seen_to_refuse() -> None:
