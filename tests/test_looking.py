@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from artifacts import bring, ocilayout, reference
+from artifacts import bring, inside, ocilayout, reference
 from artifacts.bring import Ways
 from artifacts.headers import NO_TENSORS
 from artifacts.obtain import Registries
@@ -21,7 +21,7 @@ from loadtest import tinygguf
 from pilotlight import shapes
 from pilotlight.fit import needs, told
 from pilotlight.gathering import completed
-from pilotlight.looking import look
+from pilotlight.looking import NOT_WHOLE, look
 from pilotlight.packing import planned
 from tests.kit import packed
 from tests.kit.fake_hub import FakeHub
@@ -65,6 +65,18 @@ async def test_what_is_refused_to_a_pull_is_no_image_to_be_mounted(tmp_path: Pat
         found = await look(WeightsReport(artifact=artifact, look=True), reference.parse(artifact), Ways())
     assert found.image is None
     assert "code is not taken" in found.no_image
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_an_image_of_which_not_all_names_were_seen_is_mounted_only_for_who_allows_what_is_unsafe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, allowed: bool
+) -> None:
+    await looked(tmp_path, "modelpack")
+    monkeypatch.setattr(inside, "SPANS_MAX", 0)
+    with packed.served(tmp_path / "layout") as host:
+        said = WeightsReport(artifact=ADA, look=True, allow_unsafe=allowed)
+        found = await look(said, reference.parse(f"oci://{host}/{packed.NAME}:v1"), Registries())
+    assert (found.image, found.no_image) == (("", "") if allowed else (None, NOT_WHOLE))
 
 
 async def read(folder: Path, source: Path, form: Form = "modelpack") -> tuple[WeightsReport, Model, Needs]:
