@@ -75,7 +75,7 @@ async def test_an_image_of_which_not_all_names_were_seen_is_mounted_only_for_who
     monkeypatch.setattr(inside, "SPANS_MAX", 0)
     with packed.served(tmp_path / "layout") as host:
         said = WeightsReport(artifact=ADA, look=True, allow_unsafe=allowed)
-        found = await look(said, reference.parse(f"oci://{host}/{packed.NAME}:v1"), Registries())
+        found = await look(said, reference.parse(f"oci://{host}/{packed.NAME}:v1"), Ways())
     assert (found.image, found.no_image) == (("", "") if allowed else (None, NOT_WHOLE))
 
 
