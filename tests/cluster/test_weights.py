@@ -225,18 +225,18 @@ async def test_a_models_pull_secret_is_the_login_that_its_node_pulls_with(
 async def test_weights_at_the_hub_and_in_a_bucket_are_brought_by_the_agent_too(
     house: House, served: Api, namespace: str, node: Node, tmp_path: Path, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Models that the API server admits."""
+    """By Models that the API server admits; another test's Model `ada` may not be gone yet."""
     scene, s3 = Scene(house, served, namespace, node, tmp_path), FakeS3({"tiny/ada.gguf": CONTENT})
     house.write()
     async with FakeHub({}, FILES).both() as hub, s3.serving():
         for name, value in (hub.env() | s3.env()).items():
             monkeypatch.setenv(name, value)
-        for name, artifact in (("ada", "hf://acme/tiny?include=*.gguf"), ("bea", "s3://models/tiny/ada.gguf")):
+        for name, artifact in (("cleo", "hf://acme/tiny?include=*.gguf"), ("dora", "s3://models/tiny/ada.gguf")):
             one = ada("", artifact=artifact, start={"retries": 0})
             one["metadata"]["name"] = name
             await served.create(models(namespace), one)
         async with house.running(), scene.agent(), asyncio.timeout(180):
-            for name in ("ada", "bea"):
+            for name in ("cleo", "dora"):
                 status, said = await house.call(name)
                 assert status == 200, said
             copies = {row.record.reference for row in Store(scene.store).rows()}
