@@ -189,7 +189,7 @@ def test_what_nobody_has_brought_an_engine_fetches_itself_or_it_is_said(
 
 def test_an_adapter_that_nobody_has_brought_is_said() -> None:
     adapters = (Adapter(name="here", artifact="file:///a"), Adapter(name="x", artifact="s3://abc/x.gguf"))
-    with pytest.raises(EngineError, match=re.escape("adapters: s3:// is in force for `pilotlight serve` only")):
+    with pytest.raises(EngineError, match=re.escape("adapters: nobody here brings s3://: mount them")):
         start(model("vllm", artifact="file:///m", adapters=adapters), "vllm")
 
 

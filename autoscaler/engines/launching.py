@@ -100,9 +100,7 @@ def _adapters(model: Model, told: Adapters | None) -> tuple[str, ...]:
         return ()
     scheme = next((a.artifact.partition("://")[0] for a in model.spec.adapters if not a.artifact.startswith(FILE)), "")
     if scheme:
-        raise EngineError(
-            f"adapters: {scheme}:// is in force for `pilotlight serve` only: in a cluster mount the weights"
-        )
+        raise EngineError(f"adapters: nobody here brings {scheme}://: mount them")
     values = (
         {"name": model.served(), "adapter": a.name, "adapter_path": artifact_path(a.artifact)}
         for a in model.spec.adapters
