@@ -30,6 +30,7 @@ from tests.kit.neighbours import TOKEN, Neighbour
 from tests.kit.packed import CONTENT, FILES, NAME
 
 QUICK = Limits(connect_s=1.0, head_s=1.0, read_s=0.2, whole_s=1.0, pace_s=10.0)
+PATIENT = Limits(connect_s=20.0, head_s=20.0, read_s=20.0, whole_s=20.0, pace_s=20.0)
 
 
 class House:
@@ -49,13 +50,19 @@ class House:
         return reference.parse(f"oci://{self.fake.host}/{NAME}{asked}")
 
     async def pull(
-        self, name: str, *peers: Neighbour, asked: str = ":v1", token: str = TOKEN, holds: bool = False
+        self,
+        name: str,
+        *peers: Neighbour,
+        asked: str = ":v1",
+        token: str = TOKEN,
+        holds: bool = False,
+        limits: Limits = QUICK,
     ) -> Copy:
         """`holds`: the first is known to have it."""
         known = frozenset({self.digest}) if holds else frozenset[Digest]()
         none = frozenset[Digest]()
         them = [Peer(f"node-{number}", one.url, none if number else known) for number, one in enumerate(peers)]
-        among = Peering(lambda: them, own=name, token=lambda: token, limits=QUICK)
+        among = Peering(lambda: them, own=name, token=lambda: token, limits=limits)
         ways = Registries(self.keychain, pace=StillClock(), peering=among if peers else None)
         copy = await obtain.obtain(self.of(asked), self.store(name), ways)
         self.given = dict(among.given)
@@ -366,7 +373,9 @@ async def test_four_nodes_that_pull_at_the_same_time_take_it_little_more_than_on
         names = ["a", "b", "c", "d"]
         nodes = [await stack.enter_async_context(neighbours.serving(one.store(name))) for name in names]
         others = [[node for node in nodes if node is not own] for own in nodes]
-        copies = await asyncio.gather(*(one.pull(name, *them) for name, them in zip(names, others, strict=True)))
+        copies = await asyncio.gather(
+            *(one.pull(name, *them, limits=PATIENT) for name, them in zip(names, others, strict=True))
+        )
         for copy in copies:
             with copy:
                 assert whole(copy, files)
