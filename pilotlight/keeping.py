@@ -15,7 +15,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -42,6 +42,10 @@ from pilotlight.supply import HEADERS, reached
 
 PULLS_MAX = 4
 """Artifacts that are fetched at once; the next wait."""
+LOOKS_MAX = 4
+"""Artifacts that are looked at at once: each takes some MiB while its header is read."""
+HEADERS_CHARS_MAX = 400_000
+"""Of looks that are told at once: a report has 1 MiB. Whoever has heard of one wants it no more."""
 LINGER_S = 60.0
 """What is wanted no more is held for so long."""
 LOOK_EVERY_S = 30.0
@@ -116,6 +120,7 @@ class Keeping:
         self.metrics = StoreMetrics()
         self._ways: tuple[Weights, Store, Ways] | None = None
         self._opening, self._pulls = asyncio.Lock(), asyncio.Semaphore(PULLS_MAX)
+        self._looks = asyncio.Semaphore(LOOKS_MAX)
         self._copies: tuple[str, ...] = ()
         self._said_s = 0.0
         self._trouble = ""
@@ -143,7 +148,7 @@ class Keeping:
     def report(self) -> tuple[tuple[str, ...], tuple[WeightsReport, ...]]:
         """What is here, and how far each wish is."""
         lines = [(wish, line) for wish, line in self._lines.items() if line.unwanted_s is None]
-        said = tuple(one for wish, line in lines for one in self._said(wish, line))
+        said = tuple(_bounded(one for wish, line in lines for one in self._said(wish, line)))
         own = {wish.artifact for wish, line in self._lines.items() if line.copy is not None}
         return tuple(sorted({*own, *self._copies})), said
 
@@ -267,7 +272,8 @@ class Keeping:
         if not wish.look:
             return await self._kept(line, of, store, by, allow_unsafe=wish.allow_unsafe)
         folder = None if line.replicas else self._root / HEADERS / hashlib.sha256(repr(wish).encode()).hexdigest()
-        line.looked = await look(WeightsReport(**wish._asdict()), of, by, folder)
+        async with contextlib.nullcontext() if line.replicas else self._looks:
+            line.looked = await look(WeightsReport(**wish._asdict()), of, by, folder)
         return None
 
     async def _kept(self, line: _Line, of: Lies, store: Store, by: Ways, *, allow_unsafe: bool) -> Copy:
@@ -363,6 +369,15 @@ class Keeping:
                 if bring.recalled(bring.lies(row.record.reference), store, ways) == row.record.key:
                     found.append(row.record.reference)
         return tuple(found[:COPIES_MAX])
+
+
+def _bounded(said: Iterable[WeightsReport]) -> Iterator[WeightsReport]:
+    """Without those headers that are too much for one report."""
+    left = HEADERS_CHARS_MAX
+    for one in said:
+        left -= len(one.header)
+        if left >= 0 or not one.header:
+            yield one
 
 
 def _closed(copy: Copy | None) -> None:

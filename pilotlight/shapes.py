@@ -26,6 +26,8 @@ from autoscaler.nodewants import OWN, Wish
 from autoscaler.wanted import parts
 from pilotlight.needs import Known
 
+CHARS_MAX = 100_000
+"""Of what is told; of a model of 100 layers it is 10,000."""
 NONE = "it has neither one GGUF file that is not compressed nor a config.json"
 
 
@@ -53,7 +55,10 @@ async def told(files: Sequence[File], repository: str, source: Source, folder: P
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     if header is None:
         return {"no_header": NONE, "bytes": laid_over}
-    return {"header": msgspec.json.encode(header).decode(), "bytes": laid_over}
+    text = msgspec.json.encode(header).decode()
+    if len(text) > CHARS_MAX:
+        return {"no_header": "it says more than an agent tells", "bytes": laid_over}
+    return {"header": text, "bytes": laid_over}
 
 
 async def _read(files: Sequence[File], repository: str, source: Source, folder: Path) -> Header | None:

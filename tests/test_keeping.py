@@ -24,7 +24,7 @@ from autoscaler.contract import ReplicaId, WeightsReport
 from autoscaler.nodewants import NodeWant, NodeWants, wish_of
 from autoscaler.settings import Signatures, Weights
 from pilotlight import keeping as room
-from pilotlight.keeping import LINGER_S, LOOK_AGAIN_S, Keeping
+from pilotlight.keeping import HEADERS_CHARS_MAX, LINGER_S, LOOK_AGAIN_S, LOOKS_MAX, Keeping
 from pilotlight.packing import planned
 from pilotlight.pullsecrets import NoSecretError, PullSecrets
 from tests.kit import packed
@@ -165,6 +165,46 @@ async def test_what_is_only_to_be_looked_at_is_told_and_nothing_of_it_comes(kept
         await kept.until(lambda: kept.said[0].replicas == ("r1", "r2"))
         kept.wants()
         await kept.until(lambda: not kept.keeping._lines)
+
+
+async def test_few_artifacts_are_looked_at_at_once(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, most, let = 0, 0, asyncio.Event()
+
+    async def waits(said: WeightsReport, *_: object) -> WeightsReport:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await let.wait()
+        at_once -= 1
+        return replace(said, digest="sha256:aa", no_header="none")
+
+    monkeypatch.setattr(room, "look", waits)
+    async with kept.running():
+        kept.wants(*(replace(want("r", tag=f"v{number}"), look=True) for number in range(20)))
+        await kept.until(lambda: at_once == LOOKS_MAX)
+        let.set()
+        await kept.until(lambda: sum(bool(one.digest) for one in kept.said) == 20)
+        assert most == LOOKS_MAX
+
+
+async def test_headers_that_are_too_much_for_one_report_are_told_one_after_another(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def found(said: WeightsReport, *_: object) -> WeightsReport:
+        return replace(said, digest="sha256:aa", header="x" * (HEADERS_CHARS_MAX // 3))
+
+    def told() -> set[str]:
+        return {one.artifact for one in kept.said if one.header}
+
+    monkeypatch.setattr(room, "look", found)
+    looks = [replace(want("r", tag=f"v{number}"), look=True) for number in range(5)]
+    async with kept.running():
+        kept.wants(*looks)
+        await kept.until(lambda: sum(one.looked is not None for one in kept.keeping._lines.values()) == 5)
+        first = told()
+        assert len(first) == 3
+        kept.wants(*(one for one in looks if one.artifact not in first))
+        await kept.until(lambda: told() == {one.artifact for one in looks} - first)
 
 
 async def test_a_look_that_nobody_waits_for_is_tried_again_after_a_while(kept: Kept, host: str) -> None:

@@ -166,7 +166,14 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.inside.SPANS_MAX",
         "artifacts.inside.BEGIN_BYTES",
     ),
-    "a look that failed is taken again after": ("pilotlight.keeping.LOOK_AGAIN_S",),
+    "a node's agent: artifacts looked at at once; a look that failed is taken again after": (
+        "pilotlight.keeping.LOOKS_MAX",
+        "pilotlight.keeping.LOOK_AGAIN_S",
+    ),
+    "a node's agent: what one header says, as it is told; of all in one report": (
+        "pilotlight.shapes.CHARS_MAX",
+        "pilotlight.keeping.HEADERS_CHARS_MAX",
+    ),
     "a Replica waits for an agent that brings weights, for how pods can see them": (
         "autoscaler.wanted.AGENT_S_MAX",
         "autoscaler.nodesupply.LOOK_S_MAX",
