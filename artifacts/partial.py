@@ -14,6 +14,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from artifacts import digests, parts, sidecar
@@ -154,7 +155,14 @@ class Partial:
         `mend`.
         """
         with self._summing:
-            self._sum(self.size)
+            late = self.size - self._summed_bytes >= LAG_BYTES
+            if late:  # neither waits for the other
+                with ThreadPoolExecutor(1, thread_name_prefix="sync") as beside:
+                    synced = beside.submit(self._disk.sync, self.file)
+                    self._sum(self.size)
+                synced.result()
+            else:
+                self._sum(self.size)
         if not self.ledger.complete or self._summed_bytes != self.size:
             raise RuntimeError(f"{self.digest} is not complete")
         if self._learned is not None:
@@ -162,7 +170,8 @@ class Partial:
         elif self._summed.hexdigest() != digests.encoded(self.digest):
             return False
         self._disk.folder(path.parent)
-        self._disk.sync(self.file)
+        if not late:
+            self._disk.sync(self.file)
         self._disk.move(self._path, path)
         self._disk.remove(self._sidecar_path)
         return True

@@ -33,7 +33,7 @@ from artifacts.transport import Taken
 from artifacts.waiting import over
 
 TICK_S = 0.25
-BATCH_BYTES = 1 << 20
+BATCH_BYTES = 512 << 10
 """So much of a body that comes through this process is written at once."""
 THREADS_MAX = 3 * concurrency.MOST
 """One for each request, one to bring its parts onto the disk, and one to sum them."""

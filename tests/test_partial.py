@@ -7,6 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 from random import Random
+from threading import Event
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -162,6 +163,24 @@ def test_what_comes_through_this_process_in_order_is_summed_and_not_read_again(
         assert read == again
         one.close()
         (tmp_path / PATH).unlink()
+
+
+def test_what_a_large_blob_lacks_of_its_sum_and_of_the_disk_comes_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncing, preadv = Event(), os.preadv
+    one = Partial(tmp_path, DIGEST, len(SHORT), Disk(lambda what, _path: syncing.set() if what == "sync" else None))
+    one.put(0, [SHORT])
+    syncing.clear()
+
+    def once_the_disk_is_asked(number: int, into: list[memoryview], at: int) -> int:
+        assert syncing.wait(30)
+        return preadv(number, into, at)
+
+    monkeypatch.setattr(os, "preadv", once_the_disk_is_asked)
+    assert one.publish(tmp_path / PATH)
+    assert (tmp_path / PATH).read_bytes() == SHORT
+    one.close()
 
 
 def test_a_blob_that_comes_at_once_waits_for_the_disk_at_its_end_only(tmp_path: Path) -> None:
