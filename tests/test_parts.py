@@ -6,7 +6,7 @@ import zlib
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts import concurrency, parts, sidecar, stalls
@@ -43,6 +43,7 @@ def test_a_gap_in_a_part_is_refused() -> None:
             ledger.wrote(at, 1)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(1, 40), st.randoms(use_true_random=False))
 def test_however_parts_come_the_frontier_is_the_first_missing_byte(size: int, part: int, random: Random) -> None:
     ledger, there = Ledger(size, part), bytearray(size)
@@ -95,6 +96,7 @@ def test_of_parts_that_have_begun_the_last_mark_of_this_run_of_the_machine_count
     assert not later.begun()
 
 
+@settings(deadline=None)
 @given(st.integers(0, 400), st.binary(max_size=40))
 def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: bytes) -> None:
     found = sidecar.read(text(range(5))[:cut] + noise, DIGEST, 1000, BOOT)
