@@ -46,7 +46,7 @@ def pack(wanted: Sequence[Want], yard: Yard, copies: Set[Copy], outlook: Outlook
     """Places what fits, in order of priority, then longest unserved, then name; names victims for what does not.
 
     A Want with victims is in `unmet` too: it is placed by a later call, when they are gone. Raises ValueError for a
-    Want of an amount that is none, and where it is not known whose turn is first.
+    Want of an amount or a turn that is none.
     """
     checked(wanted)
     yard.locality.tell(copies)
@@ -143,15 +143,13 @@ def _whole(
 
 
 def _in_turn(wanted: Sequence[Want]) -> list[Want]:
-    """Who goes first is first. Two that are equal are two; else a name is one Want's."""
-    named: dict[tuple[ModelName, int], Want] = {}
+    """Who goes first is first; of two of one name that differ it does not show which was given first."""
     for want in wanted:
         for field, amount in (("priority", want.priority), ("unserved_since_s", want.unserved_since_s)):
             if isnan(amount):
                 raise ValueError(f"{field} of a request is {amount}: expected a number")
-        if named.setdefault((want.model, want.ordinal), want) != want:
-            raise ValueError(f"two requests that differ are number {want.ordinal} of {want.model}: number them apart")
-    return sorted(wanted, key=order)
+    named = {(want.model, want.ordinal) for want in wanted}
+    return sorted(wanted if len(named) == len(wanted) else sorted(wanted, key=repr), key=order)
 
 
 def order(want: Want) -> Key:

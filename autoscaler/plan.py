@@ -289,7 +289,8 @@ class _Tick:
             avoids = tuple(sorted({*avoids, *nodes_of(self.world, replica)}))
             load = self.world.loads.get(model.name)
             force = Force.BUSY if load is not None and load.waiting else Force.LOWER
-            want = want_of(model, len(found), inf, force, MOVES, self.world.settings.pod, avoids)
+            number = len(self.wants) + len(found)  # after all that its Model wants anyway
+            want = want_of(model, number, inf, force, MOVES, self.world.settings.pod, avoids)
             found[want] = replica
         return found
 
