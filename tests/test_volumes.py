@@ -127,6 +127,14 @@ def test_adapters_are_seen_beside_the_weights_each_below_its_name(own: str, moun
     )
 
 
+def test_what_an_engine_fetches_itself_needs_no_volume_beside_its_adapters() -> None:
+    of = with_loras(OCI)
+    of = replace(of, spec=replace(of.spec, engine="vllm", artifact="hf://a/b"))
+    weights = mounted(of, "engines", NODE, None, FACTS, Settings(), CAME)
+    assert {one["mountPath"] for one in weights.pod.volume_mounts} == {"/adapters/near", "/adapters/far"}
+    assert volumes.located(of, weights).spec.artifact == "hf://a/b"
+
+
 def test_an_adapter_that_is_nowhere_is_named() -> None:
     with pytest.raises(MountError, match="the weights of adapter near of Model ada are not on its node yet"):
         mounted(with_loras(OCI), "engines", NODE, COPY, FACTS, Settings(), {"near": Found()})

@@ -87,7 +87,9 @@ def mounted(  # noqa: PLR0917  whose, where, what; then what is known and wanted
     of each adapter's that came, by its name. Raises MountError.
     """
     artifacts = {one.name: one.artifact for one in model.spec.adapters}
-    asked = [("", model.spec.artifact or "", found)] if mounts.is_mounted(model.spec.artifact) else []
+    own = model.spec.artifact or ""
+    fetched = found is None and own.startswith("hf://")  # by its engine: of the Hub what a node brought is known
+    asked = [("", own, found)] if mounts.is_mounted(own) and not fetched else []
     ways = {
         name: _way(f"the weights of {_whose(model, name)}", artifact, namespace, node, known, facts, settings)
         for name, artifact, known in (*asked, *((name, artifacts[name], one) for name, one in adapters.items()))
