@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 OUT = Path("dist/pilotlight-image.tar")
 SUITE, PYTHON = "bookworm", "3.11"
-DEBS = f"python{PYTHON},ca-certificates,tzdata"
+DEBS = f"python{PYTHON},ca-certificates,tzdata,libstdc++6"
+"""The last is numpy's."""
 SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
 """Where Debian's Python looks for what is not Debian's."""
 EXTRAS = ("kubernetes", "agent")

@@ -113,7 +113,7 @@ def test_the_tiny_engine_is_in_it(image: Image) -> None:
 
 def test_it_knows_authorities_time_zones_and_a_cluster(image: Image) -> None:
     script = (
-        "import ssl, zoneinfo, kubernetes.aio, uvloop, yaml, psutil\n"
+        "import ssl, zoneinfo, kubernetes.aio, grpc, numpy, uvloop, yaml, psutil\n"
         "zoneinfo.ZoneInfo('Europe/Berlin')\n"
         "print(len(ssl.create_default_context().get_ca_certs()))"
     )
