@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.cuttable import CutOrder
+from autoscaler.leases import AcquireOrder, ReleaseOrder
 from autoscaler.world import Fact, Replica, SliceId
 
 
@@ -66,7 +67,24 @@ class CutNode(Fact, frozen=True, tag_field="kind", tag="cut"):
     reason: str
 
 
-Action = StartReplica | DrainReplica | ReviveReplica | StopReplica | FailReplica | FailStart | CutNode
+class AcquireLease(Fact, frozen=True, tag_field="kind", tag="acquire"):
+    """Capacity is ordered for whom there is no room. Said again where nobody has seen it: it is the same Lease."""
+
+    order: AcquireOrder
+    reason: str
+
+
+class ReleaseLease(Fact, frozen=True, tag_field="kind", tag="release"):
+    """Capacity is given back, on which no Replica is; or taken back before it comes."""
+
+    order: ReleaseOrder
+    reason: str
+
+
+Action = (
+    StartReplica | DrainReplica | ReviveReplica | StopReplica | FailReplica | FailStart | CutNode
+    | AcquireLease | ReleaseLease
+)  # fmt: skip
 
 
 class Acted(Fact, frozen=True):

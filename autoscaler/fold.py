@@ -1,22 +1,32 @@
 """The next World: `fold(world, batch, now_s)` puts what happened into the snapshot that decisions are taken on.
 
 Owns the order of things within one batch and the observations that are simple. Replicas move in `fold_replicas`,
-gateways report in `fold_reports`, nodes are cut in `fold_cutting`, leadership changes in `fold_leadership`, what is
-learnt of Models is in `histories`, every write goes through `draft`. Maps are copied once per batch, and only those
-that change. Observations never raise;
-our own intents raise IllegalIntentError where the table of states does not allow them. The version rises by one with
-each batch after which gateways have something to learn.
+gateways report in `fold_reports`, nodes are cut in `fold_cutting`, capacity comes and goes in `fold_capacity`,
+leadership changes in `fold_leadership`, what is learnt of Models is in `histories`, every write goes through `draft`.
+Maps are copied once per batch, and only those that change. Observations never raise; our own intents raise
+IllegalIntentError where the table of states does not allow them. The version rises by one with each batch after which
+gateways have something to learn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoscaler import fold_cutting, fold_leadership, fold_orders, fold_replicas, fold_reports, histories, images
-from autoscaler.actions import Acted, CutNode
+from autoscaler import (
+    fold_capacity,
+    fold_cutting,
+    fold_leadership,
+    fold_orders,
+    fold_replicas,
+    fold_reports,
+    histories,
+    images,
+)
+from autoscaler.actions import AcquireLease, Acted, CutNode, ReleaseLease
 from autoscaler.cuttable import CutRefused, CuttableSeen
 from autoscaler.demand import NO_HISTORY
 from autoscaler.draft import Draft
+from autoscaler.leases import LearntSeen, LeaseRefused, LeasesSeen, OffersSeen, ProvidersSeen
 from autoscaler.lesson import Lesson
 from autoscaler.measured import corrected
 from autoscaler.model import Model
@@ -69,6 +79,11 @@ Observation = (
     | NodeReported
     | CuttableSeen
     | CutRefused
+    | ProvidersSeen
+    | OffersSeen
+    | LeasesSeen
+    | LeaseRefused
+    | LearntSeen
     | Granted
     | Tick
     | Acted
@@ -96,6 +111,8 @@ def _one(draft: Draft, observation: Observation) -> None:
             fold_reports.reported(draft, observation.report)
         case Acted(action=CutNode() as action):
             fold_cutting.acted(draft, action)
+        case Acted(action=(AcquireLease() | ReleaseLease()) as action):
+            fold_capacity.acted(draft, action)
         case Acted():
             fold_replicas.acted(draft, observation.action)
         case Granted():
@@ -124,6 +141,8 @@ def _one(draft: Draft, observation: Observation) -> None:
             fold_orders.folded(draft, observation)
         case CuttableSeen() | CutRefused():
             fold_cutting.folded(draft, observation)
+        case ProvidersSeen() | OffersSeen() | LeasesSeen() | LeaseRefused() | LearntSeen():
+            fold_capacity.folded(draft, observation)
         case Synced():
             if not draft.world.synced:
                 draft.change(synced=True)
@@ -234,6 +253,7 @@ def _pass_time(draft: Draft) -> None:
     fold_reports.expire(draft)
     fold_orders.carried_out(draft)
     fold_orders.forget(draft)
+    fold_capacity.look(draft)
     for model, load in draft.sum_loads().items():
         spec = draft.world.models.get(model)
         if spec is not None:

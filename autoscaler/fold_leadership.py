@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler import fold_cutting
+from autoscaler import fold_capacity, fold_cutting
 from autoscaler.draft import Draft
 from autoscaler.world import World
 
@@ -21,6 +21,7 @@ def leads(draft: Draft, epoch: int) -> None:
     for gateway in tuple(draft.gateways.now.values()):
         draft.gateways.put(gateway.id, replace(gateway, in_epoch=False, grants={}))
     fold_cutting.forget(draft)
+    fold_capacity.forget(draft)
     draft.change(epoch=epoch, leads=True, leading_since_s=draft.now_s, synced=False, handed_over=False)
     draft.news = True
 

@@ -17,12 +17,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from autoscaler import shares
-from autoscaler.actions import Acted, Action, CutNode, Plan, StartReplica, StopReplica
+from autoscaler.actions import AcquireLease, Acted, Action, CutNode, Plan, ReleaseLease, StartReplica, StopReplica
+from autoscaler.capacity.base import Supplier
 from autoscaler.contract import ModelName
 from autoscaler.cuttable import CutRefused
 from autoscaler.drivers.base import Cutter, Driver
 from autoscaler.fold import Observation, fold
 from autoscaler.inbox import Inbox
+from autoscaler.leases import LeaseRefused
 from autoscaler.observations import StartSeen, Tick, Transition
 from autoscaler.plan import Planner
 from autoscaler.winddown import wind_down
@@ -62,7 +64,7 @@ class Loop:
     `writes_s` says for how many more seconds this process may act: one that was paused while it led finds 0. `in_touch`
     says whether an order could be carried out now. While it could not, nothing is decided: a Replica that was told to
     drain, by one who can neither stop it nor start another, would be lost to the Calls that it could still serve.
-    `cutter` has nodes cut anew; where there is none no node may be.
+    `cutter` has nodes cut anew; where there is none no node may be. `supplier` orders capacity and gives it back.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class Loop:
         in_touch: Callable[[], bool] = lambda: True,
         *,
         cutter: Cutter | None = None,
+        supplier: Supplier | None = None,
     ) -> None:
         self.world = world
         self.plan = Plan()
         self.listeners: list[Listener] = []
         self._driver = driver
         self._cutter = cutter
+        self._supplier = supplier
         self._clock = clock
         self._writes_s = writes_s
         self._in_touch = in_touch
@@ -198,9 +202,19 @@ class Loop:
             self._driver.stop(self.world.replicas[action.replica], action.grace_s)
         elif isinstance(action, CutNode):
             self._cut(action)
+        elif isinstance(action, AcquireLease):
+            self._acquire(action)
+        elif isinstance(action, ReleaseLease) and self._supplier is not None:
+            self._supplier.release(action.order)
 
     def _cut(self, action: CutNode) -> None:
         if self._cutter is None:
             self.observe((CutRefused(node=action.order.node, reason="nobody here can have it cut anew"),))
         else:
             self._cutter.cut(action.order)
+
+    def _acquire(self, action: AcquireLease) -> None:
+        if self._supplier is None:
+            self.observe((LeaseRefused(id=action.order.id, reason="nobody here can order it"),))
+        else:
+            self._supplier.acquire(action.order)

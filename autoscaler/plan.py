@@ -4,7 +4,8 @@
 they are tried; acknowledged drains stop, Replicas wanted again revive, what is not wanted drains, victims make room,
 and what fits starts, in this order; a GPU that is in parts empties for who needs all of it (`autoscaler.emptying`);
 who is kept off its node drains where another has room, and where room is free only in pieces one Replica at a time
-moves (`autoscaler.defrag`); an idle node is cut anew for what fits no cut that there is (`autoscaler.cutting`). Folding
+moves (`autoscaler.defrag`); an idle node is cut anew for what fits no cut that there is (`autoscaler.cutting`); and
+capacity is ordered for whom there is no room, and given back (`autoscaler.deficits`). Folding
 its Actions and planning again at the same time adds nothing of the same kind. One Replica at a time starts on a Device.
 `next_s` says when time alone changes the answer, so that the loop can sleep. It performs nothing.
 """
@@ -18,14 +19,16 @@ from math import inf
 
 from msgspec.structs import replace
 
-from autoscaler import demand, emptying
+from autoscaler import deficits, demand, emptying
 from autoscaler.actions import (
+    AcquireLease,
     Action,
     CutNode,
     DrainReplica,
     FailReplica,
     FailStart,
     Plan,
+    ReleaseLease,
     ReviveReplica,
     StartReplica,
     StopReplica,
@@ -49,6 +52,7 @@ from autoscaler.spread import apart
 from autoscaler.states import ReplicaState as S
 from autoscaler.stranded import STRANDED_S, avoided, gives_up_s, nodes_of
 from autoscaler.survey import Survey
+from autoscaler.tryout import Ground as Trial
 from autoscaler.wholes import waits
 from autoscaler.words import seconds
 from autoscaler.world import Move, Replica, World
@@ -118,6 +122,7 @@ class _Tick:
         self.drains: list[DrainReplica] = []
         self.starts: list[StartReplica] = []
         self.cut: CutNode | None = None
+        self.supplies: tuple[AcquireLease | ReleaseLease, ...] = ()
         self.unmet: dict[ModelName, Unmet] = {}
         self.wants: list[Want] = []
         self.rollouts: dict[ModelName, DrainReplica] = {}
@@ -222,6 +227,7 @@ class _Tick:
         """Asks the packer, and turns its answer into starts, victims' drains and sentences."""
         moves = self._moves()
         if not self.wants and not moves:
+            self._settle(Packing(), self.survey.outlook)
             return
         going = self._going()
         wants = [*(apart(self.world, want, going) for want in self.wants), *moves]
@@ -247,7 +253,17 @@ class _Tick:
         self.drains += [_gives_up(moves[want]) for want in room if want in moves]
         unmet = tuple(one for one in packing.unmet if one.want not in moves)
         unmet = self._cut(self._defragment(waits(unmet, self.world), packing, yard, expected), packing)
-        self._wait(packing._replace(unmet=unmet), yard, expected)
+        packing = packing._replace(unmet=unmet)
+        self._wait(packing._replace(unmet=self._settle(packing, expected)), yard, expected)
+
+    def _settle(self, packing: Packing, expected: Outlook) -> tuple[Missing, ...]:
+        """Capacity is ordered for whom there is no room, and given back where nobody needs it."""
+        ground = Trial(self.world, expected, self.now_s, frozenset(self._going()))
+        found = deficits.settle(packing, [start.replica for start in self.starts], ground)
+        self.supplies = found.actions
+        self.tries |= {action.order.owner for action in found.actions if isinstance(action, AcquireLease)}
+        self.later(found.next_s)
+        return found.unmet
 
     def _cut(self, unmet: tuple[Missing, ...], packing: Packing) -> tuple[Missing, ...]:
         """An idle node may be cut anew for what is unmet."""
@@ -363,7 +379,7 @@ class _Tick:
         """The Actions in their order."""
         actions: list[Action] = [*self.fails, *self.impossible, *self.stops, *self.revives, *self.drains]
         actions += self.starts
-        actions += [] if self.cut is None else [self.cut]
+        actions += [*([] if self.cut is None else [self.cut]), *self.supplies]
         self.later(next_change_s(self.world, self.now_s))
         unmet = tuple(self.unmet[name] for name in sorted(self.unmet))
         next_s = None if self.next_s == inf else self.next_s

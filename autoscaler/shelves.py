@@ -30,6 +30,7 @@ from autoscaler.drain import complete, in_use
 from autoscaler.elastic import Budget
 from autoscaler.hosts import Beside, Host
 from autoscaler.lanes import NO_ROOM, Isolation, Link
+from autoscaler.leased import shut as given_back
 from autoscaler.model import Model, Start
 from autoscaler.nodes import STUCK_S, shut
 from autoscaler.operators import closed
@@ -181,7 +182,7 @@ def look_at(
         locked=locks(world, now_s),
         leaving=leaving,
         staying=staying,
-        shut={**kept, **shut(world, now_s)},
+        shut={**kept, **shut(world, now_s), **given_back(world)},
         prices=Prices(world.settings.prices),
     )
 

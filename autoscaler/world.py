@@ -26,6 +26,8 @@ from autoscaler.cuttable import Cuttable, Intent
 from autoscaler.hosts import NOTHING, Beside, Host
 from autoscaler.images import NodeImages
 from autoscaler.lanes import Isolation
+from autoscaler.leases import NOTHING as NO_CAPACITY
+from autoscaler.leases import Capacity
 from autoscaler.lesson import Lesson
 from autoscaler.model import Model
 from autoscaler.mounts import ClusterFacts
@@ -340,6 +342,8 @@ class World(Fact, frozen=True):
     """By name: the nodes that may be cut anew."""
     cutting: dict[str, Intent] = {}
     """By node: our orders to cut it that it does not show yet."""
+    capacity: Capacity = NO_CAPACITY
+    """What could be added and was; nothing where no provider is."""
     lesson: Lesson | None = None
     """What room is worth here; None: nobody knows yet what is asked for."""
 

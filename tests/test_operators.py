@@ -6,7 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.actions import Acted, CutNode, DrainReplica, FailStart, ReviveReplica, StartReplica
+from autoscaler.actions import (
+    AcquireLease,
+    Acted,
+    CutNode,
+    DrainReplica,
+    FailStart,
+    ReleaseLease,
+    ReviveReplica,
+    StartReplica,
+)
 from autoscaler.api import nodes
 from autoscaler.contract import DeviceReport, ModelName, NodeReport, ReplicaId
 from autoscaler.demand import LIVE
@@ -244,7 +253,7 @@ def test_whatever_is_ordered_the_plan_settles_and_nothing_goes_where_it_may_not(
                 assert action.replica.model not in at.stops
             elif isinstance(action, ReviveReplica):
                 assert not must_go(at, at.replicas[action.replica])
-            if not isinstance(action, StartReplica | FailStart | CutNode):
+            if not isinstance(action, StartReplica | FailStart | CutNode | AcquireLease | ReleaseLease):
                 word = f"{type(action).__name__} {action.replica}"
                 assert word not in seen
                 seen.add(word)

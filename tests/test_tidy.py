@@ -54,6 +54,7 @@ IMPURE = frozenset(
             "artifacts/" + room
             for room in ("disk", "flocks", "layout", "ledger", "publish", "shelf", "store", "waiting", "warmth")
         ),
+        "autoscaler/capacity/supplying",
         "autoscaler/engines/installed",
         "autoscaler/merge",
         "autoscaler/page",

@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from autoscaler.actions import Acted, Action, CutNode, FailReplica, FailStart, Plan, StartReplica, StopReplica
+from autoscaler.actions import (
+    AcquireLease,
+    Acted,
+    Action,
+    CutNode,
+    FailReplica,
+    FailStart,
+    Plan,
+    ReleaseLease,
+    StartReplica,
+    StopReplica,
+)
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.fold import fold
 from autoscaler.indices import rebuild
@@ -138,6 +149,8 @@ def _of(action: Action) -> str:
         return action.model
     if isinstance(action, CutNode):
         return action.order.node
+    if isinstance(action, AcquireLease | ReleaseLease):
+        return action.order.id.name
     return action.replica.model if isinstance(action, StartReplica) else action.replica
 
 

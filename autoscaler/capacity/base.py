@@ -1,0 +1,55 @@
+"""The seams of capacity: what a Provider is asked to do, and what the loop asks of who performs its orders.
+
+Owns both Protocols and the error of the first; `tests/contracts/provider.py` holds every Provider to it. A Provider
+decides nothing and remembers nothing: what it has is what its other side lists. So whoever leads next finds everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
+
+
+class RefusedError(Exception):
+    """It will not: there is none, a quota is used up, or the order is wrong. Nothing of it is there. `str()` says why,
+    for people, without an address or a secret.
+    """
+
+
+class Provider(Protocol):
+    """One way to more capacity.
+
+    Whatever a call raises but RefusedError means that nobody knows what came of it. It may be cancelled at any time.
+    """
+
+    def offers(self) -> Awaitable[tuple[Offer, ...]]:
+        """What could be had now: of what is free, not of what there is at most. At most OFFERS_MAX."""
+
+    def acquire(self, order: AcquireOrder) -> Awaitable[None]:
+        """Orders it. Returns when the order stands, which `list` then shows; long before it has come.
+
+        What is made carries the order's name, its owner and the leader's epoch, and is known as ours. The same name
+        again is success without a second, whoever says it. Raises RefusedError.
+        """
+
+    def release(self, order: ReleaseOrder) -> Awaitable[None]:
+        """Gives it back, or takes it back before it came. Returns when that stands. What is not there is success.
+
+        Never takes what somebody uses, whatever it is told; nor, of an order that says `uncommitted`, what has come so
+        far that it cannot be taken back: it stays as it is, and that is success, too, since `list` shows it.
+        """
+
+    def list(self) -> Awaitable[tuple[Listed, ...]]:
+        """All of ours, whoever ordered it, as it is now. Raises where it cannot be known: less is not all."""
+
+
+class Supplier(Protocol):
+    """Who performs the loop's orders. Both return at once; what came of it is observed."""
+
+    def acquire(self, order: AcquireOrder) -> None:
+        """Has it ordered."""
+
+    def release(self, order: ReleaseOrder) -> None:
+        """Has it given back."""

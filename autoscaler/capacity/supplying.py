@@ -1,0 +1,149 @@
+"""Performs orders about capacity at their Providers, and says what these offer and have.
+
+Owns the pace: an order goes out at once, one at a time to each Provider; lists are asked for soon after an order, then
+more and more rarely, at least every minute; offers every minute. A call that takes too long is given up. What a call
+raises is no answer: only RefusedError is. It decides nothing; whoever does not lead gives no orders and lists all the
+same. A list says when it began, and is not of later than what was still to be done then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from autoscaler.capacity.base import Provider, RefusedError
+from autoscaler.leases import (
+    LISTED_MAX,
+    OFFERS_MAX,
+    AcquireOrder,
+    LeaseRefused,
+    LeasesSeen,
+    OffersSeen,
+    ProvidersSeen,
+    ReleaseOrder,
+)
+
+Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused
+Observe = Callable[[tuple[Told, ...]], None]
+"""Where it puts what it sees. Never blocks."""
+Order = AcquireOrder | ReleaseOrder
+CALL_S_MAX: Final = 30.0
+LIST_S: Final = (0.5, 60.0)
+"""From one list to the next: after an order the first, then twice as long each time, up to the last."""
+OFFERS_S: Final = 60.0
+ORDERS_MAX: Final = 256
+"""That wait at one Provider; further ones are dropped, and given anew by who decides."""
+
+
+class Supplying:
+    """A Supplier for all Providers, by name. `hedges`: those that may be started beside another for one lack."""
+
+    def __init__(
+        self,
+        providers: Mapping[str, Provider],
+        observe: Observe,
+        clock: Callable[[], float],
+        hedges: frozenset[str] = frozenset(),
+    ) -> None:
+        self._observe = observe
+        self._known = ProvidersSeen(providers=tuple(sorted(providers)), hedges=hedges)
+        self._desks = {name: _Desk(name, one, observe, clock) for name, one in providers.items()}
+
+    def acquire(self, order: AcquireOrder) -> None:
+        """See Supplier."""
+        self._put(order)
+
+    def release(self, order: ReleaseOrder) -> None:
+        """See Supplier."""
+        self._put(order)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._observe((self._known,))
+        async with asyncio.TaskGroup() as tasks:
+            for desk in self._desks.values():
+                tasks.create_task(desk.work())
+                tasks.create_task(desk.look())
+
+    def _put(self, order: Order) -> None:
+        desk = self._desks.get(order.id.provider)
+        if desk is None:
+            self._observe((LeaseRefused(id=order.id, reason=f"there is no provider {order.id.provider}"),))
+        else:
+            desk.put(order)
+
+
+class _Desk:
+    """One Provider."""
+
+    def __init__(self, name: str, provider: Provider, observe: Observe, clock: Callable[[], float]) -> None:
+        self._name, self._provider, self._observe, self._clock = name, provider, observe, clock
+        self._orders: list[Order] = []
+        self._ordered, self._news = asyncio.Event(), asyncio.Event()
+        self._done_s = clock()
+        """When the last order was done, and none waited."""
+
+    def put(self, order: Order) -> None:
+        """The same again waits once."""
+        if order not in self._orders and len(self._orders) < ORDERS_MAX:
+            self._orders.append(order)
+            self._ordered.set()
+
+    async def work(self) -> None:
+        """Performs orders in their sequence."""
+        while True:
+            await self._ordered.wait()
+            while self._orders:
+                await self._perform(self._orders[0])
+                self._orders.pop(0)
+            self._ordered.clear()
+            self._done_s = self._clock()
+            self._news.set()
+
+    async def _perform(self, order: Order) -> None:
+        try:
+            async with asyncio.timeout(CALL_S_MAX):
+                if isinstance(order, AcquireOrder):
+                    await self._provider.acquire(order)
+                else:
+                    await self._provider.release(order)
+        except RefusedError as error:
+            if isinstance(order, AcquireOrder):
+                self._observe((LeaseRefused(id=order.id, reason=str(error)),))
+        except Exception:  # noqa: BLE001  whatever it was, nobody knows what came of it: the list tells
+            return
+
+    async def look(self) -> None:
+        """Lists and offers, by their pace."""
+        pace_s, offers_s = LIST_S[0], self._clock()
+        while True:
+            await self._list()
+            if self._clock() >= offers_s:
+                await self._offers()
+                offers_s = self._clock() + OFFERS_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pace_s):
+                    await self._news.wait()
+            pace_s = LIST_S[0] if self._news.is_set() else min(pace_s * 2.0, LIST_S[1])
+            self._news.clear()
+
+    async def _list(self) -> None:
+        began_s = self._done_s if self._orders else self._clock()
+        try:
+            async with asyncio.timeout(CALL_S_MAX):
+                leases = await self._provider.list()
+        except Exception:  # noqa: BLE001  less is not all: what was known stays
+            return
+        if len(leases) <= LISTED_MAX and len({one.name for one in leases}) == len(leases):
+            self._observe((LeasesSeen(provider=self._name, leases=leases, began_s=began_s),))
+
+    async def _offers(self) -> None:
+        try:
+            async with asyncio.timeout(CALL_S_MAX):
+                offers = await self._provider.offers()
+        except Exception:  # noqa: BLE001  what was offered ages
+            return
+        if len(offers) <= OFFERS_MAX and all(one.provider == self._name for one in offers):
+            self._observe((OffersSeen(provider=self._name, offers=offers),))

@@ -1,0 +1,277 @@
+"""The ledger of what is lacking: for each Replica without room at most one Lease is on its way, hedges apart. Pure.
+
+Owns what is ordered and what is given back. Who lacks room and has some on a Lease that is on its way waits for that;
+for the others the Offer is taken that `autoscaler.ladder` puts first, as few Devices of it as do, and whoever else has
+room on it waits for it, too. A Lease that does not come by its time is given up, one that nobody waits for any more is
+taken back before it comes, and one that stands idle goes when keeping it costs more than it is worth.
+
+Promises: nothing is ordered of a provider whose Leases are not known, nor of any while another's are not (a minute at
+most); nothing is given back that a Replica is on, nor while it is not known who calls. It performs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from autoscaler.actions import AcquireLease, ReleaseLease
+from autoscaler.contract import ModelName
+from autoscaler.delivery import NO_LEARNT, Expected, expected, keep_s
+from autoscaler.drain import complete
+from autoscaler.ladder import Chosen, Rung, choose, rung
+from autoscaler.leased import slices_of
+from autoscaler.leases import NOTHING, AcquireOrder, Lease, LeaseId, Offer, ReleaseOrder, next_name
+from autoscaler.packer import order
+from autoscaler.packing import Force, Missing, Packing, Want
+from autoscaler.tryout import Ground, covered, devices_for
+from autoscaler.words import seconds
+from autoscaler.world import Replica, World
+
+WANTS_MAX = 64
+"""So many are looked at in one Plan, those that go first; the others lack room still at the next."""
+ORDERS_MAX = 8
+"""In one Plan; the next orders more."""
+UNLISTED_S = 60.0
+"""A provider that says nothing to a new leader may have anything on its way; so long nothing is ordered elsewhere."""
+SILENT_S = 180.0
+"""Nothing is ordered of a provider that has said nothing for so long, and what it offered longer ago does not count."""
+DUE_FACTOR, DUE_S = 3.0, (30.0, 3600.0)
+"""A Lease is given up after so many times its 95th percentile, within these; one in a queue is not."""
+WITHDRAW_S = 10.0
+"""What was ordered is not taken back before: whose Calls left for a moment comes back."""
+STRAY_S = 10.0
+"""What comes when nobody waits for it is somebody's in this time, or goes."""
+REORDER_S = 15.0
+"""A list that began so long after an order and does not show it: it was lost, and is said again, by the same name."""
+RETRY_S = (10.0, 60.0)
+"""From one order to give back to the next, twice as long each time."""
+
+
+class Found(NamedTuple):
+    """What is ordered, who waits for what, and when time alone changes that."""
+
+    actions: tuple[AcquireLease | ReleaseLease, ...]
+    unmet: tuple[Missing, ...]
+    next_s: float = inf
+
+
+def settle(packing: Packing, starts: Iterable[Replica], ground: Ground) -> Found:
+    """For one Plan: the packer's answer, and what the Plan starts."""
+    if ground.world.capacity == NOTHING:
+        return Found((), packing.unmet)
+    taken = {id for one in packing.placements for id in one.slices}
+    taken |= {id for one in packing.unmet if one.promised for id in one.slices}
+    taken |= {id for one in starts for id in one.slices}
+    return _Ledger(ground._replace(taken=frozenset(taken)), packing.unmet).settled()
+
+
+class _Ledger:
+    """One Plan's."""
+
+    def __init__(self, ground: Ground, unmet: Sequence[Missing]) -> None:
+        self.ground, self.unmet = ground, unmet
+        self.world, self.now_s, self.capacity = ground.world, ground.now_s, ground.world.capacity
+        lacking = [one.want for one in unmet if not one.promised and one.want.force > Force.NONE]
+        self.wants = sorted(lacking, key=order)[:WANTS_MAX]
+        coming = [one for _, one in sorted(self.capacity.leases.items()) if one.coming(self.now_s)]
+        queued = {one.id for one in coming if self._expected(one.offer).p50_s == inf}
+        self.queued = covered(ground, self.wants, [one for one in coming if one.id in queued])
+        self.hedged = covered(ground, self.wants, [one for one in coming if one.id not in queued and one.hedge])
+        due = covered(ground, self.wants, [one for one in coming if one.id not in queued and not one.hedge])
+        self.got = {**self.hedged, **due}
+        self.orders: list[AcquireLease] = []
+        self.leases: dict[LeaseId, Lease] = dict(self.capacity.leases)
+        self.said: dict[Want, str] = {}
+        self.next_s = inf
+
+    def later(self, at_s: float) -> None:
+        """Time alone changes the answer then."""
+        if self.now_s < at_s < self.next_s:
+            self.next_s = at_s
+
+    def _expected(self, offer: Offer) -> Expected:
+        return expected(offer, self.capacity.learnt.get(offer.kind, NO_LEARNT))
+
+    def settled(self) -> Found:
+        """All of it."""
+        if self._may_order():
+            self._order()
+        released = [*self._released()]
+        return Found((*released, *self.orders), tuple(map(self._told, self.unmet)), self.next_s)
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def _may_order(self) -> bool:
+        silent = set(self.capacity.providers) - self.capacity.listed_s.keys()
+        until_s = self.world.leading_since_s + UNLISTED_S
+        if silent:
+            self.later(until_s)
+        return not silent or self.now_s >= until_s
+
+    def _order(self) -> None:
+        for lease in sorted(self.capacity.leases.values(), key=lambda one: one.id):
+            if self._lost(lease):
+                again = AcquireOrder(
+                    id=lease.id, offer=lease.offer, devices=lease.devices, owner=lease.owner, epoch=self.world.epoch,
+                    due_s=lease.due_s, hedge=lease.hedge,
+                )  # fmt: skip
+                self.orders.append(AcquireLease(order=again, reason="nobody has seen it: the order may be lost"))
+        for want in self.wants:
+            if want in self.got or len(self.orders) >= ORDERS_MAX:
+                continue
+            rungs = [*self._rungs(want)]
+            chosen = choose(rungs, self.capacity.hedges if want not in self.hedged else frozenset())
+            if chosen is None:
+                self.said[want] = self._none()
+            else:
+                self._take(want, chosen)
+
+    def _lost(self, lease: Lease) -> bool:
+        due_s = lease.sent_s + REORDER_S
+        waits = lease.listed is None and lease.coming(self.now_s)
+        return waits and self.capacity.listed_s.get(lease.id.provider, -inf) >= due_s
+
+    def _rungs(self, want: Want) -> Iterator[Rung]:
+        """Every Offer that would do for it."""
+        deadline_s = deadline(self.world, want.model) - self.now_s
+        for provider in sorted(self.capacity.offers):
+            said_s = min(self.capacity.offered_s[provider], self.capacity.listed_s.get(provider, -inf))
+            if self.now_s >= said_s + SILENT_S:
+                continue
+            for offer in sorted(self.capacity.offers[provider], key=lambda one: one.name):
+                if want in self.queued and self._expected(offer).p50_s == inf:
+                    continue  # one of that kind waits in a queue for it
+                left = self._left(offer)
+                many = None if left is None else devices_for(self.ground, want, left)
+                if many is not None:
+                    start_s = self.ground.outlook.restart_s(want.model)
+                    yield rung(offer, many, self._expected(offer), deadline_s, start_s)
+
+    def _left(self, offer: Offer) -> Offer | None:
+        """What of it can still be had: what was ordered since it was offered is not in it any more."""
+        barred = self.capacity.barred.get(offer.id)
+        if barred is not None and self.now_s < barred.until_s:
+            self.later(barred.until_s)
+            return None
+        said_s = self.capacity.offered_s[offer.provider]
+        since = [one for one in self.leases.values() if one.offer.id == offer.id and one.asked_s >= said_s]
+        if not offer.node:
+            return offer if len(since) < offer.many else None
+        rest = offer.devices_max - sum(one.devices for one in since)
+        return replace(offer, devices_max=rest) if rest >= offer.devices_min else None
+
+    def _take(self, want: Want, chosen: Chosen) -> None:
+        for one, hedge in ((chosen.rung, False), (chosen.beside, True)):
+            if one is None:
+                continue
+            name = next_name(want.model, {id.name for id in self.leases})
+            due_s = self.now_s + due_after_s(one)
+            made = AcquireOrder(
+                id=LeaseId(one.offer.provider, name), offer=one.offer, devices=one.devices, owner=want.model,
+                epoch=self.world.epoch, due_s=due_s, hedge=hedge,
+            )  # fmt: skip
+            lease = Lease(
+                id=made.id, offer=made.offer, devices=made.devices, owner=made.owner, epoch=made.epoch, hedge=hedge,
+                asked_s=self.now_s, sent_s=self.now_s, due_s=due_s,
+            )  # fmt: skip
+            self.leases[made.id] = lease
+            self.orders.append(AcquireLease(order=made, reason=f"{want.reason}: {one.says()}"))
+            if one.expected.p50_s == inf:
+                self.said[want] = f"{one.offer.provider} was asked, and cannot say when"
+            elif not hedge:
+                self.got[want] = made.id
+                rest = [each for each in self.wants if each not in self.got]
+                self.got |= covered(self.ground, [want, *rest], [lease])
+
+    # --- what goes ----------------------------------------------------------------------------------------------------
+
+    def _released(self) -> Iterator[ReleaseLease]:
+        wanted = {*self.got.values(), *self.hedged.values(), *self.queued.values()}
+        told = complete(self.world, self.now_s)
+        for lease in sorted(self.capacity.leases.values(), key=lambda one: one.id):
+            if lease.leaving:
+                why, uncommitted = self._again(lease), lease.uncommitted
+            elif lease.here_s is not None:
+                why, uncommitted = self._idle(lease) if told else "", False
+            else:
+                why, uncommitted = self._late(lease)
+                if not why and told and lease.id not in wanted:
+                    why, uncommitted = self._unwanted(lease), True
+            if why:
+                released = ReleaseOrder(id=lease.id, epoch=self.world.epoch, uncommitted=uncommitted)
+                yield ReleaseLease(order=released, reason=why)
+
+    def _again(self, lease: Lease) -> str:
+        since_s = lease.release_s if lease.release_s is not None else self.now_s
+        due_s = since_s + min(RETRY_S[0] * 2.0 ** max(0, lease.releases - 1), RETRY_S[1])
+        self.later(due_s)
+        return lease.why or "it is given back" if self.now_s >= due_s else ""
+
+    def _late(self, lease: Lease) -> tuple[str, bool]:
+        """It failed, or does not come."""
+        listed = lease.listed
+        if listed is not None and listed.phase == "failed":
+            return f"it failed: {listed.says or 'its provider does not say why'}", False
+        due_s = lease.given_up_s
+        self.later(due_s)
+        if self.now_s < due_s:
+            return "", False
+        shown = self.capacity.listed_s.get(lease.id.provider, -inf) >= due_s
+        return f"not here after {seconds(self.now_s - lease.asked_s)}", not (shown and lease.committed)
+
+    def _unwanted(self, lease: Lease) -> str:
+        """What has come so far that it is paid for comes."""
+        if lease.committed:
+            return ""
+        due_s = lease.asked_s if lease.hedge else lease.asked_s + WITHDRAW_S
+        self.later(due_s)
+        return "nobody waits for it any more" if self.now_s >= due_s else ""
+
+    def _idle(self, lease: Lease) -> str:
+        since_s = lease.idle_since_s
+        if lease.in_use or since_s is None or any(one.id in self.ground.taken for one in slices_of(self.world, lease)):
+            return ""
+        idle_s, learnt = self.now_s - since_s, self.capacity.learnt.get(lease.offer.kind, NO_LEARNT)
+        attach_s = self._expected(lease.offer).p50_s
+        kept_s = STRAY_S if lease.stray and not lease.used else keep_s(learnt, min(attach_s, DUE_S[1]), idle_s)
+        self.later(since_s + kept_s)
+        if idle_s < kept_s:
+            return ""
+        return f"idle for {seconds(idle_s)}, and to have it again is worth {seconds(kept_s)}"
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    def _told(self, missing: Missing) -> Missing:
+        """Who waits for a Lease is not told that there is no room."""
+        want = missing.want
+        lease = None if want not in self.got else self.leases.get(self.got[want])
+        if lease is not None:
+            left_s = max(0.0, lease.asked_s + self._expected(lease.offer).p50_s - self.now_s)
+            where = f" on {lease.offer.node}" if lease.offer.node else ""
+            what = f"{lease.devices} x {lease.offer.product}{where}"
+            reason = f"{lease.id.provider} brings {what}, in about {seconds(left_s)}"
+            return missing._replace(reason=reason, never=False, promised=True, slices=())
+        more = self.said.get(want)
+        return missing if more is None else missing._replace(reason=f"{missing.reason}; {more}")
+
+    def _none(self) -> str:
+        barred = [one for one in self.capacity.barred.values() if self.now_s < one.until_s]
+        why = f": {barred[-1].why}" if barred else ""
+        return f"no provider offers what it needs now{why}"
+
+
+def deadline(world: World, model: ModelName) -> float:
+    """When the first of the Calls that wait for a Model gives up; infinite: none does."""
+    levels = ((g.seen_s, one) for g in world.gateways.values() for one in g.levels.get(model, ()))
+    waits = ((seen_s, one.soonest_deadline_s) for seen_s, one in levels if one.waiting)
+    return min((seen_s + left_s for seen_s, left_s in waits if left_s is not None), default=inf)
+
+
+def due_after_s(one: Rung) -> float:
+    """How long what is ordered is waited for."""
+    if one.expected.p50_s == inf:
+        return inf
+    return min(max(one.expected.p95_s * DUE_FACTOR, DUE_S[0]), DUE_S[1])

@@ -1,0 +1,79 @@
+"""Which Offer is taken: of those that are likely enough in time the one that costs the least. Pure.
+
+Owns that order, what an Offer is expected to cost, and the sentence about each that `explain` shows. An Offer stands
+here for a number of Devices of it that was found to do (`autoscaler.tryout`). Amounts of money are of the Settings' one
+currency; owned capacity costs nothing at the margin, so of such the thriftier is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+from autoscaler.delivery import Expected
+from autoscaler.leases import Offer, OfferId
+from autoscaler.words import seconds
+
+IN_TIME = 0.9
+"""An Offer that comes in time with this likelihood is sure enough; above it only the price counts."""
+HOLD_S = 600.0
+"""So long a surge is taken to last, and at least so long what was added is paid for."""
+
+
+class Rung(NamedTuple):
+    """One Offer for one lack."""
+
+    offer: Offer
+    devices: int
+    expected: Expected
+    in_time: float
+    """How likely a Replica on it is ready before the deadline."""
+
+    @property
+    def cost(self) -> float:
+        """Expected: while it is awaited, and while it is held; a part of what does not come is paid, too."""
+        waited_s = 0.0 if self.expected.mean_s == inf else self.expected.mean_s
+        return self.offer.price_per_hour * self.devices * (waited_s + HOLD_S) / 3600.0
+
+    def says(self) -> str:
+        """`rack: 1 x A100 on w1, expected 60 s, in time with 90 %, 0.42 for a surge`."""
+        offer, takes = self.offer, self.expected.p50_s
+        where = f" on {offer.node}" if offer.node else ""
+        when = "nobody can say when" if takes == inf else f"expected {seconds(takes)}"
+        price = f", {self.cost:.2f} for a surge" if self.cost else ""
+        chance = f"in time with {self.in_time:.0%}"
+        return f"{offer.provider}: {self.devices} x {offer.product}{where}, {when}, {chance}{price}"
+
+
+class Chosen(NamedTuple):
+    """What is taken for one lack."""
+
+    rung: Rung
+    beside: Rung | None = None
+    """A second one, of another provider, started as well: the loser is taken back before its commit point."""
+
+
+def rung(offer: Offer, devices: int, expected: Expected, deadline_s: float, start_s: float) -> Rung:
+    """`deadline_s` from now on, infinite: none; `start_s`: what a Replica takes to be ready once it has its room."""
+    return Rung(offer, devices, expected, expected.by(deadline_s - start_s))
+
+
+def choose(rungs: Sequence[Rung], hedges: frozenset[str] = frozenset()) -> Chosen | None:
+    """The cheapest that is likely enough in time; where none is, the likeliest, then the soonest. None: there is none.
+
+    `hedges`: providers that may be started beside another, where that makes it surer.
+    """
+    if not rungs:
+        return None
+    best = min(rungs, key=order)
+    others = [one for one in rungs if one.offer.provider != best.offer.provider and one.offer.provider in hedges]
+    beside = min(others, key=order, default=None) if best.in_time < IN_TIME else None
+    return Chosen(best, beside if beside is not None and beside.in_time > 0 else None)
+
+
+def order(one: Rung) -> tuple[bool, float, float, float, float, OfferId, int]:
+    """The first is taken."""
+    sure = one.in_time >= min(IN_TIME, one.expected.confidence)
+    late = (0.0, 0.0) if sure else (-one.in_time, one.expected.p50_s)
+    return (not sure, *late, one.cost, one.offer.watts, one.offer.id, one.devices)

@@ -1,0 +1,114 @@
+"""Offers tried as Slices that are not there yet, by the packer itself. Pure; what it is given stays as it is.
+
+Owns the Slices that an Offer or a Lease stands for until its own are seen, and the two questions: who of those that
+lack room has some on what is on its way, and how many Devices of an Offer, one more at a time, would do for one of
+them. What the Plan has given to somebody by now is not there to be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from autoscaler.contract import ReplicaId
+from autoscaler.leased import slices_of
+from autoscaler.leases import Lease, LeaseId, Offer
+from autoscaler.packer import pack
+from autoscaler.packing import Force, Outlook, Want
+from autoscaler.survey import Survey
+from autoscaler.world import DeviceId, NodeId, Slice, SliceId, World
+
+TRIAL = "offered"
+"""The name of what an Offer stands for, while it is tried."""
+
+
+class Ground(NamedTuple):
+    """What is known when it is tried. `taken`: Slices that the Plan has given to somebody by now."""
+
+    world: World
+    outlook: Outlook
+    now_s: float
+    going: frozenset[ReplicaId] = frozenset()
+    taken: frozenset[SliceId] = frozenset()
+
+
+def virtual(world: World, offer: Offer, devices: Iterable[int], name: str) -> tuple[Slice, ...]:
+    """What so many Devices of an Offer are, by their numbers. On a node that is there they have its labels."""
+    node = NodeId(offer.node or name)
+    known = next((one for one in world.slices.values() if offer.node and one.node == node), None)
+    labels, taints = (offer.labels, offer.taints) if known is None else (known.labels, known.taints)
+    told = known.labels_known if known is not None else not offer.node
+    return tuple(
+        Slice(
+            id=SliceId(f"{name}/{number}/{part}"),
+            device=DeviceId(f"{name}/{number}"),
+            node=node,
+            memory_bytes=offer.memory_bytes // offer.parts,
+            device_bytes=offer.memory_bytes if offer.parts > 1 else 0,
+            shared=offer.shared,
+            product=offer.product,
+            labels=labels,
+            labels_known=told,
+            taints=taints,
+        )
+        for number in devices
+        for part in range(offer.parts)
+    )
+
+
+def lacking(world: World, lease: Lease) -> range:
+    """The numbers of those Devices of a Lease that are not there yet."""
+    return range(len({one.device for one in slices_of(world, lease)}), lease.devices)
+
+
+def covered(ground: Ground, wants: Sequence[Want], leases: Sequence[Lease]) -> dict[Want, LeaseId]:
+    """Who of those that lack room has it on a Lease that is on its way, each Want once."""
+    offered = {lease.id: _awaited(ground.world, lease) for lease in leases}
+    where = {one.id: id for id, some in offered.items() for one in some}
+    if not wants or not where:
+        return {}
+    got = _packed(ground, wants, [one for some in offered.values() for one in some])
+    found: dict[Want, LeaseId] = {}
+    for want, ids in got:
+        lease = next((where[id] for id in ids if id in where), None)
+        if lease is not None:
+            found[want] = lease
+    return found
+
+
+def devices_for(ground: Ground, want: Want, offer: Offer) -> int | None:
+    """The fewest Devices of the Offer with which the Want has room; None: with no number of them."""
+    least = offer.devices_min if offer.node else max(offer.devices_min, want.devices)
+    for many in range(max(1, least), offer.devices_max + 1):
+        added = virtual(ground.world, offer, range(many), TRIAL)
+        got = _packed(ground, [want], added)
+        new = {one.id for one in added}
+        if any(not new.isdisjoint(ids) for _, ids in got):
+            return many
+    return None
+
+
+def _awaited(world: World, lease: Lease) -> tuple[Slice, ...]:
+    node = lease.offer.node or ("" if lease.listed is None else lease.listed.node)
+    offer = replace(lease.offer, node=node) if any(one.node == node for one in world.slices.values()) else lease.offer
+    return virtual(world, offer, lacking(world, lease), lease.id.name)
+
+
+def _packed(
+    ground: Ground, wants: Sequence[Want], added: Sequence[Slice]
+) -> Iterator[tuple[Want, tuple[SliceId, ...]]]:
+    """Who has room, and where, on those Slices and what else their nodes have."""
+    world, nodes = ground.world, {one.node for one in added}
+    there = (one for one in world.slices.values() if one.node in nodes and one.id not in ground.taken)
+    slices = {one.id: one for one in (*there, *added)}
+    trial = replace(world, slices=slices, hosts={node: host for node, host in world.hosts.items() if node in nodes})
+    yard = Survey().yard(trial, ground.now_s, ground.going)
+    meek = {want._replace(force=Force.NONE): want for want in wants}
+    packing = pack([*meek], yard, world.copies, ground.outlook, ground.now_s)
+    for placed in packing.placements:
+        yield meek[placed.want], placed.slices
+    for missing in packing.unmet:
+        if missing.promised:
+            yield meek[missing.want], missing.slices

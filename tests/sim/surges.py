@@ -1,0 +1,307 @@
+"""Surges beyond what a cluster has, in virtual time over fold and plan, with Providers that do all that goes wrong.
+
+Owns one run from one seed: a few Devices of our own, a fabric and a cloud, Models that each need Devices of their own,
+and Calls that come and go. What must hold is looked up in the truth of the Providers: for each lack one Lease is on its
+way, nothing goes that is used, and nothing is left. Replay one: `python -m tests.sim.surges SEED`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import sys
+from collections.abc import Callable
+from math import inf
+from typing import Any, NamedTuple
+
+from autoscaler import demand
+from autoscaler.actions import AcquireLease, Action, ReleaseLease, StartReplica
+from autoscaler.capacity.base import RefusedError
+from autoscaler.deficits import UNLISTED_S
+from autoscaler.leases import (
+    AcquireOrder,
+    LeaseId,
+    LeaseRefused,
+    LeasesSeen,
+    Offer,
+    OffersSeen,
+    ProvidersSeen,
+)
+from autoscaler.model import Model
+from autoscaler.observations import LeadingSeen, Seen, SlicesSeen, Synced
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Slice
+from tests.kit.fakeprovider import FakeProvider, Fate, Held
+from tests.kit.worlds import GI, T0, Scene, device, model, world
+
+LIST_S, OFFERS_S = 5.0, 60.0
+ORPHAN_S = 120.0
+STORM_S = 900.0
+KINDS = ("refused", "never", "half", "elsewhere", "deaf", "lost_reply", "late", "fails", "slow")
+
+
+class Need(NamedTuple):
+    """Calls for one Model, from then until then; so many Replicas' worth."""
+
+    model: str
+    from_s: float
+    to_s: float
+    replicas: int
+
+
+class Result(NamedTuple):
+    """What came of a seed."""
+
+    broken: list[str]
+    orders: int
+    released: int
+    served: bool
+    """Everybody had its Replicas at some moment of its need."""
+
+
+class Surge(Scene):
+    """One run."""
+
+    def __init__(self, seed: int, *, faulty: bool = True) -> None:
+        self.rng, self.faulty = random.Random(seed), faulty
+        rng = self.rng
+        models = [model(f"m{n}", 16, slots=1, high=4, idle_seconds=20.0, gpu=None) for n in range(rng.randint(1, 3))]
+        self.own = tuple(device(f"own{n}", 16, "w1", product="A100") for n in range(rng.randint(1, 2)))
+        begin = world(models, self.own, leading_since_s=T0 - 100)
+        super().__init__(begin, _calls, start_s=rng.choice([2.0, 10.0]))
+        self.needs = [self._need(rng.choice(models)) for _ in range(rng.randint(1, 4))]
+        self.providers = {one.name: one for one in (self._rack(), self._cloud())}
+        self.timers: list[tuple[float, int, Callable[[], None]]] = []
+        self.broken: list[str] = []
+        self.had: dict[Need, int] = {}
+        self._plan_before, self._lack = self.plan, 0
+        self._listed_s = dict.fromkeys(self.providers, -inf)
+        self._offered_s = dict(self._listed_s)
+        self._lost_s: dict[int, float] = {}
+        self._fold(ProvidersSeen(providers=tuple(self.providers), hedges=frozenset({"cloud"} if seed % 4 == 0 else ())))
+        self._show()
+        if faulty:
+            self._trouble()
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    def _need(self, of: Model) -> Need:
+        from_s = T0 + self.rng.uniform(5.0, 300.0)
+        return Need(of.name, from_s, from_s + self.rng.choice([20.0, 120.0, 400.0]), self.rng.randint(1, 4))
+
+    def _rack(self) -> FakeProvider:
+        kind = {"product": "A100", "memory_bytes": 16 * GI, "bought": "fabric", "price_per_hour": 1.0, "shared": True}
+        could = tuple(
+            Offer(provider="rack", name=node, node=node, devices_max=3, expected_s=30.0, **kind)  # type: ignore[arg-type]
+            for node in ("w1", "w2")
+        )
+        return self._provider("rack", could, self.rng.randint(1, 4), 30.0)
+
+    def _cloud(self) -> FakeProvider:
+        could = Offer(
+            provider="cloud", name="g4", product="A100", memory_bytes=16 * GI, devices_min=2, devices_max=2, many=4,
+            bought="spot", price_per_hour=2.0, expected_s=120.0, shared=True,
+        )  # fmt: skip
+        return self._provider("cloud", (could,), 8, 120.0)
+
+    def _provider(self, name: str, could: tuple[Offer, ...], pool: int, usual_s: float) -> FakeProvider:
+        return FakeProvider(
+            name, lambda: self.now_s, self._at, could, pool, lambda order: self._fate(order, usual_s), self._in_use,
+            self._show,
+        )  # fmt: skip
+
+    def _fate(self, order: AcquireOrder, usual_s: float) -> Fate:
+        del order
+        took_s = usual_s * self.rng.uniform(0.5, 1.5)
+        usual = Fate(after_s=took_s, commits_s=took_s * 0.5)
+        if not self.faulty or self.now_s > T0 + STORM_S or self.rng.random() < 0.5:
+            return usual
+        match self.rng.choice(KINDS):
+            case "refused":
+                return usual._replace(refused="no quota")
+            case "elsewhere":
+                return usual._replace(elsewhere="w9")
+            case "fails":
+                return usual._replace(fails_s=took_s * 0.8)
+            case "slow":
+                return usual._replace(after_s=usual_s * 40, commits_s=self.rng.choice([1.0, usual_s * 39]))
+            case kind:
+                told: dict[str, Any] = {kind: True}
+                return usual._replace(**told)
+
+    def _trouble(self) -> None:
+        rng = self.rng
+        for provider in self.providers.values():
+            if rng.random() < 0.3:
+                begin_s = rng.uniform(0.0, 300.0)
+                self._at(begin_s, lambda one=provider: setattr(one, "away", True))  # type: ignore[misc]
+                self._at(begin_s + rng.choice([20.0, 3600.0]), lambda one=provider: setattr(one, "away", False))  # type: ignore[misc]
+            if rng.random() < 0.2:
+                self._at(rng.uniform(0.0, 300.0), lambda one=provider: setattr(one, "garbage", True))  # type: ignore[misc]
+                self._at(400.0, lambda one=provider: setattr(one, "garbage", False))  # type: ignore[misc]
+            if rng.random() < 0.2:
+                self._at(rng.uniform(60.0, 500.0), lambda one=provider: self._by_hand(one))  # type: ignore[misc]
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            self._at(rng.uniform(5.0, 500.0), self.hand_over)
+
+    def _by_hand(self, provider: FakeProvider) -> None:
+        idle = [name for name, one in sorted(provider.held.items()) if one.slices and not self._in_use(one.slices)]
+        if idle:
+            provider.detach(self.rng.choice(idle))
+
+    def hand_over(self) -> None:
+        """Another leads: it knows what the driver and the Providers say."""
+        replicas = dict(self.world.replicas)
+        self._fold(LeadingSeen(epoch=self.world.epoch + 1))
+        for one in replicas.values():
+            self._see(one, Seen.READY if one.state in {S.READY, S.DRAINING} else Seen.STARTING)
+        self._fold(Synced())
+        self._listed_s = dict.fromkeys(self.providers, -inf)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _at(self, delay_s: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self.timers, (self.now_s + delay_s, len(self.timers) + self.rng.randrange(1 << 30), what))
+
+    def go(self, until_s: float) -> None:
+        """Steps of at most 5 s, less where something happens."""
+        while self.now_s < until_s:
+            busy = self._left() or any(one.alive for one in self.providers.values())
+            step_s = 1.0 if busy and self.now_s < T0 + STORM_S else 5.0
+            self.run(step_s, step_s)
+            self._check()
+
+    def _left(self) -> bool:
+        return any(need.from_s <= self.now_s <= need.to_s + 30.0 for need in self.needs)
+
+    def _report(self) -> None:
+        while self.timers and self.timers[0][0] <= self.now_s:
+            heapq.heappop(self.timers)[2]()
+        for name, one in self.providers.items():
+            active = any(id.provider == name for id in self.world.capacity.leases)
+            if self.now_s >= self._listed_s[name] + (LIST_S if active else OFFERS_S):
+                self._ask(one)
+        super()._report()
+
+    def _ask(self, one: FakeProvider) -> None:
+        self._listed_s[one.name] = self.now_s
+        try:
+            self._fold(LeasesSeen(provider=one.name, leases=one.list_now(), began_s=self.now_s))
+            if self.now_s >= self._offered_s[one.name] + OFFERS_S:
+                self._fold(OffersSeen(provider=one.name, offers=one.offers_now()))
+                self._offered_s[one.name] = self.now_s
+        except (ConnectionError, ValueError):
+            return
+
+    def _act(self, action: Action) -> None:
+        if self._plan_before is not self.plan:
+            self._plan_before, self._lack = self.plan, self._lacking()
+        super()._act(action)
+        if isinstance(action, AcquireLease):
+            self._never_twice(action)
+            self._order(action.order.id, lambda one: one.acquire_now(action.order))
+        elif isinstance(action, ReleaseLease):
+            self._order(action.order.id, lambda one: one.release_now(action.order))
+
+    def _order(self, id: LeaseId, what: Callable[[FakeProvider], None]) -> None:
+        self._listed_s[id.provider] = min(self._listed_s[id.provider], self.now_s - LIST_S + 0.5)
+        try:
+            what(self.providers[id.provider])
+        except RefusedError as error:
+            self._fold(LeaseRefused(id=id, reason=str(error)))
+        except (ConnectionError, TimeoutError):
+            return
+
+    def _show(self) -> None:
+        there = (*self.own, *(one for provider in self.providers.values() for one in provider.slices))
+        self._fold(SlicesSeen(slices=there))
+
+    def _in_use(self, slices: tuple[Slice, ...]) -> bool:
+        return any(self.world.by_slice.get(one.id) for one in slices)
+
+    # --- what must hold -----------------------------------------------------------------------------------------------
+
+    def _never_twice(self, action: AcquireLease) -> None:
+        """What is really on its way, and counted on, is no more than what is lacking, rounded up to whole nodes."""
+        if action.order.hedge or action.reason.startswith("nobody has seen it"):
+            return
+        lack, known = self._lack, self.world.capacity.leases
+        coming = [one for one in known.values() if one.coming(self.now_s) and not one.hedge]
+        blind = self.now_s < self.world.leading_since_s + 2 * UNLISTED_S
+        coming_ids = {one.id for one in coming}
+        unknown = [] if blind else [one for one in self._truly_coming() if one.order.id not in known]
+        spare = max((one.devices - 1 for one in coming), default=0)
+        devices = sum(one.devices for one in coming) + sum(one.order.devices for one in unknown)
+        if devices > lack + spare:
+            self.broken.append(f"double supply: {devices} Devices on their way for {lack}: {sorted(coming_ids)}")
+
+    def _truly_coming(self) -> list[Held]:
+        """Such that nobody has taken back, of Providers that answer."""
+        there = (one for provider in self.providers.values() if not provider.away for one in provider.alive)
+        return [one for one in there if one.phase == "coming" and not one.cancelled]
+
+    def _models(self) -> list[Model]:
+        return list(self.world.models.values())
+
+    def _lacking(self) -> int:
+        """Replicas that are wanted, and neither there nor about to start by this Plan."""
+        starts = sum(isinstance(one, StartReplica) for one in self.plan.actions)
+        live = {one.name: len(demand.live(self.world, one.name)) for one in self._models()}
+        return (
+            sum(max(0, demand.wanted(self.world, one, self.now_s).count - live[one.name]) for one in self._models())
+            - starts
+        )
+
+    def _check(self) -> None:
+        known = self.world.capacity.leases
+        for provider in self.providers.values():
+            for number, one in enumerate(provider.ever):
+                key = hash((provider.name, number))
+                hidden = provider.away or provider.garbage or one.cancelled or one.ended_s is not None
+                if hidden or one.order.id in known:
+                    self._lost_s.pop(key, None)
+                elif self.now_s > self._lost_s.setdefault(key, self.now_s) + ORPHAN_S:
+                    self.broken.append(f"orphan: nobody knows of {one.order.id}")
+            if provider.disturbed:
+                self.broken.append(f"{provider.name} was to take back what is used: {provider.disturbed}")
+        for need in self.needs:
+            if need.from_s <= self.now_s <= need.to_s:
+                self.had[need] = max(self.had.get(need, 0), len(self.ready(need.model)))
+
+
+def _calls(now_s: float, scene: Scene) -> list[tuple[str, int, int]]:
+    """Each Replica takes one Call; the others wait."""
+    assert isinstance(scene, Surge)
+    found = []
+    for name in sorted({need.model for need in scene.needs}):
+        many = sum(one.replicas for one in scene.needs if one.model == name and one.from_s <= now_s < one.to_s)
+        running = min(many, len(scene.ready(name)))
+        found.append((name, many - running, running))
+    return found
+
+
+def play(seed: int, *, faulty: bool = True) -> Result:
+    """The whole run of a seed."""
+    surge = Surge(seed, faulty=faulty)
+    surge.go(T0 + STORM_S)
+    surge.go(T0 + (8000.0 if faulty else 4000.0))
+    left = [one.order.id for provider in surge.providers.values() for one in provider.alive]
+    if left:
+        surge.broken.append(f"orphan: {left} are left")
+    if surge.world.capacity.leases:
+        surge.broken.append(f"the World still has {sorted(surge.world.capacity.leases)}")
+    orders = sum(provider.orders for provider in surge.providers.values())
+    released = len(surge.verbs("releaselease"))
+    served = all(surge.had.get(need, 0) for need in surge.needs)
+    return Result(surge.broken, orders, released, served)
+
+
+if __name__ == "__main__":
+    first, _, last = sys.argv[1].partition("-")
+    totals = [0, 0, 0]
+    for seed in range(int(first), int(last or first) + 1):
+        result = play(seed)
+        totals = [totals[0] + 1, totals[1] + result.orders, totals[2] + len(result.broken)]
+        for line in result.broken:
+            print(f"seed {seed}: {line}")
+    print(f"{totals[0]} surges, {totals[1]} orders, {totals[2]} broken")
