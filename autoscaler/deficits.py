@@ -76,7 +76,8 @@ class _Ledger:
         self.world, self.now_s, self.capacity = ground.world, ground.now_s, ground.world.capacity
         lacking = [one.want for one in unmet if not one.promised and one.want.force > Force.NONE]
         self.wants = sorted(lacking, key=order)[:WANTS_MAX]
-        coming = [one for _, one in sorted(self.capacity.leases.items()) if one.coming(self.now_s)]
+        coming = [one for one in self.capacity.leases.values() if one.coming(self.now_s)]
+        coming.sort(key=lambda one: (one.asked_s + self._expected(one.offer).p50_s, one.id))
         queued = {one.id for one in coming if self._expected(one.offer).p50_s == inf}
         self.queued = covered(ground, self.wants, [one for one in coming if one.id in queued])
         self.hedged = covered(ground, self.wants, [one for one in coming if one.id not in queued and one.hedge])
@@ -156,12 +157,18 @@ class _Ledger:
         if barred is not None and self.now_s < barred.until_s:
             self.later(barred.until_s)
             return None
+        if any(one.offer.id == offer.id and self._lapsed(one) for one in self.leases.values()):
+            return None  # it is left alone for a while from now on
         said_s = self.capacity.offered_s[offer.provider]
         since = [one for one in self.leases.values() if one.offer.id == offer.id and one.asked_s >= said_s]
         if not offer.node:
             return offer if len(since) < offer.many else None
         rest = offer.devices_max - sum(one.devices for one in since)
         return replace(offer, devices_max=rest) if rest >= offer.devices_min else None
+
+    def _lapsed(self, lease: Lease) -> bool:
+        """It should have come, and is given up in this Plan."""
+        return lease.here_s is None and not lease.leaving and not lease.coming(self.now_s)
 
     def _take(self, want: Want, chosen: Chosen) -> None:
         for one, hedge in ((chosen.rung, False), (chosen.beside, True)):

@@ -159,7 +159,8 @@ def _listed(draft: Draft, seen: LeasesSeen) -> None:
 def _compared(lease: Lease, listed: Listed | None, began_s: float) -> Lease | None:
     """As a list shows it; None: it is gone."""
     if listed is not None:
-        lease = replace(lease, listed=listed, missing=0)
+        some = listed.phase == "here" and len(listed.device_ids)  # what of it has not come by then does not come
+        lease = replace(lease, listed=listed, missing=0, devices=some or lease.devices)
         came = lease.release_s is not None and lease.uncommitted and lease.committed and began_s > lease.release_s
         return replace(lease, release_s=None, uncommitted=False, releases=0, why="") if came else lease
     if lease.release_s is not None:

@@ -2,6 +2,7 @@
 
 Owns the list (interfaces, section 2, less what `autoscaler.model`, `tenant` and `settings` define). Such a key is
 refused and not ignored: who writes it expects it to work. A key leaves this list in the change that puts it in force.
+Of `capacity` each kind is refused by `autoscaler.providers`, in which it stands.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _MODEL = (*("fallbacks", "url", "upstreamModel", "keyFrom", "replicas.schedule",
 _TENANT = (
     *("parent", "namespaces", "keysFrom", "jwt", "guarantee", "limit", "lending", "reclaimSeconds", "rate", "budget"),
 )
-_SETTINGS = ("nodes.*.devicesMax", "capacity", "history")
+_SETTINGS = ("nodes.*.devicesMax", "history")
 KEYS: dict[str, tuple[str, ...]] = {
     "Model": tuple(f"spec.{key}" for key in _MODEL),
     "Tenant": tuple(f"spec.{key}" for key in _TENANT),

@@ -15,6 +15,7 @@ from autoscaler.model import ModelSpec
 from autoscaler.naming import NAME, NAME_CHARS_MAX, check_name
 from autoscaler.not_yet import MESSAGE, SCHEMES
 from autoscaler.podspec import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
+from autoscaler.providers import check_providers
 from autoscaler.settings import NodeKind, Settings, Signatures, Tls
 from autoscaler.tenant import TenantSpec, unix_seconds
 
@@ -281,6 +282,7 @@ def check_settings(settings: Settings) -> None:
         _check_cut(kind, ("nodes", position, "slicing", "cut"))
         _check_giver(kind, ("nodes", position, "slicing"))
     _check_cutting(settings)
+    check_providers(settings.capacity, MESSAGE)
     _check_signatures(settings.weights.signatures, ("weights", "signatures"))
 
 

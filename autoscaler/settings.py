@@ -12,6 +12,7 @@ from msgspec import Meta, field
 from autoscaler.model import Priority, Seconds
 from autoscaler.part import Part
 from autoscaler.podspec import Pod
+from autoscaler.providers import ProviderSettings
 from autoscaler.quantity import Bytes, BytesOrAuto
 
 
@@ -180,6 +181,8 @@ class Settings(Part, frozen=True):
     lease_seconds: Annotated[int, Meta(ge=2, le=600)] = 15
     prices: tuple[Price, ...] = ()
     """The first that names a Device counts."""
+    capacity: tuple[ProviderSettings, ...] = ()
+    """Where more comes from, when there is no room."""
     adoption: Adoption = Adoption()
     priority_classes: tuple[PriorityClass, ...] = ()
     weights: Weights = Weights()

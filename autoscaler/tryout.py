@@ -64,17 +64,18 @@ def lacking(world: World, lease: Lease) -> range:
 
 
 def covered(ground: Ground, wants: Sequence[Want], leases: Sequence[Lease]) -> dict[Want, LeaseId]:
-    """Who of those that lack room has it on a Lease that is on its way, each Want once."""
-    offered = {lease.id: _awaited(ground.world, lease) for lease in leases}
-    where = {one.id: id for id, some in offered.items() for one in some}
-    if not wants or not where:
-        return {}
-    got = _packed(ground, wants, [one for some in offered.values() for one in some])
+    """Who of those that lack room has some on a Lease that is on its way, each Want once: on each by itself, in their
+    order; who has room on none of them, on those together that nobody has.
+    """
     found: dict[Want, LeaseId] = {}
-    for want, ids in got:
-        lease = next((where[id] for id in ids if id in where), None)
-        if lease is not None:
-            found[want] = lease
+    for some in (*([one] for one in leases), leases if len(leases) > 1 else ()):
+        offered = {lease.id: _awaited(ground.world, lease) for lease in some if lease.id not in found.values()}
+        where = {one.id: lease for lease, there in offered.items() for one in there}
+        left = [want for want in wants if want not in found]
+        got = _packed(ground, left, [one for there in offered.values() for one in there]) if left and where else ()
+        for want, ids in got:
+            leased = [where[slice_] for slice_ in ids if slice_ in where]
+            found |= {want: leased[0]} if leased else {}
     return found
 
 

@@ -30,6 +30,7 @@ from autoscaler.leases import (
 from autoscaler.model import Model
 from autoscaler.observations import LeadingSeen, Seen, SlicesSeen, Synced
 from autoscaler.states import ReplicaState as S
+from autoscaler.tryout import lacking
 from autoscaler.world import Slice
 from tests.kit.fakeprovider import FakeProvider, Fate, Held
 from tests.kit.worlds import GI, T0, Scene, device, model, world
@@ -231,7 +232,7 @@ class Surge(Scene):
         coming_ids = {one.id for one in coming}
         unknown = [] if blind else [one for one in self._truly_coming() if one.order.id not in known]
         spare = max((one.devices - 1 for one in coming), default=0)
-        devices = sum(one.devices for one in coming) + sum(one.order.devices for one in unknown)
+        devices = sum(len(lacking(self.world, one)) for one in coming) + sum(one.order.devices for one in unknown)
         if devices > lack + spare:
             self.broken.append(f"double supply: {devices} Devices on their way for {lack}: {sorted(coming_ids)}")
 

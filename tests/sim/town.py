@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from autoscaler.capacity.supplying import Supplying
 from autoscaler.contract import GatewayId, ModelName, Report, TenantName
 from autoscaler.drivers.base import Cutter, SharedDriver
 from autoscaler.drivers.histories import EVERY_S, FORGOTTEN
@@ -68,7 +69,9 @@ class Autoscaler:
         clock = asyncio.get_running_loop().time
         self.driver = FakeDriver(town.machine) if driver is None else driver
         world = World(epoch=epoch, leads=epoch > 0, leading_since_s=clock())
-        self.loop = Loop(world, self.driver, clock, writes_s, in_touch, cutter=town.cutter(self))
+        self.supplying = town.supplying(self)
+        cutter = town.cutter(self)
+        self.loop = Loop(world, self.driver, clock, writes_s, in_touch, cutter=cutter, supplier=self.supplying)
         self.feed = Feed(self.loop)
         self.loop.listeners.append(lambda step: town.note(*(f"{t.replica} {t.after}" for t in step.transitions)))
         self.loop.listeners.append(town.stepped)
@@ -82,6 +85,8 @@ class Autoscaler:
             tasks.create_task(self.loop.run())
             tasks.create_task(self._save(town, save_in_s))
             tasks.create_task(self.more())
+            if self.supplying is not None:
+                tasks.create_task(self.supplying.run())
 
     async def more(self) -> None:
         """What else a process does."""
@@ -145,6 +150,11 @@ class Town:
 
     def cutter(self, autoscaler: Autoscaler) -> Cutter | None:
         """Who has nodes cut anew for it; here nobody."""
+        del autoscaler
+        return None
+
+    def supplying(self, autoscaler: Autoscaler) -> Supplying | None:
+        """Who orders capacity for it; here nobody."""
         del autoscaler
         return None
 

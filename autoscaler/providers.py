@@ -1,0 +1,126 @@
+"""Providers of capacity as the Settings name them (`capacity:`), and what must hold of each beyond its types.
+
+Owns these types and rules. Which kinds this version acts on is `IN_FORCE`; one that it does not is refused, after all
+else of it was found right. Who carries them out is `autoscaler.capacity`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from autoscaler.expected import Path, WrongKeyError
+from autoscaler.model import Seconds
+from autoscaler.naming import check_name
+from autoscaler.part import Part
+from autoscaler.podspec import check_object_name
+
+Text = Annotated[str, Meta(min_length=1, max_length=253)]
+KINDS = ("cro", "redfish", "karpenter", "provisioningRequest", "kueue")
+IN_FORCE: frozenset[str] = frozenset()
+PROVIDERS_MAX = 64
+
+
+class Cro(Part, frozen=True):
+    """A fabric behind the composable resource operator. `model`: its name for the Devices, which it asks for."""
+
+    model: Text
+
+
+class Redfish(Part, frozen=True):
+    """A fabric that is composed by Redfish. `systems`: by the name of a node the path of its system there."""
+
+    url: Text
+    systems: dict[str, str]
+    secret_ref: Text | None = None
+    """User and password, in a Secret."""
+    ca_file: str | None = None
+
+
+class Karpenter(Part, frozen=True):
+    """Nodes that Karpenter adds."""
+
+    node_pool: Text
+
+
+class Provisioning(Part, frozen=True):
+    """Nodes that a ProvisioningRequest asks for."""
+
+    class_name: Text = field(name="class")
+    max_run_seconds: Seconds | None = None
+
+
+class Kueue(Part, frozen=True):
+    """Nodes that a queue of Kueue admits to."""
+
+    local_queue: Text
+
+
+class ProviderSettings(Part, frozen=True):
+    """One way to more capacity: what it is called in reasons and metrics, and exactly one of its kinds."""
+
+    name: str
+    expected_seconds: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
+    """From an order until it can be used, while nothing is learnt."""
+    hedge: bool = False
+    """It may be started beside another, where neither is sure to come in time: the later one is taken back."""
+    cro: Cro | None = None
+    redfish: Redfish | None = None
+    karpenter: Karpenter | None = None
+    provisioning_request: Provisioning | None = None
+    kueue: Kueue | None = None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Those that are given, as they are written."""
+        told = (self.cro, self.redfish, self.karpenter, self.provisioning_request, self.kueue)
+        return tuple(kind for kind, one in zip(KINDS, told, strict=True) if one is not None)
+
+
+def check_providers(providers: Sequence[ProviderSettings], not_in_force: str) -> None:
+    """All of them. Raises WrongKeyError; with the message `not_in_force` for a kind that this version does not have."""
+    if len(providers) > PROVIDERS_MAX:
+        raise WrongKeyError(("capacity",), f"expected at most {PROVIDERS_MAX}")
+    seen: set[str] = set()
+    for position, one in enumerate(providers):
+        at: Path = ("capacity", position)
+        check_name(one.name, (*at, "name"))
+        if one.name in seen:
+            raise WrongKeyError((*at, "name"), f"`{one.name}` occurs twice")
+        seen.add(one.name)
+        if len(one.kinds) != 1:
+            told = " and ".join(one.kinds) or "none"
+            raise WrongKeyError(at, f"expected exactly one of {', '.join(KINDS)}; there is {told}")
+        _check_kind(one, at)
+        if one.kinds[0] not in IN_FORCE:
+            raise WrongKeyError((*at, one.kinds[0]), not_in_force)
+
+
+def _check_kind(one: ProviderSettings, at: Path) -> None:
+    if one.redfish is not None:
+        _check_redfish(one.redfish, (*at, "redfish"))
+    if one.karpenter is not None:
+        check_object_name(one.karpenter.node_pool, (*at, "karpenter", "nodePool"))
+    if one.kueue is not None:
+        check_object_name(one.kueue.local_queue, (*at, "kueue", "localQueue"))
+
+
+def _check_redfish(told: Redfish, at: Path) -> None:
+    host = told.url.removeprefix("https://")
+    if host == told.url or not host or any(mark in host for mark in "@?# "):
+        raise WrongKeyError((*at, "url"), "expected https://HOST or https://HOST:PORT, without a user or a query")
+    if told.secret_ref is not None:
+        check_object_name(told.secret_ref, (*at, "secretRef"))
+    if told.ca_file is not None and not told.ca_file.startswith("/"):
+        raise WrongKeyError((*at, "caFile"), "expected an absolute path")
+    if not told.systems:
+        raise WrongKeyError((*at, "systems"), "expected at least one node, with the path of its system")
+    owners: dict[str, str] = {}
+    for node, path in told.systems.items():
+        check_object_name(node, (*at, "systems", node))
+        if not path.startswith("/redfish/v1/Systems/"):
+            raise WrongKeyError((*at, "systems", node), "expected a path such as /redfish/v1/Systems/1")
+        if owners.setdefault(path, node) != node:
+            raise WrongKeyError((*at, "systems", node), f"is the system of {owners[path]}, too: one node each")

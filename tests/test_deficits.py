@@ -1,0 +1,280 @@
+"""What is ordered, for whom, how much of it, and when it goes again."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.actions import AcquireLease, Acted, Plan, StartReplica
+from autoscaler.deficits import SILENT_S, UNLISTED_S, WITHDRAW_S
+from autoscaler.hosts import Host
+from autoscaler.leases import LeaseRefused, LeasesSeen, Listed, OffersSeen, ProvidersSeen
+from autoscaler.model import Gpu
+from autoscaler.observations import LeadingSeen, Reported, Seen, Synced
+from autoscaler.plan import plan
+from autoscaler.podspec import Resources
+from autoscaler.world import World
+from tests.kit.observed import seen_of
+from tests.kit.offered import A, acted, arrived, cloud, offer, offered, orders, releases, shown, surge, told
+from tests.kit.worlds import GI, T0, device, gateway, kinds, level, model, world
+
+
+def quiet(of: World, now_s: float) -> World:
+    """Nobody waits any more, and the gateway has just said so."""
+    report = gateway(seen_s=now_s).report
+    assert report is not None
+    return told(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
+
+
+def waits(of: World, now_s: float, waiting: int = 1) -> World:
+    """The Calls still wait."""
+    report = gateway(levels=[level("a", waiting, wait_s=60.0)]).report
+    assert report is not None
+    return told(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
+
+
+# --- what is ordered --------------------------------------------------------------------------------------------------
+
+
+def test_without_providers_nothing_is_otherwise() -> None:
+    begin = world([A], [device("cpu", 1)], gateways=[gateway(levels=[level("a", 1, wait_s=60.0)])])
+    assert plan(begin, T0).unmet[0].never
+    assert not orders(plan(begin, T0).actions)
+
+
+def test_who_has_no_room_has_a_device_ordered_and_waits_for_it() -> None:
+    made = plan(surge(offer()), T0)
+    assert orders(made.actions) == [("rack", 1)]
+    assert made.unmet[0].reason == "rack brings 1 x A100 on w1, in about 30 s"
+    assert not made.unmet[0].never
+    assert made.tries == ("a",), "whether it could start at all is looked at before anything is paid for"
+
+
+def test_the_same_lack_is_ordered_once_however_often_it_is_looked_at() -> None:
+    after, done = acted(surge(offer(), cloud()))
+    assert len(orders(done)) == 1
+    for later_s in (1.0, 20.0, 50.0):
+        assert not orders(plan(waits(after, T0 + later_s), T0 + later_s).actions)
+
+
+def test_what_is_free_is_taken_before_anything_is_ordered() -> None:
+    begin = surge(offer())
+    free = told(begin, now_s=T0)
+    free = replace(free, slices={**free.slices, **world([], [device("gpu0", 16)]).slices})
+    assert kinds(plan(free, T0)) == ["start a"]
+
+
+def test_two_that_lack_room_share_a_node_that_has_room_for_both() -> None:
+    both = cloud(devices_min=2, devices_max=2)
+    assert orders(plan(surge(both, waiting=2), T0).actions) == [("cloud", 2)]
+    assert orders(plan(surge(cloud(many=2), waiting=2), T0).actions) == [("cloud", 1), ("cloud", 1)]
+    assert orders(plan(surge(cloud(), waiting=2), T0).actions) == [("cloud", 1)], "there is one such node, no more"
+
+
+def test_as_few_devices_are_attached_as_do_beside_those_that_are_free() -> None:
+    two = model("a", 16, gpu=Gpu(count=2))
+    told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
+    slices = [device(f"w{n}", 16, f"n{n}", product="A100") for n in (1, 2)]
+    begin = world([two], slices, gateways=[told_], leading_since_s=T0 - 500)
+    there = offered(begin, offer(node="n2", name="n2", devices_max=4), offer(node="n9", name="n9", price_per_hour=0.8))
+    assert orders(plan(there, T0).actions) == [("rack", 1)], "the node that has one needs one more"
+
+
+def test_a_pool_offers_what_is_free_and_not_what_it_has_at_most() -> None:
+    begin = surge(offer(devices_max=2), waiting=3)
+    assert orders(plan(begin, T0).actions) == [("rack", 1), ("rack", 1)]
+
+
+def test_of_offers_that_come_in_time_the_cheapest_is_taken_and_else_the_likeliest() -> None:
+    slow = cloud(expected_s=400.0, price_per_hour=0.1)
+    assert orders(plan(surge(offer(), slow), T0).actions) == [("cloud", 1)], "nobody is in a hurry"
+    assert orders(plan(surge(offer(), slow, waits_s=240.0), T0).actions) == [("rack", 1)]
+    hopeless = surge(offer(expected_s=5000.0), slow, waits_s=10.0)
+    assert orders(plan(hopeless, T0).actions) == [("cloud", 1)]
+
+
+def test_where_memory_of_the_node_is_short_a_node_is_added() -> None:
+    """Two nodes are full; who needs a GPU has one attached, who needs memory has a node."""
+    hungry = model("a", 16, high=4, slots=1, resources=Resources(requests={"memory": "64Gi"}))
+    told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
+    hosts = {device(node="w1").node: Host(8000, 32 * GI, 8000, 32 * GI)}
+    begin = world([hungry], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500, hosts=hosts)
+    assert orders(plan(offered(begin, offer(), cloud(price_per_hour=9.0)), T0).actions) == [("cloud", 1)]
+    modest = world([A], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500, hosts=hosts)
+    assert orders(plan(offered(modest, offer(), cloud(price_per_hour=9.0)), T0).actions) == [("rack", 1)]
+
+
+def test_a_second_is_started_beside_where_nothing_is_sure_and_the_loser_is_taken_back() -> None:
+    begin = surge(offer(), cloud(), waits_s=100.0)
+    begin = told(begin, ProvidersSeen(providers=("cloud", "rack"), hedges=frozenset({"cloud"})))
+    after, done = acted(begin)
+    assert orders(done) == [("rack", 1), ("cloud", 1)]
+    here = arrived(shown(after, T0 + 1, "cloud"), T0 + 31)
+    _, done = acted(waits(here, T0 + 31), T0 + 31)
+    assert "start a" in kinds(Plan(actions=tuple(done)))
+    (back,) = releases(done)
+    assert (back.order.id.provider, back.order.uncommitted) == ("cloud", True)
+
+
+def test_a_queue_that_cannot_say_when_is_asked_once_and_the_others_go_on() -> None:
+    queue = cloud("queue", expected_s=None, price_per_hour=0.1)
+    after, done = acted(surge(queue))
+    assert orders(done) == [("cloud", 1)]
+    again = plan(waits(after, T0 + 50), T0 + 50)
+    assert not again.actions
+    assert not again.unmet[0].slices
+    assert again.unmet[0].never, "no Call is parked for it"
+    other = told(after, ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),)))
+    other = told(other, LeasesSeen(provider="rack", leases=(), began_s=T0))
+    assert orders(plan(other, T0).actions) == [("rack", 1)]
+
+
+# --- when nothing may be ordered --------------------------------------------------------------------------------------
+
+
+def test_a_new_leader_orders_nothing_before_it_knows_what_is_on_its_way() -> None:
+    begin = surge(offer())
+    begin = told(begin, ProvidersSeen(providers=("cloud", "rack")), LeadingSeen(epoch=2), Synced())
+    begin = waits(begin, T0)
+    assert not orders(plan(begin, T0).actions)
+    heard = told(begin, LeasesSeen(provider="rack", leases=(), began_s=T0))
+    assert not orders(plan(heard, T0).actions), "what the cloud has is not known"
+    late_s = T0 + UNLISTED_S
+    late = told(waits(heard, late_s), OffersSeen(provider="rack", offers=(offer(),)), now_s=late_s)
+    assert orders(plan(late, late_s).actions) == [("rack", 1)], "a minute, and no longer"
+
+
+def test_of_a_provider_that_fell_silent_nothing_is_ordered() -> None:
+    begin = surge(offer(), cloud())
+    late_s = T0 + SILENT_S
+    late = waits(begin, late_s)
+    assert not orders(plan(late, late_s).actions)
+    heard = told(late, OffersSeen(provider="cloud", offers=(cloud(),)), now_s=late_s)
+    heard = told(heard, LeasesSeen(provider="cloud", leases=(), began_s=late_s), now_s=late_s)
+    assert orders(plan(heard, late_s).actions) == [("cloud", 1)]
+
+
+def test_who_is_refused_goes_to_the_next_and_comes_back_after_a_while() -> None:
+    after, done = acted(surge(offer(), cloud()))
+    (first,) = [one for one in done if isinstance(one, AcquireLease)]
+    refused = told(after, LeaseRefused(id=first.order.id, reason="no quota"), now_s=T0 + 1)
+    after, done = acted(waits(refused, T0 + 1), T0 + 1)
+    assert orders(done) == [("cloud", 1)]
+    (second,) = [one for one in done if isinstance(one, AcquireLease)]
+    both = told(after, LeaseRefused(id=second.order.id, reason="no quota"), now_s=T0 + 2)
+    made = plan(waits(both, T0 + 2), T0 + 2)
+    assert not made.actions
+    assert made.unmet[0].reason.endswith("no provider offers what it needs now: no quota")
+    assert made.next_s is not None
+    assert orders(plan(waits(both, T0 + 61), T0 + 61).actions) == [("rack", 1)]
+
+
+# --- what goes --------------------------------------------------------------------------------------------------------
+
+
+def test_what_nobody_waits_for_is_taken_back_unless_it_is_paid_for() -> None:
+    after, _ = acted(surge(offer()))
+    left_s = T0 + WITHDRAW_S
+    assert not plan(quiet(after, left_s - 1), left_s - 1).actions, "whose Calls left for a moment comes back"
+    (back,) = releases(plan(quiet(shown(after, T0 + 1), left_s), left_s).actions)
+    assert back.order.uncommitted
+    assert not plan(quiet(shown(after, T0 + 1, committed=True), left_s), left_s).actions
+
+
+def test_nothing_is_given_back_while_it_is_not_known_who_calls() -> None:
+    after, _ = acted(surge(offer()))
+    seen = shown(after, T0 + 1)
+    assert not releases(plan(quiet(seen, T0 + 12), T0 + 40).actions), "the gateway is silent for 28 s"
+
+
+def test_what_does_not_come_is_given_up_and_the_next_is_ordered() -> None:
+    after, _ = acted(surge(offer(), cloud()))
+    (lease,) = after.capacity.leases.values()
+    seen = waits(shown(after, lease.due_s - 1), lease.due_s)
+    seen = told(seen, OffersSeen(provider="cloud", offers=(cloud(),)), now_s=lease.due_s)
+    seen = told(seen, LeasesSeen(provider="cloud", leases=(), began_s=lease.due_s), now_s=lease.due_s)
+    after, done = acted(seen, lease.due_s)
+    assert [one.order.id.provider for one in releases(done)] == ["rack"]
+    assert orders(done) == [("cloud", 1)]
+    assert after.capacity.barred, "and it is left alone for a while"
+
+
+def test_an_order_that_nobody_has_seen_is_said_again_by_the_same_name_and_then_given_up() -> None:
+    after, done = acted(surge(offer(), cloud()))
+    (first,) = [one for one in done if isinstance(one, AcquireLease)]
+    unseen = told(waits(after, T0 + 20), LeasesSeen(provider="rack", leases=(), began_s=T0 + 20), now_s=T0 + 20)
+    unseen, done = acted(unseen, T0 + 20)
+    (again,) = [one for one in done if isinstance(one, AcquireLease)]
+    assert again.order.id == first.order.id
+    after, done = acted(waits(unseen, T0 + 61), T0 + 61)
+    assert orders(done) == [("cloud", 1)]
+    assert len(releases(done)) == 1, "should it stand after all it goes"
+
+
+def test_what_is_here_is_kept_while_it_is_used_and_a_while_after() -> None:
+    after, _ = acted(surge(offer()))
+    after, done = acted(waits(arrived(after, T0 + 30), T0 + 30), T0 + 30)
+    (start,) = [one for one in done if isinstance(one, StartReplica)]
+    assert start.replica.slices == ("new0",)
+    ready = told(after, seen_of(start.replica, Seen.READY, started_s=T0 + 31), now_s=T0 + 40)
+    (lease,) = ready.capacity.leases.values()
+    assert lease.in_use
+    assert not releases(plan(quiet(ready, T0 + 41), T0 + 41).actions)
+    gone = told(ready, seen_of(start.replica, Seen.CLEAN, proof="exited"), now_s=T0 + 50)
+    assert not releases(plan(quiet(gone, T0 + 60), T0 + 60).actions), "having it again would cost more"
+    after, done = acted(quiet(gone, T0 + 250), T0 + 250)
+    (back,) = releases(done)
+    assert not back.order.uncommitted
+    assert not orders(done)
+    wanted = plan(waits(after, T0 + 251), T0 + 251)
+    assert not [one for one in wanted.actions if isinstance(one, StartReplica)], "nothing new is put on what goes"
+
+
+def test_what_comes_after_it_was_given_up_is_used_or_goes() -> None:
+    begin = quiet(surge(offer()), T0 + 1)
+    late = Listed(name="pilotlight-a-x", offer=offer(), devices=1, phase="here", node="w1", device_ids=("new0",))
+    seen = told(begin, LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 5), now_s=T0 + 5)
+    here = replace(seen, slices={**seen.slices, **world([], [device("new0", 16, "w1")]).slices})
+    here = told(here, LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 6), now_s=T0 + 6)
+    assert not releases(plan(quiet(here, T0 + 7), T0 + 7).actions)
+    assert len(releases(plan(quiet(here, T0 + 17), T0 + 17).actions)) == 1
+
+
+def test_a_lease_that_failed_goes_at_once_and_says_why() -> None:
+    after, _ = acted(surge(offer(), cloud()))
+    failed = shown(after, T0 + 5, phase="failed", says="no cable")
+    after, done = acted(waits(failed, T0 + 5), T0 + 5)
+    assert releases(done)[0].reason == "it failed: no cable"
+    assert orders(done) == [("cloud", 1)]
+
+
+def test_half_of_what_was_ordered_is_what_came_and_the_rest_is_ordered_elsewhere() -> None:
+    two = model("a", 16, gpu=Gpu(count=2))
+    told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
+    begin = world([two], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
+    after, done = acted(offered(begin, offer(), cloud(devices_min=2, devices_max=2)))
+    assert orders(done) == [("rack", 2)]
+    half = waits(arrived(after, T0 + 30), T0 + 30)
+    assert half.capacity.leases[next(iter(half.capacity.leases))].devices == 1
+    assert orders(acted(half, T0 + 30)[1]) == [("rack", 1)], "one more makes two"
+
+
+def test_two_leaders_who_order_at_once_order_one() -> None:
+    begin = surge(offer())
+    other = replace(begin, epoch=2)
+    names = {one.order.id for at in (begin, other) for one in plan(at, T0).actions if isinstance(one, AcquireLease)}
+    assert len(names) == 1
+
+
+def test_folding_what_is_planned_and_planning_again_orders_nothing_more() -> None:
+    begin = surge(offer(), cloud(many=3), waiting=3)
+    made = plan(begin, T0)
+    after = told(begin, *(Acted(action=one) for one in made.actions))
+    assert not plan(after, T0).actions
+
+
+@pytest.mark.parametrize("many", [1, 3])
+def test_explain_and_status_are_told_what_comes(many: int) -> None:
+    made = plan(surge(offer(devices_max=4), waiting=many), T0)
+    assert [one.reason for one in made.unmet] == ["rack brings 1 x A100 on w1, in about 30 s"]
+    assert all(isinstance(one, AcquireLease) and "expected 30 s" in one.reason for one in made.actions)

@@ -1,0 +1,84 @@
+"""`capacity:` of the Settings: each wrong key has one line that names it."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.documents import DocumentError, load
+from autoscaler.expected import WrongKeyError, decode
+from autoscaler.not_yet import MESSAGE
+from autoscaler.podspec import API_VERSION
+from autoscaler.providers import KINDS, PROVIDERS_MAX, ProviderSettings, check_providers
+
+REDFISH = "redfish: {url: 'https://fabric', systems: {w1: /redfish/v1/Systems/1}}"
+
+
+def wrong(*entries: str) -> str:
+    text = f"apiVersion: {API_VERSION}\nkind: Settings\ncapacity: [{', '.join(entries)}]"
+    with pytest.raises(DocumentError) as caught:
+        load([("s.yaml", text)], {})
+    return str(caught.value).removeprefix("s.yaml: Settings: ")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "cro: {model: NVIDIA-A100-PCIE-40GB}",
+        REDFISH,
+        "karpenter: {nodePool: g4}",
+        "provisioningRequest: {class: queued-provisioning.gke.io, maxRunSeconds: 604800}",
+        "kueue: {localQueue: dws}",
+    ],
+)
+def test_what_is_right_and_not_in_force_is_refused_saying_so(kind: str) -> None:
+    line = wrong(f"{{name: rack, {kind}, expectedSeconds: 60, hedge: true}}")
+    assert line == f"capacity[0].{kind.partition(':')[0]}: {MESSAGE}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{cro: {model: a}}", "capacity[0].name: missing; expected text"),
+        ("{name: 'a b', cro: {model: a}}", "capacity[0].name: "),
+        ("{name: a}", f"capacity[0]: expected exactly one of {', '.join(KINDS)}; there is none"),
+        ("{name: a, cro: {model: a}, kueue: {localQueue: q}}", "capacity[0]: expected exactly one of "),
+        ("{name: a, crow: {model: a}}", "capacity[0].crow: unknown key (did you mean cro?)"),
+        ("{name: a, cro: {}}", "capacity[0].cro.model: missing"),
+        ("{name: a, cro: {model: ''}}", "capacity[0].cro.model: expected"),
+        ("{name: a, cro: {model: a}, expectedSeconds: 0}", "capacity[0].expectedSeconds: expected"),
+        ("{name: a, cro: {model: a}, hedge: 1}", "capacity[0].hedge: expected"),
+        ("{name: a, karpenter: {nodePool: A_B}}", "capacity[0].karpenter.nodePool: expected the name of an object"),
+        ("{name: a, kueue: {localQueue: A_B}}", "capacity[0].kueue.localQueue: expected the name of an object"),
+        ("{name: a, provisioningRequest: {maxRunSeconds: 1}}", "capacity[0].provisioningRequest.class: missing"),
+        ("{name: a, redfish: {url: 'https://f', systems: {}}}", "capacity[0].redfish.systems: expected at least one"),
+        (
+            "{name: a, redfish: {url: 'https://f', systems: {w1: /1}}}",
+            "capacity[0].redfish.systems.w1: expected a path",
+        ),
+        (
+            "{name: a, redfish: {url: 'https://f', systems: {w1: /redfish/v1/Systems/1, w2: /redfish/v1/Systems/1}}}",
+            "capacity[0].redfish.systems.w2: is the system of w1, too",
+        ),
+        (f"{{name: a, {REDFISH[:-1]}, caFile: ca.pem}}}}", "capacity[0].redfish.caFile: expected an absolute path"),
+        (f"{{name: a, {REDFISH[:-1]}, secretRef: A_B}}}}", "capacity[0].redfish.secretRef: expected the name"),
+    ],
+)
+def test_what_is_wrong_is_named(entry: str, said: str) -> None:
+    assert wrong(entry).startswith(said)
+
+
+@pytest.mark.parametrize("url", ["http://f", "https://", "https://user:hunter2@f", "f", "https://f?a=b"])
+def test_a_url_that_is_none_or_says_a_password_is_refused_and_not_repeated(url: str) -> None:
+    line = wrong(f"{{name: a, redfish: {{url: '{url}', systems: {{w1: /redfish/v1/Systems/1}}}}}}")
+    assert line.startswith("capacity[0].redfish.url: expected https://HOST")
+    assert "hunter2" not in line
+
+
+def test_names_are_one_providers_each_and_there_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoscaler.providers.IN_FORCE", frozenset(KINDS))
+    entry = {"name": "a", "cro": {"model": "A100"}}
+    check_providers([decode(entry, ProviderSettings)], MESSAGE)
+    with pytest.raises(WrongKeyError, match="`a` occurs twice"):
+        check_providers([decode(entry, ProviderSettings)] * 2, MESSAGE)
+    with pytest.raises(WrongKeyError, match=f"at most {PROVIDERS_MAX}"):
+        check_providers([decode(entry, ProviderSettings)] * (PROVIDERS_MAX + 1), MESSAGE)
