@@ -1,0 +1,91 @@
+"""Which Offer is taken, and what is said of it."""
+
+from __future__ import annotations
+
+from math import inf
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.delivery import expected
+from autoscaler.ladder import IN_TIME, Rung, choose, order, rung
+from autoscaler.leases import Offer
+from tests.kit.offered import cloud, offer
+
+
+def made(of: Offer, deadline_s: float = inf, devices: int = 1) -> Rung:
+    return rung(of, devices, expected(of), deadline_s, 0.0)
+
+
+def first(*rungs: Rung) -> str:
+    chosen = choose(rungs)
+    assert chosen is not None
+    return chosen.rung.offer.provider
+
+
+def test_of_nothing_nothing_is_taken() -> None:
+    assert choose(()) is None
+
+
+def test_the_cheapest_of_those_that_are_sure_enough_in_time() -> None:
+    slow, fast = cloud(expected_s=300.0, price_per_hour=0.5), offer(price_per_hour=5.0)
+    assert first(made(slow), made(fast)) == "cloud", "there is no hurry"
+    assert first(made(slow, 200.0), made(fast, 200.0)) == "rack"
+
+
+def test_where_none_is_in_time_the_likeliest() -> None:
+    slow, fast = cloud(expected_s=300.0, price_per_hour=0.0), offer(expected_s=100.0, price_per_hour=5.0)
+    assert first(made(slow, 50.0), made(fast, 50.0)) == "rack"
+    assert first(made(slow, -1.0), made(fast, -1.0)) == "rack", "and if it is over, the soonest"
+
+
+def test_what_is_owned_costs_nothing_and_then_the_thriftier_is_taken() -> None:
+    owned, bought = cloud(price_per_hour=0.0, bought="owned"), offer(price_per_hour=0.1)
+    assert first(made(owned), made(bought)) == "cloud"
+    node, device = cloud(price_per_hour=0.0, watts=900.0), offer(price_per_hour=0.0, watts=300.0)
+    assert first(made(node), made(device)) == "rack"
+
+
+def test_more_devices_than_are_needed_cost_what_they_cost() -> None:
+    assert first(made(offer(), devices=2), made(cloud(price_per_hour=1.5))) == "cloud"
+
+
+def test_a_second_is_started_only_where_it_may_and_the_first_is_not_sure() -> None:
+    fast, slow = made(offer(), 60.0), made(cloud(), 60.0)
+    both = choose((fast, slow), frozenset({"cloud"}))
+    assert both is not None
+    assert both.beside is slow
+    for rungs, hedges in (((fast, slow), ()), ((made(offer()), made(cloud())), ("cloud",)), ((fast,), ("rack",))):
+        chosen = choose(rungs, frozenset(hedges))
+        assert chosen is not None
+        assert chosen.beside is None
+
+
+def test_a_sentence_says_what_where_when_and_for_how_much() -> None:
+    told = made(offer(), 120.0, 2).says()
+    assert told.startswith("rack: 2 x A100 on w1, expected 30 s, in time with ")
+    assert told.endswith(" for a surge")
+    assert "nobody can say when" in made(cloud(expected_s=None)).says()
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(1.0, 1000.0), st.floats(0.0, 50.0), st.sampled_from(["a", "b", "c"])),
+        min_size=1,
+        max_size=6,
+    ),
+    st.floats(1.0, 2000.0),
+)
+def test_no_other_is_both_sure_and_cheaper_and_the_order_of_offers_does_not_count(
+    told: list[tuple[float, float, str]], deadline_s: float
+) -> None:
+    offers = [offer(p, f"n{n}", expected_s=s, price_per_hour=price) for n, (s, price, p) in enumerate(told)]
+    rungs = [made(one, deadline_s) for one in offers]
+    chosen, other = choose(rungs), choose(rungs[::-1])
+    assert chosen is not None
+    assert other is not None
+    assert chosen.rung == other.rung == min(rungs, key=order)
+    sure = [one for one in rungs if one.in_time >= min(IN_TIME, one.expected.confidence)]
+    assert all(chosen.rung.cost <= one.cost for one in sure)
+    if not sure:
+        assert chosen.rung.in_time == max(one.in_time for one in rungs)

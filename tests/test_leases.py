@@ -1,0 +1,51 @@
+"""Names of Leases: the same for whoever orders for the same lack, and taken by everybody."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.contract import ModelName
+from autoscaler.leases import UNSEEN_S, Lease, LeaseId, Listed, intent_of, name_of, next_name
+from tests.kit.offered import offer
+from tests.kit.worlds import T0
+
+RFC1123 = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@given(st.text(max_size=300), st.integers(0, 99))
+def test_a_name_is_one_that_kubernetes_takes_and_ends_in_its_intent(owner: str, number: int) -> None:
+    name = name_of(ModelName(owner), number)
+    assert RFC1123.fullmatch(name)
+    assert name.endswith(intent_of(ModelName(owner), number))
+
+
+def test_names_differ_by_owner_and_number_and_by_nothing_else() -> None:
+    names = {name_of(ModelName(owner), number) for owner in ("a", "b", "A") for number in range(5)}
+    assert len(names) == 15
+    assert next_name(ModelName("a"), ()) == name_of(ModelName("a"), 0)
+    taken = [name_of(ModelName("a"), 0), name_of(ModelName("a"), 2), name_of(ModelName("b"), 1)]
+    assert next_name(ModelName("a"), taken) == name_of(ModelName("a"), 1)
+
+
+def test_somebody_may_wait_for_it_until_it_should_have_come_or_been_seen() -> None:
+    lease = Lease(
+        id=LeaseId("rack", "x"), offer=offer(), devices=1, owner=ModelName("a"), asked_s=T0, sent_s=T0, due_s=T0 + 300
+    )
+    assert lease.coming(T0 + UNSEEN_S - 1)
+    assert not lease.coming(T0 + UNSEEN_S)
+
+    def seen(**fields: object) -> Lease:
+        listed = Listed(name="x", offer=offer(), devices=1, **fields)  # type: ignore[arg-type]  # a test's own words
+        return Lease(
+            id=lease.id, offer=lease.offer, devices=1, owner=lease.owner, asked_s=T0, sent_s=T0, due_s=T0 + 300,
+            listed=listed,
+        )  # fmt: skip
+
+    assert seen().coming(T0 + 299)
+    assert not seen().coming(T0 + 300)
+    assert not seen(phase="failed").coming(T0 + 1)
+    assert not seen(phase="leaving").coming(T0 + 1)
+    assert seen(phase="here").committed
