@@ -1,0 +1,153 @@
+"""What every Provider promises, as tests. A Provider's own test file gives the `rig` and inherits them all.
+
+class TestMine(ProviderContract):
+    @pytest.fixture
+    def rig(self) -> Rig: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Protocol
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.capacity.base import Provider, RefusedError
+from autoscaler.contract import ModelName
+from autoscaler.leases import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder, name_of
+
+OWNER = ModelName("llama-8b")
+
+
+class Rig(Protocol):
+    """The other side of a Provider, which outlives it."""
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        """Runs a scenario to its end, in real or virtual time."""
+
+    def provider(self) -> Provider:
+        """A new one: what it knows it asks for."""
+
+    async def until_here(self, name: str) -> None:
+        """Until that Lease has come."""
+
+    def use(self, name: str) -> None:
+        """From now on somebody uses what that Lease is of."""
+
+    def leave_little(self) -> None:
+        """From now on nothing is free."""
+
+    def go_away(self) -> None:
+        """From now on nothing answers."""
+
+
+def order(offer: Offer, number: int = 0, epoch: int = 1) -> AcquireOrder:
+    """For that Offer, as few Devices as can be."""
+    id = LeaseId(offer.provider, name_of(OWNER, number))
+    return AcquireOrder(id=id, offer=offer, devices=offer.devices_min, owner=OWNER, epoch=epoch, due_s=1e9)
+
+
+def release(of: AcquireOrder, *, uncommitted: bool = False) -> ReleaseOrder:
+    """It is given back."""
+    return ReleaseOrder(id=of.id, epoch=of.epoch, uncommitted=uncommitted)
+
+
+async def one(provider: Provider) -> Listed:
+    """The only Lease that it has."""
+    (listed,) = await provider.list()
+    return listed
+
+
+class ProviderContract:
+    """The promises of `autoscaler.capacity.base.Provider`."""
+
+    def test_what_is_ordered_is_listed_with_its_name_owner_and_epoch(self, rig: Rig) -> None:
+        async def scenario() -> None:
+            provider = rig.provider()
+            offer = (await provider.offers())[0]
+            made = order(offer)
+            await provider.acquire(made)
+            listed = await one(rig.provider())
+            assert (listed.name, listed.owner, listed.epoch) == (made.id.name, OWNER, 1)
+            assert (listed.phase, listed.devices) == ("coming", made.devices)
+            await rig.until_here(made.id.name)
+            listed = await one(provider)
+            assert (listed.phase, listed.committed) == ("here", True)
+            assert listed.node
+
+        rig.run(scenario())
+
+    def test_the_same_name_again_is_success_without_a_second_whoever_says_it(self, rig: Rig) -> None:
+        async def scenario() -> None:
+            provider, other = rig.provider(), rig.provider()
+            made = order((await provider.offers())[0])
+            await provider.acquire(made)
+            await provider.acquire(made)
+            await other.acquire(replace(made, epoch=2))
+            await one(provider)
+
+        rig.run(scenario())
+
+    def test_offers_are_of_what_is_free_and_more_is_refused(self, rig: Rig) -> None:
+        async def scenario() -> None:
+            provider = rig.provider()
+            offer = (await provider.offers())[0]
+            rig.leave_little()
+            assert not await provider.offers()
+            with pytest.raises(RefusedError):
+                await provider.acquire(order(offer))
+            assert not await provider.list()
+
+        rig.run(scenario())
+
+    def test_what_is_given_back_is_gone_and_what_is_not_there_is_success(self, rig: Rig) -> None:
+        async def scenario() -> None:
+            provider = rig.provider()
+            made = order((await provider.offers())[0])
+            await provider.release(release(made))
+            await provider.acquire(made)
+            await provider.release(release(made, uncommitted=True))
+            assert not await provider.list()
+            await provider.acquire(made)
+            await rig.until_here(made.id.name)
+            await provider.release(release(made))
+            await provider.release(release(made))
+            assert not await provider.list()
+
+        rig.run(scenario())
+
+    def test_what_has_come_is_not_taken_back_by_an_order_for_what_has_not(self, rig: Rig) -> None:
+        async def scenario() -> None:
+            provider = rig.provider()
+            made = order((await provider.offers())[0])
+            await provider.acquire(made)
+            await rig.until_here(made.id.name)
+            await provider.release(release(made, uncommitted=True))
+            assert (await one(provider)).phase == "here"
+
+        rig.run(scenario())
+
+    def test_what_is_used_stays(self, rig: Rig) -> None:
+        async def scenario() -> None:
+            provider = rig.provider()
+            made = order((await provider.offers())[0])
+            await provider.acquire(made)
+            await rig.until_here(made.id.name)
+            rig.use(made.id.name)
+            await provider.release(release(made))
+            assert (await one(provider)).phase == "here"
+
+        rig.run(scenario())
+
+    def test_what_cannot_be_known_raises_and_is_no_refusal(self, rig: Rig) -> None:
+        async def scenario() -> None:
+            provider = rig.provider()
+            made = order((await provider.offers())[0])
+            rig.go_away()
+            for call in (provider.list(), provider.offers(), provider.acquire(made), provider.release(release(made))):
+                with pytest.raises(Exception) as caught:
+                    await call
+                assert not isinstance(caught.value, RefusedError)
+
+        rig.run(scenario())

@@ -1,0 +1,82 @@
+"""The played Provider keeps the contract of all of them: what is tried with it holds for others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+import pytest
+
+from autoscaler.capacity.base import Provider
+from autoscaler.world import Slice
+from tests.contracts.provider import ProviderContract, order
+from tests.kit.fakeprovider import FakeProvider, Fate
+from tests.kit.offered import cloud, offer
+from tests.sim.virtual import run
+
+
+class FakeRig:
+    """In virtual time."""
+
+    def __init__(self) -> None:
+        self.fake: FakeProvider
+        self.used: set[str] = set()
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        """See Rig."""
+
+        async def whole() -> None:
+            loop = asyncio.get_running_loop()
+            could = (offer(), offer(name="w2", node="w2"))
+            self.fake = FakeProvider("rack", loop.time, loop.call_later, could, in_use=self._in_use)
+            await scenario
+
+        run(whole())
+
+    def provider(self) -> Provider:
+        """See Rig."""
+        return self.fake
+
+    async def until_here(self, name: str) -> None:
+        """See Rig."""
+        while self.fake.held[name].phase != "here":
+            await asyncio.sleep(1.0)
+
+    def use(self, name: str) -> None:
+        """See Rig."""
+        self.used |= {one.id for one in self.fake.held[name].slices}
+
+    def leave_little(self) -> None:
+        """See Rig."""
+        self.fake.pool = 0
+
+    def go_away(self) -> None:
+        """See Rig."""
+        self.fake.away = True
+
+    def _in_use(self, slices: tuple[Slice, ...]) -> bool:
+        return any(one.id in self.used for one in slices)
+
+
+class TestFakeProvider(ProviderContract):
+    """The contract."""
+
+    @pytest.fixture
+    def rig(self) -> FakeRig:
+        """See ProviderContract."""
+        return FakeRig()
+
+
+def test_what_comes_though_it_was_taken_back_is_listed_again() -> None:
+    timers: list[tuple[float, object]] = []
+    fake = FakeProvider(
+        "cloud", lambda: 0.0, lambda s, what: timers.append((s, what)), (cloud(),), fate=lambda _: Fate(late=True)
+    )
+    fake.acquire_now(order(cloud()))
+    (held,) = fake.alive
+    del fake.held[held.order.id.name]
+    held.cancelled = True
+    assert not fake.list_now()
+    for _, what in timers:
+        what()  # type: ignore[operator]
+    assert [one.phase for one in fake.list_now()] == ["here"]

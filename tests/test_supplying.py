@@ -1,0 +1,187 @@
+"""The pace of orders, lists and offers, and what is said of a Provider that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+
+from msgspec.structs import replace
+
+from autoscaler.capacity.supplying import CALL_S_MAX, LIST_S, OFFERS_S, Supplying, Told
+from autoscaler.leases import (
+    AcquireOrder,
+    LeaseId,
+    LeaseRefused,
+    LeasesSeen,
+    Listed,
+    Offer,
+    OffersSeen,
+    ProvidersSeen,
+    ReleaseOrder,
+)
+from tests.contracts.provider import order, release
+from tests.kit.fakeprovider import FakeProvider, Fate
+from tests.kit.offered import offer
+from tests.sim.virtual import run
+
+
+class Desk:
+    """One Provider, and all that was said of it."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.now = loop.time
+        self.fake = FakeProvider("rack", loop.time, loop.call_later, (offer(),), fate=lambda _: Fate(after_s=1e6))
+        self.seen: list[tuple[float, Told]] = []
+        self.supplying = Supplying({"rack": self.fake}, self._take, loop.time, frozenset({"rack"}))
+
+    def _take(self, told: tuple[Told, ...]) -> None:
+        self.seen += [(self.now(), one) for one in told]
+
+    def lists(self) -> list[LeasesSeen]:
+        return [one for _, one in self.seen if isinstance(one, LeasesSeen)]
+
+    def refused(self) -> list[LeaseRefused]:
+        return [one for _, one in self.seen if isinstance(one, LeaseRefused)]
+
+
+def play(act: Callable[[Desk], Coroutine[object, object, None]]) -> None:
+    async def whole() -> None:
+        desk = Desk()
+        task = asyncio.create_task(desk.supplying.run())
+        await act(desk)
+        task.cancel()
+
+    run(whole())
+
+
+def test_first_it_says_who_there_is_then_what_they_have_and_offer() -> None:
+    async def act(desk: Desk) -> None:
+        await asyncio.sleep(0.1)
+        first, *others = [one for _, one in desk.seen]
+        assert first == ProvidersSeen(providers=("rack",), hedges=frozenset({"rack"}))
+        assert [type(one) for one in others] == [LeasesSeen, OffersSeen]
+
+    play(act)
+
+
+def test_an_order_goes_out_at_once_and_soon_after_it_is_listed() -> None:
+    async def act(desk: Desk) -> None:
+        await asyncio.sleep(30.3)
+        desk.supplying.acquire(order(offer()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert desk.fake.orders == 1
+        await asyncio.sleep(0.01)
+        assert [one.name for one in desk.lists()[-1].leases] == [order(offer()).id.name]
+
+    play(act)
+
+
+def test_lists_come_more_and_more_rarely_but_at_least_every_minute() -> None:
+    async def act(desk: Desk) -> None:
+        await asyncio.sleep(1000.0)
+        at_s = [at_s for at_s, one in desk.seen if isinstance(one, LeasesSeen)]
+        gaps = [b - a for a, b in itertools.pairwise(at_s)]
+        assert gaps == sorted(gaps)
+        assert gaps[-1] == LIST_S[1]
+        assert len(at_s) <= 30
+        offers = [at_s for at_s, one in desk.seen if isinstance(one, OffersSeen)]
+        assert max(b - a for a, b in itertools.pairwise(offers)) <= OFFERS_S + LIST_S[1]
+
+    play(act)
+
+
+def test_only_a_refusal_is_told_as_one() -> None:
+    async def act(desk: Desk) -> None:
+        await asyncio.sleep(0.1)
+        desk.fake.fate = lambda _: Fate(deaf=True)
+        desk.supplying.acquire(order(offer()))
+        await asyncio.sleep(1.0)
+        assert not desk.refused(), "nobody knows whether it stands"
+        desk.fake.fate = lambda _: Fate(refused="no quota")
+        desk.supplying.acquire(order(offer(), 1))
+        await asyncio.sleep(1.0)
+        assert [(one.id.name, one.reason) for one in desk.refused()] == [(order(offer(), 1).id.name, "no quota")]
+        elsewhere = replace(order(offer()), id=LeaseId("nobody", "x"))
+        desk.supplying.acquire(elsewhere)
+        assert desk.refused()[-1].reason == "there is no provider nobody"
+
+    play(act)
+
+
+def test_what_is_no_answer_tells_nothing() -> None:
+    async def act(desk: Desk) -> None:
+        await asyncio.sleep(0.1)
+        desk.supplying.acquire(order(offer()))
+        await asyncio.sleep(1.0)
+        many = len(desk.seen)
+        desk.fake.garbage = True
+        await asyncio.sleep(100.0)
+        desk.fake.garbage, desk.fake.away = False, True
+        await asyncio.sleep(100.0)
+        told = [one for _, one in desk.seen[many:] if isinstance(one, LeasesSeen)]
+        assert not told, "an empty list would say that all is lost"
+        desk.fake.away = False
+        await asyncio.sleep(61.0)
+        assert len(desk.lists()[-1].leases) == 1
+
+    play(act)
+
+
+def test_a_list_is_not_of_later_than_what_was_still_to_be_done() -> None:
+    class Slow(FakeProvider):
+        async def acquire(self, order: AcquireOrder) -> None:
+            await asyncio.sleep(10.0)
+            await super().acquire(order)
+
+        async def list(self) -> tuple[Listed, ...]:
+            return self.list_now()
+
+    async def whole() -> None:
+        loop, seen = asyncio.get_running_loop(), list[Told]()
+        slow = Slow("rack", loop.time, loop.call_later, (offer(),))
+        supplying = Supplying({"rack": slow}, seen.extend, loop.time)
+        task = asyncio.create_task(supplying.run())
+        await asyncio.sleep(0.1)
+        ordered_s = loop.time()
+        supplying.acquire(order(offer()))
+        supplying.release(release(order(offer())))
+        await asyncio.sleep(9.0)
+        assert all(one.began_s <= ordered_s for one in seen if isinstance(one, LeasesSeen))
+        await asyncio.sleep(5.0)
+        last = [one for one in seen if isinstance(one, LeasesSeen)][-1]
+        assert last.began_s > ordered_s
+        assert not last.leases, "in the order in which they were given"
+        task.cancel()
+
+    run(whole())
+
+
+def test_a_call_that_hangs_is_given_up_and_the_next_goes_on() -> None:
+    class Hangs(FakeProvider):
+        async def acquire(self, order: AcquireOrder) -> None:
+            await asyncio.sleep(1e9)
+
+        async def release(self, order: ReleaseOrder) -> None:
+            self.disturbed.append(order.id.name)
+
+        async def offers(self) -> tuple[Offer, ...]:
+            await asyncio.sleep(1e9)
+            return ()
+
+    async def whole() -> None:
+        loop = asyncio.get_running_loop()
+        hangs, seen = Hangs("rack", loop.time, loop.call_later, (offer(),)), list[Told]()
+        supplying = Supplying({"rack": hangs}, seen.extend, loop.time)
+        task = asyncio.create_task(supplying.run())
+        supplying.acquire(order(offer()))
+        supplying.release(release(order(offer())))
+        await asyncio.sleep(CALL_S_MAX + 1.0)
+        assert hangs.disturbed
+        await asyncio.sleep(200.0)
+        assert sum(isinstance(one, LeasesSeen) for one in seen) > 3, "what it has is told all the same"
+        task.cancel()
+
+    run(whole())
