@@ -1,0 +1,181 @@
+"""A Lease's way through the World: ordered, listed, here, idle, given back, gone; and what is learnt meanwhile."""
+
+from __future__ import annotations
+
+from math import inf
+
+from msgspec.structs import replace
+
+from autoscaler.actions import AcquireLease, Acted, ReleaseLease
+from autoscaler.fold_capacity import BARRED_S, KINDS_MAX
+from autoscaler.leases import (
+    Kind,
+    Learnt,
+    LearntSeen,
+    Lease,
+    LeaseRefused,
+    LeasesSeen,
+    Listed,
+    ReleaseOrder,
+)
+from autoscaler.observations import LeadingSeen, Seen, Tick
+from autoscaler.plan import plan
+from autoscaler.world import World
+from tests.kit.observed import seen_of
+from tests.kit.offered import A, acted, arrived, listed, offer, orders, shown, surge, told
+from tests.kit.worlds import T0, replica
+
+KIND = offer().kind
+
+
+def lease(of: World) -> Lease:
+    (one,) = of.capacity.leases.values()
+    return one
+
+
+def ordered() -> World:
+    return acted(surge(offer()))[0]
+
+
+def release(of: World, now_s: float, *, uncommitted: bool = False) -> World:
+    order = ReleaseOrder(id=lease(of).id, epoch=1, uncommitted=uncommitted)
+    return told(of, Acted(action=ReleaseLease(order=order, reason="a test")), now_s=now_s)
+
+
+def none(of: World, began_s: float) -> World:
+    return told(of, LeasesSeen(provider="rack", leases=(), began_s=began_s), now_s=began_s)
+
+
+def test_what_is_ordered_is_there_at_once_and_ordered_again_it_is_the_same() -> None:
+    after = ordered()
+    assert (lease(after).asked_s, lease(after).listed) == (T0, None)
+    (action,) = [one for one in plan(surge(offer()), T0).actions if isinstance(one, AcquireLease)]
+    again = told(after, Acted(action=action), now_s=T0 + 20)
+    assert (lease(again).asked_s, lease(again).sent_s) == (T0, T0 + 20)
+
+
+def test_what_is_refused_is_gone_and_its_offer_left_alone_for_longer_each_time() -> None:
+    at, now_s = ordered(), T0
+    for times in range(1, 7):
+        at = told(at, LeaseRefused(id=lease(at).id, reason="no quota"), now_s=now_s)
+        assert not at.capacity.leases
+        (barred,) = at.capacity.barred.values()
+        assert barred.until_s - now_s == min(BARRED_S[0] * 2 ** (times - 1), BARRED_S[1])
+        assert at.capacity.learnt[KIND].failed == times
+        (action,) = [one for one in plan(surge(offer()), T0).actions if isinstance(one, AcquireLease)]
+        now_s = barred.until_s
+        at = told(at, Acted(action=action), now_s=now_s)
+
+
+def test_a_refusal_of_what_is_listed_is_late_and_says_nothing() -> None:
+    seen = shown(ordered(), T0 + 1)
+    assert told(seen, LeaseRefused(id=lease(seen).id, reason="exists"), now_s=T0 + 2).capacity == seen.capacity
+
+
+def test_it_is_here_when_its_provider_says_so_and_its_slices_are_seen() -> None:
+    after = ordered()
+    said = shown(after, T0 + 20, phase="here", committed=True, node="w1", device_ids=("new0",))
+    assert lease(said).here_s is None, "a Device that nobody sees can serve nobody"
+    there = told(arrived(after, T0 + 30), Tick(), now_s=T0 + 31)
+    assert lease(there).here_s == T0 + 30
+    assert there.capacity.learnt[KIND] == Learnt(took_s=(30.0,), came=1)
+
+
+def test_how_long_it_stood_idle_is_learnt_when_it_is_used_again() -> None:
+    here = arrived(ordered(), T0 + 30)
+    one = replica(A, "r1", ["new0"])
+    for name, from_s, to_s in (("r1", T0 + 40, T0 + 50), ("r2", T0 + 75, T0 + 80)):
+        one = replica(A, name, ["new0"])
+        here = told(here, seen_of(one, Seen.READY, started_s=from_s), now_s=from_s)
+        assert lease(here).in_use
+        here = told(here, seen_of(one, Seen.CLEAN, proof="exited"), now_s=to_s)
+        assert lease(here).idle_since_s == to_s
+    assert here.capacity.learnt[KIND].gaps_s == (25.0,)
+    gone = release(here, T0 + 200)
+    assert gone.capacity.learnt[KIND].gaps_s == (25.0, inf)
+    gone = none(gone, T0 + 201)
+    (action,) = [one for one in plan(surge(offer()), T0).actions if isinstance(one, AcquireLease)]
+    again = told(gone, Acted(action=action), now_s=T0 + 300)
+    assert again.capacity.learnt[KIND].gaps_s == (25.0, 220.0), "it would have been used again then"
+
+
+def test_what_is_given_back_is_gone_when_a_later_list_does_not_show_it() -> None:
+    going = release(arrived(ordered(), T0 + 30), T0 + 100)
+    assert lease(none(going, T0 + 100)).leaving, "that list may have begun before"
+    assert not none(going, T0 + 100.1).capacity.leases
+    still = shown(going, T0 + 101, phase="here", committed=True, node="w1", device_ids=("new0",))
+    assert lease(still).leaving
+
+
+def test_what_was_to_be_taken_back_before_it_came_and_came_stays() -> None:
+    going = release(shown(ordered(), T0 + 1), T0 + 12, uncommitted=True)
+    assert not lease(going).coming(T0 + 12)
+    came = arrived(going, T0 + 20)
+    assert not lease(came).leaving
+    assert lease(came).here_s == T0 + 20
+    assert not came.capacity.barred, "to be taken back is no failure"
+
+
+def test_what_two_lists_do_not_show_is_lost_and_one_says_nothing() -> None:
+    here = arrived(ordered(), T0 + 30)
+    once = none(here, T0 + 40)
+    assert lease(once).missing == 1
+    back = shown(once, T0 + 50, phase="here", committed=True, node="w1", device_ids=("new0",))
+    assert lease(back).missing == 0
+    assert not none(once, T0 + 50).capacity.leases
+
+
+def test_a_list_that_is_older_than_one_that_is_known_says_nothing() -> None:
+    seen = shown(ordered(), T0 + 20)
+    assert told(seen, LeasesSeen(provider="rack", leases=(), began_s=T0 + 10), now_s=T0 + 21) == seen
+
+
+def test_an_order_that_no_list_shows_yet_is_not_lost() -> None:
+    assert lease(none(ordered(), T0 + 30)).listed is None
+
+
+def test_what_nobody_here_ordered_is_taken_in_and_is_a_stray_where_it_comes_late() -> None:
+    late = Listed(name="other", offer=offer(), devices=1)
+    at = surge(offer())
+    (stray,) = told(
+        at, LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 5), now_s=T0 + 5
+    ).capacity.leases.values()
+    assert (stray.found, stray.stray) == (True, True)
+    leads = told(at, LeadingSeen(epoch=2), LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 5), now_s=T0 + 5)
+    assert (lease(leads).found, lease(leads).stray) == (True, False)
+    going = replace(late, phase="leaving")
+    assert lease(told(at, LeasesSeen(provider="rack", leases=(going,), began_s=T0 + 5), now_s=T0 + 5)).leaving
+
+
+def test_who_begins_to_lead_believes_lists_alone() -> None:
+    unseen = told(ordered(), LeadingSeen(epoch=2), now_s=T0 + 1)
+    assert not unseen.capacity.leases
+    assert not unseen.capacity.listed_s
+    seen = told(shown(ordered(), T0 + 1), LeadingSeen(epoch=2), now_s=T0 + 2)
+    assert lease(seen).listed is not None
+    assert not orders(plan(seen, T0 + 2).actions)
+
+
+def test_half_is_what_came_and_the_rest_does_not() -> None:
+    at = surge(offer(devices_min=2))
+    after, _ = acted(at)
+    assert lease(after).devices == 2
+    (one,) = listed(after, phase="here", committed=True, node="w1", device_ids=("new0",))
+    half = told(after, LeasesSeen(provider="rack", leases=(one,), began_s=T0 + 9), now_s=T0 + 9)
+    assert lease(half).devices == 1
+
+
+def test_what_was_remembered_is_taken_and_what_is_known_goes_before_it() -> None:
+    at = arrived(ordered(), T0 + 30)
+    other = Kind("cloud", "A100", "")
+    seen = LearntSeen(learnt={KIND: Learnt(took_s=(1.0,)), other: Learnt(took_s=(2.0,), idle_since_s=5.0)})
+    after = told(at, seen, now_s=T0 + 31).capacity.learnt
+    assert after == {KIND: Learnt(took_s=(30.0,), came=1), other: Learnt(took_s=(2.0,))}, "clocks differ"
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    many = {Kind("rack", "A100", f"n{number}"): Learnt() for number in range(KINDS_MAX)}
+    at = told(ordered(), LearntSeen(learnt=many))
+    after = told(at, LeaseRefused(id=lease(at).id, reason="no"))
+    assert len(after.capacity.learnt) == KINDS_MAX
+    assert KIND in after.capacity.learnt

@@ -1,0 +1,117 @@
+"""Offers as Slices that are not there yet: who has room on them, and how many Devices do."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.leased import GIVEN_BACK, shut, slices_of
+from autoscaler.leases import Lease, LeaseId, Listed, Offer
+from autoscaler.model import Gpu, Model
+from autoscaler.packing import Force, Outlook, Want
+from autoscaler.shelves import want_of
+from autoscaler.tryout import Ground, covered, devices_for, lacking, virtual
+from autoscaler.world import SliceId, World
+from tests.kit.offered import A, cloud, offer
+from tests.kit.worlds import GI, T0, device, model, replica, world
+
+
+def want(of: Model = A, ordinal: int = 0) -> Want:
+    return want_of(of, ordinal, T0, Force.IDLE, "a test")
+
+
+def ground(of: World, *taken: str) -> Ground:
+    return Ground(of, Outlook(), T0, taken=frozenset(map(SliceId, taken)))
+
+
+def lease(of: Offer, name: str = "x", devices: int = 1, listed: Listed | None = None) -> Lease:
+    return Lease(
+        id=LeaseId(of.provider, name), offer=of, devices=devices, owner=ModelName("a"), asked_s=T0, sent_s=T0,
+        due_s=T0 + 300, listed=listed,
+    )  # fmt: skip
+
+
+def here(of: Offer, *ids: str, node: str = "w1") -> Listed:
+    return Listed(name="x", offer=of, devices=len(ids), phase="here", node=node, device_ids=ids)
+
+
+NOTHING = world([A], [device("cpu", 1, "w1", labels={"zone": "z"}, labels_known=True)])
+
+
+def test_what_is_attached_has_the_labels_of_its_node_and_what_is_added_those_of_the_offer() -> None:
+    (attached,) = virtual(NOTHING, offer(), range(1), "x")
+    assert (attached.node, attached.labels, attached.labels_known) == ("w1", {"zone": "z"}, True)
+    parts = virtual(NOTHING, cloud(labels={"pool": "g4"}, parts=3, shared=False), range(2), "x")
+    assert len(parts) == len({one.id for one in parts}) == 6
+    assert len({one.device for one in parts}) == 2
+    assert {(one.node, one.memory_bytes, one.device_bytes) for one in parts} == {("x", 16 * GI // 3, 16 * GI)}
+    assert all(one.labels == {"pool": "g4"} for one in parts)
+
+
+def test_the_fewest_devices_that_do() -> None:
+    two = model("a", 16, gpu=Gpu(count=2))
+    at = ground(NOTHING)
+    assert devices_for(at, want(), offer(devices_max=4)) == 1
+    assert devices_for(at, want(two), offer(devices_max=4)) == 2
+    assert devices_for(at, want(two), offer(devices_max=1)) is None
+    assert devices_for(at, want(), cloud(devices_min=4, devices_max=8)) == 4, "it comes with no fewer"
+    one_free = ground(world([A], [device("w1g", 16, "w1", product="A100")]))
+    assert devices_for(one_free, want(two), offer(devices_max=4)) == 1
+    assert devices_for(ground(one_free.world, "w1g"), want(two), offer(devices_max=4)) == 2, "that one is taken"
+
+
+def test_what_does_not_suit_is_not_offered_by_any_number() -> None:
+    at = ground(NOTHING)
+    assert devices_for(at, want(model("a", 17)), offer(devices_max=4)) is None
+    assert devices_for(at, want(model("a", 16, gpu=Gpu(models=("*h100*",)))), offer(devices_max=4)) is None
+    picky = want()._replace(selector=(("zone", "elsewhere"),))
+    assert devices_for(at, picky, offer()) is None
+    assert devices_for(at, picky._replace(selector=(("zone", "z"),)), offer()) == 1
+
+
+def test_who_waits_for_what_is_on_its_way_each_once_and_the_soonest_first() -> None:
+    both = [want(ordinal=0), want(ordinal=1)]
+    first, second = lease(offer(), "x"), lease(cloud(), "y")
+    assert set(covered(ground(NOTHING), both, [first, second]).values()) == {first.id, second.id}
+    assert [*covered(ground(NOTHING), both[:1], [first, second]).values()] == [first.id]
+    assert [*covered(ground(NOTHING), both[:1], [second, first]).values()] == [second.id]
+    assert not covered(ground(NOTHING), [], [first])
+    assert not covered(ground(NOTHING), both, [])
+
+
+def test_two_devices_of_two_leases_on_one_node_do_for_who_needs_both() -> None:
+    two = want(model("a", 16, gpu=Gpu(count=2)))
+    assert covered(ground(NOTHING), [two], [lease(offer(), "x"), lease(offer(), "y")])
+    elsewhere = lease(offer(node="w2", name="w2"), "y")
+    assert not covered(ground(NOTHING), [two], [lease(offer(), "x"), elsewhere])
+
+
+def test_what_of_a_lease_is_there_is_no_more_on_its_way() -> None:
+    got = lease(offer(), devices=2, listed=here(offer(), "new0", "new1"))
+    assert list(lacking(NOTHING, got)) == [0, 1]
+    one = replace(NOTHING, slices={**NOTHING.slices, **world([], [device("new0", 16, "w1")]).slices})
+    assert list(lacking(one, got)) == [1]
+    assert [each.id for each in slices_of(one, got)] == ["new0"]
+
+
+def test_a_node_that_was_added_is_a_leases_with_all_that_is_on_it() -> None:
+    at = world([A], [device("g0", 16, "n1"), device("g1", 16, "n1"), device("other", 16, "n2")])
+    node = lease(cloud(), devices=2, listed=here(cloud(), node="n1"))
+    assert [one.id for one in slices_of(at, node)] == ["g0", "g1"]
+    assert not slices_of(at, lease(cloud()))
+
+
+def test_nothing_new_is_put_on_what_is_given_back() -> None:
+    at = world([A], [device("new0", 16, "w1"), device("own", 16, "w1")])
+    going = replace(lease(offer(), listed=here(offer(), "new0")), release_s=T0)
+    capacity = replace(at.capacity, leases={going.id: going})
+    assert shut(replace(at, capacity=capacity)) == {"new0": GIVEN_BACK}
+    assert not shut(at)
+
+
+def test_what_it_is_given_stays_as_it_is() -> None:
+    at = world([A], [device("w1g", 16, "w1", product="A100")], [replica(A, "r1", ["w1g"])])
+    before = replace(at)
+    covered(ground(at), [want()], [lease(offer())])
+    devices_for(ground(at), want(), offer())
+    assert at == before
