@@ -38,7 +38,7 @@ from tests.kit.worlds import GI, T0, Scene, device, model, world
 LIST_S, OFFERS_S = 5.0, 60.0
 ORPHAN_S = 120.0
 STORM_S = 900.0
-KINDS = ("refused", "never", "half", "elsewhere", "deaf", "lost_reply", "late", "fails", "slow")
+KINDS = ("refused", "never", "half", "elsewhere", "deaf", "lost_reply", "late", "late", "fails", "slow")
 
 
 class Need(NamedTuple):
@@ -114,7 +114,7 @@ class Surge(Scene):
     def _fate(self, order: AcquireOrder, usual_s: float) -> Fate:
         del order
         took_s = usual_s * self.rng.uniform(0.5, 1.5)
-        usual = Fate(after_s=took_s, commits_s=took_s * 0.5)
+        usual = Fate(after_s=took_s, commits_s=took_s * self.rng.choice([0.1, 0.9]))
         if not self.faulty or self.now_s > T0 + STORM_S or self.rng.random() < 0.5:
             return usual
         match self.rng.choice(KINDS):
@@ -133,8 +133,9 @@ class Surge(Scene):
     def _trouble(self) -> None:
         rng = self.rng
         for provider in self.providers.values():
-            if rng.random() < 0.3:
-                begin_s = rng.uniform(0.0, 300.0)
+            if rng.random() < 0.5:  # when what came is given back as well as when it is ordered
+                need = rng.choice(self.needs)
+                begin_s = max(0.0, rng.choice([need.from_s, need.to_s, need.to_s + 100.0]) + rng.uniform(-5, 60) - T0)
                 self._at(begin_s, lambda one=provider: setattr(one, "away", True))  # type: ignore[misc]
                 self._at(begin_s + rng.choice([20.0, 3600.0]), lambda one=provider: setattr(one, "away", False))  # type: ignore[misc]
             if rng.random() < 0.2:
