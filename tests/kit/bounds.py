@@ -226,6 +226,28 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "a store of weights: `copy.json`": ("artifacts.layout.RECORD_BYTES_MAX",),
     "reference to an artifact": ("artifacts.reference.TEXT_CHARS_MAX", "artifacts.reference.NAME_CHARS_MAX"),
+    "providers of capacity; Offers, Leases of one; orders that wait at one": (
+        "autoscaler.providers.PROVIDERS_MAX",
+        "autoscaler.leases.OFFERS_MAX",
+        "autoscaler.leases.LISTED_MAX",
+        "autoscaler.capacity.supplying.ORDERS_MAX",
+    ),
+    "one call of a provider; a list without news, at the latest after": (
+        "autoscaler.capacity.supplying.CALL_S_MAX",
+        "autoscaler.capacity.supplying.OFFERS_S",
+    ),
+    "Replicas without room that one Plan looks at, Leases that it orders": (
+        "autoscaler.deficits.WANTS_MAX",
+        "autoscaler.deficits.ORDERS_MAX",
+    ),
+    "a Lease that no list shows; a new leader waits for a provider that is silent": (
+        "autoscaler.leases.UNSEEN_S",
+        "autoscaler.deficits.UNLISTED_S",
+    ),
+    "kinds of Offer of which it is remembered how long they took; times of each": (
+        "autoscaler.fold_capacity.KINDS_MAX",
+        "autoscaler.leases.STARTS_MAX",
+    ),
     "documents": ("autoscaler.strict_yaml.TEXT_CHARS_MAX",),
     "a file of certificates; of tokens": (
         "pilotlight.certificates.TOKEN_FILE_BYTES_MAX",
