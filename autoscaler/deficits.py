@@ -23,7 +23,7 @@ from autoscaler.delivery import NO_LEARNT, Expected, expected, keep_s
 from autoscaler.drain import complete
 from autoscaler.ladder import Chosen, Rung, choose, rung
 from autoscaler.leased import slices_of
-from autoscaler.leases import NOTHING, AcquireOrder, Lease, LeaseId, Offer, ReleaseOrder, next_name
+from autoscaler.leases import NOTHING, AcquireOrder, Lease, LeaseId, Offer, OfferId, ReleaseOrder, next_name
 from autoscaler.packer import order
 from autoscaler.packing import Force, Missing, Packing, Want
 from autoscaler.tryout import Ground, covered, devices_for
@@ -32,6 +32,8 @@ from autoscaler.world import Replica, World
 
 WANTS_MAX = 64
 """So many are looked at in one Plan, those that go first; the others lack room still at the next."""
+TRIALS_MAX = 256
+"""Offers that one Plan tries for a Kind of Want, together; those of providers that come later by name are not."""
 ORDERS_MAX = 8
 """In one Plan; the next orders more."""
 UNLISTED_S = 60.0
@@ -86,6 +88,7 @@ class _Ledger:
         self.orders: list[AcquireLease] = []
         self.leases: dict[LeaseId, Lease] = dict(self.capacity.leases)
         self.said: dict[Want, str] = {}
+        self._tried: dict[tuple[Want, OfferId, int], int | None] = {}
         self.next_s = inf
 
     def later(self, at_s: float) -> None:
@@ -146,10 +149,19 @@ class _Ledger:
                 if want in self.queued and self._expected(offer).p50_s == inf:
                     continue  # one of that kind waits in a queue for it
                 left = self._left(offer)
-                many = None if left is None else devices_for(self.ground, want, left)
+                many = None if left is None else self._devices(want, left)
                 if many is not None:
                     start_s = self.ground.outlook.restart_s(want.model)
                     yield rung(offer, many, self._expected(offer), deadline_s, start_s)
+
+    def _devices(self, want: Want, offer: Offer) -> int | None:
+        """Many are alike: each question is asked once in a Plan, and only so many."""
+        alike = want._replace(ordinal=0, unserved_since_s=0.0, reason="", force=Force.NONE)
+        key = alike, offer.id, offer.devices_max
+        if key not in self._tried:
+            fits = want.memory_bytes <= offer.memory_bytes // offer.parts and len(self._tried) < TRIALS_MAX
+            self._tried[key] = devices_for(self.ground, want, offer) if fits else None
+        return self._tried[key]
 
     def _left(self, offer: Offer) -> Offer | None:
         """What of it can still be had: what was ordered since it was offered is not in it any more."""
@@ -265,9 +277,9 @@ class _Ledger:
         return missing if more is None else missing._replace(reason=f"{missing.reason}; {more}")
 
     def _none(self) -> str:
-        barred = [one for one in self.capacity.barred.values() if self.now_s < one.until_s]
-        why = f": {barred[-1].why}" if barred else ""
-        return f"no provider offers what it needs now{why}"
+        told = [one.why for one in self.capacity.barred.values() if self.now_s < one.until_s][-1:]
+        told += [f"{provider} {says}" for provider, says in sorted(self.capacity.trouble.items())]
+        return "; ".join(("no provider offers what it needs now", *told))
 
 
 def deadline(world: World, model: ModelName) -> float:

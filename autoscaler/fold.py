@@ -26,7 +26,7 @@ from autoscaler.actions import AcquireLease, Acted, CutNode, ReleaseLease
 from autoscaler.cuttable import CutRefused, CuttableSeen
 from autoscaler.demand import NO_HISTORY
 from autoscaler.draft import Draft
-from autoscaler.leases import LearntSeen, LeaseRefused, LeasesSeen, OffersSeen, ProvidersSeen
+from autoscaler.leases import LearntSeen, LeaseRefused, LeasesSeen, OffersSeen, ProvidersSeen, ProviderTroubled
 from autoscaler.lesson import Lesson
 from autoscaler.measured import corrected
 from autoscaler.model import Model
@@ -84,6 +84,7 @@ Observation = (
     | LeasesSeen
     | LeaseRefused
     | LearntSeen
+    | ProviderTroubled
     | Granted
     | Tick
     | Acted
@@ -141,7 +142,7 @@ def _one(draft: Draft, observation: Observation) -> None:
             fold_orders.folded(draft, observation)
         case CuttableSeen() | CutRefused():
             fold_cutting.folded(draft, observation)
-        case ProvidersSeen() | OffersSeen() | LeasesSeen() | LeaseRefused() | LearntSeen():
+        case ProvidersSeen() | OffersSeen() | LeasesSeen() | LeaseRefused() | LearntSeen() | ProviderTroubled():
             fold_capacity.folded(draft, observation)
         case Synced():
             if not draft.world.synced:

@@ -29,6 +29,7 @@ from autoscaler.leases import (
     Offer,
     OffersSeen,
     ProvidersSeen,
+    ProviderTroubled,
 )
 from autoscaler.world import NodeId, Slice
 
@@ -37,7 +38,7 @@ BARRED_S = (60.0, 960.0)
 LOST_LISTS = 2
 KINDS_MAX = 1024
 """Kinds of Offer of which something is remembered, those that something was learnt of last."""
-Seen = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | LearntSeen
+Seen = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | LearntSeen | ProviderTroubled
 
 
 def acted(draft: Draft, action: AcquireLease | ReleaseLease) -> None:
@@ -70,6 +71,8 @@ def folded(draft: Draft, seen: Seen) -> None:
             _change(draft, offers=offers, offered_s={**capacity.offered_s, seen.provider: draft.now_s})
         case LeasesSeen():
             _listed(draft, seen)
+        case ProviderTroubled():
+            _change(draft, trouble={**capacity.trouble, seen.provider: seen.says})
         case LeaseRefused():
             _refused(draft, seen)
         case LearntSeen():
@@ -153,7 +156,8 @@ def _listed(draft: Draft, seen: LeasesSeen) -> None:
     for id, listed in shown.items():
         if id not in capacity.leases:
             leases[id] = _found(id, listed, draft.now_s, stray=not first)
-    _change(draft, leases=leases, listed_s={**capacity.listed_s, seen.provider: seen.began_s})
+    trouble = {name: says for name, says in capacity.trouble.items() if name != seen.provider}
+    _change(draft, trouble=trouble, leases=leases, listed_s={**capacity.listed_s, seen.provider: seen.began_s})
 
 
 def _compared(lease: Lease, listed: Listed | None, began_s: float) -> Lease | None:

@@ -223,6 +223,8 @@ class Capacity(Said, frozen=True):
     leases: dict[LeaseId, Lease] = {}
     learnt: dict[Kind, Learnt] = {}
     barred: dict[OfferId, Barred] = {}
+    trouble: dict[str, str] = {}
+    """By provider: what is wrong with it now, in words."""
 
 
 NOTHING = Capacity()
@@ -280,6 +282,13 @@ class LeaseRefused(Said, frozen=True):
 
     id: LeaseId
     reason: str
+
+
+class ProviderTroubled(Said, frozen=True):
+    """It gave no answer, or one that is none. That ends with its next list."""
+
+    provider: str
+    says: str
 
 
 class LearntSeen(Said, frozen=True):

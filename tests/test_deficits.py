@@ -8,11 +8,21 @@ from msgspec.structs import replace
 from autoscaler.actions import AcquireLease, Acted, Plan, StartReplica
 from autoscaler.deficits import SILENT_S, UNLISTED_S, WITHDRAW_S
 from autoscaler.hosts import Host
-from autoscaler.leases import LeaseRefused, LeasesSeen, Listed, OffersSeen, ProvidersSeen
+from autoscaler.leases import (
+    LeaseRefused,
+    LeasesSeen,
+    Listed,
+    Offer,
+    OffersSeen,
+    ProvidersSeen,
+    ProviderTroubled,
+)
 from autoscaler.model import Gpu
 from autoscaler.observations import LeadingSeen, Reported, Seen, Synced
+from autoscaler.packing import Want
 from autoscaler.plan import plan
 from autoscaler.podspec import Resources
+from autoscaler.tryout import Ground, devices_for
 from autoscaler.world import World
 from tests.kit.observed import seen_of
 from tests.kit.offered import A, acted, arrived, cloud, offer, offered, orders, releases, shown, surge, told
@@ -164,7 +174,7 @@ def test_who_is_refused_goes_to_the_next_and_comes_back_after_a_while() -> None:
     both = told(after, LeaseRefused(id=second.order.id, reason="no quota"), now_s=T0 + 2)
     made = plan(waits(both, T0 + 2), T0 + 2)
     assert not made.actions
-    assert made.unmet[0].reason.endswith("no provider offers what it needs now: no quota")
+    assert made.unmet[0].reason.endswith("no provider offers what it needs now; no quota")
     assert made.next_s is not None
     assert orders(plan(waits(both, T0 + 61), T0 + 61).actions) == [("rack", 1)]
 
@@ -278,3 +288,26 @@ def test_explain_and_status_are_told_what_comes(many: int) -> None:
     made = plan(surge(offer(devices_max=4), waiting=many), T0)
     assert [one.reason for one in made.unmet] == ["rack brings 1 x A100 on w1, in about 30 s"]
     assert all(isinstance(one, AcquireLease) and "expected 30 s" in one.reason for one in made.actions)
+
+
+def test_what_is_wrong_with_providers_is_said_to_who_lacks_room() -> None:
+    begin = told(
+        surge(offer(memory_bytes=GI)), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)")
+    )
+    (unmet,) = plan(begin, T0).unmet
+    assert unmet.reason.endswith("; no provider offers what it needs now; rack gives no answer (TimeoutError)")
+
+
+def test_a_question_is_asked_once_in_a_plan_however_many_lack_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def counted(ground: Ground, want: Want, of: Offer) -> int | None:
+        asked.append(of.name)
+        return devices_for(ground, want, of)
+
+    monkeypatch.setattr("autoscaler.deficits.devices_for", counted)
+    tiny = [offer(name=f"n{number}", node=f"n{number}", product="T4") for number in range(3)]
+    choosy = model("a", 16, high=4, slots=1, gpu=Gpu(models=("*h100*",)))
+    begin = surge(*tiny, waiting=4)
+    assert not orders(plan(replace(begin, models={choosy.name: choosy}), T0).actions)
+    assert sorted(asked) == ["n0", "n1", "n2"]

@@ -16,6 +16,7 @@ from autoscaler.leases import (
     LeaseRefused,
     LeasesSeen,
     Listed,
+    ProviderTroubled,
     ReleaseOrder,
 )
 from autoscaler.observations import LeadingSeen, Seen, Tick
@@ -128,6 +129,12 @@ def test_what_two_lists_do_not_show_is_lost_and_one_says_nothing() -> None:
 def test_a_list_that_is_older_than_one_that_is_known_says_nothing() -> None:
     seen = shown(ordered(), T0 + 20)
     assert told(seen, LeasesSeen(provider="rack", leases=(), began_s=T0 + 10), now_s=T0 + 21) == seen
+
+
+def test_what_is_wrong_with_a_provider_is_said_until_it_lists_again() -> None:
+    at = told(ordered(), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)"), now_s=T0 + 1)
+    assert at.capacity.trouble == {"rack": "gives no answer (TimeoutError)"}
+    assert not shown(at, T0 + 2).capacity.trouble
 
 
 def test_an_order_that_no_list_shows_yet_is_not_lost() -> None:

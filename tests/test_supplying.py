@@ -18,6 +18,7 @@ from autoscaler.leases import (
     Offer,
     OffersSeen,
     ProvidersSeen,
+    ProviderTroubled,
     ReleaseOrder,
 )
 from tests.contracts.provider import order, release
@@ -123,6 +124,8 @@ def test_what_is_no_answer_tells_nothing() -> None:
         await asyncio.sleep(100.0)
         told = [one for _, one in desk.seen[many:] if isinstance(one, LeasesSeen)]
         assert not told, "an empty list would say that all is lost"
+        says = [one.says for _, one in desk.seen if isinstance(one, ProviderTroubled)]
+        assert set(says) == {"gives no answer (ValueError)", "gives no answer (ConnectionError)"}
         desk.fake.away = False
         await asyncio.sleep(61.0)
         assert len(desk.lists()[-1].leases) == 1

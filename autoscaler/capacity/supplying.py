@@ -22,10 +22,11 @@ from autoscaler.leases import (
     LeasesSeen,
     OffersSeen,
     ProvidersSeen,
+    ProviderTroubled,
     ReleaseOrder,
 )
 
-Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused
+Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | ProviderTroubled
 Observe = Callable[[tuple[Told, ...]], None]
 """Where it puts what it sees. Never blocks."""
 Order = AcquireOrder | ReleaseOrder
@@ -112,8 +113,8 @@ class _Desk:
         except RefusedError as error:
             if isinstance(order, AcquireOrder):
                 self._observe((LeaseRefused(id=order.id, reason=str(error)),))
-        except Exception:  # noqa: BLE001  whatever it was, nobody knows what came of it: the list tells
-            return
+        except Exception as error:  # noqa: BLE001  whatever it was, nobody knows what came of it: the list tells
+            self._trouble(error)
 
     async def look(self) -> None:
         """Lists and offers, by their pace."""
@@ -134,16 +135,27 @@ class _Desk:
         try:
             async with asyncio.timeout(CALL_S_MAX):
                 leases = await self._provider.list()
-        except Exception:  # noqa: BLE001  less is not all: what was known stays
+        except Exception as error:  # noqa: BLE001  less is not all: what was known stays
+            self._trouble(error)
             return
         if len(leases) <= LISTED_MAX and len({one.name for one in leases}) == len(leases):
             self._observe((LeasesSeen(provider=self._name, leases=leases, began_s=began_s),))
+        else:
+            self._observe((ProviderTroubled(provider=self._name, says="lists what cannot be"),))
 
     async def _offers(self) -> None:
         try:
             async with asyncio.timeout(CALL_S_MAX):
                 offers = await self._provider.offers()
-        except Exception:  # noqa: BLE001  what was offered ages
+        except Exception as error:  # noqa: BLE001  what was offered ages
+            self._trouble(error)
             return
         if len(offers) <= OFFERS_MAX and all(one.provider == self._name for one in offers):
             self._observe((OffersSeen(provider=self._name, offers=offers),))
+        else:
+            self._observe((ProviderTroubled(provider=self._name, says="offers what cannot be"),))
+
+    def _trouble(self, error: Exception) -> None:
+        """Its message may have an address in it."""
+        says = f"gives no answer ({type(error).__name__})"
+        self._observe((ProviderTroubled(provider=self._name, says=says),))

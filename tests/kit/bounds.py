@@ -236,8 +236,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.capacity.supplying.CALL_S_MAX",
         "autoscaler.capacity.supplying.OFFERS_S",
     ),
-    "Replicas without room that one Plan looks at, Leases that it orders": (
+    "Replicas without room that one Plan looks at, Offers that it tries, Leases that it orders": (
         "autoscaler.deficits.WANTS_MAX",
+        "autoscaler.deficits.TRIALS_MAX",
         "autoscaler.deficits.ORDERS_MAX",
     ),
     "a Lease that no list shows; a new leader waits for a provider that is silent": (
