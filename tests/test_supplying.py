@@ -62,7 +62,9 @@ def test_first_it_says_who_there_is_then_what_they_have_and_offer() -> None:
         await asyncio.sleep(0.1)
         first, *others = [one for _, one in desk.seen]
         assert first == ProvidersSeen(providers=("rack",), hedges=frozenset({"rack"}))
-        assert [type(one) for one in others] == [LeasesSeen, OffersSeen]
+        assert [type(one) for one in others] == [OffersSeen, LeasesSeen], (
+            "what is offered is no newer than what is known"
+        )
 
     play(act)
 

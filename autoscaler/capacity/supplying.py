@@ -117,13 +117,13 @@ class _Desk:
             self._trouble(error)
 
     async def look(self) -> None:
-        """Lists and offers, by their pace."""
+        """Offers and lists, by their pace. A list comes after the offers: it shows who took what these lack."""
         pace_s, offers_s = LIST_S[0], self._clock()
         while True:
-            await self._list()
             if self._clock() >= offers_s:
                 await self._offers()
                 offers_s = self._clock() + OFFERS_S
+            await self._list()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pace_s):
                     await self._news.wait()

@@ -1,0 +1,56 @@
+"""Two that lead at once, since one was paused and does not know it yet: they order for each lack once."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.actions import AcquireLease, Acted, ReleaseLease
+from autoscaler.leases import LeasesSeen, OffersSeen, ProvidersSeen
+from autoscaler.plan import plan
+from autoscaler.world import World
+from tests.kit.fakeprovider import FakeProvider, Fate
+from tests.kit.offered import offer, surge, told
+from tests.kit.worlds import T0
+
+WAITING = 3
+STEPS = st.lists(st.tuples(st.sampled_from([0, 1]), st.sampled_from(["look", "act", "crash"])), max_size=30)
+
+
+class Both:
+    """Two Worlds in which the same Calls wait, and one fabric."""
+
+    def __init__(self) -> None:
+        could = (offer(devices_max=8), offer(name="w2", node="w2", devices_max=8))
+        self.rack = FakeProvider("rack", lambda: T0, lambda _s, _what: None, could, 8, lambda _: Fate(after_s=1e6))
+        begin = told(surge(waiting=WAITING), ProvidersSeen(providers=("rack",)))
+        self.worlds = [begin, replace(begin, epoch=2)]
+
+    def look(self, of: World) -> World:
+        """As the shell does: what is offered first, then what there is."""
+        offered = told(of, OffersSeen(provider="rack", offers=self.rack.offers_now()))
+        return told(offered, LeasesSeen(provider="rack", leases=self.rack.list_now(), began_s=T0))
+
+    def act(self, of: World, *, crash: bool) -> World:
+        """All that is planned; one that crashes does only the first of it."""
+        for action in plan(of, T0).actions[: 1 if crash else None]:
+            of = told(of, Acted(action=action))
+            if isinstance(action, AcquireLease):
+                self.rack.acquire_now(action.order)
+            elif isinstance(action, ReleaseLease):
+                self.rack.release_now(action.order)
+        return of
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(STEPS)
+def test_two_leaders_order_what_is_lacking_once(steps: list[tuple[int, str]]) -> None:
+    both = Both()
+    for which, what in steps:
+        world = both.worlds[which]
+        both.worlds[which] = both.look(world) if what == "look" else both.act(world, crash=what == "crash")
+        assert len(both.rack.alive) <= WAITING
+    for which in (0, 1):
+        both.worlds[which] = both.act(both.look(both.worlds[which]), crash=False)
+    assert len(both.rack.alive) == WAITING, "and all of it"
