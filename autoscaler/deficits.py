@@ -104,7 +104,9 @@ class _Ledger:
         if self._may_order():
             self._order()
         released = [*self._released()]
-        return Found((*released, *self.orders), tuple(map(self._told, self.unmet)), self.next_s)
+        gone = {one.order.id for one in released}
+        orders = (one for one in self.orders if one.order.id not in gone)
+        return Found((*released, *orders), tuple(map(self._told, self.unmet)), self.next_s)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 

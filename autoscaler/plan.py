@@ -261,7 +261,8 @@ class _Tick:
         ground = Trial(self.world, expected, self.now_s, frozenset(self._going()))
         found = deficits.settle(packing, [start.replica for start in self.starts], ground)
         self.supplies = found.actions
-        self.tries |= {action.order.owner for action in found.actions if isinstance(action, AcquireLease)}
+        owners = {action.order.owner for action in found.actions if isinstance(action, AcquireLease)}
+        self.tries |= owners & self.world.models.keys()
         self.later(found.next_s)
         return found.unmet
 

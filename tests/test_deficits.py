@@ -179,6 +179,15 @@ def test_who_is_refused_goes_to_the_next_and_comes_back_after_a_while() -> None:
     assert orders(plan(waits(both, T0 + 61), T0 + 61).actions) == [("rack", 1)]
 
 
+def test_an_order_for_a_model_that_is_no_more_is_not_said_again() -> None:
+    after, _ = acted(surge(offer()))
+    unseen = told(after, LeasesSeen(provider="rack", leases=(), began_s=T0 + 20), now_s=T0 + 20)
+    gone = quiet(replace(unseen, models={}), T0 + 20)
+    made = plan(gone, T0 + 20)
+    assert [type(one).__name__ for one in made.actions] == ["ReleaseLease"]
+    assert not made.tries
+
+
 # --- what goes --------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -45,6 +45,7 @@ class Both:
 
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(STEPS)
+@example([(0, "look"), (1, "look"), (0, "act"), (1, "act")])
 def test_two_leaders_order_what_is_lacking_once(steps: list[tuple[int, str]]) -> None:
     both = Both()
     for which, what in steps:
