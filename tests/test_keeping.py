@@ -3,79 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from artifacts import obtain, ocilayout
-from artifacts.dockerconfig import Config
 from artifacts.obtain import Came
+from artifacts.peers import Peer
 from artifacts.publish import Copy
 from artifacts.reference import Reference
 from artifacts.store import Store
 from artifacts.swarm import Peering
-from autoscaler.contract import ReplicaId, WeightsReport
-from autoscaler.nodewants import NodeWant, NodeWants, wish_of
-from autoscaler.settings import Signatures, Weights
+from autoscaler.settings import Signatures
 from pilotlight import keeping as room
-from pilotlight.keeping import HEADERS_CHARS_MAX, LINGER_S, LOOK_AGAIN_S, LOOKS_MAX, Keeping
+from pilotlight.keeping import LINGER_S, Keeping
 from pilotlight.packing import planned
 from pilotlight.pullsecrets import NoSecretError, PullSecrets
 from tests.kit import packed
-
-WAIT_S_MAX = 60.0
-
-
-class Kept:
-    """One agent's weights, with a clock that stands still."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.now_s, self.logins = root, 100.0, list[str]()
-        self.refuses = ""
-        self.keeping = Keeping(root, self._secret_of, lambda: self.now_s)
-        self._changed = asyncio.Event()
-        self.keeping.changed = self._changed.set
-
-    async def _secret_of(self, name: str) -> Config:
-        self.logins.append(name)
-        if self.refuses:
-            raise NoSecretError(self.refuses)
-        if name == "none":
-            raise NoSecretError("pull secret none: NotFound")
-        return Config({})
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.keeping.run())
-        yield
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-    def wants(self, *wants: NodeWant, epoch: int = 1, held: tuple[str, ...] = (), **weights: object) -> None:
-        settings = Weights(**weights)  # type: ignore[arg-type]  # a test's own words
-        self.keeping.heard(msgspec.json.encode(NodeWants(epoch=epoch, wants=wants, held=held, weights=settings)))
-
-    @property
-    def said(self) -> tuple[WeightsReport, ...]:
-        return self.keeping.report()[1]
-
-    async def until(self, holds: Callable[[], object]) -> None:
-        async with asyncio.timeout(WAIT_S_MAX):
-            while not holds():
-                self._changed.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.05):
-                        await self._changed.wait()
-
-    def in_use(self) -> list[bool]:
-        return [row.in_use for row in Store(self.root).rows()]
+from tests.kit.kept import Kept, want
 
 
 @pytest.fixture
@@ -88,11 +37,6 @@ def host(tmp_path: Path) -> Iterator[str]:
     packed.packed(packed.model(tmp_path / "model", {"a.gguf": b"GGUF", "LICENSE": b"x"}), tmp_path / "layout")
     with packed.served(tmp_path / "layout") as found:
         yield found
-
-
-def want(host: str, *replicas: str, tag: str = "v1", secret: str = "") -> NodeWant:
-    artifact = f"oci://{host}/{packed.NAME}:{tag}"
-    return NodeWant(artifact=artifact, pull_secret=secret, replicas=tuple(map(ReplicaId, replicas)))
 
 
 async def test_what_a_replica_waits_for_comes_is_told_and_held(kept: Kept, host: str) -> None:
@@ -151,71 +95,6 @@ async def test_code_comes_for_who_allows_it_and_is_refused_to_all_others(kept: K
             kept.wants(bold, want(host, "r2", "r3"))  # it lies here now
             await kept.until(lambda: any("r3" in one.replicas for one in kept.said))
             assert not {one.allow_unsafe: one for one in kept.said}[False].folder
-
-
-async def test_what_is_only_to_be_looked_at_is_told_and_nothing_of_it_comes(kept: Kept, host: str) -> None:
-    async with kept.running():
-        look = replace(want(host, "r1"), look=True)
-        kept.wants(look)
-        await kept.until(lambda: kept.said and kept.said[0].digest)
-        (said,) = kept.said
-        assert (said.look, said.replicas, said.image, said.ggufs, said.folder) == (True, ("r1",), "", ("a.gguf",), "")
-        assert Store(kept.root).rows() == []
-        kept.wants(replace(look, replicas=(ReplicaId("r1"), ReplicaId("r2"))))
-        await kept.until(lambda: kept.said[0].replicas == ("r1", "r2"))
-        kept.wants()
-        await kept.until(lambda: not kept.keeping._lines)
-
-
-async def test_few_artifacts_are_looked_at_at_once(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once, most, let = 0, 0, asyncio.Event()
-
-    async def waits(said: WeightsReport, *_: object) -> WeightsReport:
-        nonlocal at_once, most
-        at_once += 1
-        most = max(most, at_once)
-        await let.wait()
-        at_once -= 1
-        return replace(said, digest="sha256:aa", no_header="none")
-
-    monkeypatch.setattr(room, "look", waits)
-    async with kept.running():
-        kept.wants(*(replace(want("r", tag=f"v{number}"), look=True) for number in range(20)))
-        await kept.until(lambda: at_once == LOOKS_MAX)
-        let.set()
-        await kept.until(lambda: sum(bool(one.digest) for one in kept.said) == 20)
-        assert most == LOOKS_MAX
-
-
-async def test_headers_that_are_too_much_for_one_report_are_told_one_after_another(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def found(said: WeightsReport, *_: object) -> WeightsReport:
-        return replace(said, digest="sha256:aa", header="x" * (HEADERS_CHARS_MAX // 3))
-
-    def told() -> set[str]:
-        return {one.artifact for one in kept.said if one.header}
-
-    monkeypatch.setattr(room, "look", found)
-    looks = [replace(want("r", tag=f"v{number}"), look=True) for number in range(5)]
-    async with kept.running():
-        kept.wants(*looks)
-        await kept.until(lambda: sum(one.looked is not None for one in kept.keeping._lines.values()) == 5)
-        first = told()
-        assert len(first) == 3
-        kept.wants(*(one for one in looks if one.artifact not in first))
-        await kept.until(lambda: told() == {one.artifact for one in looks} - first)
-
-
-async def test_a_look_that_nobody_waits_for_is_tried_again_after_a_while(kept: Kept, host: str) -> None:
-    async with kept.running():
-        look = replace(want(host, tag="none"), look=True)
-        kept.wants(look)
-        await kept.until(lambda: kept.said and kept.said[0].failed)
-        first = kept.keeping._lines[wish_of(look)].again_s
-        kept.now_s += LOOK_AGAIN_S
-        kept.wants(look, ca_file=None)
-        await kept.until(lambda: kept.keeping._lines[wish_of(look)].again_s > first)
 
 
 async def test_each_replica_is_a_try_of_its_own(kept: Kept, host: str) -> None:
@@ -390,12 +269,15 @@ def test_the_newest_epoch_is_told_at_once_so_that_no_leader_takes_a_lower_one(ke
 
 
 async def test_before_a_pull_it_is_asked_who_else_has_it_and_not_for_what_is_here(kept: Kept, host: str) -> None:
-    asked, found = list[str](), Peering(lambda: asks.append(1) or ())  # type: ignore[func-returns-value]  # notes it
-    asks = list[int]()
+    asked, asks = list[str](), list[int]()
+
+    def nobody() -> tuple[Peer, ...]:
+        asks.append(1)
+        return ()
 
     async def peering(artifact: str) -> Peering:
         asked.append(artifact)
-        return found
+        return Peering(nobody)
 
     kept.keeping.peering = peering
     async with kept.running():

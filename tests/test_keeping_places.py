@@ -11,7 +11,7 @@ from autoscaler.nodewants import NodeWant
 from autoscaler.settings import Signatures
 from tests.kit.fake_hub import TOKEN, FakeHub
 from tests.kit.fake_s3 import FakeS3
-from tests.test_keeping import Kept
+from tests.kit.kept import Kept
 
 HUB, BUCKET = "hf://acme/tiny?include=*.gguf", "s3://models/tiny/a.gguf"
 CONTENT = b"GGUF" * 100

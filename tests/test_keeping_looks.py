@@ -1,0 +1,95 @@
+"""What the agent of a node is asked to look at: it tells what that is, and brings nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from artifacts.store import Store
+from autoscaler.contract import ReplicaId, WeightsReport
+from autoscaler.nodewants import wish_of
+from pilotlight import keeping as room
+from pilotlight.keeping import HEADERS_CHARS_MAX, LOOK_AGAIN_S, LOOKS_MAX
+from tests.kit import packed
+from tests.kit.kept import Kept, want
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path / "store")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[str]:
+    packed.packed(packed.model(tmp_path / "model", {"a.gguf": b"GGUF", "LICENSE": b"x"}), tmp_path / "layout")
+    with packed.served(tmp_path / "layout") as found:
+        yield found
+
+
+async def test_what_is_only_to_be_looked_at_is_told_and_nothing_of_it_comes(kept: Kept, host: str) -> None:
+    async with kept.running():
+        look = replace(want(host, "r1"), look=True)
+        kept.wants(look)
+        await kept.until(lambda: kept.said and kept.said[0].digest)
+        (said,) = kept.said
+        assert (said.look, said.replicas, said.image, said.ggufs, said.folder) == (True, ("r1",), "", ("a.gguf",), "")
+        assert Store(kept.root).rows() == []
+        kept.wants(replace(look, replicas=(ReplicaId("r1"), ReplicaId("r2"))))
+        await kept.until(lambda: kept.said[0].replicas == ("r1", "r2"))
+        kept.wants()
+        await kept.until(lambda: not kept.keeping._lines)
+
+
+async def test_few_artifacts_are_looked_at_at_once(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, most, let = 0, 0, asyncio.Event()
+
+    async def waits(said: WeightsReport, *_: object) -> WeightsReport:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await let.wait()
+        at_once -= 1
+        return replace(said, digest="sha256:aa", no_header="none")
+
+    monkeypatch.setattr(room, "look", waits)
+    async with kept.running():
+        kept.wants(*(replace(want("r", tag=f"v{number}"), look=True) for number in range(20)))
+        await kept.until(lambda: at_once == LOOKS_MAX)
+        let.set()
+        await kept.until(lambda: sum(bool(one.digest) for one in kept.said) == 20)
+        assert most == LOOKS_MAX
+
+
+async def test_headers_that_are_too_much_for_one_report_are_told_one_after_another(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def found(said: WeightsReport, *_: object) -> WeightsReport:
+        return replace(said, digest="sha256:aa", header="x" * (HEADERS_CHARS_MAX // 3))
+
+    def told() -> set[str]:
+        return {one.artifact for one in kept.said if one.header}
+
+    monkeypatch.setattr(room, "look", found)
+    looks = [replace(want("r", tag=f"v{number}"), look=True) for number in range(5)]
+    async with kept.running():
+        kept.wants(*looks)
+        await kept.until(lambda: sum(one.looked is not None for one in kept.keeping._lines.values()) == 5)
+        first = told()
+        assert len(first) == 3
+        kept.wants(*(one for one in looks if one.artifact not in first))
+        await kept.until(lambda: told() == {one.artifact for one in looks} - first)
+
+
+async def test_a_look_that_nobody_waits_for_is_tried_again_after_a_while(kept: Kept, host: str) -> None:
+    async with kept.running():
+        look = replace(want(host, tag="none"), look=True)
+        kept.wants(look)
+        await kept.until(lambda: kept.said and kept.said[0].failed)
+        first = kept.keeping._lines[wish_of(look)].again_s
+        kept.now_s += LOOK_AGAIN_S
+        kept.wants(look, ca_file=None)
+        await kept.until(lambda: kept.keeping._lines[wish_of(look)].again_s > first)
