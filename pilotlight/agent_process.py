@@ -139,7 +139,7 @@ async def serve(options: AgentOptions) -> None:
     port = None
     if among is not None:
         port = await among.open(options.store)
-        keeping.peering = among.peering
+        keeping.fetching.peering = among.peering
 
     def written(look: NodeLook, sequence: int, age_s: float) -> bytes:
         copies, weights = keeping.report()

@@ -3,7 +3,7 @@
 Owns which wants are acted on: those of the newest epoch that was heard, also while nobody says anything. Promises: each
 Replica that waits is an own try, judged by the registry as every start is; what a Replica waits for or uses is held, so
 that nothing takes it away; what is wanted no more is let go after a while only, for leaders change. What is fetched and
-kept, and how, is `artifacts.obtain`'s and `artifacts.store`'s.
+kept, and how, is `pilotlight.fetching`'s.
 """
 
 from __future__ import annotations
@@ -11,39 +11,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
 import logging
-import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
-from artifacts import bring, credentials, layout
-from artifacts.bring import Lies, Ways
-from artifacts.credentials import Keychain
+from artifacts import bring, layout
 from artifacts.digests import BadDigestError
-from artifacts.dockerconfig import Config
-from artifacts.layout import ForbiddenError, StoreError
+from artifacts.layout import StoreError
 from artifacts.obtain import Came, Registries
 from artifacts.publish import Copy
-from artifacts.reference import BadReferenceError, Reference
-from artifacts.refusals import DeniedError, PolicyError
+from artifacts.reference import BadReferenceError
+from artifacts.refusals import PolicyError
 from artifacts.store import Store, in_thread
-from artifacts.swarm import Peering
 from autoscaler.contract import ReplicaId, WeightsReport, decoder
 from autoscaler.nodewants import ImageWant, NodeWants, Wish, wish_of
 from autoscaler.settings import Weights
-from pilotlight.looking import look, told
+from pilotlight.fetching import Fetching, SecretOf, here
+from pilotlight.looking import told
 from pilotlight.storemetrics import StoreMetrics
-from pilotlight.supply import HEADERS, reached
+from pilotlight.warming import files_of, read_ahead
 
-PULLS_MAX = 4
-"""Artifacts that are fetched at once; the next wait."""
-LOOKS_MAX = 4
-"""Artifacts that are looked at at once: each takes some MiB while its header is read."""
 HEADERS_CHARS_MAX = 400_000
 """Of looks that are told at once: a report has 1 MiB. Whoever has heard of one wants it no more."""
 LINGER_S = 60.0
@@ -60,9 +52,6 @@ FILES = "files"
 
 log = logging.getLogger("pilotlight.agent")
 _decode = decoder(NodeWants)
-
-SecretOf = Callable[[str], Awaitable[Config]]
-"""The text of a pull secret. What it raises is a failed pull, with its message as the reason."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -105,11 +94,8 @@ class Keeping:
 
     def __init__(self, root: Path, secret_of: SecretOf, clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
-        self._secret_of = secret_of
         self._clock = clock
         self.changed: Callable[[], None] = _nobody
-        self.peering: Callable[[str], Awaitable[Peering | None]] = _alone
-        """Who else may have an artifact; asked for each pull from a registry."""
         self.images: Callable[[Sequence[ImageWant]], None] = _nothing
         """Hears which engine images are wanted."""
         self._wants: NodeWants | None = None
@@ -118,9 +104,8 @@ class Keeping:
         self._held: dict[str, tuple[Copy, float | None]] = {}
         """By folder: what pods use, and since when they do no more."""
         self.metrics = StoreMetrics()
-        self._ways: tuple[Weights, Store, Ways] | None = None
-        self._opening, self._pulls = asyncio.Lock(), asyncio.Semaphore(PULLS_MAX)
-        self._looks = asyncio.Semaphore(LOOKS_MAX)
+        self.fetching = Fetching(root, secret_of, self.metrics, clock)
+        self._warming = asyncio.Lock()
         self._copies: tuple[str, ...] = ()
         self._said_s = 0.0
         self._trouble = ""
@@ -234,8 +219,9 @@ class Keeping:
                 line.copy.close()
 
     async def _bring(self, wish: Wish, line: _Line, settings: Weights) -> None:
+        cold: Copy | None = None
         try:
-            copy = await self._brought(wish, line, settings)
+            cold = await self._brought(wish, line, settings)
         except asyncio.CancelledError:
             line.task = None
             raise
@@ -244,88 +230,29 @@ class Keeping:
             line.again_s = self._clock() + LOOK_AGAIN_S
             log.warning("event=weights_failed artifact=%s reason=%r", wish.artifact, line.failed)
         else:
-            if line.copy is not None:
-                line.copy.close()
-            line.copy, line.given, line.refused, line.failed = copy, line.replicas, (), ""
+            line.given, line.refused, line.failed = line.replicas, (), ""
         line.task, line.came = None, None
         self.changed()
         self._wake.set()
+        if cold is not None and line.replicas:  # beside what is yet to come of the start
+            async with self._warming:
+                await read_ahead(wish.artifact, partial(files_of, cold.folder))
 
     async def _brought(self, wish: Wish, line: _Line, settings: Weights) -> Copy | None:
-        """None: they were looked at."""
-        of = bring.lies(wish.artifact)
-        store, ways = await self._opened(settings)
-        if not isinstance(of, Reference):  # logins of the Hub and of buckets are the agent's own
-            return await self._got(wish, line, of, store, ways)
-        secrets = [await self._secret_of(wish.pull_secret)] if wish.pull_secret else []
-
-        async def tried(keychain: Keychain) -> Copy | None:
-            by = dataclasses.replace(ways, registries=dataclasses.replace(ways.registries, keychain=keychain))
-            try:
-                return await self._got(wish, line, of, store, by)
-            except ForbiddenError as error:  # the registry's no to this login; the next may have the right
-                raise DeniedError(str(error)) from None
-
-        return await credentials.each(secrets, of.host, of.repository, ways.registries.keychain, tried)
-
-    async def _got(self, wish: Wish, line: _Line, of: Lies, store: Store, by: Ways) -> Copy | None:
-        if not wish.look:
-            return await self._kept(line, of, store, by, allow_unsafe=wish.allow_unsafe)
-        folder = None if line.replicas else self._root / HEADERS / hashlib.sha256(repr(wish).encode()).hexdigest()
-        async with contextlib.nullcontext() if line.replicas else self._looks:
-            line.looked = await look(WeightsReport(**wish._asdict()), of, by, folder)
-        return None
-
-    async def _kept(self, line: _Line, of: Lies, store: Store, by: Ways, *, allow_unsafe: bool) -> Copy:
-        with contextlib.suppress(ForbiddenError):  # what it meant may be gone there: what it means now is asked
-            kept = await bring.kept(of, store, by, allow_unsafe=allow_unsafe)
-            if kept is not None:
-                return kept
-        return await self._obtained(line, of, store, by, allow_unsafe=allow_unsafe)
-
-    async def _obtained(self, line: _Line, of: Lies, store: Store, by: Ways, *, allow_unsafe: bool) -> Copy:
-        began_s = self._clock()
-        try:
-            async with self._pulls:
-                copy = await self._fetched(line, of, store, by, allow_unsafe=allow_unsafe)
-        except Exception:
-            self._pulled(line, began_s, well=False)
-            raise
-        self._pulled(line, began_s, well=True)
-        return copy
-
-    async def _fetched(self, line: _Line, of: Lies, store: Store, by: Ways, *, allow_unsafe: bool) -> Copy:
-        among = await self.peering(f"oci://{of}") if isinstance(of, Reference) else None
-        if among is not None:
-            by = dataclasses.replace(by, registries=dataclasses.replace(by.registries, peering=among))
-        try:
-            return await bring.bring(of, store, by, lambda came: self._came(line, came), allow_unsafe=allow_unsafe)
-        finally:
-            if among is not None:
-                self.metrics.from_peers(among.given.total())
-
-    def _pulled(self, line: _Line, began_s: float, *, well: bool) -> None:
-        came_bytes = 0 if line.came is None else line.came.bytes
-        self.metrics.pulled(self._clock() - began_s, came_bytes, well=well)
+        """A Copy that was here before: what comes now is in the page cache already."""
+        if wish.look:
+            line.looked = await self.fetching.look(wish, settings, header=not line.replicas)
+            return None
+        brought = await self.fetching.bring(wish, settings, lambda came: self._came(line, came))
+        _closed(line.copy)
+        line.copy = brought.copy
+        return brought.copy if brought.was_here else None
 
     def _came(self, line: _Line, came: Came) -> None:
         line.came = came
         if self._clock() >= self._said_s + TELL_EVERY_S:
             self._said_s = self._clock()
             self.changed()
-
-    async def _opened(self, settings: Weights) -> tuple[Store, Ways]:
-        """As the Settings say. Raises StoreError, SignersError."""
-        async with self._opening:
-            if self._ways is None or self._ways[0] != settings:
-                store = Store(self._root, bytes_max=settings.store_bytes_max, evicted=self.metrics.evicted)
-                ways = await in_thread(lambda: self._by(reached(settings)))
-                self._ways = (settings, await in_thread(store.open), ways)
-            return self._ways[1:]
-
-    @staticmethod
-    def _by(registries: Registries) -> Ways:
-        return Ways(registries, os.environ, Path.home())
 
     # --- what is here -------------------------------------------------------------------------------------------------
 
@@ -361,7 +288,7 @@ class Keeping:
 
     def _listed(self) -> tuple[str, ...]:
         """All that still are what was asked for."""
-        store, found, ways = Store(self._root), list[str](), self._by(Registries())
+        store, found, ways = Store(self._root), list[str](), here(Registries())
         rows = store.rows()
         self.metrics.holds(rows)
         for row in rows:
@@ -383,11 +310,6 @@ def _bounded(said: Iterable[WeightsReport]) -> Iterator[WeightsReport]:
 def _closed(copy: Copy | None) -> None:
     if copy is not None:
         copy.close()
-
-
-async def _alone(_artifact: str) -> Peering | None:
-    """There are no peers."""
-    return None
 
 
 def _nothing(images: Sequence[ImageWant]) -> None:

@@ -1,8 +1,8 @@
 """Weights that lie here into the page cache when a Model's first Call is parked: beside the start, not after it.
 
-Owns when and how much. Promises: only Models without a Replica that answers; once for each time that they begin to be
-waited for; at most a share of the memory that is free, so that no engine that runs loses its own. What is read, and how
-fast, is `artifacts.warmth`'s.
+Owns when (of a cluster's nodes `pilotlight.keeping` does) and how much. Promises: only Models without a Replica that
+answers; once for each time that they begin to be waited for; at most a share of the memory that is free, so that no
+engine that runs loses its own. What is read, and how fast, is `artifacts.warmth`'s.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -28,16 +29,28 @@ FREE_SHARE = 0.75
 FILE = "file://"
 
 log = logging.getLogger("pilotlight.warming")
+Warms = Callable[[Sequence[Path], int], Awaitable[int]]
+"""The files, and how many bytes of them at most -> how many were asked for."""
+
+
+async def read_ahead(name: str, files: Callable[[], Sequence[Path]], warms: Warms | None = None) -> None:
+    """Those files of `name`; `files` may block. What cannot be read is told in the log: this is only about time."""
+    warms = warms or (lambda found, bytes_max: warm(found, bytes_max=bytes_max))
+    try:
+        found = await asyncio.to_thread(files)
+        asked = await warms(found, int(psutil.virtual_memory().available * FREE_SHARE)) if found else 0
+    except OSError as error:
+        log.info("event=warming_failed model=%s reason=%r", name, error.strerror)
+    else:
+        log.info("event=warming model=%s bytes=%d", name, asked)
 
 
 class Warming:
     """A listener of the loop. `located`: a Model with its weights where they lie, if they are here; may block."""
 
-    def __init__(
-        self, located: Callable[[Model], Model], warms: Callable[[Sequence[Path], int], Awaitable[int]] | None = None
-    ) -> None:
+    def __init__(self, located: Callable[[Model], Model], warms: Warms | None = None) -> None:
         self._located = located
-        self._warms = warms or (lambda files, bytes_max: warm(files, bytes_max=bytes_max))
+        self._warms = warms
         self._due: dict[ModelName, Model] = {}
         """In the order in which they were called, each once."""
         self._called = asyncio.Event()
@@ -57,13 +70,7 @@ class Warming:
                 self._called.clear()
                 await self._called.wait()
             model = self._due.pop(next(iter(self._due)))
-            try:
-                files = await asyncio.to_thread(self._files, model)
-                asked = await self._warms(files, int(psutil.virtual_memory().available * FREE_SHARE)) if files else 0
-            except OSError as error:
-                log.info("event=warming_failed model=%s reason=%r", model.name, error.strerror)
-            else:
-                log.info("event=warming model=%s bytes=%d", model.name, asked)
+            await read_ahead(model.name, partial(self._files, model), self._warms)
 
     def _files(self, model: Model) -> list[Path]:
         return weights_of(self._located(model))
@@ -86,7 +93,11 @@ def weights_of(model: Model) -> list[Path]:
     artifact = model.spec.artifact or ""
     if not artifact.startswith(FILE):
         return []
-    path = Path(artifact.removeprefix(FILE))
+    return files_of(Path(artifact.removeprefix(FILE)))
+
+
+def files_of(path: Path) -> list[Path]:
+    """It, or all that is in it. Blocks for a look at the disk."""
     if path.is_dir():
         return [Path(one.path) for one in walk(path) if one.is_file(follow_symlinks=True)]
     return [path]

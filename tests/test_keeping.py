@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -54,6 +54,26 @@ async def test_what_a_replica_waits_for_comes_is_told_and_held(kept: Kept, host:
     assert kept.in_use() == [False], "who ends holds nothing"
 
 
+async def test_a_start_with_weights_that_were_here_has_them_read_ahead_and_one_that_fetched_them_has_not(
+    kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[list[str]]()
+
+    async def noted(name: str, files: Callable[[], Sequence[Path]]) -> None:
+        assert name == want(host).artifact
+        read.append(sorted(path.name for path in files()))
+
+    monkeypatch.setattr(room, "read_ahead", noted)
+    async with kept.running():
+        kept.wants(want(host, "r1"))
+        await kept.until(lambda: kept.said and kept.said[0].replicas == ("r1",))
+        assert read == []
+        kept.wants(want(host, "r2"))
+        await kept.until(lambda: read)
+        assert kept.said[0].replicas == ("r2",), "it is told first"
+    assert read == [["LICENSE", "a.gguf"]]
+
+
 async def test_what_peers_gave_is_counted(kept: Kept, host: str) -> None:
     """Here none of what came: it was given already when the pull began."""
 
@@ -61,7 +81,7 @@ async def test_what_peers_gave_is_counted(kept: Kept, host: str) -> None:
         assert artifact == want(host).artifact
         return Peering(tuple, own="n1", given=Counter(n2=5, n3=2))
 
-    kept.keeping.peering = alone
+    kept.keeping.fetching.peering = alone
     async with kept.running():
         kept.wants(want(host, "r1"))
         await kept.until(lambda: kept.said and kept.said[0].folder)
@@ -279,7 +299,7 @@ async def test_before_a_pull_it_is_asked_who_else_has_it_and_not_for_what_is_her
         asked.append(artifact)
         return Peering(nobody)
 
-    kept.keeping.peering = peering
+    kept.keeping.fetching.peering = peering
     async with kept.running():
         kept.wants(want(host, "r1"))
         await kept.until(lambda: kept.said and kept.said[0].folder)

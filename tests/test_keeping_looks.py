@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from artifacts.store import Store
 from autoscaler.contract import ReplicaId, WeightsReport
 from autoscaler.nodewants import wish_of
-from pilotlight import keeping as room
-from pilotlight.keeping import HEADERS_CHARS_MAX, LOOK_AGAIN_S, LOOKS_MAX
+from pilotlight import fetching
+from pilotlight.fetching import LOOKS_MAX
+from pilotlight.keeping import HEADERS_CHARS_MAX, LOOK_AGAIN_S
 from tests.kit import packed
 from tests.kit.kept import Kept, want
 
@@ -55,7 +56,7 @@ async def test_few_artifacts_are_looked_at_at_once(kept: Kept, monkeypatch: pyte
         at_once -= 1
         return replace(said, digest="sha256:aa", no_header="none")
 
-    monkeypatch.setattr(room, "look", waits)
+    monkeypatch.setattr(fetching, "look", waits)
     async with kept.running():
         kept.wants(*(replace(want("r", tag=f"v{number}"), look=True) for number in range(20)))
         await kept.until(lambda: at_once == LOOKS_MAX)
@@ -73,7 +74,7 @@ async def test_headers_that_are_too_much_for_one_report_are_told_one_after_anoth
     def told() -> set[str]:
         return {one.artifact for one in kept.said if one.header}
 
-    monkeypatch.setattr(room, "look", found)
+    monkeypatch.setattr(fetching, "look", found)
     looks = [replace(want("r", tag=f"v{number}"), look=True) for number in range(5)]
     async with kept.running():
         kept.wants(*looks)

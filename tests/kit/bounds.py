@@ -157,7 +157,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "a store of weights: what a broken pull left": ("artifacts.shelf.LEFT_S_MAX",),
     "a node's agent: artifacts fetched at once; Copies told; what is wanted no more held": (
-        "pilotlight.keeping.PULLS_MAX",
+        "pilotlight.fetching.PULLS_MAX",
         "pilotlight.keeping.COPIES_MAX",
         "pilotlight.keeping.LINGER_S",
     ),
@@ -167,7 +167,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.inside.BEGIN_BYTES",
     ),
     "a node's agent: artifacts looked at at once; a look that failed is taken again after": (
-        "pilotlight.keeping.LOOKS_MAX",
+        "pilotlight.fetching.LOOKS_MAX",
         "pilotlight.keeping.LOOK_AGAIN_S",
     ),
     "a node's agent: what one header says, as it is told; of all in one report": (
