@@ -25,7 +25,7 @@ from pilotlight.certificates import Identity
 from pilotlight.listen import Address
 from pilotlight.renewal import Files
 from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
-from tests.kit.serving import free_port
+from tests.kit.ports import free_port
 from tests.kit.steps import SteppedLoop
 from tests.kit.waiting import until
 from tests.kit.worlds import device, gateway, model, replica, world

@@ -13,7 +13,7 @@ from gateway.front import Front
 from gateway.ops import application
 from pilotlight import health
 from pilotlight.listen import Address
-from tests.kit.serving import free_port
+from tests.kit.ports import free_port
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import world
 

@@ -29,7 +29,7 @@ from artifacts.protobuf import NUMBER_MAX, ProtobufError, fields, text, texts
 from autoscaler.contract import PodDevices
 from pilotlight.nodelook import NodeLook, NodeLooks, news
 from tests.kit.fakenvml import FakeNvml
-from tests.kit.serving import free_port
+from tests.kit.ports import free_port
 
 Value = int | str | bytes
 

@@ -7,11 +7,8 @@ that started them. There is no kubelet here (`tests.cluster.node`), no Service n
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
-import random
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -23,6 +20,7 @@ from typing import Any
 import yaml
 
 from tests.kit.freezing import deliver
+from tests.kit.ports import Ports
 
 HOST = "127.0.0.1"
 TOKEN = "admin-of-a-test"
@@ -30,8 +28,7 @@ ROLES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 READY_S_MAX = 120.0
 PROFILES = Path(__file__).parents[2] / "docs" / "kube-scheduler.yaml"
 """Of the scheduler: what the manual says to those who want its nodes filled up."""
-_PORTS = range(28_192, 32_000)
-_ports = itertools.cycle(random.sample(_PORTS, len(_PORTS)))
+_ports = Ports(range(28_192, 32_000))
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -175,21 +172,8 @@ class Plane:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that are free now and that this run has given to nobody else, who may not have bound his yet.
-
-    Below those that outgoing connections take, and above those of engines in pods.
-    """
-    found: list[int] = []
-    while len(found) < number:
-        port = next(_ports)
-        with socket.socket() as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                trial.bind((HOST, port))
-            except OSError:
-                continue
-        found.append(port)
-    return found
+    """As `tests.kit.ports`: above those of engines in pods."""
+    return _ports.take(number)
 
 
 def _die_with_parent() -> None:

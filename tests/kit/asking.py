@@ -20,7 +20,7 @@ from autoscaler.engines import launch
 from autoscaler.engines.installed import available
 from autoscaler.model import Model, ModelSpec
 from loadtest import tinygguf
-from tests.kit.serving import free_port
+from tests.kit.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SILENT_S = 4.0

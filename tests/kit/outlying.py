@@ -12,7 +12,8 @@ from pathlib import Path
 from loadtest.client import Client
 from loadtest.result import Result, Shot
 from tests.kit.cuttable import Cuttable
-from tests.kit.serving import Serving, free_port
+from tests.kit.ports import free_port
+from tests.kit.serving import Serving
 
 START_S_MAX, STOP_S_MAX = 90.0, 90.0
 

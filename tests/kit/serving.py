@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from loadtest.cli import request_body
 from loadtest.client import Client
 from loadtest.result import Result, Shot
 from tests.kit.fake_process import command
+from tests.kit.ports import free_port
 from tests.kit.waiting import until
 
 API = "pilotlight.dev/v1alpha1"
@@ -348,13 +348,6 @@ async def serving(
         yield one
     finally:
         await one.close()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def running(pid: int) -> bool:

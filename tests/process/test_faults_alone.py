@@ -20,7 +20,8 @@ import pytest
 from autoscaler.contract import LEADER_SILENT_S
 from loadtest.result import Ending
 from tests.kit.freezing import freeze
-from tests.kit.serving import STOP_S, Serving, fake, free_port, serving, shot
+from tests.kit.ports import free_port
+from tests.kit.serving import STOP_S, Serving, fake, serving, shot
 from tests.kit.waiting import until
 
 PIPE_BYTES = 4096

@@ -20,7 +20,8 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from pilotlight.cli import cli
-from tests.kit.serving import Serving, fake, free_port, model, serving, settings, shot
+from tests.kit.ports import free_port
+from tests.kit.serving import Serving, fake, model, serving, settings, shot
 from tests.kit.waiting import until
 
 GATEWAY = {

@@ -20,7 +20,7 @@ from autoscaler.engines import ENGINES, launch
 from autoscaler.engines.installed import available
 from autoscaler.model import Model, ModelSpec
 from loadtest import tinygguf
-from tests.kit.serving import free_port
+from tests.kit.ports import free_port
 
 SENTENCE = "Hello, I am Ada, asleep until you called."
 START_S = 20.0

@@ -27,7 +27,8 @@ from tests.kit import packed
 from tests.kit.asking import listens
 from tests.kit.crowd import Crowd, chat, counted
 from tests.kit.parrot import command, seen
-from tests.kit.serving import API, Document, Serving, free_port, model, serving, settings
+from tests.kit.ports import free_port
+from tests.kit.serving import API, Document, Serving, model, serving, settings
 
 pytestmark = pytest.mark.xdist_group("real engine")
 

@@ -19,7 +19,8 @@ import pytest
 from autoscaler.drivers.records import StateDirectory
 from tests.kit import secure_engine
 from tests.kit.certificates import OURS, THEIRS, Pair, leaf, sides, write, write_authority
-from tests.kit.serving import Serving, fake, free_port, model, serving, settings
+from tests.kit.ports import free_port
+from tests.kit.serving import Serving, fake, model, serving, settings
 from tests.kit.waiting import until
 
 ASK: Any = {"role": "user", "content": "Who is there?"}

@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 
 from loadtest import tinygguf
 from pilotlight import __version__
-from tests.kit.serving import free_port
+from tests.kit.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("artifacts", "autoscaler", "gateway", "loadtest", "pilotlight")
