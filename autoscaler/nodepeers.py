@@ -92,10 +92,10 @@ def _some(of: Sequence[NodePeer], node: NodeId, count: int) -> tuple[NodePeer, .
 
 
 def _digest(report: NodeReport, artifact: str) -> tuple[str, bool]:
-    """(what it says that it has under that name; whether it speaks of it)."""
-    told = [one for one in report.weights if one.artifact == artifact]
+    """(what it says that it has under that name; whether it brings it). Who only looked has nothing of it."""
+    told = [one for one in report.weights if one.artifact == artifact and not one.look]
     return next((one.digest for one in told if one.digest), ""), bool(told)
 
 
 def _is_wanted(wants: NodeWants | None, artifact: str) -> bool:
-    return wants is not None and any(one.artifact == artifact for one in wants.wants)
+    return wants is not None and any(one.artifact == artifact and not one.look for one in wants.wants)

@@ -53,6 +53,12 @@ def test_who_has_it_comes_before_who_brings_it_and_who_is_to_and_the_others_are_
     assert chosen(found, NodeId("n9"))[:2] != found.coming, "who has it is first"
 
 
+def test_who_only_looked_or_is_to_look_has_nothing_to_give() -> None:
+    there = said(report("n1", weights=(WeightsReport(artifact=ADA, digest=DIGEST, look=True),)), report("n2"))
+    wants = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA, look=True),))}
+    assert having(there, wants, ADA, T0) == ((), ())
+
+
 def test_an_agent_that_is_silent_is_not_named() -> None:
     there = said(report("n1", copies=(ADA,)))
     assert names(having(there, {}, ADA, T0 + NODE_EXPIRY_S - 1).whole) == ["n1"]
