@@ -19,6 +19,7 @@ from autoscaler.nodes import unhealthy
 from autoscaler.nodewants import wish_of
 from autoscaler.operators import STILL_THERE
 from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, Node, NodeReported, StopOrder
+from autoscaler.wanted import parts
 from autoscaler.world import Copy, NodeId
 
 NODES_MAX = 10_000
@@ -121,16 +122,16 @@ def _node(draft: Draft, seen: NodeReported) -> None:
 
 
 def _looks(draft: Draft, report: NodeReport) -> None:
-    """What artifacts are that Models name, and why that could not be seen."""
-    world, said = draft.world, [one for one in report.weights if one.look]
+    """What artifacts are that Models name, and why that could not be seen. What no Model asks for is not kept."""
+    world, said = draft.world, {wish_of(one): one for one in report.weights if one.look}
     if not said:
         return
-    named = {artifact for model in world.models.values() for artifact in model.artifacts()}
-    found = {wish_of(one): _seen(one, world.looked.get(wish_of(one))) for one in said if one.digest}
-    looked = {wish: one for wish, one in (world.looked | found).items() if wish.artifact in named}
-    failed = {one.artifact: one.failed for one in said if one.failed}
-    seen = {wish.artifact for wish in found}
-    unbrought = {artifact: why for artifact, why in (world.unbrought | failed).items() if artifact in named - seen}
+    asked = {wish._replace(look=True) for model in world.models.values() for wish in parts(model).values()}
+    found = {wish: _seen(one, world.looked.get(wish)) for wish, one in said.items() if one.digest}
+    looked = {wish: one for wish, one in (world.looked | found).items() if wish in asked}
+    failed = {wish.artifact: one.failed for wish, one in said.items() if one.failed and wish in asked}
+    named = {wish.artifact for wish in asked} - {wish.artifact for wish in found}
+    unbrought = {artifact: why for artifact, why in (world.unbrought | failed).items() if artifact in named}
     if (looked, unbrought) != (world.looked, world.unbrought):
         draft.change(looked=looked, unbrought=unbrought)
 

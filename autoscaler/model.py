@@ -206,12 +206,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         yield self.name
         yield from self.spec.aliases
 
-    def artifacts(self) -> Iterator[str]:
-        """What it is made of: its own weights' artifact, and its adapters'."""
-        if self.spec.artifact is not None:
-            yield self.spec.artifact
-        yield from (one.artifact for one in self.spec.adapters)
-
     def adapter_names(self) -> Iterator[str]:
         """What clients may call its adapters by."""
         for adapter in self.spec.adapters:

@@ -249,6 +249,12 @@ def test_what_agents_saw_stays_known_while_a_model_names_it() -> None:
     assert after.looked == {}, "nobody names it any more"
 
 
+def test_what_an_agent_says_that_nobody_asked_is_not_kept() -> None:
+    at = looking(LOOK, replace(LOOK, pull_secret="made-up"), replace(LOOK, pull_secret="so too", digest="", failed="x"))
+    assert [wish.pull_secret for wish in at.looked] == [""]
+    assert at.unbrought == {}
+
+
 def test_of_a_model_whose_memory_nobody_knows_the_header_is_looked_at() -> None:
     plain = replace(looking(), settings=Settings())
     assert list(looks(plain, "n1").values()) == [(replace(want(), look=True),)]
