@@ -147,16 +147,18 @@ def _looks(world: World, models: Iterable[Model], agents: Collection[NodeId]) ->
         look
         for model in models
         for wish in wishes(world, model).values()
-        if (wish.look or unsized(model)) and not _known(world, look := wish._replace(look=True), header=unsized(model))
+        if not _known(world, look := wish._replace(look=True), image=wish.look, header=unsized(model))
     }
     for wish in asked:
         yield min(agents, key=lambda node: (zlib.crc32(f"{node} {wish}".encode()), node)), wish
 
 
-def _known(world: World, look: Wish, *, header: bool) -> bool:
-    """Whether all is known of it; `header`: also what its header says."""
-    said = world.looked.get(look)
-    return said is not None and (not header or bool(said.header or said.no_header))
+def _known(world: World, look: Wish, *, image: bool, header: bool) -> bool:
+    """Whether all is known of it: `image`, that it is one (what is none no pod starts with, and nobody else would see
+    that it was pushed anew), and `header`, what that says.
+    """
+    said = world.looked.get(look) or WeightsReport(artifact=look.artifact)
+    return not (image and said.image is None) and (not header or bool(said.header or said.no_header))
 
 
 def standing(world: World, replica: Replica, model: Model, since_s: float, now_s: float) -> Laid | Coming | Failed:

@@ -69,7 +69,7 @@ class _Line:
     looked: WeightsReport | None = None
     """What was found, where they were only to be looked at."""
     again_s: float = 0.0
-    """When a look that failed is taken again where nobody waits for it."""
+    """When a look that failed, or found no image, is taken again where nobody waits for it."""
     task: asyncio.Task[None] | None = None
     unwanted_s: float | None = None
 
@@ -80,6 +80,12 @@ class _Line:
             return self.task is None  # whoever waited for it needed no header
         tried = self.copy is not None or self.looked is not None or self.failed
         return self.task is None and (not tried or not set(self.replicas) <= {*self.given, *self.refused})
+
+    def look_again(self) -> None:
+        """Where it failed; or found no image, for another may lie there now."""
+        self.failed = ""
+        if self.looked is not None and self.looked.image is None:
+            self.looked = None
 
     def refuse(self, reason: str) -> None:
         """Who has the Copy has it; the others have failed."""
@@ -194,8 +200,8 @@ class Keeping:
         for wish, want in wanted.items():
             line = self._lines.setdefault(wish, _Line())
             line.replicas, line.unwanted_s = want.replicas, None
-            if want.look and line.failed and not want.replicas and now_s >= line.again_s:
-                line.failed = ""
+            if want.look and not want.replicas and line.task is None and now_s >= line.again_s:
+                line.look_again()
             if line.due:
                 line.task = tasks.create_task(self._bring(wish, line, wants.weights))
 
@@ -227,11 +233,10 @@ class Keeping:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it costs this start alone, and is its reason
             line.refuse(str(error) or type(error).__name__)
-            line.again_s = self._clock() + LOOK_AGAIN_S
             log.warning("event=weights_failed artifact=%s reason=%r", wish.artifact, line.failed)
         else:
             line.given, line.refused, line.failed = line.replicas, (), ""
-        line.task, line.came = None, None
+        line.task, line.came, line.again_s = None, None, self._clock() + LOOK_AGAIN_S
         self.changed()
         self._wake.set()
         if cold is not None and line.replicas:  # beside what is yet to come of the start

@@ -94,3 +94,27 @@ async def test_a_look_that_nobody_waits_for_is_tried_again_after_a_while(kept: K
         kept.now_s += LOOK_AGAIN_S
         kept.wants(look, ca_file=None)
         await kept.until(lambda: kept.keeping._lines[wish_of(look)].again_s > first)
+
+
+async def test_what_was_no_image_is_looked_at_again_for_it_may_have_been_pushed_anew(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[str]()
+
+    async def found(said: WeightsReport, *_: object) -> WeightsReport:
+        seen.append(said.artifact)
+        return replace(said, digest="sha256:aa", no_header="none", image="models" if said.artifact in seen[:-1] else None)
+
+    monkeypatch.setattr(room, "look", found)
+    look, other = replace(want("r"), look=True), replace(want("r", tag="v2"), look=True)
+    async with kept.running():
+        kept.wants(look)
+        await kept.until(lambda: kept.said and kept.said[0].digest)
+        assert kept.said[0].image is None
+        kept.now_s += LOOK_AGAIN_S
+        kept.wants(look)
+        await kept.until(lambda: kept.said[0].image == "models")
+        kept.now_s += LOOK_AGAIN_S
+        kept.wants(look, other)
+        await kept.until(lambda: other.artifact in seen)
+        assert seen == [look.artifact, look.artifact, other.artifact], "what is one is looked at once"
