@@ -8,6 +8,8 @@ its context is.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 CELLS = 256
@@ -22,28 +24,32 @@ BYTES_MAX = 1 << 60
 """No estimate is larger: a file may claim anything."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=BYTES_MAX)]
+"""Where a shape comes as a text: an agent may say anything, too, and what is negative would make room."""
+
+
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """What one block keeps: elements of keys and values for each token, and a state for each slot."""
 
-    key_elements: int = 0
-    value_elements: int = 0
-    window_tokens: int = 0
+    key_elements: Count = 0
+    value_elements: Count = 0
+    window_tokens: Count = 0
     """It keeps only so many of the last tokens; 0: all."""
-    state_bytes: int = 0
+    state_bytes: Count = 0
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """What an artifact says of itself, as far as memory depends on it."""
 
-    weights_bytes: int
+    weights_bytes: Count
     layers: tuple[Layer, ...]
-    context_tokens: int
+    context_tokens: Count
     """What the model was trained for: the most that a slot can use."""
-    vocabulary: int
-    width: int
-    inner: int
+    vocabulary: Count
+    width: Count
+    inner: Count
     """Width of the feed-forward layers that one token goes through."""
-    heads: int = 0
+    heads: Count = 0
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):

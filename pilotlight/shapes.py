@@ -87,6 +87,6 @@ def known(model: Model, looked: Mapping[Wish, WeightsReport]) -> Known | None:
     try:
         header = _decode(said.header)
     except msgspec.DecodeError:
-        return None  # another version's
+        return None  # another version's, or of no model
     laid_over = (looked.get(wish._replace(look=True)) for name, wish in parts(model).items() if name != OWN)
-    return Known(header.words, header.shape, sum(one.bytes for one in laid_over if one is not None))
+    return Known(header.words, header.shape, sum(max(0, one.bytes) for one in laid_over if one is not None))

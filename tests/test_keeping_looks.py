@@ -103,7 +103,9 @@ async def test_what_was_no_image_is_looked_at_again_for_it_may_have_been_pushed_
 
     async def found(said: WeightsReport, *_: object) -> WeightsReport:
         seen.append(said.artifact)
-        return replace(said, digest="sha256:aa", no_header="none", image="models" if said.artifact in seen[:-1] else None)
+        return replace(
+            said, digest="sha256:aa", no_header="none", image="models" if said.artifact in seen[:-1] else None
+        )
 
     monkeypatch.setattr(room, "look", found)
     look, other = replace(want("r"), look=True), replace(want("r", tag="v2"), look=True)

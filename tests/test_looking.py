@@ -22,6 +22,7 @@ from pilotlight import shapes
 from pilotlight.fit import needs, told
 from pilotlight.gathering import completed
 from pilotlight.looking import NOT_WHOLE, look
+from pilotlight.needs import Known
 from pilotlight.packing import planned
 from tests.kit import packed
 from tests.kit.fake_hub import FakeHub
@@ -137,6 +138,24 @@ async def test_an_adapter_counts_by_its_size(tmp_path: Path) -> None:
     lora = WeightsReport(artifact="oci://r/x:1", look=True, digest="sha256:aa", bytes=1000)
     known = shapes.known(both, {wish_of(said): said, wish_of(lora): lora})
     assert completed(both, known, gpus=True).memory_bytes >= alone.memory_bytes + 1000
+
+
+@pytest.mark.parametrize("wrong", [{"weights_bytes": -1}, {"width": 10**400}, {"layers": [{"key_elements": -1}]}])
+def test_a_header_of_no_model_is_as_good_as_none_whatever_an_agent_says(wrong: dict[str, object]) -> None:
+    shape = {"weights_bytes": 10, "layers": [], "context_tokens": 1, "vocabulary": 1, "width": 1, "inner": 1}
+    lora = Adapter(name="x", artifact="oci://r/x:1")
+    model = replace(MODEL, spec=replace(MODEL.spec, adapters=(lora,)))
+    less = WeightsReport(artifact=lora.artifact, look=True, digest="sha256:aa", bytes=-(1 << 40))
+
+    def known(shape: dict[str, object]) -> Known | None:
+        text = json.dumps({"words": "w", "shape": shape})
+        said = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", header=text)
+        return shapes.known(model, {wish_of(said): said, wish_of(less): less})
+
+    assert known(shape | wrong) is None
+    found = known(shape)
+    assert found is not None
+    assert found.adapters_bytes == 0
 
 
 async def test_at_the_hub_a_header_is_read_too_and_nothing_is_an_image(tmp_path: Path) -> None:
