@@ -30,7 +30,7 @@ from artifacts.swarm import Peering
 from autoscaler.contract import WeightsReport
 from autoscaler.nodewants import Wish
 from autoscaler.settings import Weights
-from pilotlight.looking import look
+from pilotlight.looking import look, short
 from pilotlight.storemetrics import StoreMetrics
 from pilotlight.supply import HEADERS, reached
 
@@ -85,7 +85,7 @@ class Fetching:
         async def work(of: Lies, _store: Store, by: Ways) -> WeightsReport:
             folder = self._root / HEADERS / hashlib.sha256(repr(wish).encode()).hexdigest() if header else None
             async with self._looks if header else contextlib.nullcontext():
-                return await look(WeightsReport(**wish._asdict()), of, by, folder)
+                return short(await look(WeightsReport(**wish._asdict()), of, by, folder))
 
         return await self._let_in(wish, settings, work)
 

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,12 +32,10 @@ from autoscaler.contract import ReplicaId, WeightsReport, decoder
 from autoscaler.nodewants import ImageWant, NodeWants, Wish, wish_of
 from autoscaler.settings import Weights
 from pilotlight.fetching import Fetching, SecretOf, here
-from pilotlight.looking import told
+from pilotlight.looking import REASON_CHARS_MAX, fitting, told
 from pilotlight.storemetrics import StoreMetrics
 from pilotlight.warming import files_of, read_ahead
 
-HEADERS_CHARS_MAX = 400_000
-"""Of looks that are told at once: a report has 1 MiB. Whoever has heard of one wants it no more."""
 LINGER_S = 60.0
 """What is wanted no more is held for so long."""
 LOOK_EVERY_S = 30.0
@@ -46,8 +44,6 @@ TELL_EVERY_S = 1.0
 COPIES_MAX = 500
 """That are told, those that were used last: a report has 1 MiB."""
 LOOK_AGAIN_S = 60.0
-REASON_CHARS_MAX = 1000
-"""Of a failure; names of files are others' words, and a report that is too long is not heard at all."""
 FILES = "files"
 
 log = logging.getLogger("pilotlight.agent")
@@ -139,7 +135,7 @@ class Keeping:
     def report(self) -> tuple[tuple[str, ...], tuple[WeightsReport, ...]]:
         """What is here, and how far each wish is."""
         lines = [(wish, line) for wish, line in self._lines.items() if line.unwanted_s is None]
-        said = tuple(_bounded(one for wish, line in lines for one in self._said(wish, line)))
+        said = tuple(fitting(one for wish, line in lines for one in self._said(wish, line)))
         own = {wish.artifact for wish, line in self._lines.items() if line.copy is not None}
         return tuple(sorted({*own, *self._copies})), said
 
@@ -301,15 +297,6 @@ class Keeping:
                 if bring.recalled(bring.lies(row.record.reference), store, ways) == row.record.key:
                     found.append(row.record.reference)
         return tuple(found[:COPIES_MAX])
-
-
-def _bounded(said: Iterable[WeightsReport]) -> Iterator[WeightsReport]:
-    """Without those headers that are too much for one report."""
-    left = HEADERS_CHARS_MAX
-    for one in said:
-        left -= len(one.header)
-        if left >= 0 or not one.header:
-            yield one
 
 
 def _closed(copy: Copy | None) -> None:

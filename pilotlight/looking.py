@@ -6,6 +6,7 @@ is that of the very image that a container runtime would take on this machine.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -23,6 +24,10 @@ from pilotlight import shapes
 
 TOLD_MAX = 5
 """Of what could be loaded: of more than one nobody loads any."""
+HEADERS_CHARS_MAX = 400_000
+"""Of looks that are told at once: a report has 1 MiB. Whoever has heard of one wants it no more."""
+REASON_CHARS_MAX = 1000
+"""Of why something is not; names of files are others' words, and a report that is too long is not heard at all."""
 NOT_WHOLE = (
     "of its compressed layers not all names are known before they are pulled, and any may be code: push them "
     "uncompressed, as `pilotlight weights push` does, or say allowUnsafe"
@@ -76,3 +81,17 @@ async def _seen(said: WeightsReport, of: Contents, repository: str, source: Sour
 def told(paths: tuple[str, ...] | list[str]) -> dict[str, tuple[str, ...]]:
     """What of an artifact's files an engine could be given to load, or to lay over other weights."""
     return {"ggufs": tuple(gguf.bases(paths)[:TOLD_MAX]), "adapters": tuple(kinds.adapters(paths)[:TOLD_MAX])}
+
+
+def short(said: WeightsReport) -> WeightsReport:
+    """As it has room in a report."""
+    return replace(said, no_image=said.no_image[:REASON_CHARS_MAX], no_header=said.no_header[:REASON_CHARS_MAX])
+
+
+def fitting(said: Iterable[WeightsReport]) -> Iterator[WeightsReport]:
+    """Without those headers that are too much for one report."""
+    left = HEADERS_CHARS_MAX
+    for one in said:
+        left -= len(one.header)
+        if left >= 0 or not one.header:
+            yield one

@@ -28,6 +28,8 @@ from pilotlight.needs import Known
 
 CHARS_MAX = 100_000
 """Of what is told; of a model of 100 layers it is 10,000."""
+NAME_CHARS_MAX = 80
+"""Of an architecture: it is the artifact's own word, and of any length there."""
 NONE = "it has neither one GGUF file that is not compressed nor a config.json"
 
 
@@ -66,7 +68,7 @@ async def _read(files: Sequence[File], repository: str, source: Source, folder: 
     bases = gguf.bases(await headers.begin(files, repository, source, folder))
     if len(bases) == 1:
         info = await asyncio.to_thread(gguf.read, folder / bases[0])
-        return Header(f"Its GGUF header ({info.architecture})", info.shape)
+        return Header(f"Its GGUF header ({info.architecture[:NAME_CHARS_MAX]})", info.shape)
     if bases or not await headers.begin_config(files, repository, source, folder):
         return None
     config = await asyncio.to_thread(hfconfig.read, folder)

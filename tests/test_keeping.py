@@ -21,6 +21,7 @@ from artifacts.swarm import Peering
 from autoscaler.settings import Signatures
 from pilotlight import keeping as room
 from pilotlight.keeping import LINGER_S, Keeping
+from pilotlight.looking import REASON_CHARS_MAX
 from pilotlight.packing import planned
 from pilotlight.pullsecrets import NoSecretError, PullSecrets
 from tests.kit import packed
@@ -261,7 +262,7 @@ async def test_a_long_reason_makes_no_report_that_is_too_long_to_be_heard(kept: 
     async with kept.running():
         kept.wants(want(host, "r1", secret="mine"))
         await kept.until(lambda: kept.said and kept.said[0].failed)
-        assert len(kept.said[0].failed) == room.REASON_CHARS_MAX
+        assert len(kept.said[0].failed) == REASON_CHARS_MAX
 
 
 async def test_an_agent_that_may_read_no_secret_says_so() -> None:

@@ -14,7 +14,8 @@ from autoscaler.contract import ReplicaId, WeightsReport
 from autoscaler.nodewants import wish_of
 from pilotlight import fetching
 from pilotlight.fetching import LOOKS_MAX
-from pilotlight.keeping import HEADERS_CHARS_MAX, LOOK_AGAIN_S
+from pilotlight.keeping import LOOK_AGAIN_S
+from pilotlight.looking import HEADERS_CHARS_MAX, REASON_CHARS_MAX
 from tests.kit import packed
 from tests.kit.kept import Kept, want
 
@@ -96,6 +97,19 @@ async def test_a_look_that_nobody_waits_for_is_tried_again_after_a_while(kept: K
         await kept.until(lambda: kept.keeping._lines[wish_of(look)].again_s > first)
 
 
+async def test_why_there_is_no_image_or_header_is_told_as_far_as_a_report_has_room(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def found(said: WeightsReport, *_: object) -> WeightsReport:
+        return replace(said, digest="sha256:aa", no_image="x" * 1_000_000, no_header="x" * 1_000_000)
+
+    monkeypatch.setattr(fetching, "look", found)
+    async with kept.running():
+        kept.wants(replace(want("r"), look=True))
+        await kept.until(lambda: kept.said and kept.said[0].digest)
+        assert {len(kept.said[0].no_image), len(kept.said[0].no_header)} == {REASON_CHARS_MAX}
+
+
 async def test_what_was_no_image_is_looked_at_again_for_it_may_have_been_pushed_anew(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +121,7 @@ async def test_what_was_no_image_is_looked_at_again_for_it_may_have_been_pushed_
             said, digest="sha256:aa", no_header="none", image="models" if said.artifact in seen[:-1] else None
         )
 
-    monkeypatch.setattr(room, "look", found)
+    monkeypatch.setattr(fetching, "look", found)
     look, other = replace(want("r"), look=True), replace(want("r", tag="v2"), look=True)
     async with kept.running():
         kept.wants(look)

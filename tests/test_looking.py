@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
-from artifacts import bring, inside, ocilayout, reference
+from artifacts import bring, gguf, inside, ocilayout, reference
 from artifacts.bring import Ways
 from artifacts.headers import NO_TENSORS
 from artifacts.obtain import Registries
@@ -106,6 +107,20 @@ async def test_what_a_header_in_a_registry_says_is_what_the_file_would(tmp_path:
     assert sized.memory_bytes == sized.estimated_bytes == completed(there, gpus=True).memory_bytes > 0
     assert found == needs(there)
     assert said.bytes > 0, "were it an adapter"
+
+
+async def test_the_name_that_a_header_gives_itself_is_told_in_few_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def long(path: Path) -> gguf.GgufInfo:
+        return replace(gguf.read(path), architecture="\N{GRINNING FACE}" * 90_000)
+
+    (tmp_path / "in").mkdir()
+    tinygguf.make(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
+    monkeypatch.setattr(shapes, "gguf", SimpleNamespace(read=long, bases=gguf.bases, GgufError=gguf.GgufError))
+    said, sized, _ = await read(tmp_path, tmp_path / "in")
+    assert len(said.header.encode()) < 10_000
+    assert sized.memory_bytes
 
 
 async def test_config_json_says_what_safetensors_need_before_they_are_anywhere(tmp_path: Path) -> None:

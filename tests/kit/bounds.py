@@ -166,13 +166,13 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.inside.SPANS_MAX",
         "artifacts.inside.BEGIN_BYTES",
     ),
-    "a node's agent: artifacts looked at at once; a look that failed is taken again after": (
+    "a node's agent: artifacts looked at at once; a look that failed, or found no image, is taken again after": (
         "pilotlight.fetching.LOOKS_MAX",
         "pilotlight.keeping.LOOK_AGAIN_S",
     ),
     "a node's agent: what one header says, as it is told; of all in one report": (
         "pilotlight.shapes.CHARS_MAX",
-        "pilotlight.keeping.HEADERS_CHARS_MAX",
+        "pilotlight.looking.HEADERS_CHARS_MAX",
     ),
     "a Replica waits for an agent that brings weights, for how pods can see them": (
         "autoscaler.wanted.AGENT_S_MAX",
