@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
 from autoscaler.nodewants import NodeWant
@@ -47,14 +48,15 @@ async def test_they_come_are_told_and_are_taken_again_while_their_place_is_away(
         assert not moved, "its bytes came once"
 
 
+@pytest.mark.parametrize("unsafe", [False, True])
 async def test_what_lies_there_is_told_of_by_an_agent_that_began_anew(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, unsafe: bool
 ) -> None:
     async with FakeHub({}, {"a.gguf": CONTENT}).both() as hub:
         for name, value in hub.env().items():
             monkeypatch.setenv(name, value)
         async with kept.running():
-            kept.wants(want(HUB, "r1"))
+            kept.wants(replace(want(HUB, "r1"), allow_unsafe=unsafe))
             await kept.until(lambda: kept.said and kept.said[0].folder)
         anew = Kept(tmp_path / "store")
         async with anew.running():
