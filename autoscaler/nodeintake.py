@@ -21,6 +21,10 @@ from autoscaler.ordered import NodeReported
 NODE_BYTES_MAX = 1 << 20
 FOLDER = re.compile(r"copies(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,255}){1,4}")
 """Of a Copy's files, below a store: it is mounted into pods, and must lead to nothing else of the node."""
+DIGEST = re.compile(r"sha[0-9]{3}:[0-9a-f]{1,128}")
+"""It becomes a part of an image's name, and other agents are told of it."""
+PEER_CHARS_MAX = 300
+"""Of an agent's URL for others, who are told of many at once: a name of NODE_CHARS_MAX and a port."""
 
 _decode = decoder(NodeReport)
 _encode = msgspec.json.Encoder().encode
@@ -44,6 +48,11 @@ def add_to(app: web.Application, loop: Loop) -> None:
             return refused
         if any(one.folder and not FOLDER.fullmatch(one.folder) for one in report.weights):
             return web.json_response({"error": "`folder` is that of a Copy, below the store: copies/..."}, status=400)
+        if any(one.digest and not DIGEST.fullmatch(one.digest) for one in report.weights):
+            return web.json_response({"error": "`digest` is one such as sha256:..."}, status=400)
+        if len(report.peer) > PEER_CHARS_MAX:
+            error = f"`peer` is longer than {PEER_CHARS_MAX} characters: https://HOST:PORT"
+            return web.json_response({"error": error}, status=400)
         known, seen = loop.world.nodes.get(report.node), (NodeReported(report=report),)
         if known is not None and known.report.boot == report.boot and repeats(known.report, report):
             loop.note(seen)

@@ -21,7 +21,7 @@ from artifacts.podcgroup import pod_uid
 from autoscaler.contract import NODE_EXPIRY_S, NODE_PERIOD_S, DeviceReport, NodeReport, PodDevices, PodUse
 from autoscaler.door import Door
 from autoscaler.drivers.nvml import Gpu
-from autoscaler.nodeintake import NODE_BYTES_MAX
+from autoscaler.nodeintake import NODE_BYTES_MAX, PEER_CHARS_MAX
 from autoscaler.ordered import NodeReported
 from autoscaler.serve import ContractServer
 from pilotlight import agent_process, nodelook, nodeway
@@ -287,6 +287,20 @@ async def test_what_is_mounted_into_pods_is_a_copy_of_the_store(
     client = await aiohttp_client(ContractServer(SteppedLoop(world()).loop).application())
     weights = [{"artifact": "oci://r/a:1", "folder": folder}]
     assert (await client.post("/v1/node", data=body(weights=weights))).status == status
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [({"weights": [{"artifact": "oci://r/a:1", "digest": "sha256:" + "0a" * 32}]}, 200),
+     ({"weights": [{"artifact": "oci://r/a:1", "digest": "sha256:0a\n"}]}, 400),
+     ({"weights": [{"artifact": "oci://r/a:1", "digest": "x" * 1000}]}, 400),
+     ({"peer": "https://" + "n" * PEER_CHARS_MAX + ":1"}, 400)],
+)  # fmt: skip
+async def test_what_others_are_told_of_a_node_is_short_and_what_it_should_be(
+    aiohttp_client: AiohttpClient, said: dict[str, object], status: int
+) -> None:
+    client = await aiohttp_client(ContractServer(SteppedLoop(world()).loop).application())
+    assert (await client.post("/v1/node", data=body(**said))).status == status
 
 
 async def test_the_agent_shows_its_token_and_hears_that_it_is_not_taken(tmp_path: Path) -> None:
