@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -34,6 +35,7 @@ from autoscaler.settings import Weights
 from pilotlight.fetching import Fetching, SecretOf, here
 from pilotlight.looking import REASON_CHARS_MAX, fitting, told
 from pilotlight.storemetrics import StoreMetrics
+from pilotlight.supply import HEADERS
 from pilotlight.warming import files_of, read_ahead
 
 LINGER_S = 60.0
@@ -155,7 +157,8 @@ class Keeping:
             )  # fmt: skip
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. What a break left of looks goes first."""
+        await asyncio.to_thread(shutil.rmtree, self._root / HEADERS, ignore_errors=True)
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:

@@ -16,6 +16,7 @@ from pilotlight import fetching
 from pilotlight.fetching import LOOKS_MAX
 from pilotlight.keeping import LOOK_AGAIN_S
 from pilotlight.looking import HEADERS_CHARS_MAX, REASON_CHARS_MAX
+from pilotlight.supply import HEADERS
 from tests.kit import packed
 from tests.kit.kept import Kept, want
 
@@ -44,6 +45,14 @@ async def test_what_is_only_to_be_looked_at_is_told_and_nothing_of_it_comes(kept
         await kept.until(lambda: kept.said[0].replicas == ("r1", "r2"))
         kept.wants()
         await kept.until(lambda: not kept.keeping._lines)
+
+
+async def test_what_a_break_left_of_looks_goes_when_the_agent_begins_anew(kept: Kept) -> None:
+    left = kept.root / HEADERS / "ab" / "a.gguf"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"GGUF")
+    async with kept.running():
+        await kept.until(lambda: not (kept.root / HEADERS).exists())
 
 
 async def test_few_artifacts_are_looked_at_at_once(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
