@@ -85,13 +85,16 @@ class HttpWay:
 
     async def _get(self, url: str, host: str | None) -> bytes | None:
         """None: it did not answer, or more than anybody would."""
-        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+        try:
             async with self._connected().get(
                 URL(url, encoded=True), headers=self._headers(), raise_for_status=True, server_hostname=host,
                 ssl=True if self._tls is None else self._tls(), timeout=aiohttp.ClientTimeout(total=SEND_S_MAX),
             ) as answer:  # fmt: skip
-                found = await answer.content.read(ANSWER_BYTES_MAX)
-                return found if answer.content.at_eof() else None
+                await answer.content.readexactly(ANSWER_BYTES_MAX)
+        except asyncio.IncompleteReadError as whole:  # it ended before, and may have come in pieces
+            return whole.partial
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
         return None
 
     async def follow(self, path: str, heard: Callable[[bytes], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ from pilotlight.access import Access
 from pilotlight.certificates import Identity
 from pilotlight.listen import Address
 from pilotlight.neighbours import CERTIFIED, Neighbours, PeerOptions
-from pilotlight.nodeway import HttpWay
+from pilotlight.nodeway import ANSWER_BYTES_MAX, HttpWay
 from pilotlight.renewal import Files
 from pilotlight.storemetrics import StoreMetrics
 from tests.kit import packed
@@ -40,10 +41,20 @@ class Autoscaler:
         self.says: bytes = b""
         self.peers: tuple[NodePeer, ...] = ()
         self.asked: list[dict[str, str]] = []
+        self.slowly = False
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(dict(request.query))
-        return web.Response(body=self.says or msgspec.json.encode(NodePeers(peers=self.peers)))
+        body = self.says or msgspec.json.encode(NodePeers(peers=self.peers))
+        if not self.slowly:
+            return web.Response(body=body)
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for piece in (body[:10], body[10:]):
+            await answer.write(piece)
+            for _ in range(50):  # whoever reads has read it
+                await asyncio.sleep(0)
+        return answer
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[HttpWay]:
@@ -136,6 +147,17 @@ async def test_of_what_is_said_only_addresses_of_peers_and_what_they_hold_are_be
         )
         found = (await one.peering(ADA)).peers()
         assert [(one.name, one.holds) for one in found] == [("a", frozenset({digest})), ("b", frozenset[Digest]())]
+
+
+async def test_an_answer_that_comes_in_pieces_is_read_whole_and_one_that_is_too_long_not_at_all(tmp_path: Path) -> None:
+    scaler = Autoscaler(tmp_path)
+    scaler.slowly = True
+    async with scaler.running() as way:
+        one = Neighbours("n2", [way], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
+        scaler.peers = (NodePeer(node="a", url="https://10.0.0.1:1"),)
+        assert [one.name for one in (await one.peering(ADA)).peers()] == ["a"]
+        scaler.peers = (NodePeer(node="a", url="https://10.0.0.1:1", digest="x" * ANSWER_BYTES_MAX),)
+        assert (await one.peering(ADA)).peers() == []
 
 
 async def test_a_word_that_is_none_costs_the_peers_alone_and_is_said_once(
