@@ -21,7 +21,7 @@ from artifacts import listing, plainxml, sigv4
 from artifacts.awskeys import AwsKeys
 from artifacts.listing import FILES_MAX, Entry, Listing
 from artifacts.origin import checked
-from artifacts.places import Place, Rules, Whole
+from artifacts.places import Explain, Place, Rules, Whole
 from artifacts.plainxml import BadXmlError, Element
 from artifacts.refusals import PolicyError, RegistryError
 from artifacts.sigv4 import Asked, Scope
@@ -35,6 +35,17 @@ _ETAG = re.compile(r'"[!#-~]{1,256}"')
 _SIZE = re.compile(r"[0-9]{1,15}")
 _CODE = re.compile(r"[A-Za-z]{1,64}")
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
+_ENDED = "the session that the keys are of (AWS_SESSION_TOKEN) has ended, or is another's: get keys anew"
+_MEANINGS = {
+    "NoSuchBucket": "there is no such bucket",
+    "InvalidObjectState": "it is archived: have it restored first",
+    "RequestTimeTooSkewed": "the clock of this machine is wrong",
+    "InvalidAccessKeyId": "no key is known by the name in AWS_ACCESS_KEY_ID (or ~/.aws/credentials)",
+    "SignatureDoesNotMatch": "AWS_SECRET_ACCESS_KEY (or ~/.aws/credentials) is not the secret of that key",
+    "ExpiredToken": _ENDED,
+    "InvalidToken": _ENDED,
+}
+"""What a refusal means that says more than its status, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +72,8 @@ class BucketAccess:
 
     async def place(self, bucket: str, rules: Rules, *, signed: bool) -> Place:
         """The bucket, asked with the keys that there are by then, or as nobody. Raises PolicyError."""
-        scope = Scope(await self.keys.region(), "s3")
+        region = await self.keys.region()
+        scope = Scope(region, "s3")
 
         async def prove(method: str, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
             current = await self.keys.keys() if signed else None  # those of a role end
@@ -71,7 +83,7 @@ class BucketAccess:
                 else sigv4.signed(Asked(method, url, headers), current, scope, rules.pace.unix_s())
             )
 
-        place = Place(await self.base(bucket), prove, _explained, rules)
+        place = Place(await self.base(bucket), prove, _explaining(region, signed=signed), rules)
         place.follow = False
         return place
 
@@ -212,22 +224,23 @@ def _url(place: Place, key: str) -> URL:
     return place.url(sigv4.encoded(key, path=True))
 
 
-def _explained(status: int, headers: Mapping[str, str], body: bytes) -> str:
-    """By the codes of S3."""
-    region = headers.get("X-Amz-Bucket-Region", "")
-    try:
-        said = plainxml.parse(body).one("Code") if body else ""
-    except BadXmlError:
-        said = ""
-    code = said if _CODE.fullmatch(said) else ""
-    if status in {301, 307, 400} and _REGION.fullmatch(region):
-        return f"the bucket lies in another region: set AWS_REGION={region}"
-    if code == "NoSuchBucket":
-        return "there is no such bucket"
-    if code == "InvalidObjectState":
-        return "it is archived: have it restored first"
-    if code == "RequestTimeTooSkewed":
-        return "the clock of this machine is wrong"
-    if status in {401, 403}:
-        return f"the keys (AWS_ACCESS_KEY_ID, ~/.aws/credentials) may not read it{f' ({code})' if code else ''}"
-    return code
+def _explaining(region: str, *, signed: bool) -> Explain:
+    """By the codes of S3; an answer to a HEAD has none. `region`: the one that was asked for."""
+
+    def explained(status: int, headers: Mapping[str, str], body: bytes) -> str:
+        try:
+            error = plainxml.parse(body) if body else Element("")
+        except BadXmlError:
+            error = Element("")
+        said, lies = error.one("Code"), headers.get("X-Amz-Bucket-Region") or error.one("Region")
+        code = said if _CODE.fullmatch(said) else ""
+        if status in {301, 307, 400} and _REGION.fullmatch(lies) and lies != region:  # some say theirs with each answer
+            return f"the bucket lies in another region: set AWS_REGION={lies}"
+        if code in _MEANINGS:
+            return f"{_MEANINGS[code]} ({code})"
+        if status in {401, 403}:
+            who = "the keys (AWS_ACCESS_KEY_ID, ~/.aws/credentials)" if signed else "whoever has no keys"
+            return f"{who} may not read it{f' ({code})' if code else ''}"
+        return code
+
+    return explained

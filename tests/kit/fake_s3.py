@@ -9,6 +9,8 @@ import base64
 import hashlib
 import hmac
 import re
+import time
+from datetime import UTC, datetime
 from urllib.parse import parse_qsl, quote, quote_plus, unquote
 from xml.sax.saxutils import escape
 
@@ -18,6 +20,8 @@ from tests.kit.fake_hub import ranged
 from tests.kit.fake_registry import FakeRegistry
 
 ACCESS, SECRET, REGION = "AKIATEST", "s3cretOfSomebody", "eu-test-1"
+TOKEN = "t0kenOfASession"
+SKEW_S_MAX = 900
 _PROOF = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/s3/aws4_request, SignedHeaders=([a-z0-9;-]+), "
     r"Signature=([0-9a-f]{64})"
@@ -37,14 +41,22 @@ class FakeS3(FakeRegistry):
         self.page = 2
         self.encodes = True
         """It knows `encoding-type`."""
+        self.token = ""
+        """Without which its keys are nobody's."""
+        self.parts = dict[str, int]()
+        """Of objects that were written in several: how many."""
+        self.keeps_time = False
+        """As all others do; tests have clocks of their own."""
 
     def env(self, secret: str = SECRET) -> dict[str, str]:
         keys = {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": secret} if secret else {}
-        return {"AWS_ENDPOINT_URL": self.url, "AWS_REGION": REGION, **keys}
+        token = {"AWS_SESSION_TOKEN": self.token} if self.token else {}
+        return {"AWS_ENDPOINT_URL": self.url, "AWS_REGION": REGION, **keys, **token}
 
     async def _ordinary(self, request: web.Request) -> web.StreamResponse:
-        if not self.open and not _proven(request):
-            return _fault(403, "SignatureDoesNotMatch")
+        refused = None if self.open and "Authorization" not in request.headers else self._refused(request)
+        if refused is not None:
+            return refused
         path = unquote(request.raw_path.partition("?")[0])
         if not path.startswith("/models/"):
             return _fault(404, "NoSuchBucket")
@@ -56,7 +68,8 @@ class FakeS3(FakeRegistry):
         return self._object(request, self.objects[key])
 
     def _object(self, request: web.Request, content: bytes) -> web.StreamResponse:
-        etag = f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
+        key = unquote(request.raw_path).removeprefix("/models/")
+        etag = f'"{self._etag(key)}"'
         if request.headers.get("If-Match", etag) != etag:
             return _fault(412, "PreconditionFailed")
         headers = {"ETag": etag}
@@ -84,18 +97,34 @@ class FakeS3(FakeRegistry):
 
     def _row(self, key: str) -> str:
         content = self.objects[key]
-        etag = hashlib.md5(content, usedforsecurity=False).hexdigest()
         summed = "<ChecksumAlgorithm>SHA256</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType>"
         rest = f"<Size>{len(content)}</Size><StorageClass>STANDARD</StorageClass>{summed * self.summed}"
         name = escape(quote_plus(key, safe="/") if self.encodes else key)
-        return f"<Contents><Key>{name}</Key><ETag>&quot;{etag}&quot;</ETag>{rest}</Contents>"
+        return f"<Contents><Key>{name}</Key><ETag>&quot;{self._etag(key)}&quot;</ETag>{rest}</Contents>"
+
+    def _etag(self, key: str) -> str:
+        summed = hashlib.md5(self.objects[key], usedforsecurity=False).hexdigest()
+        return f"{summed}-{self.parts[key]}" if key in self.parts else summed
+
+    def _refused(self, request: web.Request) -> web.Response | None:
+        """As the one at Amazon says it; None: the signature holds, over what came."""
+        if "Authorization" not in request.headers:
+            return _fault(403, "AccessDenied")
+        found = _PROOF.fullmatch(request.headers["Authorization"])
+        if found is None or found[3] != REGION:
+            return _fault(400, "AuthorizationHeaderMalformed", {"x-amz-bucket-region": REGION})
+        token = request.headers.get("x-amz-security-token", "")
+        if found[1] != ACCESS or (self.token and not token):
+            return _fault(403, "InvalidAccessKeyId")
+        if token != self.token:
+            return _fault(400, "InvalidToken")
+        at = datetime.strptime(request.headers["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+        if self.keeps_time and abs(at - time.time()) > SKEW_S_MAX:
+            return _fault(403, "RequestTimeTooSkewed")
+        return None if _proven(request, found) else _fault(403, "SignatureDoesNotMatch")
 
 
-def _proven(request: web.Request) -> bool:
-    """The signature holds, over what came."""
-    found = _PROOF.fullmatch(request.headers.get("Authorization", ""))
-    if found is None or found[1] != ACCESS or found[3] != REGION:
-        return False
+def _proven(request: web.Request, found: re.Match[str]) -> bool:
     _, day, region, names, signature = found.groups()
     if request.headers.get("Range") and "range" not in names.split(";"):
         return False
@@ -112,6 +141,6 @@ def _proven(request: web.Request) -> bool:
     return hmac.digest(key, "\n".join(text).encode(), "sha256").hex() == signature
 
 
-def _fault(status: int, code: str) -> web.Response:
+def _fault(status: int, code: str, headers: dict[str, str] | None = None) -> web.Response:
     text = f"<Error><Code>{code}</Code><Message>words of its own</Message></Error>"
-    return web.Response(status=status, text=text, content_type="application/xml")
+    return web.Response(status=status, text=text, content_type="application/xml", headers=headers)

@@ -1,0 +1,265 @@
+"""What every store that speaks S3 is to us, as tests: the played one and real servers alike, so that neither drifts.
+
+class TestMine(BucketContract):
+    @pytest.fixture
+    def rig(self) -> Rig: ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from click.testing import CliRunner
+
+from artifacts import bring, bucket, digests, source
+from artifacts.blobs import Blob
+from artifacts.bring import Ways
+from artifacts.listing import Listing
+from artifacts.obtain import Registries
+from artifacts.pace import Pace
+from artifacts.places import Lone, Place
+from artifacts.publish import Copy
+from artifacts.refusals import AbsentError, DeniedError, MismatchError, RegistryError
+from artifacts.store import Store
+from artifacts.verify import verify
+from pilotlight.cli import cli
+from tests.kit.fake_registry import FakeRegistry
+
+REGION = "eu-test-1"
+NAMES = ("a b+c.txt", "ünï/日本語.txt", "100%25 &=?#;,@$!'()*[].txt", "~-._/x.txt", "deep/er/<&amp;>.txt")
+"""Of objects; a path has no place for others (`artifacts.paths`)."""
+WEIGHTS = hashlib.shake_128(b"weights").digest(300_000)
+MANY = 1003
+"""Objects: more than a page has."""
+
+
+class Rig(Protocol):
+    """A store with a bucket of this test's own, which is nobody's but its owner's. It lies in REGION."""
+
+    bucket: str
+
+    def env(self) -> dict[str, str]:
+        """Of its owner, with keys that do not end."""
+
+    async def session(self) -> dict[str, str]:
+        """Of its owner, with keys that end."""
+
+    async def put(self, key: str, content: bytes, *, summed: bool = False) -> None:
+        """Writes an object. `summed`: with its sha256, which the store keeps."""
+
+    async def put_parts(self, key: str, parts: Sequence[bytes]) -> None:
+        """Writes one in parts, each but the last of 5 MiB or more: its ETag is then no MD5."""
+
+    async def show_all(self) -> None:
+        """From now on everybody may list and read the bucket."""
+
+
+class Late(Pace):
+    """Of a machine whose clock is an hour behind."""
+
+    def unix_s(self) -> float:
+        """As Pace."""
+        return super().unix_s() - 3600
+
+
+class BucketContract:
+    """The promises of `artifacts.bucket`, where a store keeps its own."""
+
+    async def test_all_below_a_prefix_comes_under_its_names(self, rig: Rig, tmp_path: Path) -> None:
+        below = {"model.safetensors": WEIGHTS, "empty.txt": b""} | {name: name.encode() for name in NAMES}
+        for name, content in below.items():
+            await rig.put(f"llama 8b/{name}", content)
+        await rig.put("llama 8b/", b"")
+        await rig.put("llama 8bx/other.gguf", b"not wanted")
+        with await _bring(rig, tmp_path, "llama 8b/") as copy:
+            assert _held(copy) == below
+            assert list(verify(copy.record, copy.folder)) == []
+            assert copy.record.private
+
+    @pytest.mark.parametrize("name", ["one.gguf", "a b+c/ünï %25&=?#'().gguf"])
+    async def test_one_object_is_a_model(self, rig: Rig, tmp_path: Path, name: str) -> None:
+        await rig.put(name, WEIGHTS)
+        with await _bring(rig, tmp_path, name) as copy:
+            assert _held(copy) == {name.rpartition("/")[2]: WEIGHTS}
+
+    async def test_more_objects_than_a_page_has_are_all_found(self, rig: Rig) -> None:
+        names = [f"part {at:04}.txt" for at in range(MANY)]
+        for at in range(0, MANY, 16):
+            await asyncio.gather(*(rig.put(f"many/{name}", b"x") for name in names[at : at + 16]))
+        await rig.put("many/model.gguf", WEIGHTS)
+        async with _looked(rig, "many/") as (found, _):
+            assert [one.entry.path for one in found.taken] == ["model.gguf", *names]
+
+    async def test_parts_of_an_object_are_read(self, rig: Rig) -> None:
+        await rig.put("one.gguf", WEIGHTS)
+        async with _looked(rig, "one.gguf") as (found, place):
+            size = len(WEIGHTS)
+            for first, end in ((0, None), (1000, 200_000), (size - 1, None), (0, 1)):
+                assert await _read(place, found, first, end) == WEIGHTS[first : end or size]
+
+    async def test_an_object_that_changes_after_it_was_listed_is_an_error(self, rig: Rig) -> None:
+        await rig.put("one.gguf", WEIGHTS)
+        async with _looked(rig, "one.gguf") as (found, place):
+            await rig.put("one.gguf", WEIGHTS[::-1])
+            for first, end in ((0, None), (1000, 2000)):
+                with pytest.raises(MismatchError, match="has changed while it was pulled; pull again"):
+                    await _read(place, found, first, end)
+
+    async def test_an_object_that_changes_between_two_pulls_is_another_copy(self, rig: Rig, tmp_path: Path) -> None:
+        await rig.put("m/one.gguf", WEIGHTS)
+        with await _bring(rig, tmp_path, "m/") as copy:
+            first = copy.record.key
+        await rig.put("m/one.gguf", WEIGHTS)
+        with await _bring(rig, tmp_path, "m/") as copy:
+            assert copy.record.key == first
+        await rig.put("m/one.gguf", WEIGHTS[::-1])
+        with await _bring(rig, tmp_path, "m/") as copy:
+            assert copy.record.key != first
+            assert _held(copy) == {"one.gguf": WEIGHTS[::-1]}
+            assert [one.digest for one in copy.record.laid] == [digests.of(WEIGHTS[::-1])]
+
+    async def test_the_sum_that_was_learned_first_is_held_to_when_it_comes_again(
+        self, rig: Rig, tmp_path: Path
+    ) -> None:
+        await rig.put("m/one.gguf", WEIGHTS)
+        with await _bring(rig, tmp_path, "m/") as copy:
+            key, unpacked = copy.record.key, copy.record.unpacked
+        Store(tmp_path / "store", spare_bytes=0).open().evict(key)
+        with await _bring(rig, tmp_path, "m/") as copy:
+            assert copy.record.key == key
+            assert [one.digest for one in unpacked] == [one.digest for one in copy.record.laid]
+            assert not copy.record.unpacked, "it is known by its sum now"
+
+    async def test_a_sum_that_the_store_keeps_is_what_an_object_is_known_by(self, rig: Rig, tmp_path: Path) -> None:
+        await rig.put("one.gguf", WEIGHTS, summed=True)
+        async with _looked(rig, "one.gguf") as (found, _):
+            assert [one.entry.claim for one in found.taken] == [digests.of(WEIGHTS)]
+        with await _bring(rig, tmp_path, "one.gguf") as copy:
+            assert not copy.record.unpacked
+
+    async def test_one_that_was_written_in_parts_comes_whole(self, rig: Rig, tmp_path: Path) -> None:
+        parts = [hashlib.shake_128(b"part").digest(5 << 20), b"the rest"]
+        await rig.put_parts("m/one.gguf", parts)
+        for name in ("m/", "m/one.gguf"):
+            async with _looked(rig, name) as (found, _):
+                (only,) = found.taken
+                assert only.entry.claim.endswith('-2"'), "an ETag of parts"
+                assert only.entry.digest is None
+        with await _bring(rig, tmp_path, "m/") as copy:
+            assert _held(copy) == {"one.gguf": b"".join(parts)}
+            assert [one.digest for one in copy.record.laid] == [digests.of(b"".join(parts))]
+
+    @pytest.mark.parametrize("key", ["m/", "m/one.gguf"])
+    @pytest.mark.parametrize(
+        ("changed", "listed", "headed"),
+        [
+            ({"AWS_SECRET_ACCESS_KEY": "wrong"}, r"AWS_SECRET_ACCESS_KEY .*\(SignatureDoesNotMatch\)", "may not read"),
+            ({"AWS_ACCESS_KEY_ID": "nobody"}, r"AWS_ACCESS_KEY_ID .*\(InvalidAccessKeyId\)", "may not read"),
+            ({"AWS_ACCESS_KEY_ID": ""}, "has no keys may not read", "has no keys may not read"),
+        ],
+    )
+    async def test_whoever_may_not_is_told_so_in_one_line(
+        self, rig: Rig, tmp_path: Path, key: str, changed: Mapping[str, str], listed: str, headed: str
+    ) -> None:
+        await rig.put("m/one.gguf", WEIGHTS)
+        env = rig.env()
+        with pytest.raises(DeniedError, match=listed if key == "m/" else headed) as caught:
+            await _bring(rig, tmp_path, key, env | changed)
+        _one_line(caught.value, env | changed)
+
+    @pytest.mark.parametrize("key", ["m/", "m/one.gguf"])
+    async def test_another_region_is_named(self, rig: Rig, tmp_path: Path, key: str) -> None:
+        await rig.put("m/one.gguf", WEIGHTS)
+        with pytest.raises(RegistryError, match=f"set AWS_REGION={REGION}") as caught:
+            await _bring(rig, tmp_path, key, rig.env() | {"AWS_REGION": "us-west-2"})
+        _one_line(caught.value, rig.env())
+
+    async def test_a_clock_that_is_wrong_is_said(self, rig: Rig, tmp_path: Path) -> None:
+        await rig.put("m/one.gguf", WEIGHTS)
+        with pytest.raises(DeniedError, match="the clock of this machine is wrong"):
+            await _bring(rig, tmp_path, "m/", pace=Late())
+
+    async def test_keys_that_end_are_taken_with_their_token(self, rig: Rig, tmp_path: Path) -> None:
+        await rig.put("m/one.gguf", WEIGHTS)
+        env = await rig.session()
+        with await _bring(rig, tmp_path, "m/", env) as copy:
+            assert _held(copy) == {"one.gguf": WEIGHTS}
+        for token in ("", "wrong"):
+            changed = env | {"AWS_SESSION_TOKEN": token}
+            with pytest.raises(RegistryError, match="AWS_SESSION_TOKEN|AWS_ACCESS_KEY_ID") as caught:
+                await _bring(rig, tmp_path, "m/", changed)
+            _one_line(caught.value, changed)
+
+    @pytest.mark.parametrize(
+        ("key", "said"), [("nothing.gguf", "there is no object nothing.gguf"), ("m/", "there are no weights")]
+    )
+    async def test_what_is_not_there_is_said(self, rig: Rig, tmp_path: Path, key: str, said: str) -> None:
+        with pytest.raises(Exception, match=said):
+            await _bring(rig, tmp_path, key)
+
+    @pytest.mark.parametrize("key", ["m/", "one.gguf"])
+    async def test_a_bucket_that_is_not_there_is_said(self, rig: Rig, tmp_path: Path, key: str) -> None:
+        with pytest.raises(AbsentError, match="there is no"):
+            await _bring(rig, tmp_path, key, name="no-such-bucket")
+
+    async def test_an_open_bucket_is_read_without_keys(self, rig: Rig, tmp_path: Path) -> None:
+        await rig.put("m/one.gguf", WEIGHTS)
+        await rig.show_all()
+        with await _bring(rig, tmp_path, "m/", rig.env() | {"AWS_ACCESS_KEY_ID": ""}) as copy:
+            assert _held(copy) == {"one.gguf": WEIGHTS}
+            assert not copy.record.private
+
+    async def test_it_becomes_an_artifact_of_a_registry(self, rig: Rig, tmp_path: Path) -> None:
+        await rig.put("m 1/one é.gguf", WEIGHTS)
+        await rig.put("m 1/LICENSE", b"free")
+        nobody = {"HOME": str(tmp_path), "REGISTRY_AUTH_FILE": str(tmp_path / "none.json")}
+        env, store = nobody | rig.env(), ("--store", str(tmp_path / "store"))
+        async with FakeRegistry().serving() as to:
+            ref = f"{to.host}/team/m:v1"
+            for words in (("push", f"s3://{rig.bucket}/m 1/", ref, *store), ("pull", ref, *store)):
+                run = CliRunner(env=env).invoke
+                done = await asyncio.to_thread(run, cli, ["weights", *words], prog_name="pilotlight")
+                assert done.exit_code == 0, done.output
+                assert env["AWS_SECRET_ACCESS_KEY"] not in done.output
+            assert any(WEIGHTS in content for content in to.blobs.values())
+
+
+def _one_line(error: Exception, env: Mapping[str, str]) -> None:
+    """Nothing of what proves who asks is in it."""
+    assert "\n" not in str(error)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        assert len(env.get(name, "")) < 8 or env[name] not in str(error)
+
+
+async def _bring(
+    rig: Rig, folder: Path, key: str, env: Mapping[str, str] | None = None, pace: Pace | None = None, name: str = ""
+) -> Copy:
+    of = source.Bucket(name or rig.bucket, key)
+    ways = Ways(Registries(pace=pace or Pace()), env or rig.env(), folder)
+    return await bring.bring(of, Store(folder / "store", spare_bytes=0).open(), ways)
+
+
+@contextlib.asynccontextmanager
+async def _looked(rig: Rig, key: str) -> AsyncIterator[tuple[Listing, Place]]:
+    """What is found, and where it can be read."""
+    ways = Ways(Registries(), rig.env())
+    async with bring.opened(source.Bucket(rig.bucket, key), ways) as there:
+        yield await bucket.look(there.place, source.Bucket(rig.bucket, key)), there.place
+
+
+async def _read(place: Place, found: Listing, first: int, end: int | None) -> bytes:
+    (only,) = found.taken
+    blob = Blob(found.place, only.entry.name, only.entry.size)
+    async with contextlib.aclosing(Lone(place).read(blob, first, end)) as pieces:
+        return b"".join([piece async for piece in pieces])
+
+
+def _held(copy: Copy) -> dict[str, bytes]:
+    files = (path for path in copy.folder.rglob("*") if path.is_file())
+    return {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in files}
