@@ -35,7 +35,8 @@ ANSWER_BYTES_MAX = 256 << 10
 RENEW_S = 300.0
 """Before they end."""
 _REGION = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-_ROLE = re.compile(r"arn:[a-z0-9-]+:iam::[0-9]*:role/[!-~]{1,512}")
+_ROLE = re.compile(r"arn:[a-z0-9-]+:iam:[a-z0-9-]*:[0-9]*:role/[!-~]{1,512}")
+"""Amazon's lie in no region, MinIO's in the server's."""
 _FAULT = re.compile(r"[A-Za-z]{1,64}")
 
 
@@ -43,9 +44,16 @@ class AwsKeys:
     """Of one environment; it remembers keys that STS gave, so keep it."""
 
     def __init__(
-        self, env: Mapping[str, str], home: Path, pace: Pace | None = None, limits: Limits | None = None
+        self,
+        env: Mapping[str, str],
+        home: Path,
+        pace: Pace | None = None,
+        limits: Limits | None = None,
+        *,
+        sts: str | None = None,
     ) -> None:
-        self._env, self._home = env, home
+        """`sts`: who gives a role's keys where AWS_ENDPOINT_URL_STS does not say; else it is Amazon."""
+        self._env, self._home, self._own = env, home, sts
         self._pace, self._limits = pace or Pace(), limits or Limits()
         self._asking = asyncio.Lock()
         self._given: _Given | None = None
@@ -108,10 +116,12 @@ class AwsKeys:
             raise PolicyError(
                 f"{token}: no web identity token can be read there (AWS_WEB_IDENTITY_TOKEN_FILE)"
             ) from None
-        endpoint = self._env.get("AWS_ENDPOINT_URL_STS") or self._sts(await self.region())
+        endpoint = self._env.get("AWS_ENDPOINT_URL_STS") or self._own or self._sts(await self.region())
         url = checked(f"{endpoint.rstrip('/')}/")
         if url.scheme == "http" and not loopback(url.raw_host or ""):
-            raise PolicyError("AWS_ENDPOINT_URL_STS is plain HTTP, and a token is not sent so; use https")
+            raise PolicyError(
+                "AWS_ENDPOINT_URL_STS (or AWS_ENDPOINT_URL) is plain HTTP, and a token is not sent so; use https"
+            )
         session = self._env.get("AWS_ROLE_SESSION_NAME") or f"pilotlight-{secrets.token_hex(4)}"
         body = {
             "Action": "AssumeRoleWithWebIdentity", "Version": "2011-06-15", "RoleArn": role,

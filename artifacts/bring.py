@@ -65,7 +65,8 @@ class Ways:
 
     def __post_init__(self) -> None:
         """Its keys are those of the environment."""
-        keys = AwsKeys(self.env, self.home, self.registries.pace, self.registries.limits)
+        own = self.env.get("AWS_ENDPOINT_URL")  # of all services: the token is the store's, and nobody else's
+        keys = AwsKeys(self.env, self.home, self.registries.pace, self.registries.limits, sts=own)
         object.__setattr__(self, "aws", BucketAccess(self.env, keys))
 
     @property

@@ -44,6 +44,7 @@ _MEANINGS = {
     "SignatureDoesNotMatch": "AWS_SECRET_ACCESS_KEY (or ~/.aws/credentials) is not the secret of that key",
     "ExpiredToken": _ENDED,
     "InvalidToken": _ENDED,
+    "InvalidTokenId": _ENDED,
 }
 """What a refusal means that says more than its status, and what to do."""
 

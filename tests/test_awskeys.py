@@ -9,6 +9,8 @@ import pytest
 from aiohttp import web
 
 from artifacts.awskeys import REGION, AwsKeys
+from artifacts.bring import Ways
+from artifacts.obtain import Registries
 from artifacts.refusals import DeniedError, PolicyError
 from artifacts.sigv4 import Keys
 from tests.kit.fake_registry import FakeRegistry, StillClock
@@ -131,10 +133,21 @@ async def test_a_role_that_is_none_is_not_asked_for(tmp_path: Path) -> None:
         with pytest.raises(PolicyError, match="AWS_ROLE_ARN"):
             await AwsKeys(identity(tmp_path, sts) | {"AWS_ROLE_ARN": "models"}, tmp_path).keys()
         plain = identity(tmp_path, sts) | {"AWS_ENDPOINT_URL_STS": "http://sts.example"}
-        with pytest.raises(PolicyError, match="AWS_ENDPOINT_URL_STS is plain HTTP"):
+        with pytest.raises(PolicyError, match=r"AWS_ENDPOINT_URL_STS .* is plain HTTP"):
             await AwsKeys(plain, tmp_path).keys()
         (tmp_path / "token").unlink()
         gone = {**identity(tmp_path, sts), "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "nobody")}
         with pytest.raises(PolicyError, match="no web identity token"):
             await AwsKeys(gone, tmp_path).keys()
         assert sts.bodies == []
+
+
+async def test_a_store_of_ones_own_gives_its_own_keys_and_amazon_never_hears_of_the_token(tmp_path: Path) -> None:
+    """A role of MinIO lies in the server's region."""
+    async with Sts().serving() as sts:
+        assert isinstance(sts, Sts)
+        env = identity(tmp_path, sts) | {"AWS_ROLE_ARN": "arn:minio:iam:eu-test-1::role/k-Xz_9"}
+        url = env.pop("AWS_ENDPOINT_URL_STS")
+        ways = Ways(Registries(pace=StillClock()), env | {"AWS_ENDPOINT_URL": url}, tmp_path)
+        assert await ways.aws.keys.keys() == Keys("ASIA1", "s", "t")
+        assert await AwsKeys(env, tmp_path, StillClock(), sts=url).keys() == Keys("ASIA2", "s", "t")

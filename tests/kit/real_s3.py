@@ -1,0 +1,167 @@
+"""A real store that speaks S3 (MinIO) as a process on loopback, and what is written into it.
+
+`minio` is looked for on the PATH, or is what PILOTLIGHT_MINIO names; without one the tests are skipped. It is only ever
+started as a program of its own: nothing of it is in ours.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from artifacts import plainxml, sigv4
+from artifacts.plainxml import Element
+from artifacts.sigv4 import Asked, Keys, Scope
+from tests.contracts.bucket import REGION
+
+DOMAIN = "s3.test"
+"""Its buckets are also called BUCKET.s3.test."""
+STARTS_S_MAX = 90.0
+
+
+class Server(NamedTuple):
+    """One that runs."""
+
+    url: str
+    keys: Keys
+    """Its owner's."""
+
+    def env(self, keys: Keys | None = None) -> dict[str, str]:
+        """How it is reached, by AWS's own names."""
+        of = keys or self.keys
+        token = {"AWS_SESSION_TOKEN": of.session} if of.session else {}
+        named = {"AWS_ACCESS_KEY_ID": of.access, "AWS_SECRET_ACCESS_KEY": of.secret, **token}
+        return {"AWS_ENDPOINT_URL": self.url, "AWS_REGION": REGION, **named}
+
+
+def program() -> str:
+    """Where it lies; else the test is skipped."""
+    found = os.environ.get("PILOTLIGHT_MINIO") or shutil.which("minio")
+    if found is None:
+        pytest.skip(
+            "minio is not on the PATH, nor named by PILOTLIGHT_MINIO (go install github.com/minio/minio@latest)"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def minio(folder: Path, more: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """One that runs until the end, with its own folder. `more`: of its environment."""
+    found = program()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        host = f"127.0.0.1:{free.getsockname()[1]}"
+    keys = Keys(secrets.token_hex(8), secrets.token_hex(16))
+    env = {
+        "PATH": os.environ["PATH"], "HOME": str(folder), "MINIO_ROOT_USER": keys.access,
+        "MINIO_ROOT_PASSWORD": keys.secret, "MINIO_SITE_REGION": REGION, "MINIO_DOMAIN": DOMAIN,
+        "MINIO_BROWSER": "off", "MINIO_UPDATE": "off", "MINIO_CI_CD": "1", **(more or {}),
+    }  # fmt: skip
+    words = [found, "server", "--quiet", "--address", host, "--certs-dir", str(folder / "certs"), str(folder / "data")]
+    with (folder / "minio.log").open("wb") as log:
+        process = subprocess.Popen(words, env=env, cwd=folder, stdout=log, stderr=log)
+    try:
+        _listens(f"http://{host}/minio/health/live", process, folder / "minio.log")
+        yield Server(f"http://{host}", keys)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _listens(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    until_s = time.monotonic() + STARTS_S_MAX
+    while True:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url):
+            return
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < until_s, log.read_text()
+        time.sleep(0.05)
+
+
+class RealRig:
+    """As `contracts.bucket.Rig`: a bucket of its own on a server that runs."""
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.bucket = server, f"models-{secrets.token_hex(4)}"
+
+    async def make(self) -> None:
+        """The bucket."""
+        await self._ask("PUT", "")
+
+    def env(self) -> dict[str, str]:
+        """See Rig."""
+        return self.server.env()
+
+    async def session(self) -> dict[str, str]:
+        """See Rig."""
+        body = urlencode({"Action": "AssumeRole", "Version": "2011-06-15", "DurationSeconds": "3600"}).encode()
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        asked = Asked("POST", URL(f"{self.server.url}/", encoded=True), headers, body)
+        _, said = await sent(asked, self.server.keys, Scope(REGION, "sts"))
+        way = ("AssumeRoleResult", "Credentials")
+        access, secret, token = (said.one(*way, name) for name in ("AccessKeyId", "SecretAccessKey", "SessionToken"))
+        return self.server.env(Keys(access, secret, token))
+
+    async def put(self, key: str, content: bytes, *, summed: bool = False) -> None:
+        """See Rig."""
+        digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
+        await self._ask("PUT", key, content, {"x-amz-checksum-sha256": digest} if summed else {})
+
+    async def put_parts(self, key: str, parts: Sequence[bytes]) -> None:
+        """See Rig."""
+        _, begun = await self._ask("POST", key, query="uploads=")
+        id_, rows = sigv4.encoded(begun.one("UploadId")), list[str]()
+        for number, part in enumerate(parts, 1):
+            etag, _ = await self._ask("PUT", key, part, query=f"partNumber={number}&uploadId={id_}")
+            rows.append(f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>")
+        whole = f"<CompleteMultipartUpload>{''.join(rows)}</CompleteMultipartUpload>"
+        await self._ask("POST", key, whole.encode(), query=f"uploadId={id_}")
+
+    async def show_all(self) -> None:
+        """See Rig."""
+        may = {"s3:ListBucket": "", "s3:GetObject": "/*"}
+        rows = [
+            {"Effect": "Allow", "Principal": "*", "Action": what, "Resource": f"arn:aws:s3:::{self.bucket}{which}"}
+            for what, which in may.items()
+        ]
+        policy = json.dumps({"Version": "2012-10-17", "Statement": rows})
+        await self._ask("PUT", "", policy.encode(), query="policy=")
+
+    async def _ask(
+        self, method: str, key: str, body: bytes = b"", headers: Mapping[str, str] | None = None, query: str = ""
+    ) -> tuple[str, Element]:
+        url = f"{self.server.url}/{self.bucket}/{sigv4.encoded(key, path=True)}{'?' * bool(query)}{query}"
+        asked = Asked(method, URL(url, encoded=True), headers or {}, body)
+        return await sent(asked, self.server.keys, Scope(REGION, "s3"))
+
+
+async def sent(asked: Asked, keys: Keys, scope: Scope) -> tuple[str, Element]:
+    """ETag and document of the answer, which is a yes."""
+    headers = sigv4.signed(asked, keys, scope, time.time())
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(
+            asked.method, asked.url, headers=headers, data=io.BytesIO(asked.body) if asked.body else None
+        ) as answer,
+    ):
+        text = await answer.read()
+        assert answer.status in {200, 204}, text
+    return answer.headers.get("ETag", ""), plainxml.parse(text) if text else Element("")

@@ -1,0 +1,114 @@
+"""A real store that speaks S3 keeps the contract that the played one keeps, and does what only a real one can."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from artifacts import bring, sigv4, source
+from artifacts.bring import Ways
+from artifacts.obtain import Registries
+from artifacts.refusals import DeniedError
+from artifacts.sigv4 import Asked, Scope
+from artifacts.store import Store
+from tests.contracts.bucket import REGION, BucketContract
+from tests.kit import real_s3
+from tests.kit.cloud_services import Services
+from tests.kit.real_s3 import DOMAIN, RealRig, Server
+
+CLIENT, SECRET = "models", "s3cretOfTheAuthority"
+pytestmark = pytest.mark.xdist_group("minio")  # one of it for all
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with real_s3.minio(tmp_path_factory.mktemp("minio")) as found:
+        yield found
+
+
+@pytest.fixture
+async def rig(server: Server) -> RealRig:
+    made = RealRig(server)
+    await made.make()
+    return made
+
+
+class TestMinio(BucketContract):
+    """See BucketContract."""
+
+
+@pytest.mark.parametrize("query", ["", "list-type=2&max-keys=10&prefix=a%20b%2B%2F"])
+async def test_a_bucket_that_is_part_of_the_hosts_name_believes_our_signature(rig: RealRig, query: str) -> None:
+    """As AWS's own are asked; which address a name has is not the signature's."""
+    await rig.put("a b+/ü.txt", b"words")
+    host, port = f"{rig.bucket}.{DOMAIN}", URL(rig.server.url).port
+    path = f"/?{query}" if query else f"/{sigv4.encoded('a b+/ü.txt', path=True)}"
+    asked = Asked("GET", URL(f"http://{host}:{port}{path}", encoded=True))
+    headers = sigv4.signed(asked, rig.server.keys, Scope(REGION, "s3"), time.time())
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(
+            URL(f"{rig.server.url}{path}", encoded=True), headers=headers | {"Host": f"{host}:{port}"}
+        ) as answer,
+    ):
+        text = await answer.read()
+    assert answer.status == 200, text
+    assert b"words" in text if not query else b"<KeyCount>1</KeyCount>" in text
+
+
+async def test_a_workloads_identity_reads_what_its_role_may(tmp_path: Path) -> None:
+    """Keys by the server's own STS, for a token of an authority that it trusts."""
+    async with Services().serving() as authority:
+        authority.says = {
+            "/config": (200, {"issuer": authority.url, "jwks_uri": f"{authority.url}/keys"}),
+            "/keys": (200, {"keys": []}),
+        }
+        more = {
+            "MINIO_IDENTITY_OPENID_CONFIG_URL": f"{authority.url}/config",
+            "MINIO_IDENTITY_OPENID_CLIENT_ID": CLIENT,
+            "MINIO_IDENTITY_OPENID_CLIENT_SECRET": SECRET,
+            "MINIO_IDENTITY_OPENID_ROLE_POLICY": "readonly",
+        }
+        with contextlib.ExitStack() as until:
+            server = await asyncio.to_thread(until.enter_context, real_s3.minio(tmp_path, more))
+            rig = RealRig(server)
+            await rig.make()
+            await rig.put("one.gguf", b"words")
+            named = base64.urlsafe_b64encode(hashlib.sha1(CLIENT.encode(), usedforsecurity=False).digest())
+            env = {
+                "AWS_ENDPOINT_URL": server.url,
+                "AWS_REGION": REGION,
+                "AWS_ROLE_ARN": f"arn:minio:iam:{REGION}::role/{named.decode().rstrip('=')}",
+                "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
+            }
+            store = Store(tmp_path / "store", spare_bytes=0).open()
+            of = source.Bucket(rig.bucket, "one.gguf")
+            (tmp_path / "token").write_text(_token(authority.url, SECRET))
+            with await bring.bring(of, store, Ways(Registries(), env)) as copy:
+                assert (copy.folder / "one.gguf").read_bytes() == b"words"
+            (tmp_path / "token").write_text(_token(authority.url, "of another"))
+            with pytest.raises(DeniedError, match=r"gives no keys for the role in AWS_ROLE_ARN: 4\d\d [A-Z]"):
+                await bring.bring(of, store, Ways(Registries(), env))
+
+
+def _token(issuer: str, secret: str) -> str:
+    """A JSON web token by HS256, which the server knows by its client."""
+    claims = {"iss": issuer, "sub": "pod", "aud": CLIENT, "exp": int(time.time()) + 3600}
+    parts = ({"alg": "HS256", "typ": "JWT", "kid": CLIENT}, claims)
+    text = b".".join(_base64(json.dumps(one).encode()) for one in parts)
+    return (text + b"." + _base64(hmac.digest(secret.encode(), text, "sha256"))).decode()
+
+
+def _base64(content: bytes) -> bytes:
+    return base64.urlsafe_b64encode(content).rstrip(b"=")
