@@ -124,10 +124,18 @@ async def barred(place: Place, keys: Sequence[str]) -> RegistryError | None:
 
 async def _barred(place: Place, key: str) -> RegistryError | None:
     found = await place.whole("HEAD", _url(place, key), bytes_max=0, what=key)
-    why = None if found.status == 200 else place.refusal(found, f"object {key}")
+    why = None if found.status == 200 else await _refusal(place, key, found)
     if why is not None and found.status not in {401, 403, 404}:
         raise why
     return why
+
+
+async def _refusal(place: Place, key: str, found: Whole) -> RegistryError:
+    """Why a HEAD was refused: only an answer to a GET has words. Raises RegistryError."""
+    what = f"object {key}"
+    async with await place.ask("GET", _url(place, key), "", headers={"Range": "bytes=0-0"}) as answer:
+        same = answer.status == found.status
+        return await place.refused(answer, what) if same else place.refusal(found, what)
 
 
 def _claim(one: Entry) -> str:
@@ -192,8 +200,9 @@ def _row(row: Element, place: Place, what: str) -> Entry:
 
 
 def _summed(row: Element) -> bool:
-    """The store has a sha256 of the whole object."""
-    return row.one("ChecksumAlgorithm") == "SHA256" and row.one("ChecksumType") != "COMPOSITE"
+    """The store may have a sha256 of the whole object; not every list says which sums there are (MinIO's does not)."""
+    kept = ["".join(one.texts) for one in row.all("ChecksumAlgorithm")]
+    return not kept or ("SHA256" in kept and row.one("ChecksumType") != "COMPOSITE")
 
 
 async def _headed(place: Place, key: str) -> Entry:
@@ -203,7 +212,7 @@ async def _headed(place: Place, key: str) -> Entry:
         "HEAD", _url(place, key), bytes_max=0, what=what, headers={"X-Amz-Checksum-Mode": "ENABLED"}
     )
     if found.status != 200:
-        raise place.refusal(found, what)
+        raise await _refusal(place, key, found)
     etag, size = found.headers.get("ETag", ""), found.headers.get("Content-Length", "")
     if not _ETAG.fullmatch(etag) or not _SIZE.fullmatch(size):
         raise RegistryError(f"{place.said}: {what}: says no ETag or no size")

@@ -70,6 +70,7 @@ def minio(folder: Path, more: Mapping[str, str] | None = None) -> Iterator[Serve
     with socket.create_server(("127.0.0.1", 0)) as free:
         host = f"127.0.0.1:{free.getsockname()[1]}"
     keys = Keys(secrets.token_hex(8), secrets.token_hex(16))
+    server = Server(f"http://{host}", keys)
     env = {
         "PATH": os.environ["PATH"], "HOME": str(folder), "MINIO_ROOT_USER": keys.access,
         "MINIO_ROOT_PASSWORD": keys.secret, "MINIO_SITE_REGION": REGION, "MINIO_DOMAIN": DOMAIN,
@@ -79,17 +80,23 @@ def minio(folder: Path, more: Mapping[str, str] | None = None) -> Iterator[Serve
     with (folder / "minio.log").open("wb") as log:
         process = subprocess.Popen(words, env=env, cwd=folder, stdout=log, stderr=log)
     try:
-        _listens(f"http://{host}/minio/health/live", process, folder / "minio.log")
-        yield Server(f"http://{host}", keys)
+        _listens(server, process, folder / "minio.log")
+        yield server
     finally:
         process.terminate()
         process.wait()
 
 
-def _listens(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _listens(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until it has what it keeps of buckets and keys, too: it answers before that."""
     until_s = time.monotonic() + STARTS_S_MAX
+    url = f"{server.url}/"
     while True:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url):
+        headers = sigv4.signed(Asked("GET", URL(url)), server.keys, Scope(REGION, "s3"), time.time())
+        with (
+            contextlib.suppress(urllib.error.URLError, ConnectionError),
+            urllib.request.urlopen(urllib.request.Request(url, headers=headers)),
+        ):
             return
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < until_s, log.read_text()
