@@ -38,6 +38,7 @@ _REGION = re.compile(r"[a-z0-9-]{1,40}")
 _ENDED = "the session that the keys are of (AWS_SESSION_TOKEN) has ended, or is another's: get keys anew"
 _MEANINGS = {
     "NoSuchBucket": "there is no such bucket",
+    "NoSuchKey": "where all below it is meant it ends with /",
     "InvalidObjectState": "it is archived: have it restored first",
     "RequestTimeTooSkewed": "the clock of this machine is wrong",
     "InvalidAccessKeyId": "no key is known by the name in AWS_ACCESS_KEY_ID (or ~/.aws/credentials)",

@@ -203,9 +203,11 @@ class BucketContract:
             _one_line(caught.value, changed)
 
     @pytest.mark.parametrize(
-        ("key", "said"), [("nothing.gguf", "there is no object nothing.gguf"), ("m/", "there are no weights")]
+        ("key", "said"),
+        [("m", "there is no object m; where all below it is meant it ends with /"), ("n/", "there are no weights")],
     )
     async def test_what_is_not_there_is_said(self, rig: Rig, key: str, said: str) -> None:
+        await rig.put("m/one.gguf", WEIGHTS)
         with pytest.raises((AbsentError, RefusedError), match=said):
             async with _looked(rig, key):
                 pass

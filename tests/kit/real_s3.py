@@ -1,7 +1,7 @@
-"""A real store that speaks S3 (MinIO) as a process on loopback, and what is written into it.
+"""Real stores that speak S3 (MinIO, versitygw) as processes on loopback, and what is written into them.
 
-`minio` is looked for on the PATH, or is what PILOTLIGHT_MINIO names; without one the tests are skipped. It is only ever
-started as a program of its own: nothing of it is in ours.
+Each is looked for on the PATH, or is what PILOTLIGHT_MINIO or PILOTLIGHT_VERSITYGW names; without it its tests are
+skipped. They are only ever started as programs of their own: nothing of them is in ours.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ STARTS_S_MAX = 90.0
 class Server(NamedTuple):
     """One that runs."""
 
+    name: str
+    """Of its program."""
     url: str
     keys: Keys
     """Its owner's."""
@@ -53,34 +55,60 @@ class Server(NamedTuple):
         return {"AWS_ENDPOINT_URL": self.url, "AWS_REGION": REGION, **named}
 
 
-def program() -> str:
+class _Begins(NamedTuple):
+    """How one is started."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def _minio(host: str, keys: Keys, folder: Path) -> _Begins:
+    words = ("server", "--quiet", "--address", host, "--certs-dir", str(folder / "certs"), str(folder / "data"))
+    env = {
+        "MINIO_ROOT_USER": keys.access, "MINIO_ROOT_PASSWORD": keys.secret, "MINIO_SITE_REGION": REGION,
+        "MINIO_DOMAIN": DOMAIN, "MINIO_BROWSER": "off", "MINIO_UPDATE": "off", "MINIO_CI_CD": "1",
+    }  # fmt: skip
+    return _Begins(words, env)
+
+
+def _versitygw(host: str, keys: Keys, folder: Path) -> _Begins:
+    data, users = folder / "data", folder / "users"
+    data.mkdir()
+    users.mkdir()
+    words = ("--port", host, "--quiet", "--region", REGION, "--virtual-domain", DOMAIN, "--iam-dir", str(users))
+    return _Begins((*words, "posix", str(data)), {"ROOT_ACCESS_KEY": keys.access, "ROOT_SECRET_KEY": keys.secret})
+
+
+_SERVERS = {
+    "minio": (_minio, "github.com/minio/minio"),
+    "versitygw": (_versitygw, "github.com/versity/versitygw/cmd/versitygw"),
+}
+"""By the names of their programs: how they are started, and what to give `go install`."""
+
+
+def program(name: str) -> str:
     """Where it lies; else the test is skipped."""
-    found = os.environ.get("PILOTLIGHT_MINIO") or shutil.which("minio")
+    variable = f"PILOTLIGHT_{name.upper()}"
+    found = os.environ.get(variable) or shutil.which(name)
     if found is None:
-        pytest.skip(
-            "minio is not on the PATH, nor named by PILOTLIGHT_MINIO (go install github.com/minio/minio@latest)"
-        )
+        where = f"{name} is not on the PATH, nor named by {variable}"
+        pytest.skip(f"{where} (CGO_ENABLED=0 go install {_SERVERS[name][1]}@latest)")
     return found
 
 
 @contextlib.contextmanager
-def minio(folder: Path, more: Mapping[str, str] | None = None) -> Iterator[Server]:
+def serving(name: str, folder: Path, more: Mapping[str, str] | None = None) -> Iterator[Server]:
     """One that runs until the end, with its own folder. `more`: of its environment."""
-    found = program()
+    found = program(name)
     with socket.create_server(("127.0.0.1", 0)) as free:
         host = f"127.0.0.1:{free.getsockname()[1]}"
-    keys = Keys(secrets.token_hex(8), secrets.token_hex(16))
-    server = Server(f"http://{host}", keys)
-    env = {
-        "PATH": os.environ["PATH"], "HOME": str(folder), "MINIO_ROOT_USER": keys.access,
-        "MINIO_ROOT_PASSWORD": keys.secret, "MINIO_SITE_REGION": REGION, "MINIO_DOMAIN": DOMAIN,
-        "MINIO_BROWSER": "off", "MINIO_UPDATE": "off", "MINIO_CI_CD": "1", **(more or {}),
-    }  # fmt: skip
-    words = [found, "server", "--quiet", "--address", host, "--certs-dir", str(folder / "certs"), str(folder / "data")]
-    with (folder / "minio.log").open("wb") as log:
-        process = subprocess.Popen(words, env=env, cwd=folder, stdout=log, stderr=log)
+    server = Server(name, f"http://{host}", Keys(secrets.token_hex(8), secrets.token_hex(16)))
+    words, own = _SERVERS[name][0](host, server.keys, folder)
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), **own, **(more or {})}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([found, *words], env=env, cwd=folder, stdout=log, stderr=log)
     try:
-        _listens(server, process, folder / "minio.log")
+        _listens(server, process, folder / "log")
         yield server
     finally:
         process.terminate()
@@ -119,6 +147,8 @@ class RealRig:
 
     async def session(self) -> dict[str, str]:
         """See Rig."""
+        if self.server.name != "minio":
+            pytest.skip(f"{self.server.name} gives no keys that end")
         body = urlencode({"Action": "AssumeRole", "Version": "2011-06-15", "DurationSeconds": "3600"}).encode()
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         asked = Asked("POST", URL(f"{self.server.url}/", encoded=True), headers, body)

@@ -1,4 +1,4 @@
-"""A real store that speaks S3 keeps the contract that the played one keeps, and does what only a real one can."""
+"""Real stores that speak S3 keep the contract that the played one keeps, and do what only real ones can."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.kit.cloud_services import Services
 from tests.kit.real_s3 import DOMAIN, RealRig, Server
 
 CLIENT, SECRET = "models", "s3cretOfTheAuthority"
-pytestmark = pytest.mark.xdist_group("minio")  # one of it for all
+pytestmark = pytest.mark.xdist_group("s3")  # one of each server for all
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with real_s3.minio(tmp_path_factory.mktemp("minio")) as found:
+@pytest.fixture(scope="module", params=["minio", "versitygw"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with real_s3.serving(request.param, tmp_path_factory.mktemp(request.param)) as found:
         yield found
 
 
@@ -44,7 +44,7 @@ async def rig(server: Server) -> RealRig:
     return made
 
 
-class TestMinio(BucketContract):
+class TestRealS3(BucketContract):
     """See BucketContract."""
 
 
@@ -81,7 +81,7 @@ async def test_a_workloads_identity_reads_what_its_role_may(tmp_path: Path) -> N
             "MINIO_IDENTITY_OPENID_ROLE_POLICY": "readonly",
         }
         with contextlib.ExitStack() as until:
-            server = await asyncio.to_thread(until.enter_context, real_s3.minio(tmp_path, more))
+            server = await asyncio.to_thread(until.enter_context, real_s3.serving("minio", tmp_path, more))
             rig = RealRig(server)
             await rig.make()
             await rig.put("one.gguf", b"words")
