@@ -281,6 +281,7 @@ def check_settings(settings: Settings) -> None:
         _check_slicing(kind, ("nodes", position, "slicing", "replicas"))
         _check_cut(kind, ("nodes", position, "slicing", "cut"))
         _check_giver(kind, ("nodes", position, "slicing"))
+        _check_sharing(kind, ("nodes", position, "slicing"))
     _check_cutting(settings)
     check_providers(settings.capacity, MESSAGE)
     _check_signatures(settings.weights.signatures, ("weights", "signatures"))
@@ -325,10 +326,28 @@ def _check_cutting(settings: Settings) -> None:
 
 def _check_slicing(kind: NodeKind, at: Path) -> None:
     slicing = kind.slicing
-    if slicing is None or (slicing.kind not in REPLICATED) == (slicing.replicas is None):
+    if slicing is None or (slicing.kind not in REPLICATED) == (slicing.replicas is None) or slicing.sharing is not None:
         return
     if slicing.kind not in REPLICATED:
-        why = {"whole": "a whole device has none", "kai": "KAI shares a device by memory"}
+        why = {
+            "whole": "a whole device has none",
+            "kai": "KAI shares a device by memory",
+            "dra": "only a GPU with `sharing` has them",
+        }
         what = why.get(slicing.kind, f"nodes tell the parts of kind {slicing.kind}")
         raise WrongKeyError(at, f"{what}: leave it out, or say kind timeslice or mps")
     raise WrongKeyError(at, f"missing; kind {slicing.kind} needs how many times each device is offered")
+
+
+def _check_sharing(kind: NodeKind, at: Path) -> None:
+    """What cannot be where Replicas have a GPU by one claim."""
+    slicing = kind.slicing
+    if slicing is None or slicing.sharing is None:
+        return
+    if slicing.kind != "dra":
+        raise WrongKeyError((*at, "sharing"), "only a DRA driver is told how to share: leave it out, or say kind dra")
+    for key, said in (("cut", slicing.cut), ("alternatives", slicing.alternatives)):
+        if said:
+            raise WrongKeyError(
+                (*at, key), "a GPU that is shared has one claim, for all of it: leave this or sharing out"
+            )

@@ -46,6 +46,8 @@ class NodeSlicing(Part, frozen=True):
     """HAMi, Volcano: whether more of a card may be given out than it has, where they say so."""
     alternatives: Annotated[int, Meta(ge=0, le=7)] = 0
     """DRA: how many devices of the node that would do as well a claim names, should the chosen one be gone by then."""
+    sharing: Literal["timeslice", "mps"] | None = None
+    """DRA: how its driver lets Replicas share a whole GPU, up to its memory; if said, `replicas` of them at most."""
 
 
 class NodeKind(Part, frozen=True):

@@ -6,23 +6,40 @@ from typing import Any, cast
 
 import pytest
 
+from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes import claims as claims_
 from autoscaler.drivers.kubernetes import pods
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.api import STRATEGIC, Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.claims import Claims, ClaimSeen
 from autoscaler.drivers.kubernetes.orders import Hears, Orders
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.watching import Watched
 from autoscaler.podspec import Pod, Resources
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing
 from autoscaler.slicing.base import NodeFacts, Part, PodFields
-from autoscaler.slicing.dra import Dra, Got
-from autoscaler.world import NodeId, Replica
+from autoscaler.slicing.dra import Dra, Got, common_claim
+from autoscaler.world import NodeId, Replica, SliceId
 from tests.kit.golden import VERSIONS, validate
 from tests.kit.localrig import launch, replica
 from tests.kit.pools import DRIVER, gpu, partitionable, resource_slice
 
 PODS, CLAIMS = "/api/v1/namespaces/n/pods", "/apis/resource.k8s.io/v1/namespaces/n/resourceclaims"
+DECLARED = NodeKind(
+    selector={}, device=NodeDevice(model="H100", memory_bytes=Bytes(80 << 30)),
+    slicing=NodeSlicing(kind="dra", sharing="mps"),
+)  # fmt: skip
 (GPU,) = Dra().inventory(NodeFacts(NodeId("m"), devices=[resource_slice("m", "gpus", devices=[gpu(0)])])) or ()
+
+(SHARED,) = Dra().inventory(
+    NodeFacts(NodeId("m"), declared=DECLARED, devices=[resource_slice("m", "gpus", devices=[gpu(0)])])
+) or ()  # fmt: skip
+SEEN = PodSeen(
+    namespace="n", name="r1", uid="u9", replica=ReplicaId("r1"), model=ModelName("a"), spec_hash="h", intent="i",
+    slices=(SliceId("m/gpu-0"),), memory_bytes=1, compute_percent=0, slots=1, readiness_path="/", tls_name=None,
+    node="m", ip="", port=8000, prepared=True, started_unix_s=None, ended="", waits="", patience_s=None, leaving=False,
+    drain="", disrupted="",
+)  # fmt: skip
 
 
 class Server:
@@ -54,10 +71,13 @@ class Server:
             raise ApiError(404, "NotFound", "")
         return self.objects[path]
 
-    async def patch(self, path: str, body: Object) -> Object:
+    async def patch(self, path: str, body: Object, kind: str) -> Object:
+        """Of a list whose items have keys: what is there stays."""
+        assert kind == STRATEGIC
         self.number += 1
         found = await self.get(path)
-        told = {**found["metadata"], **body["metadata"], "resourceVersion": str(self.number)}
+        owners = {one["uid"]: one for of in (found, body) for one in of["metadata"].get("ownerReferences", ())}
+        told = {**found["metadata"], "ownerReferences": [*owners.values()], "resourceVersion": str(self.number)}
         self.objects[path] = {**found, "metadata": told}
         return self.objects[path]
 
@@ -162,9 +182,9 @@ async def test_what_a_leader_before_left_is_given_to_its_pod_or_deleted() -> Non
         (claim,) = begun(name)[2]
         await server.create(CLAIMS, claim)
     server.objects[f"{CLAIMS}/r4"]["metadata"]["ownerReferences"] = [{"uid": "other"}]
-    await Claims(cast("Api", server), "n").tidy(lambda name: "u9" if name == "r1" else None, {"r3"}.__contains__)
+    await Claims(cast("Api", server), "n").tidy(lambda name: [SEEN] if name == "r1" else [], {"r3"}.__contains__)
     assert server.names(CLAIMS) == ["r1", "r3", "r4"]
-    assert [server.owners(name) for name in ("r1", "r3", "r4")] == [["u9"], [], ["other"]]
+    assert [server.owners(name) for name in ("r1", "r3", "r4")] == [[SEEN.uid], [], ["other"]]
 
 
 async def test_a_start_that_goes_on_while_claims_are_tidied_keeps_its_own() -> None:
@@ -175,7 +195,7 @@ async def test_a_start_that_goes_on_while_claims_are_tidied_keeps_its_own() -> N
             found = await super().get(path, **query)
             if path == CLAIMS:
                 await made.create(*begun("r2"))
-                await self.patch(f"{CLAIMS}/r1", {"metadata": {"ownerReferences": [{"uid": "u9"}]}})
+                await self.patch(f"{CLAIMS}/r1", {"metadata": {"ownerReferences": [{"uid": "u9"}]}}, STRATEGIC)
             return found
 
     server = Late()
@@ -191,7 +211,138 @@ async def test_a_cluster_without_the_kind_has_nothing_to_tidy() -> None:
             del path, query
             raise ApiError(404, "NotFound", "")
 
-    await Claims(cast("Api", Without()), "n").tidy(lambda _: None, lambda _: False)
+    await Claims(cast("Api", Without()), "n").tidy(lambda _: [], lambda _: False)
+
+
+# --- what pods on a GPU have in common --------------------------------------------------------------------------------
+
+COMMON = common_claim(SHARED)
+"""What it is called."""
+
+
+def joins(name: str) -> tuple[Replica, Object, tuple[Object, ...]]:
+    """As `begun`, on the GPU that is shared."""
+    one, of = replica(name, ("engine", "{port}"), ("m/gpu-0",))
+    asks = Dra().fields(one.id, [Part(SHARED, 1 << 30)])
+    return one, pods.manifest(one, of, launch(of, "", 1), "image", asks=asks), claims_.wanted(one, asks)
+
+
+def uid(server: Server, pod: str) -> str:
+    return str(server.objects[f"{PODS}/{pod}"]["metadata"]["uid"])
+
+
+async def test_the_first_on_a_gpu_makes_its_claim_and_it_is_each_ones_from_then_on() -> None:
+    server = Server()
+    made, heard, _ = orders(server)
+    for name in ("r1", "r2"):
+        await made.create(*joins(name))
+    assert heard.told == ["made r1", "made r2"]
+    assert server.names(CLAIMS) == [COMMON]
+    assert server.owners(COMMON) == [uid(server, "r1"), uid(server, "r2")]
+    (named,) = server.objects[f"{PODS}/r2"]["spec"]["resourceClaims"]
+    assert named["resourceClaimName"] == COMMON
+
+
+async def test_who_gets_no_pod_leaves_the_claim_to_those_who_have_it_and_none_where_nobody_has() -> None:
+    server = Server()
+    made, _, _ = orders(server)
+    await made.create(*joins("r1"))
+    for name in ("r2", "r3"):
+        server.refuses = [(PODS, ApiError(403, "Forbidden", "pod security"))]
+        await made.create(*joins(name))
+    assert server.owners(COMMON) == [uid(server, "r1")]
+    server.objects.clear()
+    server.refuses = [(PODS, ApiError(403, "Forbidden", "pod security"))]
+    await made.create(*joins("r4"))
+    assert server.objects == {}
+
+
+async def test_a_claim_of_that_name_that_another_made_is_not_shared() -> None:
+    server = Server()
+    await server.create(CLAIMS, {"metadata": {"name": COMMON, "labels": {"their": "own"}}})
+    made, heard, _ = orders(server)
+    await made.create(*joins("r1"))
+    assert heard.told == ["refused r1: its pod was refused: a ResourceClaim of its name exists that another made"]
+
+
+class Going(Server):
+    """The claim of those before goes, as Kubernetes lets it: when the last of them is away. `at`: at which request."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at, self.asked = at, 0
+
+    def goes(self) -> Object:
+        one = self.objects[f"{CLAIMS}/{COMMON}"]
+        one["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        return one
+
+    async def create(self, path: str, body: Object) -> Object:
+        self.asked += path == CLAIMS
+        if path == CLAIMS and self.at == "make" and self.asked == 1:
+            await super().create(path, body)
+            self.goes()
+        elif path == CLAIMS and self.asked == 2:
+            self.objects.pop(f"{CLAIMS}/{COMMON}", None)
+        return await super().create(path, body)
+
+    async def patch(self, path: str, body: Object, kind: str) -> Object:
+        if self.asked == 1:
+            if self.at == "gone":
+                self.objects.pop(path)
+            elif self.at in {"give", "used"}:
+                self.goes()["status"] = {"reservedFor": [{"uid": uid(self, "r1")}] if self.at == "used" else []}
+        return await super().patch(path, body, kind)
+
+
+@pytest.mark.parametrize("at", ["make", "gone", "give"])
+async def test_a_start_whose_claim_goes_with_those_before_it_makes_it_anew(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoscaler.drivers.kubernetes.orders.RETRY_S", 0.001)
+    server = Going(at)
+    made, heard, _ = orders(server)
+    await made.create(*joins("r1"))
+    assert heard.told == [f"waits r1: {claims_.GOES}", "made r1"]
+    claim = server.objects[f"{CLAIMS}/{COMMON}"]
+    assert "deletionTimestamp" not in claim["metadata"]
+    assert server.owners(COMMON) == [uid(server, "r1")]
+
+
+async def test_a_claim_that_goes_but_is_reserved_for_the_new_pod_is_its_own_until_it_ends() -> None:
+    server = Going("used")
+    made, heard, _ = orders(server)
+    await made.create(*joins("r1"))
+    assert heard.told == ["made r1"]
+
+
+async def test_a_leader_gives_the_claim_to_all_who_name_it_and_deletes_one_that_nobody_does() -> None:
+    """The leader before made the pod of r2, and no more."""
+    server = Server()
+    made, _, watching = orders(server)
+    await made.create(*joins("r1"))
+    await server.create(PODS, joins("r2")[1])
+    for name in ("r1", "r2"):
+        seen = pods.read(server.objects[f"{PODS}/{name}"])
+        assert seen is not None
+        watching.items[name] = seen
+    await made.tidy()
+    assert server.owners(COMMON) == [uid(server, "r1"), uid(server, "r2")]
+    del server.objects[f"{CLAIMS}/{COMMON}"]["metadata"]["ownerReferences"]
+    watching.items.clear()
+    await made.tidy()
+    assert server.names(CLAIMS) == []
+
+
+def test_the_claim_is_ours_and_no_one_decisions() -> None:
+    _, _, (claim,) = joins("r1")
+    assert claim == joins("r2")[2][0]
+    result = {"request": "gpu", "driver": DRIVER, "pool": "m", "device": "gpu-0"}
+    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [{"uid": "u1"}, {"uid": "u2"}]}
+    seen = claims_.read({"metadata": {**claim["metadata"], "namespace": "n"}, "status": status}, "n")
+    assert seen == ClaimSeen((Got("gpu", f"{DRIVER}/m/gpu-0", None),), ours=True, users=frozenset({"u1", "u2"}))
+    for version in VERSIONS:
+        validate(claim, version, strict=True)
 
 
 # --- what is said, and read back --------------------------------------------------------------------------------------

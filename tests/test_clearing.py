@@ -8,7 +8,15 @@ import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes import clearing, nodes
-from autoscaler.drivers.kubernetes.clearing import ASSUMED, EXITED, FORCED_S, MEASURED, Clearing, forced
+from autoscaler.drivers.kubernetes.clearing import (
+    ASSUMED,
+    EXITED,
+    FORCED_S,
+    MEASURED,
+    UNPREPARED,
+    Clearing,
+    forced,
+)
 from autoscaler.drivers.kubernetes.nodes import NodeSeen
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.world import SliceId
@@ -136,3 +144,14 @@ def test_who_ran_when_its_object_went_was_deleted_by_force() -> None:
     assert not forced(RUNS._replace(ended="ended with status 0")), "its kubelet has told of its end"
     assert not forced(RUNS._replace(started_unix_s=None)), "nothing ran"
     assert not forced(RUNS._replace(slices=())), "it held nothing"
+
+
+async def test_of_a_claim_that_others_have_too_it_is_not_told_that_it_is_unprepared(stage: Stage) -> None:
+    own = await stage.clear(RUNS._replace(claims=("r",)))
+    assert await own == UNPREPARED
+    for claims in (("mps-gpu-0-1",), ("r", "mps-gpu-0-1")):
+        proof = await stage.clear(RUNS._replace(claims=claims))
+        await stage.looks()
+        assert not proof.done()
+        stage.now_s += 30.0
+        assert await proof == ASSUMED

@@ -27,8 +27,8 @@ def node(*objects: Object, kept: Sequence[str] = ()) -> NodeFacts:
     return NodeFacts(NODE, devices=objects, kept=kept)
 
 
-def slices(*objects: Object, slicer: Dra | None = None, kept: Sequence[str] = ()) -> tuple[Slice, ...]:
-    return (slicer or Dra()).inventory(node(*objects, kept=kept)) or ()
+def slices(*objects: Object, kept: Sequence[str] = ()) -> tuple[Slice, ...]:
+    return Dra().inventory(node(*objects, kept=kept)) or ()
 
 
 def names(found: tuple[Slice, ...]) -> list[str]:
@@ -158,16 +158,6 @@ def test_where_its_memory_slices_are_told_a_part_is_pinned_by_its_place() -> Non
     assert len({one.where for one in parts}) == len(parts), "each alone"
 
 
-def test_what_is_shared_and_what_is_ones_own_are_claims_apart() -> None:
-    slicer = Dra(sharing="MPS")
-    found = slices(*partitionable(NODE), slicer=slicer, kept=(entry(cut_name("1g.10gb", 3)),))
-    part = next(one for one in found if one.id.endswith("1g10gb-19-3"))
-    assert not part.shared
-    fields = slicer.fields("m-1", [Part(part, part.memory_bytes)])
-    assert [one["metadata"]["name"] for one in fields.claims] == ["m-1"]
-    assert ("config" in fields.claims[0]["spec"]["devices"], fields.env) == (False, {})
-
-
 def test_consumable_capacity_is_asked_for_in_the_amounts_that_are_given() -> None:
     (one,) = slices(resource_slice(NODE, "many", devices=[many(0, "1Gi")]))
     assert (one.shared, one.memory_bytes, one.isolation) == (True, 80 * GIB, Isolation.NONE)
@@ -194,16 +184,6 @@ def test_one_of_several_in_order() -> None:
     agrees("slicing/dra-either", [*fields.claims, pod("m-1", fields)])
     with pytest.raises(ValueError, match="m-1: a claim has 1 to 8 alternatives, not 9"):
         Dra().either("m-1", [Part(whole[0], 1)] * 9)
-
-
-@pytest.mark.parametrize("sharing", ["MPS", "TimeSlicing"])
-def test_pods_on_one_gpu_have_one_claim_that_says_what_keeps_them_apart(sharing: Any) -> None:
-    slicer = Dra(sharing=sharing)
-    (one,) = slices(resource_slice(NODE, "gpus", devices=[gpu(0)]), slicer=slicer)
-    assert (one.shared, one.isolation) == (True, Isolation.MEMORY if sharing == "MPS" else Isolation.NONE)
-    first, second = (slicer.fields(name, [Part(one, 20 * GIB, 30)]) for name in ("m-1", "m-2"))
-    assert first.claims == second.claims
-    agrees(f"slicing/dra-{sharing.lower()}", [*first.claims, pod("m-1", first)])
 
 
 def test_what_stands_in_an_attribute_stays_text_in_the_selector() -> None:

@@ -56,6 +56,8 @@ class PodFields(NamedTuple):
     """Who places it; empty: the cluster's own."""
     claims: tuple[Object, ...] = ()
     """ResourceClaims that are made before it, each with `metadata.name`; the pod and its container name them."""
+    common: frozenset[str] = frozenset()
+    """Names of those that other pods on its Devices have, too."""
 
 
 class Slicer(Protocol):

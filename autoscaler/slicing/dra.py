@@ -1,9 +1,10 @@
 """Dynamic Resource Allocation: ResourceSlices as inventory, claims that pin what was chosen, and what they got.
 
 Owns the Slicer `dra`. A whole GPU is one Slice, or a shared one where it may be allocated many times (its memory is
-what is consumed). Of entries that cannot be had at once (a GPU and its MIG parts) only such are offered as can be:
-those that are `kept`, then the largest that the counters still allow. So what claims hold must be kept, and so must
-what was chosen (`places` tells what a cut of `autoscaler.mig_packing` is called here).
+what is consumed), or where Settings let those on it have one claim in common (`autoscaler.slicing.dra_common`). Of
+entries that cannot be had at once (a GPU and its MIG parts) only such are offered as can be: those that are `kept`,
+then the largest that the counters still allow. So what claims hold must be kept, and so must what was chosen (`places`
+tells what a cut of `autoscaler.mig_packing` is called here).
 
 The scheduler takes the first entry that a claim admits, and looks at nothing else; so a claim admits one. Of parts that
 do not exist yet NVIDIA's driver tells no place that a claim could name: of one profile on one GPU the first in the
@@ -16,10 +17,9 @@ of that the same is so, as far as a claim can say where.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -27,10 +27,13 @@ from msgspec.structs import replace
 from autoscaler.lanes import Isolation
 from autoscaler.mig_geometry import Cut, geometry_of
 from autoscaler.mig_packing import Fleet, Found
+from autoscaler.slicing import dra_common
 from autoscaler.slicing.base import NodeFacts, Object, Part, PodFields
+from autoscaler.slicing.dra_common import WAYS, Sharing
 from autoscaler.slicing.dra_pools import Entry, Policy, Pools, pools
-from autoscaler.slicing.figures import MIB, in_mib, size
+from autoscaler.slicing.figures import MIB, size
 from autoscaler.slicing.mig import cut_from, known_of
+from autoscaler.slicing.sharing import REPLICAS_MAX
 from autoscaler.world import DeviceId, Slice, SliceId
 
 API = "resource.k8s.io/v1"
@@ -38,7 +41,6 @@ NVIDIA = "gpu.nvidia.com"
 ALTERNATIVES_MAX = 8
 REQUESTS_MAX = 32
 UNKNOWN_BYTES = 1 << 30
-_CONFIG = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}
 
 
 class Smaller(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +69,8 @@ class Handle(msgspec.Struct, frozen=True, omit_defaults=True):
     """What may be claimed of it by who needs less, the smallest first."""
     whole: str = ""
     """Of a part: the entry that is all of its GPU, which can be had when nobody has a part of it."""
+    sharing: Sharing | None = None
+    """Those on it have one claim in common, by which its driver shares it so."""
 
 
 class Got(NamedTuple):
@@ -83,8 +87,6 @@ class Dra(NamedTuple):
     """The Slicer of one driver."""
 
     driver: str = NVIDIA
-    sharing: Literal["", "MPS", "TimeSlicing"] = ""
-    """Of whole GPUs: many pods have one claim, and this keeps them apart, as far as it does."""
 
     @property
     def kind(self) -> str:
@@ -157,21 +159,24 @@ class Dra(NamedTuple):
     def _slice(
         self, node: NodeFacts, entry: Entry, cuts: Mapping[str, tuple[Smaller, ...]], wholes: Mapping[str, Entry]
     ) -> Slice:
-        alone = not entry.shared and not (self.sharing and not entry.mig)
+        said = node.declared.slicing if node.declared is not None else None
+        sharing = None if said is None or said.kind != self.kind or entry.mig or entry.shared else said.sharing
+        alone = not entry.shared and sharing is None
         memory_bytes, percent = _amounts(entry)
-        apart = Isolation.HARDWARE if alone else Isolation.MEMORY if self.sharing == "MPS" else Isolation.NONE
+        apart = WAYS[sharing].isolation if sharing else Isolation.HARDWARE if alone else Isolation.NONE
+        most = min(said.replicas or REPLICAS_MAX, WAYS[sharing].holders_max) if said and sharing else 0
         whole = wholes.get(entry.parent) if entry.mig else None
         handle = Handle(
             entry.name, self._class(entry), entry.where, entry.shared, entry.policy.least, entry.policy.step,
             entry.policy.values, cuts.get(entry.name, ()) if alone else (),
-            "" if whole is None else whole.name,
+            "" if whole is None else whole.name, sharing,
         )  # fmt: skip
         return Slice(
             id=id_called(entry.name, node.name), device=_device(node, entry), node=node.name,
             memory_bytes=memory_bytes or UNKNOWN_BYTES, compute_percent=percent, isolation=apart, shared=not alone,
             product=re.sub(r"\s+", "-", entry.product), closed=entry.closed, kind=self.kind,
             link=entry.link, handle=msgspec.json.encode(handle).decode(),
-            device_bytes=self._all_of(entry, whole, memory_bytes or UNKNOWN_BYTES, percent),
+            device_bytes=self._all_of(entry, whole, memory_bytes or UNKNOWN_BYTES, percent), holders_max=most,
         )  # fmt: skip
 
     def _all_of(self, entry: Entry, whole: Entry | None, memory_bytes: int, percent: int) -> int:
@@ -183,19 +188,30 @@ class Dra(NamedTuple):
         return "mig.nvidia.com" if entry.mig and self.driver == NVIDIA else self.driver
 
     def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
-        """One claim of the Replica's own; of GPUs that are shared by `sharing` one for each, which others have too."""
+        """One claim of the Replica's own; of GPUs that are had in common one for each, which others have too."""
         if not 0 < len(parts) <= REQUESTS_MAX:
             raise ValueError(f"{replica}: a claim is for 1 to {REQUESTS_MAX} devices, not {len(parts)}")
         told = [(part, _told(part, alone=len(parts) == 1)) for part in parts]
-        common = [(part, one) for part, one in told if part.slice.shared and not one.shared]
-        own = [(part, one) for part, one in told if (part, one) not in common]
+        own = [(part, one) for part, one in told if one.sharing is None]
         claims = [_claim(replica, [_request(f"gpu-{at}", "exactly", _wish(*one)) for at, one in enumerate(own)])]
-        claims = claims if own else []
-        for part, one in common:
-            claims.append(
-                _claim(_common_name(one.entry), [_request("gpu", "exactly", _wish(part, one))], self._config())
-            )
-        return PodFields(claims=tuple(claims), env=self._limits([part for part, _ in common]))
+        asks = PodFields(claims=tuple(claims if own else ()))
+        sharing = next((one.sharing for _, one in told if one.sharing is not None), None)
+        return asks if sharing is None else self._in_common(asks, sharing, [one for one in told if one[1].sharing])
+
+    def _in_common(self, asks: PodFields, sharing: Sharing, told: Sequence[tuple[Part, Handle]]) -> PodFields:
+        """Of one node, so all are shared in one way."""
+        names = [dra_common.name_of(one.entry, one.where, sharing) for _, one in told]
+        config = [dra_common.config(self.driver, sharing, "gpu")]
+        claims = (
+            _claim(name, [_request("gpu", "exactly", _wish(*one))], config)
+            for name, one in zip(names, told, strict=True)
+        )
+        asks = asks._replace(claims=(*asks.claims, *claims), common=frozenset(names))
+        if len(told) > 1 or asks.claims[1:]:
+            return asks  # who has several devices has all of them
+        part = told[0][0]
+        env, fraction = dra_common.environment(sharing, part), dra_common.fraction(sharing, part)
+        return asks._replace(env=env, memory_fraction=fraction)
 
     def either(self, replica: str, choices: Sequence[Part]) -> PodFields:
         """One of these, the first that can be had: the scheduler takes them in order (a prioritized list)."""
@@ -203,22 +219,6 @@ class Dra(NamedTuple):
             raise ValueError(f"{replica}: a claim has 1 to {ALTERNATIVES_MAX} alternatives, not {len(choices)}")
         wishes = [{"name": f"choice-{at}", **_wish(part, _told(part, alone=True))} for at, part in enumerate(choices)]
         return PodFields(claims=(_claim(replica, [_request("gpu", "firstAvailable", wishes)]),))
-
-    def _config(self) -> list[Object]:
-        sharing: Object = {"strategy": self.sharing}
-        if self.sharing == "TimeSlicing":
-            sharing["timeSlicingConfig"] = {"interval": "Default"}
-        opaque = {"driver": self.driver, "parameters": {**_CONFIG, "sharing": sharing}}
-        return [{"requests": ["gpu"], "opaque": opaque}]
-
-    def _limits(self, parts: Sequence[Part]) -> dict[str, str]:
-        """A client of an MPS server is held to less than the server's own limits by its environment."""
-        if self.sharing != "MPS" or not parts:
-            return {}
-        memory = ",".join(f"{at}={in_mib(part.memory_bytes)}M" for at, part in enumerate(parts))
-        percent = min(part.compute_percent for part in parts)
-        threads = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(min(100, percent))} if percent else {}
-        return {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": memory, **threads}
 
 
 def _device(node: NodeFacts, entry: Entry) -> DeviceId:
@@ -284,12 +284,6 @@ def _claim(name: str, requests: list[Object], config: Sequence[Object] = ()) -> 
     if config:
         devices["config"] = list(config)
     return {"apiVersion": API, "kind": "ResourceClaim", "metadata": {"name": name}, "spec": {"devices": devices}}
-
-
-def _common_name(entry: str) -> str:
-    """Of the claim that all pods on a GPU have."""
-    short = re.sub(r"[^a-z0-9]+", "-", entry.rpartition("/")[2].lower()).strip("-")[:40]
-    return f"shared-{short}-{zlib.crc32(entry.encode()):08x}"
 
 
 def _quantity(bytes_: int) -> str:
@@ -377,6 +371,14 @@ def profile_for(part: Part) -> str:
 def entry_of(slice_: Slice) -> str:
     """Which entry a Slice of this kind is."""
     return msgspec.json.decode(slice_.handle, type=Handle).entry
+
+
+def common_claim(slice_: Slice) -> str:
+    """What the claim is called that all on it have; empty: each has one of its own."""
+    if slice_.kind != "dra":
+        return ""
+    told = msgspec.json.decode(slice_.handle, type=Handle)
+    return "" if told.sharing is None else dra_common.name_of(told.entry, told.where, told.sharing)
 
 
 def entry_called(id: SliceId, driver: str = NVIDIA) -> str:

@@ -1,8 +1,10 @@
 """ResourceClaims and ResourceSlices (resource.k8s.io/v1): what is kept of anybody's, and our pods' own claims. I/O.
 
 Owns the life of our claims: one is made before the pod that names it, is the pod's from when that is there, so that it
-goes with it, and is deleted where there will be no pod. What a leader before us left between is tidied up. Promises: a
-second make of the same decision finds the first; nothing that another made is taken for ours, or deleted.
+goes with it, and is deleted where there will be no pod. One that pods on a GPU have in common is made by the first, is
+each one's from when that is there, and goes with the last: Kubernetes deletes what none of its owners is left of. What
+a leader before us left between is tidied up. Promises: a second make of the same decision finds the first; nothing that
+another made is taken for ours, or deleted; no start ends with a claim that went under it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from autoscaler.drivers.kubernetes import pods
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.drivers.kubernetes.api import STRATEGIC, Api, ApiError, Object
+from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
 from autoscaler.podspec import MANAGED_BY, OURS
 from autoscaler.slicing.base import PodFields
@@ -21,6 +24,11 @@ from autoscaler.world import Replica
 
 PUBLISHED, CLAIMS = f"/apis/{API}/resourceslices", f"/apis/{API}/resourceclaims"
 _INTENT = OURS + "intent"
+_COMMON = "common"
+"""The intent of a claim that is of no one decision."""
+CONFLICT = "Conflict"
+"""The reason of what may be otherwise when it is tried again."""
+GOES = "the ResourceClaim that all on its GPU have is going with those of before: it is made anew when that is gone"
 _log = logging.getLogger(__name__)
 
 
@@ -38,8 +46,7 @@ def read(claim: Object, namespace: str) -> ClaimSeen | None:
     got, metadata = decode(claim), claim["metadata"]
     labels = metadata.get("labels") or {}
     ours = labels.get(MANAGED_BY) == WRITER and _INTENT in labels and metadata.get("namespace") == namespace
-    users = frozenset(one.get("uid", "") for one in claim.get("status", {}).get("reservedFor") or ())
-    return ClaimSeen(got, ours, users) if got else None
+    return ClaimSeen(got, ours, _users(claim)) if got else None
 
 
 def read_published(found: Object) -> Object | None:
@@ -68,11 +75,13 @@ def _nodes(published: Object) -> set[str]:
 
 def wanted(replica: Replica, asks: PodFields | None) -> tuple[Object, ...]:
     """The claims of a Replica's pod, as they are made."""
-    labels = {MANAGED_BY: WRITER, OURS + "model": pods.label_of(replica.model), _INTENT: replica.intent}
-    return tuple(
-        {**one, "metadata": {"name": pods.name_of(one["metadata"]["name"]), "labels": labels}}
-        for one in (asks.claims if asks is not None else ())
-    )
+    own = {MANAGED_BY: WRITER, OURS + "model": pods.label_of(replica.model), _INTENT: replica.intent}
+    common = {MANAGED_BY: WRITER, _INTENT: _COMMON}
+    if asks is None:
+        return ()
+    names = [one["metadata"]["name"] for one in asks.claims]
+    told = [{"name": pods.name_of(name), "labels": common if name in asks.common else own} for name in names]
+    return tuple({**one, "metadata": metadata} for one, metadata in zip(asks.claims, told, strict=True))
 
 
 class Claims:
@@ -90,15 +99,13 @@ class Claims:
             except ApiError as error:
                 if error.reason != "AlreadyExists":
                     raise
-                found = await self._api.get(f"{self._path}/{one['metadata']['name']}")
-                if _intent(found) != _intent(one):
-                    why = "a ResourceClaim of its name exists that another made"
-                    raise ApiError(409, error.reason, why) from error
+                await self._same(one, error)
 
     async def give(self, claims: Sequence[Object], pod: Object) -> None:
-        """They are that pod's."""
+        """They are that pod's. Raises also where it would wait for ever, for one that goes with those before it."""
         for one in claims:
-            await self._give(one, pod["metadata"]["name"], pod["metadata"]["uid"])
+            if not await self._give(one, pod["metadata"]["name"], pod["metadata"]["uid"]) and _is_common(one):
+                raise ApiError(409, CONFLICT, GOES)
 
     async def drop(self, claims: Sequence[Object]) -> None:
         """There will be no pod of theirs."""
@@ -109,13 +116,14 @@ class Claims:
                 if error.status not in (403, 404):
                     raise
                 continue  # it was not made
-            if _intent(found) == _intent(one):
-                await self._drop(found)
+            if _intent(found) != _intent(one) or (_is_common(one) and _owners(found)):
+                continue
+            await self._drop(found, found["metadata"]["resourceVersion"] if _is_common(one) else None)
 
-    async def tidy(self, there: Callable[[str], str | None], making: Callable[[str], bool]) -> None:
-        """Of claims that are no pod's yet: gives each to its pod, or deletes it. `there`: the uid of a pod, `making`:
-        whether it is about to be there; both by its name, which its claim has, too. They are asked at the last moment,
-        and what has changed since it was listed stays: a start may go on beside this.
+    async def tidy(self, there: Callable[[str], Sequence[PodSeen]], making: Callable[[str], bool]) -> None:
+        """Of claims that are not their pods' yet: gives each to these, or deletes it where there is none. `there`: the
+        pods that name a claim, `making`: whether one is about to be there. They are asked at the last moment, and what
+        has changed since it was listed stays: a start may go on beside this.
         """
         try:
             found = (await self._api.get(self._path, labelSelector=pods.SELECTOR))["items"]
@@ -124,25 +132,40 @@ class Claims:
                 raise
             return  # without the kind, or the right to it, none was made
         for one in found:
-            name = one["metadata"]["name"]
-            if one["metadata"].get("ownerReferences") or making(name):
+            name, owners = one["metadata"]["name"], _owners(one)
+            if making(name) or (owners and not _is_common(one)):
                 continue
-            uid = there(name)
-            if uid is not None:
-                await self._give(one, name, uid)
-            else:
+            users = there(name)
+            for pod in users:
+                if pod.uid not in owners:
+                    await self._give(one, pod.name, pod.uid)
+            if not users and not owners:
                 await self._drop(one, one["metadata"]["resourceVersion"])
 
-    async def _give(self, claim: Object, pod: str, uid: str) -> None:
-        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}
+    async def _same(self, wanted: Object, error: ApiError) -> None:
+        """One of its name is there: raises unless it is this very one. What goes is to be made anew then."""
         try:
-            await self._api.patch(
-                f"{self._path}/{claim['metadata']['name']}", {"metadata": {"ownerReferences": [owner]}}
-            )
+            found = await self._api.get(f"{self._path}/{wanted['metadata']['name']}")
+        except ApiError as gone:
+            if gone.status != 404:
+                raise
+            raise ApiError(409, CONFLICT, GOES) from gone
+        if _intent(found) != _intent(wanted):
+            raise ApiError(409, error.reason, "a ResourceClaim of its name exists that another made") from error
+        if _is_common(wanted) and _goes(found):
+            raise ApiError(409, CONFLICT, GOES) from error
+
+    async def _give(self, claim: Object, pod: str, uid: str) -> bool:
+        """An owner beside those that it has; whether that pod can have it."""
+        body = {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}]}}
+        try:
+            given = await self._api.patch(f"{self._path}/{claim['metadata']['name']}", body, STRATEGIC)
         except ApiError as error:
             if error.status != 404:
                 raise
             _log.warning("the claim of a pod is gone pod=%s", pod)
+            return False
+        return not _goes(given) or uid in _users(given)
 
     async def _drop(self, claim: Object, version: str | None = None) -> None:
         path = f"{self._path}/{claim['metadata']['name']}"
@@ -155,3 +178,21 @@ class Claims:
 
 def _intent(claim: Object) -> str:
     return str((claim["metadata"].get("labels") or {}).get(_INTENT, ""))
+
+
+def _is_common(claim: Object) -> bool:
+    return _intent(claim) == _COMMON
+
+
+def _goes(claim: Object) -> bool:
+    return "deletionTimestamp" in claim["metadata"]
+
+
+def _owners(claim: Object) -> frozenset[str]:
+    """Uids of the pods whose it is."""
+    return frozenset(one["uid"] for one in claim["metadata"].get("ownerReferences") or ())
+
+
+def _users(claim: Object) -> frozenset[str]:
+    """Uids of the pods that it is reserved for."""
+    return frozenset(one.get("uid", "") for one in claim.get("status", {}).get("reservedFor") or ())

@@ -6,7 +6,8 @@ was deleted by force is gone at once, and its processes may run on until their k
 within the pod's own grace: nothing is assumed of those before that and FORCED_S more, all of which their kubelet was
 heard, unless their node is gone or was started anew. What held no Slice has nothing to be cleared, and is not waited
 for. What has ResourceClaims is not clean before none of them is reserved for it; where its kubelet let its object go,
-that is all: it lets it go once all is *unprepared*. Measuring is given to it; it knows no report and no claim.
+that is all: it lets it go once all is *unprepared*, but for a claim that others have, too, of which it is told nothing
+before the last of them. Measuring is given to it; it knows no report and no claim.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Clearing:
             waits = self._reserved(pod)
             if not waits and self._measured(pod.replica, gone_s):
                 return MEASURED
-            if not waits and pod.claims and not by_force:
+            if not waits and pod.claims_alone and not by_force:
                 return UNPREPARED
             left_s = gone_s + self._assume_after_s - self._clock()
             node = self._node(pod.node)

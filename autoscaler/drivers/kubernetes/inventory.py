@@ -23,7 +23,7 @@ from autoscaler.observations import HostsSeen, ImagesSeen, SlicesSeen
 from autoscaler.settings import PriorityClass, Settings
 from autoscaler.slicing import table, taken
 from autoscaler.slicing.base import PodFields
-from autoscaler.slicing.dra import entry_called, instead
+from autoscaler.slicing.dra import common_claim, entry_called, instead
 from autoscaler.slicing.whereabouts import really
 from autoscaler.world import NodeId, Replica, Slice, SliceId
 
@@ -144,7 +144,11 @@ class Inventory:
         others = list(self._with_devices.values())
         theirs = [one for pod in others if pod.cards for one in taken.of_cards(pod.node, pod.cards)]
         theirs += taken.of_entries(found, (got for one in seen if not one.ours for got in one.got))
-        strange = (got for one in seen if one.ours for got in one.got if got.entry not in chosen)
+        ours = [(key.name, one) for key, one in self._claims.items.items() if one.ours] if published else []
+        own = [(name, got) for name, one in ours for got in one.got]
+        common = {common_claim(one) for one in found} if own else set[str]()
+        strange = (got for name, got in own if got.entry not in chosen and name not in common)
+        found = nodes.reshared(found, own)
         found, gone = taken.left(found, [*theirs, *taken.of_entries(found, strange, ours=True)])
         found, lost = nodes.resliced(found, held)
         self._slices = {one.id: one for one in found}

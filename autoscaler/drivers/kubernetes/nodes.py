@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from autoscaler.podspec import GPU
 from autoscaler.settings import NodeKind
 from autoscaler.slicing import sharing, table
 from autoscaler.slicing.base import NodeFacts
+from autoscaler.slicing.dra import Got, common_claim, entry_of
 from autoscaler.slicing.hami import Held, noticed
 from autoscaler.slicing.kai import RESERVES, parts_of
 from autoscaler.slicing.sharing import KAI
@@ -233,6 +234,23 @@ def _of_node(node: NodeSeen, facts: NodeFacts) -> tuple[Slice, ...]:
 def kind_of(labels: Mapping[str, str], declared: Sequence[NodeKind]) -> NodeKind | None:
     """What the Settings say of a node with these labels; None: nothing."""
     return next((kind for kind in declared if kind.selector.items() <= labels.items()), None)
+
+
+def reshared(slices: Sequence[Slice], own: Collection[tuple[str, Got]]) -> tuple[Slice, ...]:
+    """The Slices, closed where a pod of ours has by another claim what whoever comes would have in common with those
+    there. `own`: our claims' names, and what each has.
+    """
+    if not own:
+        return tuple(slices)
+    held: dict[str, set[str]] = {}
+    for name, got in own:
+        held.setdefault(got.entry, set()).add(name)
+    return tuple(
+        replace(one, closed=RESLICED)
+        if not one.closed and (common := common_claim(one)) and held.get(entry_of(one), set()) - {common}
+        else one
+        for one in slices
+    )
 
 
 def resliced(slices: Sequence[Slice], held: Iterable[SliceId]) -> tuple[tuple[Slice, ...], list[OtherPod]]:

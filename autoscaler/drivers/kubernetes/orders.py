@@ -69,6 +69,8 @@ class Orders:
         """Creates under way; set: it is wanted no more."""
         self._made: dict[ReplicaId, asyncio.Event] = {}
         """The same; set: its request is over, whatever came of it."""
+        self._naming: dict[ReplicaId, frozenset[str]] = {}
+        """The same; their claims' names."""
 
     def known(self, name: str) -> PodSeen | None:
         """The pod as the watch has it."""
@@ -79,20 +81,21 @@ class Orders:
     async def create(
         self, replica: Replica, wanted: Object, claims: Sequence[Object] = (), volumes: Sequence[Object] = ()
     ) -> None:
-        """Makes the pod and what it names, or finds that it was made: ResourceClaims, which are its own, and the volume
-        of its node's weights with its claim, which stay.
+        """Makes the pod and what it names, or finds that it was made: ResourceClaims, its own and what it has in common
+        with others on its GPU, and the volume of its node's weights with its claim, which stay.
         """
         if replica.id in self._making:
             return
         unwanted = self._making[replica.id] = asyncio.Event()
         over = self._made[replica.id] = asyncio.Event()
+        self._naming[replica.id] = frozenset(one["metadata"]["name"] for one in claims)
         try:
             if not await self._create(replica, wanted, (claims, volumes), unwanted) and claims:
                 await self._surely(replica.id, lambda: self._claims.drop(claims))
         except FencedError:
             _log.info("not started: another leads now replica=%s", replica.id)
         finally:
-            del self._making[replica.id], self._made[replica.id]
+            del self._making[replica.id], self._made[replica.id], self._naming[replica.id]
             over.set()
 
     async def _create(
@@ -141,12 +144,11 @@ class Orders:
     async def tidy(self) -> None:
         """What a leader before us left of claims between a pod and none."""
 
-        def uid(name: str) -> str | None:
-            pod = self.known(name)
-            return None if pod is None else pod.uid
+        def there(claim: str) -> list[PodSeen]:
+            return [pod for pod in self._watched.items.values() if claim in pod.claims]
 
         try:
-            await self._claims.tidy(uid, lambda name: name in map(pods.name_of, self._making))
+            await self._claims.tidy(there, lambda claim: any(claim in one for one in self._naming.values()))
         except (ApiError, UnreachableError, FencedError) as error:
             _log.warning("claims are not tidied up now; who leads next does it error=%s", error)
 

@@ -117,6 +117,11 @@ class PodSeen(NamedTuple):
     weights: tuple[str, ...] = ()
     """The Copies that it uses, folders below its node's store."""
 
+    @property
+    def claims_alone(self) -> bool:
+        """Whether it has ResourceClaims, and others have none of them: they are called as it is."""
+        return bool(self.claims) and {*self.claims} == {self.name}
+
 
 def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings say
     replica: Replica,
