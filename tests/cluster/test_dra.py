@@ -14,6 +14,8 @@ import pytest
 
 from autoscaler.drivers.kubernetes.api import Api, ApiError
 from autoscaler.mig_geometry import Cut
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing
 from autoscaler.slicing.base import NodeFacts, Object, Part, PodFields
 from autoscaler.slicing.dra import Dra, Got, decode, instead, slice_of
 from autoscaler.world import NodeId, Slice
@@ -32,6 +34,7 @@ class Bench:
     def __init__(self, api: Api, namespace: str, node: str) -> None:
         self.api = api
         self.node = node
+        self.declared: NodeKind | None = None
         self.pods = f"/api/v1/namespaces/{namespace}/pods"
         self.claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
 
@@ -43,7 +46,8 @@ class Bench:
     async def slices(self, slicer: Dra, *kept: str) -> dict[str, Slice]:
         """By device, of what the API server has now."""
         found = await self.api.get(f"{RESOURCE}/resourceslices", fieldSelector=f"spec.nodeName={self.node}")
-        there = slicer.inventory(NodeFacts(NodeId(self.node), devices=found["items"], kept=kept)) or ()
+        facts = NodeFacts(NodeId(self.node), declared=self.declared, devices=found["items"], kept=kept)
+        there = slicer.inventory(facts) or ()
         return {one.id.rpartition("/")[2]: one for one in there}
 
     async def start(self, name: str, fields: PodFields) -> str:
@@ -201,7 +205,10 @@ async def test_of_a_prioritized_list_the_first_that_is_free_is_given(bench: Benc
 
 async def test_pods_that_share_a_gpu_have_one_claim(bench: Bench) -> None:
     await bench.publish(resource_slice(bench.node, "gpus", devices=[gpu(0)]))
-    slicer = Dra(sharing="MPS")
+    slicer, slicing = Dra(), NodeSlicing(kind="dra", sharing="mps")
+    bench.declared = NodeKind(
+        selector={}, device=NodeDevice(model="H100", memory_bytes=Bytes(80 * GIB)), slicing=slicing
+    )
     one = (await bench.slices(slicer))["gpu-0"]
     for name in ("m-1", "m-2"):
         fields = slicer.fields(name, [Part(one, 20 * GIB, 40)])
