@@ -304,6 +304,7 @@ async def test_a_start_whose_claim_goes_with_those_before_it_makes_it_anew(
     made, heard, _ = orders(server)
     await made.create(*joins("r1"))
     assert heard.told == [f"waits r1: {claims_.GOES}", "made r1"]
+    assert at != "make" or list(server.objects) == [f"{CLAIMS}/{COMMON}", f"{PODS}/r1"], "the pod waits for it"
     claim = server.objects[f"{CLAIMS}/{COMMON}"]
     assert "deletionTimestamp" not in claim["metadata"]
     assert server.owners(COMMON) == [uid(server, "r1")]

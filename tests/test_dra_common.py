@@ -70,7 +70,7 @@ def test_an_engine_is_told_its_part_of_the_gpu_and_with_mps_less_what_its_client
 def test_who_has_all_of_a_gpu_or_several_has_the_same_claims_and_is_held_to_nothing() -> None:
     found = slices()
     alone = Dra().fields("m", [Part(found[0], 0)])
-    both = Dra().fields("m", [Part(one, 0) for one in found])
+    both = Dra().fields("m", [Part(one, 20 * GIB, 30) for one in found])
     for asks, of in ((alone, found[:1]), (both, found)):
         assert [claim["metadata"]["name"] for claim in asks.claims] == [common_claim(one) for one in of]
         assert (asks.env, asks.memory_fraction) == ({}, None)
