@@ -8,6 +8,7 @@ every name was seen that is said, since what nobody saw may be code.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ SPANS_MAX = 512
 """Of one image: the software that some have beside a model has more."""
 BEGIN_BYTES = 4 << 20
 """Of a compressed one."""
+
+NOT_PLAIN = frozenset({"", ".", ".."})
 
 
 class Inside(NamedTuple):
@@ -40,7 +43,8 @@ async def look(of: Contents, repository: str, source: Source, *, allow_unsafe: b
     """What is in it. Raises BadArchiveError where a pull would refuse it, RegistryError."""
     walk = _Walk(repository, source)
     layers = [(one.file, *await walk.members(one.file)) for one in of.layers]
-    names = (member.path for _, found, _ in layers for member in found)
+    names = [member.path for _, found, _ in layers for member in found]
+    _check(names)
     root, tree = members.root_of(of.roots, names), paths.Tree()
     taken = list[str]()
     for file, found, _ in layers:
@@ -48,6 +52,16 @@ async def look(of: Contents, repository: str, source: Source, *, allow_unsafe: b
         judged = (sieve.judge(one) for one in found)
         taken += [one.path for one in judged if one is not None and not one.folder]
     return Inside(root, tuple(taken), all(whole for *_, whole in layers))
+
+
+def _check(names: Iterable[str]) -> None:
+    """A pull passes by what is not below the model's folder as it is written; a container runtime makes names plain
+    first, and would lay it there. Raises BadArchiveError.
+    """
+    for name in names:
+        parts = members.plain(name).split("/")
+        if parts != ["."] and not NOT_PLAIN.isdisjoint(parts):
+            raise BadArchiveError(f"in the archive: the name {name[:80]!r} could be read in two ways")
 
 
 class _Walk:

@@ -114,3 +114,20 @@ async def test_what_a_pull_would_refuse_is_refused() -> None:
     with pytest.raises(BadArchiveError, match="is a link"):
         await Registry(archive(("models/a.gguf", b"x"), link="models/b")).look(allow_unsafe=True)
     assert (await Registry(archive(("models/a.gguf", b"x"), link="bin/sh")).look()).whole
+
+
+@pytest.mark.parametrize("name", ["/models/run.py", "././models/run.py", "x/../models/run.py", "../models/run.py"])
+async def test_a_name_that_a_container_runtime_would_make_one_of_the_models_is_refused(name: str) -> None:
+    image = Registry(archive(("models/a.gguf", b"GGUF")), archive((name, b"pass")))
+    with pytest.raises(BadArchiveError, match="could be read in two ways"):
+        await image.look()
+
+
+async def test_folders_as_tar_writes_them_are_plain() -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as made:
+        for name in (".", "./models"):
+            one = tarfile.TarInfo(name)
+            one.type = tarfile.DIRTYPE
+            made.addfile(one)
+    assert (await Registry(out.getvalue(), archive(("./models/a.gguf", b"GGUF"))).look()).paths == ("a.gguf",)
