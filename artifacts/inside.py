@@ -25,6 +25,11 @@ SPANS_MAX = 512
 BEGIN_BYTES = 4 << 20
 """Of a compressed one."""
 
+COMPRESSED = (
+    *(b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", (0xFD2FB528).to_bytes(4, "little")),
+    *(skipped.to_bytes(4, "little") for skipped in range(0x184D2A50, 0x184D2A60)),
+)
+"""How gzip, bzip2, xz and zstd begin: some runtimes look at that alone, and would find another archive in this one."""
 NOT_PLAIN = frozenset({"", ".", ".."})
 
 
@@ -88,6 +93,8 @@ class _Walk:
             if self._spans > SPANS_MAX:
                 return found, False
             piece, behind = await self._read(of, at, min(at + SPAN_BYTES, of.size)), 0
+            if not at and piece.startswith(COMPRESSED):
+                raise BadArchiveError("an archive that says it is not compressed begins as one that is")
             for event in reader.feed(piece):
                 if isinstance(event, Member):
                     found.append(event)

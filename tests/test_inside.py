@@ -131,3 +131,23 @@ async def test_folders_as_tar_writes_them_are_plain() -> None:
             one.type = tarfile.DIRTYPE
             made.addfile(one)
     assert (await Registry(out.getvalue(), archive(("./models/a.gguf", b"GGUF"))).look()).paths == ("a.gguf",)
+
+
+@pytest.mark.parametrize("magic", [b"\x1f\x8b\x08\x04", b"BZh9", (0x184D2A50).to_bytes(4, "little")])
+async def test_an_archive_that_could_be_taken_for_a_compressed_one_is_refused(magic: bytes) -> None:
+    """The first header is one of pax, whose own name nobody reads: it may begin with anything."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as made:
+        one = tarfile.TarInfo(f"models/{'a' * 200}.gguf")
+        made.addfile(one)
+    block = bytearray(out.getvalue())
+    block[: len(magic)] = magic
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block[:512])
+    image = Registry(b"")
+    image.blobs = {one.file.digest: bytes(block) for one in image.contents.layers}
+    image.contents = image.contents._replace(
+        layers=tuple(one._replace(file=one.file._replace(size=len(block))) for one in image.contents.layers)
+    )
+    with pytest.raises(BadArchiveError, match="begins as one that is"):
+        await image.look()
