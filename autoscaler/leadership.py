@@ -22,9 +22,9 @@ LOOK_S_MAX = 1.0
 EPOCH_MAX = (1 << 31) - 1
 """Of leaseTransitions, an int32: after it nobody could ever acquire again."""
 AHEAD_MAX = 100_000
-"""A gateway's epoch is believed up to so far above the record's. No gateway honestly knows a higher one: each is one
-acquisition, and so many were made before a Lease was deleted only by one a minute for ten weeks. And what one gateway
-says in error or in malice must not use up the epochs: EPOCH_MAX is more than 20,000 times as far.
+"""A gateway's or an agent's epoch is believed up to so far above the record's. Neither honestly knows a higher one:
+each is one acquisition, and so many were made before a Lease was deleted only by one a minute for ten weeks. And what
+one says in error must not use up the epochs: EPOCH_MAX is more than 20,000 times as far.
 """
 
 
