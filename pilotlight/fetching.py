@@ -36,8 +36,9 @@ from pilotlight.supply import HEADERS, reached
 
 PULLS_MAX = 4
 """Artifacts that are fetched at once; the next wait."""
-LOOKS_MAX = 4
-"""Artifacts that are looked at at once: each takes some MiB while its header is read."""
+LOOKS_MAX = 2
+"""Artifacts that are looked at at once: each takes some MiB while its header is read, and 200 where that is as large as
+is read at most (`artifacts.headers`)."""
 
 T = TypeVar("T")
 SecretOf = Callable[[str], Awaitable[Config]]
