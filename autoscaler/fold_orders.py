@@ -115,22 +115,25 @@ def _node(draft: Draft, seen: NodeReported) -> None:
         pods_before=left, unhealthy=unhealthy(report),
     ))  # fmt: skip
     if known is None or known.report.weights != report.weights:
-        _looks(draft, report)
+        _looks(draft, report, () if known is None else known.report.weights)
     if known is None or known.report.images != report.images:
         put_images(draft, images.told(draft.world.images, name, report.images))
     told(draft, report)
 
 
-def _looks(draft: Draft, report: NodeReport) -> None:
-    """What artifacts are that Models name, and why that could not be seen. What no Model asks for is not kept."""
+def _looks(draft: Draft, report: NodeReport, before: tuple[WeightsReport, ...]) -> None:
+    """What artifacts are that Models name, and why that could not be seen, as long as the agent tries. What no Model
+    asks for is not kept.
+    """
     world, said = draft.world, {wish_of(one): one for one in report.weights if one.look}
-    if not said:
+    over = {one.artifact for one in before if one.look and one.failed} - {wish.artifact for wish in said}
+    if not said and not over:
         return
     asked = {wish._replace(look=True) for model in world.models.values() for wish in parts(model).values()}
     found = {wish: _seen(one, world.looked.get(wish)) for wish, one in said.items() if one.digest}
     looked = {wish: one for wish, one in (world.looked | found).items() if wish in asked}
     failed = {wish.artifact: one.failed for wish, one in said.items() if one.failed and wish in asked}
-    named = {wish.artifact for wish in asked} - {wish.artifact for wish in found}
+    named = {wish.artifact for wish in asked} - {wish.artifact for wish in found} - over
     unbrought = {artifact: why for artifact, why in (world.unbrought | failed).items() if artifact in named}
     if (looked, unbrought) != (world.looked, world.unbrought):
         draft.change(looked=looked, unbrought=unbrought)

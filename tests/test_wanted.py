@@ -283,6 +283,11 @@ def test_a_look_for_a_start_leaves_what_the_header_said() -> None:
 def test_a_look_that_fails_is_told_and_forgotten_when_one_succeeds() -> None:
     at = looking(replace(LOOK, digest="", image=None, failed="away"))
     assert at.unbrought == {ADA: "away"}
+    trying = NodeReport(node="n1", boot="b", sequence=2, brings=True, weights=(WeightsReport(artifact=ADA, look=True),))
+    again = fold(at, [NodeReported(report=trying)], T0)[0]
+    assert again.unbrought == {ADA: "away"}, "it is tried again just now"
+    let_be = fold(at, [NodeReported(report=replace(trying, weights=()))], T0)[0]
+    assert let_be.unbrought == {}, "nobody tries any more"
     report = NodeReport(node="n1", boot="b", sequence=2, brings=True, weights=(LOOK,))
     assert fold(at, [NodeReported(report=report)], T0)[0].unbrought == {}
 
