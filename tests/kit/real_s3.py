@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import http.client
 import io
 import json
 import os
@@ -19,7 +20,8 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlencode
@@ -38,7 +40,8 @@ DOMAIN = "s3.test"
 STARTS_S_MAX = 90.0
 
 
-class Server(NamedTuple):
+@dataclass(frozen=True)
+class Server:
     """One that runs."""
 
     name: str
@@ -46,6 +49,10 @@ class Server(NamedTuple):
     url: str
     keys: Keys
     """Its owner's."""
+    folder: Path
+    """What it keeps, and what it said."""
+    begins: Callable[[], subprocess.Popen[bytes]]
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def env(self, keys: Keys | None = None) -> dict[str, str]:
         """How it is reached, by AWS's own names."""
@@ -53,6 +60,30 @@ class Server(NamedTuple):
         token = {"AWS_SESSION_TOKEN": of.session} if of.session else {}
         named = {"AWS_ACCESS_KEY_ID": of.access, "AWS_SECRET_ACCESS_KEY": of.secret, **token}
         return {"AWS_ENDPOINT_URL": self.url, "AWS_REGION": REGION, **named}
+
+    def begin(self) -> None:
+        """Returns when it has what it keeps of buckets and keys, too: it answers before that."""
+        process = self.begins()
+        self.running.append(process)
+        until_s = time.monotonic() + STARTS_S_MAX
+        url = f"{self.url}/"
+        while True:
+            headers = sigv4.signed(Asked("GET", URL(url)), self.keys, Scope(REGION, "s3"), time.time())
+            with (
+                contextlib.suppress(urllib.error.URLError, ConnectionError, http.client.HTTPException),
+                urllib.request.urlopen(urllib.request.Request(url, headers=headers)),
+            ):
+                return
+            said = (self.folder / "log").read_text()
+            assert process.poll() is None, said
+            assert time.monotonic() < until_s, said
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        process = self.running.pop()
+        process.kill()
+        process.wait()
 
 
 class _Begins(NamedTuple):
@@ -102,33 +133,21 @@ def serving(name: str, folder: Path, more: Mapping[str, str] | None = None) -> I
     found = program(name)
     with socket.create_server(("127.0.0.1", 0)) as free:
         host = f"127.0.0.1:{free.getsockname()[1]}"
-    server = Server(name, f"http://{host}", Keys(secrets.token_hex(8), secrets.token_hex(16)))
-    words, own = _SERVERS[name][0](host, server.keys, folder)
+    keys = Keys(secrets.token_hex(8), secrets.token_hex(16))
+    words, own = _SERVERS[name][0](host, keys, folder)
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), **own, **(more or {})}
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([found, *words], env=env, cwd=folder, stdout=log, stderr=log)
+
+    def begins() -> subprocess.Popen[bytes]:
+        with (folder / "log").open("ab") as log:
+            return subprocess.Popen([found, *words], env=env, cwd=folder, stdout=log, stderr=log)
+
+    server = Server(name, f"http://{host}", keys, folder, begins)
     try:
-        _listens(server, process, folder / "log")
+        server.begin()
         yield server
     finally:
-        process.terminate()
-        process.wait()
-
-
-def _listens(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until it has what it keeps of buckets and keys, too: it answers before that."""
-    until_s = time.monotonic() + STARTS_S_MAX
-    url = f"{server.url}/"
-    while True:
-        headers = sigv4.signed(Asked("GET", URL(url)), server.keys, Scope(REGION, "s3"), time.time())
-        with (
-            contextlib.suppress(urllib.error.URLError, ConnectionError),
-            urllib.request.urlopen(urllib.request.Request(url, headers=headers)),
-        ):
-            return
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < until_s, log.read_text()
-        time.sleep(0.05)
+        while server.running:
+            server.kill()
 
 
 class RealRig:

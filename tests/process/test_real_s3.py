@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from artifacts import bring, sigv4, source
+from artifacts import bring, digests, sigv4, source
 from artifacts.bring import Ways
-from artifacts.obtain import Registries
+from artifacts.obtain import Came, Registries
 from artifacts.refusals import DeniedError
 from artifacts.sigv4 import Asked, Scope
 from artifacts.store import Store
@@ -65,6 +65,23 @@ async def test_a_bucket_that_is_part_of_the_hosts_name_believes_our_signature(ri
         text = await answer.read()
     assert answer.status == 200, text
     assert b"words" in text if not query else b"<KeyCount>1</KeyCount>" in text
+
+
+async def test_a_pull_goes_on_when_the_store_is_killed_and_comes_back(rig: RealRig, tmp_path: Path) -> None:
+    content = hashlib.shake_128(b"large").digest(48 << 20)
+    await rig.put("one.gguf", content)
+    seen = list[int]()
+
+    def told(came: Came) -> None:
+        seen.append(came.bytes)
+        if len(seen) == 1:
+            rig.server.kill()
+            rig.server.begin()
+
+    of, store = source.Bucket(rig.bucket, "one.gguf"), Store(tmp_path / "store", spare_bytes=0).open()
+    with await bring.bring(of, store, Ways(Registries(), rig.env()), told) as copy:
+        assert [one.digest for one in copy.record.laid] == [digests.of(content)]
+    assert seen[0] < len(content) == seen[-1]
 
 
 async def test_a_workloads_identity_reads_what_its_role_may(tmp_path: Path) -> None:
