@@ -77,9 +77,10 @@ def held(copy: Copy) -> dict[str, bytes]:
     return {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("summed", [False, True])
-async def test_all_below_a_prefix_comes_once_with_its_sums(tmp_path: Path, summed: bool) -> None:
+@pytest.mark.parametrize(("summed", "listed"), [(False, False), (True, False), (True, True)])
+async def test_all_below_a_prefix_comes_once_with_its_sums(tmp_path: Path, summed: bool, listed: bool) -> None:
     async with node(tmp_path) as one:
+        one.fake.lists_sums = listed
         one.fake.summed = one.fake.encodes = summed
         with await one.bring() as copy:
             assert held(copy) == BELOW

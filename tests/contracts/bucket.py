@@ -21,6 +21,7 @@ from artifacts import bring, bucket, digests, source
 from artifacts.blobs import Blob
 from artifacts.bring import Ways
 from artifacts.contents import RefusedError
+from artifacts.layout import ForbiddenError
 from artifacts.listing import Listing
 from artifacts.obtain import Registries
 from artifacts.pace import Pace
@@ -175,6 +176,17 @@ class BucketContract:
             async with _looked(rig, key, env):
                 pass
         _one_line(caught.value, env)
+
+    async def test_what_one_pulled_is_kept_for_whoever_may_read_it(self, rig: Rig, tmp_path: Path) -> None:
+        await rig.put("m/one.gguf", WEIGHTS)
+        (await _bring(rig, tmp_path, "m/")).close()
+        of, store = source.Bucket(rig.bucket, "m/"), Store(tmp_path / "store", spare_bytes=0).open()
+        for name, value, _ in WRONG:
+            with pytest.raises(ForbiddenError):
+                await bring.kept(of, store, Ways(Registries(), rig.env() | {name: value}))
+        found = await bring.kept(of, store, Ways(Registries(), rig.env()))
+        assert found is not None
+        found.close()
 
     @pytest.mark.parametrize("key", ["m/", "m/one.gguf"])
     async def test_another_region_is_named(self, rig: Rig, key: str) -> None:

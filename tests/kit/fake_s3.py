@@ -36,6 +36,8 @@ class FakeS3(FakeRegistry):
         self.objects = objects
         self.summed = False
         """It keeps sha256 sums and says them."""
+        self.lists_sums = True
+        """Its list says of which objects."""
         self.open = False
         """To everybody."""
         self.page = 2
@@ -97,8 +99,9 @@ class FakeS3(FakeRegistry):
 
     def _row(self, key: str) -> str:
         content = self.objects[key]
-        summed = "<ChecksumAlgorithm>SHA256</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType>"
-        rest = f"<Size>{len(content)}</Size><StorageClass>STANDARD</StorageClass>{summed * self.summed}"
+        says = "<ChecksumAlgorithm>SHA256</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType>"
+        summed = says if self.summed and self.lists_sums else ""
+        rest = f"<Size>{len(content)}</Size><StorageClass>STANDARD</StorageClass>{summed}"
         name = escape(quote_plus(key, safe="/") if self.encodes else key)
         return f"<Contents><Key>{name}</Key><ETag>&quot;{self._etag(key)}&quot;</ETag>{rest}</Contents>"
 
@@ -112,7 +115,7 @@ class FakeS3(FakeRegistry):
             return _fault(403, "AccessDenied")
         found = _PROOF.fullmatch(request.headers["Authorization"])
         if found is None or found[3] != REGION:
-            return _fault(400, "AuthorizationHeaderMalformed", {"x-amz-bucket-region": REGION})
+            return _fault(400, "AuthorizationHeaderMalformed")
         token = request.headers.get("x-amz-security-token", "")
         if found[1] != ACCESS or (self.token and not token):
             return _fault(403, "InvalidAccessKeyId")
@@ -141,6 +144,8 @@ def _proven(request: web.Request, found: re.Match[str]) -> bool:
     return hmac.digest(key, "\n".join(text).encode(), "sha256").hex() == signature
 
 
-def _fault(status: int, code: str, headers: dict[str, str] | None = None) -> web.Response:
+def _fault(status: int, code: str) -> web.Response:
+    """With where the bucket lies, as MinIO says it with each answer."""
+    headers = {"x-amz-bucket-region": REGION}
     text = f"<Error><Code>{code}</Code><Message>words of its own</Message></Error>"
     return web.Response(status=status, text=text, content_type="application/xml", headers=headers)
