@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from yarl import URL
@@ -40,6 +41,15 @@ _ROLE = re.compile(r"arn:[a-z0-9-]+:iam:[a-z0-9-]*:[0-9]*:role/[!-~]{1,512}")
 _FAULT = re.compile(r"[A-Za-z]{1,64}")
 
 
+class Own(NamedTuple):
+    """A service of one's own."""
+
+    endpoint: str | None = None
+    """Where it is, where AWS_ENDPOINT_URL_STS does not say."""
+    ca: Path | None = None
+    """Authorities beside the system's."""
+
+
 class AwsKeys:
     """Of one environment; it remembers keys that STS gave, so keep it."""
 
@@ -50,10 +60,10 @@ class AwsKeys:
         pace: Pace | None = None,
         limits: Limits | None = None,
         *,
-        sts: str | None = None,
+        own: Own | None = None,
     ) -> None:
-        """`sts`: who gives a role's keys where AWS_ENDPOINT_URL_STS does not say; else it is Amazon."""
-        self._env, self._home, self._own = env, home, sts
+        """`own`: who gives a role's keys, if it is not Amazon."""
+        self._env, self._home, self._own = env, home, own or Own()
         self._pace, self._limits = pace or Pace(), limits or Limits()
         self._asking = asyncio.Lock()
         self._given: _Given | None = None
@@ -116,7 +126,7 @@ class AwsKeys:
             raise PolicyError(
                 f"{token}: no web identity token can be read there (AWS_WEB_IDENTITY_TOKEN_FILE)"
             ) from None
-        endpoint = self._env.get("AWS_ENDPOINT_URL_STS") or self._own or self._sts(await self.region())
+        endpoint = self._env.get("AWS_ENDPOINT_URL_STS") or self._own.endpoint or self._sts(await self.region())
         url = checked(f"{endpoint.rstrip('/')}/")
         if url.scheme == "http" and not loopback(url.raw_host or ""):
             raise PolicyError(
@@ -135,7 +145,8 @@ class AwsKeys:
 
     async def _answered(self, url: URL, body: bytes) -> _Given:
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        site, tries, said = Site(str(origin(url)), plain_http=url.scheme == "http"), Tries(self._pace), str(origin(url))
+        tries, said = Tries(self._pace), str(origin(url))
+        site = Site(said, plain_http=url.scheme == "http", ca=self._own.ca)
         async with Transport(site, self._limits) as transport:
             while True:
                 try:

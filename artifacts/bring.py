@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from artifacts import bucket, gather, headers, hub, obtain, reference, source
-from artifacts.awskeys import AwsKeys
+from artifacts.awskeys import AwsKeys, Own
 from artifacts.bucket import BucketAccess
 from artifacts.contents import RefusedError
 from artifacts.digests import Digest
@@ -65,8 +65,8 @@ class Ways:
 
     def __post_init__(self) -> None:
         """Its keys are those of the environment."""
-        own = self.env.get("AWS_ENDPOINT_URL")  # of all services: the token is the store's, and nobody else's
-        keys = AwsKeys(self.env, self.home, self.registries.pace, self.registries.limits, sts=own)
+        own = Own(self.env.get("AWS_ENDPOINT_URL"), self.registries.ca)  # of all services: the token is nobody else's
+        keys = AwsKeys(self.env, self.home, self.registries.pace, self.registries.limits, own=own)
         object.__setattr__(self, "aws", BucketAccess(self.env, keys))
 
     @property

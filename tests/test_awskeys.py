@@ -8,11 +8,12 @@ from urllib.parse import parse_qs
 import pytest
 from aiohttp import web
 
-from artifacts.awskeys import REGION, AwsKeys
+from artifacts.awskeys import REGION, AwsKeys, Own
 from artifacts.bring import Ways
 from artifacts.obtain import Registries
 from artifacts.refusals import DeniedError, PolicyError
 from artifacts.sigv4 import Keys
+from tests.kit.certificates import OURS, sides, write_authority
 from tests.kit.fake_registry import FakeRegistry, StillClock
 
 ROLE = "arn:aws:iam::123456789012:role/models"
@@ -143,11 +144,13 @@ async def test_a_role_that_is_none_is_not_asked_for(tmp_path: Path) -> None:
 
 
 async def test_a_store_of_ones_own_gives_its_own_keys_and_amazon_never_hears_of_the_token(tmp_path: Path) -> None:
-    """A role of MinIO lies in the server's region."""
-    async with Sts().serving() as sts:
+    """A role of MinIO lies in the server's region; its authority is a private one."""
+    async with Sts().serving(sides().server) as sts:
         assert isinstance(sts, Sts)
         env = identity(tmp_path, sts) | {"AWS_ROLE_ARN": "arn:minio:iam:eu-test-1::role/k-Xz_9"}
         url = env.pop("AWS_ENDPOINT_URL_STS")
-        ways = Ways(Registries(pace=StillClock()), env | {"AWS_ENDPOINT_URL": url}, tmp_path)
+        ca = write_authority(tmp_path, OURS)
+        ways = Ways(Registries(pace=StillClock(), ca=ca), env | {"AWS_ENDPOINT_URL": url}, tmp_path)
         assert await ways.aws.keys.keys() == Keys("ASIA1", "s", "t")
-        assert await AwsKeys(env, tmp_path, StillClock(), sts=url).keys() == Keys("ASIA2", "s", "t")
+        with pytest.raises(PolicyError, match="its certificate does not hold"):
+            await AwsKeys(env, tmp_path, StillClock(), own=Own(url)).keys()

@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 import socket
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -34,6 +35,7 @@ from artifacts import plainxml, sigv4
 from artifacts.plainxml import Element
 from artifacts.sigv4 import Asked, Keys, Scope
 from tests.contracts.bucket import REGION
+from tests.kit.certificates import OURS, leaf, sides, write
 
 DOMAIN = "s3.test"
 """Its buckets are also called BUCKET.s3.test."""
@@ -52,6 +54,8 @@ class Server:
     folder: Path
     """What it keeps, and what it said."""
     begins: Callable[[], subprocess.Popen[bytes]]
+    tls: ssl.SSLContext | None = None
+    """How it is spoken to where it is not plain HTTP."""
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def env(self, keys: Keys | None = None) -> dict[str, str]:
@@ -71,7 +75,7 @@ class Server:
             headers = sigv4.signed(Asked("GET", URL(url)), self.keys, Scope(REGION, "s3"), time.time())
             with (
                 contextlib.suppress(urllib.error.URLError, ConnectionError, http.client.HTTPException),
-                urllib.request.urlopen(urllib.request.Request(url, headers=headers)),
+                urllib.request.urlopen(urllib.request.Request(url, headers=headers), context=self.tls),
             ):
                 return
             said = (self.folder / "log").read_text()
@@ -128,20 +132,27 @@ def program(name: str) -> str:
 
 
 @contextlib.contextmanager
-def serving(name: str, folder: Path, more: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """One that runs until the end, with its own folder. `more`: of its environment."""
+def serving(
+    name: str, folder: Path, more: Mapping[str, str] | None = None, *, secure: bool = False
+) -> Iterator[Server]:
+    """One that runs until the end, with its own folder. `more`: of its environment. `secure`: MinIO, by TLS."""
     found = program(name)
     with socket.create_server(("127.0.0.1", 0)) as free:
         host = f"127.0.0.1:{free.getsockname()[1]}"
     keys = Keys(secrets.token_hex(8), secrets.token_hex(16))
     words, own = _SERVERS[name][0](host, keys, folder)
+    if secure:
+        (folder / "certs").mkdir()
+        for file, usual in zip(write(folder / "certs", "ours", leaf(OURS)), ("public.crt", "private.key"), strict=True):
+            file.rename(folder / "certs" / usual)
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), **own, **(more or {})}
 
     def begins() -> subprocess.Popen[bytes]:
         with (folder / "log").open("ab") as log:
             return subprocess.Popen([found, *words], env=env, cwd=folder, stdout=log, stderr=log)
 
-    server = Server(name, f"http://{host}", keys, folder, begins)
+    url, tls = (f"https://{host}", sides().client) if secure else (f"http://{host}", None)
+    server = Server(name, url, keys, folder, begins, tls)
     try:
         server.begin()
         yield server
@@ -171,7 +182,7 @@ class RealRig:
         body = urlencode({"Action": "AssumeRole", "Version": "2011-06-15", "DurationSeconds": "3600"}).encode()
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         asked = Asked("POST", URL(f"{self.server.url}/", encoded=True), headers, body)
-        _, said = await sent(asked, self.server.keys, Scope(REGION, "sts"))
+        _, said = await self._sent(asked, "sts")
         way = ("AssumeRoleResult", "Credentials")
         access, secret, token = (said.one(*way, name) for name in ("AccessKeyId", "SecretAccessKey", "SessionToken"))
         return self.server.env(Keys(access, secret, token))
@@ -206,18 +217,16 @@ class RealRig:
     ) -> tuple[str, Element]:
         url = f"{self.server.url}/{self.bucket}/{sigv4.encoded(key, path=True)}{'?' * bool(query)}{query}"
         asked = Asked(method, URL(url, encoded=True), headers or {}, body)
-        return await sent(asked, self.server.keys, Scope(REGION, "s3"))
+        return await self._sent(asked, "s3")
 
-
-async def sent(asked: Asked, keys: Keys, scope: Scope) -> tuple[str, Element]:
-    """ETag and document of the answer, which is a yes."""
-    headers = sigv4.signed(asked, keys, scope, time.time())
-    async with (
-        aiohttp.ClientSession() as session,
-        session.request(
-            asked.method, asked.url, headers=headers, data=io.BytesIO(asked.body) if asked.body else None
-        ) as answer,
-    ):
-        text = await answer.read()
-        assert answer.status in {200, 204}, text
-    return answer.headers.get("ETag", ""), plainxml.parse(text) if text else Element("")
+    async def _sent(self, asked: Asked, service: str) -> tuple[str, Element]:
+        """ETag and document of the answer, which is a yes."""
+        headers = sigv4.signed(asked, self.server.keys, Scope(REGION, service), time.time())
+        body = io.BytesIO(asked.body) if asked.body else None
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(asked.method, asked.url, headers=headers, data=body, ssl=self.server.tls or True) as answer,
+        ):
+            text = await answer.read()
+            assert answer.status in {200, 204}, text
+        return answer.headers.get("ETag", ""), plainxml.parse(text) if text else Element("")

@@ -24,6 +24,7 @@ from artifacts.sigv4 import Asked, Scope
 from artifacts.store import Store
 from tests.contracts.bucket import REGION, BucketContract
 from tests.kit import real_s3
+from tests.kit.certificates import OURS, write_authority
 from tests.kit.cloud_services import Services
 from tests.kit.real_s3 import DOMAIN, RealRig, Server
 
@@ -85,7 +86,7 @@ async def test_a_pull_goes_on_when_the_store_is_killed_and_comes_back(rig: RealR
 
 
 async def test_a_workloads_identity_reads_what_its_role_may(tmp_path: Path) -> None:
-    """Keys by the server's own STS, for a token of an authority that it trusts."""
+    """Keys by the server's own STS, for a token of an authority that it trusts; over TLS, as a token must."""
     async with Services().serving() as authority:
         authority.says = {
             "/config": (200, {"issuer": authority.url, "jwks_uri": f"{authority.url}/keys"}),
@@ -98,7 +99,7 @@ async def test_a_workloads_identity_reads_what_its_role_may(tmp_path: Path) -> N
             "MINIO_IDENTITY_OPENID_ROLE_POLICY": "readonly",
         }
         with contextlib.ExitStack() as until:
-            server = await asyncio.to_thread(until.enter_context, real_s3.serving("minio", tmp_path, more))
+            server = await asyncio.to_thread(until.enter_context, real_s3.serving("minio", tmp_path, more, secure=True))
             rig = RealRig(server)
             await rig.make()
             await rig.put("one.gguf", b"words")
@@ -110,13 +111,13 @@ async def test_a_workloads_identity_reads_what_its_role_may(tmp_path: Path) -> N
                 "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
             }
             store = Store(tmp_path / "store", spare_bytes=0).open()
-            of = source.Bucket(rig.bucket, "one.gguf")
+            of, private = source.Bucket(rig.bucket, "one.gguf"), Registries(ca=write_authority(tmp_path, OURS))
             (tmp_path / "token").write_text(_token(authority.url, SECRET))
-            with await bring.bring(of, store, Ways(Registries(), env)) as copy:
+            with await bring.bring(of, store, Ways(private, env)) as copy:
                 assert (copy.folder / "one.gguf").read_bytes() == b"words"
             (tmp_path / "token").write_text(_token(authority.url, "of another"))
             with pytest.raises(DeniedError, match=r"gives no keys for the role in AWS_ROLE_ARN: 4\d\d [A-Z]"):
-                await bring.bring(of, store, Ways(Registries(), env))
+                await bring.bring(of, store, Ways(private, env))
 
 
 def _token(issuer: str, secret: str) -> str:
