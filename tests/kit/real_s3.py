@@ -175,11 +175,14 @@ class RealRig:
         """See Rig."""
         return self.server.env()
 
-    async def session(self) -> dict[str, str]:
-        """See Rig."""
+    async def session(self, *reads: str) -> dict[str, str]:
+        """See Rig. `reads`: which objects alone it may read of those that it may list."""
         if self.server.name != "minio":
             pytest.skip(f"{self.server.name} gives no keys that end")
-        body = urlencode({"Action": "AssumeRole", "Version": "2011-06-15", "DurationSeconds": "3600"}).encode()
+        asks = {"Action": "AssumeRole", "Version": "2011-06-15", "DurationSeconds": "3600"}
+        if reads:
+            asks["Policy"] = self._policy({"s3:ListBucket": ("",), "s3:GetObject": [f"/{one}" for one in reads]})
+        body = urlencode(asks).encode()
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         asked = Asked("POST", URL(f"{self.server.url}/", encoded=True), headers, body)
         _, said = await self._sent(asked, "sts")
@@ -204,13 +207,21 @@ class RealRig:
 
     async def show_all(self) -> None:
         """See Rig."""
-        may = {"s3:ListBucket": "", "s3:GetObject": "/*"}
+        policy = self._policy({"s3:ListBucket": ("",), "s3:GetObject": ("/*",)}, Principal="*")
+        await self._ask("PUT", "", policy.encode(), query="policy=")
+
+    def _policy(self, may: Mapping[str, Sequence[str]], **who: str) -> str:
+        """`may`: what, and with which parts of the bucket."""
         rows = [
-            {"Effect": "Allow", "Principal": "*", "Action": what, "Resource": f"arn:aws:s3:::{self.bucket}{which}"}
+            {
+                "Effect": "Allow",
+                "Action": what,
+                "Resource": [f"arn:aws:s3:::{self.bucket}{one}" for one in which],
+                **who,
+            }
             for what, which in may.items()
         ]
-        policy = json.dumps({"Version": "2012-10-17", "Statement": rows})
-        await self._ask("PUT", "", policy.encode(), query="policy=")
+        return json.dumps({"Version": "2012-10-17", "Statement": rows})
 
     async def _ask(
         self, method: str, key: str, body: bytes = b"", headers: Mapping[str, str] | None = None, query: str = ""

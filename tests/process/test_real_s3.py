@@ -18,6 +18,7 @@ from yarl import URL
 
 from artifacts import bring, digests, sigv4, source
 from artifacts.bring import Ways
+from artifacts.layout import ForbiddenError
 from artifacts.obtain import Came, Registries
 from artifacts.refusals import DeniedError
 from artifacts.sigv4 import Asked, Scope
@@ -66,6 +67,20 @@ async def test_a_bucket_that_is_part_of_the_hosts_name_believes_our_signature(ri
         text = await answer.read()
     assert answer.status == 200, text
     assert b"words" in text if not query else b"<KeyCount>1</KeyCount>" in text
+
+
+async def test_who_may_list_all_and_read_some_gets_nothing_and_not_what_lies_here(rig: RealRig, tmp_path: Path) -> None:
+    await rig.put("m/one.gguf", b"words")
+    await rig.put("m/config.json", b"{}")
+    some = await rig.session("m/config.json")
+    of, store = source.Bucket(rig.bucket, "m/"), Store(tmp_path / "store", spare_bytes=0).open()
+    (await bring.bring(of, store, Ways(Registries(), rig.env()))).close()
+    with pytest.raises(DeniedError, match=r"object m/one\.gguf: answered 403; .* may not read it \(AccessDenied\)"):
+        await bring.bring(of, store, Ways(Registries(), some))
+    with pytest.raises(ForbiddenError):
+        await bring.kept(of, store, Ways(Registries(), some))
+    both = await rig.session("m/*")
+    (await bring.bring(of, store, Ways(Registries(), both))).close()
 
 
 async def test_a_pull_goes_on_when_the_store_is_killed_and_comes_back(rig: RealRig, tmp_path: Path) -> None:
