@@ -27,7 +27,7 @@ from artifacts.obtain import Registries, Told
 from artifacts.places import Lone, Place, Rules
 from artifacts.publish import Copy, Job, Wanted
 from artifacts.reference import Reference
-from artifacts.refusals import PolicyError, RegistryError
+from artifacts.refusals import DeniedError, PolicyError, RegistryError
 from artifacts.source import Bucket, Hub, Local
 from artifacts.store import Caller, Store, in_thread
 from artifacts.sums import Sums
@@ -165,7 +165,13 @@ async def bring(
     copy = None
     try:
         async with opened(of, ways) as there:
-            found = await there.look(allow_unsafe=allow_unsafe)
+            try:
+                found = await there.look(allow_unsafe=allow_unsafe)
+            except DeniedError:
+                await _forbid(
+                    there, store, await in_thread(lambda: recalled(of, store, ways, allow_unsafe=allow_unsafe))
+                )
+                raise
             key = Key(there.origin, found.listing.digest)
             for path, why in found.listing.left:
                 left(path, why)
@@ -271,6 +277,16 @@ async def _let_in(there: Opened, paths: Sequence[str], store: Store, key: Key) -
         await store.forbid(key, caller)
         raise why
     return caller
+
+
+async def _forbid(there: Opened, store: Store, key: Key | None) -> None:
+    """Whoever asks was just denied what this is of: a yes before counts no more. Raises StoreError."""
+    if key is not None:
+
+        async def said() -> bool:
+            return False
+
+        await store.forbid(key, await _caller(store, there.login, said))
 
 
 async def _caller(store: Store, login: str | None, permitted: Callable[[], Awaitable[bool]]) -> Caller:

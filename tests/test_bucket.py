@@ -279,3 +279,18 @@ async def test_who_may_have_one_object_of_several_does_not_get_the_copy(tmp_path
             with pytest.raises(kind):
                 await ask()
             assert set(asked) == {path.rpartition("/")[2] for path in BELOW}
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("summed", [False, True])
+async def test_whose_right_ends_is_not_let_in_by_the_yes_before(tmp_path: Path, method: str, summed: bool) -> None:
+    """Whichever question it is that is answered by a no first."""
+    async with node(tmp_path) as one:
+        one.fake.summed = summed
+        (await one.bring()).close()
+        one.fake.judge = lambda request: web.Response(status=403) if request.method == method else None
+        with pytest.raises(DeniedError):
+            await one.bring()
+        one.fake.judge = lambda request: web.Response(status=403)
+        with pytest.raises(ForbiddenError):
+            await one.kept()
