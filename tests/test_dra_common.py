@@ -131,7 +131,9 @@ def claimed(name: str, namespace: str = "n", **labels: str) -> Object:
 async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
     """What is told of a node with two GPUs; `held`: by Replicas of ours."""
     conditions = [{"type": "Ready", "status": "True"}]
-    node = {"metadata": {"name": NODE, "resourceVersion": "1"}, "spec": {}, "status": {"conditions": conditions}}
+    node: Object = {
+        "metadata": {"name": NODE, "resourceVersion": "1"}, "spec": {}, "status": {"conditions": conditions},
+    }  # fmt: skip
     served, settings = {NODES: [node], claims.PUBLISHED: [meta(GPUS)], claims.CLAIMS: [*there]}, load([("a", SAID)])
     inventory = Inventory(
         cast("Api", Paths(served)), "n", lambda: settings.settings, is_ours=lambda _: False,
