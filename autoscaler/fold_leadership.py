@@ -34,6 +34,11 @@ def follows(draft: Draft) -> None:
 
 
 def heard(world: World) -> frozenset[int]:
-    """The epochs that gateways and agents of nodes say that they have heard of: a lower one is nothing to them."""
+    """The epochs that gateways and agents of nodes say that they have heard of: a lower one is nothing to them.
+
+    Where there are several agents the highest of their words is not believed unless another says as much: one of a node
+    that was broken into could have leaders deposed again and again, until no epoch is left.
+    """
     gateways = {one.report.epoch for one in world.gateways.values() if one.report is not None}
-    return frozenset(gateways.union(one.report.epoch for one in world.nodes.values()))
+    agents = sorted((one.report.epoch for one in world.nodes.values()), reverse=True)
+    return frozenset(gateways.union(agents[1:] or agents))

@@ -324,3 +324,10 @@ def test_an_epoch_that_only_an_agent_has_heard_of_is_passed_too() -> None:
     write = one.write(100.0, heard(there))
     assert write is not None
     assert write.epoch == 8
+
+
+@pytest.mark.parametrize(("said", "believed"), [((7, 3), 3), ((7, 7, 3), 7), ((9, 8, 3), 8), ((7,), 7), ((), 0)])
+def test_of_several_agents_one_alone_is_not_believed(said: tuple[int, ...], believed: int) -> None:
+    reports = [NodeReport(node=f"n{number}", boot="b", sequence=1, epoch=epoch) for number, epoch in enumerate(said)]
+    there = fold(world(gateways=()), [NodeReported(report=one) for one in reports], T0)[0]
+    assert max(heard(there), default=0) == believed
