@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 import pytest
 
@@ -68,7 +68,7 @@ class TestFakeProvider(ProviderContract):
 
 
 def test_what_comes_though_it_was_taken_back_is_listed_again() -> None:
-    timers: list[tuple[float, object]] = []
+    timers: list[tuple[float, Callable[[], None]]] = []
     fake = FakeProvider(
         "cloud", lambda: 0.0, lambda s, what: timers.append((s, what)), (cloud(),), fate=lambda _: Fate(late=True)
     )
@@ -78,5 +78,5 @@ def test_what_comes_though_it_was_taken_back_is_listed_again() -> None:
     held.cancelled = True
     assert not fake.list_now()
     for _, what in timers:
-        what()  # type: ignore[operator]
+        what()
     assert [one.phase for one in fake.list_now()] == ["here"]

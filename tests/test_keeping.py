@@ -136,10 +136,10 @@ async def test_a_try_that_fails_has_failed_also_where_one_before_it_had_the_weig
         kept.refuses = "pull secret mine: NotFound"
         kept.wants(want(host, "r1", "r2", secret="mine"))
         await kept.until(lambda: any("r2" in one.replicas for one in kept.said))
-        found = {id: one for one in kept.said for id in one.replicas}
-        assert (found["r1"].failed, found["r2"].failed) == ("", "pull secret mine: NotFound")  # type: ignore[index]
-        assert found["r1"].folder, "it is the one's who had it"  # type: ignore[index]
-        assert not found["r2"].folder  # type: ignore[index]
+        found = {str(id): one for one in kept.said for id in one.replicas}
+        assert (found["r1"].failed, found["r2"].failed) == ("", "pull secret mine: NotFound")
+        assert found["r1"].folder, "it is the one's who had it"
+        assert not found["r2"].folder
         assert kept.in_use() == [True]
 
 

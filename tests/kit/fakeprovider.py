@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -50,7 +50,7 @@ class Held:
     order: AcquireOrder
     fate: Fate
     asked_s: float
-    phase: str = "coming"
+    phase: Literal["coming", "here", "leaving", "failed"] = "coming"
     committed: bool = False
     node: str = ""
     slices: tuple[Slice, ...] = ()
@@ -61,7 +61,7 @@ class Held:
         """As it is listed."""
         return Listed(
             name=self.order.id.name, offer=self.order.offer, devices=self.order.devices, owner=self.order.owner,
-            phase=self.phase, committed=self.committed, node=self.node, epoch=self.order.epoch,  # type: ignore[arg-type]
+            phase=self.phase, committed=self.committed, node=self.node, epoch=self.order.epoch,
             device_ids=tuple(one.device for one in self.slices),
         )  # fmt: skip
 

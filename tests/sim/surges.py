@@ -11,6 +11,7 @@ import heapq
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -93,9 +94,19 @@ class Surge(Scene):
         return Need(of.name, from_s, from_s + self.rng.choice([20.0, 120.0, 400.0]), self.rng.randint(1, 4))
 
     def _rack(self) -> FakeProvider:
-        kind = {"product": "A100", "memory_bytes": 16 * GI, "bought": "fabric", "price_per_hour": 1.0, "shared": True}
         could = tuple(
-            Offer(provider="rack", name=node, node=node, devices_max=3, expected_s=30.0, **kind)  # type: ignore[arg-type]
+            Offer(
+                provider="rack",
+                name=node,
+                node=node,
+                devices_max=3,
+                expected_s=30.0,
+                product="A100",
+                memory_bytes=16 * GI,
+                bought="fabric",
+                price_per_hour=1.0,
+                shared=True,
+            )  # fmt: skip
             for node in ("w1", "w2")
         )
         return self._provider("rack", could, self.rng.randint(1, 4), 30.0)
@@ -138,13 +149,13 @@ class Surge(Scene):
             if rng.random() < 0.5:  # when what came is given back as well as when it is ordered
                 need = rng.choice(self.needs)
                 begin_s = max(0.0, rng.choice([need.from_s, need.to_s, need.to_s + 100.0]) + rng.uniform(-5, 60) - T0)
-                self._at(begin_s, lambda one=provider: setattr(one, "away", True))  # type: ignore[misc]
-                self._at(begin_s + rng.choice([20.0, 3600.0]), lambda one=provider: setattr(one, "away", False))  # type: ignore[misc]
+                self._at(begin_s, partial(setattr, provider, "away", True))
+                self._at(begin_s + rng.choice([20.0, 3600.0]), partial(setattr, provider, "away", False))
             if rng.random() < 0.2:
-                self._at(rng.uniform(0.0, 300.0), lambda one=provider: setattr(one, "garbage", True))  # type: ignore[misc]
-                self._at(400.0, lambda one=provider: setattr(one, "garbage", False))  # type: ignore[misc]
+                self._at(rng.uniform(0.0, 300.0), partial(setattr, provider, "garbage", True))
+                self._at(400.0, partial(setattr, provider, "garbage", False))
             if rng.random() < 0.2:
-                self._at(rng.uniform(60.0, 500.0), lambda one=provider: self._by_hand(one))  # type: ignore[misc]
+                self._at(rng.uniform(60.0, 500.0), partial(self._by_hand, provider))
         for _ in range(rng.choice([0, 0, 1, 2])):
             self._at(rng.uniform(5.0, 500.0), self.hand_over)
 
