@@ -106,7 +106,7 @@ class Surge(Scene):
                 bought="fabric",
                 price_per_hour=1.0,
                 shared=True,
-            )  # fmt: skip
+            )
             for node in ("w1", "w2")
         )
         return self._provider("rack", could, self.rng.randint(1, 4), 30.0)
