@@ -8,15 +8,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from autoscaler.drivers.processes import facts
 from loadtest.arrivals import constant
-from loadtest.result import Ending, Result
+from loadtest.result import Ending
 from loadtest.verdict import judge
 from tests.kit.freezing import freeze
 from tests.kit.older import older
@@ -27,21 +25,32 @@ HOLDS_BACK_S = 10.0
 """What a dead process held is somebody's again within this time."""
 
 
-def warm(one: Serving, rate_per_s: float, seconds: float) -> asyncio.Task[list[Result]]:
-    """Steady traffic of short Calls to ada, half of them streams."""
-    moments = constant(rate_per_s, seconds)
-    shots = (shot("ada", at_s=at_s, tokens=4, stream=i % 2 == 0) for i, at_s in enumerate(moments))
-    return one.begin(*shots)
+class Warm:
+    """Steady traffic of short Calls to ada, half of them streams, and the gateways that were killed in it."""
 
+    def __init__(self, one: Serving, rate_per_s: float, seconds: float) -> None:
+        moments = constant(rate_per_s, seconds)
+        shots = (shot("ada", at_s=at_s, tokens=4, stream=i % 2 == 0) for i, at_s in enumerate(moments))
+        self._one = one
+        self._began_s = time.monotonic()
+        self._deaths: list[float] = []
+        self.results = one.begin(*shots)
 
-def assert_only_in_flight(results: Sequence[Result], deaths: int = 1) -> None:
-    """Of warm traffic a dead gateway took only what was with it (running or parked): sent just before each death."""
-    hurt = [result for result in results if result.ending is not Ending.COMPLETED]
-    assert {result.status for result in hurt} <= {0, 200}, f"no error was made up for anybody: {hurt}"
-    moments = sorted(result.at_s for result in hurt)
-    gaps = sum(after - before > 0.3 for before, after in pairwise(moments))
-    assert gaps < deaths, moments
-    assert len(hurt) <= 15 * deaths, moments
+    async def kill(self, name: str) -> None:
+        """Kill that gateway; returns when another process is in its place."""
+        before = self._one.gateways()[name]
+        os.kill(before, signal.SIGKILL)
+        self._deaths.append(time.monotonic() - self._began_s)
+        await until(f"{name} is replaced", lambda: self._one.gateways().get(name, before) != before)
+
+    async def assert_only_in_flight(self) -> None:
+        """A dead gateway took only what was with it (running or parked): sent shortly before its death, none after."""
+        results = await self.results
+        hurt = [result for result in results if result.ending is not Ending.COMPLETED]
+        assert {result.status for result in hurt} <= {0, 200}, f"no error was made up for anybody: {hurt}"
+        sent = [result.at_s + result.lateness_s for result in hurt]
+        astray = [at_s for at_s in sent if not any(-2.0 < at_s - death_s < 0.1 for death_s in self._deaths)]
+        assert not astray, (sent, self._deaths)
 
 
 async def test_case_07_gateway_with_running_calls_is_killed(tmp_path: Path) -> None:
@@ -73,14 +82,11 @@ async def test_one_gateway_of_two_is_killed_and_no_new_call_is_refused(tmp_path:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "100")
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
-        traffic = warm(one, 25, 4)
+        traffic = Warm(one, 25, 4)
         for name in ("gateway-2", "gateway-1"):
-            before = one.gateways()[name]
             await asyncio.sleep(0.7)
-            os.kill(before, signal.SIGKILL)
-            await until(f"{name} is replaced", lambda: one.gateways().get(name, before) != before)  # noqa: B023  awaited
-        results = await traffic
-        assert_only_in_flight(results, deaths=2)
+            await traffic.kill(name)
+        await traffic.assert_only_in_flight()
         assert one.starts("ada") == 1
 
 
@@ -158,7 +164,7 @@ async def test_case_29_the_autoscaler_is_killed_twice_under_warm_traffic(tmp_pat
     async with serving(tmp_path, ada, bob, options=("--gateways", "2")) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
         (engine,) = one.engines("ada")
-        traffic = warm(one, 25, 4)
+        traffic = Warm(one, 25, 4)
         for _ in range(2):
             before = one.autoscaler()
             await asyncio.sleep(0.5)
@@ -167,7 +173,7 @@ async def test_case_29_the_autoscaler_is_killed_twice_under_warm_traffic(tmp_pat
         await until("it answers", one.answers)
         cold = await one.call("bob")
         assert (cold.ending, (cold.first_byte_s or 99) < HOLDS_BACK_S) == (Ending.COMPLETED, True)
-        assert judge(100, await traffic).completed == 100
+        assert judge(100, await traffic.results).completed == 100
         long = one.begin(*(shot("ada", tokens=100) for _ in range(3 * slots)))
         await until("all Slots are used again", lambda: one.busy("ada") == slots, HOLDS_BACK_S)
         assert judge(3 * slots, await long).completed == 3 * slots
@@ -204,7 +210,7 @@ async def test_case_25_the_autoscaler_is_paused_while_warm_traffic_runs(tmp_path
         await asyncio.sleep(1.5)  # what gateways keep on disk is written once a second
         freeze(autoscaler)
         try:
-            traffic = warm(one, 20, seconds)
+            traffic = Warm(one, 20, seconds)
             wait = (("Prefer", "wait=3"),)
             cold = await one.send(*(shot("bob", headers=wait, stream=i % 2 == 0) for i in range(6)))
             for result in cold:
@@ -214,11 +220,8 @@ async def test_case_25_the_autoscaler_is_paused_while_warm_traffic_runs(tmp_path
             await asyncio.sleep(5)  # now the leader is silent, by the clocks of the gateways
             burst = await one.send(*(shot("ada", tokens=8) for _ in range(20)))
             assert judge(20, burst).completed == 20
-            gateway = one.gateways()["gateway-1"]
-            os.kill(gateway, signal.SIGKILL)  # it comes back knowing only what it kept
-            await until("it is replaced", lambda: one.gateways().get("gateway-1", gateway) != gateway)
-            results = await traffic
-            assert_only_in_flight(results)
+            await traffic.kill("gateway-1")  # it comes back knowing only what it kept
+            await traffic.assert_only_in_flight()
             late = await one.send(*(shot("ada", at_s=i * 0.02) for i in range(30)))
             assert judge(30, late).completed == 30
             used = {result.headers["x-request-id"].rsplit("-", 3)[0] for result in late}
