@@ -2,8 +2,8 @@
 
 Owns writes, fsync, rename and link for the store and for a fetch, each a step with a name and a path, before which
 `step` is told: tests stop there, or refuse; and the words for what a disk refuses. Promises: when a call returns, what
-it did outlives a power cut, but for `put`, `append` and
-`link`, whose callers sync.
+it did outlives a power cut, but for `put`, `append` and `link`, whose callers sync. One that is `later` waits for
+nothing: what it did lasts as long as the machine runs, and whoever says that it is there says `owed` beside it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _START_WRITING = 2
 """SYNC_FILE_RANGE_WRITE of <fcntl.h>: Python has no name for it."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NOBODYS = "nobody's-"
 
 Step = Callable[[str, Path], None]
 """`step(name, path)`: what comes next, and where to; what it raises comes instead."""
@@ -55,10 +56,11 @@ class Opened(NamedTuple):
 class Disk:
     """All changes of a store and of a fetch go through one of these."""
 
-    def __init__(self, step: Step = lambda _what, _path: None, boot: str | None = None) -> None:
-        """`boot`: None: the machine's own."""
+    def __init__(self, step: Step = lambda _what, _path: None, boot: str | None = None, *, late: bool = False) -> None:
+        """`boot`: None: the machine's own; empty: no process can know that of another."""
         self._step = step
         self._boot = boot
+        self._late = late
 
     @property
     def boot(self) -> str:
@@ -67,11 +69,34 @@ class Disk:
             try:
                 self._boot = BOOT_ID.read_text(encoding="ascii").strip()
             except OSError:  # a sandbox without one: nobody after us believes what was not synced
-                self._boot = secrets.token_hex(16)
+                self._boot = ""
+        if not self._boot:
+            self._boot = f"{_NOBODYS}{secrets.token_hex(16)}"
         return self._boot
+
+    @property
+    def lasting(self) -> bool:
+        """Other processes know this run of the machine by the same name."""
+        return not self.boot.startswith(_NOBODYS)
+
+    @property
+    def owed(self) -> str:
+        """In which run of the machine that is true which is said to be there; empty: it lies on the disk for good."""
+        return self.boot if self._late else ""
+
+    def later(self) -> Disk:
+        """The same, and `sync` waits for nothing; where no other process knows the boot, it is as this one."""
+        return Disk(self._step, self.boot, late=self.lasting)
 
     def sync(self, what: Path | Opened) -> None:
         """A file's bytes and length, or a folder's names."""
+        if self._late:
+            self._step("late", what.path if isinstance(what, Opened) else what)
+        else:
+            self.settle(what)
+
+    def settle(self, what: Path | Opened) -> None:
+        """As `sync`, and at once in any case."""
         if isinstance(what, Opened):
             self._step("sync", what.path)
             os.fdatasync(what.number)

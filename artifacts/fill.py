@@ -63,7 +63,7 @@ async def fill(
         if not path.exists()
     ]
     if wanted:
-        await pull.fetch(wanted, source, job.blobs, told, sums=sums)
+        await pull.fetch(wanted, source, job.blobs, told, file_system=job.disk, sums=sums)
     if archives:
         await _take_apart(job, of, archives)
 

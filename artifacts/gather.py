@@ -61,7 +61,7 @@ async def fill(job: Job, of: Listing, source: Source, told: pull.Progress | None
             to, blob = _place(job, entry).relative_to(job.blobs), _blob(of, entry.path, entry.name, entry.size)
             wanted.append(Wanted(blob, to, _learner(sums, entry.name)))
     if wanted:
-        await pull.fetch(wanted, source, job.blobs, told)
+        await pull.fetch(wanted, source, job.blobs, told, file_system=job.disk)
     await in_thread(lambda: _lay(job, of, sums))  # the folder is another pull's when this has returned
 
 

@@ -67,7 +67,7 @@ class Key(NamedTuple):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """`copy.json`: written once, when the Copy is published."""
+    """`copy.json`: written when the Copy is published, and again when all of it is on the disk."""
 
     reference: str
     """As it was asked for."""
@@ -86,6 +86,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """It holds what is refused else (code, pickles): nobody gets it who does not allow that."""
     documents: tuple[str, ...] = ()
     """Digests of its manifest, of what led to that, and of its config, which lie among the raw files."""
+    boot: str = ""
+    """Not all of it may be on the disk: it is there in this run of the machine. Empty: for good (`settling`)."""
 
     @property
     def key(self) -> Key:
@@ -119,13 +121,25 @@ def named(digest: Digest) -> str:
     return f"{digests.algorithm(digest)}-{digests.encoded(digest)}"
 
 
+def meant(name: str) -> Digest | None:
+    """What `named` had; None: it is no such name."""
+    try:
+        return digests.parse(name.replace("-", ":", 1))
+    except digests.BadDigestError:
+        return None
+
+
 class Layout:
     """The paths below one folder."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self.root = root
+        self.disk = disk or Disk()
+        """Knows which run of the machine this is."""
         self.lock = root / "store.lock"
         """Held for moments, by whoever counts or changes what others count."""
+        self.judged = root / "store.boot"
+        """Names the run of the machine in which what the one before had left was judged (`settling`)."""
         self.blobs, self.copies, self.partials, self.locks, self.pins, self.trash, self.asides = (
             root / part for part in PARTS
         )
@@ -165,21 +179,27 @@ class Layout:
 
     def record(self, key: Key) -> Record | None:
         """What is written about the Copy; None: there is none that can be believed."""
-        found = read(self.copy(key))
+        found = read(self.copy(key), self.disk)
         return found if found is not None and found.key == key else None
 
-    def records(self) -> Iterator[Record]:
-        """Of all Copies."""
+    def records(self, *, every: bool = False) -> Iterator[Record]:
+        """Of all Copies; `every`: also of those that cannot be believed in this run of the machine."""
         for room in entries(self.copies):
             for one in entries(Path(room.path)):
-                found = read(Path(one.path))
+                found = parsed(Path(one.path)) if every else read(Path(one.path), self.disk)
                 whole = found is not None and Path(one.path, "lease").exists()
                 if found is not None and whole and self.copy(found.key) == Path(one.path):
                     yield found
 
 
-def read(copy: Path) -> Record | None:
-    """The record in a Copy's folder; None: there is none that can be believed."""
+def read(copy: Path, disk: Disk) -> Record | None:
+    """The record in a Copy's folder; None: there is none that can be believed in this run of the machine."""
+    found = parsed(copy)
+    return found if found is not None and found.boot in {"", disk.boot} else None
+
+
+def parsed(copy: Path) -> Record | None:
+    """As it was written, whenever that was."""
     path = copy / "copy.json"
     try:
         if path.stat().st_size > RECORD_BYTES_MAX:

@@ -25,6 +25,8 @@ from artifacts.parts import Ledger
 FOLDER = "partial"
 CHECKPOINT_BYTES = 256 << 20
 """So much more is worth being brought onto the disk before the blob is whole: what a power cut costs."""
+LATE_CHECKPOINT_BYTES = 2 << 30
+"""The same where nobody waits for the disk: it would be waited for then."""
 SUM_BYTES = 256 << 10
 """Read back at once to be summed: what fits beside it into the cache of a core."""
 TURN_BYTES = 4 << 20
@@ -124,7 +126,11 @@ class Partial:
         """What is to be done by a thread that has nothing else to do; each once at a time."""
         jobs = []  # asked for after each piece
         waiting = (len(self.ledger.full) - len(self._kept)) * self.ledger.part
-        if waiting >= CHECKPOINT_BYTES and not self.ledger.complete and not self._keeping.locked():
+        if (
+            waiting >= (LATE_CHECKPOINT_BYTES if self._disk.owed else CHECKPOINT_BYTES)
+            and not self.ledger.complete
+            and not self._keeping.locked()
+        ):
             jobs.append(self.keep)  # one that is complete comes onto the disk by its end
         if self._ready - self._summed_bytes >= LAG_BYTES and not self._summing.locked():
             jobs.append(self.sum_up)
@@ -144,10 +150,10 @@ class Partial:
                 if not new:
                     return
                 noted = self._opened()
-            self._disk.sync(self.file)
+            self._disk.settle(self.file)
             self._disk.append(noted, sidecar.lines(new))
-            self._disk.sync(noted)
-            self._disk.sync(self._folder)
+            self._disk.settle(noted)
+            self._disk.settle(self._folder)
             self._kept |= new
 
     def publish(self, path: Path) -> bool:
@@ -249,13 +255,13 @@ class Partial:
 
     def _say_anew(self, good: set[int], begun: Mapping[int, int]) -> None:
         """The file is on the disk, and its sidecar says these parts alone, and how far those are that have begun."""
-        self._disk.sync(self.file)
+        self._disk.settle(self.file)
         if self._sidecar is not None:
             os.close(self._sidecar.number)
         new = self._sidecar_path.with_name(f"{self.digest}.new")
         self._sidecar = self._headed(new)
         self._disk.append(self._sidecar, sidecar.lines(good) + sidecar.marks(begun, self._disk.boot))
-        self._disk.sync(self._sidecar)
+        self._disk.settle(self._sidecar)
         self._disk.move(new, self._sidecar_path)
         self._sidecar = self._sidecar._replace(path=self._sidecar_path)
 

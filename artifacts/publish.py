@@ -2,7 +2,8 @@
 
 Owns the folder of the pull from its reservation to the one rename that publishes it. Promises: a file that is here
 already is not asked for again, and nobody takes it away meanwhile; what is published has the sizes that the manifest
-says, holds regular files and folders only, lies on the disk for good, and is held before anybody can see it.
+says, holds regular files and folders only, lies on the disk or says that it may not yet (`settling`), and is held
+before anybody can see it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from artifacts import digests, flocks, paths, policy
+from artifacts import digests, flocks, paths, policy, settling
 from artifacts.contents import File
 from artifacts.digests import Digest
 from artifacts.disk import Disk, entries, walk
@@ -57,12 +58,14 @@ class Job:
     files: tuple[File, ...]
     """Raw files that are not here yet, and all archives."""
     blobs: Path
-    """Raw files come here, each as `blob(digest)`, and under that name only when it is whole, verified and synced. What
-    else is here was left by the try before: a fetch may go on from it."""
+    """Raw files come here, each as `blob(digest)`, and under that name only when it is whole, verified and synced, as
+    far as `disk` syncs at all. What else is here was left by the try before: a fetch may go on from it."""
     tree: Path
     """Archives are unpacked here, into regular files and folders; it is empty."""
     more: Callable[[int], Awaitable[None]]
     """Reserves so many bytes more than were asked for. Raises NoRoomError."""
+    disk: Disk = field(default_factory=Disk, repr=False)
+    """What is written goes through it, and is synced by it."""
     unpacked: list[File] = field(default_factory=list)
     """The fetch says here what came out of archives, each file with its own digest."""
     recipes: dict[Digest, bytes] = field(default_factory=dict)
@@ -115,6 +118,8 @@ class Pull:
                 paths.check(one.path)
         with self._shelf.locked():
             self._disk.folder(self._blobs)
+        settling.vouch(self.folder, self._disk.boot)
+        with self._shelf.locked():
             self._disk.remove(self._tree)
             self._disk.folder(self._tree / "files")
             for digest in self._raw:
@@ -125,7 +130,7 @@ class Pull:
             missing = tuple(one for one in self._wanted.files if not self._is_here(one))
             wanted_bytes = self._own_bytes() + RECORD_BYTES
             self._ledger.reserve(self._room, self._wanted.key, wanted_bytes, len(self._wanted.files))
-        return Job(missing, self._blobs, self._tree / "files", more, self._unpacked, self._recipes)
+        return Job(missing, self._blobs, self._tree / "files", more, self._disk, self._unpacked, self._recipes)
 
     def _own_bytes(self) -> int:
         """What the pull will have taken by itself at its end: all but the files that the store has already."""
@@ -222,6 +227,7 @@ class Pull:
             private=private,
             unsafe=wanted.unsafe or (wanted.allow_unsafe and any(map(_unsafe, self._unpacked))),
             documents=tuple(self._documents),
+            boot=self._disk.owed,
         )
 
     def _out(self, record: Record) -> Copy:

@@ -7,17 +7,25 @@ never while somebody holds its lease; a file that another Copy has stays; whatev
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
 
-from artifacts import flocks
-from artifacts.disk import Disk, entries
+import msgspec
+
+from artifacts import flocks, settling
+from artifacts.disk import FULL, Disk, entries, trouble
 from artifacts.evict import Candidate
 from artifacts.flocks import Flock
 from artifacts.layout import ROOM_DIGITS, Key, Layout, Record, StoreError, named, taken_bytes
 
+log = logging.getLogger("pilotlight.store")
+
+SPOILS = FULL | {errno.EIO, errno.ESTALE}
+"""What a disk says that lost what it was given."""
 LOCK_S_MAX = 60.0
 """Removing large Copies takes a while."""
 LEASE_S_MAX = 5.0
@@ -41,6 +49,7 @@ class Shelf:
         except TimeoutError as error:
             raise StoreError(f"the store is busy: {error}") from None
         with lock:
+            settling.judge_once(self.layout)
             yield
 
     def lease(self, key: Key) -> Flock | None:
@@ -143,10 +152,37 @@ class Shelf:
                 if one.stat(follow_symlinks=False).st_nlink == 1:
                     self._disk.remove(Path(one.path))
 
+    def settle(self) -> None:
+        """Every Copy comes onto the disk that is not there, and its record says so; not under `locked`. One that the
+        disk cannot keep goes, whoever holds it: what is read of it later may be anything. Raises OSError.
+        """
+        for record in [one for one in self.layout.records() if one.boot]:
+            spoilt: OSError | None = None
+            try:
+                settling.bring(self.layout, record)
+            except FileNotFoundError:  # it went away meanwhile
+                continue
+            except OSError as error:
+                if error.errno not in SPOILS:
+                    raise
+                spoilt = error
+            copy = self.layout.copy(record.key)
+            with self.locked():
+                if self.layout.record(record.key) != record:
+                    continue
+                if spoilt is None:
+                    self._disk.write(copy / "copy.json", msgspec.json.encode(msgspec.structs.replace(record, boot="")))
+                    continue
+                log.error("event=store_copy_lost digest=%s reason=%r", record.digest, trouble(spoilt))
+                self.discard(copy)
+                for digest in record.blobs:
+                    self._disk.remove(self.layout.blob(record.key, digest))
+                self.clean()
+
     def sweep(self) -> None:
         """All that breaks left; under `locked`."""
         now_s, layout = time.time(), self.layout
-        keys = {record.key for record in layout.records()}
+        keys = {record.key for record in layout.records(every=True)}
         whole, names = {layout.copy(key) for key in keys}, {key.name for key in keys}
         for room in entries(layout.copies):
             for one in entries(Path(room.path)):

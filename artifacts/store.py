@@ -2,8 +2,9 @@
 
 Owns the way from a wish to a Copy. Promises: one fetch for one digest at a time on a node, whatever number of processes
 want it; room is promised before the first byte, and an error comes before the disk is full; a Copy is seen whole or not
-at all, after a break at any point; who did not fetch it is judged by the registry before it gets it; a Copy that is in
-use is never taken away. What is fetched and verified, and how, is `fetch`'s, which is given to it.
+at all, after a break at any point, and does not wait for the disk (`settling`); who did not fetch it is judged by the
+registry before it gets it; a Copy that is in use is never taken away. What is fetched and verified, and how, is
+`fetch`'s, which is given to it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -72,12 +74,14 @@ class Store:
         permits: Permits | None = None, disk: Disk | None = None, free: Free = os.statvfs,
         evicted: Evicted = lambda _: None,
     ) -> None:  # fmt: skip
-        self.layout = Layout(root)
         self._disk = disk or Disk()
+        self.layout = Layout(root, self._disk)
         self._shelf = Shelf(self.layout, self._disk)
         self._ledger = Ledger(self._shelf, bytes_max, spare_bytes, free, evicted)
         self.permits = Permits(root / "permits", self._disk) if permits is None else permits
         self._while_away = while_away
+        self._settling = threading.Lock()
+        self._to_settle: set[asyncio.Task[None]] = set()
 
     def open(self) -> Self:
         """Makes the folders, and removes what breaks left. Read-only, it can still be read. Blocks.
@@ -148,7 +152,7 @@ class Store:
             flocks.drop(lock, flight)
 
     async def _fetched(self, wanted: Wanted, fetch: Fetch, caller: Caller | None) -> Copy:
-        pull, keep, copy = Pull(wanted, self._shelf, self._ledger, self._disk), True, None
+        pull, keep, copy = Pull(wanted, self._shelf, self._ledger, self._disk.later()), True, None
 
         async def more(more_bytes: int) -> None:
             await in_thread(lambda: pull.more(more_bytes))
@@ -181,7 +185,29 @@ class Store:
         except BaseException:
             copy.close()
             raise
+        if copy.record.boot:
+            self.settle_soon()
         return copy
+
+    def settle_soon(self) -> None:
+        """All Copies come onto the disk that may not be there yet, also what another process left so. They are of use
+        meanwhile; only the end of the event loop waits for the disk.
+        """
+        task = asyncio.create_task(in_thread(self._settle))
+        self._to_settle.add(task)
+        task.add_done_callback(self._to_settle.discard)
+
+    def _settle(self) -> None:
+        with self._settling:
+            try:
+                self._shelf.settle()
+            except (OSError, StoreError) as error:  # said again by whoever comes next
+                said = trouble(error) if isinstance(error, OSError) else str(error)
+                log.warning("event=store_not_settled reason=%r", said)
+
+    async def settled(self) -> None:
+        """Returns when they are there."""
+        await asyncio.gather(*self._to_settle)
 
     async def _admitted(self, found: Copy, key: Key, caller: Caller | None) -> Copy:
         """The Copy, where this one may have it. Raises ForbiddenError, RegistryError."""

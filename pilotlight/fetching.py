@@ -143,6 +143,7 @@ class Fetching:
                 store = Store(self._root, bytes_max=settings.store_bytes_max, evicted=self._metrics.evicted)
                 ways = await in_thread(lambda: here(reached(settings)))
                 self._ways = (settings, await in_thread(store.open), ways)
+                store.settle_soon()
             return self._ways[1:]
 
 

@@ -279,7 +279,7 @@ class Keeping:
     def _found(self, folder: str) -> Copy | None:
         """The Copy of that folder; None: there is none of that name."""
         store = Store(self._root)
-        record = layout.read((self._root / folder).parent)
+        record = layout.read((self._root / folder).parent, store.layout.disk)
         if record is None or store.layout.copy(record.key) / FILES != self._root / folder:
             return None
         return store.find(record.key)

@@ -324,9 +324,10 @@ def test_more_files_than_locks_are_locked_by_size() -> None:
     assert contended(reversed(files)) == found
 
 
-async def test_what_is_published_was_synced_before_it_could_be_seen(tmp_path: Path) -> None:
+async def test_what_is_published_was_synced_before_it_could_be_seen_where_no_boot_can_be_told(tmp_path: Path) -> None:
     steps: list[tuple[str, Path]] = []
-    store = Store(tmp_path, spare_bytes=0, disk=Disk(lambda what, path: steps.append((what, path)))).open()
+    disk = Disk(lambda what, path: steps.append((what, path)), boot="")
+    store = Store(tmp_path, spare_bytes=0, disk=disk).open()
     one = wanted("a", raw("x", path="sub/deep/x.gguf"))
     (await store.ensure(one, fetching(one), None)).close()
     seen = steps.index(("rename", store.layout.copy(one.key)))

@@ -1,6 +1,6 @@
 """The power goes at any step of a store: whatever Copy is there afterwards has all of its bytes, whole and named.
 
-So no Copy has to be read again after an unclean boot: none is seen before it is on the disk.
+Also where nobody waited for the disk: a Copy that may not have been on it is not believed by the machine's next run.
 """
 
 from __future__ import annotations
@@ -24,33 +24,42 @@ BOTH = {
 STRIDE = 4
 
 
-async def _life(root: Path, forgetful: ForgetfulDisk) -> None:
+async def _life(root: Path, forgetful: ForgetfulDisk, settled: int) -> None:
+    """`settled`: after so many Copies their bytes come onto the disk."""
     known = fetching(ONE, TWO)
 
     async def fetch(job: Job) -> None:
         for one in job.files:
             aside = job.blobs / "aside"
             aside.write_bytes(content(*known.known[one.digest]))
-            forgetful.disk.sync(aside)
-            forgetful.disk.move(aside, job.blob(one.digest))
+            job.disk.sync(aside)
+            job.disk.move(aside, job.blob(one.digest))
 
     store = Store(root, spare_bytes=0, disk=forgetful.disk).open()
-    for one in (ONE, TWO):
-        (await store.ensure(one, fetch, None)).close()
+    with pytest.MonkeyPatch.context() as patch:
+        if settled > 1:
+            patch.setattr(store, "settle_soon", lambda: None)
+        (await store.ensure(ONE, fetch, None)).close()
+    await store.settled()
+    (await store.ensure(TWO, fetch, None)).close()
+    await store.settled()
     store.evict(ONE.key)
 
 
+@pytest.mark.parametrize(
+    ("boot", "settled"), [("", 0), (None, 1), (None, 2)], ids=["at once", "one by one", "both in the end"]
+)
 @pytest.mark.parametrize("seed", range(STRIDE))
 async def test_point_13_the_power_goes_before_any_step_and_no_copy_is_seen_that_is_not_whole(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, boot: str | None, settled: int
 ) -> None:
     seen = set[tuple[str, ...]]()
     for steps in range(seed, 1000, STRIDE):
         root, after, lost = tmp_path / f"{steps}", tmp_path / f"{steps}-after", False
         root.mkdir()
-        forgetful = ForgetfulDisk(root, steps)
+        forgetful = ForgetfulDisk(root, steps, boot)
         try:
-            await _life(root, forgetful)
+            await _life(root, forgetful, settled)
         except PowerLossError:
             lost = True
         forgetful.after(after, Random(steps))
@@ -64,5 +73,5 @@ async def test_point_13_the_power_goes_before_any_step_and_no_copy_is_seen_that_
         assert whole(store) == BOTH, steps
         if not lost:
             assert steps > 60
-            assert seen >= {(), (ONE.reference,), (TWO.reference,)}
+            assert seen >= {(), (TWO.reference,)} | ({(ONE.reference,)} if settled < 2 else set())
             return

@@ -23,9 +23,10 @@ class PowerLossError(Exception):
 class ForgetfulDisk:
     """What `disk` is given to; ends the world before its n-th step. `after` builds what the next start finds."""
 
-    def __init__(self, root: Path, steps: int = -1) -> None:
+    def __init__(self, root: Path, steps: int = -1, boot: str | None = None) -> None:
+        """`boot`: as of Disk; None: one of its own."""
         self.root = root
-        self.disk = Disk(self._step, boot=root.name)
+        self.disk = Disk(self._step, boot=root.name if boot is None else boot)
         self.steps = 0
         self.last = steps
         self._pinned: dict[int, int] = {}

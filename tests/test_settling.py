@@ -1,0 +1,185 @@
+"""A Copy is of use before the disk has it, and never believed once the machine that knew it has gone down."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from artifacts.disk import Disk
+from artifacts.layout import parsed
+from artifacts.publish import Wanted
+from artifacts.settling import MARK
+from artifacts.store import Store
+from tests.kit.stored import KIB, Fetched, content, fetching, raw, wanted, whole
+
+ONE = wanted("a", raw("x", path="sub/deep/x.gguf"), raw("y"))
+BYTES = {"sub/deep/x.gguf": content("x", KIB), "y.gguf": content("y", KIB)}
+
+
+class Machine:
+    """Its store in one run of it, with a disk that says what it does and may be told to fail or to wait."""
+
+    def __init__(self, root: Path, boot: str) -> None:
+        self.steps: list[tuple[str, Path]] = []
+        self.fails: OSError | None = None
+        self.goes = threading.Event()
+        self.goes.set()
+        self.store = Store(root, spare_bytes=0, disk=Disk(self._step, boot)).open()
+
+    def _step(self, what: str, path: Path) -> None:
+        self.steps.append((what, path))
+        if what == "sync" and self.fails is not None and path.name == "y.gguf":
+            raise self.fails
+        if what == "sync" and path.name == "y.gguf":
+            assert self.goes.wait(60)
+
+    async def has(self, one: Wanted, fetch: Fetched) -> None:
+        """Its Copy, and all that follows."""
+        (await self.store.ensure(one, fetch, None)).close()
+        await self.store.settled()
+
+
+async def test_a_copy_is_of_use_before_the_disk_has_it_and_says_so_until_then(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "monday")
+    machine.goes.clear()
+    store = machine.store
+    with await store.ensure(ONE, fetching(ONE), None) as copy:
+        assert copy.record.boot == "monday"
+        assert not [path for what, path in machine.steps if what == "sync" and path.is_relative_to(copy.folder)]
+        assert [row.record.reference for row in store.rows()] == [ONE.reference]
+        assert whole(store)[ONE.reference] == BYTES
+        machine.goes.set()
+        await store.settled()
+    record = store.layout.record(ONE.key)
+    assert record is not None
+    assert record.boot == ""
+    said = machine.steps.index(("write", store.layout.copy(ONE.key) / "copy.json"))
+    synced = {path for what, path in machine.steps[:said] if what == "sync"}
+    folder, layout = store.layout.copy(ONE.key), store.layout
+    files = folder / "files"
+    assert {folder, files, files / "sub", files / "sub/deep", files / "sub/deep/x.gguf", files / "y.gguf"} <= synced
+    assert {folder.parent, layout.copies, layout.blobs / ONE.key.room, layout.blobs, folder / "lease"} <= synced
+
+
+async def test_once_it_is_on_the_disk_it_is_believed_by_every_later_run_of_the_machine(tmp_path: Path) -> None:
+    fetch = fetching(ONE)
+    await Machine(tmp_path, "monday").has(ONE, fetch)
+    tuesday = Machine(tmp_path, "tuesday")
+    assert whole(tuesday.store) == {ONE.reference: BYTES}
+    await tuesday.has(ONE, fetch)
+    assert len(fetch.jobs) == 1
+
+
+async def test_what_another_run_left_unsettled_is_summed_again_and_only_what_is_wrong_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, monday = fetching(ONE), Machine(tmp_path, "monday")
+    monkeypatch.setattr(monday.store, "settle_soon", lambda: None)
+    await monday.has(ONE, fetch)
+    spoilt = monday.store.layout.copy(ONE.key) / "files/y.gguf"
+    spoilt.chmod(0o644)
+    spoilt.write_bytes(bytes(KIB))  # blocks that a power cut kept from the disk
+    tuesday = Machine(tmp_path, "tuesday")
+    assert tuesday.store.rows() == []
+    assert tuesday.store.find(ONE.key) is None
+    await tuesday.has(ONE, fetch)
+    assert fetch.jobs == [("sub/deep/x.gguf", "y.gguf"), ("y.gguf",)]
+    assert whole(tuesday.store) == {ONE.reference: BYTES}
+    assert not [*tuesday.store.layout.trash.iterdir(), *tuesday.store.layout.partials.iterdir()]
+
+
+async def test_another_artifact_takes_no_file_of_a_copy_that_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, monday = wanted("b", raw("y", path="other.gguf")), Machine(tmp_path, "monday")
+    fetch = fetching(ONE)
+    monkeypatch.setattr(monday.store, "settle_soon", lambda: None)
+    await monday.has(ONE, fetch)
+    spoilt = monday.store.layout.copy(ONE.key) / "files/y.gguf"
+    spoilt.chmod(0o644)
+    spoilt.write_bytes(bytes(KIB))
+    tuesday = Machine(tmp_path, "tuesday")
+    await tuesday.has(other, fetch)
+    assert fetch.jobs[1:] == [("other.gguf",)]
+    assert whole(tuesday.store) == {other.reference: {"other.gguf": content("y", KIB)}}
+
+
+async def test_a_pull_that_the_machine_ended_has_its_files_summed_before_they_are_gone_on_with(tmp_path: Path) -> None:
+    fetch = fetching(ONE)
+    fetch.fails = OSError(errno.EIO, "the power goes")
+    with pytest.raises(Exception, match="the disk fails"):
+        await Machine(tmp_path, "monday").has(ONE, fetch)
+    layout = Machine(tmp_path, "monday").store.layout
+    (came,) = (layout.partial(ONE.key) / "blobs").glob("sha256-*")
+    assert [path.name for path in layout.partial(ONE.key).glob(f"{MARK}*")] == [f"{MARK}monday"]
+    came.write_bytes(bytes(KIB))
+    fetch.fails = None
+    tuesday = Machine(tmp_path, "tuesday")
+    await tuesday.has(ONE, fetch)
+    assert fetch.jobs == [("sub/deep/x.gguf", "y.gguf")] * 2
+    assert whole(tuesday.store) == {ONE.reference: BYTES}
+
+
+async def test_of_a_disk_that_loses_what_it_was_given_the_copy_goes_even_while_it_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fetch, machine = fetching(ONE), Machine(tmp_path, "monday")
+    machine.fails = OSError(errno.EIO, "Input/output error")
+    with caplog.at_level(logging.ERROR), await machine.store.ensure(ONE, fetch, None):
+        await machine.store.settled()
+        assert machine.store.rows() == []
+    assert "event=store_copy_lost" in caplog.text
+    assert str(tmp_path) not in caplog.text
+    machine.fails = None
+    await machine.has(ONE, fetch)
+    assert [len(job) for job in fetch.jobs] == [2, 2], "no file of it is used again"
+
+
+async def test_what_cannot_be_synced_now_for_want_of_something_else_stays_and_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fetch, machine = fetching(ONE), Machine(tmp_path, "monday")
+    machine.fails = OSError(errno.EMFILE, "Too many open files")
+    await machine.has(ONE, fetch)
+    assert "event=store_not_settled reason='Too many open files'" in caplog.text
+    record = machine.store.layout.record(ONE.key)
+    assert record is not None
+    assert record.boot == "monday"
+    machine.fails = None
+    machine.store.settle_soon()
+    await machine.store.settled()
+    record = machine.store.layout.record(ONE.key)
+    assert record is not None
+    assert record.boot == ""
+
+
+async def test_a_copy_that_is_evicted_while_it_comes_onto_the_disk_is_gone_and_nothing_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine(tmp_path, "monday")
+    machine.goes.clear()
+    (await machine.store.ensure(ONE, fetching(ONE), None)).close()
+    machine.store.evict(ONE.key)
+    machine.goes.set()
+    await machine.store.settled()
+    assert machine.store.rows() == []
+    assert caplog.records == []
+
+
+async def test_who_cannot_tell_the_machines_runs_apart_believes_no_such_copy_and_leaves_it_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monday = Machine(tmp_path, "monday")
+    monkeypatch.setattr(monday.store, "settle_soon", lambda: None)
+    await monday.has(ONE, fetching(ONE))
+    sandbox = Machine(tmp_path, "")
+    assert sandbox.store.rows() == []
+    assert whole(monday.store) == {ONE.reference: BYTES}
+    await sandbox.has(ONE, fetching(ONE))
+    record = parsed(sandbox.store.layout.copy(ONE.key))
+    assert record is not None
+    assert record.boot == "", "it had it synced before anybody could see it"
