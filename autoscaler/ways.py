@@ -120,8 +120,7 @@ class Ways:
         """
         yard, stock, ask, grade = self._yard, self._yard.stock, self._yard.ask(want.kind), self._graded(want)
         at, lane_of, lacks = grade.lanes, stock.lane_of[grade.lanes], yard.locality.lacks(want.supplies)
-        room, few, held = self._room_soon()[:, at] + grade.rooms, yard.roster.few[at], stock.held[at]
-        there = (room[0] >= ask.memory[lane_of]) & (room[1] >= ask.compute[lane_of]) & (room[2] >= few)
+        there, held = self._at_most(want, grade)[at], stock.held[at]
         away = np.zeros(len(at), np.int64) if lacks is None else lacks[stock.node_of[at]]
         cost = ((2 * grade.cost + held) * len(ask.liking) + ask.liking[lane_of]) * LACKS + away
         open_, numbers = self._possible(want), np.full(len(stock.node_of), NEVER, np.int64)
@@ -152,6 +151,16 @@ class Ways:
                 short[yard.number_of(node)] = not host.soon.holds(want.beside)
             odd |= short[yard.stock.node_of]
         return odd | yard.company.strange(want.trust) if want.trust else odd
+
+    def _at_most(self, want: Want, grade: Grade) -> Flags:
+        """[lanes]: where what is free or coming, and all who may have to go, make room enough."""
+        yard, lane_of, ask = self._yard, self._yard.stock.lane_of, self._yard.ask(want.kind)
+        room = self._room_soon().copy()
+        room[:, grade.lanes] += grade.rooms
+        there: Flags = (
+            (room[0] >= ask.memory[lane_of]) & (room[1] >= ask.compute[lane_of]) & (room[2] >= yard.roster.few)
+        )
+        return there
 
     def _room_soon(self) -> Ints:
         """[3, lanes]: what is free or coming by now."""
@@ -204,7 +213,7 @@ class Ways:
     def _team(self, want: Want) -> tuple[Option, ...] | None:
         """The node whose `devices` cheapest Devices are the cheapest together; or the link of one, if it needs one."""
         by_team: dict[Team, list[Option]] = {}
-        for one in self._options(want, map(self._yard.id_of, np.flatnonzero(self._possible(want)).tolist())):
+        for one in self._options(want, self._members(want)):
             by_team.setdefault(team(one.shelf.slice, want.link), []).append(one)
         found = (
             self._hosted(want, sorted(options, key=lambda o: o.key)[: want.devices])
@@ -213,6 +222,13 @@ class Ways:
         )
         ways = filter(None, found)
         return min(ways, key=lambda way: (way[-1].rung, *(o.key for o in reversed(way))), default=None)
+
+    def _members(self, want: Want) -> Iterator[SliceId]:
+        """Of nodes on which enough Slices may have an Option, those Slices; of no others there is a team."""
+        yard = self._yard
+        at = np.flatnonzero(self._at_most(want, self._graded(want)) & self._possible(want))
+        nodes = yard.stock.node_of[at]
+        return map(yard.id_of, at[np.bincount(nodes)[nodes] >= want.devices].tolist())
 
     def _hosted(self, want: Want, team: Sequence[Option]) -> tuple[Option, ...] | None:
         node = team[0].shelf.slice.node

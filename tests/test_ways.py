@@ -1,0 +1,56 @@
+"""Ways to have several Devices of one node: beside a slow search that looks at every Slice that could hold one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+
+import numpy as np
+import pytest
+
+from autoscaler.contract import ReplicaId, TenantName
+from autoscaler.packing import Force, Shelf, Want
+from autoscaler.trust import Trust
+from autoscaler.ways import Ways
+from autoscaler.world import SliceId
+from tests.kit.worlds import T0, device
+from tests.test_packer import on, placed, run, shelf, victims, want
+
+ACME, ZETA = (TenantName("acme"),), (TenantName("zeta"),)
+
+
+def drawn(rng: Random, node: int, at: int) -> Shelf:
+    """A Device with anybody on it."""
+    name = f"n{node}g{at}"
+    there = [
+        on(rng.choice("abcd"), rng.randrange(1, 9), replica=ReplicaId(f"{name}-{number}"),
+           priority=rng.randrange(-1, 3), busy=rng.random() < 0.5, kept=rng.random() < 0.3,
+           leaving=rng.random() < 0.3, evictable_s=rng.choice((0.0, T0, T0 + 1)),
+           trust=rng.choice((Trust(), ACME, ZETA)))
+        for number in range(rng.choice((0, 0, 1, 1, 2)))
+    ]  # fmt: skip
+    return shelf(device(name, 24, f"n{node}"), *there, locked=rng.random() < 0.1)
+
+
+def everywhere(ways: Ways, asked: Want) -> Iterator[SliceId]:
+    """All Slices that could hold one of its Devices, were nobody there."""
+    return map(ways._yard.id_of, np.flatnonzero(ways._possible(asked)).tolist())
+
+
+def test_of_nodes_that_may_have_a_team_none_is_left_out() -> None:
+    seen = Counter[str]()
+    for seed in range(400):
+        rng = Random(seed)
+        shelves = [drawn(rng, node, at) for node in range(rng.randrange(1, 5)) for at in range(rng.randrange(1, 5))]
+        wants = [
+            want(name, 20, devices=rng.randrange(2, 5), priority=rng.randrange(-1, 3), force=rng.choice(list(Force)),
+                 trust=rng.choice((Trust(), ACME)))
+            for name in rng.choice(("w", "wv", "wvu"))
+        ]  # fmt: skip
+        found = run(wants, shelves)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Ways, "_members", everywhere)
+            assert run(wants, shelves) == found, seed
+        seen.update(placed=bool(placed(found)), evicts=bool(victims(found)), unmet=bool(found.unmet))
+    assert min(seen[what] for what in ("placed", "evicts", "unmet")) > 20, seen
