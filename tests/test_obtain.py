@@ -88,8 +88,8 @@ def held(copy: Copy) -> dict[str, bytes]:
 
 
 def left(store: Store) -> list[Path]:
-    """What a pull left in the store that is no Copy."""
-    return [path for path in store.layout.partials.rglob("*") if path.is_file()]
+    """What a pull left in the store that is no Copy, and more than a mark."""
+    return [path for path in store.layout.partials.rglob("*") if path.is_file() and path.stat().st_size]
 
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])

@@ -52,7 +52,18 @@ IMPURE = frozenset(
         *("artifacts/" + room for room in ("referrers", "registry", "remote", "resolver", "tokens", "transport")),
         *(
             "artifacts/" + room
-            for room in ("disk", "flocks", "layout", "ledger", "publish", "shelf", "store", "waiting", "warmth")
+            for room in (
+                "disk",
+                "flocks",
+                "layout",
+                "ledger",
+                "publish",
+                "settling",
+                "shelf",
+                "store",
+                "waiting",
+                "warmth",
+            )
         ),
         "autoscaler/capacity/supplying",
         "autoscaler/engines/installed",

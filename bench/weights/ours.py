@@ -2,7 +2,9 @@
 `python -m bench.weights.ours push HOST/REPOSITORY FILE`.
 
 Says as JSON what it cost (the interpreter's start is not in it: the agent of a node runs all the time), its largest
-memory (which is the process's), and how many bytes were there before. `KILL_AT=0.9` ends a fetch there by SIGKILL.
+memory (which is the process's), and how many bytes were there before. `KILL_AT=0.9` ends a fetch there by SIGKILL. With
+`SYNC=1` all is on the disk at the end, else as a node's store has it (`artifacts.settling`): there when it is summed,
+and brought onto the disk afterwards.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from artifacts import manifest, pull, pushing, registry
 from artifacts.blobs import Blob
 from artifacts.client import Client
 from artifacts.digests import Digest
+from artifacts.disk import Disk
 from artifacts.mirrors import Mirrored
 from artifacts.pull import Wanted
 from artifacts.transport import Site
@@ -46,7 +49,8 @@ async def _fetch(reference: str, folder: Path, ca: Path | None) -> None:
             if there + sum(came.values()) >= kill_at * size:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        await pull.fetch(wanted, Mirrored(client), folder, progress)
+        disk = Disk() if os.environ.get("SYNC") else Disk().later()
+        await pull.fetch(wanted, Mirrored(client), folder, progress, file_system=disk)
     cost.tell(fetched_share=1 - (there + sum(first.values())) / size)
 
 
