@@ -195,7 +195,7 @@ def test_a_blob_that_comes_at_once_waits_for_the_disk_at_its_end_only(tmp_path: 
 
 
 @example(2265079)  # the rename lasts at its new name alone, and what goes on begins from the old one
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
 def test_any_order_of_parts_lies_and_crashes_ends_with_the_exact_bytes_or_no_file(seed: int) -> None:
     random = Random(seed)

@@ -109,6 +109,13 @@ def many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def connected(one: Serving, gateway: int) -> int:
+    """How many clients a gateway has, by the kernel's account."""
+    port = target_of(one.url).port
+    sockets = psutil.Process(gateway).net_connections("tcp")
+    return sum(each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED for each in sockets)
+
+
 def resident_bytes(pid: int) -> int:
     """What a process holds of the machine's memory."""
     return int(psutil.Process(pid).memory_info().rss)

@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from tests.kit.certificates import OURS, authority, leaf, write_authority
+from tests.kit.ports import free_port
 
 USER, PASSWORD = "me", "pa55word"
 HTPASSWD = "me:$2b$05$fudgSD1DpVSTW6phsFIFvOrucSFOmP..vG.qZSODuhsCNbM1sJmrW\n"
@@ -46,8 +46,7 @@ def program() -> str:
 async def registry(folder: Path, auth: dict[str, Any] | None = None) -> AsyncIterator[str]:
     """HOST:PORT of one that runs until the end, with its own folder."""
     found = program()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        host = f"127.0.0.1:{free.getsockname()[1]}"
+    host = f"127.0.0.1:{free_port()}"
     document = {
         "version": 0.1,
         "log": {"level": "error", "accesslog": {"disabled": True}},

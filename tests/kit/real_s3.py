@@ -15,7 +15,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -36,6 +35,7 @@ from artifacts.plainxml import Element
 from artifacts.sigv4 import Asked, Keys, Scope
 from tests.contracts.bucket import REGION
 from tests.kit.certificates import OURS, leaf, sides, write
+from tests.kit.ports import free_port
 
 DOMAIN = "s3.test"
 """Its buckets are also called BUCKET.s3.test."""
@@ -137,8 +137,7 @@ def serving(
 ) -> Iterator[Server]:
     """One that runs until the end, with its own folder. `more`: of its environment. `secure`: MinIO, by TLS."""
     found = program(name)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        host = f"127.0.0.1:{free.getsockname()[1]}"
+    host = f"127.0.0.1:{free_port()}"
     keys = Keys(secrets.token_hex(8), secrets.token_hex(16))
     words, own = _SERVERS[name][0](host, keys, folder)
     if secure:

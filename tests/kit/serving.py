@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -34,11 +35,11 @@ from loadtest.client import Client
 from loadtest.result import Result, Shot
 from tests.kit.fake_process import command
 from tests.kit.ports import free_port
-from tests.kit.waiting import until
+from tests.kit.waiting import WITHIN_S, until
 
 API = "pilotlight.dev/v1alpha1"
 START_S, STOP_S = 120.0, 90.0
-_LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3}  (\S+) +(\S+) +(.*)$")
+_LINE = re.compile(r"^(\d\d:\d\d:\d\d\.\d{3})  (\S+) +(\S+) +(.*)$")
 
 Document = dict[str, object]
 
@@ -46,6 +47,8 @@ Document = dict[str, object]
 class Move(NamedTuple):
     """One transition as `serve` printed it."""
 
+    at_s: float
+    """When, by the clock of `serve` (Unix, thousandths)."""
     model: str
     state: str
     reason: str
@@ -103,7 +106,7 @@ def transcript(folder: Path, name: str) -> list[Transcribed]:
 
 
 def shot(
-    model: str, *, stream: bool = True, at_s: float = 0.0, timeout_s: float = 30.0, tokens: int = 100,
+    model: str, *, stream: bool = True, at_s: float = 0.0, timeout_s: float = WITHIN_S, tokens: int = 100,
     headers: tuple[tuple[str, str], ...] = (),
 ) -> Shot:  # fmt: skip
     """One chat Call."""
@@ -256,8 +259,8 @@ class Serving:
 
     def moves(self, model: str) -> list[Move]:
         """The transitions of a Model, as printed."""
-        found = [Move(*match.groups()) for line in self.said().splitlines() if (match := _LINE.match(line))]
-        return [move for move in found if move.model == model]
+        found = [match.groups() for line in self.said().splitlines() if (match := _LINE.match(line))]
+        return [Move(_unix_s(clock), *rest) for clock, *rest in found if rest[0] == model]
 
     def states(self, model: str) -> list[str]:
         """The states that a Model's Replicas went through."""
@@ -300,7 +303,7 @@ class Serving:
         """Until so many Replicas of the Model are ready."""
         await until(f"{count} of {model} ready", lambda: self.replicas(model).get("ready", 0) == count)
 
-    async def zero(self, model: str, within_s: float = 30.0) -> None:
+    async def zero(self, model: str, within_s: float = WITHIN_S) -> None:
         """Until no Replica of the Model is left."""
         await until(f"{model} at zero", lambda: not self.replicas(model), within_s)
 
@@ -318,17 +321,17 @@ class Serving:
 
     # --- Calls -------------------------------------------------------------------------------------------------------
 
-    async def send(self, *shots: Shot) -> list[Result]:
+    async def send(self, *shots: Shot, on_result: Callable[[Result], None] | None = None) -> list[Result]:
         """The Results of an open-loop run."""
-        return await Client(self.url).run(shots)
+        return await Client(self.url).run(shots, on_result)
 
-    def begin(self, *shots: Shot) -> asyncio.Task[list[Result]]:
+    def begin(self, *shots: Shot, on_result: Callable[[Result], None] | None = None) -> asyncio.Task[list[Result]]:
         """The same in the background; await it for the Results."""
-        task = asyncio.create_task(self.send(*shots))
+        task = asyncio.create_task(self.send(*shots, on_result=on_result))
         self._sending.append(task)
         return task
 
-    async def call(self, model: str, *, stream: bool = True, tokens: int = 100, timeout_s: float = 30.0) -> Result:
+    async def call(self, model: str, *, stream: bool = True, tokens: int = 100, timeout_s: float = WITHIN_S) -> Result:
         """One Call's Result."""
         (result,) = await self.send(shot(model, stream=stream, tokens=tokens, timeout_s=timeout_s))
         return result
@@ -362,6 +365,22 @@ def describe(pid: int) -> str:
         return f"{pid} {' '.join(psutil.Process(pid).cmdline())}"
     except psutil.Error:
         return str(pid)
+
+
+def _unix_s(clock: str) -> float:
+    """The last moment at which local clocks showed this."""
+    now = dt.datetime.now().astimezone()
+    shown = dt.datetime.combine(now.date(), dt.time.fromisoformat(clock)).astimezone()
+    return (shown if shown <= now else shown - dt.timedelta(days=1)).timestamp()
+
+
+def full_s(calls: Sequence[Transcribed], slots: int, since_s: float) -> float:
+    """When, from `since_s` on (Unix), an engine process first took a Call that filled so many Slots; it must have."""
+    begins = sorted(call.began_s + call.queued_s for call in calls)
+    runs = [(call.began_s + call.queued_s, call.ended_s) for call in calls]
+    found = [at_s for at_s in begins if at_s >= since_s and sum(a <= at_s < b for a, b in runs) >= slots]
+    assert found, f"{slots} Slots were never used at once"
+    return found[0]
 
 
 def most_at_once(calls: Sequence[Transcribed]) -> int:

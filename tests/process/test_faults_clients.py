@@ -15,7 +15,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from loadtest.cli import request_body
@@ -23,9 +22,9 @@ from loadtest.client import request_bytes, target_of
 from loadtest.verdict import judge
 from pilotlight.listen import BACKLOG
 from tests.kit import endless
-from tests.kit.crowd import SLACK_BYTES, Crowd, Stream, chat, counted, many_files, resident_bytes
+from tests.kit.crowd import SLACK_BYTES, Crowd, Stream, chat, connected, counted, many_files, resident_bytes
 from tests.kit.freezing import freeze
-from tests.kit.serving import Serving, Transcribed, fake, model, serving, settings, shot, transcript
+from tests.kit.serving import Serving, fake, model, serving, settings, shot, transcript
 from tests.kit.waiting import until
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: gw\r\n\r\n"
@@ -39,9 +38,9 @@ OTHERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
 # --- case 34: clients that leave --------------------------------------------------------------------------------------
 
-ABORTED_S = 2.5
+ABORTED_S = 12.0
 """From a client's leaving to the end of its connection at the engine. Case 34 promises 0.1 s; the rest is for a busy
-machine. Who notices only when it writes the next token, notices after 5 s."""
+machine. Who notices only when there is a byte more to write never does, for the engines hang."""
 
 
 class Raw:
@@ -69,31 +68,27 @@ class Raw:
         return at_s
 
 
-def noted_since(folder: Path, count: int) -> list[Transcribed]:
-    """What the engine wrote down after its first `count` lines."""
-    return transcript(folder, "ada")[count:]
-
-
 @pytest.mark.parametrize("how", ["close", "half-close", "reset"])
 async def test_case_34_client_leaves(tmp_path: Path, how: str) -> None:
     """In prefill (not streaming), mid-stream, parked: the engine's connection ends, the Slot is free, all abandoned."""
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "0.2", slots=1)
-    async with serving(tmp_path, ada) as one:
-        for stream in (False, True):
-            client = Raw(one, "ada", stream=stream)
-            await until("it runs", lambda: one.demand("ada")["running"] == 1)
+    ada = fake(tmp_path, "ada", "--fail", "hangs-before-first-byte", slots=1)
+    bob = fake(tmp_path, "bob", "--tokens-per-s", "0", "--fail", "hangs-after-first-byte", slots=1)
+    async with serving(tmp_path, ada, bob) as one:
+        for name, stream in (("ada", False), ("bob", True)):
+            demand = partial(one.demand, name)
+            client = Raw(one, name, stream=stream)
+            await until("it runs", lambda: demand()["running"] == 1)  # noqa: B023  awaited
             if stream:
                 await asyncio.to_thread(client.read_some)
-            parked = Raw(one, "ada", stream=stream)
-            await until("the next one waits", lambda: one.demand("ada")["waiting"] == 1)
+            parked = Raw(one, name, stream=stream)
+            await until("the next one waits", lambda: demand()["waiting"] == 1)  # noqa: B023  awaited
             parked.leave(how)
-            await until("the parked one is gone", lambda: one.demand("ada")["waiting"] == 0)
-            noted = len(transcript(tmp_path, "ada"))
+            await until("the parked one is gone", lambda: demand()["waiting"] == 0)  # noqa: B023  awaited
             left_s = client.leave(how)
-            calls = await until("the engine notes it", partial(noted_since, tmp_path, noted))
+            calls = await until("the engine notes it", partial(transcript, tmp_path, name))
             assert (len(calls), calls[0].aborted) == (1, True)
             assert calls[0].ended_s - left_s < ABORTED_S
-            await until("its Slot is free", lambda: one.demand("ada") == {"waiting": 0, "running": 0})
+            await until("its Slot is free", lambda: demand() == {"waiting": 0, "running": 0})  # noqa: B023  awaited
             client.socket.close()
             parked.socket.close()
         await until("all four are told", lambda: counted(one, "pilotlight_calls_total") == 4)
@@ -102,18 +97,11 @@ async def test_case_34_client_leaves(tmp_path: Path, how: str) -> None:
 
 # --- case 35: clients that do not read --------------------------------------------------------------------------------
 
-STALL_S = 5.0
+STALL_S = 8.0
 SILENT, SLOW = 40, 60
 STALLED_BYTES_MAX = 128 << 10
 """Of process memory for one client that does not read (the row's figure)."""
 RECEIVE_BYTES = 4096
-
-
-def connected(one: Serving, gateway: int) -> int:
-    """How many clients a gateway has, by the kernel's account."""
-    port = target_of(one.url).port
-    sockets = psutil.Process(gateway).net_connections("tcp")
-    return sum(each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED for each in sockets)
 
 
 async def sip(stream: Stream) -> None:
@@ -131,7 +119,7 @@ async def drink(stream: Stream) -> int:
 
 
 async def test_case_35_clients_that_do_not_read(tmp_path: Path) -> None:
-    """100 for the row's 600, with a stall clock of 5 s for 60, on endless answers.
+    """100 for the row's 600, with a stall clock of 8 s for 60, on endless answers.
 
     40 read nothing, 60 a byte at a time. None costs more than 128 KiB, all are cut, the engine's work for them ends,
     and who reads is not touched: neither short Calls beside them nor a stream that is longer than the clock.
@@ -152,16 +140,16 @@ async def test_case_35_clients_that_do_not_read(tmp_path: Path) -> None:
             stream.writer.write(chat("ada", stream=True))
         sipping = asyncio.gather(*map(sip, stalled[SILENT:]))
         await until("all run", lambda: one.busy("ada") == 1 + SILENT + SLOW)
-        most_bytes, asked = 0, 0
-        while one.busy("ada") > 1:
+        most_bytes, beside = 0, 0
+        while (busy := one.busy("ada")) > 1:
             most_bytes = max(most_bytes, resident_bytes(gateway))
             assert (await crowd.ask(chat("ada", close=True))).startswith(b"HTTP/1.1 200"), "others are served"
-            asked += 1
+            beside += busy == 1 + SILENT + SLOW == one.busy("ada")
         assert most_bytes - before_bytes < (SILENT + SLOW) * STALLED_BYTES_MAX + SLACK_BYTES
         sipping.cancel()
         await asyncio.gather(sipping, return_exceptions=True)
         await until("only the reader is connected", lambda: connected(one, gateway) == 1)
-        assert asked > 10
+        assert beside, "also while all of them stall"
         assert not reading.done(), "who reads is not cut"
         await until("their Slots are free", lambda: one.demand("ada") == {"waiting": 0, "running": 1})
         assert counted(one, "pilotlight_calls_total", 'outcome="abandoned"') == SILENT + SLOW
@@ -173,12 +161,12 @@ async def test_case_35_clients_that_do_not_read(tmp_path: Path) -> None:
 async def test_case_35_who_reads_late_what_fits_into_the_buffer_holds_no_slot(tmp_path: Path) -> None:
     """The engine is done with it at once, and nobody cuts it: no clock runs for an answer that is written."""
     ada = model("ada", engine="command", command=endless.command(), slots=1)
-    async with serving(tmp_path, ada, settings(limits={"writeStallSecondsMax": 0.5})) as one, Crowd(one) as crowd:
+    async with serving(tmp_path, ada, settings(limits={"writeStallSecondsMax": 4})) as one, Crowd(one) as crowd:
         slow = await crowd.connect(receive_bytes=RECEIVE_BYTES)
         slow.writer.write(chat("ada", stream=True, max_tokens=3))
         await until("it is answered", lambda: counted(one, "pilotlight_calls_total", 'outcome="completed"') == 1)
         assert one.demand("ada") == {"waiting": 0, "running": 0}
-        await asyncio.sleep(1.5)  # three times the clock
+        await asyncio.sleep(6)  # one and a half times the clock
         got = b""
         async with asyncio.timeout(60):
             while not got.endswith(b"0\r\n\r\n"):
@@ -195,13 +183,13 @@ SURPLUS = 20
 
 
 async def test_case_36_slow_heads_slow_bodies_and_idle_connections(tmp_path: Path) -> None:
-    """150 slow heads, 150 slow bodies and 300 idle ones for the row's 2,000, 2,000 and 20,000; clocks of 1, 2 and 5 s.
+    """150 slow heads, 150 slow bodies and 300 idle ones for the row's 2,000, 2,000 and 20,000; clocks of 3, 4 and 9 s.
 
     Bytes that trickle do not set a clock back. One address may have so many connections and the surplus is closed; a
     client at another address has all its Calls answered meanwhile, and afterwards the first address may come again.
     """
     many_files()
-    clocks = {"headerSecondsMax": 1, "bodySecondsMax": 2, "idleSecondsMax": 5, "connectionsPerAddressMax": IDLE_MAX}
+    clocks = {"headerSecondsMax": 3, "bodySecondsMax": 4, "idleSecondsMax": 9, "connectionsPerAddressMax": IDLE_MAX}
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, settings(limits=clocks)) as one, Crowd(one) as crowd:
         assert b" 200 OK" in await crowd.ask(chat("ada", close=True))
@@ -215,10 +203,11 @@ async def test_case_36_slow_heads_slow_bodies_and_idle_connections(tmp_path: Pat
         assert all(end.done() and end.result() == b"" for end in ends[IDLE_MAX:]), "unanswered"
         heads = [asyncio.ensure_future(crowd.dribble(HEAD_BEGUN, OTHERS[1])) for _ in range(SLOW_HEADS)]
         bodies = [asyncio.ensure_future(crowd.dribble(BODY_BEGUN, OTHERS[1])) for _ in range(SLOW_BODIES)]
-        most_bytes, served = 0, 0
+        most_bytes, served, beside = 0, 0, 0
         while not all(end.done() for end in (*heads, *bodies, *ends)):
             assert b" 200 OK" in await crowd.ask(chat("ada", close=True)), "a healthy client is served"
             served += 1
+            beside += not any(end.done() for end in (*heads, *bodies))
             most_bytes = max(most_bytes, resident_bytes(gateway))
             await asyncio.sleep(0.02)
         for answer in await asyncio.gather(*heads, *bodies):
@@ -227,7 +216,7 @@ async def test_case_36_slow_heads_slow_bodies_and_idle_connections(tmp_path: Pat
         answers = [await end for end in ends]
         assert [answer[:15] for answer in answers[:10]] == [b"HTTP/1.1 200 OK"] * 10
         assert set(answers[10:]) == {b""}, "an idle connection is closed without a word"
-        assert served > 20
+        assert beside, "also while all of them are there"
         connections = IDLE_MAX + SLOW_HEADS + SLOW_BODIES
         assert most_bytes - before_bytes < connections * (16 << 10) + SLACK_BYTES
         assert b" 200 OK" in await crowd.ask(chat("ada", close=True), OTHERS[0]), "its places are free again"

@@ -15,7 +15,7 @@ from pilotlight.eventfile import BYTES_MAX
 from tests.kit.serving import Serving, fake, serving
 from tests.kit.waiting import until
 
-REFUSED_S = 15.0
+REFUSED_S = 90.0
 BROKEN = {"empty": b"", "words": b"somebody else's\n", "not text": b"\xff\x00\n" * TEXT_BYTES_MAX}
 FIXES = {
     "version": ("name another with --state", "write 1 into that file"),

@@ -15,6 +15,7 @@ import pytest
 
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge
+from tests.kit.gates import gates
 from tests.kit.serving import fake, serving, shot, transcript
 from tests.kit.waiting import until
 
@@ -27,12 +28,12 @@ TOLD_S = 20.0
 
 
 async def test_case_10_scale_down_cuts_no_stream(tmp_path: Path) -> None:
-    knobs = ("--tokens-per-s", "5", "--tokens", "40")
+    knobs = ("--tokens-per-s", "5", "--tokens", "80")
     ada = fake(tmp_path, "ada", *knobs, slots=2, idleSeconds=0.15, replicas={"max": 2}, residencySeconds=0)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
-        first = one.begin(shot("ada"), shot("ada", tokens=12))
+        first = one.begin(shot("ada", tokens=80), shot("ada", tokens=35))
         await one.ready("ada")
-        more = one.begin(shot("ada"), shot("ada", tokens=12))
+        more = one.begin(shot("ada", tokens=80), shot("ada", tokens=35))
         await until("a long stream and a short one run on each", lambda: one.busy("ada") == 4)
         await until("one drains while two streams run", lambda: "draining" in one.states("ada"))
         assert one.busy("ada") == 2
@@ -46,12 +47,12 @@ async def test_case_10_scale_down_cuts_no_stream(tmp_path: Path) -> None:
 
 async def test_case_10_a_victim_ends_its_streams_before_it_makes_room(tmp_path: Path) -> None:
     gpu = {"memory": "64Mi"}
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "4", gpu=gpu, residencySeconds=0.2)
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", gpu=gpu, residencySeconds=0.2)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0", gpu=gpu)
     async with serving(tmp_path, ada, bob, options=("--gateways", "2")) as one:
         streams = one.begin(*(shot("ada", tokens=8) for _ in range(4)))
         await until("all run", lambda: one.demand("ada")["running"] == 4)
-        answer = await one.call("bob", timeout_s=15)
+        answer = await one.call("bob", timeout_s=25)
         assert answer.ending is Ending.COMPLETED, "it waits for ada's streams, and not until ada is idle"
         assert judge(4, await streams).completed == 4
         states = one.states("ada")
@@ -60,16 +61,16 @@ async def test_case_10_a_victim_ends_its_streams_before_it_makes_room(tmp_path: 
 
 
 async def test_case_11_a_call_arrives_around_the_last_drain(tmp_path: Path) -> None:
-    rounds, idle_s = 30, 0.3
+    rounds, tries, idle_s = 30, 300, 0.3
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", idleSeconds=idle_s, residencySeconds=0)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         results: list[Result] = [await one.call("ada")]
-        for i in range(rounds):
-            await asyncio.sleep(idle_s - 0.005 + 0.001 * i)  # sweeps over the moment of the drain
+        while len(results) <= rounds or (one.starts("ada") == 1 and len(results) < tries):
+            await asyncio.sleep(idle_s - 0.005 + 0.001 * len(results))  # sweeps over the moment of the drain
             results.append(await one.call("ada"))
-        assert judge(rounds + 1, results).completed == rounds + 1
-        assert 1 < one.starts("ada") <= rounds + 1, "the drain was hit, and cost one start each time at most"
-    assert [call.finished for call in transcript(tmp_path, "ada")] == [True] * (rounds + 1)
+        assert judge(len(results), results).completed == len(results)
+        assert 1 < one.starts("ada") <= len(results), "the drain was hit, and cost one start each time at most"
+    assert [call.finished for call in transcript(tmp_path, "ada")] == [True] * len(results)
 
 
 # --- C: replicas ------------------------------------------------------------------------------------------------------
@@ -103,22 +104,21 @@ async def test_case_16_dies_by_itself_before_the_first_byte(tmp_path: Path) -> N
 async def test_case_16_killed_mid_stream(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "1", idleSeconds=1)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
-        streams = one.begin(*(shot("ada") for _ in range(4)))
-        await until("all run", lambda: one.demand("ada")["running"] == 4)
-        parked = one.begin(*(shot("ada", stream=False) for _ in range(2)))
-        await until("two wait", lambda: one.demand("ada") == {"waiting": 2, "running": 4})
-        await asyncio.sleep(2.2)  # two tokens: a death in the middle is what is tested
-        (engine,) = one.engines()
-        killed_s = time.monotonic()
-        os.kill(engine, signal.SIGKILL)
-        results = await streams
-        assert time.monotonic() - killed_s < TOLD_S
-        for result in results:
-            assert (result.status, result.errors, result.code) == (200, 1, "upstream_error"), result
-            assert (result.saw_done, result.finish_reason) == (False, "")
-            assert SENTENCE.startswith(result.text)
-            assert result.text
-        assert judge(4, results).failed == 4
+        async with gates(one.url) as gate:
+            streams = [await gate.send(f"gateway-{1 + i % 2}", shot("ada")) for i in range(4)]
+            await until("all run", lambda: one.demand("ada")["running"] == 4)
+            parked = one.begin(*(shot("ada", stream=False) for _ in range(2)))
+            await until("two wait", lambda: one.demand("ada") == {"waiting": 2, "running": 4})
+            await until("each has a word", lambda: all(stream.connection.answer.text for stream in streams))
+            (engine,) = one.engines()
+            killed_s = time.monotonic()
+            os.kill(engine, signal.SIGKILL)
+            await asyncio.wait([stream.done for stream in streams], timeout=TOLD_S)
+            assert time.monotonic() - killed_s < TOLD_S
+        for answer in (stream.connection.answer for stream in streams):
+            assert (answer.status, answer.errors, answer.code) == (200, 1, "upstream_error"), answer
+            assert (answer.saw_done, answer.finish_reason, answer.broken) == (False, "", "")
+            assert SENTENCE.startswith(answer.text)
         assert judge(2, await parked).completed == 2, "who had no byte was not hurt"
         assert one.starts("ada") == 2
 
@@ -129,12 +129,12 @@ async def test_case_16_killed_inside_a_document(tmp_path: Path) -> None:
         tmp_path, "ada", "--tokens-per-s", "0", "--fail", "hangs-after-first-byte", "--once", str(tmp_path / "o")
     )
     async with serving(tmp_path, ada) as one:
-        calling = one.begin(shot("ada", stream=False))
-        await until("the engine hangs", (tmp_path / "o").exists)
-        await until("it runs", lambda: one.demand("ada")["running"] == 1)
-        os.kill(one.engines()[0], signal.SIGKILL)
-        (cut,) = await calling
-        assert (cut.status, cut.ending, cut.truncated) == (200, Ending.LOST, True), "a reset says so"
+        async with gates(one.url) as gate:
+            cut = await gate.send("gateway-1", shot("ada", stream=False))
+            await until("it has the first bytes", lambda: cut.began_s)
+            os.kill(one.engines()[0], signal.SIGKILL)
+            await cut.done
+        assert (cut.connection.answer.status, cut.cut) == (200, True), "a reset says so"
         assert (await one.call("ada", stream=False)).text == SENTENCE
 
 

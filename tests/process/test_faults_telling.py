@@ -36,7 +36,7 @@ from tests.kit.waiting import until
 def documents(folder: Path) -> list[Document]:
     """Models for every kind of fault, and a Tenant with the good key."""
     small: Document = {"gpu": {"memory": "10Mi"}}
-    limits = {"bodyBytesMax": BODY_BYTES_MAX, "headerSecondsMax": 1, "bodySecondsMax": 1}
+    limits = {"bodyBytesMax": BODY_BYTES_MAX, "headerSecondsMax": 5, "bodySecondsMax": 5}
     # One for each Model, since a device has one start at a time.
     devices = [{"name": f"gpu{number}", "memory": "10Mi"} for number in range(6)]
     return [

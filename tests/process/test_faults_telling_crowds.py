@@ -44,8 +44,8 @@ def talkative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def documents(folder: Path) -> list[Document]:
     """A Model that does what it is asked to, one with few Slots, a Tenant with the good key, and short clocks."""
-    limits = {"bodyBytesMax": BODY_BYTES_MAX, "headerSecondsMax": 1, "bodySecondsMax": 1, "idleSecondsMax": 1,
-              "writeStallSecondsMax": 1, "connectionsPerAddressMax": PER_ADDRESS}  # fmt: skip
+    limits = {"bodyBytesMax": BODY_BYTES_MAX, "headerSecondsMax": 4, "bodySecondsMax": 4, "idleSecondsMax": 4,
+              "writeStallSecondsMax": 4, "connectionsPerAddressMax": PER_ADDRESS}  # fmt: skip
     few = repeating(folder, "few", slots=2, queue={"callsMax": CLIENTS // 4})
     return [repeating(folder, "talks"), few, tenant(), settings(limits=limits)]
 
@@ -157,6 +157,20 @@ async def engines_are_busy(heard: Heard) -> None:
             heard.ours[f"raised {len(heard.ours)}"] = repr(error).encode()
 
     http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
+    engine = await few_is_ready(heard)
     async with openai.AsyncOpenAI(base_url=f"{heard.one.url}/v1", api_key=KEY, http_client=http) as api:
-        await asyncio.gather(*(ask(api) for _ in range(CLIENTS)))
+        freeze(engine)  # so that they are there at once, however slowly they come
+        try:
+            asking = asyncio.gather(*(ask(api) for _ in range(CLIENTS)))
+            await until("the queue is full", lambda: 429 in statuses, 90)
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        await asking
     assert statuses == {200, 429, 503}
+
+
+async def few_is_ready(heard: Heard) -> int:
+    """Its engine, which has answered a Call."""
+    await heard.suffer(Fault("the first of few", post(CHAT, chat("few")), 200, engine=True))
+    (engine,) = heard.one.engines("few")
+    return engine

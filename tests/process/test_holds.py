@@ -36,7 +36,7 @@ from tests.kit.waiting import until
 pytestmark = pytest.mark.xdist_group("holds")  # the installations are started once
 
 SLOTS = (1, 4, 64)
-TOKENS_PER_S = 100
+TOKENS_PER_S, TOKENS_MAX = 100, 6000
 WAIT_S_MAX = 0.050
 """I4: for so long a Call may wait while a Slot is free that it may use."""
 WAIT_LAPS_MAX = round(WAIT_S_MAX / PAUSE_S)
@@ -71,7 +71,8 @@ def engines(folder: Path) -> Sequence[dict[str, object]]:
         fake(folder, f"stay-{n}", "--tokens-per-s", "0", "--fail", "hangs-after-first-byte", slots=n, **forever)
         for n in SLOTS
     ]
-    return [*stays, *(fake(folder, f"run-{n}", "--tokens-per-s", str(TOKENS_PER_S), slots=n, **forever) for n in SLOTS)]
+    knobs = ("--tokens-per-s", str(TOKENS_PER_S), "--tokens", str(TOKENS_MAX))
+    return [*stays, *(fake(folder, f"run-{n}", *knobs, slots=n, **forever) for n in SLOTS)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[1, 2, 4], ids=["1gw", "2gw", "4gw"])
@@ -231,14 +232,14 @@ async def test_a_killed_gateway_loses_its_own_calls_only_and_its_holds_are_soon_
     model = f"run-{slots}"
     await settled(house, model)
     before, victim = len(house.noted(model)), house.serve.gateways()["gateway-2"]
-    long = shot(model, tokens=100, stream=False)
+    long = shot(model, tokens=500, stream=False)
     async with gates(house.serve.url, A) as gate:
         await gate.ready("gateway-1", 2 * slots)
         kept = [await gate.send("gateway-1", long) for _ in range(slots // 2)]
         lost = [await gate.send("gateway-2", long) for _ in range(slots - slots // 2)]
         await until("all run", lambda: house.serve.busy(model) == slots)
         os.kill(victim, signal.SIGKILL)
-        more = [await gate.send("gateway-1", shot(model, tokens=6000, stream=False)) for _ in range(slots)]
+        more = [await gate.send("gateway-1", shot(model, tokens=TOKENS_MAX, stream=False)) for _ in range(slots)]
         await asyncio.wait([call.done for call in (*kept, *lost)], timeout=HOLDS_BACK_S)
         assert all(call.cut for call in lost)
         assert all(call.whole for call in kept)

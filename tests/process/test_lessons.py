@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -155,8 +156,12 @@ async def test_who_learns_ends_with_the_autoscaler(tmp_path: Path) -> None:
 
 def learners(one: Serving) -> list[int]:
     """Processes that learn for it."""
-    children = psutil.Process(one.autoscaler()).children()
-    return [child.pid for child in children if "pilotlight.learner_process" in child.cmdline()]
+    found = []
+    for child in psutil.Process(one.autoscaler()).children():
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            if "pilotlight.learner_process" in child.cmdline():
+                found.append(child.pid)
+    return found
 
 
 SIZES = (("ada", "40Mi"), ("bob", "60Mi"))

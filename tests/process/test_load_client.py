@@ -24,7 +24,7 @@ SENTENCE = "Hello, I am ada, asleep until you called."
 FAST = ("--name", "ada", "--tokens-per-s", "0")
 
 
-def shot(*, stream: bool = True, at_s: float = 0.0, timeout_s: float = 10.0, max_tokens: int = 100) -> Shot:
+def shot(*, stream: bool = True, at_s: float = 0.0, timeout_s: float = 60.0, max_tokens: int = 100) -> Shot:
     body = request_body("ada", max_tokens, 30, stream=stream)
     return Shot(model="ada", body=body, stream=stream, at_s=at_s, timeout_s=timeout_s)
 
@@ -107,7 +107,7 @@ async def test_what_an_engine_breaks_is_truncated(tmp_path: Path, fault: str, st
 @pytest.mark.parametrize("fault", ["hangs-before-first-byte", "hangs-after-first-byte"])
 async def test_a_call_is_given_up_at_its_deadline_and_the_engine_sees_it(tmp_path: Path, fault: str) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", fault) as engine:
-        (result,) = await send(engine.url, shot(timeout_s=0.5))
+        (result,) = await send(engine.url, shot(timeout_s=3.0))
         async with asyncio.timeout(60):
             while not (calls := engine.calls()):
                 await asyncio.sleep(0.005)

@@ -256,7 +256,7 @@ def test_a_log_over_its_bound_keeps_its_newest_lines_whole(tmp_path: Path) -> No
 
 
 def test_an_engine_logs_on_when_its_driver_is_gone(rig: LocalRig) -> None:
-    talks = python("import time\nfor i in range(100): print(i, flush=True); time.sleep(0.02)")
+    talks = python("import time\nfor i in range(3000): print(i, flush=True); time.sleep(0.02)")
 
     async def scenario() -> None:
         driver = rig.driver()
@@ -333,13 +333,17 @@ def test_an_engine_that_hangs_gets_unready_holds_up_nobody_and_recovers(rig: Loc
     rig.run(scenario())
 
 
-def test_a_port_that_is_taken_is_a_failed_start_and_the_next_start_gets_another(rig: LocalRig) -> None:
+def test_a_port_that_is_taken_is_a_failed_start_and_the_next_start_gets_another(rig: LocalRig, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+
     async def scenario() -> None:
         driver = rig.driver()
         async with running(driver) as observed:
-            driver.start(*replica("r1", python("import time; time.sleep(0.3)\n" + TINY_ENGINE, "{port}")))
+            waits = f"import os, time\nwhile not os.path.exists({str(taken)!r}): time.sleep(0.01)\n"
+            driver.start(*replica("r1", python(waits + TINY_ENGINE, "{port}")))
             port = int((await observed.until(R1, Seen.STARTING)).address.rpartition(":")[2])
             with socket.create_server(("127.0.0.1", port)):
+                taken.touch()
                 exited = await observed.until(R1, Seen.EXITED)
                 assert "Address already in use" in exited.reason
                 driver.start(*replica("r2", python(TINY_ENGINE, "{port}")))

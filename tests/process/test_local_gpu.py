@@ -111,7 +111,7 @@ def test_case_20_a_worker_that_outlives_its_engine_holds_the_device_until_memory
             assert not rig.processes(R1), "the whole group is killed"
             assert Seen.CLEAN not in [one.seen for one in observed.of(R1)]
             alarms = [one.reason for one in observed.of(R1) if "still hold GPU memory" in one.reason]
-            assert len(alarms) == 2
+            assert len(alarms) >= 2
             assert str(worker) in alarms[0]
             nvml.holders = {}
             assert (await observed.until(R1, Seen.CLEAN)).proof == "measured"
@@ -150,7 +150,7 @@ def test_an_engine_whose_memory_grows_while_it_starts_is_told_so(
 ) -> None:
     monkeypatch.setattr("autoscaler.drivers.readiness.WEIGH_EVERY_S", 0.05)
     grows = (
-        "import time\nkept = []\nfor _ in range(40): kept.append(b'x' * (4 << 20)); time.sleep(0.02)\ntime.sleep(60)"
+        "import time\nkept = []\nfor _ in range(200): kept.append(b'x' * (2 << 20)); time.sleep(0.05)\ntime.sleep(60)"
     )
 
     async def scenario() -> None:

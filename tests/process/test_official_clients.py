@@ -230,7 +230,7 @@ async def test_a_start_that_fails_is_an_internal_server_error_and_a_full_queue_a
 
 async def test_an_engine_killed_mid_stream_is_one_api_error(tmp_path: Path) -> None:
     """The fake engine, since the real one has said its sentence before anybody can kill it."""
-    slow = fake(tmp_path, "slow", "--tokens-per-s", "4")
+    slow = fake(tmp_path, "slow", "--tokens-per-s", "1")
     async with serving(tmp_path, slow) as one, clients_of(one) as clients:
         stream = await clients.openai.chat.completions.create(model="slow", messages=[ASK], stream=True)
         seen = [await anext(stream) for _ in range(3)]

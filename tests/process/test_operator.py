@@ -21,7 +21,7 @@ async def pilotlight(one: Serving, *words: str, status: int = 0, **environ: str)
     """What a command prints, on both streams; its exit status must be `status`."""
     command = [sys.executable, "-m", "pilotlight", *words, "--ops", one.ops]
     done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=30, check=False, env={**os.environ, **environ}
+        subprocess.run, command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environ}
     )
     assert done.returncode == status, done.stdout + done.stderr
     return (done.stdout + done.stderr).strip()
@@ -35,12 +35,12 @@ def on(one: Serving) -> dict[str, str]:
 
 
 async def test_a_model_is_woken_and_stopped_without_a_call(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "20", idleSeconds=600)
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "40", idleSeconds=600)
     async with serving(tmp_path, ada) as one:
         assert (await pilotlight(one, "wake", "ada")).startswith("ada starts as soon as there is room")
         await one.ready("ada")
         assert "woken by an operator" in one.said()
-        runs = one.begin(shot("ada", tokens=20))
+        runs = one.begin(shot("ada", tokens=40, timeout_s=60))
         await until("it runs", lambda: one.demand("ada")["running"] == 1)
         told = json.loads(await pilotlight(one, "stop", "ada", "--output", "json"))
         assert (told["verb"], len(told["replicas"])) == ("stop", 1)

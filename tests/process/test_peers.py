@@ -77,7 +77,7 @@ def test_a_second_node_takes_of_the_registry_the_manifest_alone(tmp_path: Path, 
             assert (name, given > sum(map(len, FILES.values()))) == ("peer-1", True), "the config, too"
             assert seen == [f"GET /v2/{NAME}/manifests/v1"]
             process.terminate()
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
             done = pull(tmp_path, host, "c", *shown)
             assert came(done) == FILES
             assert len(seen) > len(FILES)

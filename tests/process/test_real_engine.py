@@ -23,7 +23,7 @@ from loadtest import tinygguf
 from tests.kit.ports import free_port
 
 SENTENCE = "Hello, I am Ada, asleep until you called."
-START_S = 20.0
+START_S = 90.0
 ASK = {"model": "ada", "max_tokens": 50, "messages": [{"role": "user", "content": "Who are you?"}]}
 
 

@@ -157,7 +157,7 @@ async def test_an_adapter_of_a_registry_is_brought_for_the_start_and_held_while_
     seen_there = list[str]()
     files(tmp_path)
     with packed.served(pushed(tmp_path, tmp_path / "curt.gguf"), seen_there) as host:
-        document = ada(tmp_path, {"curt": f"oci://{host}/{packed.NAME}:v1"}, idleSeconds=1)
+        document = ada(tmp_path, {"curt": f"oci://{host}/{packed.NAME}:v1"}, idleSeconds=6)
         async with serving(tmp_path, settings("4Gi"), document) as one, client(one) as api:
             store = Store(one.state / "weights")
             assert await said(api, "ada:curt") == ADAPTED["curt"]

@@ -83,7 +83,7 @@ async def test_it_is_pulled_for_its_first_call_and_is_here_then_whatever_becomes
 ) -> None:
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(packed.served(layout(tmp_path)))
-        async with serving(tmp_path, settings("4Gi"), ada(host)) as one:
+        async with serving(tmp_path, settings("4Gi"), ada(host, idleSeconds=5)) as one:
             await until("its header was read in the registry", lambda: 0 < memory(one) < 1 << 30)
             assert not (one.state / "weights" / "copies").exists(), "nothing was pulled for that"
             assert await said(one) == SENTENCE
@@ -95,7 +95,6 @@ async def test_it_is_pulled_for_its_first_call_and_is_here_then_whatever_becomes
             assert not store.rows()[0].in_use
             stack.close()  # the registry is away
             assert await said(one) == SENTENCE
-            assert phases(one)["pull"] < first["pull"]
             assert one.starts("ada") == 2
             print(first, phases(one))
 

@@ -24,7 +24,7 @@ from tests.kit.serving import Serving, fake, model, serving, settings
 from tests.kit.waiting import until
 
 ASK: Any = {"role": "user", "content": "Who is there?"}
-REFUSED_S = 15.0
+REFUSED_S = 90.0
 
 
 def secured(folder: Path) -> dict[str, str]:

@@ -42,7 +42,7 @@ def make(clone: Path, python: Path) -> subprocess.CompletedProcess[str]:
     path = f"{clone.parent}/bin:{os.environ['PATH']}"
     return subprocess.run(
         ["bash", clone / "scripts" / "venv.sh"], env={**os.environ, "PATH": path, "PYTHON": str(python)},
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
 
 

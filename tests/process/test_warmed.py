@@ -44,6 +44,6 @@ async def test_an_engine_that_reads_none_of_them_finds_them_in_memory(tmp_path: 
     if not forgotten(weights):
         pytest.skip(f"{tmp_path} lies in memory: nothing of it is ever read")
     async with serving(tmp_path, fake(tmp_path, "ada", artifact=f"file://{weights}")) as one:
-        assert forgotten(weights)  # its header was read
+        await until("they are no more in memory, though their header was read", lambda: forgotten(weights))
         assert (await one.call("ada")).ending is Ending.COMPLETED
         await until("its weights are in memory", lambda: resident(weights) == SIZE)

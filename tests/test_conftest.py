@@ -1,0 +1,13 @@
+"""What tests/conftest.py sets is in force where a test is defined."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+
+def test_no_clock_judges_the_cases_that_hypothesis_makes_and_they_are_the_same_in_each_run() -> None:
+    for one in (settings.default, settings(max_examples=1)):
+        assert one is not None
+        assert one.deadline is None
+        assert HealthCheck.too_slow in one.suppress_health_check
+        assert one.derandomize
