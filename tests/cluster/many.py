@@ -154,7 +154,7 @@ class Estate:
     async def leads(self, name: str) -> bool:
         """Whether the process itself says that it leads."""
         url = f"http://127.0.0.1:{self._ports[name][1]}/metrics"
-        async with self.session.get(url, timeout=aiohttp.ClientTimeout(total=2)) as answer:
+        async with self.session.get(url, timeout=aiohttp.ClientTimeout(total=60)) as answer:
             return "pilotlight_leader 1.0" in await answer.text()
 
     async def listed(self, name: str) -> bool:

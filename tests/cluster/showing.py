@@ -25,6 +25,7 @@ from tests.kit.worlds import T0, device, level, world
 
 WAIT_S_MAX = 90.0
 UNIX0 = 1_800_000_000.0
+REST_S = 1.0
 
 
 class House:
@@ -117,6 +118,14 @@ def condition(found: Object, type: str) -> dict[str, str]:
     """One of a Model; empty where it has none."""
     told = found.get("status", {}).get("conditions", [])
     return next((one for one in told if one["type"] == type), {})
+
+
+async def at_rest(api: Api) -> None:
+    """Nothing was asked for a while: what begins a watch has begun."""
+    asked = -1
+    while api.requests != asked:
+        asked = api.requests
+        await asyncio.sleep(REST_S)
 
 
 async def looks(house: House, many: int = 5) -> None:

@@ -92,7 +92,7 @@ async def test_a_person_who_scales_to_zero_has_switched_it_off(adopting: Adoptin
 async def test_a_rollout_of_the_deployment_during_a_drain_loses_no_call(adopting: Adopting) -> None:
     """Two Replicas with a Call each, one drains since one is the most, then all pods are replaced: the Calls move."""
     notes = {OURS + "models": "ada", OURS + "replicas-max": "2", OURS + "slots": "1"}
-    body = workload("ada", 0, notes, "Deployment", "--tokens-per-s", "20", "--tokens", "160")
+    body = workload("ada", 0, notes, "Deployment", "--tokens-per-s", "20", "--tokens", "300")
     body["spec"]["strategy"] = {"type": "Recreate"}
     await adopting.api.create(f"{adopting.apps}/deployments", body)
     path = f"{adopting.apps}/deployments/ada"

@@ -21,7 +21,7 @@ from tests.cluster.many import SETTINGS, Estate, model
 from tests.cluster.mig import CONFIG_MAP, POOL, REBOOTING, Manager, managed, settings
 from tests.cluster.test_slicing import occupied, ours
 
-LIMIT_S = 120
+LIMIT_S = 300
 SMALL, HALF, WHOLE = "5Gi", "30Gi", "70Gi"
 
 
@@ -146,9 +146,10 @@ async def test_case_24_another_leads_while_the_node_starts_anew_and_waits_for_it
 
 
 async def test_case_24_leaders_are_killed_before_and_after_the_node_is_told_and_it_is_told_once(
-    cutting: Estate, managers: list[Manager], api: Api
+    cutting: Estate, managers: list[Manager], api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first has written the configuration, and not the node; the second has told it, and it is being cut."""
+    monkeypatch.setenv(hasty.SETTLE, "12")
     first, *others = managers
     first.may_end.clear()
     async with cutting.open(asking("half", HALF, cutting)) as house, asyncio.timeout(LIMIT_S):

@@ -84,7 +84,7 @@ async def test_who_needs_all_of_a_gpu_has_its_parts_left_and_nobody_comes_to_the
         for one in partitionable(node.name):
             await api.create(f"{RESOURCE}/resourceslices", one)
         slow = command(
-            "--host", "{host}", "--port", "{port}", "--name", "busy", "--tokens-per-s", "1", "--tokens", "20"
+            "--host", "{host}", "--port", "{port}", "--name", "busy", "--tokens-per-s", "1", "--tokens", "30"
         )
         first = kept("first", node, "5Gi", **idle)
         busy = kept("busy", node, "5Gi", **idle, command=slow)

@@ -23,7 +23,7 @@ from tests.cluster.accounts import make_account, token
 from tests.cluster.kubelet.node import Node
 from tests.cluster.plane import Plane
 
-D = 5
+D = 8
 """A request about the Lease has a fifth of that."""
 LIMIT_S = 90
 

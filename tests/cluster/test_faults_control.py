@@ -41,7 +41,7 @@ async def test_case_27_the_api_server_is_away_under_load(estate: Estate, plane: 
     """Warm Calls go on; a cold one hears at its deadline when to come back; who leads then stops nothing before each
     gateway has told it what it has.
     """
-    documents = model("ada", slots=64), model("bob"), model("cat", idleSeconds=3, gpu={"count": 0})
+    documents = model("ada", slots=64), model("bob"), model("cat", idleSeconds=8, gpu={"count": 0})
     async with estate.open(*documents, gateways=2) as house, asyncio.timeout(LIMIT_S + OUTAGE_S):
         await house.leader()
         assert good("ada", await house.call("ada", "g1"), await house.call("ada", "g2"))

@@ -47,7 +47,7 @@ async def test_case_10_from_four_to_one_with_twenty_streams_on_each(stage: Stage
     async with estate.open(ada, autoscalers=1, gateways=3) as one, asyncio.timeout(LIMIT_S):
         await send(one.url("g3"), tokens=1)  # it is known, and has no Call from now on
         await runs(one, 4, 0)
-        streams = [asyncio.create_task(send(one.url(f"g{1 + n % 2}"), tokens=60)) for n in range(80)]
+        streams = [asyncio.create_task(send(one.url(f"g{1 + n % 2}"), tokens=150)) for n in range(80)]
         await runs(one, 4, 80)
         one.signal("g3", signal.SIGSTOP)
         one.write(stage.ada(10, 20, replicas={"max": 1}))
@@ -93,7 +93,7 @@ async def test_case_14_a_rolling_update_of_gateways_with_streams(
     """40 streams on each of two gateways, where the list has 200: engine, gateways and clients share two cores here.
     Streams outlive their gateway's SIGTERM, and clients come all the time.
     """
-    ada = stage.ada(10, 200)
+    ada = stage.ada(7, 200)
     front = Front(api, namespace)
     async with estate.open(ada, autoscalers=1, gateways=0) as one, asyncio.timeout(LIMIT_S):
         wanted = deployment(2, [one.socket("a1")], stage.node.name, grace_s=100)
@@ -136,7 +136,7 @@ async def test_case_15_one_of_three_gateways_is_killed(
     where the leader dies at the same moment, and the next one has to find out who holds what.
     """
     slots = 24
-    ada = stage.ada(8, slots)
+    ada = stage.ada(6, slots)
     front = Front(api, namespace)
     async with estate.open(ada, autoscalers=2, gateways=0) as one, asyncio.timeout(LIMIT_S):
         async with front.running(deployment(3, [one.socket("a1"), one.socket("a2")], stage.node.name)):

@@ -82,8 +82,8 @@ async def test_a_changed_spec_replaces_the_old_one_without_a_call_lost(house: Ho
 async def test_a_model_that_goes_answers_who_waits_404_and_drains_who_is_served(
     house: House, pods: Pods, node: Node
 ) -> None:
-    """The Call that runs (for 10 s) gets its answer, although its Model has left."""
-    words = command("--host", "{host}", "--port", "{port}", "--name", "slow", "--tokens", "50", "--tokens-per-s", "5")
+    """The Call that runs (for 16 s) gets its answer, although its Model has left."""
+    words = command("--host", "{host}", "--port", "{port}", "--name", "slow", "--tokens", "80", "--tokens-per-s", "5")
     slow = model("slow", idleSeconds=600, image="slow", command=words)
     house.write(slow, model("never", image="never", readinessPath="/nowhere"), model("stays"))
     async with house.running() as one, asyncio.timeout(WAIT_S_MAX):

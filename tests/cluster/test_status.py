@@ -19,7 +19,7 @@ from autoscaler.loop import Step
 from autoscaler.observations import FollowingSeen, LeadingSeen, Seen, Synced
 from tests.cluster import definitions
 from tests.cluster.definitions import model
-from tests.cluster.showing import UNIX0, WAIT_S_MAX, House, condition, looks, says, until
+from tests.cluster.showing import UNIX0, WAIT_S_MAX, House, at_rest, condition, looks, says, until
 
 EXITED = "ended with status 3: no CUDA device"
 ADA = ModelName("ada")
@@ -130,6 +130,7 @@ async def test_models_at_rest_cost_nothing_not_even_after_a_restart(
     versions = [one["metadata"]["resourceVersion"] for one in (await api.get(models))["items"]]
     async with House(counted, namespace, now_s=50.0, unix_now_s=UNIX0 + 3600.3).running() as house:
         await looks(house)
+        await at_rest(counted)
         asked = counted.requests
         for _ in range(5):
             house.later(CHANGE_S)
