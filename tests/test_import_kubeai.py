@@ -162,7 +162,7 @@ def test_the_shell_that_runs_ollama_ends_with_it_and_when_it_is_told_to(tmp_path
     calls.unlink()
     runs = started("nothing")
     try:
-        for _ in range(2000):
+        for _ in range(9000):
             if calls.exists() and "cp gemma:2b tiny\n" in calls.read_text():
                 break
             time.sleep(0.01)

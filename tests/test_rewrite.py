@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from time import perf_counter
+from time import process_time
 
 import pytest
 from hypothesis import example, given, settings
@@ -279,9 +279,9 @@ def test_a_header_that_names_another_model_is_refused(path: str | None, body: by
     ids=["open", "deep", "deep objects", "many members", "one member too many", "the same member often"],
 )
 def test_bombs_are_refused_quickly(body: bytes) -> None:
-    start = perf_counter()
+    start = process_time()
     refusal(body)
-    assert perf_counter() - start < 5.0, "in linear time"
+    assert process_time() - start < 5.0, "in linear time"
 
 
 def test_large_bodies_with_much_inside_are_read() -> None:

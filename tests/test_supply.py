@@ -151,7 +151,7 @@ async def test_weights_come_while_calls_wait_for_room_and_are_told_with_their_me
         running = asyncio.create_task(one.run(loop, read_again))
         await asyncio.sleep(0)
         one.on_step(step(calls))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             await read.wait()
             here = frozenset({Copy(artifact=wants.spec.artifact or "", node=NodeId("n1"))})
             while not any(isinstance(one, CopiesSeen) and one.copies == here for one in loop.observed):
@@ -341,7 +341,7 @@ async def test_a_header_that_cannot_be_asked_for_is_asked_for_again_and_told_mea
             read.set()
 
         running = asyncio.create_task(one.run(loop, read_again))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             while not loop.observed:
                 await asyncio.sleep(0.01)
             said = loop.observed[-1]

@@ -77,7 +77,7 @@ async def test_the_files_are_read_ahead_within_a_share_of_the_free_memory(
     (listener,) = loop.listeners
     listener(first(waits))
     listener(Step(waits, replace(waits, loads={NAME: Load(waiting=3)}), first(waits).plan, (), (), T0, T0, T0))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         await done.wait()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

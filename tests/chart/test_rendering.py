@@ -304,7 +304,7 @@ def test_the_first_model_is_applied_with_the_image_that_was_pushed(where: str) -
     text = texts(values)["NOTES.txt"] if where == "NOTES" else (ROOT / where).read_text()
     (command,) = re.findall(r'sed "([^"]*)" examples/tiny.yaml \| kubectl apply -n pilotlight-engines -f -', text)
     words = ["sed", command, "examples/tiny.yaml"]
-    run = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True, timeout=30)
+    run = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True, timeout=120)
     image = yaml.safe_load(run.stdout)["spec"]["image"]
     assert image == ("REGISTRY/pilotlight@" + digest if where == "NOTES" else "REGISTRY/pilotlight:0.1.0")
 
