@@ -89,7 +89,7 @@ class Demo:
 
     def replicas(self) -> list[dict[str, object]]:
         """All that hold the device now."""
-        with urllib.request.urlopen(f"{self.operations}/api/v1/devices", timeout=5) as response:
+        with urllib.request.urlopen(f"{self.operations}/api/v1/devices", timeout=30) as response:
             return [replica for device in json.load(response) for replica in device["replicas"]]
 
     async def meter(self) -> None:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A machine that stands still for a second says nothing of what is tested: neither how long one case takes nor how
 # long it takes to make one.
 settings.register_profile("ours", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ours")
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many sockets as this process may open; who comes after it has what it had."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

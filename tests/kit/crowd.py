@@ -10,7 +10,6 @@ import contextlib
 import http.client
 import json
 import re
-import resource
 import socket
 from pathlib import Path
 from types import TracebackType
@@ -102,12 +101,6 @@ class Crowd:
             await asyncio.wait((answer,), timeout=DRIBBLE_EVERY_S)
         stream.leave()
         return await answer
-
-
-def many_files() -> None:
-    """Lets this process open as many sockets as it may."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def connected(one: Serving, gateway: int) -> int:

@@ -19,7 +19,7 @@ from tests.kit.serving import describe, running
 
 pytestmark = pytest.mark.xdist_group("demo")  # all tests look at one run
 ROOT = Path(__file__).resolve().parents[2]
-S_MAX = 45.0
+S_MAX = 180.0
 OURS = "WHOSE_DEMO"
 """A variable that every process of one run inherits, so that each is found, whoever its parent is."""
 LAST_TWO = re.compile(

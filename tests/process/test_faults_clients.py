@@ -22,7 +22,7 @@ from loadtest.client import request_bytes, target_of
 from loadtest.verdict import judge
 from pilotlight.listen import BACKLOG
 from tests.kit import endless
-from tests.kit.crowd import SLACK_BYTES, Crowd, Stream, chat, connected, counted, many_files, resident_bytes
+from tests.kit.crowd import SLACK_BYTES, Crowd, Stream, chat, connected, counted, resident_bytes
 from tests.kit.freezing import freeze
 from tests.kit.serving import Serving, fake, model, serving, settings, shot, transcript
 from tests.kit.waiting import until
@@ -118,13 +118,13 @@ async def drink(stream: Stream) -> int:
     return got
 
 
+@pytest.mark.usefixtures("many_files")
 async def test_case_35_clients_that_do_not_read(tmp_path: Path) -> None:
     """100 for the row's 600, with a stall clock of 8 s for 60, on endless answers.
 
     40 read nothing, 60 a byte at a time. None costs more than 128 KiB, all are cut, the engine's work for them ends,
     and who reads is not touched: neither short Calls beside them nor a stream that is longer than the clock.
     """
-    many_files()
     ada = model("ada", engine="command", command=endless.command(), slots=SILENT + SLOW + 8)
     limits = {"writeStallSecondsMax": STALL_S}
     async with serving(tmp_path, ada, settings(limits=limits)) as one, Crowd(one) as crowd:
@@ -182,13 +182,13 @@ IDLE_MAX = 300
 SURPLUS = 20
 
 
+@pytest.mark.usefixtures("many_files")
 async def test_case_36_slow_heads_slow_bodies_and_idle_connections(tmp_path: Path) -> None:
     """150 slow heads, 150 slow bodies and 300 idle ones for the row's 2,000, 2,000 and 20,000; clocks of 3, 4 and 9 s.
 
     Bytes that trickle do not set a clock back. One address may have so many connections and the surplus is closed; a
     client at another address has all its Calls answered meanwhile, and afterwards the first address may come again.
     """
-    many_files()
     clocks = {"headerSecondsMax": 3, "bodySecondsMax": 4, "idleSecondsMax": 9, "connectionsPerAddressMax": IDLE_MAX}
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, settings(limits=clocks)) as one, Crowd(one) as crowd:
@@ -300,12 +300,12 @@ async def test_case_37_a_gateway_may_open_all_that_it_is_allowed(tmp_path: Path)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.usefixtures("many_files")
 async def test_case_37_thousands_connect_at_once(tmp_path: Path) -> None:
     """All that the backlog holds connect while the gateway does not even run, and each is answered when it does.
 
     The gateway is stopped (SIGSTOP), so what connects is in the queue of listen(): 4,096, or what the kernel allows.
     """
-    many_files()
     count = backlog_max()
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2 * count:
         pytest.skip(f"a process may not open {2 * count} files here")

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.kit.betrayals import BODY_BYTES_MAX, CHAT, GOOD, KEY, MESSAGES, PROMPT, Fault, chat, post, prompt
-from tests.kit.crowd import Crowd, Stream, counted, many_files
+from tests.kit.crowd import Crowd, Stream, counted
 from tests.kit.freezing import freeze
 from tests.kit.hearing import AT_ONCE, Heard, repeating, talk, tenant
 from tests.kit.serving import Document, serving, settings
@@ -36,9 +36,8 @@ WELL = Fault("a Call beside", post(CHAT, chat("talks")), 200, engine=True)
 
 
 @pytest.fixture
-def talkative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def talkative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many_files: None) -> None:
     """Every Python that is started from here on logs all it has."""
-    many_files()
     talk(tmp_path, monkeypatch)
 
 

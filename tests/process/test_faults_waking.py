@@ -34,6 +34,7 @@ def codes(results: Sequence[Result]) -> set[tuple[int, str]]:
 
 
 @BURST
+@pytest.mark.usefixtures("many_files")
 @pytest.mark.parametrize("replicas", [1, 4])
 async def test_case_01_thousand_calls_in_50_ms_through_three_gateways(tmp_path: Path, replicas: int) -> None:
     """One Replica alone needs 5 s for all of them, far longer than a start takes, so as many as allowed are planned."""

@@ -200,7 +200,7 @@ async def test_a_tenant_gets_its_share_whatever_gateway_another_floods(house: Ho
     model, few = f"run-{slots}", 30
     await settled(house, model)
     before = len(house.noted(model))
-    asked_a, asked_b = (shot(model, tokens=4 * slots, stream=False, headers=who) for who in (A, B))
+    asked_a, asked_b = (shot(model, tokens=8 * slots, stream=False, headers=who) for who in (A, B))
     async with gates(house.serve.url) as gate:
         await gate.ready("gateway-1", 3 * few)
         await gate.ready("gateway-2", few)  # so that all of B's wait from the first on
@@ -289,7 +289,7 @@ def brief(slots: int) -> Shot:
 
 def longer(slots: int) -> Shot:
     """One that takes so long of a Slot that all of many such are there at once."""
-    return shot(f"run-{slots}", tokens=200, stream=False)
+    return shot(f"run-{slots}", tokens=60, stream=False)
 
 
 async def whole(calls: Sequence[Sent]) -> bool:
