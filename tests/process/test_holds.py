@@ -157,12 +157,15 @@ async def test_no_call_waits_while_a_slot_is_free_that_it_may_use(house: House, 
 
 
 def crowd(model: str, slots: int) -> list[Shot]:
-    """Calls for a second and a half of all Slots, sent within one, in bursts; every fifth client leaves early."""
+    """Calls for three seconds of all Slots, sent within one, in bursts; every fifth client leaves early.
+
+    They are long rather than many: all Slots are used also where a client sends slowly.
+    """
     chance = random.Random(slots)
     shots: list[Shot] = []
-    wanted_s = 1.5 * slots
+    wanted_s = 3.0 * slots
     while wanted_s > 0:
-        tokens = chance.randint(1, 20)
+        tokens = chance.randint(1, 160)
         wanted_s -= tokens / TOKENS_PER_S
         patience_s = chance.uniform(0.0, 0.3) if len(shots) % 5 == 4 else 60.0
         at_s = chance.choice((0.0, 0.3, 0.6, chance.random()))

@@ -48,6 +48,11 @@ threading.Thread(target=talk, daemon=True).start()
 """
 
 
+def once_there_is(file: Path) -> str:
+    """The begin of an engine that does nothing else before."""
+    return f"import os, time\nwhile not os.path.exists({str(file)!r}): time.sleep(0.01)\n"
+
+
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[LocalRig]:
     rig = LocalRig(tmp_path)
@@ -315,14 +320,18 @@ def test_whose_port_it_is_is_looked_up_while_the_engine_loads_and_not_at_its_fir
     rig.run(scenario())
 
 
-def test_an_engine_that_hangs_gets_unready_holds_up_nobody_and_recovers(rig: LocalRig) -> None:
+def test_an_engine_that_hangs_gets_unready_holds_up_nobody_and_recovers(rig: LocalRig, tmp_path: Path) -> None:
+    hangs = tmp_path / "hangs"
+
     async def scenario() -> None:
         driver, r2 = rig.driver(), ReplicaId("r2")
         async with running(driver) as observed:
             driver.start(*replica("r1", python(TINY_ENGINE, "{port}")))
+            driver.start(*replica("r2", python(once_there_is(hangs) + TINY_ENGINE, "{port}")))
             await observed.until(R1, Seen.READY)
+            await until("the second runs, but for its port", lambda: rig.exists(r2))
             freeze(rig.main(R1))
-            driver.start(*replica("r2", python(TINY_ENGINE, "{port}")))
+            hangs.touch()
             await observed.until(r2, Seen.READY)
             assert observed.words(R1) == ["starting", "ready"], "nobody waits for the three probes"
             assert (await observed.until(R1, Seen.UNREADY)).reason == "3 probes in a row failed"
@@ -339,8 +348,7 @@ def test_a_port_that_is_taken_is_a_failed_start_and_the_next_start_gets_another(
     async def scenario() -> None:
         driver = rig.driver()
         async with running(driver) as observed:
-            waits = f"import os, time\nwhile not os.path.exists({str(taken)!r}): time.sleep(0.01)\n"
-            driver.start(*replica("r1", python(waits + TINY_ENGINE, "{port}")))
+            driver.start(*replica("r1", python(once_there_is(taken) + TINY_ENGINE, "{port}")))
             port = int((await observed.until(R1, Seen.STARTING)).address.rpartition(":")[2])
             with socket.create_server(("127.0.0.1", port)):
                 taken.touch()
