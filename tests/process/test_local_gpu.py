@@ -11,11 +11,14 @@ import pytest
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers import clearing, local
 from autoscaler.drivers.devices import Devices
+from autoscaler.drivers.engine import Engine
 from autoscaler.drivers.local import LocalDriver
+from autoscaler.drivers.readiness import Readiness
 from autoscaler.observations import Seen
 from tests.kit.fakenvml import FakeNvml
 from tests.kit.localrig import GPU0, TINY_ENGINE, LocalRig, launch, python, replica
 from tests.kit.observed import running
+from tests.kit.waiting import until
 
 R1 = ReplicaId("r1")
 
@@ -191,7 +194,14 @@ def test_what_an_engine_uses_of_its_gpus_is_told_while_it_serves(
 def test_on_the_hosts_memory_it_is_what_is_resident_and_on_declared_devices_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.drivers.readiness.WEIGH_READY_S", 0.05)
+    looks, really_weigh = list[str](), Readiness._weigh
+
+    async def weigh(self: Readiness, engine: Engine) -> bool:
+        grew = await really_weigh(self, engine)
+        looks.append(engine.record.id)
+        return grew
+
+    monkeypatch.setattr(Readiness, "_weigh", weigh)
     rig = LocalRig(tmp_path)
     grows = python("x = b'x' * (64 << 20)" + TINY_ENGINE, "{port}")
 
@@ -200,9 +210,7 @@ def test_on_the_hosts_memory_it_is_what_is_resident_and_on_declared_devices_unkn
         async with running(driver) as observed:
             driver.start(one, model)
             await observed.until(one.id, Seen.READY)
-            async with asyncio.timeout(60):
-                while not rig.state.records()[0][0].was_ready:  # written after a look
-                    await asyncio.sleep(0.005)
+            await until("it was looked at", lambda: name in looks)
             driver.stop(one, 1.0)
             await observed.until(one.id, Seen.CLEAN)
             return max(seen.used_bytes for seen in observed.of(one.id))
