@@ -43,7 +43,7 @@ def talkative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many_files: None)
 
 def documents(folder: Path) -> list[Document]:
     """A Model that does what it is asked to, one with few Slots, a Tenant with the good key, and short clocks."""
-    limits = {"bodyBytesMax": BODY_BYTES_MAX, "headerSecondsMax": 4, "bodySecondsMax": 4, "idleSecondsMax": 4,
+    limits = {"bodyBytesMax": BODY_BYTES_MAX, "headerSecondsMax": 4, "bodySecondsMax": 4, "idleSecondsMax": 12,
               "writeStallSecondsMax": 4, "connectionsPerAddressMax": PER_ADDRESS}  # fmt: skip
     few = repeating(folder, "few", slots=2, queue={"callsMax": CLIENTS // 4})
     return [repeating(folder, "talks"), few, tenant(), settings(limits=limits)]

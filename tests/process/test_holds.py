@@ -165,7 +165,7 @@ def crowd(model: str, slots: int) -> list[Shot]:
     shots: list[Shot] = []
     wanted_s = 3.0 * slots
     while wanted_s > 0:
-        tokens = chance.randint(1, 160)
+        tokens = chance.randint(40, 160)
         wanted_s -= tokens / TOKENS_PER_S
         patience_s = chance.uniform(0.0, 0.3) if len(shots) % 5 == 4 else 60.0
         at_s = chance.choice((0.0, 0.3, 0.6, chance.random()))
