@@ -154,10 +154,13 @@ def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
 
 
 @pytest.fixture
-def adopting(tmp_path: Path, kubeconfig: Path, api: Api, namespace: str, node: Node) -> Adopting:
-    """One of each that serves workloads of others, not started yet."""
+async def adopting(tmp_path: Path, kubeconfig: Path, api: Api, namespace: str, node: Node) -> AsyncIterator[Adopting]:
+    """One of each that serves workloads of others, not started; they go with the test, for the next sees all."""
     assert node.name
-    return Adopting(tmp_path, kubeconfig, api, namespace)
+    one = Adopting(tmp_path, kubeconfig, api, namespace)
+    yield one
+    for kind in ("deployments", "statefulsets"):
+        await api.delete(f"{one.apps}/{kind}")
 
 
 @pytest.fixture
