@@ -165,7 +165,7 @@ async def test_case_35_who_reads_late_what_fits_into_the_buffer_holds_no_slot(tm
         slow = await crowd.connect(receive_bytes=RECEIVE_BYTES)
         slow.writer.write(chat("ada", stream=True, max_tokens=3))
         await until("it is answered", lambda: counted(one, "pilotlight_calls_total", 'outcome="completed"') == 1)
-        assert one.demand("ada") == {"waiting": 0, "running": 0}
+        await until("the last is over", lambda: one.demand("ada") == {"waiting": 0, "running": 0})
         await asyncio.sleep(6)  # one and a half times the clock
         got = b""
         async with asyncio.timeout(60):
@@ -221,8 +221,8 @@ async def test_case_36_slow_heads_slow_bodies_and_idle_connections(tmp_path: Pat
         assert most_bytes - before_bytes < connections * (16 << 10) + SLACK_BYTES
         assert b" 200 OK" in await crowd.ask(chat("ada", close=True), OTHERS[0]), "its places are free again"
         assert counted(one, "pilotlight_calls_total", 'code="request_timeout"') == SLOW_HEADS + SLOW_BODIES
+        await until("the last is over", lambda: one.demand("ada") == {"waiting": 0, "running": 0})
         assert counted(one, "pilotlight_calls_total", 'outcome="completed"') == served + 2
-        assert one.demand("ada") == {"waiting": 0, "running": 0}
 
 
 # --- case 37: very many connects, and no more descriptors -------------------------------------------------------------

@@ -162,7 +162,7 @@ async def test_case_42_half_of_the_answers_are_503_at_ten_times_the_load(tmp_pat
         assert tried <= 1.1 * admitted + RETRIES_MAX, "of those that were not refused at the door"
         moved = counted(one, "pilotlight_upstream_retries_total") - answers.codes["overloaded"]
         assert moved >= RETRIES_MAX / 2, "the budget is used"
-        assert one.demand("ada") == {"waiting": 0, "running": 0}
+        await until("the last is over", lambda: one.demand("ada") == {"waiting": 0, "running": 0})
     done = transcript(tmp_path, "ada")
     assert sum(call.finished for call in done) >= ends[200]
     assert most_at_once(done) <= SLOTS
