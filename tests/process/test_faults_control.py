@@ -123,7 +123,7 @@ async def test_one_gateway_of_two_is_killed_and_no_new_call_is_refused(tmp_path:
 
 
 async def test_serve_is_killed_and_started_again(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", idleSeconds=5)
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", idleSeconds=25)
     bob = fake(tmp_path, "bob", "--start-delay", "8", "--tokens-per-s", "0", idleSeconds=5)
     async with serving(tmp_path, ada, bob, options=("--gateways", "2")) as one:
         assert (await one.call("ada", tokens=1)).ending is Ending.COMPLETED
