@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights
+.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity
 
 PY := .venv/bin/python
 # What users get: the compiled gateway, found before the one beside it by us and by all that we start.
@@ -27,6 +27,7 @@ test: check  ## every check that this machine can run; what cannot run is listed
 
 test-cluster: venv  ## on a real Kubernetes control plane in a network of its own; built once, about five minutes
 	@$(PY) -m tests.cluster.building >/dev/null || true  # the tests then say why they are left out
+	@$(PY) -m tests.cluster.building karpenter >/dev/null || true
 	@$(PY) -m tests.cluster.network $(PY) -m pytest -p no:xdist tests/cluster
 
 wheel: venv  ## dist/: the wheel for this Python and machine, with the gateway compiled
@@ -68,6 +69,9 @@ bench-packing: venv  ## the packing experiment of FGD with ours and its peers; Q
 
 bench-weights: venv  ## weights from and to a registry beside oras-go and oras-py; needs go and docker-registry (or its name in PILOTLIGHT_REGISTRY); QUICK=1 for fewer rounds
 	@$(PY) -m bench.weights
+
+bench-capacity: venv  ## GenTD26's Calls through the plan and through others' rules, and 10,000 surges; QUICK=1 for less; the trace: GENTD26=FOLDER
+	@$(PY) -m bench.capacity
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache

@@ -7,14 +7,15 @@ that was given to a login is given to nobody without asking again; what is here 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from artifacts import bucket, gather, headers, hub, obtain, reference, source
 from artifacts.awskeys import AwsKeys, Own
+from artifacts.blobs import Source
 from artifacts.bucket import BucketAccess
 from artifacts.contents import RefusedError
 from artifacts.digests import Digest
@@ -31,6 +32,7 @@ from artifacts.refusals import DeniedError, PolicyError, RegistryError
 from artifacts.source import Bucket, Hub, Local
 from artifacts.store import Caller, Store, in_thread
 from artifacts.sums import Sums
+from artifacts.swarm import Neighboured
 
 log = logging.getLogger("pilotlight.store")
 
@@ -182,9 +184,9 @@ async def bring(
 
             async def fetch(job: Job) -> None:
                 sizes = {one.digest: one.size for one in job.files}
-                await gather.fill(
-                    job, taken, Lone(there.place), obtain.Telling(sum(sizes.values()) + sum(unknown), told).came
-                )
+                telling = obtain.Telling(sum(sizes.values()) + sum(unknown), told)
+                async with AsyncExitStack() as stack:
+                    await gather.fill(job, taken, _before(there, key, sizes, ways, stack), telling.came)
 
             more = sum(unknown) + len(unknown)  # also of one that is empty
             wanted = Wanted(str(of), key, gather.files(taken), more, allow_unsafe, found.listing.unsafe)
@@ -255,6 +257,16 @@ def _judge(registries: Registries) -> None:
         )
     if registries.signatures.policy == "warn":
         log.warning("event=weights_unsigned reason='only weights in a registry have signatures'")
+
+
+def _before(
+    there: Opened, key: Key, known: Collection[Digest], ways: Ways, stack: AsyncExitStack
+) -> Source:  # fmt: skip
+    """The place, with peers before it where there are any."""
+    peering = ways.registries.peering
+    if peering is None:
+        return Lone(there.place)
+    return Neighboured(there.place, known, key.digest, peering=peering, room=key.room, stack=stack)
 
 
 def _remember(store: Store, of: Elsewhere, record: Record, *, allow_unsafe: bool) -> None:

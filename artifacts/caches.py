@@ -69,6 +69,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """What llama.cpp may keep of prompts of earlier Calls."""
     whole_windows: bool = False
     """Layers with a window keep all tokens, too."""
+    whole_calls: int = 1
+    """Of engines that page their cache: so many Calls may fill the context at once."""
     scores: bool = False
     """No flash attention: the scores of a batch over the whole context are written down."""
 
@@ -134,7 +136,9 @@ def llama(shape: Shape, serving: Serving) -> Estimate:
 
 
 def paged(shape: Shape, serving: Serving) -> Estimate:
-    """The least with which vLLM or SGLang starts: one Call may fill the context. They use all that they are given."""
+    """The least that vLLM or SGLang needs: with one Call that may fill the context it starts. They use all that they
+    are given.
+    """
     context = serving.context_tokens or shape.context_tokens
     row = sum(_token_bytes(layer, serving) for layer in shape.layers)
     state = sum(layer.state_bytes for layer in shape.layers)
@@ -142,7 +146,7 @@ def paged(shape: Shape, serving: Serving) -> Estimate:
     return Estimate(
         items=_some(
             Item(name="weights", bytes=shape.weights_bytes, words="all of its files"),
-            Item(name="cache", bytes=row * context, words=f"one Call of {context} tokens, the least to start"),
+            Item(name="cache", bytes=row * context * serving.whole_calls, words=_paged_words(serving, context)),
             _states(shape, state, serving.slots),
             _activation(shape, batch, 0, serving.slots),
             Item(name="overhead", bytes=PAGED_OVERHEAD_BYTES, words="the process, its libraries and captured graphs"),
@@ -150,6 +154,12 @@ def paged(shape: Shape, serving: Serving) -> Estimate:
         slot_bytes=min(BYTES_MAX, state + 4 * shape.vocabulary),
         token_bytes=min(BYTES_MAX, row),
     )  # fmt: skip
+
+
+def _paged_words(serving: Serving, context: int) -> str:
+    if serving.whole_calls == 1:
+        return f"one Call of {context} tokens, the least to start"
+    return f"{serving.whole_calls} Calls of {context} tokens at once"
 
 
 def _token_bytes(layer: Layer, serving: Serving) -> int:

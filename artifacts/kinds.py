@@ -7,7 +7,7 @@ may be let in: a pickle is a program, whatever its sender calls it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 Role = Literal[
@@ -126,6 +126,16 @@ def adapters(paths: Iterable[str]) -> list[str]:
             else [one for one in ggufs if _weights(one.rpartition("/")[2].casefold()) == "adapter"]
         )
     return [one.removesuffix(PEFT).rstrip("/") for one in every if one.rpartition("/")[2] == PEFT]
+
+
+def adapter_bytes(sizes: Mapping[str, int], adapter: str) -> int:
+    """What an adapter of these files weighs; `adapter`: of `adapters`. Of a folder its safetensors count, not those of
+    folders below it.
+    """
+    if adapter.endswith(".gguf"):
+        return sizes.get(adapter, 0)
+    at = [one for one in sizes if one.endswith(".safetensors") and one.rpartition("/")[0] == adapter]
+    return sum(sizes[one] for one in at)
 
 
 def _weights(name: str) -> Role:

@@ -153,10 +153,13 @@ class Place:
 class Lone:
     """A place as `blobs.Source`: nobody else has what it has."""
 
-    lonely = True
-
     def __init__(self, place: Place) -> None:
         self._place = place
+
+    @property
+    def lonely(self) -> bool:
+        """As Source."""
+        return True
 
     @property
     def limits(self) -> Limits:

@@ -1,4 +1,4 @@
-"""A registry with other nodes before it: blobs come from nodes that have them, whatever lacks from the registry. I/O.
+"""Other nodes before a registry, the Hub or a bucket: blobs come from nodes that have them, the rest from there. I/O.
 
 Owns the asking of peers; whom is decided in `peers`. Promises: the registry itself says what a reference means and
 whether this login may have it, for its manifest is asked there, and a peer's only while the registry is away; no login
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from artifacts.manifest import MANIFEST_BYTES_MAX
 from artifacts.mirrors import Mirror, Mirrored
 from artifacts.pace import Once, Pace
 from artifacts.peers import Board, Peer, Wait, order
+from artifacts.places import Lone, Place
 from artifacts.refusals import (
     AbsentError,
     BrokenError,
@@ -42,6 +43,9 @@ LIMITS = Limits(connect_s=2.0, head_s=5.0, read_s=5.0, whole_s=10.0, pace_s=10.0
 """A peer that is slower than this is no help: the registry is there."""
 BUSY, COMING = 429, 503
 """What a peer answers that serves as many as it may, and one that fetches what it is asked for just now."""
+
+FILES = "files"
+"""Stands for the repository of what lies in none."""
 
 log = logging.getLogger("pilotlight.peers")
 
@@ -83,59 +87,52 @@ class Peering:
         )
 
 
-class Swarm(Mirrored):
-    """As Mirrored. `room`: of the registry in stores (`Key.room`); a peer gives nothing of another registry."""
+Rest = Callable[[Blob, int, int, Sink | None], AsyncGenerator[bytes, None]]
+"""(blob, first, end, sink) -> what no peer gives, from where it lies."""
 
-    def __init__(
-        self, client: Client, mirrors: Sequence[Mirror], peering: Peering, room: str, stack: AsyncExitStack
-    ) -> None:
-        super().__init__(client, mirrors)
-        self._artifact: Digest | None = None
-        self._pace: Pace = client.pace
+
+class _Peers:
+    """Those who are asked before a place. `room`: of it in stores (`Key.room`); a peer gives nothing of another."""
+
+    def __init__(self, peering: Peering, room: str, pace: Pace, stack: AsyncExitStack) -> None:
+        self.artifact: Digest | None = None
+        """Whose blobs are asked for from now on."""
+        self._pace = pace
         self._board = Board(peering.peers(), peering.own)
         self._peering, self._room, self._stack = peering, room, stack
         self._clients: dict[str, Client] = {}
         self._said = set[str]()
 
-    def wants(self, artifact: Digest) -> None:
-        """As Mirrored."""
-        self._artifact = artifact
+    def __bool__(self) -> bool:
+        """There are any."""
+        return bool(self._board.peers)
 
-    @property
-    def lonely(self) -> bool:
-        """As Mirrored."""
-        return super().lonely and not self._board.peers
-
-    def doubted(self, blob: Blob) -> Mirrored:
-        """As Mirrored; who gave bytes of it is not asked for it again."""
+    def lied(self, blob: Blob) -> None:
+        """Its bytes were not its own: who gave of them is not asked for it again."""
         for name in self._board.lied(blob.digest):
             log.warning("event=peer_lied peer=%s digest=%s", name, blob.digest)
-        return super().doubted(blob)
 
     def order(self, what: str, count: int) -> list[int]:
-        """As Mirrored."""
-        return order(self._peering.own, what, count) if self._board.peers else super().order(what, count)
+        """Another for each node."""
+        return order(self._peering.own, what, count)
 
-    async def manifest(self, repository: str, asked: str, size: int | None = None) -> Manifest:
-        """As Mirrored; of a digest from a peer while the registry is away, unless the weights needed a login."""
-        try:
-            return await super().manifest(repository, asked, size)
-        except UnreachableError:
-            for peer in self._board.peers if ":" in asked else ():
-                try:
-                    client = await self._dialled(peer)
-                    return await registry.manifest(client, f"{self._room}/{repository}", asked, size)
-                except RegistryError as error:
-                    self._tell(peer, error)
-            raise
+    async def manifest(self, repository: str, asked: str, size: int | None) -> Manifest | None:
+        """Of a digest; None: nobody gives it."""
+        for peer in self._board.peers if ":" in asked else ():
+            try:
+                client = await self._dialled(peer)
+                return await registry.manifest(client, f"{self._room}/{repository}", asked, size)
+            except RegistryError as error:
+                self._tell(peer, error)
+        return None
 
     async def read(
-        self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
+        self, blob: Blob, first: int, end: int, sink: Sink | None, rest: Rest
     ) -> AsyncGenerator[bytes, None]:
-        """As Mirrored. Without a sink nothing is summed by the caller: then only what is summed here comes from peers,
-        a small blob as a whole.
+        """Without a sink nothing is summed by the caller: then only what is summed here comes from peers, a small blob
+        as a whole.
         """
-        at, end = first, blob.size if end is None else end
+        at = first
         if sink is None:
             small = first == 0 and end == blob.size <= MANIFEST_BYTES_MAX
             kept = await self._whole(blob) if small else None
@@ -150,7 +147,7 @@ class Swarm(Mirrored):
                     yield piece
             at += counted.count
         if at < end:
-            async with aclosing(super().read(blob, at, end, sink)) as pieces:
+            async with aclosing(rest(blob, at, end, sink)) as pieces:
                 async for piece in pieces:
                     yield piece
 
@@ -190,7 +187,7 @@ class Swarm(Mirrored):
                     self._board.gave(peer.name, blob.digest)
 
     def _choose(self, blob: Blob, tried: set[str]) -> Peer | Wait | None:
-        return self._board.choose(blob.digest, self._artifact, self._pace.monotonic_s(), frozenset(tried))
+        return self._board.choose(blob.digest, self.artifact, self._pace.monotonic_s(), frozenset(tried))
 
     async def _asked(
         self, peer: Peer, blob: Blob, at: int, end: int, sink: _Counted | None
@@ -248,6 +245,95 @@ class Swarm(Mirrored):
             made = Client(self._peering.site(peer), Chain(), limits=self._peering.limits, pace=Once(self._pace))
             self._clients[peer.name] = await self._stack.enter_async_context(made)
         return self._clients[peer.name]
+
+
+class Swarm(Mirrored):
+    """As Mirrored, with peers before it."""
+
+    def __init__(
+        self, client: Client, mirrors: Sequence[Mirror], peering: Peering, room: str, stack: AsyncExitStack
+    ) -> None:
+        super().__init__(client, mirrors)
+        self._peers = _Peers(peering, room, client.pace, stack)
+
+    def wants(self, artifact: Digest) -> None:
+        """As Mirrored."""
+        self._peers.artifact = artifact
+
+    @property
+    def lonely(self) -> bool:
+        """As Mirrored."""
+        return super().lonely and not self._peers
+
+    def doubted(self, blob: Blob) -> Mirrored:
+        """As Mirrored; who gave bytes of it is not asked for it again."""
+        self._peers.lied(blob)
+        return super().doubted(blob)
+
+    def order(self, what: str, count: int) -> list[int]:
+        """As Mirrored."""
+        return self._peers.order(what, count) if self._peers else super().order(what, count)
+
+    async def manifest(self, repository: str, asked: str, size: int | None = None) -> Manifest:
+        """As Mirrored; of a digest from a peer while the registry is away, unless the weights needed a login."""
+        try:
+            return await super().manifest(repository, asked, size)
+        except UnreachableError:
+            found = await self._peers.manifest(repository, asked, size)
+            if found is None:
+                raise
+            return found
+
+    async def read(
+        self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """As Mirrored, and as _Peers."""
+        to = blob.size if end is None else end
+        async with aclosing(self._peers.read(blob, first, to, sink, super().read)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+
+class Neighboured(Lone):
+    """As Lone, with peers before it: they are asked for files whose sum is known, under that sum. Whoever asks was let
+    in by the place before, which is asked for the list of its files.
+    """
+
+    def __init__(
+        self, place: Place, known: Collection[Digest], artifact: Digest, *, peering: Peering, room: str,
+        stack: AsyncExitStack,
+    ) -> None:  # fmt: skip
+        super().__init__(place)
+        self._known, self._peers = frozenset(known), _Peers(peering, room, place.pace, stack)
+        self._peers.artifact = artifact
+
+    @property
+    def lonely(self) -> bool:
+        """As Source."""
+        return not self._peers
+
+    def doubted(self, blob: Blob) -> Lone:
+        """As Source; who gave bytes of it is not asked for it again."""
+        self._peers.lied(blob)
+        return Lone(self._place)
+
+    def order(self, what: str, count: int) -> list[int]:
+        """As Source."""
+        return self._peers.order(what, count) if self._peers else super().order(what, count)
+
+    async def read(
+        self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """As Source."""
+        to, lone = blob.size if end is None else end, super().read
+
+        def rest(_: Blob, at: int, to: int, sink: Sink | None) -> AsyncGenerator[bytes, None]:
+            return lone(blob, at, to, sink)
+
+        asked = self._peers.read(blob._replace(repository=FILES), first, to, sink, rest)
+        async with aclosing(asked if blob.digest in self._known else lone(blob, first, to, sink)) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 class _Counted:

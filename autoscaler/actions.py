@@ -102,6 +102,8 @@ class Unmet(Fact, frozen=True):
     """It can never fit: no Slice is large enough."""
     slices: tuple[SliceId, ...] = ()
     """Where room for it is coming, or is made."""
+    ready_s: float | None = None
+    """In so many seconds a Replica is expected on what was ordered for it; infinite: nobody can say; None: nothing."""
 
 
 class Plan(Fact, frozen=True):

@@ -58,7 +58,7 @@ class Commands:
         def order(world: World, wish: Wish) -> Order:
             known = api.named(world, request.match_info["name"])
             if known is None:
-                raise OrderError(404, f"no such model; there are: {_names(world.models)}")
+                raise OrderError(404, f"no such model; there are: {names_of(world.models)}")
             return orders.model_order(world, known, request.match_info["verb"], wish)
 
         return await self._act(request, order)
@@ -68,7 +68,7 @@ class Commands:
             kind, name = request.match_info["kind"].removesuffix("s"), request.match_info["name"]
             known = {place.name: place for place in places(world) if place.kind == kind}
             if name not in known:
-                raise OrderError(404, f"no such {kind}; there are: {_names(known)}")
+                raise OrderError(404, f"no such {kind}; there are: {names_of(known)}")
             return orders.place_order(world, known[name], request.match_info["verb"], wish, self._now_s())
 
         return await self._act(request, order)
@@ -82,9 +82,9 @@ class Commands:
             made = order(world, wish)
             await self._perform(made)
         except OrderError as error:
-            return _problem(error.status, error.message)
+            return refusal(error)
         except CordonError as error:
-            return _problem(500, f"nothing has changed: {error}")
+            return refusal(OrderError(500, f"nothing has changed: {error}"))
         told = made.told
         log.warning(
             "event=operator who=%r verb=%s %s=%s%s", who, told.verb, told.kind, told.name, " force" * wish.force
@@ -121,28 +121,38 @@ def local_origin(origin: str | None, site: str | None, host: str | None) -> bool
     return origin is None or (host is not None and origin.partition("://")[2] == host)
 
 
-async def _wish(request: web.Request) -> Wish:
-    """What the body asks. Raises OrderError."""
+async def body_of(request: web.Request, bytes_max: int) -> bytes:
+    """A body that a program or a page of this port sent. Raises OrderError."""
     headers = request.headers
     if not local_origin(headers.get("origin"), headers.get("sec-fetch-site"), headers.get("host")):
         raise OrderError(403, FOREIGN)
     if request.content_type != JSON:  # which no form of a foreign page can have
         raise OrderError(415, "send the order as content-type application/json; the body may be {}")
-    body = await request.content.read(BODY_BYTES_MAX + 1)
-    if len(body) > BODY_BYTES_MAX:
-        raise OrderError(413, f"an order has at most {BODY_BYTES_MAX} bytes")
+    body = await request.content.read(bytes_max + 1)
+    while len(body) <= bytes_max and (more := await request.content.read(bytes_max + 1 - len(body))):
+        body += more
+    if len(body) > bytes_max:
+        raise OrderError(413, f"an order has at most {bytes_max} bytes")
+    return body
+
+
+async def _wish(request: web.Request) -> Wish:
+    """What the body asks. Raises OrderError."""
+    body = await body_of(request, BODY_BYTES_MAX)
     try:
         return _decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise OrderError(400, 'expected {} or {"force": true}') from None
 
 
-def _names(names: object) -> str:
+def names_of(names: object) -> str:
+    """For an error: what there is, as many as are told."""
     known = sorted(str(name) for name in names) if isinstance(names, dict) else []
     return ", ".join(known[:NAMES_TOLD]) or "none"
 
 
-def _problem(status: int, text: str) -> web.Response:
-    headers = {"WWW-Authenticate": "Bearer"} if status == web.HTTPUnauthorized.status_code else {}
-    body = msgspec.json.encode(api.Problem(error=text))
-    return web.Response(status=status, body=body, content_type=JSON, headers=headers)
+def refusal(error: OrderError) -> web.Response:
+    """One clear error."""
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == web.HTTPUnauthorized.status_code else {}
+    body = msgspec.json.encode(api.Problem(error=error.message))
+    return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)

@@ -29,6 +29,10 @@ WANTS_MAX = 32
 """Replicas of one Model that are asked for in one tick; the next tick asks for more."""
 STOP_GRACE_S = 10.0
 """Between SIGTERM and SIGKILL. No Call is left on the Replica, or its own grace is over."""
+READ_S_MAX = 15.0
+"""So long nothing is started of a Model whose memory an agent is to read of its artifact: agents report every few
+seconds, and one that reads takes not much longer. Then it is counted with whole Devices."""
+UNREAD = "an agent reads how much memory it takes, of its artifact"
 DRAINABLE = frozenset({S.STARTING, S.READY, S.UNREADY})
 DROPPABLE = frozenset({S.PENDING, S.WAKING, S.ASLEEP, S.FALLING_ASLEEP})
 
@@ -114,7 +118,9 @@ def _outdated(case: Case, replica: Replica) -> bool:
 def _forced_out(case: Case, replica: Replica) -> DrainReplica | StopReplica | None:
     """It goes at once, whether or not another is there in its place."""
     cordon = moving(case.world, replica)
-    return retire(replica, moving_reason(cordon)) if cordon is not None and cordon.force else None
+    if cordon is None or not (cordon.force or cordon.at_once):
+        return None
+    return retire(replica, moving_reason(cordon))
 
 
 def _revive(case: Case) -> tuple[ReviveReplica, ...]:
@@ -146,6 +152,9 @@ def _ask(case: Case, have: int, missing: int) -> Compared:
         if not have:
             return Compared(fail=FailStart(model=name, reason=case.obstacle))
         return Compared(unmet=(Unmet(model=name, reason=f"one more cannot start: {case.obstacle}"),))
+    read_by_s = read_by(case)
+    if case.now_s < read_by_s:
+        return Compared(unmet=(Unmet(model=name, reason=UNREAD),), next_s=read_by_s)
     reason = f"wake {name}: {answer.reason}" if not have else f"one more {name}: {answer.reason}"
     wants: list[Want] = []
     avoids = avoided(case.world, name, case.now_s)
@@ -162,6 +171,16 @@ def _ask(case: Case, have: int, missing: int) -> Compared:
 def start_after_s(history: History) -> float:
     """No start before this: the next try of an episode, or the end of a back-off."""
     return max(history.retry_at_s, history.refused_until_s)
+
+
+def read_by(case: Case) -> float:
+    """No start before this, unless it is known by then how much memory it takes: who leads anew has to hear that first.
+    Where the artifact could not be looked at nobody waits.
+    """
+    model, unbrought = case.model, case.world.unbrought
+    if model.unread_s is None or any(one in unbrought for one in model.artifacts()):
+        return -inf
+    return max(model.unread_s, case.world.leading_since_s) + READ_S_MAX
 
 
 def _surplus(case: Case, supply: Sequence[Replica], many: int) -> Compared:
@@ -231,14 +250,19 @@ def _roll(case: Case, supply: Sequence[Replica]) -> Compared:
     if case.obstacle:
         reason = f"{who} cannot start, the old one serves: {case.obstacle}"
         return Compared(unmet=(Unmet(model=case.model.name, reason=reason),))
+    if case.now_s < (read_by_s := read_by(case)):
+        return Compared(unmet=(Unmet(model=case.model.name, reason=UNREAD),), next_s=read_by_s)
     why = "its spec has changed" if cordon is None else moving_reason(cordon)
     if not surge and cordon is None:
         action = None if history.episodes else retire(first, f"{why}, and rollout.surge is 0")
         return Compared(retires=() if action is None else (action,))
     drain = retire(first, f"{why} and no Slice is free beside it")
     gives_way = drain if isinstance(drain, DrainReplica) and not history.episodes and not begin else None
+    force = Force.NONE
+    if cordon is not None and cordon.why:  # it goes when its time is over; until then another is found, or ordered
+        gives_way, force = None, Force.LOWER
     told = f"roll out the changed spec of {case.model.name}" if cordon is None else f"move {case.model.name}: {why}"
     many = min(max(1, surge), len(old)) - begin
     defaults, avoids = case.world.settings.pod, avoided(case.world, case.model.name, case.now_s)
-    wants = tuple(want_of(case.model, ordinal, inf, Force.NONE, told, defaults, avoids) for ordinal in range(many))
+    wants = tuple(want_of(case.model, ordinal, inf, force, told, defaults, avoids) for ordinal in range(many))
     return Compared(wants=wants, rollout=gives_way)

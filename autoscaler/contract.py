@@ -319,6 +319,19 @@ class PodUse(Message, frozen=True):
     used_bytes: int
 
 
+class FabricReport(Message, frozen=True):
+    """How far the agent is with a Device of a fabric that comes to its node, or leaves it (`autoscaler.nodewants`)."""
+
+    device: str
+    leave: bool = False
+    done: bool = False
+    """The node has it, or has let go of it: it may be detached."""
+    failed: bool = False
+    """It came, and is not seen."""
+    says: str = ""
+    """What it waits for, or why it failed."""
+
+
 class NodeReport(Message, frozen=True):
     """What the agent of one node sees, whole: what it leaves out is not there. It counts for NODE_EXPIRY_S."""
 
@@ -343,6 +356,9 @@ class NodeReport(Message, frozen=True):
     """Of pods of which that can be told."""
     age_s: float = 0.0
     """How long ago the agent began to look, when it said this."""
+    attaches: bool = False
+    """It takes Devices of a fabric that come to its node, and lets go of those that leave it."""
+    fabric: tuple[FabricReport, ...] = ()
 
 
 class NodeAnswer(Message, frozen=True):

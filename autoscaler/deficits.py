@@ -18,12 +18,15 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.actions import AcquireLease, ReleaseLease
+from autoscaler.ahead import floor
 from autoscaler.contract import ModelName
 from autoscaler.delivery import NO_LEARNT, Expected, expected, keep_s
 from autoscaler.drain import complete
+from autoscaler.ending import ends, unneeded
 from autoscaler.ladder import Chosen, Rung, choose, rung
-from autoscaler.leased import slices_of
-from autoscaler.leases import NOTHING, AcquireOrder, Lease, LeaseId, Offer, OfferId, ReleaseOrder, next_name
+from autoscaler.leased import hindered, slices_of
+from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId, ReleaseOrder, next_name
+from autoscaler.nodefabric import failed
 from autoscaler.packer import order
 from autoscaler.packing import Force, Missing, Packing, Want
 from autoscaler.tryout import Ground, covered, devices_for
@@ -52,6 +55,9 @@ RETRY_S = (10.0, 60.0)
 """From one order to give back to the next, twice as long each time."""
 
 
+GONE = "what was offered was ordered meanwhile"
+
+
 class Found(NamedTuple):
     """What is ordered, who waits for what, and when time alone changes that."""
 
@@ -62,12 +68,18 @@ class Found(NamedTuple):
 
 def settle(packing: Packing, starts: Iterable[Replica], ground: Ground) -> Found:
     """For one Plan: the packer's answer, and what the Plan starts."""
-    if ground.world.capacity == NOTHING:
+    capacity = ground.world.capacity
+    if not (capacity.providers or capacity.offers or capacity.leases):
         return Found((), packing.unmet)
     taken = {id for one in packing.placements for id in one.slices}
     taken |= {id for one in packing.unmet if one.promised for id in one.slices}
     taken |= {id for one in starts for id in one.slices}
     return _Ledger(ground._replace(taken=frozenset(taken)), packing.unmet).settled()
+
+
+def judged(ground: Ground, want: Want) -> list[tuple[Offer, Rung | str]]:
+    """Every Offer as it is for a Want that lacks room: a Rung, or why it would not do now. For people."""
+    return [*_Ledger(ground, [Missing(want, "")]).judged(want)]
 
 
 class _Ledger:
@@ -88,8 +100,12 @@ class _Ledger:
         self.orders: list[AcquireLease] = []
         self.leases: dict[LeaseId, Lease] = dict(self.capacity.leases)
         self.said: dict[Want, str] = {}
+        self.asked: set[Want] = set()
+        """Who has something in a queue from this Plan on."""
         self._tried: dict[tuple[Want, OfferId, int], int | None] = {}
         self.next_s = inf
+        self.asks = False
+        """It is not known yet what providers have: nothing is ordered, and nobody is told that there is nothing."""
 
     def later(self, at_s: float) -> None:
         """Time alone changes the answer then."""
@@ -101,7 +117,8 @@ class _Ledger:
 
     def settled(self) -> Found:
         """All of it."""
-        if self._may_order():
+        self.asks = not self._may_order()
+        if not self.asks:
             self._order()
         released = [*self._released()]
         gone = {one.order.id for one in released}
@@ -128,7 +145,7 @@ class _Ledger:
         for want in self.wants:
             if want in self.got or len(self.orders) >= ORDERS_MAX:
                 continue
-            rungs = [*self._rungs(want)]
+            rungs = [found for _, found in self.judged(want) if isinstance(found, Rung)]
             chosen = choose(rungs, self.capacity.hedges if want not in self.hedged else frozenset())
             if chosen is None:
                 self.said[want] = self._none()
@@ -140,21 +157,23 @@ class _Ledger:
         waits = lease.listed is None and lease.coming(self.now_s)
         return waits and self.capacity.listed_s.get(lease.id.provider, -inf) >= due_s
 
-    def _rungs(self, want: Want) -> Iterator[Rung]:
-        """Every Offer that would do for it."""
-        deadline_s = deadline(self.world, want.model) - self.now_s
+    def judged(self, want: Want) -> Iterator[tuple[Offer, Rung | str]]:
+        """Every Offer: as a Rung, or why it would not do now."""
+        deadline_s = deadline(self.world, want.model, self.now_s) - self.now_s
         for provider in sorted(self.capacity.offers):
             said_s = min(self.capacity.offered_s[provider], self.capacity.listed_s.get(provider, -inf))
-            if self.now_s >= said_s + SILENT_S:
-                continue
             for offer in sorted(self.capacity.offers[provider], key=lambda one: one.name):
-                if want in self.queued and self._expected(offer).p50_s == inf:
-                    continue  # one of that kind waits in a queue for it
-                left = self._left(offer)
-                many = None if left is None else self._devices(want, left)
-                if many is not None:
+                if self.now_s >= said_s + SILENT_S:
+                    yield offer, "its provider has said nothing for a while"
+                elif want in self.queued and self._expected(offer).p50_s == inf:
+                    yield offer, "one of that kind waits in a queue for it"
+                elif isinstance(left := self._left(offer), str):
+                    yield offer, left
+                elif (many := self._devices(want, left)) is None:
+                    yield offer, "it would not have room there"
+                else:
                     start_s = self.ground.outlook.restart_s(want.model)
-                    yield rung(offer, many, self._expected(offer), deadline_s, start_s)
+                    yield offer, rung(offer, many, self._expected(offer), deadline_s, start_s)
 
     def _devices(self, want: Want, offer: Offer) -> int | None:
         """Many are alike: each question is asked once in a Plan, and only so many."""
@@ -165,20 +184,20 @@ class _Ledger:
             self._tried[key] = devices_for(self.ground, want, offer) if fits else None
         return self._tried[key]
 
-    def _left(self, offer: Offer) -> Offer | None:
-        """What of it can still be had: what was ordered since it was offered is not in it any more."""
+    def _left(self, offer: Offer) -> Offer | str:
+        """What of it can still be had, or why nothing: what was ordered since it was offered is not in it any more."""
         barred = self.capacity.barred.get(offer.id)
         if barred is not None and self.now_s < barred.until_s:
             self.later(barred.until_s)
-            return None
+            return f"{barred.why}; it is left alone for {seconds(barred.until_s - self.now_s)}"
         if any(one.offer.id == offer.id and self._lapsed(one) for one in self.leases.values()):
-            return None  # it is left alone for a while from now on
+            return "what was ordered of it did not come; it is left alone for a while"
         said_s = self.capacity.offered_s[offer.provider]
         since = [one for one in self.leases.values() if one.offer.id == offer.id and one.asked_s >= said_s]
         if not offer.node:
-            return offer if len(since) < offer.many else None
+            return offer if len(since) < offer.many else GONE
         rest = offer.devices_max - sum(one.devices for one in since)
-        return replace(offer, devices_max=rest) if rest >= offer.devices_min else None
+        return replace(offer, devices_max=rest) if rest >= offer.devices_min else GONE
 
     def _lapsed(self, lease: Lease) -> bool:
         """It should have come, and is given up in this Plan."""
@@ -202,6 +221,7 @@ class _Ledger:
             self.orders.append(AcquireLease(order=made, reason=f"{want.reason}: {one.says()}"))
             if one.expected.p50_s == inf:
                 self.said[want] = f"{one.offer.provider} was asked, and cannot say when"
+                self.asked.add(want)
             elif not hedge:
                 self.got[want] = made.id
                 rest = [each for each in self.wants if each not in self.got]
@@ -215,7 +235,7 @@ class _Ledger:
         for lease in sorted(self.capacity.leases.values(), key=lambda one: one.id):
             if lease.leaving:
                 why, uncommitted = self._again(lease), lease.uncommitted
-            elif lease.here_s is not None:
+            elif lease.here_s is not None and not (lease.failed and not lease.in_use):
                 why, uncommitted = self._idle(lease) if told else "", False
             else:
                 why, uncommitted = self._late(lease)
@@ -241,6 +261,9 @@ class _Ledger:
         if self.now_s < due_s:
             return "", False
         shown = self.capacity.listed_s.get(lease.id.provider, -inf) >= due_s
+        unseen = failed(lease, self.world.nodes, self.world.settings)
+        if unseen:
+            return f"it failed: {unseen}", False
         return f"not here after {seconds(self.now_s - lease.asked_s)}", not (shown and lease.committed)
 
     def _unwanted(self, lease: Lease) -> str:
@@ -258,9 +281,15 @@ class _Ledger:
         idle_s, learnt = self.now_s - since_s, self.capacity.learnt.get(lease.offer.kind, NO_LEARNT)
         attach_s = self._expected(lease.offer).p50_s
         kept_s = STRAY_S if lease.stray and not lease.used else keep_s(learnt, min(attach_s, DUE_S[1]), idle_s)
+        if ends(self.world, lease):
+            return "it ends, and nobody is on it"
+        with_node = unneeded(self.world, lease)
+        kept_s = min(kept_s, STRAY_S) if with_node else kept_s
         self.later(since_s + kept_s)
-        if idle_s < kept_s:
+        if idle_s < kept_s or hindered(self.world, lease):
             return ""
+        if with_node:
+            return f"nobody is on it, and node {lease.offer.node} is to be removed as unneeded"
         return f"idle for {seconds(idle_s)}, and to have it again is worth {seconds(kept_s)}"
 
     # --- words --------------------------------------------------------------------------------------------------------
@@ -274,21 +303,36 @@ class _Ledger:
             where = f" on {lease.offer.node}" if lease.offer.node else ""
             what = f"{lease.devices} x {lease.offer.product}{where}"
             reason = f"{lease.id.provider} brings {what}, in about {seconds(left_s)}"
-            return missing._replace(reason=reason, never=False, promised=True, slices=())
-        more = self.said.get(want)
+            ready_s = left_s + self.ground.outlook.restart_s(want.model)
+            return missing._replace(reason=reason, never=False, promised=True, slices=(), ready_s=ready_s)
+        queued = self.leases.get(self.queued[want]) if want in self.queued else None
+        more = self._queued(queued) if queued is not None else self.said.get(want)
+        if want in self.queued or want in self.asked:
+            missing = missing._replace(never=False, ready_s=inf)
+        if self.asks:
+            missing = missing._replace(never=False, reason=f"{missing.reason}; providers of more are asked")
         return missing if more is None else missing._replace(reason=f"{missing.reason}; {more}")
+
+    def _queued(self, lease: Lease) -> str:
+        """Nobody waits for it: that it was asked for is told beside what else is lacking."""
+        asked_s, listed = self.now_s - lease.asked_s, lease.listed
+        said = "" if listed is None or not listed.says else f": {listed.says}"
+        return f"{lease.id.provider} was asked {seconds(asked_s)} ago, and cannot say when{said}"
 
     def _none(self) -> str:
         told = [one.why for one in self.capacity.barred.values() if self.now_s < one.until_s][-1:]
-        told += [f"{provider} {says}" for provider, says in sorted(self.capacity.trouble.items())]
+        told += [f"{provider} {says}" for provider, says in self.capacity.wrong()]
         return "; ".join(("no provider offers what it needs now", *told))
 
 
-def deadline(world: World, model: ModelName) -> float:
-    """When the first of the Calls that wait for a Model gives up; infinite: none does."""
+def deadline(world: World, model: ModelName, now_s: float) -> float:
+    """When the first of the Calls that wait for a Model gives up, or a window that it is to be there for begins;
+    infinite: none does.
+    """
     levels = ((g.seen_s, one) for g in world.gateways.values() for one in g.levels.get(model, ()))
     waits = ((seen_s, one.soonest_deadline_s) for seen_s, one in levels if one.waiting)
-    return min((seen_s + left_s for seen_s, left_s in waits if left_s is not None), default=inf)
+    given_up_s = min((seen_s + left_s for seen_s, left_s in waits if left_s is not None), default=inf)
+    return min(given_up_s, floor(world, world.models[model], now_s).begins_s if model in world.models else inf)
 
 
 def due_after_s(one: Rung) -> float:

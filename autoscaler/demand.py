@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from autoscaler.ahead import floor
 from autoscaler.contract import ModelName
 from autoscaler.drain import complete, silent
 from autoscaler.model import IDLE_AUTO_S, Model
@@ -86,7 +87,7 @@ def quiet(world: World, model: Model) -> bool:
     return (
         name not in world.loads
         and name not in world.by_model
-        and not model.spec.replicas.min
+        and not (model.spec.replicas.min or model.spec.replicas.schedule)
         and ((history := world.histories.get(name)) is None or history.refused_cold_s is None)
     )
 
@@ -153,10 +154,13 @@ def wanted(world: World, model: Model, now_s: float) -> Wanted:
         answer = _refused(case) or Wanted(model=name, count=0, reason="nobody calls it")
     if model.adopted is not None and model.adopted.toggled:
         return replace(answer, count=max(1, len(case.supply)) if answer.count or model.spec.replicas.min else 0)
-    low, high = model.spec.replicas.min, max(model.spec.replicas.min, model.spec.replicas.max)
+    kept = floor(world, model, now_s)
+    low, high = kept.least, max(kept.least, model.spec.replicas.max)
+    if kept.next_s is not None:
+        answer = replace(answer, next_s=min(answer.next_s or kept.next_s, kept.next_s))
     if answer.count < low:
         by_hand = model.adopted.message if model.adopted is not None and model.adopted.held else ""
-        return replace(answer, count=low, reason=by_hand or f"replicas.min is {low}")
+        return replace(answer, count=low, reason=by_hand or kept.reason)
     return replace(answer, count=high) if answer.count > high else answer
 
 

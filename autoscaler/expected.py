@@ -16,7 +16,7 @@ import msgspec
 from msgspec import inspect
 
 from autoscaler.part import Part
-from autoscaler.quantity import Bytes, BytesOrAuto, parse_bytes, parse_bytes_or_auto
+from autoscaler.quantity import AUTO, Bytes, BytesOrAuto, parse_bytes, parse_bytes_or_auto
 
 BYTES_MAX = (1 << 63) - 1
 SIZE = "a size such as 16Gi or 500M"
@@ -123,7 +123,7 @@ def _words(info: inspect.Type, unit: str) -> str:
         case inspect.UnionType():
             return ", or ".join(_words(one, unit) for one in info.types if not isinstance(one, inspect.NoneType))
         case inspect.CustomType():
-            return SIZE
+            return f"{SIZE}, or {AUTO}" if info.cls is BytesOrAuto else SIZE
         case inspect.LiteralType():
             return ("one of " if len(info.values) > 1 else "") + ", ".join(map(str, info.values))
         case inspect.IntType():

@@ -21,6 +21,8 @@ from autoscaler.log import Log, Refused
 from autoscaler.log import Row as LogRow
 from autoscaler.model import Model
 from autoscaler.observations import Transition
+from autoscaler.offered import Step, ladder
+from autoscaler.offered import sentences as offered
 from autoscaler.operators import closed
 from autoscaler.packing import Force
 from autoscaler.rulings import neighbours, teams_of, why_not
@@ -52,6 +54,8 @@ class Explanation(Fact, frozen=True):
     state: str
     sentences: tuple[str, ...]
     candidates: tuple[Candidate, ...] = ()
+    ladder: tuple[Step, ...] = ()
+    """What could be had for it beside the Slices that there are."""
 
 
 class Row(Fact, frozen=True):
@@ -122,9 +126,10 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     sentences += [*_stopped(world, model, rows, now_s), *(f"Last: {_move(row, now_s)}." for row in rows[-1:])]
     candidates = _candidates(world, document, now_s) if lacks or never else ()
     sentences += [f"{c.slice}: {c.ruled_out or 'nothing stands in the way'}." for c in candidates[:CANDIDATES_TOLD]]
-    return Explanation(
-        model=model, state=model_state(world, model, now_s), sentences=tuple(sentences), candidates=candidates
-    )
+    steps = ladder(world, document, now_s) if lacks or never else ()
+    sentences += offered(world, document, now_s, steps)
+    state = model_state(world, model, now_s)
+    return Explanation(model=model, state=state, sentences=tuple(sentences), candidates=candidates, ladder=steps)
 
 
 def status(world: World, plan: Plan, now_s: float) -> tuple[Row, ...]:

@@ -96,7 +96,7 @@ def explain_fit(world: World, model: Model, needs: Needs, now_s: float) -> Fit:
         needs=needs,
         places=places,
         sentences=(
-            _counted(model, needs), *parts, *_costs(needs), *_measured(used), *_manner(model, needs),
+            _counted(model, needs), *parts, *_costs(needs), *_measured(model, used), *_manner(model, needs),
             *_elastic(model, want), *_growth(model, want), *_granted(world, model), *told, *rest,
         ),
         least_bytes=want.least.memory_bytes if want.spare_bytes else 0,
@@ -144,16 +144,21 @@ def _costs(needs: Needs) -> list[str]:
     return [f"Together {total}{apart}.", *([f"{costs[0].upper()}{costs[1:]}."] if costs else [])]
 
 
-def _measured(used: Used | None) -> list[str]:
+def _measured(model: Model, used: Used | None) -> list[str]:
     """What was seen of its use."""
     if used is None:
         return []
+    if sizing.is_least(model):
+        return [f"It was seen to use {size(used.bytes - model.estimated_bytes)} beside what it was told to take."]
     until = "after it had served for a while" if used.served else "so far; it has not served for long"
     return [f"The most that a Replica was seen to use of a Device is {size(used.bytes)}, {until}."]
 
 
 def _manner(model: Model, needs: Needs) -> list[str]:
     """What the engine makes of it."""
+    if needs.share and sizing.is_least(model):
+        alone = f"of a Slice of its own it takes {needs.share:.0%}"
+        return [f"{model.spec.engine} is told to take that where others share its Device; {alone}."]
     if needs.share:
         taken = f"{model.spec.engine} takes {needs.share:.0%} of its Devices at its start, whatever it needs"
         return [f"{taken}: after weights and activation the rest is its cache, in pages that its Calls share."]
@@ -234,8 +239,11 @@ def _place(model: Model, want: Want, needs: Needs, empty: Shelf, words: str, *, 
     fits = not apart and need(want, empty) is not None and want.kind.rank(slice_.product) is not None
     calls = None
     if fits and needs.share and needs.parts:
-        given = int(slice_.memory_bytes * needs.share) * want.devices
-        rest = given - sum(part.bytes for part in needs.parts if part.name != "cache")
+        told = sizing.is_least(model) and slice_.shared and not slice_.device_bytes
+        given = want.memory_bytes if told else int(slice_.memory_bytes * needs.share)
+        spent = sum(part.bytes for part in needs.parts if part.name not in {"cache", "reserve"})
+        each = want.devices if sizing.is_least(model) else 1  # its parts are those of one Device
+        given, rest = given * want.devices, given * want.devices - spent * each
         calls = max(0, rest) // max(1, needs.token_bytes * needs.context_tokens)
         fits = calls > 0
         room = f"room for {counted(calls, 'Call')} of {needs.context_tokens} tokens at once, of {model.slots} slots"

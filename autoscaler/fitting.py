@@ -1,5 +1,5 @@
-"""Whether a Model fits on any Device at all: known without a Call, from its document and the Slices that exist or that
-nodes could be cut into.
+"""Whether a Model fits on any Device at all: known without a Call, from its document and the Slices that exist, that
+nodes could be cut into, or that providers of capacity offer.
 
 Owns the question, and what it depends on (`as_before`); the answer is the packer's own (`WhyNot.never`), so that people
 read what a Call gets. Keeps nothing: a Device that comes, or a document that changes, gives another answer at once. It
@@ -8,15 +8,19 @@ must not ask what is free now.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from math import inf
+
+from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.cut_sites import possible
 from autoscaler.model import Model
 from autoscaler.packing import Force, Want
 from autoscaler.shelves import empty_shelves, want_of
+from autoscaler.tryout import to_come
 from autoscaler.wholes import rejoined
-from autoscaler.world import World
+from autoscaler.world import SliceId, World
 from autoscaler.yard import Yard
 
 
@@ -27,7 +31,9 @@ class Fitting:
 
     def __init__(self, world: World) -> None:
         self._listed = world.synced
-        self._yard = Yard((*empty_shelves(world), *possible(world), *rejoined(world)), world.hosts)
+        added = {one.id: one for one in to_come(world)}
+        there = empty_shelves(replace(world, slices={**world.slices, **added}) if added else world)
+        self._yard = Yard((*there, *possible(world), *rejoined(world)), world.hosts)
         self._defaults = world.settings.pod
 
     def never(self, model: Model) -> str:
@@ -51,7 +57,14 @@ def as_before(before: World, after: World) -> bool:
         and before.settings is after.settings
         and before.cuttable is after.cuttable
         and before.cutting is after.cutting
+        and _to_come(before) == _to_come(after)
     )
+
+
+def _to_come(world: World) -> Set[SliceId]:
+    if not (world.capacity.offers or world.capacity.leases):
+        return frozenset()
+    return {one.id for one in to_come(world)}
 
 
 def misfits(world: World) -> dict[ModelName, str]:

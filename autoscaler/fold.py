@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from autoscaler import (
+    ending,
     fold_capacity,
     fold_cutting,
     fold_leadership,
@@ -32,6 +35,7 @@ from autoscaler.measured import corrected
 from autoscaler.model import Model
 from autoscaler.mounts import MountsSeen
 from autoscaler.observations import (
+    ClockSeen,
     CopiesSeen,
     DisruptionsSeen,
     DocumentsSeen,
@@ -53,8 +57,10 @@ from autoscaler.observations import (
     Transition,
 )
 from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, NodeReported
-from autoscaler.world import World
+from autoscaler.world import Slice, World
 
+CLOCK_S = 1.0
+"""A clock that is off by no more than before is not set anew."""
 Observation = (
     DocumentsSeen
     | SlicesSeen
@@ -86,9 +92,11 @@ Observation = (
     | LearntSeen
     | ProviderTroubled
     | Granted
+    | ClockSeen
     | Tick
     | Acted
 )
+NO_MEMORY = "its memory reads 0 bytes: mend its driver or the label that says it, or say its memory in Settings `nodes`"
 
 
 def fold(world: World, batch: Sequence[Observation], now_s: float) -> tuple[World, tuple[Transition, ...]]:
@@ -126,7 +134,7 @@ def _one(draft: Draft, observation: Observation) -> None:
             _hosts(draft, observation)
         case ImagesSeen():
             fold_orders.put_images(draft, images.seen(draft.world.images, observation.images))
-        case CopiesSeen() | DisruptionsSeen() | MountsSeen():
+        case CopiesSeen() | DisruptionsSeen() | MountsSeen() | ClockSeen():
             _whole(draft, observation)
         case StartSeen():
             _start_seen(draft, observation)
@@ -156,7 +164,7 @@ def _one(draft: Draft, observation: Observation) -> None:
             _half_open(draft)
 
 
-def _whole(draft: Draft, seen: CopiesSeen | DisruptionsSeen | MountsSeen) -> None:
+def _whole(draft: Draft, seen: CopiesSeen | DisruptionsSeen | MountsSeen | ClockSeen) -> None:
     """Takes the place of what was told before."""
     match seen:
         case CopiesSeen() if (seen.copies, seen.failed) != (draft.world.copies, draft.world.unbrought):
@@ -165,6 +173,8 @@ def _whole(draft: Draft, seen: CopiesSeen | DisruptionsSeen | MountsSeen) -> Non
             draft.change(undisturbed=seen.undisturbed)
         case MountsSeen() if seen.facts != draft.world.mounting:
             draft.change(mounting=seen.facts)
+        case ClockSeen() if abs((draft.world.unix_offset_s or 0.0) - seen.unix_offset_s) > CLOCK_S:
+            draft.change(unix_offset_s=seen.unix_offset_s)
         case _:
             pass  # as it was
 
@@ -192,6 +202,7 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
             draft.put_history(name, histories.of_this(history, model))
     for name in before.models.keys() - models.keys():
         draft.attained.drop(name)
+    fold_orders.documented(draft)
 
 
 def _restarts(before: Model, after: Model) -> bool:
@@ -199,9 +210,14 @@ def _restarts(before: Model, after: Model) -> bool:
 
 
 def _slices(draft: Draft, inventory: SlicesSeen) -> None:
-    slices = {slice_.id: slice_ for slice_ in inventory.slices}
+    slices = {slice_.id: _sound(slice_) for slice_ in inventory.slices}
     if (slices, inventory.others) != (draft.world.slices, draft.world.others):
         draft.change(slices=slices, others=inventory.others)
+
+
+def _sound(slice_: Slice) -> Slice:
+    """Nothing is put on what has no memory, not even who says of itself no size and would take all of it."""
+    return slice_ if slice_.memory_bytes > 0 or slice_.closed else replace(slice_, closed=NO_MEMORY)
 
 
 def _hosts(draft: Draft, seen: HostsSeen) -> None:
@@ -255,6 +271,7 @@ def _pass_time(draft: Draft) -> None:
     fold_orders.carried_out(draft)
     fold_orders.forget(draft)
     fold_capacity.look(draft)
+    ending.look(draft)
     for model, load in draft.sum_loads().items():
         spec = draft.world.models.get(model)
         if spec is not None:

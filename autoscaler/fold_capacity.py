@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from autoscaler import nodefabric
 from autoscaler.actions import AcquireLease, ReleaseLease
 from autoscaler.delivery import NO_LEARNT, asked_anew, delivered, given_back, reused, undelivered
 from autoscaler.draft import Draft
@@ -68,7 +69,9 @@ def folded(draft: Draft, seen: Seen) -> None:
             _change(draft, providers=seen.providers, hedges=seen.hedges)
         case OffersSeen():
             offers = {**capacity.offers, seen.provider: seen.offers}
-            _change(draft, offers=offers, offered_s={**capacity.offered_s, seen.provider: draft.now_s})
+            closed = {name: why for name, why in capacity.closed.items() if name != seen.provider}
+            closed |= {seen.provider: seen.closed} if seen.closed else {}
+            _change(draft, offers=offers, offered_s={**capacity.offered_s, seen.provider: draft.now_s}, closed=closed)
         case LeasesSeen():
             _listed(draft, seen)
         case ProviderTroubled():
@@ -93,6 +96,7 @@ def look(draft: Draft) -> None:
     before, world = draft.before, draft.world
     leases = world.capacity.leases
     still = world.slices is before.slices and draft.by_slice.now is before.by_slice
+    still = still and draft.nodes.now is before.nodes
     if not leases or (still and world.capacity is before.capacity):
         return
     nodes = {one.listed.node for one in leases.values() if one.listed is not None}
@@ -113,7 +117,8 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
     mine = [one for one in there.get(NodeId(listed.node), ()) if is_of(lease, one)]
     if lease.here_s is None:
         if listed.phase != "here" or len({one.device for one in mine}) < lease.devices:
-            return lease
+            lapses = now_s < lease.due_s and nodefabric.failed(lease, draft.nodes.now, draft.world.settings)
+            return replace(lease, due_s=now_s) if lapses else lease
         if not lease.found:
             _learn(draft, lease.offer.kind, delivered(_learnt(draft, lease.offer), now_s - lease.asked_s))
             _forgive(draft, lease.offer)

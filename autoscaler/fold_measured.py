@@ -10,7 +10,8 @@ from autoscaler import measured
 from autoscaler.contract import NodeReport, ReplicaId
 from autoscaler.demand import used
 from autoscaler.draft import Draft
-from autoscaler.sizing import has_grown, is_cut
+from autoscaler.model import Model
+from autoscaler.sizing import has_grown, is_cut, is_least
 from autoscaler.world import Replica
 
 
@@ -23,14 +24,29 @@ def weighed(draft: Draft, replica: Replica, used_bytes: int) -> None:
         return
     if has_grown(model, replica):
         return  # it uses what it was given, and needs less
+    if is_least(model):
+        used_bytes = _beyond(draft, replica, model, used_bytes)
+        if used_bytes == 0:
+            return
     history, ready_s = draft.history(model.name), replica.ready_s
     served = ready_s is not None and draft.now_s >= ready_s + measured.SERVED_S and used(history, ready_s)
     room_bytes = [draft.world.slices[id].memory_bytes for id in replica.slices if id in draft.world.slices]
-    served = served and not is_cut(model, replica)  # with more it would use more
+    served = served and not is_cut(model, replica) and not is_least(model)  # with more it would use more
     after = measured.seen(history, model, min((used_bytes, *room_bytes)), served=served)
     if after is not history:
         draft.put_history(model.name, after)
         draft.correct(model.name)
+
+
+def _beyond(draft: Draft, replica: Replica, model: Model, used_bytes: int) -> int:
+    """What an engine counts for that uses all it is given: what it needs, and what it uses beside what it was told; 0:
+    it keeps to that. Of a Slice of its own, or of several Devices, it takes what they have, which says nothing.
+    """
+    on = [draft.world.slices[id] for id in replica.slices if id in draft.world.slices]
+    if len(on) != 1 or any(not one.shared or one.device_bytes for one in on):
+        return 0
+    outside = used_bytes - replica.memory_bytes
+    return model.estimated_bytes + outside if outside > 0 else 0
 
 
 def told(draft: Draft, report: NodeReport) -> None:

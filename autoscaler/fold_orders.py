@@ -16,7 +16,7 @@ from autoscaler.draft import Draft
 from autoscaler.fold_measured import told
 from autoscaler.images import NodeImages
 from autoscaler.nodes import unhealthy
-from autoscaler.nodewants import wish_of
+from autoscaler.nodewants import Wish, wish_of
 from autoscaler.operators import STILL_THERE
 from autoscaler.ordered import CordonsSeen, ModelStopped, ModelWoken, Node, NodeReported, StopOrder
 from autoscaler.wanted import parts
@@ -37,7 +37,8 @@ def folded(draft: Draft, observation: Ordered) -> None:
     """Takes one of them."""
     match observation:
         case CordonsSeen():
-            cordons = {cordon.place: cordon for cordon in observation.cordons}
+            taken = {place: one for place, one in draft.world.cordons.items() if one.why}
+            cordons = {**taken, **{cordon.place: cordon for cordon in observation.cordons}}
             if cordons != draft.world.cordons:
                 draft.change(cordons=cordons)
         case ModelWoken():
@@ -121,6 +122,21 @@ def _node(draft: Draft, seen: NodeReported) -> None:
     told(draft, report)
 
 
+def documented(draft: Draft) -> None:
+    """Models are others: what no Model asks for is forgotten; what agents said of what one asks for now is heard."""
+    world = draft.world
+    wishes = _asked(draft, None)
+    artifacts = {one for model in world.models.values() for one in model.artifacts()}
+    looked = {wish: one for wish, one in world.looked.items() if wish in wishes}
+    unbrought = {artifact: why for artifact, why in world.unbrought.items() if artifact in artifacts}
+    if (len(looked), len(unbrought)) != (len(world.looked), len(world.unbrought)):
+        draft.change(looked=looked, unbrought=unbrought)
+    new = wishes - looked.keys()
+    for node in draft.nodes.now.values() if new else ():
+        if any(one.look and wish_of(one) in new for one in node.report.weights):
+            _looks(draft, node.report, ())
+
+
 def _looks(draft: Draft, report: NodeReport, before: tuple[WeightsReport, ...]) -> None:
     """What artifacts are that Models name, and why that could not be seen, as long as the agent tries. What no Model
     asks for is not kept.
@@ -129,14 +145,21 @@ def _looks(draft: Draft, report: NodeReport, before: tuple[WeightsReport, ...]) 
     over = {one.artifact for one in before if one.look and one.failed} - {wish.artifact for wish in said}
     if not said and not over:
         return
-    asked = {wish._replace(look=True) for model in world.models.values() for wish in parts(model).values()}
-    found = {wish: _seen(one, world.looked.get(wish)) for wish, one in said.items() if one.digest}
-    looked = {wish: one for wish, one in (world.looked | found).items() if wish in asked}
+    asked = _asked(draft, frozenset(wish.artifact for wish in said))
+    found = {wish: _seen(one, world.looked.get(wish)) for wish, one in said.items() if one.digest and wish in asked}
     failed = {wish.artifact: one.failed for wish, one in said.items() if one.failed and wish in asked}
-    named = {wish.artifact for wish in asked} - {wish.artifact for wish in found} - over
-    unbrought = {artifact: why for artifact, why in (world.unbrought | failed).items() if artifact in named}
+    known = over | {wish.artifact for wish in found}
+    unbrought = {artifact: why for artifact, why in (world.unbrought | failed).items() if artifact not in known}
+    looked = world.looked | found
     if (looked, unbrought) != (world.looked, world.unbrought):
         draft.change(looked=looked, unbrought=unbrought)
+
+
+def _asked(draft: Draft, artifacts: frozenset[str] | None) -> set[Wish]:
+    """What Models ask for, as agents look at it; of these artifacts, which are few, or of all."""
+    models = draft.world.models.values()
+    some = (one for one in models if artifacts is None or not artifacts.isdisjoint(one.artifacts()))
+    return {wish._replace(look=True) for model in some for wish in parts(model).values()}
 
 
 def _seen(said: WeightsReport, before: WeightsReport | None) -> WeightsReport:

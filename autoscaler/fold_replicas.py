@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler import crowded, histories, stranded
+from autoscaler import crowded, fallen, histories, stranded
 from autoscaler.actions import Action, DrainReplica, FailReplica, FailStart, ReviveReplica, StartReplica, StopReplica
 from autoscaler.contract import ReplicaId
 from autoscaler.demand import residency_s
@@ -255,6 +255,8 @@ def _ready(draft: Draft, replica: Replica) -> Replica:
     """
     if replica.ready_s is not None:
         return replica
+    if draft.world.fallen:
+        draft.change(fallen=fallen.proven(draft.world, replica))
     began_s = replica.started_s
     took_s = None if began_s is None or replica.found or began_s < replica.created_s else draft.now_s - began_s
     draft.put_history(replica.model, histories.started(draft.history(replica.model), took_s))
@@ -277,18 +279,28 @@ def _exited(draft: Draft, before: Replica, reason: str) -> None:
 def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
     """It failed. If it was never ready, or not for its residency, that counts as a failed start of its spec."""
     _move(draft, before, replace(before, state=S.FAILED, failure=reason), verb, reason)
+    if falls := fallen.ended(draft.world, draft.replicas.now.values(), before, draft.now_s):
+        draft.change(fallen=falls)
     model = draft.world.models.get(before.model)
     if model is None:
         return
     history = draft.history(before.model)
     if any(_stayed(draft, model, one) for one in (before, *draft.replicas_of(before.model))):
         history = histories.forgiven(history)
-    if before.spec_hash == model.spec_hash() and not _stayed(draft, model, before):  # of another it says nothing
+    told = before.spec_hash == model.spec_hash() and not _stayed(draft, model, before)  # of another it says nothing
+    if told and not _taken(draft, before):
         tried_s = before.created_s if before.started_s is None else before.started_s
         history = histories.failed(history, model.spec.start, tried_s, draft.now_s, reason)
         history = replace(history, failed_hash=model.spec_hash())
         draft.news = draft.news or history.refused_until_s > 0.0
     draft.put_history(before.model, history)
+
+
+def _taken(draft: Draft, replica: Replica) -> bool:
+    """Whether its node went, or was about to: that says nothing of its Model either."""
+    slices = draft.world.slices
+    gone = bool(replica.slices) and not any(id in slices for id in replica.slices)
+    return gone or must_go(draft.world, replica)
 
 
 def _stayed(draft: Draft, model: Model, replica: Replica) -> bool:

@@ -96,6 +96,20 @@ class Offer(Said, frozen=True):
         return Kind(self.provider, self.product, self.node)
 
 
+class Marks(Said, frozen=True):
+    """What a pod has for who lent its node, so that it may use what was lent."""
+
+    annotations: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    gates: tuple[str, ...] = ()
+    """It is not scheduled before somebody takes these away."""
+    instead: str = ""
+    """A pod of ours that kept its place, and goes when it is made; empty: none."""
+
+
+NO_MARKS = Marks()
+
+
 class Listed(Said, frozen=True):
     """One Lease of ours, as its provider lists it now."""
 
@@ -110,13 +124,19 @@ class Listed(Said, frozen=True):
     node: str = ""
     """Where it is; empty: not known yet."""
     device_ids: tuple[str, ...] = ()
-    """The Devices that are there, as Slices name theirs; none of a node that was added: all of it."""
+    """The Devices that are there, as Slices name theirs. None: of a node that was added all of it, else nothing yet."""
+    counted_from: int | None = None
+    """Where a node's Devices are only counted, those above are the ones from this number on; None: nobody knows."""
+    alone: bool = False
+    """It only goes while nobody has any Device of its node: whose is which is not known there."""
     owner: ModelName = ModelName("")
     epoch: int = 0
     """Of the leader who ordered it."""
     ends_s: float | None = None
+    marks: Marks = NO_MARKS
+    """What pods have that are put there."""
     says: str = ""
-    """What is wrong with it, in words."""
+    """What is wrong with it, or what it waits for, in words."""
 
 
 class Lease(Said, frozen=True):
@@ -163,6 +183,11 @@ class Lease(Said, frozen=True):
     def given_up_s(self) -> float:
         """From when on nobody counts on it: it should have come, or its provider should have shown it."""
         return self.due_s if self.listed is not None else min(self.due_s, self.asked_s + UNSEEN_S)
+
+    @property
+    def ends_s(self) -> float | None:
+        """When its provider takes it back; None: nobody says that it does."""
+        return None if self.listed is None else self.listed.ends_s
 
     @property
     def failed(self) -> bool:
@@ -225,6 +250,13 @@ class Capacity(Said, frozen=True):
     barred: dict[OfferId, Barred] = {}
     trouble: dict[str, str] = {}
     """By provider: what is wrong with it now, in words."""
+    closed: dict[str, str] = {}
+    """By provider that offers nothing: why, where it says so."""
+
+    def wrong(self) -> tuple[tuple[str, str], ...]:
+        """What is wrong with providers, in words that follow their names; in the order of these."""
+        none = {name: f"offers nothing: {why}" for name, why in self.closed.items()}
+        return tuple(sorted({**none, **self.trouble}.items()))
 
 
 NOTHING = Capacity()
@@ -266,6 +298,8 @@ class OffersSeen(Said, frozen=True):
 
     provider: str
     offers: tuple[Offer, ...]
+    closed: str = ""
+    """Why there are none, where it says so."""
 
 
 class LeasesSeen(Said, frozen=True):

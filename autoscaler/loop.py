@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from autoscaler import shares
@@ -107,6 +107,12 @@ class Loop:
         """Takes what can wait: it is folded with the next step, TICK_S_MAX from now at the latest."""
         self._inbox.put(batch)
 
+    def tried(self, names: Iterable[ModelName]) -> tuple[World, float]:
+        """The World as it is, with what is in the way of a start of these, and the time; nothing comes of the look."""
+        now_s = self._clock()
+        world, _ = fold(self.world, self._obstacles(names), now_s)
+        return world, now_s
+
     async def run(self) -> None:
         """Observes the driver and decides, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -184,11 +190,14 @@ class Loop:
             self.plan = self._decide_now(self.world, now_s)
             looks = [name for name in self.plan.tries if name not in asked]
             asked.update(looks)
-            seen = [StartSeen(model=n, obstacle=self._driver.obstacle(self.world.models[n])) for n in looks]
-            found = [one for one in seen if one.obstacle]
+            found = self._obstacles(looks)
             if not found:
                 return transitions
             transitions += self._fold(found, now_s)
+
+    def _obstacles(self, names: Iterable[ModelName]) -> list[StartSeen]:
+        seen = (StartSeen(model=name, obstacle=self._driver.obstacle(self.world.models[name])) for name in names)
+        return [one for one in seen if one.obstacle]
 
     def _fold(self, batch: Sequence[Observation], now_s: float) -> tuple[Transition, ...]:
         self.world, transitions = fold(self.world, batch, now_s)

@@ -2,8 +2,8 @@
 
 Owns the rule. Upwards at once: the plan never counts less than a Replica was seen to use. Downwards only when one had
 served for a while, and only to a margin above the most that was seen, since caches fill as Calls come. A document that
-says `gpu.memory` is never corrected, and neither is a whole Device. What runs keeps what it was placed with, and
-nothing is started anew for it: memory is no part of a spec's hash but where the document asks for it.
+says `gpu.memory` as a size is never corrected, and neither is a whole Device. What runs keeps what it was placed with,
+and nothing is started anew for it: memory is no part of a spec's hash but where the document asks for it.
 """
 
 from __future__ import annotations

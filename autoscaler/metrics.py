@@ -15,12 +15,14 @@ from prometheus_client.core import GaugeMetricFamily
 
 from autoscaler.actions import Action, FailStart
 from autoscaler.crowded import room_of
+from autoscaler.leasecounts import counted, state_of
 from autoscaler.loop import Step
 from autoscaler.phases import told_s
 from autoscaler.states import HOLDS_SLICE, ReplicaState
 from autoscaler.world import World
 
 START_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200)
+LEASE_BUCKETS = (1, 5, 10, 30, 60, 120, 300, 600, 1200, 3600, 14400)
 DECISION_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 KINDS = {kind: str(kind.__struct_config__.tag) for kind in get_args(Action)}
 """All there are: a kind of Action that is not here would end the process when the first of it is ordered."""
@@ -53,6 +55,13 @@ class Metrics:
             registry=registry,
         )
         self._actions = Counter("pilotlight_actions", "Actions ordered", ("kind", "result"), registry=registry)
+        self._offers = Counter(
+            "pilotlight_offers", "What became of Offers of capacity", ("provider", "result"), registry=registry
+        )
+        self._lease_seconds = Histogram(
+            "pilotlight_lease_seconds", "Order of capacity to its use", ("provider",), registry=registry,
+            buckets=LEASE_BUCKETS,
+        )  # fmt: skip
         registry.register(_WorldCollector(world))
 
     def on_step(self, step: Step) -> None:
@@ -65,6 +74,10 @@ class Metrics:
             self._actions.labels(KINDS[type(action)], "ordered").inc()
             if isinstance(action, FailStart):
                 self._failures.labels(action.model, "impossible").inc()
+        for one in counted(step.before.capacity, step.after.capacity):
+            self._offers.labels(one.provider, one.result).inc()
+            if one.took_s is not None:
+                self._lease_seconds.labels(one.provider).observe(one.took_s)
         for move in step.transitions:
             replica = step.after.replicas.get(move.replica)
             if move.after == ReplicaState.FAILED and move.before in {ReplicaState.PENDING, ReplicaState.STARTING}:
@@ -101,6 +114,10 @@ class _WorldCollector:
             memory.add_metric((slice_.node, slice_.device, "used"), used)
             memory.add_metric((slice_.node, slice_.device, "free"), max(0, slice_.memory_bytes - used))
         yield memory
+        leases = GaugeMetricFamily("pilotlight_leases", "Capacity that was ordered", labels=("provider", "state"))
+        for (provider, state), count in sorted(Tally(map(state_of, world.capacity.leases.values())).items()):
+            leases.add_metric((provider, state), count)
+        yield leases
         kinds = GaugeMetricFamily(
             "pilotlight_lesson_kinds",
             "Kinds of requests that places are chosen for: learnt by replays, or sizes",

@@ -15,10 +15,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
+from autoscaler.artifact import named
 from autoscaler.contract import ModelName, TenantName
 from autoscaler.part import Part
 from autoscaler.podspec import EnvSource, Pod, Resources
-from autoscaler.quantity import Bytes
+from autoscaler.quantity import Bytes, BytesOrAuto
 
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
 Priority = Annotated[int, Meta(ge=-1_000_000_000, le=1_000_000_000)]
@@ -35,14 +36,15 @@ class FixedGpu(Part, frozen=True):
     """Of `Gpu` that for which a running Replica would have to be restarted."""
 
     count: Annotated[int, Meta(ge=0, le=64)] = 1
-    memory_bytes: Bytes | None = field(default=None, name="memory")
+    memory_bytes: BytesOrAuto | None = field(default=None, name="memory")
     compute_percent: Annotated[int, Meta(ge=1, le=100)] | None = field(default=None, name="compute")
     isolation: Literal["any", "memory", "hardware"] = "any"
     models: tuple[str, ...] = ()
 
 
 class Gpu(FixedGpu, frozen=True):
-    """What one Replica needs of a device. `count` 0: CPU only. Absent memory: the artifact's, else all of it.
+    """What one Replica needs of a device. `count` 0: CPU only. Absent memory: the artifact's, but all of it for an
+    engine that pages its cache; `auto`: the artifact's for every engine; where that says nothing, all of it.
     `elastic`: with how many percent less memory it makes do where that fills a hole. `growth`: how many percent more it
     is started with where nobody else could use that. `link`: what joins all of several devices, at least; `any`: that
     they are of one node.
@@ -53,11 +55,21 @@ class Gpu(FixedGpu, frozen=True):
     link: Literal["any", "pcieRoot", "nvlink"] = "any"
 
 
+class ReplicaWindow(Part, frozen=True):
+    """At each moment that `cron` names in its time zone begins a window in which no fewer Replicas are kept."""
+
+    cron: Annotated[str, Meta(max_length=100)]
+    seconds: Annotated[float, Meta(ge=60, le=2_678_400)]
+    min: Annotated[int, Meta(ge=1, le=1000)] = 1
+    time_zone: Annotated[str, Meta(max_length=100)] = "UTC"
+
+
 class ReplicaRange(Part, frozen=True):
     """How few and how many Replicas there may be."""
 
     min: Annotated[int, Meta(ge=0, le=1000)] = 0
     max: Annotated[int, Meta(ge=1, le=1000)] = 1
+    schedule: Annotated[tuple[ReplicaWindow, ...], Meta(max_length=16)] = ()
 
 
 class Start(Part, frozen=True):
@@ -185,6 +197,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Memory one Replica needs of a device: the spec's, else the artifact's as measured; 0 means the whole device."""
     estimated_bytes: int = 0
     """What was worked out of the artifact, before anything was measured; 0: nothing was, or the document decides."""
+    unread_s: float | None = None
+    """Since when an agent is to read of its artifact what it takes (the loop's clock); None: none is, or it did."""
     cache: Cache | None = None
     """Of one of llama.cpp that may have less or more; None: nobody could read it."""
     slots: int = 1
@@ -205,6 +219,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """What clients may call it by: its name and aliases."""
         yield self.name
         yield from self.spec.aliases
+
+    def artifacts(self) -> Iterator[str]:
+        """By the names that they are known by: its own weights (empty: it has none), and its adapters'."""
+        yield named(self.spec.artifact or "")
+        for adapter in self.spec.adapters:
+            yield named(adapter.artifact)
 
     def adapter_names(self) -> Iterator[str]:
         """What clients may call its adapters by."""

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from autoscaler.artifact import is_stored
+
 if TYPE_CHECKING:
     from autoscaler.settings import Settings  # which knows Models, as this module need not
 
@@ -26,8 +28,6 @@ ADAPTERS = "/adapters"
 """And adapters' weights, each below its name."""
 STORE = "/var/lib/pilotlight/weights"
 """On nodes, unless we are told otherwise."""
-PULLED = frozenset({"oci", "hf", "s3"})
-"""Schemes of what agents pull, where an engine does not fetch it itself (`autoscaler.stored`)."""
 IMAGES_FROM, IMAGES_BY_DEFAULT = (1, 31), (1, 35)
 """Versions of Kubernetes that know image volumes, where somebody switched them on; and that have them on."""
 _RUNTIMES: dict[str, Version] = {"containerd": (2, 1), "cri-o": (1, 31)}
@@ -90,8 +90,7 @@ class Choice(NamedTuple):
 
 def is_mounted(artifact: str | None) -> bool:
     """Whether such weights come into a pod by a volume of ours."""
-    scheme, found, _ = (artifact or "").partition("://")
-    return bool(found) and (scheme in PULLED or scheme == "pvc")
+    return is_stored(artifact) or (artifact or "").startswith("pvc://")
 
 
 def claim_of(artifact: str) -> tuple[str, str]:

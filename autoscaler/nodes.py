@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from autoscaler import fallen
 from autoscaler.contract import NODE_EXPIRY_S, DeviceReport, NodeReport, PodDevices, ReplicaId
 from autoscaler.crowded import crowded
 from autoscaler.ordered import Node
@@ -124,7 +125,7 @@ def _listed(pods: Iterable[PodDevices], pod: PodRef) -> tuple[str, ...]:
 
 def shut(world: World, now_s: float) -> dict[SliceId, str]:
     """Slices on which nothing new is put, because of what is known of their node or Device; why, in words."""
-    sick = {**crowded(world), **stuck(world, now_s), **ill(world, now_s)}
+    sick = {**crowded(world), **fallen.closed(world, now_s), **stuck(world, now_s), **ill(world, now_s)}
     if not world.others:
         return sick
     free: dict[str, list[SliceId]] = {}

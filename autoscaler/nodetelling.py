@@ -14,8 +14,10 @@ from collections.abc import AsyncGenerator
 import msgspec
 from aiohttp import web
 
+from autoscaler import nodefabric
 from autoscaler.contract import ModelName
 from autoscaler.door import elsewhere
+from autoscaler.lookers import Lookers
 from autoscaler.loop import Loop, Step
 from autoscaler.nodepeers import Asked
 from autoscaler.nodewants import NodeWants
@@ -41,7 +43,9 @@ class NodeTelling:
         """In the order they came: whom a step wakes first must not depend on addresses of objects."""
         self._others = False
         """Other agents hear us than when it was last seen who looks at what."""
-        self._images = ImageWants()
+        self._now_s: float | None = None
+        """Of the last step."""
+        self._images, self._lookers = ImageWants(), Lookers()
         self._asked = Asked()
         loop.listeners.append(self._on_step)
 
@@ -51,8 +55,10 @@ class NodeTelling:
         app.router.add_get("/v1/peers", self._peers)
 
     def _on_step(self, step: Step) -> None:
+        self._now_s = step.acted_s
         early = ahead(step.after, step.plan.unmet) if self._readers else ()
         same = early == self._early and not self._others and not _differs(step.before, step.after)
+        same = same and self._now_s < self._lookers.next_s
         if not self._readers or same:
             return
         self._others = False
@@ -64,7 +70,8 @@ class NodeTelling:
                     event.set()
 
     def _wanted(self, world: World, early: tuple[tuple[ModelName, NodeId], ...]) -> dict[NodeId, NodeWants]:
-        return wanted(world, early, self._images.of(world, early), self._readers.keys())
+        looks = self._lookers.looks(world, self._readers.keys(), self._now_s)
+        return wanted(world, early, self._images.of(world, early), looks, nodefabric.wants(world))
 
     async def messages(self, node: NodeId) -> AsyncGenerator[bytes]:
         """Lines for one agent: what its node is to have, again when it changes."""
@@ -131,7 +138,7 @@ def _differs(before: World, after: World) -> bool:
         for one, other in (
             (before.replicas, after.replicas), (before.models, after.models), (before.slices, after.slices),
             (before.images, after.images), (before.settings, after.settings), (before.looked, after.looked),
-            (before.mounting, after.mounting),
+            (before.mounting, after.mounting), (before.capacity.leases, after.capacity.leases),
         )
     ) or before.nodes.keys() != after.nodes.keys()  # fmt: skip
 

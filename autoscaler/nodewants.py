@@ -1,4 +1,4 @@
-"""What an autoscaler tells the agent of a node: the weights and images that are to be there (interfaces, section 6).
+"""What an autoscaler tells the agent of a node: weights, images and Devices for it (interfaces, section 6).
 
 Owns these messages: whole ones, as a stream of lines, of who leads only. An agent acts on those of the newest epoch.
 """
@@ -83,6 +83,14 @@ class ImageWant(Message, frozen=True):
     """As NodeWant's."""
 
 
+class FabricWant(Message, frozen=True):
+    """A Device of a fabric that was attached to the node, or is to be detached from it."""
+
+    device: str
+    """As the driver calls it."""
+    leave: bool = False
+
+
 class NodeWants(Message, frozen=True):
     """All that is wanted on one node, and what may not go there."""
 
@@ -94,3 +102,5 @@ class NodeWants(Message, frozen=True):
     """Copies that pods use: folders below the store, sorted."""
     weights: Weights = Weights()
     """Files that it names are the agent's."""
+    fabric: tuple[FabricWant, ...] = ()
+    """Devices that come or leave: who is not named (any more) neither does."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autoscaler.artifact import STORED
 from autoscaler.expected import Path
 
 MESSAGE = "is not in force yet in this version"
 
 ENGINES = frozenset({"triton", "tei", "transformers", "external"})
-SCHEMES = frozenset({"oci", "hf", "pvc", "s3"})
+SCHEMES = frozenset({"pvc", *STORED})
 
-_MODEL = (*("fallbacks", "url", "upstreamModel", "keyFrom", "replicas.schedule", "sleep", "owner"),)
+_MODEL = (*("fallbacks", "url", "upstreamModel", "keyFrom", "sleep", "owner"),)
 _TENANT = (
     *("parent", "namespaces", "keysFrom", "jwt", "guarantee", "limit", "lending", "reclaimSeconds", "rate", "budget"),
 )
-_SETTINGS = ("nodes.*.devicesMax", "history")
+_SETTINGS = ("history",)
 KEYS: dict[str, tuple[str, ...]] = {
     "Model": tuple(f"spec.{key}" for key in _MODEL),
     "Tenant": tuple(f"spec.{key}" for key in _TENANT),

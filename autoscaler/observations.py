@@ -174,6 +174,12 @@ class Granted(Fact, frozen=True):
     holds: tuple[tuple[GatewayId, ReplicaId, int], ...]
 
 
+class ClockSeen(Fact, frozen=True):
+    """What time it is: so much more than our clock says it is in seconds since 1970."""
+
+    unix_offset_s: float
+
+
 class Tick(Fact, frozen=True):
     """Time passed: reports expire, back-offs end."""
 

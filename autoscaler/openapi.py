@@ -15,9 +15,12 @@ from autoscaler.api import DeviceView, ModelView, NodeView, Problem, Sentences, 
 from autoscaler.explain import Explanation, Row
 from autoscaler.fit import Fit
 from autoscaler.orders import Told, Wish
+from autoscaler.whatif import PATH as WHAT_IF
+from autoscaler.whatif import Answer, Question
 
 VERSION = "3.1.0"
 PATH = "/api/v1/openapi.json"
+JSON = "application/json"
 REF = "#/components/schemas/{name}"
 
 
@@ -75,10 +78,15 @@ REFUSALS = {
     "503": "This autoscaler does not lead, or has just begun",
 }
 
+ASK_REFUSALS = {status: REFUSALS[status] for status in ("400", "403", "404", "413", "415", "503")} | {
+    "401": "It needs a key of role operator, where orders do",
+    "429": "Another such question is being worked out",
+}
+
 
 def document(version: str) -> bytes:
     """The description of READS and ACTS as JSON (https://spec.openapis.org/oas/v3.1.0). `version` is Pilotlight's."""
-    kinds = [*(read.kind for read in READS), Told, Wish, Problem]
+    kinds = [*(read.kind for read in READS), Question, Answer, Told, Wish, Problem]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
     paths: dict[str, object] = {}
     for read, schema in zip(READS, schemas, strict=False):
@@ -91,6 +99,7 @@ def document(version: str) -> bytes:
         paths[read.path] = {"get": operation}
     for act in ACTS:
         paths[act.path] = {"post": _act(act, *schemas[-3:])}
+    paths[WHAT_IF] = {"post": _ask(schemas[-5], schemas[-4], schemas[-1])}
     whole = {
         "openapi": VERSION,
         "info": {
@@ -114,13 +123,24 @@ def _act(act: Act, told: object, wish: object, problem: object) -> dict[str, obj
         "summary": act.summary,
         "operationId": _id(act.path),
         "parameters": [NAMED],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": wish}}},
+        "requestBody": {"required": True, "content": {JSON: {"schema": wish}}},
+        "responses": answers,
+    }
+
+
+def _ask(question: object, answer: object, problem: object) -> dict[str, object]:
+    answers = {"200": _answer("What would happen", answer)}
+    answers |= {status: _answer(why, problem) for status, why in ASK_REFUSALS.items()}
+    return {
+        "summary": "What would be started where, if Models were called so; starts nothing",
+        "operationId": _id(WHAT_IF),
+        "requestBody": {"required": True, "content": {JSON: {"schema": question}}},
         "responses": answers,
     }
 
 
 def _answer(description: str, schema: object) -> dict[str, object]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+    return {"description": description, "content": {JSON: {"schema": schema}}}
 
 
 def _id(path: str) -> str:

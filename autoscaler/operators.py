@@ -40,21 +40,21 @@ def closed(world: World, slice_: Slice) -> str:
     why = (shut(world, slice_.node) if world.cuttable else "") or slice_.closed
     if why or not world.cordons:
         return why
-    return next((f"{_named(cordon.place)} is {CLOSED}" for cordon in cordons_on(world, slice_)), "")
+    return next((cordon.why or f"{_named(cordon.place)} is {CLOSED}" for cordon in cordons_on(world, slice_)), "")
 
 
 def moving(world: World, replica: Replica) -> Cordon | None:
-    """The order by which a Replica leaves its Slices, a forced one first; None: none does."""
+    """The order by which a Replica leaves its Slices, the most urgent first; None: none does."""
     if not world.cordons:
         return None
     slices = (world.slices[id] for id in replica.slices if id in world.slices)
     drains = [cordon for slice_ in slices for cordon in cordons_on(world, slice_) if cordon.drain]
-    return max(drains, key=lambda cordon: cordon.force, default=None)
+    return max(drains, key=lambda cordon: (cordon.force, cordon.at_once), default=None)
 
 
 def moving_reason(cordon: Cordon) -> str:
     """`node n1 is drained by an operator`."""
-    return f"{_named(cordon.place)} is drained by an operator"
+    return cordon.why or f"{_named(cordon.place)} is drained by an operator"
 
 
 def must_go(world: World, replica: Replica) -> bool:

@@ -18,6 +18,7 @@ from aiohttp import web
 from autoscaler import api, explain, openapi, page
 from autoscaler.commands import Commands
 from autoscaler.fit import Needs, explain_fit
+from autoscaler.foresight import Foresight
 from autoscaler.log import Log
 from autoscaler.loop import Loop
 from autoscaler.merge import merge
@@ -78,6 +79,7 @@ class OperationsServer:
         get("/api/v1/explain/model/{name:.+}", self._explain)
         get("/api/v1/explain/fit/{name:.+}", self._fit)
         get("/api/v1/explain/last", self._last)
+        Foresight(self._loop).add_to(app)
         if self._commands is not None:
             self._commands.add_to(app)
         app.router.add_route("*", "/{path:.*}", unknown)

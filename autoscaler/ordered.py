@@ -35,6 +35,12 @@ class Cordon(Said, frozen=True):
     """What runs there moves away, too."""
     force: bool = False
     """It does not wait for a Replica elsewhere, nor long for Calls."""
+    why: str = ""
+    """Not an operator's: the Place is taken away (`autoscaler.ending`); why, in words."""
+    soon: bool = False
+    """That is under way: there is a little time for a successor, and no more."""
+    at_once: bool = False
+    """It does not wait for a Replica elsewhere, but for Calls."""
 
 
 class StopOrder(Said, frozen=True):

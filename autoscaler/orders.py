@@ -64,8 +64,9 @@ class Order(NamedTuple):
     lift: Place | None = None
 
 
-def who(world: World, authorization: str, now_unix_s: float) -> str:
+def who(world: World, authorization: str, now_unix_s: float, what: str = "an order") -> str:
     """Who gives the order, for the log. Raises OrderError 401 without a key where one is needed, 403 for another role.
+    `what` it is that needs one, in words.
 
     A key is needed where Calls need one; `auth: none`, or no Tenant, leaves it to whoever reaches the port.
     """
@@ -78,9 +79,9 @@ def who(world: World, authorization: str, now_unix_s: float) -> str:
             if key.sha256 != digest or (key.expires_at and unix_seconds(key.expires_at) <= now_unix_s):
                 continue
             if key.role != ROLE:
-                raise OrderError(403, f"this key has the role {key.role}: an order needs one of role {ROLE}")
+                raise OrderError(403, f"this key has the role {key.role}: {what} needs one of role {ROLE}")
             return f"{tenant.name}/{key.name}"
-    raise OrderError(401, f"an order needs a key of role {ROLE}: `pilotlight key new --tenant NAME --role {ROLE}`")
+    raise OrderError(401, f"{what} needs a key of role {ROLE}: `pilotlight key new --tenant NAME --role {ROLE}`")
 
 
 def model_order(world: World, model: Model, verb: str, wish: Wish) -> Order:
@@ -91,6 +92,7 @@ def model_order(world: World, model: Model, verb: str, wish: Wish) -> Order:
 def place_order(world: World, place: Place, verb: str, wish: Wish, now_s: float) -> Order:
     """`cordon`, `uncordon` or `drain` of a Place that there is."""
     known = world.cordons.get(place)
+    known = None if known is not None and known.why else known
     if verb == "uncordon":
         says = f"{place.kind} {place.name} is open again" if known else f"{place.kind} {place.name} was not cordoned"
         return Order(Told(verb="uncordon", kind=place.kind, name=place.name, says=says), lift=place)

@@ -46,8 +46,10 @@ def pack(wanted: Sequence[Want], yard: Yard, copies: Set[Copy], outlook: Outlook
     """Places what fits, in order of priority, then longest unserved, then name; names victims for what does not.
 
     A Want with victims is in `unmet` too: it is placed by a later call, when they are gone. Raises ValueError for a
-    Want of an amount or a turn that is none.
+    Want of an amount or a turn that is none, of no Model, or named twice, and for a time that is none.
     """
+    if isnan(now_s):
+        raise ValueError(f"now_s is {now_s}: expected a time in seconds")
     checked(wanted)
     yard.locality.tell(copies)
     most = reduce(Beside.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
@@ -143,13 +145,18 @@ def _whole(
 
 
 def _in_turn(wanted: Sequence[Want]) -> list[Want]:
-    """Who goes first is first; of two of one name that differ it does not show which was given first."""
+    """Who goes first is first. Raises ValueError: see `pack`."""
+    named = set[tuple[ModelName, int]]()
     for want in wanted:
+        if not want.model:
+            raise ValueError("model of a request is empty: expected the name of a Model")
+        if (want.model, want.ordinal) in named:
+            raise ValueError(f"ordinal of a request is {want.ordinal} twice for {want.model}: expected each once")
+        named.add((want.model, want.ordinal))
         for field, amount in (("priority", want.priority), ("unserved_since_s", want.unserved_since_s)):
             if isnan(amount):
                 raise ValueError(f"{field} of a request is {amount}: expected a number")
-    named = {(want.model, want.ordinal) for want in wanted}
-    return sorted(wanted if len(named) == len(wanted) else sorted(wanted, key=repr), key=order)
+    return sorted(wanted, key=order)
 
 
 def order(want: Want) -> Key:

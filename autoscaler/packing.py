@@ -286,6 +286,8 @@ class Missing(NamedTuple):
     """Room for it is coming, or is made."""
     slices: tuple[SliceId, ...] = ()
     """Where, if it is on these."""
+    ready_s: float | None = None
+    """In so many seconds a Replica is expected on what was ordered for it; infinite: nobody can say; None: nothing."""
 
 
 class Packing(NamedTuple):

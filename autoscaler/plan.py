@@ -19,7 +19,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from autoscaler import deficits, demand, emptying
+from autoscaler import deficits, demand, emptying, leased
 from autoscaler.actions import (
     AcquireLease,
     Action,
@@ -341,6 +341,7 @@ class _Tick:
             wanted_s=None if want.unserved_since_s == inf else want.unserved_since_s,
             reason=want.reason,
             move=move,
+            marks=leased.marks(world, want.model, placement.slices),
         )
         return StartReplica(replica=replica, reason=want.reason)
 
@@ -361,14 +362,14 @@ class _Tick:
         for missing in packing.unmet:
             name = missing.want.model
             where = missing.slices if missing.promised else ()
-            unmet = Unmet(model=name, reason=missing.reason, never=missing.never, slices=where)
+            unmet = Unmet(model=name, reason=missing.reason, never=missing.never, slices=where, ready_s=missing.ready_s)
             self.unmet.setdefault(name, unmet)
             if name in self.rollouts and not any(start.replica.model == name for start in self.starts):
                 self.tries.add(name)
                 self.drains.append(self.rollouts.pop(name))
         if not packing.unmet:
             return
-        for end_s in locks(self.world, self.now_s).values():
+        for end_s in (*locks(self.world, self.now_s).values(), *(one.until_s for one in self.world.fallen.values())):
             self.later(end_s)
         yard.look(expected)
         self.later(yard.roster.next_s(self.now_s))

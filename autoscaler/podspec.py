@@ -21,6 +21,10 @@ OURS = "pilotlight.dev/"
 API_VERSION = OURS + "v1alpha1"
 """Of its documents and custom resources."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
+DO_NOT_DISRUPT, SAFE_TO_EVICT = "karpenter.sh/do-not-disrupt", "cluster-autoscaler.kubernetes.io/safe-to-evict"
+"""Annotations of pods, by which who removes nodes waits for them."""
+PLACE = OURS + "place"
+"""A label of pods of ours that are no Replica's: the name of the Lease whose place each keeps until one's takes it."""
 
 _QUANTITY = re.compile(r"[0-9]{1,19}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 _LABEL = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")

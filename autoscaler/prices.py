@@ -34,7 +34,11 @@ class Prices:
         """Per hour, of its whole Device; 0: it is owned."""
         if not self.entries:
             return 0.0
-        key = slice_.product.lower(), _class(slice_)
+        return self.at(slice_.product, _class(slice_))
+
+    def at(self, product: str, bought: str) -> float:
+        """Per hour, of a Device that is bought so; 0: nobody says."""
+        key = product.lower(), bought
         if key not in self._known:
             self._known[key] = self._price(*key)
         return self._known[key]

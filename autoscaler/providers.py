@@ -1,7 +1,6 @@
 """Providers of capacity as the Settings name them (`capacity:`), and what must hold of each beyond its types.
 
-Owns these types and rules. Which kinds this version acts on is `IN_FORCE`; one that it does not is refused, after all
-else of it was found right. Who carries them out is `autoscaler.capacity`.
+Owns these types and rules. Who carries them out is `autoscaler.capacity`.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from autoscaler.expected import Path, WrongKeyError
 from autoscaler.model import Seconds
 from autoscaler.naming import check_name
 from autoscaler.part import Part
-from autoscaler.podspec import check_object_name
+from autoscaler.podspec import check_labels, check_object_name
 
 Text = Annotated[str, Meta(min_length=1, max_length=253)]
-KINDS = ("cro", "redfish", "karpenter", "provisioningRequest", "kueue")
-IN_FORCE: frozenset[str] = frozenset()
+KINDS = ("cro", "redfish", "karpenter", "clusterAutoscaler", "provisioningRequest", "kueue")
 PROVIDERS_MAX = 64
 
 
@@ -35,8 +33,10 @@ class Redfish(Part, frozen=True):
     url: Text
     systems: dict[str, str]
     secret_ref: Text | None = None
-    """User and password, in a Secret."""
+    """User and password, in a Secret; in it, too, a private authority (`ca.crt`)."""
     ca_file: str | None = None
+    agents: bool = False
+    """Agents of the nodes have what was attached seen there, and let go of it before it is detached."""
 
 
 class Karpenter(Part, frozen=True):
@@ -45,11 +45,25 @@ class Karpenter(Part, frozen=True):
     node_pool: Text
 
 
+class ClusterAutoscaler(Part, frozen=True):
+    """Nodes of one group that are added for pods that are Pending."""
+
+    node_labels: dict[str, str]
+    """Of the group's nodes, by which pods choose it; it must say them itself, to grow from zero."""
+    nodes_max: Annotated[int, Meta(ge=1, le=1000)] = 8
+    """At once, for us."""
+    priority_class: Text = "pilotlight-placeholder"
+    """Of the pods that wait for a node: lower than that of engines."""
+    image: Text = "registry.k8s.io/pause:3.10"
+
+
 class Provisioning(Part, frozen=True):
     """Nodes that a ProvisioningRequest asks for."""
 
     class_name: Text = field(name="class")
     max_run_seconds: Seconds | None = None
+    selector: dict[str, str] = {}
+    """Labels of its nodes; those of Settings `nodes` that agree with them are what it may bring."""
 
 
 class Kueue(Part, frozen=True):
@@ -69,18 +83,21 @@ class ProviderSettings(Part, frozen=True):
     cro: Cro | None = None
     redfish: Redfish | None = None
     karpenter: Karpenter | None = None
+    cluster_autoscaler: ClusterAutoscaler | None = None
     provisioning_request: Provisioning | None = None
     kueue: Kueue | None = None
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Those that are given, as they are written."""
-        told = (self.cro, self.redfish, self.karpenter, self.provisioning_request, self.kueue)
+        told = (
+            self.cro, self.redfish, self.karpenter, self.cluster_autoscaler, self.provisioning_request, self.kueue
+        )  # fmt: skip
         return tuple(kind for kind, one in zip(KINDS, told, strict=True) if one is not None)
 
 
-def check_providers(providers: Sequence[ProviderSettings], not_in_force: str) -> None:
-    """All of them. Raises WrongKeyError; with the message `not_in_force` for a kind that this version does not have."""
+def check_providers(providers: Sequence[ProviderSettings]) -> None:
+    """All of them. Raises WrongKeyError."""
     if len(providers) > PROVIDERS_MAX:
         raise WrongKeyError(("capacity",), f"expected at most {PROVIDERS_MAX}")
     seen: set[str] = set()
@@ -94,8 +111,6 @@ def check_providers(providers: Sequence[ProviderSettings], not_in_force: str) ->
             told = " and ".join(one.kinds) or "none"
             raise WrongKeyError(at, f"expected exactly one of {', '.join(KINDS)}; there is {told}")
         _check_kind(one, at)
-        if one.kinds[0] not in IN_FORCE:
-            raise WrongKeyError((*at, one.kinds[0]), not_in_force)
 
 
 def _check_kind(one: ProviderSettings, at: Path) -> None:
@@ -103,8 +118,20 @@ def _check_kind(one: ProviderSettings, at: Path) -> None:
         _check_redfish(one.redfish, (*at, "redfish"))
     if one.karpenter is not None:
         check_object_name(one.karpenter.node_pool, (*at, "karpenter", "nodePool"))
+    if one.cluster_autoscaler is not None:
+        check_labels(one.cluster_autoscaler.node_labels, (*at, "clusterAutoscaler", "nodeLabels"))
+        check_object_name(one.cluster_autoscaler.priority_class, (*at, "clusterAutoscaler", "priorityClass"))
+    if one.provisioning_request is not None:
+        _check_provisioning(one.provisioning_request, (*at, "provisioningRequest"))
     if one.kueue is not None:
         check_object_name(one.kueue.local_queue, (*at, "kueue", "localQueue"))
+
+
+def _check_provisioning(told: Provisioning, at: Path) -> None:
+    check_object_name(told.class_name, (*at, "class"))
+    check_labels(told.selector, (*at, "selector"))
+    if told.max_run_seconds is not None and told.max_run_seconds < 1:
+        raise WrongKeyError((*at, "maxRunSeconds"), "expected at least 1")
 
 
 def _check_redfish(told: Redfish, at: Path) -> None:

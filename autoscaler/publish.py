@@ -9,6 +9,7 @@ Routes are withheld until the driver has listed what exists: a gateway must not 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import ceil, inf
 
 from autoscaler.actions import Unmet
 from autoscaler.catalogue import front_settings, model_entry, tenant_entry
@@ -26,11 +27,14 @@ from autoscaler.demand import median_start_s
 from autoscaler.draft import routed
 from autoscaler.phases import last_phases_ms
 from autoscaler.states import ReplicaState as S
+from autoscaler.words import seconds
 from autoscaler.world import Gateway, History, Load, Replica, World
 
 RETRY_S_MAX = 120.0
 """SDKs give up above it (interfaces, section 3)."""
 NO_CAPACITY_RETRY_S = 60.0
+ESTIMATE_STEP_S = 30.0
+"""Of what is told of capacity on its way."""
 
 BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING, S.UNREADY})
 ENDING = frozenset({S.DRAINING, S.STOPPING, S.FALLING_ASLEEP})
@@ -91,7 +95,8 @@ def routes_delta(
     models, models_gone = _models(
         lambda model: model_route(before, model, now_s, gateway, told),
         lambda model: model_route(after, model, now_s, gateway, unmet),
-        _changed_models(before, after) | {m for m in {*told, *unmet} if _never(told, m) != _never(unmet, m)},
+        _changed_models(before, after)
+        | {m for m in {*told, *unmet} if _hopeless(before, told, m) != _hopeless(after, unmet, m)},
     )
     granted = now is not was and now is not None and _last_grant(now) > before.version
     if not (replicas or gone or models or models_gone or granted):
@@ -123,7 +128,7 @@ def model_route(
         expected_wait_s=_expected_wait_s(state, replicas, history, now_s),
         phases_ms=last_phases_ms(replicas),
         others_wait=bool(load.waiting_at - {gateway}),
-        refusal=None if state == "ready" else _refusal(history, unmet.get(model), now_s),
+        refusal=None if state == "ready" else _refusal(history, _hopeless(world, unmet, model), now_s),
     )
 
 
@@ -236,20 +241,31 @@ def _expected_wait_s(state: str, replicas: list[Replica], history: History, now_
     return max(0.0, median_s - (now_s - min(begun_s))) if begun_s else median_s
 
 
-def _refusal(history: History, unmet: Unmet | None, now_s: float) -> Refusal | None:
+def _refusal(history: History, hopeless: Refusal | None, now_s: float) -> Refusal | None:
     """Why Calls are refused at once. Texts are for clients: what went wrong inside is for `explain`."""
     if history.refused_until_s:
         retry_s = min(max(history.refused_until_s - now_s, 1.0), RETRY_S_MAX)
         message = "The model failed to start (see `pilotlight explain model NAME`)."
         return Refusal(code="model_start_failed", message=message, retry_after_s=retry_s)
-    if unmet is not None and unmet.never:
+    return hopeless
+
+
+def _hopeless(world: World, unmet: Mapping[ModelName, Unmet], name: ModelName) -> Refusal | None:
+    """What Calls are told whom no wait would help; None: it may. Estimates are rounded, to be told again rarely."""
+    missing, model = unmet.get(name), world.models.get(name)
+    if missing is None:
+        return None
+    if missing.never:
         message = "The model fits on no device of this installation."
         return Refusal(code="no_capacity", message=message, retry_after_s=NO_CAPACITY_RETRY_S)
-    return None
-
-
-def _never(unmet: Mapping[ModelName, Unmet], model: ModelName) -> bool:
-    return model in unmet and unmet[model].never
+    if missing.ready_s is None or model is None or missing.ready_s <= model.spec.queue.wait_seconds_max:
+        return None
+    if missing.ready_s == inf:
+        message = "More capacity for the model was asked for; nobody can say when it comes."
+        return Refusal(code="no_capacity", message=message, retry_after_s=RETRY_S_MAX)
+    left_s = ceil(missing.ready_s / ESTIMATE_STEP_S) * ESTIMATE_STEP_S
+    message = f"More capacity for the model is on its way: in about {seconds(left_s)}."
+    return Refusal(code="no_capacity", message=message, retry_after_s=min(left_s, RETRY_S_MAX))
 
 
 def catalogue_full(world: World) -> CatalogueDelta:

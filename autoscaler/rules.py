@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 
+from autoscaler import cron
+from autoscaler.artifact import STORED
 from autoscaler.engines.base import PLACEHOLDER, PLACEHOLDERS
 from autoscaler.engines.table import ENGINES
 from autoscaler.expected import Path, WrongKeyError, nearest
-from autoscaler.model import ModelSpec
+from autoscaler.model import ModelSpec, ReplicaRange, ReplicaWindow
 from autoscaler.naming import NAME, NAME_CHARS_MAX, check_name
 from autoscaler.not_yet import MESSAGE, SCHEMES
 from autoscaler.podspec import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
 from autoscaler.providers import check_providers
 from autoscaler.settings import NodeKind, Settings, Signatures, Tls
+from autoscaler.slicing.vendors import TEMPLATES
 from autoscaler.tenant import TenantSpec, unix_seconds
 
 __all__ = ["NAME", "NAME_CHARS_MAX", "check_name"]  # beside what is defined here
@@ -38,22 +41,7 @@ ADAPTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")
 """What has a meaning of its own in some engine's list of adapters is left out."""
 BEGIN = "-----BEGIN PUBLIC KEY-----"
-HUB = re.compile(r"hf://[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?(@[A-Za-z0-9._/-]+)?")
-HUB_CHOSEN = re.compile(HUB.pattern + r"(\?include=[A-Za-z0-9*?\[\]!._+=@ /,-]+)?")
-BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[^\x00-\x1f/][^\x00-\x1f]*")
-"""Begins of `artifacts.source`, as is this one of `artifacts.reference`: those are asked when the weights are."""
-REGISTRY = re.compile(
-    r"oci://[A-Za-z0-9.:\[\]-]+(/[a-z0-9._-]+)+(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?"
-    r"(@sha(256:[0-9a-f]{64}|512:[0-9a-f]{128}))?"
-)
 FILE_WANTED = "expected an absolute path such as file:///models/a.gguf, or another source such as oci://"
-IMAGE_WANTED = "expected oci://registry/repository:tag or ...@sha256:DIGEST, the repository in lower case"
-STORED = {
-    "oci": (REGISTRY, IMAGE_WANTED),
-    "hf": (HUB_CHOSEN, "expected hf://org/name@revision"),
-    "s3": (BUCKET, "expected s3://bucket/key or s3://bucket/prefix/"),
-}
-"""What a node's store can bring."""
 CLAIM = re.compile(
     r"pvc://[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*/?"
 )
@@ -92,10 +80,27 @@ def _is_host(name: str) -> bool:
     return len(name) <= NAME_CHARS_MAX and HOST.fullmatch(name) is not None
 
 
+def _check_replicas(of: ReplicaRange) -> None:
+    at = ("spec", "replicas")
+    if of.min > of.max:
+        raise WrongKeyError((*at, "min"), f"expected at most replicas.max, which is {of.max}")
+    for position, window in enumerate(of.schedule):
+        _check_window(window, of.max, (*at, "schedule", position))
+
+
+def _check_window(window: ReplicaWindow, most: int, at: Path) -> None:
+    if window.min > most:
+        raise WrongKeyError((*at, "min"), f"expected at most replicas.max, which is {most}")
+    for key, check in (("cron", cron.parse), ("timeZone", cron.zone_of)):
+        try:
+            check(window.cron if key == "cron" else window.time_zone)
+        except ValueError as error:
+            raise WrongKeyError((*at, key), str(error)) from None
+
+
 def check_model(spec: ModelSpec) -> None:
     """A Model's spec."""
-    if spec.replicas.min > spec.replicas.max:
-        raise WrongKeyError(("spec", "replicas", "min"), f"expected at most replicas.max, which is {spec.replicas.max}")
+    _check_replicas(spec.replicas)
     for position, alias in enumerate(spec.aliases):
         check_name(alias, ("spec", "aliases", position))
     if spec.readiness_path is not None and not re.fullmatch(r"/[!-~]*", spec.readiness_path):
@@ -130,6 +135,8 @@ def check_model(spec: ModelSpec) -> None:
         _check_sized(spec, "elastic", "smaller")
     if spec.gpu.growth_percent is not None:
         _check_sized(spec, "growth", "larger")
+    if ENGINES[spec.engine].pages and spec.gpu.memory_bytes == 0:
+        _check_unsized(spec, "memory: auto")
 
 
 def _check_artifact(spec: ModelSpec) -> None:
@@ -203,15 +210,21 @@ def _check_command(spec: ModelSpec) -> None:
 def _check_sized(spec: ModelSpec, key: str, other: str) -> None:
     """A Replica that may be given less or more is one whose engine can be told so. `key`: of `gpu`."""
     at: Path = ("spec", "gpu", key)
-    engine, named = ENGINES[spec.engine], f"not together with gpu.{key}: it says how much to take"
+    engine = ENGINES[spec.engine]
     if spec.gpu.count != 1:
         raise WrongKeyError(at, f"only a part of one device can be {other}: leave it out, or say gpu.count 1")
     if engine.sizes_itself:
         raise WrongKeyError(at, f"engine {spec.engine} cannot be told how large its cache is to be: leave it out")
-    if engine.pages and not spec.gpu.memory_bytes:
+    if engine.pages and spec.gpu.memory_bytes is None:
         raise WrongKeyError(at, f"needs gpu.memory, since engine {spec.engine} takes what it is given")
     if spec.engine == "command" and not any("{memory_bytes}" in word for word in spec.command):
         raise WrongKeyError(at, "needs {memory_bytes} in spec.command, by which it is told what it was given")
+    _check_unsized(spec, key)
+
+
+def _check_unsized(spec: ModelSpec, key: str) -> None:
+    """It does not say by itself how much to take. `key`: of `gpu`, by which that is decided."""
+    engine, named = ENGINES[spec.engine], f"not together with gpu.{key}: it says how much to take"
     for position, arg in enumerate(spec.args):
         if arg.partition("=")[0].replace("_", "-") in engine.sized_by:
             raise WrongKeyError(("spec", "args", position), named)
@@ -283,7 +296,7 @@ def check_settings(settings: Settings) -> None:
         _check_giver(kind, ("nodes", position, "slicing"))
         _check_sharing(kind, ("nodes", position, "slicing"))
     _check_cutting(settings)
-    check_providers(settings.capacity, MESSAGE)
+    check_providers(settings.capacity)
     _check_signatures(settings.weights.signatures, ("weights", "signatures"))
 
 
@@ -313,6 +326,11 @@ def _check_giver(kind: NodeKind, at: Path) -> None:
     slicing = kind.slicing
     if slicing is not None and not slicing.overcommit and slicing.kind not in {"hami", "volcano"}:
         raise WrongKeyError((*at, "overcommit"), "only devices of kind hami or volcano are overcommitted: leave it out")
+    if slicing is not None and slicing.template:
+        if slicing.kind != "hami":
+            raise WrongKeyError((*at, "template"), "only HAMi cuts NPUs by templates: leave it out, or say kind hami")
+        if slicing.template not in TEMPLATES:
+            raise WrongKeyError((*at, "template"), f"expected one of {', '.join(TEMPLATES)}")
     if slicing is not None and slicing.alternatives and slicing.kind != "dra":
         raise WrongKeyError((*at, "alternatives"), "only claims have them: leave it out, or say kind dra")
 

@@ -5,6 +5,7 @@ Owns the typed definition of what is in force now. One document at most; `PILOTL
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
@@ -46,6 +47,8 @@ class NodeSlicing(Part, frozen=True):
     """HAMi, Volcano: whether more of a card may be given out than it has, where they say so."""
     alternatives: Annotated[int, Meta(ge=0, le=7)] = 0
     """DRA: how many devices of the node that would do as well a claim names, should the chosen one be gone by then."""
+    template: str = ""
+    """HAMi: the part that each Ascend NPU of such a node is cut into; empty: an NPU is whole."""
     sharing: Literal["timeslice", "mps"] | None = None
     """DRA: how its driver lets Replicas share a whole GPU, up to its memory; if said, `replicas` of them at most."""
 
@@ -56,6 +59,13 @@ class NodeKind(Part, frozen=True):
     selector: dict[str, str]
     device: NodeDevice
     slicing: NodeSlicing | None = None
+    devices_max: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """So many devices such a node can have with those that are attached to it; None: nothing is."""
+
+
+def kind_of(labels: Mapping[str, str], declared: Sequence[NodeKind]) -> NodeKind | None:
+    """What the Settings say of a node with these labels, there or not; None: nothing."""
+    return next((kind for kind in declared if kind.selector.items() <= labels.items()), None)
 
 
 class Cutting(Part, frozen=True):

@@ -11,6 +11,8 @@ from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
+from autoscaler.ahead import floor
+from autoscaler.artifact import named
 from autoscaler.beside import beside
 from autoscaler.contract import ReplicaId
 from autoscaler.crowded import all_of, room_of
@@ -81,7 +83,7 @@ def want_of(  # noqa: PLR0917  in the order of a Want
         priority=model.spec.priority,
         unserved_since_s=unserved_since_s,
         force=force,
-        artifact=model.spec.artifact or "",
+        artifact=named(model.spec.artifact or ""),
         image=model.spec.image,
         reason=reason,
         selector=tuple(sorted(labels.items())) if labels else (),
@@ -314,7 +316,7 @@ def _incumbent(look: Look, replica: Replica, slice_: Slice) -> Incumbent:
         room=room_of(replica, slice_),
         priority=0 if model is None else model.spec.priority,
         busy=not look.told or load.waiting > 0 or calls > 0,
-        kept=model is not None and 0 < model.spec.replicas.min >= len(lasting(live(world, model.name))),
+        kept=model is not None and 0 < floor(world, model, look.now_s).least >= len(lasting(live(world, model.name))),
         evictable_s=inf if model is None or stays else evictable_s(world, replica, model, calls),
         leaving=leaving,
         stuck=look.now_s >= stuck_s(replica),

@@ -20,6 +20,8 @@ CELLS: Final = 256
 """llama.cpp rounds a context up to so many tokens."""
 MIB: Final = 1 << 20
 """Steps in which engines that page their cache get more of it, and who is told by a placeholder."""
+PAGED: Final = frozenset({"vllm", "sglang"})
+"""Engines that page their cache: they use all that they are given."""
 SLOTS_MAX: Final = 100_000
 """Of one Replica, as a document may say."""
 
@@ -41,7 +43,7 @@ AS_ASKED: Final = Given()
 def spare_bytes(model: Model) -> int:
     """With so much less than it asks for a Replica makes do; 0: with nothing less."""
     percent, asked = model.spec.gpu.elastic_percent, model.memory_bytes
-    if not percent or not asked or model.spec.gpu.count != 1 or model.adopted is not None:
+    if not percent or not asked or model.spec.gpu.count != 1 or model.adopted is not None or is_least(model):
         return 0
     return min(asked * percent // 100, _most(model), asked - 1)
 
@@ -52,6 +54,8 @@ def why_rigid(model: Model) -> str:
         return ""
     if not model.memory_bytes:
         return "nobody knows how much it needs; say gpu.memory"
+    if is_least(model):
+        return "gpu.memory: auto is what it needs; say a size that has more"
     if model.cache is None:
         return "its artifact is not a file that can be read here, so that nobody knows what less cache would save"
     if model.spec.context_tokens is not None:
@@ -86,7 +90,19 @@ def why_no_growth(model: Model) -> str:
 
 def is_told(model: Model) -> bool:
     """Whether what its Replicas are granted may differ from what it asks for, so that engines are told."""
-    return bool(spare_bytes(model) or growth(model).most_bytes)
+    return (is_least(model) and model.spec.gpu.count == 1) or bool(spare_bytes(model) or growth(model).most_bytes)
+
+
+def is_least(model: Model) -> bool:
+    """Whether it is counted with what its artifact says, and its engine would take whatever there is (`gpu.memory:
+    auto`).
+    """
+    return model.estimated_bytes > 0 and model.spec.engine in PAGED
+
+
+def _outside(model: Model) -> int:
+    """What an engine that pages was seen to use beside what it was told to take: that much less it is told."""
+    return max(0, model.memory_bytes - model.estimated_bytes) if is_least(model) else 0
 
 
 def given(model: Model, replica: Replica, memory_fraction: float | None = None) -> Given:
@@ -94,6 +110,8 @@ def given(model: Model, replica: Replica, memory_fraction: float | None = None) 
     if not is_told(model):
         return Given(memory_fraction)
     memory_bytes = min(model.memory_bytes + growth(model).most_bytes, replica.memory_bytes)
+    if memory_fraction is not None and _outside(model) < memory_bytes:
+        memory_fraction *= (memory_bytes - _outside(model)) / memory_bytes
     return Given(memory_fraction, memory_bytes, replica.slots, _shared_context_tokens(model, memory_bytes))
 
 

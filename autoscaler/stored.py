@@ -6,16 +6,15 @@ pod, and needs no agent; a pattern of its files (`?include=`) no engine knows.
 
 from __future__ import annotations
 
+from autoscaler.artifact import is_stored
 from autoscaler.engines import ENGINES
 from autoscaler.engines.launching import fetches
 from autoscaler.model import Model
-from autoscaler.rules import STORED
 
 
 def stored(artifact: str | None, engine: str) -> bool:
     """Whether such weights of a Model with that engine are to be in a node's store."""
-    scheme, named, _ = (artifact or "").partition("://")
-    return bool(named) and scheme in STORED and not fetches(artifact or "", ENGINES[engine])
+    return is_stored(artifact) and not fetches(artifact or "", ENGINES[engine])
 
 
 def lying(model: Model) -> str | None:

@@ -12,8 +12,9 @@ from autoscaler.states import ReplicaState
 from autoscaler.taints import Shun
 from autoscaler.world import NodeId, Replica, World
 
-UNSCHEDULABLE = "Unschedulable"
-"""What `waits` begins with while a scheduler finds no node (a pod's condition PodScheduled)."""
+UNSCHEDULABLE = frozenset({"Unschedulable", "SchedulingGated"})
+"""What `waits` begins with while a scheduler finds no node, or a queue (Kueue) does not let it look for one (a pod's
+condition PodScheduled)."""
 STRANDED_S = 5.0
 """A scheduler answers within milliseconds, and again as soon as a pod on that node is gone: who is still kept off after
 that is in a place that the plan is wrong about. To be sure that it is costs a Call no more than that."""
@@ -27,7 +28,7 @@ FORGET_S = 2.0 * SHUN_S_MAX
 
 def kept_off(waits: str) -> bool:
     """Whether it is the scheduler that it waits for."""
-    return waits.partition(":")[0] == UNSCHEDULABLE
+    return waits.partition(":")[0] in UNSCHEDULABLE
 
 
 def gives_up_s(replica: Replica) -> float | None:

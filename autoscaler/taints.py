@@ -2,7 +2,8 @@
 
 Owns the matching of taints, which is Kubernetes' own (an empty effect is any, `Exists` without a key is all). Only
 those that keep pods away count: NoSchedule and NoExecute. They come and go with the start of a node, so to be kept away
-is to wait, and not never to fit.
+is to wait, and not never to fit. Of those that do not, one kind is read all the same: who removes nodes says by them
+which it finds unneeded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import NamedTuple
 
 from autoscaler.podspec import Pod, Toleration
 
+UNNEEDED = frozenset({"DeletionCandidateOfClusterAutoscaler"})
+"""Taints of nodes that would be removed if nothing changes. They go again when somebody needs the node."""
+
 
 class Taint(NamedTuple):
     """Of a node."""
@@ -19,6 +23,11 @@ class Taint(NamedTuple):
     key: str
     value: str
     effect: str
+
+    @property
+    def keeps_away(self) -> bool:
+        """Whether pods that do not tolerate it are kept off."""
+        return self.effect != "PreferNoSchedule"
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
@@ -39,7 +48,8 @@ def tolerations(defaults: Pod | None, own: Pod) -> tuple[Toleration, ...]:
 
 def repels(taints: Iterable[Taint], tolerated: Sequence[Toleration]) -> Taint | None:
     """The first that keeps away who tolerates that; None: none does."""
-    return next((taint for taint in taints if not any(_covers(one, taint) for one in tolerated)), None)
+    hard = (taint for taint in taints if taint.keeps_away)
+    return next((taint for taint in hard if not any(_covers(one, taint) for one in tolerated)), None)
 
 
 def _covers(one: Toleration, taint: Taint) -> bool:

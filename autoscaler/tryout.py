@@ -58,6 +58,19 @@ def virtual(world: World, offer: Offer, devices: Iterable[int], name: str) -> tu
     )
 
 
+def to_come(world: World) -> tuple[Slice, ...]:
+    """All that could be added now, and that is on its way."""
+    capacity = world.capacity
+    found = [
+        one
+        for provider in sorted(capacity.offers)
+        for offer in capacity.offers[provider]
+        for one in virtual(world, offer, range(offer.devices_max), f"{TRIAL} {provider} {offer.name}")
+    ]
+    coming = (lease for _, lease in sorted(capacity.leases.items()) if lease.here_s is None and not lease.leaving)
+    return (*found, *(one for lease in coming for one in _awaited(world, lease)))
+
+
 def lacking(world: World, lease: Lease) -> range:
     """The numbers of those Devices of a Lease that are not there yet."""
     return range(len({one.device for one in slices_of(world, lease)}), lease.devices)

@@ -7,20 +7,21 @@ there. Which of the weights an engine loads is decided here, too.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from autoscaler import mounts
 from autoscaler.actions import Unmet
+from autoscaler.artifact import is_stored
+from autoscaler.artifact import named as artifact_name
 from autoscaler.contract import ModelName, WeightsReport
 from autoscaler.engines import ENGINES, EngineError
 from autoscaler.model import Model
 from autoscaler.mounts import Found
 from autoscaler.nodes import fresh
-from autoscaler.nodewants import OWN, ImageWant, Laid, LaidAdapter, NodeWant, NodeWants, Wish, wish_of
+from autoscaler.nodewants import OWN, FabricWant, ImageWant, Laid, LaidAdapter, NodeWant, NodeWants, Wish, wish_of
 from autoscaler.ordered import Node
-from autoscaler.rules import ADAPTER_PATH, STORED
+from autoscaler.rules import ADAPTER_PATH
 from autoscaler.states import ReplicaState as S
 from autoscaler.stored import stored
 from autoscaler.words import size
@@ -31,6 +32,7 @@ AGENT_S_MAX = 30.0
 replaced is back sooner."""
 BEGINS = frozenset((S.PENDING, S.STARTING))
 NO_IMAGES: Mapping[NodeId, tuple[ImageWant, ...]] = {}
+NO_FABRIC: Mapping[NodeId, tuple[FabricWant, ...]] = {}
 
 
 class Coming(NamedTuple):
@@ -51,8 +53,8 @@ def parts(model: Model) -> dict[str, Wish]:
     spec = model.spec
     secret, unsafe = spec.pull_secret or "", spec.allow_unsafe
     own = {OWN: spec.artifact or ""} if stored(spec.artifact, spec.engine) else {}
-    named = own | {one.name: one.artifact for one in spec.adapters if one.artifact.partition("://")[0] in STORED}
-    return {name: Wish(artifact, secret, unsafe) for name, artifact in named.items()}
+    named = own | {one.name: one.artifact for one in spec.adapters if is_stored(one.artifact)}
+    return {name: Wish(artifact_name(artifact), secret, unsafe) for name, artifact in named.items()}
 
 
 def wishes(world: World, model: Model) -> dict[str, Wish]:
@@ -95,10 +97,11 @@ def wanted(
     world: World,
     early: Iterable[tuple[ModelName, NodeId]] = (),
     images: Mapping[NodeId, tuple[ImageWant, ...]] = NO_IMAGES,
-    agents: Collection[NodeId] = (),
+    looks: Iterable[tuple[NodeId, Wish]] = (),
+    fabric: Mapping[NodeId, tuple[FabricWant, ...]] = NO_FABRIC,
 ) -> dict[NodeId, NodeWants]:
     """What each node is to have, where that is anything. `early`: of `ahead`. `images`: see `autoscaler.prepull`.
-    `agents`: those that hear us now, who look at what nobody has looked at.
+    `looks`: of `autoscaler.lookers`. `fabric`: of `autoscaler.nodefabric`.
     """
     waiting: dict[NodeId, dict[Wish, list[Replica]]] = {}
     held: dict[NodeId, set[str]] = {}
@@ -120,7 +123,7 @@ def wanted(
     for name, node in early:
         for wish in models[name][1] if name in models else ():
             waiting.setdefault(node, {}).setdefault(wish, [])
-    for node, wish in _looks(world, (model for model, _ in models.values()), agents):
+    for node, wish in looks:
         waiting.setdefault(node, {}).setdefault(wish, [])
     return {
         node: NodeWants(
@@ -132,33 +135,10 @@ def wanted(
             images=images.get(node, ()),
             held=tuple(sorted(held.get(node, ()))),
             weights=world.settings.weights,
+            fabric=fabric.get(node, ()),
         )
-        for node in sorted({*waiting, *held, *images})
+        for node in sorted({*waiting, *held, *images, *fabric})
     }
-
-
-def _looks(world: World, models: Iterable[Model], agents: Collection[NodeId]) -> Iterator[tuple[NodeId, Wish]]:
-    """Who looks at what nobody has looked at: of the agents one for each, the same again and again, so that all have a
-    part.
-    """
-    if not agents:
-        return
-    asked = {
-        look
-        for model in models
-        for wish in wishes(world, model).values()
-        if not _known(world, look := wish._replace(look=True), image=wish.look, header=unsized(model))
-    }
-    for wish in asked:
-        yield min(agents, key=lambda node: (zlib.crc32(f"{node} {wish}".encode()), node)), wish
-
-
-def _known(world: World, look: Wish, *, image: bool, header: bool) -> bool:
-    """Whether all is known of it: `image`, that it is one (what is none no pod starts with, and nobody else would see
-    that it was pushed anew), and `header`, what that says.
-    """
-    said = world.looked.get(look) or WeightsReport(artifact=look.artifact)
-    return not (image and said.image is None) and (not header or bool(said.header or said.no_header))
 
 
 def standing(world: World, replica: Replica, model: Model, since_s: float, now_s: float) -> Laid | Coming | Failed:

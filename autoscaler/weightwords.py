@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from autoscaler import mounts, wanted
+from autoscaler.artifact import is_stored, named
 from autoscaler.model import Model
-from autoscaler.rules import STORED
 from autoscaler.stored import lying, stored
 from autoscaler.world import Copy, World
 
@@ -51,10 +51,10 @@ def _here(copies: frozenset[Copy]) -> frozenset[str]:
 def _parts(world: World, model: Model) -> Iterator[tuple[str, str]]:
     """Of what an engine may fetch itself only what is known of."""
     known, spec = _here(world.copies), model.spec
-    found = [("Its weights", spec.artifact or "", stored(spec.artifact, spec.engine))]
+    found = [("Its weights", named(spec.artifact or ""), stored(spec.artifact, spec.engine))]
     for one in spec.adapters:
-        brought = one.artifact.partition("://")[0] in STORED
-        found.append((f"The weights of its adapter {one.name}", one.artifact, brought))
+        brought = is_stored(one.artifact)
+        found.append((f"The weights of its adapter {one.name}", named(one.artifact), brought))
     for what, artifact, brought in found:
         if brought or artifact in known or artifact in world.unbrought:
             yield what, artifact

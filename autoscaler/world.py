@@ -26,8 +26,8 @@ from autoscaler.cuttable import Cuttable, Intent
 from autoscaler.hosts import NOTHING, Beside, Host
 from autoscaler.images import NodeImages
 from autoscaler.lanes import Isolation
+from autoscaler.leases import NO_MARKS, Capacity, Marks
 from autoscaler.leases import NOTHING as NO_CAPACITY
-from autoscaler.leases import Capacity
 from autoscaler.lesson import Lesson
 from autoscaler.model import Model
 from autoscaler.mounts import ClusterFacts
@@ -183,6 +183,8 @@ class Replica(Fact, frozen=True):
     """Where it was placed, if a scheduler put it elsewhere; empty: it is there."""
     move: Move | None = None
     """It was started so that another of its Model can go (`autoscaler.defrag`); None: for its own sake."""
+    marks: Marks = NO_MARKS
+    """What its pod has for who lent its Slices."""
     rank: int = 0
     """Of Replicas that can only go in order (a StatefulSet's) the highest goes first."""
     failure: str = ""
@@ -277,6 +279,18 @@ class History(Fact, frozen=True):
     """(bucket, most Calls at once in it) over the idle window: fewer Replicas only when the peak fits them."""
 
 
+class Fall(Fact, frozen=True):
+    """Replicas of one MPS server that ended together, as it seems (`autoscaler.fallen`)."""
+
+    first_s: float
+    """When the first of them ended."""
+    replicas: frozenset[ReplicaId] = frozenset()
+    times: int = 0
+    """The fall, and the starts that failed there since; 0: others are there, or one ended alone."""
+    until_s: float = 0.0
+    """Nothing is put there before."""
+
+
 class Load(Fact, frozen=True):
     """Demand of one Model summed over gateways whose report has not expired (kept by the fold)."""
 
@@ -301,6 +315,8 @@ class World(Fact, frozen=True):
     leads: bool = True
     """This process leads. One that follows folds everything, and orders and grants nothing."""
     leading_since_s: float = 0.0
+    unix_offset_s: float | None = None
+    """With it a moment of our clock is in seconds since 1970; None: nobody knows what time of day it is."""
     handed_over: bool = False
     """Every gateway known at the hand-over has reported in this epoch or is proven dead: holds may change."""
     undivided: frozenset[ModelName] = frozenset()
@@ -314,6 +330,8 @@ class World(Fact, frozen=True):
     hosts: dict[NodeId, Host] = {}
     """What nodes have beside their Devices, and what others leave of it; of one that is not here any amount fits."""
     shuns: dict[tuple[ModelName, NodeId], Shun] = {}
+    fallen: dict[tuple[NodeId, DeviceId | None], Fall] = {}
+    """By what ends with an MPS server: a Device, or (None) all that MPS shares of a node."""
     moved_s: float | None = None
     """When a Replica was last started to take the place of another; None: never, under this leader."""
     undisturbed: dict[ReplicaId, str] = {}

@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import quote
 
@@ -26,7 +27,10 @@ from autoscaler.contract import NODE_PERIOD_S, NodeReport
 from autoscaler.nodewants import ImageWant
 from pilotlight import access, certificates, health, peering, process
 from pilotlight.access import Access
+from pilotlight.attaching import Attaching
 from pilotlight.certificates import Identity
+from pilotlight.daemons import those
+from pilotlight.fabricnode import attaching
 from pilotlight.keeping import Keeping
 from pilotlight.listen import Address, AddressType
 from pilotlight.neighbours import Neighbours, PeerOptions
@@ -60,6 +64,18 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     kubeconfig: Path | None = None
     peers: PeerOptions | None = None
     """None: it neither gives weights to other agents nor asks them."""
+    fabric: tuple[str, ...] | None = None
+    """Pods that start anew when a Device comes or leaves (`daemons.those`); None: it does not reach into its node."""
+
+
+def _pods_of(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Checked; they are read where they are used."""
+    for one in value:
+        try:
+            those(one)
+        except ValueError:
+            raise click.BadParameter(f"{one}: write NAMESPACE/LABEL=VALUE[,LABEL=VALUE]", context, parameter) from None
+    return value
 
 
 @click.command(epilog="Example: pilotlight agent --autoscaler https://autoscaler:8443 --token-file token")
@@ -91,6 +107,15 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     help="The container runtime's socket (CRI), such as /run/containerd/containerd.sock: it tells of images, and pulls "
     "those of engines ahead of a start.",
 )
+@click.option(
+    "--fabric", is_flag=True,
+    help="Take GPUs of a fabric that are attached to the node, and let go of those that leave it. It needs all that "
+    "root of the node may, and its process ids.",
+)  # fmt: skip
+@click.option(
+    "--restart", multiple=True, metavar="NAMESPACE/LABEL=VALUE", callback=_pods_of,
+    help="With --fabric: pods of the node that look for GPUs only when they start (device plug-in, DRA driver, dcgm).",
+)  # fmt: skip
 @health_option
 @click.option(
     "--peer-listen", type=AddressType(),
@@ -103,7 +128,8 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
 def agent(  # noqa: PLR0917  click passes by keyword
     node: str, autoscalers: tuple[str, ...], token_file: Path | None, contract_cert_file: Path | None,
     contract_key_file: Path | None, contract_ca_file: Path | None, store: Path, pull_secrets: str | None,
-    kubeconfig: Path | None, pod_resources: Path, runtime: Path | None, health: Address | None,
+    kubeconfig: Path | None, pod_resources: Path, runtime: Path | None, fabric: bool,
+    restart: tuple[str, ...], health: Address | None,
     peer_listen: Address | None, peer_address: Address | None, peer_token_file: Path | None,
     peer_cert_file: Path | None, peer_key_file: Path | None, peer_ca_file: Path | None,
 ) -> None:  # fmt: skip
@@ -117,7 +143,7 @@ def agent(  # noqa: PLR0917  click passes by keyword
     options = AgentOptions(
         node=node, autoscalers=autoscalers, access=Access(identity=identity, token=token_file),
         pod_resources=pod_resources, runtime=runtime, health=health, store=store, pull_secrets=pull_secrets,
-        kubeconfig=kubeconfig, peers=peers,
+        kubeconfig=kubeconfig, peers=peers, fabric=restart if fabric else None,
     )  # fmt: skip
     process.run(serve(options))
 
@@ -147,12 +173,18 @@ async def serve(options: AgentOptions) -> None:
             node=options.node, boot=boot, sequence=sequence, devices=look.devices, pods=look.pods, images=look.images,
             uses=look.uses, age_s=age_s, brings=True, copies=copies, weights=weights,
             epoch=keeping.epoch, peer="" if among is None else among.url,
+            attaches=bay is not None, fabric=() if bay is None else bay.report(),
         )  # fmt: skip
         return msgspec.json.encode(report)
 
     sockets = NodeSockets(options.pod_resources, options.runtime)
-    one = Agent(NodeLooks(sockets=sockets).look, news, written, ways, NODE_PERIOD_S)
+    looks = NodeLooks(sockets=sockets)
+    one = Agent(looks.look, news, written, ways, NODE_PERIOD_S)
     keeping.changed = one.tell
+    reach = AsyncExitStack()
+    bay = await _bay(options, looks, reach)
+    if bay is not None:
+        bay.changed, keeping.fabric = one.tell, bay.want
     images = None if options.runtime is None else Images(options.runtime, logins, sockets.images_changed)
     if images is not None:
         keeping.images = _told(images)
@@ -160,7 +192,7 @@ async def serve(options: AgentOptions) -> None:
     process.settle()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(life) for life in (one.run(), files.follow(), keeping.run())]
-        running += [] if images is None else [tasks.create_task(images.run())]
+        running += [tasks.create_task(each.run()) for each in (images, bay) if each is not None]
         running += [
             tasks.create_task(way.follow(f"/v1/wants?node={quote(options.node)}", keeping.heard)) for way in ways
         ]
@@ -170,9 +202,18 @@ async def serve(options: AgentOptions) -> None:
     for way in ways:
         await way.close()
     await sockets.close()
+    await reach.aclose()
     await shown_at.cleanup()
     if port is not None:
         await port.cleanup()
+
+
+async def _bay(options: AgentOptions, looks: NodeLooks, reach: AsyncExitStack) -> Attaching | None:
+    """Who takes Devices of a fabric and lets go of them; None: nobody here may."""
+    if options.fabric is None:
+        return None
+    made = attaching(options.node, options.fabric, options.kubeconfig, lambda: looks.pods)
+    return await reach.enter_async_context(made)
 
 
 def _told(images: Images) -> Callable[[Sequence[ImageWant]], None]:

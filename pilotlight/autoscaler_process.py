@@ -25,6 +25,7 @@ from autoscaler.drivers.base import Driver
 from autoscaler.drivers.cordons import CordonFile
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.histories import HistoryFile
+from autoscaler.drivers.learnt import LearntFile
 from autoscaler.drivers.lessons import LessonFile
 from autoscaler.drivers.local import LocalDriver
 from autoscaler.drivers.nvml import open_nvml
@@ -32,16 +33,17 @@ from autoscaler.drivers.processes import become_subreaper
 from autoscaler.drivers.records import StateDirectory, StateError
 from autoscaler.engines.installed import available
 from autoscaler.fit import Needs
+from autoscaler.leases import LearntSeen
 from autoscaler.log import Log
 from autoscaler.loop import Listener, Loop, Step
 from autoscaler.metrics import Metrics
 from autoscaler.model import Model
-from autoscaler.observations import DocumentsSeen, GatewaySeen, HistorySeen
+from autoscaler.observations import ClockSeen, DocumentsSeen, GatewaySeen, HistorySeen
 from autoscaler.ops import OperationsServer
 from autoscaler.serve import ContractServer
 from autoscaler.settings import Settings
 from autoscaler.world import World
-from pilotlight import __version__, access, cluster, health, hosts, process, webserver
+from pilotlight import __version__, access, cluster, health, hosts, process, supplies, webserver
 from pilotlight.access import Access
 from pilotlight.cluster import Cluster, ClusterOptions
 from pilotlight.cpubound import CpuBound
@@ -60,6 +62,8 @@ from pilotlight.warming import Warming
 
 SAVE_S = 60.0
 """Histories are written this often, and at the end."""
+CLOCK_EVERY_S = 60.0
+"""So often it is told what time of day it is."""
 nvml = functools.cache(open_nvml)
 """Opened once: whoever reads documents asks whether there are GPUs, before the driver does."""
 Located = Callable[[Model], Model]
@@ -117,7 +121,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     by_hand = options.parent is None  # else `serve` owns it
     state = StateDirectory.open(options.state) if by_hand else StateDirectory.attach(options.state)
     become_subreaper()
-    histories = HistoryFile(state, clock, time.time)
+    histories, learnt = HistoryFile(state, clock, time.time), LearntFile(state)
     devices = Devices(() if options.cluster else documents.settings.devices, nvml)
     driver: Driver
     house: Cluster | None = None
@@ -137,7 +141,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     cpu_bound = CpuBound(lambda: devices.measured, available())
     loop.listeners += listeners(metrics, preflight, cpu_bound, log)
     tell(seen(documents))
-    tutor = remember(histories, loop, Tutor(loop, LessonFile(state), clock))
+    tutor = remember(histories, learnt, loop, Tutor(loop, LessonFile(state), clock))
     loop.observe([GatewaySeen(gateway=GatewayId(path.stem)) for path in options.gateway_sockets])
     files = Files()
     orders = take_orders(state, loop, clock, house)
@@ -148,15 +152,9 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     runners = await ports(options, ContractServer(loop), operations, files, None if house is None else house.admits)
     process.settle()
     async with asyncio.TaskGroup() as tasks:
-        running = [
-            tasks.create_task(loop.run()),
-            tasks.create_task(save_often(histories, loop)),
-            tasks.create_task(reload(again, anew)),
-            tasks.create_task(files.follow()),
-            tasks.create_task(preflight.run()),
-            tasks.create_task(cpu_bound.run()),
-            tasks.create_task(tutor.run()),
-        ]
+        all_along = (loop.run(), files.follow(), preflight.run(), cpu_bound.run(), tutor.run())
+        now_and_then = (save_often(histories, learnt, loop), reload(again, anew), tell_time(loop, clock, time.time))
+        running = [tasks.create_task(one) for one in (*all_along, *now_and_then)]
         if house is not None:
             running.append(tasks.create_task(house.run()))
         if supply is not None:
@@ -168,9 +166,16 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
             task.cancel()
     if house is not None:
         await house.release()
-    save(histories, loop, at_once=True)
+    save(histories, learnt, loop, at_once=True)
     for runner in runners:
         await runner.cleanup()
+
+
+async def tell_time(loop: Loop, clock: Callable[[], float], unix: Callable[[], float]) -> None:
+    """What time of day it is, for `replicas.schedule`; clocks of machines are set anew."""
+    while True:
+        loop.observe([ClockSeen(unix_offset_s=unix() - clock())])
+        await asyncio.sleep(CLOCK_EVERY_S)
 
 
 def needing(loop: Loop, located: Located, *, in_cluster: bool) -> Callable[[Model], Needs]:
@@ -200,11 +205,13 @@ def none_supplied() -> tuple[Supply | None, Located]:
     return None, as_it_is
 
 
-def remember(histories: HistoryFile, loop: Loop, tutor: Tutor) -> Tutor:
+def remember(histories: HistoryFile, learnt: LearntFile, loop: Loop, tutor: Tutor) -> Tutor:
     """What was learnt before this process started."""
     remembered, broken = histories.load()
-    if broken:
-        say(broken)
+    of_offers, unread = learnt.load()
+    for line in filter(None, (broken, unread)):
+        say(line)
+    loop.observe([LearntSeen(learnt=of_offers)])
     loop.observe([HistorySeen(model=model, history=history) for model, history in remembered.items()])
     tutor.remember()
     return tutor
@@ -260,6 +267,7 @@ def read(
         return options.cluster is not None or (not settings.devices and nvml() is not None)
 
     documents = read_documents(options.documents, known, gpus, located)
+    supplies.check(documents.settings, "machine" if options.cluster is None else options.cluster.scope)
     if options.ops_fd is None:
         check_operations(options.ops, documents.settings.auth)
     return documents
@@ -299,16 +307,17 @@ async def read_again(options: AutoscalerOptions, loop: Loop, tell: Tell, located
         say(f"{error.message}; the last good documents stay in force")
 
 
-async def save_often(histories: HistoryFile, loop: Loop) -> None:
-    """Keeps what was learnt of starts on disk."""
+async def save_often(histories: HistoryFile, learnt: LearntFile, loop: Loop) -> None:
+    """Keeps what was learnt of starts and Offers on disk."""
     while True:
         await asyncio.sleep(SAVE_S)
-        save(histories, loop)
+        save(histories, learnt, loop)
 
 
-def save(histories: HistoryFile, loop: Loop, *, at_once: bool = False) -> None:
+def save(histories: HistoryFile, learnt: LearntFile, loop: Loop, *, at_once: bool = False) -> None:
     """A disk that is full costs what was learnt, never the autoscaler."""
     try:
         histories.save(loop.world.histories, at_once=at_once)
+        learnt.save(loop.world.capacity.learnt)
     except OSError as error:
-        say(f"what was learnt of starts cannot be kept ({error.strerror}): look at the state directory's disk")
+        say(f"what was learnt cannot be kept ({error.strerror}): look at the state directory's disk")

@@ -13,13 +13,16 @@ from typing import Any
 
 import msgspec
 
+from autoscaler.attached import GPU_COUNT, sites
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.crds import GROUP, MODEL, TENANT, Kind, definition
 from autoscaler.drivers.kubernetes import pods
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.rights import Right, Scope, rights
+from autoscaler.drivers.kubernetes.vocabulary import NODES
 from autoscaler.engines import Launch
 from autoscaler.model import Gpu, Model, ModelSpec
+from autoscaler.settings import Settings
 from autoscaler.world import Replica
 from pilotlight import checks_nodes, checks_operator
 from pilotlight.checks import Finding
@@ -29,11 +32,14 @@ VERSION_MIN = (1, 30)
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CRDS_FIX = "kubectl apply --server-side --force-conflicts -f charts/pilotlight/crds"
 PROVIDERS = {
-    "karpenter.sh": "Karpenter",
-    "autoscaling.x-k8s.io": "ProvisioningRequest",
-    "kueue.x-k8s.io": "Kueue",
-    "cro.hpsys.ibm.ie.com": "composable resources (CRO)",
+    "karpenter.sh": ("Karpenter", "karpenter"),
+    "autoscaling.x-k8s.io": ("ProvisioningRequest", "provisioningRequest"),
+    "kueue.x-k8s.io": ("Kueue", "kueue"),
+    "cro.hpsys.ibm.ie.com": ("composable resources (CRO)", "cro"),
 }
+"""By API group: what it is called, and which kind of `capacity` needs it."""
+NO_MOST = "no node that is ready says by an annotation how many GPUs it can have"
+NO_MOST_FIX = f"say it in Settings, `nodes[].devicesMax`, or on the nodes: {GPU_COUNT}"
 INGRESS = (
     "load balancers cut silent connections, most after 60 s: an Ingress in front of the gateway needs a read timeout "
     "above 600 s and no response buffering"
@@ -60,6 +66,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """Namespace and name of the ConfigMap by which nodes are cut anew; None: none is."""
     volumes: bool = False
     """Whether volumes of nodes' stores are to be made."""
+    capacity: tuple[str, ...] = ()
+    """Kinds of providers that the Settings name."""
 
 
 Check = Callable[[Api, Scene], Awaitable[list[Finding]]]
@@ -145,7 +153,10 @@ async def _resources(api: Api, path: str) -> list[dict[str, Any]]:
 async def rights_given(api: Api, scene: Scene) -> list[Finding]:
     """Every right of the list, of the account or of oneself; one line for each that is missing."""
     missing: list[Finding] = []
-    asked = rights(scene.scope, scene.adopted, cordons=scene.cordons, cutting=scene.cutting, volumes=scene.volumes)
+    asked = rights(
+        scene.scope, scene.adopted, cordons=scene.cordons, cutting=scene.cutting, volumes=scene.volumes,
+        capacity=scene.capacity,
+    )  # fmt: skip
     for right in asked:
         lacks = [verb for verb in right.verbs if not await _may(api, scene, right, verb)]
         if lacks:
@@ -233,12 +244,20 @@ async def cutting(api: Api, scene: Scene) -> list[Finding]:
     return checks_operator.judge(found, scene.cutting[1])
 
 
-async def providers(api: Api, _: Scene) -> list[Finding]:
-    """Which sources of more capacity there are; none is needed."""
+async def providers(api: Api, scene: Scene) -> list[Finding]:
+    """Which sources of more capacity there are, and that those are there which the Settings name."""
     groups = {one["name"] for one in (await api.get("/apis"))["groups"]}
-    there = [name for group, name in PROVIDERS.items() if group in groups]
+    there = [name for group, (name, _) in PROVIDERS.items() if group in groups]
     says = f"found: {', '.join(there)}" if there else "none found; capacity is what the nodes have"
-    return [Finding("capacity providers", "info", says)]
+    findings = [Finding("capacity providers", "info", says)]
+    for group, (name, kind) in PROVIDERS.items():
+        if kind in scene.capacity and group not in groups:
+            says, fix = f"{name}: the API group {group} is not served", f"install it, or leave out `capacity[].{kind}`"
+            findings.append(Finding("capacity providers", "blocker", says, fix))
+    asked = [one async for page in api.pages(NODES) for one in page["items"]] if "cro" in scene.capacity else []
+    if asked and not sites(asked, Settings()):
+        findings.append(Finding("capacity providers", "info", NO_MOST, NO_MOST_FIX))
+    return findings
 
 
 async def ingress(_: Api, __: Scene) -> list[Finding]:

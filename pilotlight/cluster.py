@@ -33,6 +33,7 @@ from autoscaler.nodesupply import NodeSupply
 from autoscaler.observations import DocumentsSeen, FollowingSeen, LeadingSeen
 from autoscaler.sizing import AS_ASKED, Given
 from autoscaler.world import World
+from pilotlight.supplies import Supplies
 
 if TYPE_CHECKING:
     from autoscaler.drivers.kubernetes.api import Api
@@ -97,6 +98,7 @@ class Cluster:
         from autoscaler.drivers.kubernetes.driver import KubernetesDriver
         from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
         from autoscaler.drivers.kubernetes.tokens import Tokens
+        from pilotlight.objects import Objects
         from pilotlight.resources import Resources
 
         acting, asking = apis
@@ -127,6 +129,11 @@ class Cluster:
         if options.scope == "cluster":
             self.cordons = NodeCordons(acting, asking, self._observe, clock)
             self._cutter = NodeCutter(acting, asking, self._observe, lambda: self._loop.world.settings, clock)
+        places = (options.namespace, options.own_namespace)
+        self._supplies = Supplies(
+            Objects(acting, asking), places, lambda: self._loop.world, self._observe, clock,
+            leads=lambda: elector.writes_s() > 0,
+        )  # fmt: skip
         self._tokens = Tokens(asking, options.users)
         self.admits: Admits | None = self._tokens.admits if options.users else None
         """Who may report, beside those who know the shared secret."""
@@ -143,10 +150,10 @@ class Cluster:
         elector = self._elector
         self._loop = Loop(
             World(epoch=0, leads=False), self.driver, self._clock, elector.writes_s, elector.in_touch,
-            cutter=self._cutter,
+            cutter=self._cutter, supplier=self._supplies,
         )  # fmt: skip
         self._resources.join(self._loop)
-        self._loop.listeners += [self._on_step, self._supply.on_step]
+        self._loop.listeners += [self._on_step, self._supply.on_step, self._supplies.on_step]
         return self._loop
 
     def put_files(self, seen: DocumentsSeen) -> None:
@@ -230,6 +237,7 @@ class Cluster:
             tasks.create_task(self._disruptions.run())
             tasks.create_task(looked(self._asking, self._options.scope, self._options.weights_store, self._observe))
             tasks.create_task(self._resources.run())
+            tasks.create_task(self._supplies.run())
             await self._listed.wait()
             await self._resources.told.wait()  # what runs would look like strangers
             tasks.create_task(self._elector.run(self))

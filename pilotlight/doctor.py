@@ -15,6 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from autoscaler.providers import KINDS
 from pilotlight import checks_here, show
 from pilotlight.checks import Finding, Grade, blocked
 from pilotlight.listen import Address
@@ -42,6 +43,8 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
     "--cutting", default="", metavar="NAMESPACE/NAME", help="Nodes are cut anew by this ConfigMap (`cutting.enabled`)."
 )
 @click.option("--volumes", is_flag=True, help="Engines see weights by volumes of their nodes (`agent.enabled`).")
+@click.option("--capacity", multiple=True, type=click.Choice(sorted(KINDS)),
+              help="A kind of provider that Settings `capacity` has; repeatable.")  # fmt: skip
 @click.option("--account", default="", metavar="NAMESPACE:NAME", help="Whose rights to ask for; default: one's own.")
 @listen_option
 @operations_option
@@ -49,8 +52,8 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
 @output_option
 def doctor(  # noqa: PLR0917  click passes by keyword
     driver: str, kubeconfig: Path | None, namespace: str, home: str, lease: str, scope: str, adoption: bool,
-    adopt_in: tuple[str, ...], cordon: bool, cutting: str, volumes: bool, account: str, listen: Address, ops: Address,
-    state: Path, output: str,
+    adopt_in: tuple[str, ...], cordon: bool, cutting: str, volumes: bool, capacity: tuple[str, ...], account: str,
+    listen: Address, ops: Address, state: Path, output: str,
 ) -> None:  # fmt: skip
     """Check what Pilotlight needs here, and say how to fix what is missing."""
     if account and account.count(":") != 1:
@@ -63,7 +66,7 @@ def doctor(  # noqa: PLR0917  click passes by keyword
         wanted: dict[str, object] = {
             "engines": namespace, "home": home or namespace, "lease": lease, "scope": scope, "account": account,
             "adopted": None if adoption else adopt_in, "cordons": cordon, "volumes": volumes,
-            "cutting": cutting.split("/") if cutting else None,
+            "cutting": cutting.split("/") if cutting else None, "capacity": capacity,
         }  # fmt: skip
         findings = asyncio.run(_cluster(kubeconfig, wanted))
     tell(findings, output)

@@ -24,13 +24,13 @@ from artifacts.layout import ForbiddenError
 from artifacts.obtain import Came, Registries, Told
 from artifacts.publish import Copy
 from artifacts.reference import Reference
-from artifacts.refusals import DeniedError
-from artifacts.store import Store, in_thread
+from artifacts.refusals import DeniedError, UnreachableError
+from artifacts.store import AWAY_WAIT_S, Store, in_thread
 from artifacts.swarm import Peering
 from autoscaler.contract import WeightsReport
 from autoscaler.nodewants import Wish
 from autoscaler.settings import Weights
-from pilotlight.looking import look, short
+from pilotlight.looking import HEADERS_MAX, Headers, look, short
 from pilotlight.storemetrics import StoreMetrics
 from pilotlight.supply import HEADERS, reached
 
@@ -63,10 +63,12 @@ class Fetching:
         self._metrics = metrics
         self._clock = clock
         self.peering: Callable[[str], Awaitable[Peering | None]] = _alone
-        """Who else may have an artifact; asked for each pull from a registry."""
+        """Who else may have an artifact; asked for each pull."""
         self._ways: tuple[Weights, Store, Ways] | None = None
         self._opening, self._pulls = asyncio.Lock(), asyncio.Semaphore(PULLS_MAX)
-        self._looks = asyncio.Semaphore(LOOKS_MAX)
+        self._looks, self._headers = asyncio.Semaphore(LOOKS_MAX), Headers()
+        self._seen: dict[Wish, WeightsReport] = {}
+        """What was said last of each wish with its header."""
 
     async def bring(self, wish: Wish, settings: Weights, told: Told) -> Brought:
         """Raises RegistryError, BadManifestError, StoreError, DiskError, SignersError, and what `secret_of` does."""
@@ -81,14 +83,29 @@ class Fetching:
         return await self._let_in(wish, settings, work)
 
     async def look(self, wish: Wish, settings: Weights, *, header: bool) -> WeightsReport:
-        """`header`: also what it says of memory; it may wait for others then. Raises as `bring`."""
+        """`header`: also what it says of memory; it may wait for others then, and what was seen before stands in for a
+        registry that does not answer, for nothing is started by it. Raises as `bring`.
+        """
 
         async def work(of: Lies, _store: Store, by: Ways) -> WeightsReport:
             folder = self._root / HEADERS / hashlib.sha256(repr(wish).encode()).hexdigest() if header else None
             async with self._looks if header else contextlib.nullcontext():
-                return short(await look(WeightsReport(**wish._asdict()), of, by, folder))
+                return short(await look(WeightsReport(**wish._asdict()), of, by, folder, self._headers))
 
-        return await self._let_in(wish, settings, work)
+        if not header:
+            return await self._let_in(wish, settings, work)
+        before = self._seen.pop(wish, None)
+        try:
+            async with asyncio.timeout(AWAY_WAIT_S if before is not None else None):
+                found = await self._let_in(wish, settings, work)
+        except (UnreachableError, TimeoutError):
+            if before is None:
+                raise
+            found = before
+        self._seen[wish] = found
+        if len(self._seen) > HEADERS_MAX:
+            del self._seen[next(iter(self._seen))]
+        return found
 
     async def _let_in(
         self, wish: Wish, settings: Weights, work: Callable[[Lies, Store, Ways], Awaitable[T]]
@@ -127,7 +144,7 @@ class Fetching:
         return copy
 
     async def _fetched(self, wish: Wish, of: Lies, store: Store, by: Ways, told: Told) -> Copy:
-        among = await self.peering(f"oci://{of}") if isinstance(of, Reference) else None
+        among = await self.peering(f"oci://{of}" if isinstance(of, Reference) else str(of))
         if among is not None:
             by = dataclasses.replace(by, registries=dataclasses.replace(by.registries, peering=among))
         try:

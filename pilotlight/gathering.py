@@ -17,6 +17,7 @@ import msgspec
 
 from artifacts import gguf
 from autoscaler import engines
+from autoscaler.artifact import STORED
 from autoscaler.contract import ModelName
 from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.drivers.base import Launcher
@@ -26,8 +27,9 @@ from autoscaler.rules import NAME_CHARS_MAX
 from autoscaler.settings import Settings
 from autoscaler.sizing import AS_ASKED, Given
 from pilotlight.modelfile import check_file
-from pilotlight.needs import Known, adapter_paths, cache_of, comes, estimate, local_path, pages
+from pilotlight.needs import Known, adapter_paths, cache_of, comes, estimate, local_path, takes_all
 from pilotlight.quiet import say
+from pilotlight.supplies import check as check_capacity
 from pilotlight.weightparts import standing_in
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -35,8 +37,6 @@ DEFAULT_CONTEXT_TOKENS = 4096
 DOCUMENT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 KEYS_FILE = "keys.yaml"
 NONE_KNOWN: Mapping[ModelName, Model] = {}
-ELSEWHERE = frozenset({"oci", "hf", "s3"})
-"""Schemes of what is brought to this machine."""
 _COMES = "/weights"
 """Stands for the path of weights that are brought before a start: only a look needs one."""
 RENAME = "no Model can be named after this file: give it a name with letters or digits, or write a document for it"
@@ -58,6 +58,7 @@ def gather(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Docum
             texts.append((str(file), to_yaml(Documents(models=(model,)))))
     if paths:
         _check(texts)  # a file's name may also be an alias of another Model
+    check_capacity(documents.settings, "machine")
     return msgspec.structs.replace(documents, models=tuple(models))
 
 
@@ -118,12 +119,12 @@ def read_documents(
 
 def completed(model: Model, known: Known | None = None, *, gpus: bool = False) -> Model:
     """The Model with its memory from its artifact, and its adapters' files, where the document states none; unreadable
-    = the whole device, and so is an engine that takes a share of it. `gpus`: Devices are not the host's memory.
-    `known`: of the artifact; None: what files here say.
+    = the whole device, and so is an engine that takes a share of it, but with `auto`. `gpus`: Devices are not
+    the host's memory. `known`: of the artifact; None: what files here say.
     """
     gpu = model.spec.gpu
     sized = model.spec.engine == "llama.cpp" and not (gpu.elastic_percent is None and gpu.growth_percent is None)
-    if (model.memory_bytes and not sized) or gpu.count == 0 or pages(model):
+    if (model.memory_bytes and not sized) or gpu.count == 0 or takes_all(model):
         return model
     try:
         needed = estimate(model, known)
@@ -196,7 +197,7 @@ def _gguf_files(path: Path) -> list[Path]:
     A file of a folder that has no name for a Model is left out, and that is said.
     """
     scheme, colon, rest = str(path).partition(":/")  # a Path has one slash of two
-    if colon and scheme in ELSEWHERE:
+    if colon and scheme in STORED:
         artifact = f"{scheme}://{rest.removeprefix('/')}"
         raise click.UsageError(f"{artifact}: name it in a document (`-c`), as spec.artifact of a Model")
     if not _is_folder(path):

@@ -30,7 +30,7 @@ from artifacts.reference import BadReferenceError
 from artifacts.refusals import PolicyError
 from artifacts.store import Store, in_thread
 from autoscaler.contract import ReplicaId, WeightsReport, decoder
-from autoscaler.nodewants import ImageWant, NodeWants, Wish, wish_of
+from autoscaler.nodewants import FabricWant, ImageWant, NodeWants, Wish, wish_of
 from autoscaler.settings import Weights
 from pilotlight.fetching import Fetching, SecretOf, here
 from pilotlight.looking import REASON_CHARS_MAX, fitting, told
@@ -102,6 +102,8 @@ class Keeping:
         self.changed: Callable[[], None] = _nobody
         self.images: Callable[[Sequence[ImageWant]], None] = _nothing
         """Hears which engine images are wanted."""
+        self.fabric: Callable[[Sequence[FabricWant]], None] = _no_fabric
+        """Hears which Devices of a fabric come and leave."""
         self._wants: NodeWants | None = None
         self._wake = asyncio.Event()
         self._lines: dict[Wish, _Line] = {}
@@ -127,6 +129,7 @@ class Keeping:
             if anew:  # who leads next must not take a lower one
                 self.changed()
             self.images(wants.images)
+            self.fabric(wants.fabric)
             self._wake.set()
 
     @property
@@ -310,6 +313,10 @@ def _closed(copy: Copy | None) -> None:
 
 def _nothing(images: Sequence[ImageWant]) -> None:
     """The kubelet pulls them."""
+
+
+def _no_fabric(wants: Sequence[FabricWant]) -> None:
+    """It does not reach into its node."""
 
 
 def _nobody() -> None:

@@ -6,8 +6,10 @@ is that of the very image that a container runtime would take on this machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
@@ -28,31 +30,63 @@ HEADERS_CHARS_MAX = 400_000
 """Of looks that are told at once: a report has 1 MiB. Whoever has heard of one wants it no more."""
 REASON_CHARS_MAX = 1000
 """Of why something is not; names of files are others' words, and a report that is too long is not heard at all."""
+HEADERS_MAX = 256
+"""Of artifacts, that are remembered; of more those that were read first are read again."""
 NOT_WHOLE = (
     "of its compressed layers not all names are known before they are pulled, and any may be code: push them "
     "uncompressed, as `pilotlight weights push` does, or say allowUnsafe"
 )
+Fields = Mapping[str, object]
+"""Of a WeightsReport."""
 
 
-async def look(said: WeightsReport, of: Lies, by: Ways, folder: Path | None = None) -> WeightsReport:
-    """`said`: the wish. `folder`: where its header may lie for a while; None: that is not asked for. Raises
-    RegistryError, BadManifestError.
+class Headers:
+    """What headers say, of artifacts by where they lie and their digest, and which names are in images: each is read
+    once, whoever asks, and whatever it is called. Who asks has been let in to the manifest by then.
     """
-    unsafe = said.allow_unsafe
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Fields] = {}
+        self._reading: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
+
+    async def told(self, of: Hashable, read: Callable[[], Awaitable[Fields]]) -> Fields:
+        """What `read` gives, or gave. What could not be read is not remembered."""
+        async with self._reading.setdefault(of, asyncio.Lock()):
+            kept = self._kept.get(of)
+            if kept is None:
+                kept = await read()
+                if not kept.keys().isdisjoint({"header", "image"}):
+                    self._kept[of] = kept
+                if len(self._kept) > HEADERS_MAX:
+                    del self._kept[next(iter(self._kept))]
+            return kept
+
+
+async def look(
+    said: WeightsReport, of: Lies, by: Ways, folder: Path | None = None, headers: Headers | None = None
+) -> WeightsReport:
+    """`said`: the wish. `folder`: where its header may lie for a while; None: that is not asked for. `headers`: those
+    that were read before. Raises RegistryError, BadManifestError.
+    """
+    unsafe, headers = said.allow_unsafe, headers or Headers()
     if not isinstance(of, Reference):
         async with bring.opened(of, by) as there:
             listing = (await there.look(allow_unsafe=unsafe)).listing
             report = replace(said, digest=listing.digest, no_image="it is in no registry")
             if folder is None:
                 return report
-            header = await shapes.told(gather.as_named(listing), listing.place, Lone(there.place), folder)
-            return replace(report, **header)
+            lone, named = Lone(there.place), gather.as_named(listing)
+            return replace(report, **await headers.told(
+                (listing.place, listing.digest, unsafe), lambda: shapes.told(named, listing.place, lone, folder)
+            ))  # fmt: skip
     async with by.registries.opened(of.host) as source:
         found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=unsafe, images=True)
         is_image = images.DIALECT.knows(found.manifest)
         report = replace(said, digest=found.chosen)
         if is_image:
-            report = await _seen(report, found.contents, of.repository, source)
+            names, one = found.contents, ("names", of.host, of.repository, found.chosen, unsafe)
+            seen = await headers.told(one, lambda: _seen(names, of.repository, source, allow_unsafe=unsafe))
+            report = replace(report, **seen)
         else:
             report = replace(report, no_image=f"it is no image ({found.contents.dialect})")
         if folder is None:
@@ -63,19 +97,21 @@ async def look(said: WeightsReport, of: Lies, by: Ways, folder: Path | None = No
             files = found.contents.files()
         except RefusedError as error:
             return replace(report, no_header=str(error))
-        return replace(report, **await shapes.told(files, of.repository, source, folder))
+        return replace(report, **await headers.told(
+            (of.host, of.repository, found.chosen, unsafe), lambda: shapes.told(files, of.repository, source, folder)
+        ))  # fmt: skip
 
 
-async def _seen(said: WeightsReport, of: Contents, repository: str, source: Source) -> WeightsReport:
+async def _seen(of: Contents, repository: str, source: Source, *, allow_unsafe: bool) -> Fields:
     """What is in an image."""
     try:
         of.files()
-        seen = await inside.look(of, repository, source, allow_unsafe=said.allow_unsafe)
+        seen = await inside.look(of, repository, source, allow_unsafe=allow_unsafe)
     except (BadArchiveError, RefusedError) as error:
-        return replace(said, no_image=str(error))
-    if not (seen.whole or said.allow_unsafe):
-        return replace(said, no_image=NOT_WHOLE)
-    return replace(said, image=seen.root, **told(seen.paths))
+        return {"no_image": str(error)}
+    if not (seen.whole or allow_unsafe):
+        return {"no_image": NOT_WHOLE}
+    return {"image": seen.root, **told(seen.paths)}
 
 
 def told(paths: tuple[str, ...] | list[str]) -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,5 @@
-"""Says every transition in one line for the person at the terminal, and whose Calls are refused without a start.
+"""Says every transition in one line for the person at the terminal, whose Calls are refused without a start, and what
+is wrong with providers of capacity: of each once, until it is something else.
 
 Owns one descriptor, on which it never waits: the loop tells it of every step, and a terminal that was stopped or a pipe
 that nobody reads must not stop deciding. Lines that could not be shown are counted and told of later.
@@ -26,12 +27,20 @@ class Narrator:
         self._fd = sys.stdout.fileno() if fd is None else fd
         self._width = 0
         self._unshown = 0
+        self._wrong: dict[str, str] = {}
+        """What was said last of each provider: one that is in trouble now and then is not told of each time."""
 
     def on_step(self, step: Step) -> None:
         """Prints what this step changed."""
         for move in step.transitions:
             if move.after not in UNSAID:
                 self._tell(move.model, move.after.value, move.reason)
+        capacity = step.after.capacity
+        if capacity is not step.before.capacity:
+            wrong = {name: says for name, says in capacity.wrong() if says != self._wrong.get(name)}
+            for name, says in wrong.items():
+                self._tell(name, "provider", says)
+            self._wrong = {name: says for name, says in (self._wrong | wrong).items() if name in capacity.providers}
 
     def refused(self, rows: Iterable[Refused]) -> None:
         """Prints whose Calls are refused without a start."""

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from artifacts import caches, hfconfig
+from artifacts import caches, hfconfig, kinds
 from artifacts.caches import Estimate, Item, Serving, Shape
+from autoscaler.artifact import STORED
 from autoscaler.engines import ENGINES
 from autoscaler.engines.table import CHECKPOINTS
 from autoscaler.model import Cache, Model
@@ -47,7 +48,7 @@ def comes(model: Model) -> bool:
     artifact = model.spec.artifact or ""
     scheme = artifact.partition("://")[0]
     taken = model.spec.allow_unsafe or REMOTE_CODE not in model.spec.args or "?" in artifact
-    return scheme in {"oci", "s3"} or (scheme == "hf" and taken)
+    return scheme in STORED and (scheme != "hf" or taken)
 
 
 def adapter_paths(model: Model) -> list[Path]:
@@ -70,7 +71,14 @@ def known_here(model: Model) -> Known | None:
     found = shape_of(model)
     if found is None:
         return None
-    return Known(*found, sum(file.stat().st_size for file in adapter_paths(model)))
+    return Known(*found, sum(map(_weighs, adapter_paths(model))))
+
+
+def _weighs(adapter: Path) -> int:
+    """A GGUF file, or the folder of a PEFT adapter. Raises OSError."""
+    if not adapter.is_dir():
+        return adapter.stat().st_size
+    return kinds.adapter_bytes({one.name: one.stat().st_size for one in adapter.iterdir()}, "")
 
 
 def estimate(model: Model, known: Known | None = None) -> Estimate | None:
@@ -82,10 +90,30 @@ def estimate(model: Model, known: Known | None = None) -> Estimate | None:
         return None
     make = caches.paged if pages(model) else caches.llama
     made = make(found.shape, serving(model))
-    if not found.adapters_bytes:
-        return made
-    adapters = Item(name="adapters", bytes=found.adapters_bytes, words="their files")
-    return Estimate(items=(*made.items, adapters), slot_bytes=made.slot_bytes, token_bytes=made.token_bytes)
+    items = made.items
+    if found.adapters_bytes:
+        items = (*items, Item(name="adapters", bytes=found.adapters_bytes, words="their files"))
+    if sized_paged(model):
+        items = (*_of_each(items, model.spec.gpu.count), _reserve(items, model.spec.gpu.count))
+    return Estimate(items=items, slot_bytes=made.slot_bytes, token_bytes=made.token_bytes)
+
+
+def _of_each(items: tuple[Item, ...], devices: int) -> tuple[Item, ...]:
+    """What each Device has of it, where tensors are parallel: activation and overhead are in all of them."""
+    kept = {"activation", "overhead"}
+    if devices <= 1:
+        return items
+    return tuple(
+        i if i.name in kept else replace(i, bytes=-(-i.bytes // devices), words=f"{i.words}; of {devices} devices each")
+        for i in items
+    )
+
+
+def _reserve(items: tuple[Item, ...], devices: int) -> Item:
+    """So much more it must be given, that the share which it takes of that is enough."""
+    taken = sum(item.bytes for item in _of_each(items, devices))
+    words = f"it takes {PAGED_SHARE:.0%} of what it is given where it has that to itself"
+    return Item(name="reserve", bytes=int(taken / PAGED_SHARE) + 1 - taken, words=words)
 
 
 def cache_of(model: Model, made: Estimate, known: Known | None = None, *, gpus: bool) -> Cache | None:
@@ -121,6 +149,16 @@ def pages(model: Model) -> bool:
     return ENGINES[model.spec.engine].pages
 
 
+def sized_paged(model: Model) -> bool:
+    """Whether its engine pages its cache, and is to be given what its artifact says (`gpu.memory: auto`)."""
+    return pages(model) and model.spec.gpu.memory_bytes == 0
+
+
+def takes_all(model: Model) -> bool:
+    """Whether its artifact does not matter: its engine takes what there is, or what its document says."""
+    return pages(model) and not sized_paged(model)
+
+
 def share(model: Model) -> float:
     """How much of each Device an engine that pages its cache takes, as its document says or as it does by itself."""
     flags = ("--gpu-memory-utilization", "--mem-fraction-static")
@@ -137,7 +175,9 @@ def serving(model: Model) -> Serving:
     if pages(model):
         element = 1.0 if _told(model, "", "--kv-cache-dtype").startswith("fp8") else 2.0
         told = _number(_told(model, "", "--max-model-len", "--context-length"))
-        return Serving(slots=slots, context_tokens=told or context, key_bytes=element, value_bytes=element)
+        spec, tokens = model.spec, told or context
+        calls = slots if sized_paged(model) and tokens and spec.slots is not None else 1
+        return Serving(slots=slots, context_tokens=tokens, key_bytes=element, value_bytes=element, whole_calls=calls)
     together = _number(_told(model, "LLAMA_ARG_CTX_SIZE", "--ctx-size", "-c"))
     each = _number(_told(model, "", "--context-tokens"))
     if together:

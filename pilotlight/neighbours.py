@@ -96,10 +96,16 @@ class Neighbours:
                 self._say(f"not read: {error}")
                 continue
             for one in told[:PEERS_MAX]:
-                if not peering.wrong(one.url) and (one.digest or one.node not in found):
+                if self._believes(one.url) and (one.digest or one.node not in found):
                     found[one.node] = one
         peers = [Peer(one.node, one.url, _holds(one)) for one in found.values()]
         return peering.through(self._shown.identity, self._node, lambda: peers, self._token, CERTIFIED)
+
+    def _believes(self, url: str) -> bool:
+        """Whether another node's agent can be there: whoever reports could name what listens on this machine. All of
+        them are on one only where this one is told of so, too.
+        """
+        return not peering.wrong(url) and (not peering.own_machine(url) or peering.own_machine(self.url))
 
     @property
     def _count(self) -> Middleware:

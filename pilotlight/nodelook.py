@@ -53,14 +53,17 @@ class NodeLooks:
         self._nvml: Nvml | None = None
         self._last = NodeLook()
         self._asked: asyncio.Future[NodeLook] | None = None
+        self.pods: tuple[PodDevices, ...] = ()
+        """Of the last look."""
 
     async def look(self) -> NodeLook:
         """The node now; without a driver there are no devices, which is no error."""
         found, given, images = await asyncio.gather(self._devices(), self._sockets.pods(), self._sockets.images())
         if given is None:
-            return found._replace(images=images)
-        pods = tuple(PodDevices(namespace=one.namespace, name=one.name, devices=one.devices) for one in given)
-        return NodeLook(found.devices, pods, images, found.uses)
+            self.pods = found.pods
+        else:
+            self.pods = tuple(PodDevices(namespace=one.namespace, name=one.name, devices=one.devices) for one in given)
+        return NodeLook(found.devices, self.pods, images, found.uses)
 
     async def _devices(self) -> NodeLook:
         """By NVML alone."""

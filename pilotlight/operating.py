@@ -7,7 +7,6 @@ an order does is the autoscaler's to decide and to say; nothing is kept here, so
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,12 +17,9 @@ from rich.console import Console
 
 from autoscaler.words import counted
 from pilotlight import show
-from pilotlight.options import Command, ops_option, output_option
+from pilotlight.options import Command, key_of, key_option, ops_option, output_option
 
 LOOK_S = 0.5
-key_option = click.option(
-    "--key-env", metavar="NAME", help="The environment variable that holds a key of role operator, where one is needed."
-)
 force_option = click.option("--force", is_flag=True, help="End busy ones too, after 10 s.")
 kind_option = click.option(
     "--kind", type=click.Choice(["device", "node"]), help="What NAME is, where a device and a node have the same."
@@ -100,10 +96,7 @@ def drain(  # noqa: PLR0917  click passes by keyword
 
 def order(ops: str, path: str, key_env: str | None, *, force: bool = False) -> Mapping[str, Any]:
     """Posts an order; what the port says will happen. Raises click's errors."""
-    key = None if key_env is None else os.environ.get(key_env)
-    if key_env is not None and not key:
-        raise click.UsageError(f"--key-env: the environment variable {key_env} is not set")
-    told: Mapping[str, Any] = show.fetch(ops, f"/api/v1/{path}", order={"force": force}, key=key)
+    told: Mapping[str, Any] = show.fetch(ops, f"/api/v1/{path}", order={"force": force}, key=key_of(key_env))
     return told
 
 

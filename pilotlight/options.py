@@ -71,6 +71,9 @@ def file_options(options: dict[str, str]) -> Callable[[Command], Command]:
 tls_options, access_options = file_options(TLS_OPTIONS), file_options(ACCESS_OPTIONS)
 parent_option = click.option("--parent", type=int, hidden=True)
 ops_option = click.option("--ops", default=OPS.url, show_default=True, help="The operations port to ask.")
+key_option = click.option(
+    "--key-env", metavar="NAME", help="The environment variable that holds a key of role operator, where one is needed."
+)
 output_option = click.option(
     "--output", type=click.Choice(["text", "json"]), default="text", help="For people or programs."
 )
@@ -78,3 +81,11 @@ autoscalers_option = click.option(
     "--autoscaler", "autoscalers", multiple=True, required=True,
     help="unix:PATH, https://HOST:PORT, or dns+https://NAME:PORT for every address of a name; repeatable.",
 )  # fmt: skip
+
+
+def key_of(key_env: str | None) -> str | None:
+    """The key that `--key-env` names; None: none is shown. Raises click.UsageError."""
+    key = None if key_env is None else os.environ.get(key_env)
+    if key_env is not None and not key:
+        raise click.UsageError(f"--key-env: the environment variable {key_env} is not set")
+    return key

@@ -8,6 +8,7 @@ who shows neither, on loopback, gets only what was fetched without a login.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -77,6 +78,20 @@ def wrong(url: str) -> str:
         return "expected https://HOST:PORT"
     clear = found["scheme"] == "http" and not Address(found["host"].strip("[]"), 0).loopback
     return "weights and token would cross the network in clear: use https://" if clear else ""
+
+
+def own_machine(url: str) -> bool:
+    """Whether whoever asks there asks the machine that it runs on, or its link alone: of another node's agent that is
+    no address, and what listens there is nobody's peer. A name is judged by the certificate that is shown.
+    """
+    found = _URL.fullmatch(url)
+    host = "" if found is None else found["host"].strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    plain = (address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None) or address
+    return plain.is_loopback or plain.is_link_local or plain.is_unspecified or plain.is_multicast
 
 
 def through(

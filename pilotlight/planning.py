@@ -1,13 +1,14 @@
 """`pilotlight plan`: what would be started where, if Models were called so. I/O: reads files, prints; touches nothing.
 
 Owns the file of the demand, and which devices are meant: those that the Settings declare (`devices`, `nodes`), else
-those of this machine. The answer is `autoscaler.whatif`'s.
+those of this machine; or, `--live`, all that the running system has, with what is on it now. The answer is
+`autoscaler.whatif`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 import click
@@ -19,39 +20,67 @@ from autoscaler.documents import Documents
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.kubernetes import declared
 from autoscaler.drivers.nvml import NvmlError
-from autoscaler.model import Model
-from autoscaler.whatif import Answer, Asked, what_if
+from autoscaler.whatif import CALLS_MAX, PATH, Answer, Asked, what_if
 from autoscaler.words import size
 from autoscaler.world import Slice
+from pilotlight import show
 from pilotlight.gathering import completed, load_files
-from pilotlight.options import output_option
+from pilotlight.options import OPS, key_of, key_option, output_option
 
-CALLS_MAX = 1_000_000
+LIVE_TIMEOUT_S = 60.0
 EXPECTED = "expected {waiting: NUMBER, running: NUMBER} or a number of Calls that wait"
 
 
-@click.command(epilog="Example: pilotlight plan -c pilotlight.yaml --demand demand.yaml")
+@click.command(
+    epilog="Of what runs: pilotlight plan --live --demand demand.yaml\n\n"
+    "Example: pilotlight plan -c pilotlight.yaml --demand demand.yaml"
+)
 @click.option(
-    "-c", "--config", multiple=True, required=True, type=click.Path(path_type=Path),
-    help="Documents (YAML); may be repeated.",
-)  # fmt: skip
+    "-c", "--config", multiple=True, type=click.Path(path_type=Path), help="Documents (YAML); may be repeated."
+)
+@click.option(
+    "--live", is_flag=True, help="Of the system that runs, instead of -c: as it is now, with these calls more."
+)
+@click.option("--ops", help=f"With --live: the operations port to ask.  [default: {OPS.url}]")
 @click.option(
     "--demand",
     required=True,
     type=click.Path(path_type=Path),
     help="YAML: for each model how many calls wait, such as `llama: 3` or `llama: {waiting: 3, running: 1}`.",
 )
+@key_option
 @output_option
-def plan(config: tuple[Path, ...], demand: Path, output: str) -> None:
+def plan(  # noqa: PLR0917  click passes by keyword
+    config: tuple[Path, ...], live: bool, ops: str | None, demand: Path, key_env: str | None, output: str
+) -> None:
     """What would be started where, if models were called so; starts nothing."""
-    documents = load_files(config)
-    models = tuple(completed(model) for model in documents.models)
-    documents = msgspec.structs.replace(documents, models=models)
-    answer = what_if(documents, devices(documents), read_demand(demand, {model.name: model for model in models}))
+    if live == bool(config) or ((ops or key_env) and not live):
+        raise click.UsageError(
+            "say which: -c FILE for documents, or --live (with --ops, --key-env) for the system that runs"
+        )
+    answer = of_running(ops or OPS.url, demand, key_of(key_env)) if live else of_files(config, demand)
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
     else:
         tell(answer)
+
+
+def of_files(config: tuple[Path, ...], demand: Path) -> Answer:
+    """Where nothing runs. Raises click's errors."""
+    documents = load_files(config)
+    models = tuple(completed(model) for model in documents.models)
+    documents = msgspec.structs.replace(documents, models=models)
+    return what_if(documents, devices(documents), read_demand(demand, {model.name for model in models}))
+
+
+def of_running(ops: str, demand: Path, key: str | None) -> Answer:
+    """Of the system behind the operations port, which knows its Models itself. Raises click's errors."""
+    asked = {name: one._asdict() for name, one in read_demand(demand, None).items()}
+    found = show.fetch(ops, PATH, order={"demand": asked}, key=key, timeout_s=LIVE_TIMEOUT_S)
+    try:
+        return msgspec.convert(found, Answer)
+    except msgspec.ValidationError:
+        raise click.ClickException(f"what answers at {ops} is of another version: it says something else") from None
 
 
 def devices(documents: Documents) -> tuple[Slice, ...]:
@@ -65,8 +94,10 @@ def devices(documents: Documents) -> tuple[Slice, ...]:
         raise click.ClickException(f"NVML fails, so that this machine's GPUs are not known: {error}") from None
 
 
-def read_demand(path: Path, models: Mapping[ModelName, Model]) -> dict[ModelName, Asked]:
-    """The Calls of each Model. Raises click.UsageError, one line that names what is wrong."""
+def read_demand(path: Path, models: Collection[ModelName] | None) -> dict[ModelName, Asked]:
+    """The Calls of each Model; `models` are all that there are, where that is known here. Raises click.UsageError, one
+    line that names what is wrong.
+    """
     try:
         documents = strict_yaml.read(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -79,7 +110,7 @@ def read_demand(path: Path, models: Mapping[ModelName, Model]) -> dict[ModelName
         raise click.UsageError(f"{path}: expected a line for each Model that is called, such as `llama: 3`")
     asked: dict[ModelName, Asked] = {}
     for name, said in found.items():
-        if name not in models:
+        if models is not None and name not in models:
             known = ", ".join(sorted(models)) or "none"
             raise click.UsageError(f"{path}: {name}: no such Model in the documents; there are: {known}")
         asked[ModelName(name)] = _asked(f"{path}: {name}", said)
@@ -102,9 +133,15 @@ def tell(answer: Answer) -> None:
     for one in answer.starts:
         where = ", ".join(one.slices) or "no device"
         click.echo(f"start {one.model} on {where} ({size(one.memory_bytes)} of each): {one.reason}")
+    for stop in answer.stops:
+        click.echo(f"stop  {stop.model} ({stop.replica}): {stop.reason}")
+    for order in answer.orders:
+        click.echo(f"{order.kind:5} {order.what}: {order.reason}")
     for unmet in answer.unmet:
         click.echo(f"unmet {unmet.model}: {unmet.reason}")
-    if not answer.starts and not answer.unmet:
+    if answer.more:
+        click.echo("and more: it was not followed to its end")
+    if not (answer.starts or answer.unmet or answer.stops or answer.orders):
         click.echo("nothing would be started")
     for left in answer.left:
         click.echo(f"free  {left.slice}: {size(left.free_bytes)} of {size(left.memory_bytes)}")

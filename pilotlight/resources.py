@@ -32,13 +32,12 @@ from autoscaler.model import Model
 from autoscaler.names import Origin
 from autoscaler.observations import DocumentsSeen
 from autoscaler.tenant import Tenant
-from pilotlight import shapes
-from pilotlight.gathering import completed
 from pilotlight.quiet import say
+from pilotlight.sizes import Sizes
 
 if TYPE_CHECKING:
     from autoscaler.drivers.kubernetes.api import Api
-    from autoscaler.loop import Loop, Step
+    from autoscaler.loop import Loop
     from pilotlight.cluster import ClusterOptions
 
 ADOPTED = "adopted"
@@ -98,13 +97,14 @@ class Resources:
         self._events = Events(acting, reporter)
         self._taken: Mapping[str, str] = {}
         """What was said of Tenants."""
+        self._sizes = Sizes(clock)
         self.told = asyncio.Event()
         """All documents were told once."""
 
     def join(self, loop: Loop) -> None:
         """Takes the loop that is to be told."""
         self._loop = loop
-        loop.listeners += [self._statuses.on_step, self._events.on_step, self._on_step]
+        loop.listeners += [self._statuses.on_step, self._events.on_step, self._sizes.on_step]
 
     def put_files(self, seen: DocumentsSeen) -> None:
         """What files say, at first and again."""
@@ -119,18 +119,9 @@ class Resources:
             if taken.get(tenant) != why:
                 say(f"Tenant {tenant}: {why}")
         self._statuses.put(subjects(self._customs.models, self._installation.settled))
-        self._loop.observe([*learned, replace(seen, models=tuple(map(self._sized, seen.models)))])
+        self._loop.observe([*learned, replace(seen, models=self._sizes.of(seen.models, self._loop.world.looked))])
         self.adopted.called(self._installation.settled.names, self._installation.settled.taken)
         self.told.set()
-
-    def _sized(self, model: Model) -> Model:
-        """With its memory as far as an agent has read it of the artifact; Devices are not the host's memory."""
-        found = shapes.known(model, self._loop.world.looked)
-        return model if found is None else completed(model, found, gpus=True)
-
-    def _on_step(self, step: Step) -> None:
-        if step.after.looked is not step.before.looked and self.told.is_set():
-            self._installation.again()
 
     def _heard(self, origin: Origin, said: StatusSeen) -> None:
         """What a Model's leader wrote down: who follows will need it."""
@@ -155,6 +146,8 @@ class Resources:
                 tasks.create_task(self._kubeai.run())
             tasks.create_task(self._statuses.run())
             tasks.create_task(self._events.run())
+            await self.told.wait()
+            tasks.create_task(self._sizes.run(self._installation.again))
 
     async def flush(self) -> None:
         """What is not written yet, before another leads."""

@@ -24,7 +24,7 @@ from autoscaler.contract import WeightsReport
 from autoscaler.model import Model
 from autoscaler.nodewants import OWN, Wish
 from autoscaler.wanted import parts
-from pilotlight.needs import Known
+from pilotlight.needs import Known, takes_all
 
 CHARS_MAX = 100_000
 """Of what is told; of a model of 100 layers it is 10,000."""
@@ -47,7 +47,7 @@ async def told(files: Sequence[File], repository: str, source: Source, folder: P
     """Of a WeightsReport what is known of memory, or why nothing is. `folder`: for a while. Raises RegistryError."""
     adapters = kinds.adapters(one.path for one in files)
     sizes = {one.path: one.size for one in files}
-    laid_over = sum(sizes.get(one, 0) for one in adapters) if len(adapters) == 1 else 0
+    laid_over = kinds.adapter_bytes(sizes, adapters[0]) if len(adapters) == 1 else 0
     try:
         header = await _read(files, repository, source, folder)
     except (GgufError, ConfigError, BadArchiveError, OSError) as error:
@@ -81,10 +81,22 @@ def seen(model: Model, looked: Mapping[Wish, WeightsReport]) -> WeightsReport | 
     return None if own is None else looked.get(own._replace(look=True))
 
 
+def looks(model: Model, looked: Mapping[Wish, WeightsReport]) -> tuple[WeightsReport | None, ...]:
+    """What agents said of each of its parts, its own weights first; None: nobody has looked."""
+    return tuple(looked.get(wish._replace(look=True)) for wish in parts(model).values())
+
+
+def unread(model: Model, looked: Mapping[Wish, WeightsReport]) -> bool:
+    """Whether a look is still to say how much memory it takes: one that its engine takes by itself none does."""
+    if model.memory_bytes or model.spec.gpu.count == 0 or takes_all(model) or OWN not in parts(model):
+        return False
+    return any(one is None or not (one.header or one.no_header) for one in looks(model, looked))
+
+
 def known(model: Model, looked: Mapping[Wish, WeightsReport]) -> Known | None:
-    """What agents read of it; None: nothing that says more."""
+    """What agents read of it; None: nothing that says more, or not of all that counts."""
     said = seen(model, looked)
-    if said is None or not said.header:
+    if said is None or not said.header or None in looks(model, looked):
         return None
     try:
         header = _decode(said.header)

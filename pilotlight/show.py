@@ -34,7 +34,10 @@ _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 """No proxy of the environment stands between a machine and its own port."""
 
 
-def fetch(ops: str, path: str, *, order: Mapping[str, object] | None = None, key: str | None = None) -> Any:
+def fetch(
+    ops: str, path: str, *, order: Mapping[str, object] | None = None, key: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Any:  # fmt: skip
     """GET of the operations port, or POST of an order. One clear error (exit 1) when nobody answers, or it says no."""
     ops = ops if ops.startswith(("http://", "https://")) else f"http://{ops}"
     body = None if order is None else json.dumps(order).encode()
@@ -43,7 +46,7 @@ def fetch(ops: str, path: str, *, order: Mapping[str, object] | None = None, key
     }  # fmt: skip
     try:
         request = urllib.request.Request(ops.rstrip("/") + quote(path), data=body, headers=headers)  # noqa: S310  above
-        with _open(request, timeout=TIMEOUT_S) as response:
+        with _open(request, timeout=timeout_s) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
         raise click.ClickException(said(error)) from None

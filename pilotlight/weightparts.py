@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from artifacts import gguf, kinds
+from autoscaler.artifact import named
 from autoscaler.engines import EngineError
 from autoscaler.model import Model
 from autoscaler.rules import ADAPTER_PATH
@@ -30,13 +31,13 @@ class Part(NamedTuple):
 
 def own(model: Model) -> Part:
     """The Model's own weights, wherever they lie."""
-    return Part(model.spec.artifact or "", model.spec.allow_unsafe)
+    return Part(named(model.spec.artifact or ""), model.spec.allow_unsafe)
 
 
 def adapters(model: Model) -> dict[str, Part]:
     """Of each adapter that the store brings, by its name."""
     found = ((one.name, one.artifact) for one in model.spec.adapters)
-    return {name: Part(text, model.spec.allow_unsafe) for name, text in found if not text.startswith(FILE)}
+    return {name: Part(named(text), model.spec.allow_unsafe) for name, text in found if not text.startswith(FILE)}
 
 
 def parts(model: Model) -> tuple[Part, ...]:

@@ -111,7 +111,7 @@ async def test_a_token_that_is_bound_to_a_node_speaks_for_no_other(bound: str, s
     async with autoscaler(Access(), admits) as (url, _), aiohttp.ClientSession(headers=headers) as session:
         async with session.post(f"{url}/v1/node", data=report) as answer:
             assert answer.status == status
-        for path in ("/v1/wants?node=n1", "/v1/peers?node=n1&artifact=oci://r/a:1"):
+        for path in ("/v1/wants?node=n1", "/v1/peers?node=n1&artifact=oci://r.io/a:1"):
             async with session.get(f"{url}{path}") as answer:
                 assert answer.status == status
 

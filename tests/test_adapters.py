@@ -92,7 +92,7 @@ def test_what_is_loaded_is_part_of_what_a_restart_is_needed_for() -> None:
         ("[{name: a}]", "spec.adapters[0].artifact: missing"),
         ("[{name: a, artifact: 'file:///a', rank: 8}]", "spec.adapters[0].rank: unknown key"),
         (
-            "[{name: a, artifact: 'oci://r/a@sha256:0'}]",
+            "[{name: a, artifact: 'oci://r.io/a@sha256:0'}]",
             "spec.adapters[0].artifact: expected oci://registry/repository:tag",
         ),
         ("[{name: a, artifact: 'hf://org/a/b'}]", "spec.adapters[0].artifact: expected hf://org/name@revision"),

@@ -285,15 +285,15 @@ async def test_what_is_mounted_into_pods_is_a_copy_of_the_store(
     aiohttp_client: AiohttpClient, folder: str, status: int
 ) -> None:
     client = await aiohttp_client(ContractServer(SteppedLoop(world()).loop).application())
-    weights = [{"artifact": "oci://r/a:1", "folder": folder}]
+    weights = [{"artifact": "oci://r.io/a:1", "folder": folder}]
     assert (await client.post("/v1/node", data=body(weights=weights))).status == status
 
 
 @pytest.mark.parametrize(
     ("said", "status"),
-    [({"weights": [{"artifact": "oci://r/a:1", "digest": "sha256:" + "0a" * 32}]}, 200),
-     ({"weights": [{"artifact": "oci://r/a:1", "digest": "sha256:0a\n"}]}, 400),
-     ({"weights": [{"artifact": "oci://r/a:1", "digest": "x" * 1000}]}, 400),
+    [({"weights": [{"artifact": "oci://r.io/a:1", "digest": "sha256:" + "0a" * 32}]}, 200),
+     ({"weights": [{"artifact": "oci://r.io/a:1", "digest": "sha256:0a\n"}]}, 400),
+     ({"weights": [{"artifact": "oci://r.io/a:1", "digest": "x" * 1000}]}, 400),
      ({"peer": "https://" + "n" * PEER_CHARS_MAX + ":1"}, 400)],
 )  # fmt: skip
 async def test_what_others_are_told_of_a_node_is_short_and_what_it_should_be(

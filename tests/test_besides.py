@@ -18,7 +18,7 @@ from autoscaler.log import Log
 from autoscaler.model import Model
 from autoscaler.observations import HostsSeen, ReplicaSeen, Seen
 from autoscaler.plan import plan
-from autoscaler.podspec import Resources
+from autoscaler.podspec import PLACE, Resources
 from autoscaler.quantity import read_milli
 from autoscaler.world import History, NodeId, World
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
@@ -67,6 +67,8 @@ def test_a_pod_of_others_is_kept_for_its_cpu_alone_and_not_where_it_has_nothing(
     assert (found.node, found.beside, found.has_devices) == ("n1", Beside(2000, GI), False)
     assert nodes.read_other({"metadata": {}, "spec": {"nodeName": "n1", "containers": [{}]}}) is None
     assert nodes.read_other({"metadata": {}, "spec": {"containers": [has("2")]}}) is None
+    keeps = {"metadata": {"labels": {PLACE: "lease"}}, "spec": {"nodeName": "n1", "containers": [has("2")]}}
+    assert nodes.read_other(keeps) is None, "it gives way to a Replica"
 
 
 def test_a_node_has_what_pods_may_have_of_it() -> None:

@@ -5,6 +5,7 @@ What a real API server says of them is in tests/cluster/test_crds.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def test_schemas_are_structural(kind: Kind) -> None:
 def test_what_a_spec_has_is_bounded() -> None:
     """Else the API server takes the cost of a rule for too high."""
     for path, schema in schemas(MODEL):
-        if path.startswith(".spec") and not path.startswith((".spec.fallbacks", ".spec.replicas.schedule")):
+        if path.startswith(".spec") and not path.startswith(".spec.fallbacks"):
             needed = {"array": "maxItems", "string": "maxLength"}.get(str(schema.get("type")))
             later = f"{path.removeprefix('.')}" in LATER
             assert needed is None or needed in schema or "enum" in schema or later, path
@@ -80,3 +81,10 @@ def test_descriptions_are_what_stands_beside_the_fields() -> None:
     shown = {path: schema.get("description") for path, schema in schemas(MODEL)}
     assert shown[".spec.tls"] == "Absent: the engine speaks plain HTTP."
     assert "pullSecret" in str(shown[".spec.image"]), "keys are called what they are called in documents"
+
+
+@pytest.mark.parametrize(("memory", "taken"), [("auto", True), ("16Gi", True), ("automatic", False), ("16 Gi", False)])
+def test_memory_of_a_model_is_a_size_or_auto(memory: str, taken: bool) -> None:
+    pattern = dict(schemas(MODEL))[".spec.gpu.memory"]["pattern"]
+    assert isinstance(pattern, str)
+    assert bool(re.search(pattern, memory)) is taken

@@ -22,7 +22,7 @@ from autoscaler.operators import closed
 from autoscaler.ordered import Cordon, Place
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import SliceId
+from autoscaler.world import History, SliceId
 from tests.kit.recut import CONFIG, H100, asked, cuttable, order, slices, town, why
 from tests.kit.worlds import T0, device, gateway, level, model, replica, world
 
@@ -133,6 +133,26 @@ def test_what_is_on_its_way_is_closed_and_serves_who_waits_for_it() -> None:
     after, _ = fold(after, [CuttableSeen(nodes=(done, cuttable("n2")))], T0 + 2)
     assert order(after, T0 + EVERY_S) is None, "its device plug-in does not show the cuts yet"
     assert not any(closed(after, one) for one in after.slices.values())
+
+
+def test_what_is_left_of_a_node_is_cut_as_it_was_wanted_lately() -> None:
+    """Nobody waits for these, and no cut of theirs is there."""
+    models = [model("big", 30), model("mid", 18), model("small", 9)]
+    waits = gateway(levels=[level("big", waiting=1, wait_s=WAIT_S)])
+
+    def cut_for(*called: str) -> Counter[str]:
+        known = {name: History(last_activity_s=T0) for name in called}
+        at = world(models, [], [], [waits], histories=known, cuttable={"n1": cuttable(gpus=2)})
+        action = order(at)
+        assert action is not None
+        return Counter(profiles(action.order.cuts))
+
+    small, mid, neither = cut_for("small"), cut_for("mid"), cut_for()
+    assert small["1g.10gb"] > mid["1g.10gb"] == neither["1g.10gb"]
+    middle = [sum(many for name, many in one.items() if name[1:] == "g.20gb") for one in (mid, small, neither)]
+    assert middle[0] > max(middle[1:])
+    assert all(one["3g.40gb"] for one in (small, mid)), "what waits comes first"
+    assert set(neither) == {"3g.40gb"}, "of which nobody knows anything else"
 
 
 def test_an_order_that_is_refused_is_not_given_again_at_once_and_why_is_said() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -154,12 +154,10 @@ async def test_slices_are_told_when_a_quota_or_the_settings_change() -> None:
     assert list(stepped.step().slices) == ["nodes[0]/gpu0"], "the quota allows one of two"
 
 
-@pytest.mark.parametrize("kind", ["mig", "dra"])
-def test_parts_that_only_nodes_tell_are_closed_and_the_reason_says_what_to_do(
-    kind: Literal["mig", "dra"],
-) -> None:
-    told = declared.slices((replace(A100, slicing=NodeSlicing(kind)),), (), {})
-    assert {one.closed for one in told} == {declared.UNTOLD.format(kind=kind)}
+@pytest.mark.parametrize("slicing", [NodeSlicing("mig"), NodeSlicing("dra"), NodeSlicing("hami", template="vir04")])
+def test_parts_that_only_nodes_tell_are_closed_and_the_reason_says_what_to_do(slicing: NodeSlicing) -> None:
+    told = declared.slices((replace(A100, slicing=slicing),), (), {})
+    assert {one.closed for one in told} == {declared.UNTOLD.format(kind=slicing.kind)}
 
 
 def test_cards_of_hami_are_shared_by_memory_and_none_is_asked_for_by_its_name() -> None:

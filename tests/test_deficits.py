@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from msgspec.structs import replace
 
@@ -57,6 +59,8 @@ def test_who_has_no_room_has_a_device_ordered_and_waits_for_it() -> None:
     assert orders(made.actions) == [("rack", 1)]
     assert made.unmet[0].reason == "rack brings 1 x A100 on w1, in about 30 s"
     assert not made.unmet[0].never
+    assert made.unmet[0].ready_s is not None
+    assert made.unmet[0].ready_s > 30.0, "an engine starts after that"
     assert made.tries == ("a",), "whether it could start at all is looked at before anything is paid for"
 
 
@@ -114,6 +118,15 @@ def test_where_memory_of_the_node_is_short_a_node_is_added() -> None:
     assert orders(plan(offered(modest, offer(), cloud(price_per_hour=9.0)), T0).actions) == [("rack", 1)]
 
 
+def test_nobody_is_told_that_there_is_no_room_before_providers_have_been_heard() -> None:
+    begin = told(surge(), ProvidersSeen(providers=("rack",)))
+    begin = replace(begin, leading_since_s=T0)
+    (unmet,) = plan(begin, T0).unmet
+    assert not unmet.never
+    assert unmet.reason.endswith("; providers of more are asked")
+    assert plan(waits(begin, T0 + UNLISTED_S), T0 + UNLISTED_S).unmet[0].never
+
+
 def test_a_second_is_started_beside_where_nothing_is_sure_and_the_loser_is_taken_back() -> None:
     begin = surge(offer(), cloud(), waits_s=100.0)
     begin = told(begin, ProvidersSeen(providers=("cloud", "rack"), hedges=frozenset({"cloud"})))
@@ -133,13 +146,21 @@ def test_a_queue_that_cannot_say_when_is_asked_once_and_the_others_go_on() -> No
     again = plan(waits(after, T0 + 50), T0 + 50)
     assert not again.actions
     assert not again.unmet[0].slices
-    assert again.unmet[0].never, "no Call is parked for it"
+    assert again.unmet[0].ready_s == inf, "no Call is parked for it"
     other = told(after, ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),)))
     other = told(other, LeasesSeen(provider="rack", leases=(), began_s=T0))
     assert orders(plan(other, T0).actions) == [("rack", 1)]
 
 
 # --- when nothing may be ordered --------------------------------------------------------------------------------------
+
+
+def test_who_waits_for_a_queue_is_told_how_long_and_what_it_says() -> None:
+    after, _ = acted(surge(cloud("queue", expected_s=None)))
+    said = shown(waits(after, T0 + 7200.0), T0 + 7200.0, "cloud", says="the quota of the cloud is used up")
+    (lacking,) = plan(said, T0 + 7200.0).unmet
+    assert lacking.reason.endswith("; cloud was asked 2 h ago, and cannot say when: the quota of the cloud is used up")
+    assert lacking.ready_s == inf, "no Call waits for it"
 
 
 def test_a_new_leader_orders_nothing_before_it_knows_what_is_on_its_way() -> None:
@@ -265,6 +286,18 @@ def test_a_lease_that_failed_goes_at_once_and_says_why() -> None:
     after, done = acted(waits(failed, T0 + 5), T0 + 5)
     assert releases(done)[0].reason == "it failed: no cable"
     assert orders(done) == [("cloud", 1)]
+
+
+def test_what_is_here_and_fails_goes_as_soon_as_nobody_is_on_it() -> None:
+    after, _ = acted(surge(offer()))
+    here, _ = acted(arrived(waits(after, T0 + 30.0), T0 + 30.0), T0 + 30.0)
+    assert next(iter(here.replicas.values())).slices == ("new0",)
+    gone = shown(here, T0 + 40.0, phase="failed", node="w1", device_ids=("new0",), says="its node is gone")
+    assert not releases(plan(gone, T0 + 40.0).actions)
+    one = next(iter(here.replicas.values()))
+    empty = told(gone, seen_of(one, Seen.EXITED), seen_of(one, Seen.CLEAN), now_s=T0 + 41.0)
+    (given,) = releases(plan(empty, T0 + 41.0).actions)
+    assert given.reason == "it failed: its node is gone"
 
 
 def test_half_of_what_was_ordered_is_what_came_and_the_rest_is_ordered_elsewhere() -> None:

@@ -322,10 +322,10 @@ def test_nobody_moves_to_a_node_that_its_model_shuns() -> None:
 
 
 def test_who_moves_goes_where_its_weights_are_rather_than_where_it_is_tightest() -> None:
-    at = settled(laid(TIGHT), "n0-a", artifact="oci://a")
+    at = settled(laid(TIGHT), "n0-a", artifact="oci://r.io/a")
     assert homes(at) == {"n1"}
     for node in ("n2", "n3"):
-        assert homes(replace(at, copies=frozenset({Copy(artifact="oci://a", node=NodeId(node))}))) == {node}
+        assert homes(replace(at, copies=frozenset({Copy(artifact="oci://r.io/a", node=NodeId(node))}))) == {node}
 
 
 def shared_by(a: Model, b: Model, slices: list[Slice]) -> World:

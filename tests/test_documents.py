@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoscaler.artifact import IMAGE_WANTED
 from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.model import EngineTls
 from autoscaler.not_yet import KEYS
 from autoscaler.podspec import API_VERSION
-from autoscaler.rules import CLAIM_WANTED, FILE_WANTED, IMAGE_WANTED, PRODUCT_WANTED
+from autoscaler.rules import CLAIM_WANTED, FILE_WANTED, PRODUCT_WANTED
 from autoscaler.settings import Tls
 from autoscaler.strict_yaml import YamlError, read
 
@@ -76,9 +77,10 @@ def test_the_example_loads() -> None:
 @pytest.mark.parametrize(
     ("spec", "line"),
     [
-        ("gpu: {memory: 16GB}", "spec.gpu.memory: expected a size such as 16Gi or 500M"),
-        ("gpu: {memory: -1}", "spec.gpu.memory: expected a size such as 16Gi or 500M"),
-        ("gpu: {memory: 9000000Ti}", "spec.gpu.memory: expected a size such as 16Gi or 500M"),
+        ("gpu: {memory: 16GB}", "spec.gpu.memory: expected a size such as 16Gi or 500M, or auto"),
+        ("gpu: {memory: -1}", "spec.gpu.memory: expected a size such as 16Gi or 500M, or auto"),
+        ("gpu: {memory: 9000000Ti}", "spec.gpu.memory: expected a size such as 16Gi or 500M, or auto"),
+        ("gpu: {memory: 0}", "spec.gpu.memory: expected a size such as 16Gi or 500M, or auto"),
         ("gpu: {memori: 1Gi}", "spec.gpu.memori: unknown key (did you mean memory?)"),
         ("gpu: 3", "spec.gpu: expected keys with values"),
         ("priority: 2000000000", "spec.priority: expected a whole number, at least -1000000000 and at most 1000000000"),
@@ -139,9 +141,9 @@ def test_a_wrong_key_is_named_with_what_was_expected(spec: str, line: str) -> No
     [
         ("triton", "file:///a", "spec.engine: is not in force yet in this version"),
         ("vlm", "file:///a", "spec.engine: expected one of command, llama.cpp, ollama, sglang, vllm"),
-        ("ollama", "oci://r/a:1", "spec.artifact: oci:// is not in force yet in this version for engine ollama"),
-        ("llama.cpp", "oci://r/A:1", f"spec.artifact: {IMAGE_WANTED}"),
-        ("vllm", "oci://r/a@sha256:1", f"spec.artifact: {IMAGE_WANTED}"),
+        ("ollama", "oci://r.io/a:1", "spec.artifact: oci:// is not in force yet in this version for engine ollama"),
+        ("llama.cpp", "oci://r.io/A:1", f"spec.artifact: {IMAGE_WANTED}"),
+        ("vllm", "oci://r.io/a@sha256:1", f"spec.artifact: {IMAGE_WANTED}"),
         ("ollama", "hf://a/b", "spec.artifact: hf:// is not in force yet in this version for engine ollama"),
         ("llama.cpp", "s3://Bucket/a", "spec.artifact: expected s3://bucket/key or s3://bucket/prefix/"),
         ("llama.cpp", "hf://a/b?exclude=c", "spec.artifact: expected hf://org/name@revision"),
@@ -342,7 +344,7 @@ gpus = st.fixed_dictionaries(
     {},
     optional={
         "count": st.integers(0, 64),
-        "memory": st.integers(0, 1 << 50),
+        "memory": st.integers(1, 1 << 50) | st.just("auto"),
         "models": st.lists(text_values.filter(str.strip)),
     },
 )

@@ -173,7 +173,7 @@ def test_artifacts_become_what_engines_load() -> None:
     [
         ("llama.cpp", "hf://org/name", "nobody here brings weights from the Hub: mount them"),
         ("llama.cpp", "s3://abc/a.gguf", "nobody here brings weights from a bucket"),
-        ("vllm", "oci://r/a:1", "nobody here brings weights from a registry"),
+        ("vllm", "oci://r.io/a:1", "nobody here brings weights from a registry"),
         ("vllm", "hf://org/name?include=*", "nobody here brings weights from the Hub, or by ?include="),
     ],
 )

@@ -12,7 +12,7 @@ from artifacts.refusals import UnreachableError
 from pilotlight.errands import FIRST_S, LAST_S, Errands, backoff_s
 from pilotlight.weightparts import Part
 
-A, B = Part("oci://r/a:1"), Part("oci://r/b:1")
+A, B = Part("oci://r.io/a:1"), Part("oci://r.io/b:1")
 
 
 class Doing:
@@ -70,7 +70,7 @@ async def test_a_failure_is_warned_of_told_and_tried_again_after_its_back_off(ca
     one.raises = UnreachableError("r: it did not answer")
     with caplog.at_level(logging.WARNING):
         await one.want(A)
-    assert "event=weights_thing_failed artifact=oci://r/a:1 tries=1 reason='r: it did not answer'" in caplog.text
+    assert "event=weights_thing_failed artifact=oci://r.io/a:1 tries=1 reason='r: it did not answer'" in caplog.text
     assert one.errands.failed() == {A: "r: it did not answer"}
     assert one.errands.next_s() == FIRST_S
     one.now_s = FIRST_S - 0.1

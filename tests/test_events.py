@@ -12,11 +12,14 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes import happenings
 from autoscaler.drivers.kubernetes.happenings import MINUTE_MAX, PENDING_MAX, Book, Happening, Regarding
 from autoscaler.fold import Observation
+from autoscaler.leases import LeasesSeen
 from autoscaler.model import Adopted
 from autoscaler.observations import Seen
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import World
 from tests.kit.folding import DOC, M, R, after, pending, seen
+from tests.kit.offered import acted, arrived, offer, shown, surge
+from tests.kit.offered import told as told_there
 from tests.kit.worlds import T0, device, model, replica, world
 
 ADA = Regarding("pilotlight.dev/v1alpha1", "Model", "default", "ada", "u1")
@@ -88,6 +91,22 @@ def test_a_victim_is_evicted() -> None:
     assert told(one_of(), DrainReplica(replica=R, reason=reason, victim_of=ModelName("ben")))[1] == [
         ("Evicted", f"r: {reason}")
     ]
+
+
+def test_capacity_is_told_when_it_is_asked_for_and_when_it_has_come() -> None:
+    begin = surge(offer())
+    ordered, _ = acted(begin)
+    here = arrived(shown(ordered, T0 + 1), T0 + 30)
+
+    def between(before: World, now: World) -> list[tuple[str, str]]:
+        return [(one.reason, one.note) for one in happenings.happenings((), (), before, now)]
+
+    assert between(begin, ordered) == [("CapacityRequested", "rack was asked for 1 x A100 on w1")]
+    assert between(ordered, here) == [("CapacityArrived", "rack brought 1 x A100 on w1 after 30 s")]
+    leases = tuple(one.listed for one in here.capacity.leases.values() if one.listed is not None)
+    found = told_there(begin, LeasesSeen(provider="rack", leases=leases, began_s=T0 + 1), now_s=T0 + 1)
+    assert found.capacity.leases
+    assert not between(begin, found), "another leader told that"
 
 
 def test_what_is_found_after_a_restart_is_no_news() -> None:

@@ -48,7 +48,7 @@ def test_it_says_how_pods_see_weights_and_why() -> None:
         there = replace(B, spec=replace(B.spec, artifact=artifact))
         return [one for one in tell(world([there], [device()], mounting=facts)).sentences if "weights" in one]
 
-    oci, may, may_not = "oci://r/a:1", ClusterFacts(volumes=True), ClusterFacts(server=(1, 30))
+    oci, may, may_not = "oci://r.io/a:1", ClusterFacts(volumes=True), ClusterFacts(server=(1, 30))
     absent = f"Its weights ({oci}) are on no node yet: they come for a start."
     assert weights(oci, may) == [absent, "Its weights are seen as a read-only volume of their node's store."]
     assert weights(oci, may_not)[1].startswith("Its weights cannot be seen in its pods: no right is there to make")

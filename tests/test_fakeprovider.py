@@ -42,6 +42,10 @@ class FakeRig:
         while self.fake.held[name].phase != "here":
             await asyncio.sleep(1.0)
 
+    async def until_gone(self, name: str) -> None:
+        """See Rig."""
+        assert name not in self.fake.held
+
     def use(self, name: str) -> None:
         """See Rig."""
         self.used |= {one.id for one in self.fake.held[name].slices}

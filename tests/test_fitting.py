@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from autoscaler.fitting import Fitting, misfits
+from autoscaler.contract import ModelName
+from autoscaler.fitting import Fitting, as_before, misfits
+from autoscaler.leases import OffersSeen
 from autoscaler.model import Gpu, Model
 from autoscaler.outlook import outlook
 from autoscaler.packer import pack
 from autoscaler.packing import Force
 from autoscaler.shelves import shelves, want_of
 from autoscaler.yard import Yard
-from tests.kit.worlds import T0, device, model, replica, world
+from tests.kit.offered import acted, offer, surge, told
+from tests.kit.worlds import GI, T0, device, model, replica, world
 
 TWO = Gpu(count=2)
 """Two whole Devices."""
@@ -81,3 +85,20 @@ def test_it_is_what_the_packer_says_of_empty_devices(one: Model, fields: list[tu
     never = [missing.reason for missing in packed.unmet if missing.never]
     assert Fitting(made).never(one) == "".join(never)
     assert bool(never) is not bool(packed.placements)
+
+
+def test_a_model_that_fits_on_what_is_offered_or_on_its_way_is_none_that_fits_nowhere() -> None:
+    begin = surge(offer(memory_bytes=40 * GI, devices_max=1))
+    more = [model("large", 30), model("huge", 50)]
+    begin = replace(begin, models={**begin.models, **{one.name: one for one in more}})
+    assert misfits(begin).keys() == {"huge"}
+    assert misfits(begin)[ModelName("huge")] == "needs 50Gi on one device; the largest has 40Gi"
+    gone = told(begin, OffersSeen(provider="rack", offers=()))
+    assert misfits(gone).keys() == {"a", "huge", "large"}
+    assert not as_before(begin, gone)
+    assert as_before(
+        begin, told(begin, OffersSeen(provider="rack", offers=begin.capacity.offers["rack"]), now_s=T0 + 60)
+    )
+    ordered, _ = acted(begin)
+    coming = told(ordered, OffersSeen(provider="rack", offers=()), now_s=T0 + 1)
+    assert misfits(coming).keys() == {"huge"}

@@ -15,6 +15,7 @@ from autoscaler.actions import (
     StartReplica,
     StopReplica,
 )
+from autoscaler.api import devices
 from autoscaler.contract import ReplicaId
 from autoscaler.fold import Observation, fold
 from autoscaler.histories import limit_s
@@ -27,17 +28,18 @@ from autoscaler.observations import (
     Synced,
     Tick,
 )
+from autoscaler.plan import plan
 from autoscaler.states import IllegalIntentError
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import History, World
 from tests.kit.folding import DOC, G1, M, R, after, moved, pending, reported, seen, total
-from tests.kit.worlds import T0, device, level, replica, world
+from tests.kit.worlds import T0, device, gateway, level, model, replica, world
 
 # --- intents --------------------------------------------------------------------------------------------------------
 
 
 def test_a_replica_goes_from_pending_to_gone_along_the_table() -> None:
-    at, moves = after(world([DOC]), StartReplica(replica=pending(), reason="3 waiting"))
+    at, moves = after(world([DOC], [device()]), StartReplica(replica=pending(), reason="3 waiting"))
     assert moved(moves) == ["pending --place--> starting"]
     assert (at.replicas[R].created_s, at.replicas[R].reason) == (T0, "3 waiting")
     at, moves = after(at, seen(Seen.STARTING, started_s=T0 + 0.5), now_s=T0 + 0.5)
@@ -77,21 +79,23 @@ def test_a_replica_goes_from_pending_to_gone_along_the_table() -> None:
     ],
 )
 def test_an_intent_that_the_table_does_not_allow_raises(state: S, action: Action) -> None:
-    at = world([DOC], replicas=[replica(DOC, "r", state=state)])
+    at = world([DOC], [device()], replicas=[replica(DOC, "r", state=state)])
     with pytest.raises(IllegalIntentError):
         fold(at, [Acted(action=action)], T0)
 
 
 @pytest.mark.parametrize("came_from", [S.READY, S.UNREADY, S.STARTING])
 def test_a_revived_replica_is_what_it_was(came_from: S) -> None:
-    at, _ = after(world([DOC], replicas=[replica(DOC, "r", state=came_from)]), DrainReplica(replica=R, reason=""))
+    at, _ = after(
+        world([DOC], [device()], replicas=[replica(DOC, "r", state=came_from)]), DrainReplica(replica=R, reason="")
+    )
     at, moves = after(at, ReviveReplica(replica=R, reason="wanted"))
     assert moved(moves) == [f"draining --revive-{came_from}--> {came_from}"]
     assert at.replicas[R].drain is None
 
 
 def test_what_happens_while_it_drains_decides_what_it_is_revived_to() -> None:
-    at = world([DOC], replicas=[replica(DOC, "r", state=S.STARTING)])
+    at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.STARTING)])
     at, _ = after(at, DrainReplica(replica=R, reason=""))
     at, moves = after(at, seen(Seen.READY), now_s=T0 + 1.0)
     assert moves == ()
@@ -115,20 +119,20 @@ def test_what_runs_already_is_adopted_wanted_or_not(sight: Seen, state: S) -> No
 
 
 def test_something_unknown_that_is_clean_is_nothing() -> None:
-    at, _ = after(world([DOC]), Tick())
+    at, _ = after(world([DOC], [device()]), Tick())
     assert fold(at, [seen(Seen.CLEAN)], T0) == (at, ())
 
 
 @pytest.mark.parametrize("state", [state for state in S if state is not S.GONE])
 @pytest.mark.parametrize("sight", Seen)
 def test_no_observation_raises_in_any_state(state: S, sight: Seen) -> None:
-    at = world([DOC], replicas=[replica(DOC, "r", state=state)])
+    at = world([DOC], [device()], replicas=[replica(DOC, "r", state=state)])
     at, _ = after(at, seen(sight))
     assert (R in at.replicas) is (sight is not Seen.CLEAN)
 
 
 def test_a_replica_that_vanishes_has_failed_and_is_gone() -> None:
-    at = world([DOC], replicas=[replica(DOC, "r", state=S.STARTING, started_s=T0 - 1.0)])
+    at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.STARTING, started_s=T0 - 1.0)])
     at, moves = after(at, seen(Seen.CLEAN))
     assert [m.after for m in moves] == [S.FAILED, S.SCRUBBING, S.GONE]
     assert at.histories[M].tries == 1
@@ -137,20 +141,20 @@ def test_a_replica_that_vanishes_has_failed_and_is_gone() -> None:
 @pytest.mark.parametrize("state", [S.STARTING, S.FAILED, S.STOPPING, S.SCRUBBING])
 def test_what_is_gone_leaves_a_new_version_so_that_no_later_decision_has_its_name(state: S) -> None:
     """The intent of a start is made of the version (`plan.intent_of`), and names what it starts."""
-    at = world([DOC], replicas=[replica(DOC, "r", state=state, failure="it broke")])
+    at = world([DOC], [device()], replicas=[replica(DOC, "r", state=state, failure="it broke")])
     assert after(at, seen(Seen.CLEAN))[0].version == at.version + 1
 
 
 def test_an_order_under_way_is_not_undone_by_a_process_that_still_answers() -> None:
     for state in (S.STOPPING, S.FAILED, S.SCRUBBING):
-        at = world([DOC], replicas=[replica(DOC, "r", state=state)])
+        at = world([DOC], [device()], replicas=[replica(DOC, "r", state=state)])
         at, moves = after(at, seen(Seen.READY))
         assert moves == ()
         assert at.replicas[R].state is state
 
 
 def test_growth_restarts_the_start_lock_of_the_device() -> None:
-    at = world([DOC], replicas=[replica(DOC, "r", state=S.STARTING)])
+    at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.STARTING)])
     at, _ = after(at, seen(Seen.STARTING, grew=True), now_s=T0 + 7.0)
     assert at.replicas[R].grown_s == T0 + 7.0
 
@@ -166,7 +170,7 @@ def try_once(at: World, now_s: float, reason: str = "out of memory") -> World:
 
 
 def test_tries_follow_quickly_then_the_episode_fails_and_backs_off_for_longer_each_time() -> None:
-    at, now_s = world([DOC]), T0
+    at, now_s = world([DOC], [device()]), T0
     for pause_s in (60.0, 120.0, 240.0):
         at = try_once(at, now_s)
         assert (at.histories[M].tries, at.histories[M].retry_at_s) == (1, now_s)
@@ -186,7 +190,7 @@ def test_tries_follow_quickly_then_the_episode_fails_and_backs_off_for_longer_ea
 
 def test_a_retry_that_would_begin_after_its_episode_is_not_made() -> None:
     """It would be the first of another, for the same Calls: so on and on, and no back-off ever."""
-    at = try_once(try_once(world([DOC]), T0), T0)
+    at = try_once(try_once(world([DOC], [device()]), T0), T0)
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=T0 + 0.5)
     failed_s = T0 + at.models[M].spec.start.seconds_max - 0.2  # the pause would be 1 s
     at, _ = after(at, seen(Seen.EXITED, reason="out of memory"), seen(Seen.CLEAN), now_s=failed_s)
@@ -196,7 +200,7 @@ def test_a_retry_that_would_begin_after_its_episode_is_not_made() -> None:
 
 def test_a_failure_long_ago_is_no_part_of_a_new_episode() -> None:
     """It had no second try, for nobody waited any more: a start an hour later has its own time and its own tries."""
-    at = try_once(world([DOC]), T0)
+    at = try_once(world([DOC], [device()]), T0)
     late_s = T0 + 3600.0
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=late_s)
     start = at.models[M].spec.start
@@ -207,7 +211,7 @@ def test_a_failure_long_ago_is_no_part_of_a_new_episode() -> None:
 
 def ready_after_two_failures() -> World:
     """Ready at T0 + 1; what failed before still counts, but nothing is refused and no pause is left."""
-    at = try_once(try_once(world([DOC]), T0), T0)
+    at = try_once(try_once(world([DOC], [device()]), T0), T0)
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.READY), now_s=T0 + 1.0)
     assert (at.histories[M].tries, at.histories[M].retry_at_s, at.histories[M].failure) == (2, 0.0, "")
     return at
@@ -233,14 +237,14 @@ def test_an_engine_that_dies_as_soon_as_it_is_ready_backs_off() -> None:
 
 
 def test_one_try_that_takes_longer_than_the_limit_is_a_failed_episode() -> None:
-    at, _ = after(world([DOC]), StartReplica(replica=pending(), reason=""), seen(Seen.STARTING))
+    at, _ = after(world([DOC], [device()]), StartReplica(replica=pending(), reason=""), seen(Seen.STARTING))
     at, moves = after(at, FailReplica(replica=R, reason="start took longer than 100 s"), now_s=T0 + 100.0)
     assert moved(moves) == ["starting --broke--> failed"]
     assert at.histories[M].refused_until_s == T0 + 160.0
 
 
 def test_a_replica_that_broke_after_it_was_ready_is_no_failed_start() -> None:
-    at, moves = after(world([DOC], replicas=[replica(DOC, "r")]), seen(Seen.EXITED, reason="SIGSEGV"))
+    at, moves = after(world([DOC], [device()], replicas=[replica(DOC, "r")]), seen(Seen.EXITED, reason="SIGSEGV"))
     assert at.replicas[R].failure == "SIGSEGV"
     assert [m.reason for m in moves] == ["SIGSEGV"]
     assert at.histories[M] == History(served_until_s=T0)
@@ -253,7 +257,7 @@ def test_a_changed_spec_is_tried_at_once_whatever_failed_before() -> None:
 
 
 def test_what_fails_by_the_document_of_before_keeps_the_changed_one_from_nothing() -> None:
-    at, _ = after(world([DOC]), StartReplica(replica=pending(), reason=""), seen(Seen.STARTING))
+    at, _ = after(world([DOC], [device()]), StartReplica(replica=pending(), reason=""), seen(Seen.STARTING))
     at, _ = after(at, DocumentsSeen(models=(replace(DOC, spec=replace(DOC.spec, image="another:2")),)))
     at, moves = after(at, seen(Seen.EXITED, reason="no such file"))
     assert moved(moves) == ["starting --seen--> failed"]
@@ -261,7 +265,7 @@ def test_what_fails_by_the_document_of_before_keeps_the_changed_one_from_nothing
 
 
 def test_what_is_learnt_of_starts_is_bounded() -> None:
-    at = world([DOC])
+    at = world([DOC], [device()])
     for start in range(40):
         now_s = T0 + 100.0 * start
         at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=now_s)
@@ -282,7 +286,7 @@ def to_zero(at: World, now_s: float) -> World:
 
 
 def test_a_start_soon_after_an_idle_stop_is_a_regret_and_a_late_one_forgets_all() -> None:
-    at = to_zero(world([DOC]), T0)
+    at = to_zero(world([DOC], [device()]), T0)
     at = to_zero(at, T0 + 100.0)
     assert at.histories[M].regrets == 1
     at = to_zero(at, T0 + 400.0)
@@ -292,7 +296,9 @@ def test_a_start_soon_after_an_idle_stop_is_a_regret_and_a_late_one_forgets_all(
 
 
 def test_an_eviction_is_not_idleness() -> None:
-    at, _ = after(world([DOC], replicas=[replica(DOC, "r")]), DrainReplica(replica=R, reason="", victim_of=M))
+    at, _ = after(
+        world([DOC], [device()], replicas=[replica(DOC, "r")]), DrainReplica(replica=R, reason="", victim_of=M)
+    )
     at, _ = after(at, StopReplica(replica=R, grace_s=1.0, reason=""))
     assert at.histories[M].stopped_idle_s is None
 
@@ -339,7 +345,7 @@ def test_failures_of_a_spec_that_was_changed_while_nothing_ran_keep_nothing_from
     at, _ = after(world([DOC], [device()], [never]), FailReplica(replica=never.id, reason="no such file"))
     failed = at.histories[M]
     assert (failed.failure, failed.failed_hash) == ("no such file", DOC.spec_hash())
-    refused, _ = after(world([DOC]), FailStart(model=M, reason="no such program"))
+    refused, _ = after(world([DOC], [device()]), FailStart(model=M, reason="no such program"))
     remembered = [HistorySeen(model=M, history=one) for one in (failed, refused.histories[M])]
     for doc in (DOC, replace(DOC, slots=8)):
         kept = doc == DOC
@@ -353,7 +359,7 @@ def test_failures_of_a_spec_that_was_changed_while_nothing_ran_keep_nothing_from
 
 
 def test_documents_that_go_take_what_was_learnt_with_them() -> None:
-    at, _ = after(world([DOC]), HistorySeen(model=M, history=History(starts_s=(3.0,))))
+    at, _ = after(world([DOC], [device()]), HistorySeen(model=M, history=History(starts_s=(3.0,))))
     assert at.histories[M].starts_s == (3.0,)
     at, _ = after(at, reported(2, totals=(total(busy_slot_us=1),)), DocumentsSeen())
     assert [len(m) for m in (at.models, at.histories, at.attained)] == [0, 0, 0]
@@ -364,3 +370,28 @@ def test_a_world_in_use_is_never_changed_in_place() -> None:
     before = (dict(at.replicas), dict(at.by_model), dict(at.loads), dict(at.gateways))
     after(at, seen(Seen.CLEAN), seen(Seen.READY, "r2"), reported(2, levels=[level("m", waiting=1)]))
     assert (at.replicas, at.by_model, at.loads, at.gateways) == before
+
+
+def test_a_start_whose_node_was_removed_says_nothing_of_its_model() -> None:
+    at, _ = after(world([DOC], [device()]), StartReplica(replica=pending(), reason=""), seen(Seen.STARTING))
+    at, _ = after(at, SlicesSeen(slices=()), seen(Seen.EXITED, reason="its node n0 is lost"), now_s=T0 + 5.0)
+    assert at.replicas[R].state is S.FAILED
+    assert at.histories.get(M, History()).tries == 0
+
+
+def test_a_slice_without_memory_is_named_and_nothing_is_put_there() -> None:
+    """Who says no size would take all of it, which is nothing."""
+    of, calls = model("a", 0), gateway(levels=[level("a", 1, wait_s=5.0)])
+    begin = world([of], [], [], [calls])
+    seen, _ = fold(begin, [SlicesSeen(slices=(device("gpu0", 0),))], T0)
+    made = plan(seen, T0)
+    assert made.actions == ()
+    assert [one.model for one in made.unmet] == ["a"]
+    assert [(one.id, one.closed.partition(":")[0]) for one in devices(seen, T0)] == [
+        ("gpu0", "its memory reads 0 bytes")
+    ]
+    again, _ = fold(seen, [SlicesSeen(slices=(device("gpu0", 0),))], T0)
+    assert again.slices is seen.slices, "the same look changes nothing"
+    well, _ = fold(seen, [SlicesSeen(slices=(device("gpu0", 24), device("gpu1", 0, closed="taken")))], T0)
+    assert [one.closed for one in well.slices.values()] == ["", "taken"]
+    assert [type(one).__name__ for one in plan(well, T0).actions] == ["StartReplica"]

@@ -200,7 +200,7 @@ def test_memory_is_the_whole_device_where_the_file_cannot_be_read_yet(folder: Pa
 
 
 def test_an_adapter_that_is_yet_to_come_is_no_obstacle_to_a_start(folder: Path) -> None:
-    spec = f"{{engine: llama.cpp, artifact: 'file://{folder}/models/ada.gguf', adapters: [{{name: x, artifact: 'oci://r/x:1'}}]}}"
+    spec = f"{{engine: llama.cpp, artifact: 'file://{folder}/models/ada.gguf', adapters: [{{name: x, artifact: 'oci://r.io/x:1'}}]}}"
     path = written(folder / "d.yaml", HEAD + f"kind: Model\nmetadata: {{name: ada}}\nspec: {spec}\n")
     (found,) = read_documents(path).models
     assert found.memory_bytes > 0, "its own weights say it"

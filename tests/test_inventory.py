@@ -19,6 +19,7 @@ from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, Settings
 from autoscaler.slicing import table
 from autoscaler.slicing.base import NodeFacts
+from autoscaler.slicing.vendors import TEMPLATES
 from autoscaler.taints import Taint
 from autoscaler.world import Slice, World
 from tests.kit.pools import partitionable
@@ -84,12 +85,16 @@ def test_of_what_nobody_tells_there_is_little() -> None:
          "nodes[0].slicing.cut: only devices of kind mig or dra can be cut: leave it out, or say one of them"),
         ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: dra, overcommit: false}}",
          "nodes[0].slicing.overcommit: only devices of kind hami or volcano are overcommitted: leave it out"),
+        ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: volcano, template: vir04}}",
+         "nodes[0].slicing.template: only HAMi cuts NPUs by templates: leave it out, or say kind hami"),
+        ("{selector: {}, device: {model: Ascend310P, memory: 1Gi}, slicing: {kind: hami, template: vir99}}",
+         f"nodes[0].slicing.template: expected one of {', '.join(TEMPLATES)}"),
         ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: timeslice, replicas: 1}}",
          "nodes[0].slicing.replicas: expected a whole number, at least 2 and at most 1000"),
         ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: sliced, replicas: 2}}",
          "nodes[0].slicing.kind: expected one of dra, hami, kai, mig, mps, timeslice, volcano, whole"),
-        ("{selector: {}, device: {model: T4, memory: 1Gi}, devicesMax: 8}",
-         "nodes[0].devicesMax: is not in force yet in this version"),
+        ("{selector: {}, device: {model: T4, memory: 1Gi}, devicesMax: 65}",
+         "nodes[0].devicesMax: expected a whole number, at least 1 and at most 64"),
         ("{device: {model: T4, memory: 1Gi}}", "nodes[0].selector: missing; expected keys with values"),
         ("{selector: {}}", "nodes[0].device: missing; expected keys with values"),
         ("{selector: {a b: c}, device: {model: T4, memory: 1Gi}}",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from msgspec.structs import replace
 from artifacts.store import Store
 from autoscaler.contract import ReplicaId, WeightsReport
 from autoscaler.nodewants import wish_of
-from pilotlight import fetching
+from loadtest import tinygguf
+from pilotlight import fetching, looking
 from pilotlight.fetching import LOOKS_MAX
 from pilotlight.keeping import LOOK_AGAIN_S
-from pilotlight.looking import HEADERS_CHARS_MAX, REASON_CHARS_MAX
+from pilotlight.looking import HEADERS_CHARS_MAX, REASON_CHARS_MAX, Fields, Headers
 from pilotlight.supply import HEADERS
 from tests.kit import packed
 from tests.kit.kept import Kept, want
@@ -143,3 +145,66 @@ async def test_what_was_no_image_is_looked_at_again_for_it_may_have_been_pushed_
         kept.wants(look, other)
         await kept.until(lambda: other.artifact in seen)
         assert seen == [look.artifact, look.artifact, other.artifact], "what is one is looked at once"
+
+
+@pytest.fixture
+def ada(tmp_path: Path) -> Path:
+    """A layout of a model with a header."""
+    (tmp_path / "in").mkdir()
+    tinygguf.make(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
+    packed.packed(tmp_path / "in", tmp_path / "layout")
+    return tmp_path / "layout"
+
+
+async def test_a_header_is_read_once_whoever_asks_for_it(kept: Kept, ada: Path) -> None:
+    asked = list[str]()
+    with packed.served(ada, asked) as host:
+        async with kept.running():
+            look = replace(want(host), look=True)
+            kept.wants(look, replace(look, pull_secret="one"), replace(look, pull_secret="two"))
+            await kept.until(lambda: sum(bool(one.header) for one in kept.said) == 3)
+            assert len({one.header for one in kept.said}) == 1
+            kept.wants()
+            await kept.until(lambda: not kept.keeping._lines)
+            kept.wants(look, epoch=2)
+            await kept.until(lambda: kept.said and kept.said[0].header)
+    blobs = Counter(one for one in asked if "/blobs/" in one)
+    configs = sum(one.endswith("/manifests/v1") for one in asked)
+    (weights,) = [one for one, many in blobs.items() if many != configs // 2]
+    assert configs == 8, "for each of the four looks, with its own login: what is an image, and what has names"
+    assert blobs[weights] == 3, "names in the image's one layer, before and behind the weights; then the header"
+
+
+async def test_the_next_leader_is_told_what_was_seen_also_while_the_registry_is_away(
+    kept: Kept, ada: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "AWAY_WAIT_S", 0.01)
+    async with kept.running():
+        with packed.served(ada) as host:
+            look = replace(want(host), look=True)
+            kept.wants(look)
+            await kept.until(lambda: kept.said and kept.said[0].header)
+            first = kept.said
+            kept.wants()
+            await kept.until(lambda: not kept.keeping._lines)
+        for epoch in (2, 3):
+            kept.wants(look, epoch=epoch)
+            await kept.until(lambda: kept.said == first)
+            kept.wants(epoch=epoch)
+            await kept.until(lambda: not kept.keeping._lines)
+
+
+async def test_of_many_artifacts_those_read_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "HEADERS_MAX", 2)
+    headers, reads = Headers(), list[str]()
+
+    def read(of: str) -> Awaitable[Fields]:
+        async def found() -> Fields:
+            reads.append(of)
+            return {"no_header": "none"} if of == "bad" else {"header": of}
+
+        return headers.told(of, found)
+
+    for of in ("a", "b", "b", "bad", "bad", "c", "a"):
+        assert (await read(of)).get("header", "bad") == of
+    assert reads == ["a", "b", "bad", "bad", "c", "a"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from random import Random
 
 import numpy as np
@@ -13,11 +14,11 @@ from autoscaler import lessons
 from autoscaler.fold import fold
 from autoscaler.hosts import BYTES_MAX, CPU_MAX
 from autoscaler.lanes import Kind, Lane, Wanted
-from autoscaler.learning import SEED
+from autoscaler.learning import SEED, Learner
 from autoscaler.lesson import Alike, Exercise, Lesson
 from autoscaler.lessons import ALIKE_MAX, FAILED_S, LANES_MAX, Tried, exercise, played, why
 from autoscaler.observations import LessonLearnt
-from autoscaler.waste import WHOLE, Face, untaught
+from autoscaler.waste import WHOLE, Face, Tables, Taught, untaught
 from autoscaler.world import History, World
 from tests.kit.taught import cluster, exercise_of, lesson
 from tests.kit.worlds import GI, T0, device, model, world
@@ -96,6 +97,25 @@ def test_the_same_exercise_gives_the_same_lesson_and_another_seed_another() -> N
     assert made.exercise == one
     assert lessons.taught(made).faces == (Face((("", LANE.memory_bytes),) * 2, CPU_MAX),)
     assert made.values != other.values
+
+
+@pytest.mark.parametrize("scores", [(1.0, 3.0, 2.0), (3.0, 2.0, 1.0), (1.0, 2.0, 3.0)])
+def test_of_all_lessons_that_with_the_highest_score_is_kept(
+    scores: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Learning swings: the last one is not always the best."""
+    one = exercise_of(cluster())
+    begun = untaught({334: 1.0})
+    twice = Tables(np.repeat(begun.tables.values, 2, axis=0), np.zeros(2, np.int64))
+    faces = (Face((("", LANE.memory_bytes),) * 2, CPU_MAX),)
+    heard = [(Taught(faces, twice._replace(prices=np.array([score, 0], np.int64))), score) for score in scores]
+
+    def told(_: Learner) -> Iterator[tuple[Taught, float]]:
+        return iter(heard)
+
+    monkeypatch.setattr(Learner, "lessons", told)
+    made = lessons.taught(lessons.learn(one, lambda seed: random.Random(seed).randrange))
+    assert made.tables.prices.tolist() == [3, 0]
 
 
 # --- when -------------------------------------------------------------------------------------------------------------

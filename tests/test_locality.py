@@ -14,7 +14,7 @@ from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, wor
 
 ENGINE = "vllm/vllm-openai:v1"
 FULL = f"docker.io/{ENGINE}"
-WEIGHTS = "oci://r/a:1"
+WEIGHTS = "oci://r.io/a:1"
 
 
 def having(*nodes: str, gi: float = 9) -> dict[str, NodeImages]:

@@ -93,7 +93,7 @@ async def read(folder: Path, source: Path, form: Form = "modelpack") -> tuple[We
     return said, MODEL if known is None else completed(MODEL, known, gpus=True), told(MODEL, looked)
 
 
-ADA = "oci://r/ada:1"
+ADA = "oci://r.io/ada:1"
 MODEL = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact=ADA, context_tokens=256), slots=2)
 
 
@@ -149,16 +149,34 @@ async def test_an_adapter_counts_by_its_size(tmp_path: Path) -> None:
     source.mkdir()
     tinygguf.make(source / "ada.gguf", "Hello, I am Ada.")
     said, alone, _ = await read(tmp_path, source)
-    both = replace(MODEL, spec=replace(MODEL.spec, adapters=(Adapter(name="x", artifact="oci://r/x:1"),)))
-    lora = WeightsReport(artifact="oci://r/x:1", look=True, digest="sha256:aa", bytes=1000)
+    both = replace(MODEL, spec=replace(MODEL.spec, adapters=(Adapter(name="x", artifact="oci://r.io/x:1"),)))
+    lora = WeightsReport(artifact="oci://r.io/x:1", look=True, digest="sha256:aa", bytes=1000)
     known = shapes.known(both, {wish_of(said): said, wish_of(lora): lora})
     assert completed(both, known, gpus=True).memory_bytes >= alone.memory_bytes + 1000
+
+
+@pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
+@pytest.mark.parametrize("below", ["", "lora/"])
+async def test_a_folder_of_pefts_counts_by_its_safetensors(tmp_path: Path, form: Form, below: str) -> None:
+    files = {
+        f"{below}adapter_config.json": b"{}", f"{below}adapter_model.safetensors": NO_TENSORS + bytes(90_000),
+        f"{below}README.md": bytes(500), f"{below}old/adapter_model.safetensors": NO_TENSORS + bytes(7_000),
+    }  # fmt: skip
+    said, _, _ = await read(tmp_path, packed.model(tmp_path / "in", files), form)
+    size = len(NO_TENSORS) + 90_000
+    assert size <= said.bytes < size + 7_000, "in an archive with its head"
+    lora = Adapter(name="x", artifact=f"file://{tmp_path / 'in' / below}".rstrip("/"))
+    tinygguf.make(tmp_path / "ada.gguf", "Hello, I am Ada.")
+    alone = replace(MODEL, spec=replace(MODEL.spec, engine="vllm", artifact=f"file://{tmp_path / 'ada.gguf'}"))
+    both = replace(alone, spec=replace(alone.spec, adapters=(lora,)))
+    (there,) = [one for one in needs(both).parts if one.name == "adapters"]
+    assert there.bytes == size
 
 
 @pytest.mark.parametrize("wrong", [{"weights_bytes": -1}, {"width": 10**400}, {"layers": [{"key_elements": -1}]}])
 def test_a_header_of_no_model_is_as_good_as_none_whatever_an_agent_says(wrong: dict[str, object]) -> None:
     shape = {"weights_bytes": 10, "layers": [], "context_tokens": 1, "vocabulary": 1, "width": 1, "inner": 1}
-    lora = Adapter(name="x", artifact="oci://r/x:1")
+    lora = Adapter(name="x", artifact="oci://r.io/x:1")
     model = replace(MODEL, spec=replace(MODEL.spec, adapters=(lora,)))
     less = WeightsReport(artifact=lora.artifact, look=True, digest="sha256:aa", bytes=-(1 << 40))
 

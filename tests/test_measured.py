@@ -8,11 +8,11 @@ from autoscaler.contract import ModelName, NodeReport, PodUse
 from autoscaler.fit import Needs, explain_fit
 from autoscaler.fold import fold
 from autoscaler.measured import MARGIN, NOTICED_BYTES, SERVED_S, corrected, seen
-from autoscaler.model import Gpu, Model
+from autoscaler.model import Gpu, Model, ModelSpec
 from autoscaler.observations import DocumentsSeen, HistorySeen, Seen
 from autoscaler.ordered import NodeReported
 from autoscaler.plan import plan
-from autoscaler.quantity import Bytes
+from autoscaler.quantity import BytesOrAuto
 from autoscaler.world import History, PodRef, World
 from tests.kit.observed import seen_of
 from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
@@ -44,6 +44,21 @@ def test_less_is_counted_only_after_it_has_served_and_with_a_margin() -> None:
     assert after((7, True)) == 8, "the margin is above the estimate"
 
 
+def test_of_an_engine_that_pages_only_what_is_beside_its_part_counts() -> None:
+    """It uses all that it is told to take, and of a Slice of its own whatever that has."""
+    auto = ModelSpec(engine="vllm", gpu=Gpu(memory_bytes=BytesOrAuto(0)))
+    of = replace(A, spec=auto, memory_bytes=8 * GI, estimated_bytes=8 * GI)
+    there = world([of], [device()], [replica(of, "a1", memory_bytes=8 * GI)])
+    for used, counted in ((3, 8), (8, 8), (9, 9)):
+        assert served(T0 + 2 * SERVED_S, used, there).models[of.name].memory_bytes == counted * GI
+    again = served(T0, 9, there)
+    now = replica(of, "a1", memory_bytes=9 * GI)
+    after = served(T0 + 1, 10, replace(again, replicas={now.id: now}))
+    assert after.models[of.name].memory_bytes == 9 * GI, "given more it takes more: that is no news"
+    own = world([of], [device(shared=False)], [replica(of, "a1", memory_bytes=8 * GI)])
+    assert served(T0, 20, own).models[of.name].memory_bytes == 8 * GI
+
+
 def test_little_growth_is_no_news() -> None:
     history = seen(NEW, A, 5 * GI, served=False)
     assert seen(history, A, 5 * GI + NOTICED_BYTES - 1, served=False) is history
@@ -68,7 +83,7 @@ def test_what_a_document_asks_for_and_a_whole_device_are_never_corrected() -> No
 def test_neither_an_estimate_nor_a_measurement_is_part_of_the_hash() -> None:
     other = replace(A, estimated_bytes=9 * GI, memory_bytes=9 * GI)
     assert A.spec_hash() == other.spec_hash()
-    asked = [replace(A, spec=replace(A.spec, gpu=Gpu(memory_bytes=Bytes(n)))).spec_hash() for n in (GI, 2 * GI)]
+    asked = [replace(A, spec=replace(A.spec, gpu=Gpu(memory_bytes=BytesOrAuto(n)))).spec_hash() for n in (GI, 2 * GI)]
     assert len({*asked, A.spec_hash()}) == 3, "what the document asks for is"
 
 

@@ -69,7 +69,10 @@ def test_the_names_that_are_promised_are_all_there() -> None:
         "pilotlight_plan_seconds": "histogram",
         "pilotlight_reports_merged": "counter",
         "pilotlight_actions": "counter",
+        "pilotlight_offers": "counter",
+        "pilotlight_lease_seconds": "histogram",
         "pilotlight_slice_memory_bytes": "gauge",
+        "pilotlight_leases": "gauge",
         "pilotlight_lesson_kinds": "gauge",
         "pilotlight_leader": "gauge",
     }

@@ -153,7 +153,7 @@ def test_what_pods_mount_as_an_image_is_brought_to_no_node() -> None:
         ("oci://ghcr.io/acme/llama:8b", "ghcr.io/acme/llama"),
         ("oci://localhost:5000/llama", "localhost:5000/llama"),
         (f"oci://r:5000/a/b:1@{DIGEST}", "r:5000/a/b"),
-        (f"oci://r/a@{DIGEST}", "r/a"),
+        (f"oci://r.io/a@{DIGEST}", "r.io/a"),
     ],
 )
 def test_an_image_is_named_by_its_digest(artifact: str, image: str) -> None:

@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from autoscaler.actions import Plan
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.leases import Capacity
 from autoscaler.log import Refused
 from autoscaler.loop import Step
 from autoscaler.observations import Transition
@@ -67,6 +69,23 @@ def test_each_move_is_a_line_and_passing_states_are_left_out(pipe: tuple[int, in
 def test_calls_that_are_refused_without_a_start_are_a_line(pipe: tuple[int, int]) -> None:
     Narrator(pipe[1]).refused([Refused(at_s=1.0, model=ModelName("huge"), reason="fits on no device: needs 30Gi")])
     assert lines(pipe[0]) == ["huge  refused    fits on no device: needs 30Gi"]
+    os.close(pipe[0])
+
+
+def test_what_is_wrong_with_a_provider_is_a_line_once_until_it_is_something_else(pipe: tuple[int, int]) -> None:
+    narrator = Narrator(pipe[1])
+    quiet = World(epoch=1, capacity=Capacity(providers=("g4",)))
+
+    def wrong(**says: dict[str, str]) -> World:
+        return World(epoch=1, capacity=replace(quiet.capacity, **says))
+
+    closed, silent = wrong(closed={"g4": "there is no NodePool g4"}), wrong(trouble={"g4": "gives no answer"})
+    for before, after in ((quiet, closed), (closed, quiet), (quiet, closed), (closed, silent), (silent, silent)):
+        narrator.on_step(step()._replace(before=before, after=after))
+    assert lines(pipe[0]) == [
+        "g4  provider   offers nothing: there is no NodePool g4",
+        "g4  provider   gives no answer",
+    ]
     os.close(pipe[0])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,19 @@ from msgspec.structs import replace
 
 from artifacts.caches import Estimate
 from autoscaler.contract import ModelName
-from autoscaler.engines import launch
+from autoscaler.engines import ENGINES, launch
+from autoscaler.expected import WrongKeyError, decode
 from autoscaler.fit import Fit, explain_fit
-from autoscaler.model import EngineName, Model, ModelSpec
-from autoscaler.quantity import Bytes
+from autoscaler.model import EngineName, Gpu, Model, ModelSpec
+from autoscaler.quantity import BytesOrAuto
+from autoscaler.rules import check_model
+from autoscaler.sizing import PAGED, given, spare_bytes, why_rigid
 from pilotlight.fit import needs
 from pilotlight.gathering import completed
 from pilotlight.needs import comes, estimate, serving
 from tests.kit import shapes
-from tests.kit.worlds import T0, device, world
+from tests.kit.worlds import T0, device, replica, world
+from tests.test_hfconfig import LLAMA, tensors
 
 MIB = 1 << 20
 
@@ -97,6 +102,63 @@ def test_an_engine_that_pages_takes_its_share_whatever_slots_and_context_are(fil
         assert part(replace(of, slots=64), "cache") == part(replace(of, slots=1), "cache")
 
 
+def auto(folder: Path, **spec: Any) -> Model:
+    """An 8B model of vLLM, as config.json and safetensors tell of it."""
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    tensors(folder / "model.safetensors")
+    spec = {"gpu": Gpu(memory_bytes=BytesOrAuto(0)), "context_tokens": 8192} | spec
+    return completed(replace(model(folder, "vllm", **spec), slots=spec.get("slots") or 64), gpus=True)
+
+
+@pytest.mark.parametrize("engine", sorted(PAGED))
+def test_with_memory_auto_an_engine_that_pages_is_counted_by_config_json(tmp_path: Path, engine: EngineName) -> None:
+    of = auto(tmp_path)
+    of = completed(replace(of, memory_bytes=0, spec=replace(of.spec, engine=engine)))
+    items = {item.name: item.bytes for item in made(of).items}
+    assert items["cache"] == 8192 * (128 << 10), "one Call of the whole context"
+    assert of.memory_bytes == of.estimated_bytes == sum(items.values())
+    assert int(of.memory_bytes * 0.9) >= sum(items.values()) - items["reserve"], "its own share of that is enough"
+    assert part(auto(tmp_path, slots=3), "cache") == 3 * items["cache"], "the document says how many Calls"
+    assert auto(tmp_path, gpu=Gpu()).memory_bytes == 0, "else it takes a whole Device, as ever"
+
+
+def test_of_several_devices_each_has_its_part_of_weights_and_cache(tmp_path: Path) -> None:
+    one, two = auto(tmp_path), auto(tmp_path, gpu=Gpu(count=2, memory_bytes=BytesOrAuto(0)))
+    assert part(two, "cache") == part(one, "cache") // 2
+    assert part(two, "activation") == part(one, "activation")
+
+
+def test_engines_that_page_are_known_as_such_where_sizes_are_decided() -> None:
+    assert {name for name, engine in ENGINES.items() if engine.pages} == PAGED
+
+
+def test_with_memory_auto_it_is_told_its_part_of_a_shared_device_and_explained(tmp_path: Path) -> None:
+    of = auto(tmp_path)
+    mine = replica(of, "a1", memory_bytes=of.memory_bytes)
+    assert given(of, mine, 0.25).memory_fraction == 0.25
+    more = replace(of, memory_bytes=of.memory_bytes * 2)  # as measured: as much again beside what it was told
+    assert given(more, replica(more, "a1", memory_bytes=more.memory_bytes), 0.5).memory_fraction == pytest.approx(0.25)
+    told = explained(of)
+    assert told.basis == "artifact"
+    assert told.sentences[0].endswith("by its artifact. Its config.json (llama) says:")
+    assert any(line.startswith("  reserve ") for line in told.sentences)
+    assert any(line.startswith("vllm is told to take that where others share its Device; ") for line in told.sentences)
+    assert (told.places[0].fits, told.places[0].calls) == (True, 1)
+    assert not explained(of, gib=2).places[0].fits
+
+
+def test_what_says_how_much_to_take_is_refused_beside_auto() -> None:
+    at = {"engine": "vllm", "artifact": "file:///a", "gpu": {"memory": "auto"}}
+    check_model(decode(at, ModelSpec))
+    with pytest.raises(WrongKeyError, match=r"gpu.memory: auto: it says how much to take"):
+        check_model(decode({**at, "args": ["--gpu-memory-utilization=0.5"]}, ModelSpec))
+    check_model(decode({**at, "gpu": {"memory": "auto", "growth": 50}}, ModelSpec))
+    elastic = decode({**at, "gpu": {"memory": "auto", "elastic": 10}}, ModelSpec)
+    of = Model(name=ModelName("a"), spec=elastic, memory_bytes=1 << 30, estimated_bytes=1 << 30)
+    assert spare_bytes(of) == 0, "it is the least with which it starts"
+    assert "say a size" in why_rigid(of)
+
+
 def explained(of: Model, gib: int = 24) -> Fit:
     return explain_fit(world([of], [device("gpu0", gib)]), of, needs(of), T0)
 
@@ -120,7 +182,7 @@ def test_it_explains_part_by_part_and_device_by_device(file: Path) -> None:
 
 def test_it_explains_that_a_document_decides_and_what_is_too_small(file: Path) -> None:
     of = replace(model(file), memory_bytes=30 << 30)
-    of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, memory_bytes=Bytes(30 << 30))))
+    of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, memory_bytes=BytesOrAuto(30 << 30))))
     told = explained(of)
     assert told.basis == "document"
     assert told.sentences[0].startswith("ada is counted with 30Gi: its document says so (gpu.memory). Its GGUF header")
@@ -165,7 +227,7 @@ def test_nothing_is_placed_for_a_model_without_a_device(file: Path) -> None:
 @pytest.mark.parametrize(
     ("artifact", "args", "brought"),
     [
-        ("oci://r/a:1", (), True),
+        ("oci://r.io/a:1", (), True),
         ("s3://abc/a", (), True),
         ("hf://a/b", (), True),
         ("hf://a/b", ("--trust-remote-code",), False),

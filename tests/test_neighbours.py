@@ -149,6 +149,31 @@ async def test_of_what_is_said_only_addresses_of_peers_and_what_they_hold_are_be
         assert [(one.name, one.holds) for one in found] == [("a", frozenset({digest})), ("b", frozenset[Digest]())]
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:8080", "https://127.0.0.1:8080", "http://localhost:1", "https://a.localhost:1",
+        "http://[::1]:1", "https://[::ffff:127.0.0.1]:1", "http://127.9.9.9:1", "https://169.254.169.254:80",
+        "https://[fe80::1]:1", "https://0.0.0.0:1", "https://224.0.0.1:1",
+    ],
+)  # fmt: skip
+async def test_another_nodes_agent_is_not_on_this_machine_whatever_is_said_unless_this_one_says_that_of_itself(
+    tmp_path: Path, url: str
+) -> None:
+    scaler = Autoscaler(tmp_path)
+    scaler.peers = (NodePeer(node="evil", url=url), NodePeer(node="b", url="https://10.0.0.1:1"))
+    async with scaler.running() as way:
+        far = PeerOptions(listen=LOOPBACK, told=Address("10.0.0.2", 1), access=shown(tmp_path))
+        one = Neighbours("n2", [way], far, Files(), StoreMetrics())
+        assert [one.name for one in (await one.peering(ADA)).peers()] == ["b"], "it has no port yet"
+        runner = await one.open(tmp_path / "store")
+        assert [one.name for one in (await one.peering(ADA)).peers()] == ["b"]
+        await runner.cleanup()
+        async with agent("n3", way, tmp_path / "store", shown(tmp_path)) as near:
+            assert near.url.startswith("https://127.0.0.1")
+            assert {one.name for one in (await near.peering(ADA)).peers()} == {"evil", "b"}
+
+
 async def test_an_answer_that_comes_in_pieces_is_read_whole_and_one_that_is_too_long_not_at_all(tmp_path: Path) -> None:
     scaler = Autoscaler(tmp_path)
     scaler.slowly = True

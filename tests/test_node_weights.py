@@ -22,7 +22,7 @@ from autoscaler.states import ReplicaState as S
 from autoscaler.world import Replica, World
 from tests.kit.worlds import T0, device, replica, world
 
-ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="vllm", artifact="oci://r/a:1"))
+ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="vllm", artifact="oci://r.io/a:1"))
 ONE = replica(ADA, "a1", ("g1",), S.STARTING)
 LAID = Laid("copies/x/files", "sub/a.gguf")
 
@@ -102,7 +102,7 @@ async def test_weights_that_do_not_come_fail_the_start() -> None:
 
 def said(**fields: object) -> World:
     report = NodeReport(node="n1", boot="b", sequence=1, brings=True, weights=(
-        WeightsReport(artifact="oci://r/a:1", **fields),  # type: ignore[arg-type]  # a test's own words
+        WeightsReport(artifact="oci://r.io/a:1", **fields),  # type: ignore[arg-type]  # a test's own words
     ))  # fmt: skip
     at = world([ADA], [device("g1", 80, "n1")], [ONE], mounting=ClusterFacts(volumes=True))
     return fold(at, [NodeReported(report=report)], T0)[0]

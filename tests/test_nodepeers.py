@@ -19,7 +19,7 @@ from autoscaler.world import NodeId, World
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, world
 
-ADA = "oci://r/a:1"
+ADA = "oci://r.io/a:1"
 DIGEST = "sha256:" + "a" * 64
 
 
@@ -41,7 +41,7 @@ def test_who_has_it_comes_before_who_brings_it_and_who_is_to_and_the_others_are_
         report("n1", weights=(WeightsReport(artifact=ADA),)),
         report("n2"),
         report("n3", copies=(ADA,)),
-        report("n4", copies=("oci://r/b:1",)),
+        report("n4", copies=("oci://r.io/b:1",)),
         report("n5", weights=(told,)),
         replace(report("n6", copies=(ADA,)), peer=""),
     )

@@ -148,6 +148,15 @@ def test_which_taints_of_a_node_count() -> None:
     assert nodes.slices([seen])[0].taints == seen.taints
 
 
+def test_that_nobody_needs_a_node_is_seen_and_keeps_nobody_off_it() -> None:
+    soft = {"key": "DeletionCandidateOfClusterAutoscaler", "value": "1732370000", "effect": "PreferNoSchedule"}
+    status = {"allocatable": {"nvidia.com/gpu": "1"}}
+    seen = nodes.read({"metadata": {"name": "n"}, "spec": {"taints": [soft]}, "status": status})
+    assert [one.key for one in seen.taints] == [soft["key"]]
+    assert repels(seen.taints, ()) is None
+    assert places(called(model("a", 10), on=gpus("n1", taints=seen.taints))) == ["n1/gpu0"]
+
+
 def test_a_model_stays_off_a_node_whose_taint_it_does_not_tolerate_and_that_is_told() -> None:
     a, tolerates = model("a", 10), Pod(tolerations=(Toleration(key="lab", operator="Exists"),))
     slices = [*gpus("n1", taints=(LAB,)), *gpus("n2")]

@@ -8,7 +8,7 @@ from autoscaler.mounts import ClusterFacts
 from autoscaler.nodesupply import NodeSupply
 from tests.kit.worlds import device, replica, world
 
-LORA = (Adapter(name="lora", artifact="oci://r/lora:1"),)
+LORA = (Adapter(name="lora", artifact="oci://r.io/lora:1"),)
 
 
 def model(artifact: str, **spec: object) -> Model:
@@ -21,8 +21,8 @@ def supply(facts: ClusterFacts | None = None) -> NodeSupply:
 
 
 def test_a_model_that_allows_what_is_unsafe_is_brought_as_any_other() -> None:
-    assert supply().obstacle(model("oci://r/a:1", allow_unsafe=True)) == ""
-    assert supply().brings(model("oci://r/a:1", allow_unsafe=True))
+    assert supply().obstacle(model("oci://r.io/a:1", allow_unsafe=True)) == ""
+    assert supply().brings(model("oci://r.io/a:1", allow_unsafe=True))
 
 
 def test_adapters_are_brought_also_where_the_models_own_weights_are_not() -> None:
@@ -34,6 +34,6 @@ def test_adapters_are_brought_also_where_the_models_own_weights_are_not() -> Non
 
 def test_what_keeps_an_adapter_off_its_node_or_out_of_its_pods_is_said_with_its_name() -> None:
     on_cpu = model("file:///m", adapters=LORA, gpu=Gpu(count=0))
-    assert supply().obstacle(on_cpu).startswith("oci://r/lora:1 is brought to one node")
+    assert supply().obstacle(on_cpu).startswith("oci://r.io/lora:1 is brought to one node")
     nowhere = supply(ClusterFacts()).obstacle(model("pvc://claim", adapters=LORA))
     assert nowhere.startswith("the weights of its adapter lora cannot be seen in its pods: no right is there")

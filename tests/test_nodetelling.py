@@ -15,12 +15,13 @@ from autoscaler import nodetelling
 from autoscaler.actions import Plan
 from autoscaler.contract import ModelName
 from autoscaler.images import NodeImages, image
+from autoscaler.lookers import SILENT_S
 from autoscaler.loop import Listener, Loop, Step
 from autoscaler.model import Gpu, Model, ModelSpec
 from autoscaler.nodetelling import BLANK, NodeTelling
 from autoscaler.nodewants import ImageWant, NodeWants
 from autoscaler.observations import DocumentsSeen, Tick
-from autoscaler.quantity import Bytes
+from autoscaler.quantity import BytesOrAuto
 from autoscaler.serve import ContractServer
 from autoscaler.settings import Settings, Weights
 from autoscaler.states import ReplicaState as S
@@ -30,9 +31,9 @@ from tests.kit.worlds import T0, device, replica, world
 from tests.test_prepull import ENGINE, at, needs
 from tests.test_prepull import starting as starts
 
-KNOWN = Gpu(memory_bytes=Bytes(1 << 30))
+KNOWN = Gpu(memory_bytes=BytesOrAuto(1 << 30))
 """Nobody has to look at its header."""
-ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact="oci://r/a:1", gpu=KNOWN))
+ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact="oci://r.io/a:1", gpu=KNOWN))
 
 
 def starting() -> World:
@@ -85,6 +86,24 @@ async def test_what_nobody_has_looked_at_is_looked_at_by_an_agent_that_hears_us(
         wants = telling._wants[NodeId("n2" if by_third else "n3")].wants
         assert [one.look for one in wants] == [True], "whoever is left does it"
     await left.aclose()
+
+
+async def test_an_agent_that_does_not_look_is_relieved_when_nothing_else_changes() -> None:
+    unknown = replace(ADA, spec=replace(ADA.spec, gpu=Gpu()))
+    stepped = SteppedLoop(world([unknown], [device("g1", 80, "n1")]))
+    telling = NodeTelling(stepped.loop)
+    async with asyncio.timeout(60):
+        lines = {node: telling.messages(NodeId(node)) for node in ("n1", "n2")}
+        for one in lines.values():
+            await anext(one)
+        stepped.step(Tick())
+        (first,) = telling._wants
+        stepped.now_s += SILENT_S
+        stepped.step(Tick())
+        (other,) = telling._wants
+        assert {first, other} == {"n1", "n2"}
+        for one in lines.values():
+            await one.aclose()
 
 
 async def told(lines: AsyncGenerator[bytes]) -> bytes:

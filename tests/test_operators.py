@@ -41,8 +41,8 @@ def after(at: World, *batch: Observation, now_s: float = T0) -> World:
     return made
 
 
-def cordon(place: Place = GPU0, **fields: bool) -> CordonsSeen:
-    return CordonsSeen(cordons=(Cordon(place=place, node="n0", since_s=T0, **fields),))
+def cordon(place: Place = GPU0, *, drain: bool = False, force: bool = False) -> CordonsSeen:
+    return CordonsSeen(cordons=(Cordon(place=place, node="n0", since_s=T0, drain=drain, force=force),))
 
 
 def nobody(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:

@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes import orders as orders_
 from autoscaler.drivers.kubernetes import pods
-from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object
+from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.orders import CONFLICTS_MAX, Hears, Orders
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.watching import Watched
+from autoscaler.leases import Marks
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Drain, Replica
 from tests.kit.localrig import launch, replica
@@ -166,3 +167,52 @@ async def test_a_namesake_of_a_pod_that_cannot_begin_stays() -> None:
     await orders(server).remove(pod._replace(uid="another"))
     assert server.pod is not None
     assert not server.asked
+
+
+class Queue(Server):
+    """A pod keeps the place of one that is made; the first `deaf` deletes are not answered."""
+
+    def __init__(self, deaf: int = 0) -> None:
+        super().__init__()
+        self.deaf = deaf
+        self.one = replace(self.one, marks=Marks(instead="keeper"))
+
+    async def create(self, path: str, body: Object) -> Object:
+        del path
+        self.asked.append(f"create {body['metadata']['name']}")
+        return {"metadata": {"resourceVersion": "1", "name": body["metadata"]["name"], "uid": "u1"}}
+
+    async def delete(
+        self, path: str, *, uid: str | None = None, version: str | None = None, grace_s: int | None = None
+    ) -> Object:
+        assert (uid, version, grace_s) == (None, None, 0)
+        self.asked.append(f"delete {path.rpartition('/')[2]}")
+        self.deaf -= 1
+        if self.deaf >= 0:
+            raise UnreachableError("no answer")
+        raise ApiError(404, "NotFound", "it is gone")
+
+
+async def test_who_kept_its_place_goes_when_its_pod_is_made_whatever_the_server_answers_first() -> None:
+    server = Queue(deaf=1)
+    assert server.pod is not None
+    hears = Hearing()
+    watched = cast("Watched[PodSeen]", Deaf())
+    await Orders(cast("Api", server), PATH, watched, cast("Hears", hears)).create(server.one, server.pod)
+    assert server.asked == ["create r1", "delete keeper"] * 2
+    assert hears.heard == ["waits", "made"]
+
+
+class Hearing:
+    """What comes of a start."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def start_waits(self, one: Replica, reason: str) -> None:
+        del one, reason
+        self.heard.append("waits")
+
+    def start_made(self, one: Replica) -> None:
+        del one
+        self.heard.append("made")

@@ -16,6 +16,7 @@ from autoscaler.hosts import Beside
 from autoscaler.model import Model
 from autoscaler.podspec import Pod, Resources, SecretName, Toleration
 from autoscaler.settings import PriorityClass, Settings
+from autoscaler.stranded import kept_off
 from autoscaler.world import Replica, SliceId
 
 TEXT = """
@@ -70,6 +71,15 @@ def test_a_pod_asks_for_what_the_plan_chose_and_for_no_cpu_limit() -> None:
         "pilotlight.dev/intent": "0123456789",
     }  # fmt: skip
     assert "ownerReferences" not in pod["metadata"], "the garbage collector would not let it drain"
+
+
+def test_who_removes_nodes_waits_for_a_pod_unless_its_model_says_otherwise() -> None:
+    notes = manifest(model(), "n1/gpu0")["metadata"]["annotations"]
+    disrupt, evict = "karpenter.sh/do-not-disrupt", "cluster-autoscaler.kubernetes.io/safe-to-evict"
+    assert (notes[disrupt], notes[evict]) == ("true", "false")
+    own = model('pod: {annotations: {karpenter.sh/do-not-disrupt: "4h"}}')
+    notes = manifest(own, "n1/gpu0")["metadata"]["annotations"]
+    assert (notes[disrupt], notes[evict]) == ("4h", "false")
 
 
 def test_a_replica_without_slices_is_placed_by_the_scheduler() -> None:
@@ -274,6 +284,30 @@ def test_who_ends_it_is_told() -> None:
     found = pods.read(alive(manifest(model()), conditions=[said]))
     assert found is not None
     assert found.disrupted == "EvictionByEvictionAPI: drained"
+
+
+def test_who_was_preempted_by_kueue_says_so() -> None:
+    said = {
+        "type": "TerminationTarget",
+        "status": "True",
+        "reason": "WorkloadEvictedDueToPreempted",
+        "message": "for b",
+    }
+    found = pods.read(alive(manifest(model()), conditions=[said]))
+    assert found is not None
+    assert found.disrupted == "WorkloadEvictedDueToPreempted: for b"
+
+
+def test_a_pod_that_a_queue_has_not_let_go_is_kept_off_its_node() -> None:
+    message = "Scheduling is blocked due to non-empty scheduling gates"
+    said = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": message}
+    pod = alive(manifest(model()), conditions=[said])
+    pod["spec"].pop("nodeName", None)
+    pod["status"].pop("containerStatuses", None)
+    found = pods.read(pod)
+    assert found is not None
+    assert found.waits == f"SchedulingGated: {message}"
+    assert kept_off(found.waits)
 
 
 def test_where_the_scheduler_chooses_the_node_it_is_told_its_labels_and_no_name() -> None:

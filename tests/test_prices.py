@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from autoscaler.actions import StartReplica
 from autoscaler.contract import ModelName
 from autoscaler.documents import DocumentError, load
-from autoscaler.model import Gpu, Model
+from autoscaler.model import Gpu, Model, Start
 from autoscaler.plan import plan
 from autoscaler.podspec import API_VERSION
 from autoscaler.prices import Prices
 from autoscaler.settings import Price, Settings
+from autoscaler.states import ReplicaState as S
 from autoscaler.world import Copy, NodeId, Slice
-from tests.kit.worlds import T0, device, gateway, level, model, world
+from tests.kit.worlds import T0, device, gateway, level, model, replica, world
 
 H100, T4 = "NVIDIA-H100-80GB-HBM3", "Tesla-T4"
 LISTED = (
@@ -65,13 +66,39 @@ SMALL, LARGE = model("small", 4), model("large", 40)
 
 def test_a_small_model_is_never_placed_on_an_h100_while_a_cheaper_device_that_fits_is_free() -> None:
     """Nor where it has a Copy there, nor where others come first, nor where nobody told a price."""
-    there = frozenset({Copy(artifact="oci://small", node=NodeId("n0"))})
-    copied = model("small", 4, artifact="oci://small")
+    there = frozenset({Copy(artifact="oci://r.io/small", node=NodeId("n0"))})
+    copied = model("small", 4, artifact="oci://r.io/small")
     assert placed(H100_FREE, T4_FREE, models=(SMALL,)) == {"small": "t"}
     assert placed(H100_FREE, T4_FREE, models=(SMALL,), prices=LISTED) == {"small": "t"}
     assert placed(H100_FREE, T4_FREE, models=(copied,), prices=LISTED, copies=there) == {"small": "t"}
     assert placed(H100_FREE, T4_FREE, models=(SMALL, LARGE), prices=LISTED) == {"small": "t", "large": "h"}
     assert placed(H100_FREE, models=(SMALL,), prices=LISTED) == {"small": "h"}, "a dear device is better than none"
+
+
+def test_a_device_on_which_another_starts_is_not_free_and_a_call_does_not_wait_for_its_price() -> None:
+    """The exception, as docs/configuration.md has it (`prices`): the T4 has room, but another starts there."""
+    called = (model("first", 4), model("second", 4))
+    assert placed(H100_FREE, T4_FREE, models=called, prices=LISTED) == {"first": "t", "second": "h"}
+    assert placed(T4_FREE, models=called, prices=LISTED) == {"first": "t"}, "one at a time starts on a Device"
+
+
+def test_the_wait_for_a_device_on_which_another_starts_is_bounded_and_the_first_that_is_free_is_taken() -> None:
+    """Whatever it costs: first neither is free, then the H100 is, and without it the T4. Starts here hang for ever."""
+    first, other, second = (model(name, 4, start=Start(exclusive_seconds=60)) for name in ("first", "other", "second"))
+
+    def at(after_s: float, *slices: Slice) -> list[str]:
+        on_t4 = replica(first, "f", ["t"], S.STARTING, since_s=T0, started_s=T0)
+        on_h100 = replica(other, "o", ["h"], S.STARTING, since_s=T0 - 30, started_s=T0 - 30)
+        begun = [one for one, name in ((on_t4, "t"), (on_h100, "h")) if name in {slice_.id for slice_ in slices}]
+        there = world(
+            (first, other, second), slices, begun, settings=Settings(prices=LISTED),
+            gateways=[gateway(levels=[level(name, waiting=1) for name in (*(one.model for one in begun), "second")])],
+        )  # fmt: skip
+        starts = [action.replica for action in plan(there, T0 + after_s).actions if isinstance(action, StartReplica)]
+        return [one.slices[0] for one in starts if one.model == "second"]
+
+    assert [at(after_s, H100_FREE, T4_FREE) for after_s in (0, 29, 31)] == [[], [], ["h"]]
+    assert [at(after_s, T4_FREE) for after_s in (0, 59, 61)] == [[], [], ["t"]]
 
 
 def test_of_two_devices_of_one_size_the_cheaper_is_taken_unless_the_model_likes_the_dear_one_better() -> None:

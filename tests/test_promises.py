@@ -20,10 +20,12 @@ from autoscaler.contract import ReplicaId
 from autoscaler.fold import fold
 from autoscaler.indices import rebuild
 from autoscaler.observations import Seen, SlicesSeen
-from autoscaler.packing import Force, Growth, Packing, Shelf, Want
+from autoscaler.packer import pack
+from autoscaler.packing import Force, Growth, Outlook, Packing, Shelf, Want
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import SliceId, World
+from autoscaler.yard import Yard
 from tests.kit.observed import seen_of
 from tests.kit.worlds import GI, T0, device, folded, kinds
 from tests.test_packer import benches, on, placed, run, shelf, victims, want, wanted
@@ -238,10 +240,25 @@ def test_whose_turn_is_no_number_is_one_clear_error(field: str) -> None:
         run([want("a"), want("b")._replace(**never)], [shelf(device())])
 
 
-def test_of_two_requests_of_one_name_that_differ_it_does_not_show_which_is_given_first() -> None:
-    both = [want("a", 10), want("b"), want("a", 20)]
-    answers = [run(some, [shelf(device("g0"))]) for some in (both, both[::-1])]
-    assert answers[0] == answers[1]
+def test_a_request_of_no_model_is_one_clear_error() -> None:
+    with pytest.raises(ValueError, match=r"^model of a request is empty: expected the name of a Model$"):
+        run([want("a"), want("")], [shelf(device())])
+
+
+def test_a_time_that_is_none_is_one_clear_error() -> None:
+    """No residency would ever be over, or all of them."""
+    with pytest.raises(ValueError, match=r"^now_s is nan: expected a time in seconds$"):
+        pack((want("a"),), Yard([shelf(device())]), frozenset(), Outlook(), nan)
+
+
+@pytest.mark.parametrize("second_gi", [10, 20])
+def test_a_request_that_is_named_twice_is_one_clear_error_whether_they_are_equal_or_not(second_gi: int) -> None:
+    both = [want("a", 10), want("b"), want("a", second_gi)]
+    for wants in (both, both[::-1]):
+        with pytest.raises(ValueError, match=r"^ordinal of a request is 0 twice for a: expected each once$"):
+            run(wants, [shelf(device("g0"))])
+    numbered = [want("a", ordinal=0), want("a", second_gi, ordinal=1)]
+    assert len(run(numbered, [shelf(device("g0")), shelf(device("g1"))]).placements) == 2
 
 
 @pytest.mark.parametrize("price", [nan, inf, -inf, -1.0])
@@ -264,5 +281,3 @@ def test_what_is_empty_is_no_error() -> None:
     assert run([], []) == Packing()
     assert run([], [shelf(device())]) == Packing()
     assert run([want("a")], []).unmet[0].reason == "needs 10Gi on one device; there is no device"
-    twice = run([want("a", 20), want("a", 20)], [shelf(device("g0"))])
-    assert (len(twice.placements), len(twice.unmet)) == (1, 1), "one Want that is named twice is two"

@@ -6,9 +6,8 @@ import pytest
 
 from autoscaler.documents import DocumentError, load
 from autoscaler.expected import WrongKeyError, decode
-from autoscaler.not_yet import MESSAGE
 from autoscaler.podspec import API_VERSION
-from autoscaler.providers import KINDS, PROVIDERS_MAX, ProviderSettings, check_providers
+from autoscaler.providers import KINDS, PROVIDERS_MAX, Cro, ProviderSettings, Redfish, check_providers
 
 REDFISH = "redfish: {url: 'https://fabric', systems: {w1: /redfish/v1/Systems/1}}"
 
@@ -20,19 +19,12 @@ def wrong(*entries: str) -> str:
     return str(caught.value).removeprefix("s.yaml: Settings: ")
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "cro: {model: NVIDIA-A100-PCIE-40GB}",
-        REDFISH,
-        "karpenter: {nodePool: g4}",
-        "provisioningRequest: {class: queued-provisioning.gke.io, maxRunSeconds: 604800}",
-        "kueue: {localQueue: dws}",
-    ],
-)
-def test_what_is_right_and_not_in_force_is_refused_saying_so(kind: str) -> None:
-    line = wrong(f"{{name: rack, {kind}, expectedSeconds: 60, hedge: true}}")
-    assert line == f"capacity[0].{kind.partition(':')[0]}: {MESSAGE}"
+def test_what_is_right_is_read() -> None:
+    text = f"apiVersion: {API_VERSION}\nkind: Settings\ncapacity: [{{name: rack, cro: {{model: A100}}, hedge: true}}]"
+    (entry,) = load([("s.yaml", text)], {}).settings.capacity
+    assert (entry.name, entry.kinds, entry.cro, entry.hedge) == ("rack", ("cro",), Cro(model="A100"), True)
+    (entry,) = load([("s.yaml", text.replace("cro: {model: A100}", REDFISH))], {}).settings.capacity
+    assert entry.redfish == Redfish(url="https://fabric", systems={"w1": "/redfish/v1/Systems/1"})
 
 
 @pytest.mark.parametrize(
@@ -48,8 +40,23 @@ def test_what_is_right_and_not_in_force_is_refused_saying_so(kind: str) -> None:
         ("{name: a, cro: {model: a}, expectedSeconds: 0}", "capacity[0].expectedSeconds: expected"),
         ("{name: a, cro: {model: a}, hedge: 1}", "capacity[0].hedge: expected"),
         ("{name: a, karpenter: {nodePool: A_B}}", "capacity[0].karpenter.nodePool: expected the name of an object"),
+        ("{name: a, clusterAutoscaler: {}}", "capacity[0].clusterAutoscaler.nodeLabels: missing"),
+        ("{name: a, clusterAutoscaler: {nodeLabels: {'a b': c}}}", "capacity[0].clusterAutoscaler.nodeLabels.a b: "),
+        (
+            "{name: a, clusterAutoscaler: {nodeLabels: {}, priorityClass: A_B}}",
+            "capacity[0].clusterAutoscaler.priorityClass: expected the name of an object",
+        ),
         ("{name: a, kueue: {localQueue: A_B}}", "capacity[0].kueue.localQueue: expected the name of an object"),
         ("{name: a, provisioningRequest: {maxRunSeconds: 1}}", "capacity[0].provisioningRequest.class: missing"),
+        ("{name: a, provisioningRequest: {class: a/b}}", "capacity[0].provisioningRequest.class: expected the name"),
+        (
+            "{name: a, provisioningRequest: {class: a, maxRunSeconds: 0.5}}",
+            "capacity[0].provisioningRequest.maxRunSeconds: expected at least 1",
+        ),
+        (
+            "{name: a, provisioningRequest: {class: a, selector: {a b: c}}}",
+            "capacity[0].provisioningRequest.selector",
+        ),
         ("{name: a, redfish: {url: 'https://f', systems: {}}}", "capacity[0].redfish.systems: expected at least one"),
         (
             "{name: a, redfish: {url: 'https://f', systems: {w1: /1}}}",
@@ -74,11 +81,10 @@ def test_a_url_that_is_none_or_says_a_password_is_refused_and_not_repeated(url: 
     assert "hunter2" not in line
 
 
-def test_names_are_one_providers_each_and_there_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.providers.IN_FORCE", frozenset(KINDS))
+def test_names_are_one_providers_each_and_there_are_not_too_many() -> None:
     entry = {"name": "a", "cro": {"model": "A100"}}
-    check_providers([decode(entry, ProviderSettings)], MESSAGE)
+    check_providers([decode(entry, ProviderSettings)])
     with pytest.raises(WrongKeyError, match="`a` occurs twice"):
-        check_providers([decode(entry, ProviderSettings)] * 2, MESSAGE)
+        check_providers([decode(entry, ProviderSettings)] * 2)
     with pytest.raises(WrongKeyError, match=f"at most {PROVIDERS_MAX}"):
-        check_providers([decode(entry, ProviderSettings)] * (PROVIDERS_MAX + 1), MESSAGE)
+        check_providers([decode(entry, ProviderSettings)] * (PROVIDERS_MAX + 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from autoscaler.contract import (
     Level,
     ModelName,
     ModelRoute,
+    Refusal,
     ReplicaUse,
     Report,
     Route,
@@ -20,6 +23,7 @@ from autoscaler.contract import (
     TenantName,
 )
 from autoscaler.fold import Observation, fold
+from autoscaler.model import Queue
 from autoscaler.observations import (
     DocumentsSeen,
     GatewayGone,
@@ -91,6 +95,29 @@ def test_calls_are_refused_while_a_failed_episode_backs_off() -> None:
 def test_a_model_that_still_serves_is_not_refused() -> None:
     at = world([model("m")], replicas=[replica(model("m"), "r")], histories={"m": History(refused_until_s=T0 + 60.0)})
     assert told(at).refusal is None
+
+
+def test_calls_that_would_give_up_before_capacity_comes_are_refused_with_when_it_does() -> None:
+    """Without a Replica: where one serves, they wait as ever. A moment that merely comes nearer is no news."""
+    of = model("m", queue=Queue(wait_seconds_max=300.0))
+    at = world([of])
+    coming = {M: Unmet(model=M, reason="rack brings one", ready_s=610.0)}
+    refusal = told(at, unmet=coming).refusal
+    assert refusal == Refusal(
+        code="no_capacity", message="More capacity for the model is on its way: in about 10 min 30 s.",
+        retry_after_s=publish.RETRY_S_MAX,
+    )  # fmt: skip
+    queued = told(at, unmet={M: Unmet(model=M, reason="asked", ready_s=inf)}).refusal
+    assert queued is not None
+    assert queued.message == "More capacity for the model was asked for; nobody can say when it comes."
+    assert told(at, unmet={M: Unmet(model=M, reason="rack brings one", ready_s=300.0)}).refusal is None
+    assert told(world([of], replicas=[replica(of, "r")]), unmet=coming).refusal is None
+    nearer = {M: Unmet(model=M, reason="rack brings one", ready_s=605.0)}
+    assert publish.routes_delta(at, at, G1, T0, nearer, unmet_before=coming) is None
+    soon = {M: Unmet(model=M, reason="rack brings one", ready_s=290.0)}
+    ends = publish.routes_delta(at, at, G1, T0, soon, unmet_before=nearer)
+    assert ends is not None
+    assert [route.refusal for route in ends.models] == [None]
 
 
 def test_a_model_that_can_never_fit_is_refused_and_gateways_hear_when_that_begins_and_ends() -> None:

@@ -14,11 +14,11 @@ from autoscaler.documents import DocumentError, load
     [
         (
             "llama.cpp",
-            "oci://r/A:1",
+            "oci://r.io/A:1",
             "expected oci://registry/repository:tag or ...@sha256:DIGEST, the repository in lower case",
         ),
         ("vllm", "pvc://a/b", "pvc:// is not in force yet in this version for adapters"),
-        ("command", "oci://r/a:1", "oci:// is not in force yet in this version for adapters of engine command"),
+        ("command", "oci://r.io/a:1", "oci:// is not in force yet in this version for adapters of engine command"),
         ("llama.cpp", "file:///a,b", "expected an absolute path such as file:///models/support.gguf, without any of"),
         ("llama.cpp", "s3://models/a.gguf", ""),
         ("vllm", "hf://a/b@main?include=*.safetensors", ""),

@@ -7,6 +7,8 @@ import pytest
 from autoscaler import engines
 from autoscaler.documents import load
 from autoscaler.drivers.kubernetes import pods
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind
 from autoscaler.sizing import given
 from autoscaler.slicing import table
 from autoscaler.slicing.base import NodeFacts
@@ -53,3 +55,23 @@ def test_the_pod_of_a_replica_is_as_a_person_has_read_it(name: str, on: NodeFact
     part = given(of, has, asks.memory_fraction)
     launch = engines.launch(of, None, pods.HOST, pods.port_of(has.id), {"vllm": "vllm"}, gpus=True, given=part)
     agrees(f"slicing/{name}", [pods.manifest(has, of, launch, "engine:1", asks=asks)])
+
+
+@pytest.mark.parametrize(
+    ("on", "most", "many"),
+    [
+        (node(3, count="1", replicas="1"), 4, 3),
+        (node(6, count="1", replicas="3"), 4, 6),
+        (node(3, count="1"), None, 0),
+        (node(3, count="1"), 4, 0),
+        (node(3, count="1", replicas="1"), 2, 0),
+        (node(3), 4, 3),
+    ],
+)
+def test_devices_that_were_attached_since_a_node_was_looked_at_count(
+    on: NodeFacts, most: int | None, many: int
+) -> None:
+    """Labels tell how many there were; where nobody tells that they are not shared, more are no new devices."""
+    said = NodeKind(selector={}, device=NodeDevice(model="T4", memory_bytes=Bytes(1 << 34)), devices_max=most)
+    there = table.inventory(on._replace(declared=said))
+    assert sum(not one.closed for one in there) == many

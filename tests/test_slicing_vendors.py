@@ -7,21 +7,32 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from autoscaler.documents import load
 from autoscaler.lanes import Isolation
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind
+from autoscaler.shelves import alone
+from autoscaler.slicing import table
 from autoscaler.slicing.base import NodeFacts, Part
 from autoscaler.slicing.hami import Hami, decode
 from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, Whole, makers
 from autoscaler.world import Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.sliced import GIB, NODE, card, npu_node
+from tests.kit.worlds import model, replica
 
 MIB = 1 << 20
 ALL = [slicer for family in makers() for slicer in family]
 BY_KIND = {vendor.kind: vendor for vendor in VENDORS}
 B2 = next(one for one in NPUS if one.word == "Ascend910B2")
+
+TEMPLATED = """
+apiVersion: pilotlight.dev/v1alpha1
+kind: Settings
+nodes:
+- {selector: {}, device: {model: Ascend910B2, memory: 64Gi}, slicing: {kind: hami, template: vir06_1c_16g}}"""
 
 
 def whole(kind: str, many: str = "2", declared: NodeKind | None = None, **labels: str) -> tuple[Slice, ...] | None:
@@ -110,32 +121,53 @@ def test_cores_that_nobody_asked_for_never_run_out_before_the_memory(mib: list[i
 
 
 def test_an_npu_is_whole_or_in_equal_parts_of_one_template() -> None:
-    node = npu_node("NPU-1", "NPU-2")
-    all_, _ = Ascend(B2).inventory(node) or ()
+    all_, _ = Ascend(B2).inventory(npu_node("NPU-1", "NPU-2")) or ()
     assert (all_.memory_bytes, all_.compute_percent, all_.shared) == (64 * GIB, 100, False)
-    parts = Ascend(B2, "vir06_1c_16g").inventory(node) or ()
+    parts = Ascend(B2).inventory(npu_node("NPU-1", "NPU-2", template="vir06_1c_16g")) or ()
     assert [one.id for one in parts] == [f"node-1/NPU-{npu}-{at}" for npu in (1, 2) for at in range(4)]
     assert (parts[0].device, parts[0].memory_bytes, parts[0].compute_percent) == ("node-1/NPU-1", 16 * GIB, 25)
-    with pytest.raises(ValueError, match="Ascend910B2 has no template 'vir99'; it has vir03_1c_8g"):
-        Ascend(B2, "vir99").inventory(node)
+    (wrong,) = Ascend(B2).inventory(npu_node("NPU-1", template="vir16")) or ()
+    assert wrong.closed == (
+        "Settings `nodes` say template vir16, and an Ascend910B2 has vir03_1c_8g, vir06_1c_16g, vir12_3c_32g"
+    )
+
+
+def test_a_part_is_no_whole_device_though_it_is_the_only_one_of_its_npu() -> None:
+    """Of Ascend910A's vir16 there is room for one: a Model that wants a whole Device is not placed there."""
+    found = table.inventory(npu_node("NPU-1", npu=NPUS[0], template="vir16"))
+    assert (len(found), alone(found)) == (1, set())
+    assert alone(table.inventory(npu_node("NPU-1", npu=NPUS[0])))
+
+
+def test_settings_cut_a_nodes_npus_and_a_pod_asks_for_one_part() -> None:
+    """From the document to the pod: nothing but Settings names the template."""
+    (kind,) = load([("settings.yaml", TEMPLATED)]).settings.nodes
+    node = npu_node("NPU-1")._replace(declared=kind)
+    parts = {one.id: one for one in table.inventory(node)}
+    assert [one.memory_bytes for one in parts.values()] == [16 * GIB] * 4
+    last = list(parts)[-1]
+    asks = table.fields(replace(replica(model("a"), "r", [last]), memory_bytes=12 * GIB), parts)
+    assert asks is not None
+    assert asks.limits == {"huawei.com/Ascend910B2": "1", "huawei.com/Ascend910B2-memory": "16384"}
+    assert (asks.annotations, asks.scheduler) == ({"hami.io/use-Ascend910B2-uuid": "NPU-1"}, "hami-scheduler")
 
 
 @pytest.mark.parametrize("npu", NPUS, ids=lambda one: one.word)
 def test_parts_never_have_more_together_than_their_npu(npu: object) -> None:
     one = next(each for each in NPUS if each == npu)
     for template in one.templates:
-        found = Ascend(one, template.name).inventory(npu_node("NPU-1", npu=one)) or ()
+        found = Ascend(one).inventory(npu_node("NPU-1", npu=one, template=template.name)) or ()
         assert found
         assert sum(each.memory_bytes for each in found) <= one.memory_mib * MIB
         assert len(found) * template.cores <= one.cores
 
 
 def test_a_pod_asks_for_a_part_by_its_memory() -> None:
-    node, slicer = npu_node("NPU-1", "NPU-2"), Ascend(B2, "vir06_1c_16g")
-    parts = [Part(one, one.memory_bytes) for one in slicer.inventory(node) or ()]
-    two = [Part(one, one.memory_bytes) for one in Ascend(B2).inventory(node) or ()]
+    slicer = Ascend(B2)
+    cut, uncut = (npu_node("NPU-1", "NPU-2", template=one) for one in ("vir06_1c_16g", ""))
+    parts, two = ([Part(one, one.memory_bytes) for one in slicer.inventory(node) or ()] for node in (cut, uncut))
     agrees("slicing/vendors-ascend", [
-        pod("m-1", slicer.fields("m-1", parts[:1])), pod("m-2", Ascend(B2).fields("m-2", two)),
+        pod("m-1", slicer.fields("m-1", parts[:1])), pod("m-2", slicer.fields("m-2", two)),
     ])  # fmt: skip
     with pytest.raises(ValueError, match="m-3: HAMi gives one part of an Ascend910B2"):
         slicer.fields("m-3", parts[:2])

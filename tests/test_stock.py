@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from autoscaler.asked import CROWDS, ask_of
 from autoscaler.hosts import BYTES_MAX, CPU_MAX
 from autoscaler.lanes import Isolation, Kind, Lane, Room
-from autoscaler.lrv import BUCKET, GAIN, PRICE
 from autoscaler.stock import ROWS_MAX, Stock
 from autoscaler.stocknodes import Load, Node, Place, load_of
 from autoscaler.waste import BINS, IDLE, LEVELS, UNITS, WHOLE, Taught, bin_of, level, tables, untaught
@@ -82,6 +81,7 @@ def tier(kind: Kind, lane: Lane, crowd: int = 0) -> tuple[int | float, ...]:
 
 
 def slow_score(one: Stock, taught: Taught, at: int, kind: Kind, chosen: Sequence[int]) -> int:
+    """Its numbers are written out: they are what LRV is, and a change of theirs must not go by unseen."""
     node = one.nodes[at]
     face = taught.faces.index(node.face) if node.face in taught.faces else len(taught.faces)
     lefts = one.milli[int(one.first[at]) : int(one.first[at]) + len(node.lanes)].tolist()
@@ -100,10 +100,10 @@ def slow_score(one: Stock, taught: Taught, at: int, kind: Kind, chosen: Sequence
     if kind.devices == 1:
         taken = milli_of(max(node.lanes, key=lambda lane: lane.memory_bytes))
     by_cpu = WHOLE * len(node.lanes) * kind.cpu_milli // max(1, node.cpu_milli)
-    price = PRICE * int(taught.tables.prices[face]) * max(taken, by_cpu)
+    price = 10 * int(taught.tables.prices[face]) * max(taken, by_cpu)
     before = worth(taught, face, int(one.cpu[at]), lefts, sum(usable))
     wasted = worth(taught, face, int(one.cpu[at]) - kind.cpu_milli, after, sum(usable) - taken)
-    return ((before - wasted) * GAIN - price) // (BUCKET * UNITS)
+    return ((before - wasted) * 18 - price) // (1000 * UNITS)
 
 
 def worth(taught: Taught, face: int, cpu: int, lefts: Sequence[int], total: int) -> int:

@@ -17,7 +17,7 @@ from tests.kit.worlds import device, world
 @pytest.mark.parametrize(
     ("engine", "artifact", "brought"),
     [
-        ("vllm", "oci://r/a:1", True),
+        ("vllm", "oci://r.io/a:1", True),
         ("vllm", "s3://bucket/llama/", True),
         ("vllm", "hf://org/name@main", False),
         ("vllm", "hf://org/name@main?include=*.safetensors", True),

@@ -68,19 +68,19 @@ def at(tmp_path: Path, ways: Registries | None = None) -> Supply:
 )
 def test_an_engine_is_given_the_one_gguf_file_or_the_folder(paths: list[str], engine: str, chosen: str) -> None:
     folder = Path("/c/files")
-    assert weightparts.chosen(folder, paths, model("oci://r/a:1", engine=engine)) == folder / chosen
+    assert weightparts.chosen(folder, paths, model("oci://r.io/a:1", engine=engine)) == folder / chosen
 
 
 @pytest.mark.parametrize(
     ("paths", "said"),
     [
-        (["b.gguf", "a.gguf"], "oci://r/a:1 holds 2 GGUF files: a.gguf, b.gguf; pack one"),
-        (["model.safetensors"], "oci://r/a:1 holds no GGUF file, and llama.cpp loads no other"),
+        (["b.gguf", "a.gguf"], "oci://r.io/a:1 holds 2 GGUF files: a.gguf, b.gguf; pack one"),
+        (["model.safetensors"], "oci://r.io/a:1 holds no GGUF file, and llama.cpp loads no other"),
     ],
 )
 def test_what_llama_cpp_cannot_load_is_said(paths: list[str], said: str) -> None:
     with pytest.raises(EngineError, match=said):
-        weightparts.chosen(Path("/c"), paths, model("oci://r/a:1"))
+        weightparts.chosen(Path("/c"), paths, model("oci://r.io/a:1"))
 
 
 def test_files_of_this_machine_are_no_matter_of_ours(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_settings_say_whom_to_ask_first_and_whom_to_believe() -> None:
 
 
 def test_copies_are_folded_as_a_whole() -> None:
-    copies = frozenset({Copy(artifact="oci://r/a:1", node=NodeId("n1"))})
+    copies = frozenset({Copy(artifact="oci://r.io/a:1", node=NodeId("n1"))})
     before = world([], [device("g1", 80)], [])
     after, _ = fold(before, [CopiesSeen(copies=copies)], T0)
     assert after.copies == copies
@@ -111,7 +111,7 @@ def test_copies_are_folded_as_a_whole() -> None:
 
 def test_who_waits_and_who_is_always_wanted_has_weights_brought() -> None:
     called, idle, always = (
-        replace(model(f"oci://r/{name}:1"), name=ModelName(name)) for name in ("called", "idle", "always")
+        replace(model(f"oci://r.io/{name}:1"), name=ModelName(name)) for name in ("called", "idle", "always")
     )
     always = replace(always, spec=replace(always.spec, replicas=ReplicaRange(min=1)))
     one = replace(world([called, idle, always], [device("g1", 80)], []), loads={called.name: Load(waiting=1)})

@@ -69,6 +69,25 @@ def test_first_it_says_who_there_is_then_what_they_have_and_offer() -> None:
     play(act)
 
 
+def test_while_nothing_is_offered_it_is_looked_again_soon_and_then_more_and_more_rarely() -> None:
+    """A node that was not ready for a moment is not left out for a minute."""
+
+    async def act(desk: Desk) -> None:
+        desk.fake.pool = 0
+        await asyncio.sleep(200.0)
+        looks = [at_s for at_s, one in desk.seen if isinstance(one, OffersSeen)]
+        assert [round(b - a) for a, b in itertools.pairwise(looks)] == [5, 10, 20, 40, 60, 60]
+        desk.fake.pool = 1
+        await asyncio.sleep(65.0)
+        desk.fake.pool = 0
+        await asyncio.sleep(58.0)
+        *_, some, none, again = [(at_s, one.offers) for at_s, one in desk.seen if isinstance(one, OffersSeen)]
+        assert (bool(some[1]), bool(none[1])) == (True, False)
+        assert round(again[0] - none[0]) == 5
+
+    play(act)
+
+
 def test_an_order_goes_out_at_once_and_soon_after_it_is_listed() -> None:
     async def act(desk: Desk) -> None:
         await asyncio.sleep(30.3)
@@ -82,14 +101,14 @@ def test_an_order_goes_out_at_once_and_soon_after_it_is_listed() -> None:
     play(act)
 
 
-def test_lists_come_more_and_more_rarely_but_at_least_every_minute() -> None:
+def test_lists_come_more_and_more_rarely_but_at_least_twice_a_minute() -> None:
     async def act(desk: Desk) -> None:
         await asyncio.sleep(1000.0)
         at_s = [at_s for at_s, one in desk.seen if isinstance(one, LeasesSeen)]
         gaps = [b - a for a, b in itertools.pairwise(at_s)]
-        assert gaps == sorted(gaps)
-        assert gaps[-1] == LIST_S[1]
-        assert len(at_s) <= 30
+        assert gaps[:7] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 28.5], "the last with the offers"
+        assert max(gaps) == LIST_S[1]
+        assert len(at_s) <= 40
         offers = [at_s for at_s, one in desk.seen if isinstance(one, OffersSeen)]
         assert max(b - a for a, b in itertools.pairwise(offers)) <= OFFERS_S + LIST_S[1]
 
@@ -133,6 +152,29 @@ def test_what_is_no_answer_tells_nothing() -> None:
         assert len(desk.lists()[-1].leases) == 1
 
     play(act)
+
+
+def test_the_words_of_who_offers_nothing_or_cannot_list_are_told() -> None:
+    async def act(desk: Desk) -> None:
+        desk.fake.closed = "there is no NodePool g4"
+        await asyncio.sleep(0.1)
+        assert [one for _, one in desk.seen if isinstance(one, OffersSeen)] == [
+            OffersSeen(provider="rack", offers=(), closed="there is no NodePool g4")
+        ]
+        desk.fake.closed = ""
+        await asyncio.sleep(10.0)
+        (*_, last) = [one for _, one in desk.seen if isinstance(one, OffersSeen)]
+        assert last.offers
+        assert not last.closed
+
+    async def listing(desk: Desk) -> None:
+        desk.fake.mute = "Karpenter is not installed"
+        await asyncio.sleep(0.1)
+        (said,) = {one.says for _, one in desk.seen if isinstance(one, ProviderTroubled)}
+        assert said == "cannot say what it has: Karpenter is not installed"
+
+    play(act)
+    play(listing)
 
 
 def test_a_list_is_not_of_later_than_what_was_still_to_be_done() -> None:

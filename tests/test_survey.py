@@ -215,7 +215,7 @@ def wants(rng: Random) -> list[Want]:
     sizes = (2, 5, 9, 20, 60)
     return [
         Want(ModelName(rng.choice([*NAMES, "new"])), ordinal, memory_bytes=rng.choice(sizes) * GI,
-             devices=rng.choice((1, 1, 1, 2)), force=rng.choice(list(Force)), artifact=rng.choice(("", "oci://a")),
+             devices=rng.choice((1, 1, 1, 2)), force=rng.choice(list(Force)), artifact=rng.choice(("", "oci://r.io/a")),
              selector=rng.choice(((), (), (("zone", "z1"),))), products=rng.choice(((), (), ("*h100*", "*"))),
              trust=TRUSTS[rng.randrange(3)] or (), cpu_milli=rng.choice((0, 100, 4000)),
              host_bytes=rng.choice((0, 0, 8)) * GI, link=rng.choice(list(Link)), spread=rng.choice(SPREADS))
@@ -270,7 +270,7 @@ def grades(yard: Yard, expected: Outlook, asked: Sequence[Want], now_s: float) -
 @given(st.integers(0, 1 << 30))
 def test_a_yard_that_is_kept_in_step_packs_as_a_new_one(seed: int) -> None:
     rng, now_s, survey = Random(seed), T0, Survey()
-    copies = frozenset({Copy(artifact="oci://a", node=NodeId("n1"))})
+    copies = frozenset({Copy(artifact="oci://r.io/a", node=NodeId("n1"))})
     one = world(MODELS, SLICES, gateways=[gateway("g")])
     for _ in range(25):
         now_s += rng.choice((0.0, 0.5, 30.0, 90.0))
@@ -305,14 +305,14 @@ def test_a_node_without_devices_that_goes_and_comes_back_takes_no_new_yard() -> 
     at_n = [device(f"g{at}", 24, "n0") for at in range(2)]
     one = world(MODELS, at_n, hosts={NodeId("n0"): full, NodeId("n4"): small, NodeId("n5"): small})
     gone = replace(one, hosts={NodeId("n0"): full, NodeId("n5"): small})
-    copies = frozenset({Copy(artifact="oci://a", node=NodeId("n4"))})
+    copies = frozenset({Copy(artifact="oci://r.io/a", node=NodeId("n4"))})
     yard = survey.yard(one, T0)
     yard.locality.tell(copies)
-    assert yard.locality.known(Supplies("oci://a")).artifact
+    assert yard.locality.known(Supplies("oci://r.io/a")).artifact
     for at, nodes in ((gone, {"n5"}), (one, {"n4", "n5"}), (gone, {"n5"})):
         assert survey.yard(at, T0) is yard
         yard.locality.tell(copies)
-        assert bool(yard.locality.known(Supplies("oci://a")).artifact) == ("n4" in nodes)
+        assert bool(yard.locality.known(Supplies("oci://r.io/a")).artifact) == ("n4" in nodes)
         packed = pack([cpu_only], yard, copies, Outlook(), T0)
         assert packed == pack([cpu_only], Yard(shelves(at, T0), hosts(at, T0)), copies, Outlook(), T0)
     assert survey.yard(replace(one, hosts={**one.hosts, NodeId("n4"): large}), T0) is not yard, "it has another size"

@@ -33,10 +33,11 @@ IMPURE = frozenset(
         "gateway/handshake",
         "gateway/kept",
         "gateway/memory",
-        *("autoscaler/" + name for name in ("door", "loop", "serve", "ops", "metrics", "processwatch")),
+        *("autoscaler/" + name for name in ("door", "loop", "serve", "ops", "foresight", "metrics", "processwatch")),
         *("autoscaler/commands", "autoscaler/nodeintake", "autoscaler/nodesupply", "autoscaler/nodetelling"),
         "artifacts/agent",
         "artifacts/gguf",
+        "artifacts/gpubus",
         "artifacts/hfconfig",
         "artifacts/images",
         "artifacts/nodesockets",
@@ -65,7 +66,9 @@ IMPURE = frozenset(
                 "warmth",
             )
         ),
-        "autoscaler/capacity/supplying",
+        *("autoscaler/capacity/" + name for name in ("fabric_cro", "fabric_redfish", "kueue", "nodegroups", "nodes")),
+        *("autoscaler/capacity/" + name for name in ("provisioning", "supplying", "using")),
+        *("autoscaler/capacity/redfish_" + room for room in ("bay", "cluster", "http", "reading")),
         "autoscaler/engines/installed",
         "autoscaler/merge",
         "autoscaler/page",
@@ -143,6 +146,8 @@ EXCEPTIONS = {
     ("artifacts/der", "datetime"): "reads a time that is written; never the clock",
     ("artifacts/retrying", "email"): "reads a time that is written; never the clock",
     ("artifacts/retrying", "email.utils"): "as above",
+    ("autoscaler/cron", "datetime"): "reckons with days of a calendar; never the clock",
+    ("autoscaler/cron", "zoneinfo"): "the machine's time zones, which say the same each time",
     ("autoscaler/tenant", "datetime"): "reads a time that is written; never the clock",
     ("autoscaler/engines/launching", "autoscaler.engines.xllamacpp_server"): "its path, and its `parse`, which is pure",
 }
@@ -163,7 +168,7 @@ SYNONYMS = {
     r"(?<![\"-])\bmanager\b": "the noun that is owned",
     r"\bhelpers?\b": "the noun that is owned",
     r"(?<!importlib\.)(?<!email\.)(?<!asymmetric\.)\butils?\b": "the noun that is owned",
-    r"\bhandler\b(?!: Answer|\(request\))": "the noun that is owned",
+    r"(?<!aws-node-termination-)\bhandler\b(?!: Answer|\(request\))": "the noun that is owned",
 }
 """Words for things that have another word (architecture, section 2). What foreign interfaces are called with is let
 through by the pattern itself.

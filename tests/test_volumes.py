@@ -88,7 +88,7 @@ pod:
 
 LORAS = tuple(
     Adapter(name=name, artifact=artifact)
-    for name, artifact in {"near": "oci://r/a:1", "far": "oci://r/b:1", "here": "file:///l"}.items()
+    for name, artifact in {"near": "oci://r.io/a:1", "far": "oci://r.io/b:1", "here": "file:///l"}.items()
 )
 CAME = {
     "near": COPY._replace(folder="copies/x/files", file="lora.gguf"),

@@ -11,16 +11,20 @@ from autoscaler.actions import Unmet
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
 from autoscaler.engines import EngineError
 from autoscaler.fold import fold
+from autoscaler.lookers import Lookers
 from autoscaler.model import Adapter, Gpu, Model, ModelSpec
 from autoscaler.mounts import ClusterFacts, Found
-from autoscaler.nodewants import Laid, LaidAdapter, NodeWant, NodeWants
-from autoscaler.observations import Tick
+from autoscaler.nodewants import OWN, Laid, LaidAdapter, NodeWant, NodeWants, Wish, wish_of
+from autoscaler.observations import DocumentsSeen, Tick
 from autoscaler.ordered import NodeReported
+from autoscaler.packing import Force
 from autoscaler.plan import plan
-from autoscaler.quantity import Bytes
+from autoscaler.quantity import BytesOrAuto
 from autoscaler.settings import Settings, Weights
+from autoscaler.shelves import want_of
 from autoscaler.states import ReplicaState as S
-from autoscaler.wanted import AGENT_S_MAX, Coming, Failed, ahead, found, loaded, standing, wanted
+from autoscaler.wanted import AGENT_S_MAX, Coming, Failed, ahead, found, loaded, parts, standing, wanted
+from autoscaler.weightwords import word
 from autoscaler.world import Copy, Load, NodeId, Replica, SliceId, World
 from tests.kit.worlds import T0, device, replica, world
 
@@ -204,7 +208,8 @@ def looking(*weights: WeightsReport, models: Sequence[Model] = (), by: str = "n1
 
 def looks(at: World, *agents: str) -> dict[str, tuple[NodeWant, ...]]:
     at = replace(at, replicas={}, by_slice={}, by_model={})
-    return {node: one.wants for node, one in wanted(at, agents=[NodeId(node) for node in agents]).items()}
+    found = Lookers().looks(at, [NodeId(node) for node in agents], None)
+    return {node: one.wants for node, one in wanted(at, looks=found).items()}
 
 
 def test_what_pods_mount_as_an_image_is_only_looked_at_by_the_agent_of_the_start() -> None:
@@ -228,7 +233,7 @@ def test_one_that_is_no_image_fails_its_start_with_what_it_is_and_the_fix() -> N
 def test_ahead_of_any_start_one_agent_looks_at_each_artifact_until_it_is_known() -> None:
     assert list(looks(looking(), "n1", "n2").values()) == [(replace(want(), look=True),)]
     assert looks(looking()) == {}, "nobody hears us"
-    many = [model(f"m{number}", f"oci://r/m:{number}") for number in range(20)]
+    many = [model(f"m{number}", f"oci://r.io/m:{number}") for number in range(20)]
     spread = looks(looking(models=many), "n1", "n2")
     assert sum(map(len, spread.values())) == 20
     assert min(map(len, spread.values())) > 3
@@ -244,9 +249,20 @@ def test_what_agents_saw_stays_known_while_a_model_names_it() -> None:
     later = NodeReport(node="n2", boot="b", sequence=2, brings=True)
     assert found(fold(at, [NodeReported(report=later)], T0)[0], model()) is not None
     assert found(at, model(pull_secret="mine")) is None
-    other = replace(later, sequence=3, weights=(replace(LOOK, artifact="oci://r/b:1"),))
-    after = fold(replace(at, models={}), [NodeReported(report=other)], T0)[0]
-    assert after.looked == {}, "nobody names it any more"
+    other = replace(later, sequence=3, weights=(replace(LOOK, artifact="oci://r.io/b:1"),))
+    assert len(fold(at, [NodeReported(report=other)], T0)[0].looked) == 1, "nobody asked for that"
+    gone = fold(replace(at, unbrought={ADA: "away"}), [DocumentsSeen()], T0)[0]
+    assert (gone.looked, gone.unbrought) == ({}, {}), "nobody names it any more"
+
+
+def test_what_an_agent_said_before_the_documents_were_told_is_heard_with_them() -> None:
+    said = replace(LOOK, header="{}")
+    before = replace(looking(said, models=[model("b", "oci://r.io/b:1")]), looked={})
+    after = fold(before, [DocumentsSeen(models=(model(),))], T0)[0]
+    assert after.looked == {wish_of(said): said}
+    newer = replace(after, looked={wish_of(said): replace(said, digest="sha256:bb")})
+    kept = fold(newer, [DocumentsSeen(models=(model(), model("b")))], T0)[0]
+    assert kept.looked == newer.looked, "another agent has looked since"
 
 
 def test_what_an_agent_says_that_nobody_asked_is_not_kept() -> None:
@@ -262,7 +278,7 @@ def test_of_a_model_whose_memory_nobody_knows_the_header_is_looked_at() -> None:
     assert looks(replace(looking(seen), settings=Settings()), "n1") == {}
     assert looks(replace(looking(replace(NONE, no_header="truncated")), settings=Settings()), "n1") == {}
     assert looks(replace(looking(NONE), settings=Settings()), "n1") != {}, "it was looked at without its header"
-    told_ = model(engine="llama.cpp", gpu=Gpu(memory_bytes=Bytes(1 << 30)))
+    told_ = model(engine="llama.cpp", gpu=Gpu(memory_bytes=BytesOrAuto(1 << 30)))
     cpu = model(gpu=Gpu(count=0))
     for known in (told_, cpu):
         assert looks(replace(looking(models=[known]), settings=Settings()), "n1") == {}
@@ -327,7 +343,7 @@ def test_a_replica_whose_node_a_scheduler_chooses_gets_none() -> None:
 
 def test_what_agents_say_is_here_is_known_to_the_packer_until_they_say_otherwise() -> None:
     at = nodes([model()], [])
-    for number, copies in enumerate(((ADA, "oci://r/b:1"), (ADA,), ()), 1):
+    for number, copies in enumerate(((ADA, "oci://r.io/b:1"), (ADA,), ()), 1):
         report = NodeReport(node="n1", boot="b", sequence=number, copies=copies)
         at = fold(at, [NodeReported(report=report)], T0)[0]
         assert at.copies == {Copy(artifact=artifact, node=N1) for artifact in copies}
@@ -344,3 +360,16 @@ def test_an_engine_loads_the_one_gguf_file_or_the_folder(ggufs: list[str], engin
 def test_llama_cpp_loads_no_folder() -> None:
     with pytest.raises(EngineError, match="holds no GGUF file"):
         loaded([], model(engine="llama.cpp"))
+
+
+def test_an_artifact_with_two_names_is_wished_for_looked_at_and_found_by_one() -> None:
+    short, full = model(artifact="oci://docker.io/x:1"), model("b", "oci://docker.io/library/x:1")
+    name = full.spec.artifact or ""
+    assert parts(short) == parts(full) == {OWN: Wish(name)}
+    at = looking(replace(LOOK, artifact=name, header="{}"), models=[short, full])
+    assert list(Lookers().looks(at, [N1], None)) == [], "one look is enough for both"
+    report = NodeReport(node="n1", boot="b", sequence=2, copies=(name,))
+    after = fold(at, [NodeReported(report=report)], T0)[0]
+    assert {want_of(one, 0, T0, Force.NONE, "").artifact for one in (short, full)} == {name}
+    assert [word(after, one) for one in (short, full)] == ["here", "here"]
+    assert short.spec_hash() != full.spec_hash(), "nothing that runs is started anew for it"

@@ -114,7 +114,7 @@ def test_so_much_is_freed_or_nothing_goes(store: Store) -> None:
     [
         (("evict",), "say which Copies go, or how much"),
         (("evict", "--free", "much"), "--free much: expected a size such as 16Gi"),
-        (("evict", "oci://nowhere/a"), "'oci://nowhere/a': there is no such Copy"),
+        (("evict", "oci://nowhere.io/a"), "'oci://nowhere.io/a': there is no such Copy"),
         (("pin", "abc"), "'abc': there is no such Copy"),
     ],
 )

@@ -18,7 +18,7 @@ from autoscaler.weightwords import weights, word
 from autoscaler.world import Copy, NodeId, World
 from tests.kit.worlds import T0, device, model, world
 
-OWN, LORA = "oci://r/m:1", "s3://b/lora.gguf"
+OWN, LORA = "oci://r.io/m:1", "s3://b/lora.gguf"
 BASE = model("m", 20)
 M = replace(BASE, spec=replace(BASE.spec, artifact=OWN, adapters=(Adapter(name="x", artifact=LORA),)))
 

@@ -1,22 +1,31 @@
-"""`pilotlight plan`: what would be started where, by the plan itself."""
+"""`pilotlight plan`: what would be started where, by the plan itself; of files, and of what runs."""
 
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
+from autoscaler.deficits import WITHDRAW_S
 from autoscaler.documents import Documents
+from autoscaler.indices import rebuild
 from autoscaler.model import Gpu
+from autoscaler.observations import Reported
 from autoscaler.settings import Price, Settings
-from autoscaler.whatif import Answer, Asked, what_if
+from autoscaler.states import ReplicaState as S
+from autoscaler.whatif import Answer, Asked, ahead, what_if
 from pilotlight.cli import cli
-from tests.kit.worlds import GI, device, model
+from tests.kit.offered import acted, offer, surge, told
+from tests.kit.recut import town
+from tests.kit.worlds import GI, T0, device, drain, gateway, level, model, replica, use, world
 
 DOCUMENTS = """
 apiVersion: pilotlight.dev/v1alpha1
@@ -88,6 +97,119 @@ def test_nothing_is_given_out_twice_and_what_is_asked_is_started_or_unmet(rows: 
         assert begun == min(4, -(-many // one.slots)) or one.name in unmet
 
 
+# --- of what runs -----------------------------------------------------------------------------------------------------
+
+
+def test_of_what_runs_only_what_is_free_is_given_out() -> None:
+    """One that runs keeps its place, and its free Slots serve first."""
+    a, b = model("a", 10, high=3), model("b", 10)
+    runs, calls = replica(a, "r1"), [gateway(levels=[level("a", 0, 2)], uses=[use("r1", 2)])]
+    now = world([a, b], [device()], [runs], calls)
+    assert ahead(now, asked(a=2), T0) == ahead(now, asked(a=0), T0), "two of its four Slots are free"
+    assert starts(ahead(now, asked(a=3), T0)) == [("a", "gpu0")]
+    answer = ahead(now, asked(b=1), T0)
+    assert starts(answer) == [("b", "gpu0")]
+    assert (answer.stops, answer.orders, answer.unmet, answer.more) == ((), (), (), False)
+
+
+def test_an_idle_one_goes_for_it_and_a_busy_one_within_its_residency_does_not() -> None:
+    a, b = model("a", 20, idle_seconds=3600.0, residency_seconds=60.0), model("b", 20)
+    idle = world([a, b], [device()], [replica(a, "r1")])
+    answer = ahead(idle, asked(b=1), T0)
+    assert starts(answer) == [("b", "gpu0")]
+    assert [(stop.replica, stop.model) for stop in answer.stops] == [("r1", "a")]
+    assert answer.stops[0].reason.startswith("make room for b: a was resident")
+    assert [left.free_bytes for left in answer.left] == [4 * GI]
+    young = replica(a, "r1", ready_s=T0 - 1)
+    busy = world([a, b], [device()], [young], [gateway(levels=[level("a", 0, 2)], uses=[use("r1", 2)])])
+    answer = ahead(busy, asked(b=1), T0)
+    assert (answer.starts, answer.stops) == ((), ())
+    assert [unmet.model for unmet in answer.unmet] == ["b"]
+
+
+def test_what_is_under_way_has_come_to_its_end() -> None:
+    """One that starts is ready and locks its Device no more; one that drains is kept by whom it is wanted again."""
+    a, b, c = model("a", 6), model("b", 6), model("c", 18)
+    begins = replica(a, "r1", state=S.STARTING)
+    now = world([a, b, c], [device()], [begins], [gateway(levels=[level("a", 1)])])
+    assert starts(ahead(now, asked(b=1), T0)) == [("b", "gpu0")]
+    leaves = replica(c, "r2", state=S.DRAINING, drain=drain())
+    now = world([a, b, c], [device()], [leaves])
+    assert starts(ahead(now, asked(b=1), T0)) == [("b", "gpu0")]
+    answer = ahead(now, asked(c=1), T0)
+    assert (answer.starts, answer.stops, answer.unmet) == ((), (), ()), "it is kept"
+
+
+def test_who_goes_is_told_once_also_where_nobody_has_to_let_go_of_it_first() -> None:
+    a, b, c = model("a", 20, idle_seconds=3600.0), model("b", 20), model("c", 18)
+    answer = ahead(world([a, b], [device()], [replica(a, "r1")], []), asked(b=1), T0)
+    assert [stop.replica for stop in answer.stops] == ["r1"]
+    leaves = replica(c, "r2", state=S.DRAINING, drain=drain())
+    assert ahead(world([b, c], [device()], [leaves], []), asked(b=1), T0).stops == (), "it went before"
+
+
+def test_calls_that_run_need_slots_as_those_that_wait_do() -> None:
+    a = model("a", 6, high=3)
+    answer = ahead(world([a], [device()]), {a.name: Asked(waiting=1, running=4)}, T0)
+    assert starts(answer) == [("a", "gpu0")] * 2
+
+
+def test_free_slots_are_first_of_those_who_wait_already() -> None:
+    a = model("a", 6, high=3)
+    here = world([a], [device()], [replica(a, "r1")], [gateway(levels=[level("a", 3)])])
+    assert starts(ahead(here, asked(a=1), T0)) == []
+    assert starts(ahead(here, asked(a=2), T0)) == [("a", "gpu0")]
+
+
+def test_who_waits_already_comes_first() -> None:
+    a, b = model("a", 20), model("b", 20)
+    now = world([a, b], [device()], [], [gateway(levels=[level("b", 1, wait_s=3.0)])])
+    answer = ahead(now, asked(a=1), T0)
+    assert starts(answer) == [("b", "gpu0")]
+    assert [unmet.model for unmet in answer.unmet] == ["a"]
+
+
+def test_what_runs_is_as_it_was_after_the_question() -> None:
+    a, b = model("a", 20), model("b", 20)
+    now = world([a, b], [device()], [replica(a, "r1")])
+    before = repr(now)
+    assert ahead(now, asked(b=3), T0) == ahead(now, asked(b=3), T0)
+    assert repr(now) == before
+
+
+def test_what_would_be_ordered_of_a_provider_is_told_once() -> None:
+    """Who waits already has one coming; three more of one Slot each, two Devices of which the offer still has."""
+    here = surge(offer(devices_max=4))
+    answer = ahead(here, asked(a=2), T0)
+    assert [(one.kind, one.what.partition("-")[0]) for one in answer.orders] == [("acquire", "pilotlight")] * 3
+    assert (answer.starts, answer.more) == ((), False)
+    assert {one.model for one in answer.unmet} == {"a"}
+
+
+def test_a_lease_that_nobody_waits_for_any_more_would_be_given_back() -> None:
+    after, _ = acted(surge(offer()))
+    late_s = T0 + WITHDRAW_S + 1
+    left = gateway(seen_s=late_s).report
+    assert left is not None
+    idle = told(after, Reported(report=replace(left, sequence=9, epoch=after.epoch)), now_s=late_s)
+    assert [one.kind for one in ahead(idle, asked(a=0), late_s).orders] == ["release"]
+    assert ahead(idle, asked(a=1), late_s).orders == (), "it is for who would come"
+
+
+def test_a_node_that_would_be_cut_is_told_though_nobody_has_waited_yet() -> None:
+    at = replace(town(), gateways={}, loads={})
+    answer = ahead(rebuild(at, T0), asked(big=1), T0)
+    assert [(one.kind, one.what) for one in answer.orders] == [("cut", "n1")]
+    assert (answer.starts, answer.more) == ((), False)
+    assert [one.model for one in answer.unmet] == ["big"]
+
+
+def test_more_than_is_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoscaler.whatif.AHEAD_ROUNDS_MAX", 2)
+    a = model("a", 1, slots=1, high=8)
+    assert ahead(world([a], [device()]), asked(a=8), T0).more
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -139,3 +261,63 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(DOCUMENTS)
     done = CliRunner().invoke(cli, ["plan", "-c", f"{tmp_path}/p.yaml", "--demand", f"{tmp_path}/none.yaml"])
     assert done.stderr == f"pilotlight: {tmp_path}/none.yaml: No such file or directory\n"
+
+
+def test_it_is_of_files_or_of_what_runs(tmp_path: Path) -> None:
+    """Both, or neither, is a question that nobody asked."""
+    (tmp_path / "p.yaml").write_text(DOCUMENTS)
+    (tmp_path / "d.yaml").write_text("small: 1")
+    for words in (
+        [],
+        ["-c", f"{tmp_path}/p.yaml", "--live"],
+        ["-c", f"{tmp_path}/p.yaml", "--ops", "x"],
+        ["-c", f"{tmp_path}/p.yaml", "--key-env", "K"],
+    ):
+        done = CliRunner().invoke(cli, ["plan", "--demand", f"{tmp_path}/d.yaml", *words])
+        assert (done.exit_code, done.stderr.partition(":")[0]) == (2, "pilotlight")
+        assert "say which: -c FILE for documents, or --live" in done.stderr
+
+
+def test_of_what_runs_the_port_is_asked_and_its_answer_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = model("a", 20, idle_seconds=3600.0), model("b", 20)
+    answer = ahead(world([a, b], [device()], [replica(a, "r1")]), asked(b=1), T0)
+    orders: list[object] = []
+
+    def fetch(ops: str, path: str, *, order: object, key: str | None, timeout_s: float) -> object:
+        orders.append((ops, path, order, key))
+        return json.loads(msgspec.json.encode(answer)) if timeout_s > 5 else None
+
+    monkeypatch.setattr("pilotlight.show.fetch", fetch)
+    (tmp_path / "d.yaml").write_text("b: {waiting: 2, running: 1}")
+    monkeypatch.setenv("KEY", "pl-1")
+    words = ["plan", "--live", "--ops", "http://there", "--key-env", "KEY", "--demand", f"{tmp_path}/d.yaml"]
+    done = CliRunner().invoke(cli, words)
+    assert orders == [("http://there", "/api/v1/what-if", {"demand": {"b": {"waiting": 2, "running": 1}}}, "pl-1")]
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("start b on gpu0 (20Gi of each): wake b: ")
+    assert lines[1].startswith("stop  a (r1): make room for b: a was resident")
+    assert lines[2:] == ["free  gpu0: 4Gi of 24Gi"]
+    assert json.loads(CliRunner().invoke(cli, [*words, "--output", "json"]).stdout)["stops"][0]["replica"] == "r1"
+
+
+def test_what_is_wrong_with_a_question_of_what_runs_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "d.yaml").write_text("b: 1")
+    words = ["plan", "--live", "--demand", f"{tmp_path}/d.yaml"]
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        away = CliRunner().invoke(cli, [*words, "--ops", f"127.0.0.1:{unheard.getsockname()[1]}"])
+    assert (away.exit_code, away.stdout, away.stderr.count("\n")) == (1, "", 1)
+    assert "no pilotlight answers at http://127.0.0.1:" in away.stderr
+    unset = CliRunner().invoke(cli, [*words, "--key-env", "NOT_THERE"])
+    assert (unset.exit_code, "--key-env: the environment variable NOT_THERE is not set" in unset.stderr) == (2, True)
+    monkeypatch.setattr("pilotlight.show.fetch", lambda *_, **__: {"starts": 3})
+    other = CliRunner().invoke(cli, words)
+    assert (other.exit_code, "is of another version" in other.stderr) == (1, True)
+
+
+def test_its_help_has_an_example_of_each() -> None:
+    said = " ".join(CliRunner().invoke(cli, ["plan", "--help"]).stdout.split())
+    assert "pilotlight plan -c pilotlight.yaml --demand demand.yaml" in said
+    assert "pilotlight plan --live --demand demand.yaml" in said

@@ -6,8 +6,8 @@ decides nothing and remembers nothing: what it has is what its other side lists.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, runtime_checkable
 
 from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
 
@@ -25,7 +25,10 @@ class Provider(Protocol):
     """
 
     def offers(self) -> Awaitable[tuple[Offer, ...]]:
-        """What could be had now: of what is free, not of what there is at most. At most OFFERS_MAX."""
+        """What could be had now: of what is free, not of what there is at most. At most OFFERS_MAX. Raises RefusedError
+        where it offers nothing until somebody changes that: what it is named for is not there, is closed, or no entry
+        of the Settings says what it brings. None, where all is merely had by somebody.
+        """
 
     def acquire(self, order: AcquireOrder) -> Awaitable[None]:
         """Orders it. Returns when the order stands, which `list` then shows; long before it has come.
@@ -42,7 +45,17 @@ class Provider(Protocol):
         """
 
     def list(self) -> Awaitable[tuple[Listed, ...]]:
-        """All of ours, whoever ordered it, as it is now. Raises where it cannot be known: less is not all."""
+        """All of ours, whoever ordered it, as it is now. Raises where it cannot be known: less is not all. RefusedError
+        says for people why not.
+        """
+
+
+@runtime_checkable
+class Attended(Protocol):
+    """A Provider that does something between calls."""
+
+    def attend(self, changed: Callable[[], None]) -> Awaitable[None]:
+        """Does it, until cancelled. `changed`: `list` may show something new."""
 
 
 class Supplier(Protocol):

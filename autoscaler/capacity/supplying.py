@@ -1,9 +1,10 @@
 """Performs orders about capacity at their Providers, and says what these offer and have.
 
 Owns the pace: an order goes out at once, one at a time to each Provider; lists are asked for soon after an order, then
-more and more rarely, at least every minute; offers every minute. A call that takes too long is given up. What a call
-raises is no answer: only RefusedError is. It decides nothing; whoever does not lead gives no orders and lists all the
-same. A list says when it began, and is not of later than what was still to be done then.
+more and more rarely, at least twice a minute; offers every minute, and more often while there are none. A call that
+takes too long is given up. What a call raises is no answer: only RefusedError is, and its words are told, whatever was
+asked. It decides nothing; whoever does not lead gives no orders and lists all the same. A list says when it began, and
+is not of later than what was still to be done then.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from autoscaler.capacity.base import Provider, RefusedError
+from autoscaler.capacity.base import Attended, Provider, RefusedError
 from autoscaler.leases import (
     LISTED_MAX,
     OFFERS_MAX,
@@ -31,9 +32,15 @@ Observe = Callable[[tuple[Told, ...]], None]
 """Where it puts what it sees. Never blocks."""
 Order = AcquireOrder | ReleaseOrder
 CALL_S_MAX: Final = 30.0
-LIST_S: Final = (0.5, 60.0)
-"""From one list to the next: after an order the first, then twice as long each time, up to the last."""
+LIST_S: Final = (0.5, 30.0)
+"""From one list to the next: after an order the first, then twice as long each time, up to the last. So what comes
+after it was given up has a place, or goes, within a minute (`deficits.STRAY_S`).
+"""
 OFFERS_S: Final = 60.0
+REST_S: Final = 0.01
+"""No pause is shorter: a timer may end a little before the clock says so, and what it ends would be asked in vain."""
+NONE_S: Final = 5.0
+"""While nothing is offered it is looked again after so long, then twice as long each time, up to OFFERS_S."""
 ORDERS_MAX: Final = 256
 """That wait at one Provider; further ones are dropped, and given anew by who decides."""
 
@@ -67,6 +74,7 @@ class Supplying:
             for desk in self._desks.values():
                 tasks.create_task(desk.work())
                 tasks.create_task(desk.look())
+                tasks.create_task(desk.attend())
 
     def _put(self, order: Order) -> None:
         desk = self._desks.get(order.id.provider)
@@ -116,16 +124,22 @@ class _Desk:
         except Exception as error:  # noqa: BLE001  whatever it was, nobody knows what came of it: the list tells
             self._trouble(error)
 
+    async def attend(self) -> None:
+        """What it tells of itself is looked at, at once."""
+        if isinstance(self._provider, Attended):
+            await self._provider.attend(self._news.set)
+
     async def look(self) -> None:
         """Offers and lists, by their pace. A list comes after the offers: it shows who took what these lack."""
-        pace_s, offers_s = LIST_S[0], self._clock()
+        pace_s, offers_s, none_s = LIST_S[0], self._clock(), NONE_S
         while True:
             if self._clock() >= offers_s:
-                await self._offers()
-                offers_s = self._clock() + OFFERS_S
+                some = await self._offers()
+                offers_s = self._clock() + (OFFERS_S if some else none_s)
+                none_s = NONE_S if some else min(none_s * 2.0, OFFERS_S)
             await self._list()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pace_s):
+                async with asyncio.timeout(min(pace_s, max(REST_S, offers_s - self._clock()))):
                     await self._news.wait()
             pace_s = LIST_S[0] if self._news.is_set() else min(pace_s * 2.0, LIST_S[1])
             self._news.clear()
@@ -143,19 +157,25 @@ class _Desk:
         else:
             self._observe((ProviderTroubled(provider=self._name, says="lists what cannot be"),))
 
-    async def _offers(self) -> None:
+    async def _offers(self) -> bool:
+        """Whether there are any."""
         try:
             async with asyncio.timeout(CALL_S_MAX):
                 offers = await self._provider.offers()
+        except RefusedError as error:
+            self._observe((OffersSeen(provider=self._name, offers=(), closed=str(error)),))
+            return False
         except Exception as error:  # noqa: BLE001  what was offered ages
             self._trouble(error)
-            return
+            return False
         if len(offers) <= OFFERS_MAX and all(one.provider == self._name for one in offers):
             self._observe((OffersSeen(provider=self._name, offers=offers),))
         else:
             self._observe((ProviderTroubled(provider=self._name, says="offers what cannot be"),))
+        return bool(offers)
 
     def _trouble(self, error: Exception) -> None:
-        """Its message may have an address in it."""
-        says = f"gives no answer ({type(error).__name__})"
+        """The message of another than RefusedError may have an address in it."""
+        refused = isinstance(error, RefusedError)
+        says = f"cannot say what it has: {error}" if refused else f"gives no answer ({type(error).__name__})"
         self._observe((ProviderTroubled(provider=self._name, says=says),))

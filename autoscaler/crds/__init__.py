@@ -29,7 +29,6 @@ LATER: dict[str, Schema] = {
     "spec.fallbacks": _TEXTS,
     "spec.url": TEXT,
     "spec.upstreamModel": TEXT,
-    "spec.replicas.schedule": {"type": "array", "items": OBJECT},
     "spec.sleep": TEXT,
     "spec.owner": TEXT,
     "spec.parent": TEXT,

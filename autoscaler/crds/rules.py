@@ -13,6 +13,7 @@ from re import Pattern
 
 import msgspec
 
+from autoscaler.artifact import STORED
 from autoscaler.engines.table import ENGINES
 from autoscaler.not_yet import MESSAGE, SCHEMES
 from autoscaler.podspec import GPU, MANAGED_BY, OURS
@@ -26,7 +27,6 @@ from autoscaler.rules import (
     NAME,
     NAME_CHARS_MAX,
     PRODUCT_WANTED,
-    STORED,
 )
 
 
@@ -156,6 +156,11 @@ _SPEC = (
         "self.replicas.min <= self.replicas.max",
         "expected at most replicas.max",
         ".replicas.min",
+    ),
+    Rule(
+        "!has(self.replicas.schedule) || self.replicas.schedule.all(one, one.min <= self.replicas.max)",
+        "expected in each at most replicas.max as min",
+        ".replicas.schedule",
     ),
     *_ARTIFACT,
     Rule(

@@ -15,6 +15,7 @@ from msgspec import inspect
 
 from autoscaler.crds.rules import RULES, Rule
 from autoscaler.documents import written
+from autoscaler.quantity import AUTO, BytesOrAuto
 from autoscaler.rules import ADAPTERS_MAX, NAME_CHARS_MAX
 from autoscaler.schema import SIZE
 
@@ -29,6 +30,7 @@ ANY: Schema = {"x-kubernetes-preserve-unknown-fields": True}
 OBJECT: Schema = {"type": "object", **ANY}
 INT_OR_STRING: Schema = {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}
 QUANTITY: Schema = {**INT_OR_STRING, "pattern": SIZE["pattern"]}
+QUANTITY_OR_AUTO: Schema = {**INT_OR_STRING, "pattern": f"^{AUTO}$|{SIZE['pattern']}"}
 
 _BY_NAME: Schema = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 EXTRA: Mapping[tuple[str, str], Schema] = {
@@ -82,7 +84,8 @@ class Structural:
             case inspect.StructType():
                 return self.part(info)
             case inspect.CustomType():
-                return dict(ANY if info.cls is object else QUANTITY)
+                size = QUANTITY_OR_AUTO if info.cls is BytesOrAuto else QUANTITY
+                return dict(ANY if info.cls is object else size)
             case inspect.UnionType():
                 return self._union([one for one in info.types if not isinstance(one, inspect.NoneType)])
             case inspect.VarTupleType():

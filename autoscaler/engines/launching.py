@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from autoscaler.artifact import STORED
 from autoscaler.engines import xllamacpp_server
 from autoscaler.engines.base import Adapters, Engine, EngineError, Program, fill
 from autoscaler.engines.table import ENGINES
@@ -69,7 +70,7 @@ def _check_reachable(artifact: str, engine: Engine) -> None:
     scheme = artifact.partition("://")[0]
     if scheme == "pvc":
         raise EngineError("pvc:// is a claim of a cluster: on one machine say file:///path")
-    if scheme in {"oci", "hf", "s3"} and not fetches(artifact, engine):
+    if scheme in STORED and not fetches(artifact, engine):
         hub = "the Hub, or by ?include=" if engine.artifacts == "file-or-hf" else "the Hub"
         place = {"oci": "a registry", "s3": "a bucket"}.get(scheme, hub)
         raise EngineError(f"nobody here brings weights from {place}: mount them")

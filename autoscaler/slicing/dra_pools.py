@@ -25,6 +25,7 @@ _LINK = "resource.kubernetes.io", "pcieRoot"
 SURE = ("uuid", "resource.kubernetes.io/pciBusID", "pciAddr")
 """Attributes that name one entry, the best first."""
 _MEMORY_SLICE = re.compile(r"memory-?[sS]lice-?([0-9]{1,2})")
+ATTACHED_FIRST = "it is to be attached first"
 _EFFECTS = {"NoSchedule", "NoExecute"}
 
 
@@ -238,7 +239,7 @@ def _closed(device: _Device) -> str:
     for taint in device.taints:
         if taint.effect in _EFFECTS:
             return f"its driver tainted it {taint.key}={taint.value}:{taint.effect}"
-    return f"it is to be attached first ({device.binding_conditions[0]})" if device.binding_conditions else ""
+    return f"{ATTACHED_FIRST} ({device.binding_conditions[0]})" if device.binding_conditions else ""
 
 
 def _policy(memory: _Value | None) -> Policy:

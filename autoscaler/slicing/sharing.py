@@ -84,6 +84,8 @@ def gpus(node: NodeFacts) -> Gpus | None:
     memory_bytes = mib << 20 or (UNKNOWN_BYTES if said is None else int(said.memory_bytes))
     product = labels.get(PRODUCT, "").removesuffix(SHARED) or ("" if said is None else said.model)
     devices = count or (None if said is None else said.count)
+    if devices is not None and many > devices:
+        devices = _attached(node, many, counted=bool(count)) or devices
     is_shared = resource == GPU_SHARED or (devices is not None and many > devices)
     return Gpus(resource, many, product, memory_bytes, devices, _sharing(node, is_shared=is_shared))
 
@@ -136,10 +138,26 @@ def _sharing(node: NodeFacts, *, is_shared: bool) -> Sharing | None:
     for told in (_by_labels(node.labels), _by_plugin(node.plugin)):
         if told is not None and (told.replicas > 1 or not is_shared):
             return told
+    return _declared(node) or (None if is_shared else Sharing(WHOLE))
+
+
+def _attached(node: NodeFacts, many: int, *, counted: bool) -> int:
+    """How many devices there are that are offered so often, where some may have been attached since they were counted
+    (Settings `devicesMax`); 0: that does not explain it. `counted`: labels tell how many there are, or were.
+    """
+    most = node.declared.devices_max if node.declared is not None else None
+    sharing = _by_labels(node.labels) or _by_plugin(node.plugin) or _declared(node)
+    if most is None or (sharing is None and counted):
+        return 0
+    devices, rest = divmod(many, 1 if sharing is None else sharing.replicas)
+    return devices if not rest and devices <= most else 0
+
+
+def _declared(node: NodeFacts) -> Sharing | None:
     said = node.declared.slicing if node.declared is not None else None
     if said is not None and said.kind in {WHOLE, TIMESLICE, MPS}:
         return Sharing(said.kind, said.replicas or 1)
-    return None if is_shared else Sharing(WHOLE)
+    return None
 
 
 def _by_labels(labels: Mapping[str, str]) -> Sharing | None:

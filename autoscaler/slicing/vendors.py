@@ -1,9 +1,10 @@
 """Devices of other makers, as data: what clusters call them, how much memory they have, and what shares them.
 
 Owns the table, and the Slicers that read it: whole devices, which a pod gets by a resource's name; HAMi's shared cards
-(`autoscaler.slicing.hami`); and Ascend's NPUs in parts of one template, which HAMi cuts. A resource that several pods
-may have of one device, where nobody tells which, is closed. Facts: HAMi 2.10 (charts/hami, pkg/device), AMD's node
-labeller, Intel's device plug-ins; the memory of Intel's GPUs is that of their data sheets, less 5 %.
+(`autoscaler.slicing.hami`); and Ascend's NPUs, in parts of one template where Settings name one, which HAMi cuts. A
+resource that several pods may have of one device, where nobody tells which, is closed. Facts: HAMi 2.10 (charts/hami,
+pkg/device), AMD's node labeller, Intel's device plug-ins; the memory of Intel's GPUs is that of their data sheets, less
+5 %.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ NPUS = (
     Npu("Ascend910C", 65536, 20, (_V5, _V10)),
     Npu("Ascend310P", 21527, 8, (Template("vir01", 3072, 1), Template("vir02", 6144, 2), Template("vir04", 12288, 4))),
 )  # fmt: skip
+TEMPLATES = tuple(sorted({template.name for npu in NPUS for template in npu.templates}))
 _INTEL = {
     name: gb * _SURE_MIB_OF_GB for name, gb in (("Max_1550", 128), ("Max_1100", 48), ("Flex_170", 16), ("Flex_140", 6))
 }
@@ -177,15 +179,18 @@ class Whole(NamedTuple):
 
 
 class Ascend(NamedTuple):
-    """The Slicer of one Ascend NPU where HAMi cuts it: all of it, or equal parts of one template."""
+    """The Slicer of one Ascend NPU where HAMi cuts it: all of it, or equal parts of the template that Settings name."""
 
     npu: Npu
-    template: str = ""
 
     @property
     def kind(self) -> str:
         """See Slice.kind."""
         return f"hami-{self.npu.word.lower()}"
+
+    @property
+    def _all(self) -> Template:
+        return Template("", self.npu.memory_mib, self.npu.cores)
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
         """Of each NPU as many Slices as it has room for parts; hardware keeps them apart."""
@@ -196,33 +201,37 @@ class Ascend(NamedTuple):
         return tuple(slice_ for card in there for slice_ in self._slices(node, card))
 
     def _slices(self, node: NodeFacts, card: Card) -> list[Slice]:
-        part = self._part()
+        part, closed = self._part(node)
         many = min(card.memory_mib // part.memory_mib, self.npu.cores // part.cores, card.tasks_max)
         return [
             Slice(
                 id=SliceId(f"{node.name}/{card.uuid}-{at}"), device=DeviceId(f"{node.name}/{card.uuid}"),
                 node=node.name, memory_bytes=part.memory_mib * MIB, compute_percent=100 * part.cores // self.npu.cores,
                 isolation=Isolation.HARDWARE, shared=False, product=self.npu.word, healthy=card.healthy,
-                kind=self.kind, handle=card.uuid,
+                kind=self.kind, handle=card.uuid, closed=closed,
+                device_bytes=self.npu.memory_mib * MIB if part.name else 0,
             )
             for at in range(many)
         ]  # fmt: skip
 
-    def _part(self) -> Template:
-        if not self.template:
-            return Template("", self.npu.memory_mib, self.npu.cores)
-        for one in self.npu.templates:
-            if one.name == self.template:
-                return one
+    def _part(self, node: NodeFacts) -> tuple[Template, str]:
+        """What each Slice is of its NPU, and why it is closed."""
+        asked = (
+            node.declared.slicing.template if node.declared is not None and node.declared.slicing is not None else ""
+        )
+        found = next((one for one in self.npu.templates if one.name == asked), None)
+        if found is not None or not asked:
+            return found or self._all, ""
         known = ", ".join(one.name for one in self.npu.templates)
-        raise ValueError(f"{self.npu.word} has no template {self.template!r}; it has {known}")
+        return self._all, f"Settings `nodes` say template {asked}, and an {self.npu.word} has {known}"
 
     def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
         """NPUs by their UUIDs. A part is asked for by its memory, and is one NPU's; ValueError for more."""
-        if self.template and len(parts) != 1:
+        first = parts[0].slice
+        if first.device_bytes and len(parts) != 1:
             raise ValueError(f"{replica}: HAMi gives one part of an {self.npu.word}, or whole ones, not {len(parts)}")
         uuids = dict.fromkeys(part.slice.handle for part in parts)
-        limits = {self.npu.resource: str(len(uuids)), f"{self.npu.resource}-memory": str(self._part().memory_mib)}
+        limits = {self.npu.resource: str(len(uuids)), f"{self.npu.resource}-memory": str(first.memory_bytes // MIB)}
         use = f"hami.io/use-{self.npu.word}-uuid"
         return PodFields(limits=limits, annotations={use: ",".join(uuids)}, scheduler=SCHEDULER)
 

@@ -22,7 +22,8 @@ from tests.kit.chart import CHART, EVERYTHING, ROOT, SETS, Object, Values, named
 validate = importlib.import_module("kubernetes_validate").validate  # it has no types
 VERSIONS = ("1.30", "1.33", "1.36")
 WHOLE = {
-    "Namespace", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+    "Namespace", "PriorityClass", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
 }  # fmt: skip
 """Kinds of objects that are of no namespace."""
 OF_NODES = {"--weights-store"}

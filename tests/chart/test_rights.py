@@ -86,12 +86,42 @@ CUTTING = grants("gpu-operator", "", "configmaps", ("create",)) | grants(
 VOLUMES = grants("*", "", "persistentvolumes", ("create", "patch")) | grants(
     "pilotlight-engines", "", "persistentvolumeclaims", ("create", "patch")
 )
+KUEUE = {Grant("pilotlight-engines", "kueue.x-k8s.io", resource, "get") for resource in ("localqueues", "workloads")}
+QUEUED = {
+    *grants(
+        "pilotlight-engines", "autoscaling.x-k8s.io", "provisioningrequests",
+        ("get", "list", "create", "patch", "delete"),
+    ),
+    *grants("pilotlight-engines", "", "podtemplates", ("get", "list", "create", "delete")),
+    *grants("pilotlight-engines", "", "resourcequotas", ("list",)),
+}  # fmt: skip
+FABRIC = grants("*", "cro.hpsys.ibm.ie.com", "composabilityrequests", ("list", "create", "patch", "delete")) | grants(
+    "*", "cro.hpsys.ibm.ie.com", "composableresources", ("list", "patch")
+)
+ADDED = (
+    grants("*", "karpenter.sh", "nodepools", ("get",))
+    | grants("*", "karpenter.sh", "nodeclaims", ("get", "list", "create", "patch", "delete"))
+    | grants("*", "", "nodes", ("patch",))
+    | grants("pilotlight-engines", "", "events", ("list",))
+)
+CAPACITY = {
+    "fabric": ("cro",), "nodes": ("karpenter", "clusterAutoscaler"), "composed": ("redfish",),
+    "queued": ("provisioningRequest",), "kueue": ("kueue",),
+}  # fmt: skip
+COMPOSED = grants("home", "", "configmaps", ("create",)) | grants(
+    "home", "", "configmaps", ("get", "patch"), "pilotlight-fabric"
+)
 QUOTAS = grants("home", "", "resourcequotas", READ)
 WANTED: dict[str, set[Grant]] = {
     "defaults": CLUSTER,
     "minimal": CLUSTER,
     "everything": CLUSTER | CORDON | CUTTING | adoption("*") | DELETION_COST | VOLUMES,
     "agents": CLUSTER | VOLUMES,
+    "fabric": CLUSTER | FABRIC,
+    "nodes": CLUSTER | ADDED,
+    "composed": CLUSTER | COMPOSED,
+    "queued": CLUSTER | QUEUED,
+    "kueue": CLUSTER | KUEUE,
     "kubeai": CLUSTER | grants("*", "kubeai.org", "models", READ),
     "adopting": CLUSTER | adopted("team-a") | adopted("team-b"),
     "namespaced": documents("home") | adoption("home") | home("home") | QUOTAS,
@@ -135,6 +165,8 @@ def test_every_role_is_bound_to_the_autoscalers(values: Values) -> None:
     ("name", "scope", "where", "cordons"),
     [
         ("defaults", "cluster", (), False), ("everything", "cluster", None, True),
+        ("fabric", "cluster", (), False), ("nodes", "cluster", (), False), ("composed", "cluster", (), False),
+        ("queued", "cluster", (), False), ("kueue", "cluster", (), False),
         ("adopting", "cluster", ("team-a", "team-b"), False), ("namespaced", "namespace", ("home",), False),
     ],
 )  # fmt: skip
@@ -150,6 +182,7 @@ def test_the_doctor_asks_for_what_the_chart_gives(
             cordons=cordons,
             cutting=("gpu-operator", "pilotlight-mig") if cordons else None,
             volumes=cordons,
+            capacity=CAPACITY.get(name, ()),
         )
         for verb in one.verbs
     }
@@ -162,6 +195,11 @@ def test_the_doctor_asks_for_what_the_chart_gives(
         ("defaults", ["--no-adoption"], []),
         ("everything", [], ["--adoption", "--cordon", "--cutting=gpu-operator/pilotlight-mig", "--volumes"]),
         ("adopting", ["--adopt-in=team-a", "--adopt-in=team-b"], ["--adopt-in=team-a", "--adopt-in=team-b"]),
+        ("fabric", ["--no-adoption"], ["--capacity=cro"]),
+        ("nodes", ["--no-adoption"], ["--capacity=clusterAutoscaler", "--capacity=karpenter"]),
+        ("composed", ["--no-adoption"], ["--capacity=redfish"]),
+        ("queued", ["--no-adoption"], ["--capacity=provisioningRequest"]),
+        ("kueue", ["--no-adoption"], ["--capacity=kueue"]),
         ("namespaced", ["--adopt-in=home"], ["--adopt-in=home"]),
     ],
 )
@@ -169,7 +207,9 @@ def test_the_command_lines_say_the_same(name: str, scaler: list[str], doctor: li
     for component, wanted in (("autoscaler", scaler), ("doctor", doctor)):
         (spec,) = (spec for part, spec in pod_specs(SETS[name]) if part == component)
         words = [
-            one for one in spec["containers"][0]["args"] if re.match("--(no-)?adopt|--cordon|--cutting|--volumes", one)
+            one
+            for one in spec["containers"][0]["args"]
+            if re.match("--((no-)?adopt|cordon|cutting|volumes|capacity)", one)
         ]
         assert words == wanted
 

@@ -1,4 +1,4 @@
-"""Our CustomResourceDefinitions on the API server, once for all tests of a run, and objects of them."""
+"""CustomResourceDefinitions on the API server, ours and others', once for all tests of a run, and objects of ours."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import yaml
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 
 FOLDER = Path(__file__).parents[2] / "charts" / "pilotlight" / "crds"
+FOREIGN = Path(__file__).parent / "foreign"
 GROUP, VERSION = "pilotlight.dev", "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 TENANTS = f"/apis/{API_VERSION}/tenants"
@@ -23,6 +24,22 @@ async def install(api: Api, group: str = GROUP) -> None:
         await api.apply(definition(one["spec"]["names"]["plural"], group), one, "test")
         async with asyncio.timeout(SERVED_S_MAX):
             while not await _served(api, f"/apis/{group}/{VERSION}/{one['spec']['names']['plural']}"):
+                await asyncio.sleep(0.02)
+
+
+async def install_foreign(api: Api, of: str) -> None:
+    """Those of others, in a folder of `foreign`; returns when all are served."""
+    await install_folder(api, FOREIGN / of)
+
+
+async def install_folder(api: Api, folder: Path) -> None:
+    """All of a folder; returns when they are served."""
+    for file in sorted(folder.glob("*.yaml")):
+        one = yaml.safe_load(file.read_text())
+        group, plural = one["spec"]["group"], one["spec"]["names"]["plural"]
+        await api.apply(definition(plural, group), one, "test")
+        async with asyncio.timeout(SERVED_S_MAX):
+            while not await _served(api, f"/apis/{group}/{one['spec']['versions'][0]['name']}/{plural}"):
                 await asyncio.sleep(0.02)
 
 

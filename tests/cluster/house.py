@@ -45,6 +45,7 @@ class House:
         self._words = ("--driver", "kubernetes", "--kubeconfig", str(kubeconfig), "--namespace", namespace, *words)
         self.listen, self.ops, self._gateway_ops = free_ports(3)
         self.url = f"http://127.0.0.1:{self.listen}"
+        self._stack: AsyncExitStack
 
     def tell(self, *documents: dict[str, object], **more: object) -> None:
         """They are these from now on."""
@@ -61,13 +62,8 @@ class House:
         """Until the gateway answers."""
         folder, socket = self._folder, str(self._folder / "contract.sock")
         async with AsyncExitStack() as stack:
-            scaler = ("autoscaler", *self._words, "--documents", str(folder / "documents.yaml"))
-            self.autoscaler = await stack.enter_async_context(
-                process(
-                    folder / "autoscaler.log", *scaler, "--contract-socket", socket,
-                    "--ops", f"127.0.0.1:{self.ops}", "--state", str(folder / "state"),
-                )
-            )  # fmt: skip
+            self._stack = stack
+            await self._start(folder / "autoscaler.log")
             await stack.enter_async_context(
                 process(
                     folder / "gateway.log", "gateway", "--id", "g1", "--autoscaler", f"unix:{socket}",
@@ -79,6 +75,22 @@ class House:
                     await asyncio.sleep(0.05)
             async with aiohttp.ClientSession() as self.session:
                 yield self
+
+    async def _start(self, log: Path) -> None:
+        folder = self._folder
+        scaler = ("autoscaler", *self._words, "--documents", str(folder / "documents.yaml"))
+        self.autoscaler = await self._stack.enter_async_context(
+            process(
+                log, *scaler, "--contract-socket", str(folder / "contract.sock"),
+                "--ops", f"127.0.0.1:{self.ops}", "--state", str(folder / "state"),
+            )
+        )  # fmt: skip
+
+    async def autoscaler_anew(self) -> None:
+        """It dies, and another begins."""
+        self.autoscaler.kill()
+        await self.autoscaler.wait()
+        await self._start(self._folder / "autoscaler-anew.log")
 
     async def call(self, model: str) -> tuple[int, str]:
         """One chat completion: (status, what was said)."""

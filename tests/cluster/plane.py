@@ -68,7 +68,7 @@ class Plane:
             words = [*command, *self._flags(role), *self._more.get(role, ())]
             self._processes[role] = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, preexec_fn=_die_with_parent,  # noqa: PLW1509  no threads before it
+                start_new_session=True, preexec_fn=die_with_parent,  # noqa: PLW1509  no threads before it
             )  # fmt: skip
 
     def signal_part(self, role: str, number: int) -> None:
@@ -176,5 +176,6 @@ def free_ports(number: int) -> list[int]:
     return _ports.take(number)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """For a child, right before its program."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -35,7 +35,7 @@ WRONG: list[tuple[str, Object]] = [
     ("hub", model("a", engine="vllm", command=[], artifact="hf://a/b/c")),
     ("bucket", model("a", engine="llama.cpp", command=[], artifact="s3://Bucket/a")),
     ("registry", model("a", engine="vllm", command=[], artifact="oci://x")),
-    ("registry of another", model("a", engine="ollama", command=[], artifact="oci://r/a:1")),
+    ("registry of another", model("a", engine="ollama", command=[], artifact="oci://r.io/a:1")),
     ("claim", model("a", engine="vllm", command=[], artifact="pvc://claim/../a")),
     ("scheme of another", model("a", engine="ollama", command=[], artifact="hf://a/b")),
     ("path", model("a", artifact="models/a.gguf")),
@@ -48,7 +48,7 @@ WRONG: list[tuple[str, Object]] = [
     ("no adapters", model("a", engine="ollama", command=[], adapters=[{"name": "x", "artifact": "file:///x"}])),
     ("adapter's name", model("a", adapters=[{"name": "x:", "artifact": "file:///x"}])),
     ("adapter's scheme", model("a", adapters=[{"name": "x", "artifact": "pvc://x"}])),
-    ("adapter's registry", adapted("oci://r/X:1")),
+    ("adapter's registry", adapted("oci://r.io/X:1")),
     ("adapter's hub", adapted("hf://a/b/c")),
     ("adapter's bucket", adapted("s3://b")),
     ("adapter's store", model("a", adapters=[{"name": "x", "artifact": "hf://a/b"}])),
@@ -95,8 +95,10 @@ async def test_a_rule_refuses_with_the_sentence_that_files_are_refused_with(serv
 
 
 async def test_weights_of_a_registry_are_taken_of_files_and_of_resources(served: Api, namespace: str) -> None:
-    of_registry = model("a", engine="vllm", command=[], artifact=f"oci://r/a@sha256:{HASH}")
-    for name, taken in enumerate((of_registry, *map(adapted, (f"oci://r/a@sha256:{HASH}", "hf://a/b", "s3://abc/d/")))):
+    of_registry = model("a", engine="vllm", command=[], artifact=f"oci://r.io/a@sha256:{HASH}")
+    for name, taken in enumerate(
+        (of_registry, *map(adapted, (f"oci://r.io/a@sha256:{HASH}", "hf://a/b", "s3://abc/d/")))
+    ):
         taken["metadata"]["name"] = f"a{name}"
         assert isinstance(one(taken).spec, ModelSpec), "no file is refused for it"
         await served.create(models(namespace), taken)

@@ -56,7 +56,7 @@ def disk(node: Node, tmp_path: Path) -> Path:
 
 def reading() -> Model:
     found = documents.one(
-        model("ada", artifact="oci://r/a:1", command=[sys.executable, "-c", READ, "{model_path}", "{port}"])
+        model("ada", artifact="oci://r.io/a:1", command=[sys.executable, "-c", READ, "{model_path}", "{port}"])
     )
     assert isinstance(found, Model)
     return found

@@ -53,6 +53,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.lessons.AGAIN_S",
         "autoscaler.lessons.FAILED_S",
     ),
+    "a what-if of what runs: its body, Calls of one Model, steps, questions at once": (
+        "autoscaler.foresight.BODY_BYTES_MAX",
+        "autoscaler.whatif.CALLS_MAX",
+        "autoscaler.whatif.AHEAD_ROUNDS_MAX",
+    ),
     "plans in one step": ("autoscaler.loop.ROUNDS_MAX",),
     "probes": ("autoscaler.drivers.probes.PROBES_PER_S_MAX", "autoscaler.drivers.probes.PROBE_SECONDS_MAX"),
     "SIGTERM to SIGKILL": ("autoscaler.compare.STOP_GRACE_S", "pilotlight.autoscaler_process.ENGINE_GRACE_S"),
@@ -170,10 +175,19 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.fetching.LOOKS_MAX",
         "pilotlight.keeping.LOOK_AGAIN_S",
     ),
+    "a node's agent: artifacts of which it remembers what a look said; what an away registry is waited for then": (
+        "pilotlight.looking.HEADERS_MAX",
+        "artifacts.store.AWAY_WAIT_S",
+    ),
+    "an agent that is to look at an artifact: silent about it; not finding out": (
+        "autoscaler.lookers.SILENT_S",
+        "autoscaler.lookers.SLOW_S",
+    ),
     "a node's agent: what one header says, as it is told; of all in one report": (
         "pilotlight.shapes.CHARS_MAX",
         "pilotlight.looking.HEADERS_CHARS_MAX",
     ),
+    "a Model waits for what its artifact's header says of memory": ("autoscaler.compare.READ_S_MAX",),
     "a Replica waits for an agent that brings weights, for how pods can see them": (
         "autoscaler.wanted.AGENT_S_MAX",
         "autoscaler.nodesupply.LOOK_S_MAX",
@@ -232,6 +246,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.leases.LISTED_MAX",
         "autoscaler.capacity.supplying.ORDERS_MAX",
     ),
+    "orders of one provider that wait in a queue (ProvisioningRequests, places at Kueue)": (
+        "autoscaler.capacity.provisioning.WAIT_MAX",
+    ),
     "one call of a provider; a list without news, at the latest after": (
         "autoscaler.capacity.supplying.CALL_S_MAX",
         "autoscaler.capacity.supplying.OFFERS_S",
@@ -244,6 +261,27 @@ ROWS: dict[str, tuple[str, ...]] = {
     "a Lease that no list shows; a new leader waits for a provider that is silent": (
         "autoscaler.leases.UNSEEN_S",
         "autoscaler.deficits.UNLISTED_S",
+    ),
+    "a fabric's Redfish service: an answer; resource blocks, pages of their list; requests at once": (
+        "autoscaler.capacity.redfish_http.ANSWER_BYTES_MAX",
+        "autoscaler.capacity.redfish_documents.MEMBERS_MAX",
+        "autoscaler.capacity.redfish_reading.PAGES_MAX",
+        "autoscaler.capacity.redfish_http.AT_ONCE",
+    ),
+    "a fabric's Redfish service: connect, read, change; a task": (
+        "autoscaler.capacity.redfish_http.CONNECT_S_MAX",
+        "autoscaler.capacity.redfish_http.READ_S_MAX",
+        "autoscaler.capacity.redfish_http.CHANGE_S_MAX",
+        "autoscaler.capacity.redfish_http.TASK_S_MAX",
+    ),
+    "a GPU that a fabric attached, at its node: seen; a scan of the bus for it again; a command of the driver": (
+        "artifacts.hotplug.VISIBLE_S",
+        "artifacts.hotplug.SCAN_S",
+        "artifacts.gpubus.COMMAND_S",
+    ),
+    "an attach that a fabric takes and does not do; that is tried at all": (
+        "autoscaler.capacity.redfish_bay.NOTHING_S",
+        "autoscaler.capacity.redfish_bay.GIVEN_UP_S",
     ),
     "kinds of Offer of which it is remembered how long they took; times of each": (
         "autoscaler.fold_capacity.KINDS_MAX",

@@ -59,6 +59,32 @@ def example(name: str) -> Values:
     return values
 
 
+AGENTS_OF_A_FABRIC: Values = {
+    "agent": {
+        "enabled": True,
+        "fabric": {
+            "enabled": True,
+            "restart": [
+                {"namespace": "gpu-operator", "labels": "app=nvidia-device-plugin-daemonset"},
+                {"namespace": "gpu-operator", "labels": "app=nvidia-dcgm"},
+                {"namespace": "nvidia", "labels": "nvidia.com/component=dra,tier=node"},
+            ],
+        },
+    },
+    "settings": {
+        "capacity": [
+            {
+                "name": "pod2",
+                "redfish": {
+                    "url": "https://fabric.example",
+                    "systems": {"worker-1": "/redfish/v1/Systems/1"},
+                    "agents": True,
+                },
+            }
+        ]
+    },
+}
+"""Alone privileged, so what holds of all SETS does not hold of it."""
 SETS: dict[str, Values] = {
     "defaults": {},
     "minimal": MINIMAL,
@@ -69,6 +95,33 @@ SETS: dict[str, Values] = {
         "contract": {"auth": "certificate", "certificates": "secret", "secret": {"server": "a", "client": "b"}}
     },
     "kubeai": {"adoption": {"kubeai": True}},
+    "fabric": {"settings": {"capacity": [{"name": "rack", "cro": {"model": "NVIDIA-A100-PCIE-40GB"}}]}},
+    "nodes": {
+        "settings": {
+            "capacity": [
+                {"name": "g4", "karpenter": {"nodePool": "g4-nodepool"}},
+                {"name": "t4", "clusterAutoscaler": {"nodeLabels": {"cloud.google.com/gke-nodepool": "t4"}}},
+            ]
+        }
+    },
+    "composed": {
+        "settings": {
+            "capacity": [
+                {
+                    "name": "pod2",
+                    "redfish": {
+                        "url": "https://fabric.example",
+                        "secretRef": "fabric",
+                        "systems": {"worker-1": "/redfish/v1/Systems/1"},
+                    },
+                }
+            ]
+        }
+    },
+    "kueue": {"settings": {"capacity": [{"name": "queue", "kueue": {"localQueue": "serving"}}]}},
+    "queued": {
+        "settings": {"capacity": [{"name": "dws", "provisioningRequest": {"class": "queued-provisioning.gke.io"}}]}
+    },
     "adopting": {"adoption": {"namespaces": ["team-a", "team-b"]}},
     "agents": {"agent": {"enabled": True, "runtimeSocket": "/run/containerd/containerd.sock"}},
     "agents with certificates": {
@@ -78,6 +131,8 @@ SETS: dict[str, Values] = {
     "addresses of version 6": {"listenHost": "[::]", "fullnameOverride": "house"},
     "local": example("values-local.yaml"),
     "eks": example("values-eks.yaml"),
+    "on-prem with MIG and a fabric": example("values-onprem-mig-fabric.yaml"),
+    "gke-dws": example("values-gke-dws.yaml"),
 }
 
 

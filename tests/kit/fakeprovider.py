@@ -82,11 +82,19 @@ class FakeProvider:
     changed: Callable[[], None] = lambda: None
     away: bool = False
     garbage: bool = False
+    closed: str = ""
+    """It says so in the place of its offers."""
+    mute: str = ""
+    """It says so in the place of its list."""
+    stuck: bool = False
+    """What is detached never gets done with that."""
     held: dict[str, Held] = field(default_factory=dict)
     """What it lists."""
     ever: list[Held] = field(default_factory=list)
     orders: int = 0
     """Calls of acquire that reached it."""
+    releases: int = 0
+    """Calls of release that reached it."""
     disturbed: list[str] = field(default_factory=list)
     """Leases that somebody wanted back while they were used."""
 
@@ -139,11 +147,15 @@ class FakeProvider:
     def release_now(self, order: ReleaseOrder) -> None:
         """See Provider."""
         self._answers()
+        self.releases += 1
         held = self.held.get(order.id.name)
         if held is None or (order.uncommitted and held.committed):
             return
         if self.in_use(held.slices):
             self.disturbed.append(order.id.name)
+            return
+        if self.stuck:
+            held.phase = "leaving"
             return
         del self.held[order.id.name]
         if held.fate.late and held.phase == "coming":
@@ -160,6 +172,8 @@ class FakeProvider:
 
     async def offers(self) -> tuple[Offer, ...]:
         """See Provider."""
+        if self.closed:
+            raise RefusedError(self.closed)
         return self.offers_now()
 
     async def acquire(self, order: AcquireOrder) -> None:
@@ -172,6 +186,8 @@ class FakeProvider:
 
     async def list(self) -> tuple[Listed, ...]:
         """See Provider."""
+        if self.mute:
+            raise RefusedError(self.mute)
         return self.list_now()
 
     def detach(self, name: str) -> None:

@@ -45,10 +45,12 @@ def hami_node(*cards: dict[str, Any], labels: Mapping[str, str] | None = None, *
     return NodeFacts(NODE, labels or {}, {"hami.io/node-nvidia-register": json.dumps(cards), **told})
 
 
-def npu_node(*uuids: str, npu: Npu = NPUS[1]) -> NodeFacts:
-    """Ascend NPUs, as HAMi registers them."""
+def npu_node(*uuids: str, npu: Npu = NPUS[1], template: str = "") -> NodeFacts:
+    """Ascend NPUs, as HAMi registers them, and the template that Settings name."""
     told = [card(uuid, devmem=npu.memory_mib, type=npu.word, devcore=npu.cores) for uuid in uuids]
-    return NodeFacts(NODE, {}, {npu.register: json.dumps(told)})
+    device = NodeDevice(npu.word, Bytes(npu.memory_mib << 20), len(uuids))
+    said = NodeKind(selector={}, device=device, slicing=NodeSlicing("hami", template=template))
+    return NodeFacts(NODE, {}, {npu.register: json.dumps(told)}, declared=said)
 
 
 def mig_node(product: str = "NVIDIA-H100-80GB-HBM3", labels: Mapping[str, str] | None = None, **cuts: str) -> NodeFacts:
@@ -88,5 +90,7 @@ EXAMPLES = {
     "other: AMD by HAMi": Example(
         Hami(HAMI[0]), NodeFacts(NODE, {}, {HAMI[0].register: json.dumps([card("AMD-1")])}), 1, 1
     ),
-    "other: Ascend in parts": Example(Ascend(NPUS[1], "vir12_3c_32g"), npu_node("NPU-1"), 2, 2),
+    "other: Ascend in parts": Example(Ascend(NPUS[1]), npu_node("NPU-1", template="vir12_3c_32g"), 2, 2),
+    "other: Ascend whole": Example(Ascend(NPUS[1]), npu_node("NPU-1", "NPU-2"), 2, 2),
+    "other: Ascend, by a template of another": Example(Ascend(NPUS[1]), npu_node("NPU-1", template="vir16"), 1, 0),
 }

@@ -166,6 +166,9 @@ class Scene:
     over its ready Replicas. Where Calls shall be served by whoever is ready, the test does so in `demand`.
     """
 
+    planned_twice = True
+    """Each plan is made by a new Planner, too, and compared."""
+
     def __init__(
         self, begin: World, demand: Callable[[float, Scene], Iterable[tuple[str, int, int]]], start_s: float = 5.0
     ) -> None:
@@ -193,7 +196,8 @@ class Scene:
             self._report()
             for _ in range(4):
                 self.plan = self._planner.plan(self.world, self.now_s)
-                assert self.plan == plan(self.world, self.now_s), "who planned before says what a new one says"
+                if self.planned_twice:
+                    assert self.plan == plan(self.world, self.now_s), "who planned before says what a new one says"
                 if not self.plan.actions:
                     break
                 for action in self.plan.actions:

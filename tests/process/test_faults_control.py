@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -189,6 +190,14 @@ async def test_a_pid_that_was_reused_is_never_signalled(tmp_path: Path, same_sta
             foreign.wait()
 
 
+def replaced(one: Serving, autoscaler: int) -> bool:
+    return one.autoscaler() not in {0, autoscaler}
+
+
+def keeps_ready(one: Serving, gateway: str) -> bool:
+    return b'"ready"' in kept(one, gateway)
+
+
 async def test_case_29_the_autoscaler_is_killed_twice_under_warm_traffic(tmp_path: Path) -> None:
     slots = 6
     ada = fake(tmp_path, "ada", "--tokens-per-s", "100", slots=slots, idleSeconds=6)
@@ -201,7 +210,7 @@ async def test_case_29_the_autoscaler_is_killed_twice_under_warm_traffic(tmp_pat
             before = one.autoscaler()
             await asyncio.sleep(0.5)
             os.kill(before, signal.SIGKILL)
-            await until("it is replaced", lambda: one.autoscaler() not in {0, before})  # noqa: B023  awaited
+            await until("it is replaced", partial(replaced, one, before))
         await until("it answers", one.answers)
         cold = await one.call("bob")
         assert (cold.ending, (cold.first_byte_s or 99) < HOLDS_BACK_S) == (Ending.COMPLETED, True)
@@ -227,7 +236,7 @@ async def test_the_autoscaler_is_killed_while_an_engine_starts(tmp_path: Path) -
         for _ in range(2):
             killed = one.autoscaler()
             os.kill(killed, signal.SIGKILL)
-            await until("it is replaced", lambda: one.autoscaler() not in {0, killed})  # noqa: B023  awaited
+            await until("it is replaced", partial(replaced, one, killed))
         assert judge(10, await waiting).completed == 10, "who waits does not notice"
         assert (one.engines(), one.starts("ada")) == (before, 1)
 
@@ -241,7 +250,7 @@ async def test_case_25_the_autoscaler_is_paused_while_warm_traffic_runs(tmp_path
         assert (await one.call("ada")).ending is Ending.COMPLETED
         autoscaler = one.autoscaler()
         for name in one.gateways():
-            await until("the Route is kept", lambda: b'"ready"' in kept(one, name))  # noqa: B023  awaited
+            await until("the Route is kept", partial(keeps_ready, one, name))
         freeze(autoscaler)
         try:
             traffic = Warm(one, 20, seconds)

@@ -91,7 +91,7 @@ async def test_histories_that_cannot_be_written_or_read_cost_a_line_each(tmp_pat
         file, aside = one.state / "histories.json", one.state / "histories.broken"
         in_the_way(file)
         assert await one.stop() == 0
-        assert one.said().count("what was learnt of starts cannot be kept") == 1
+        assert one.said().count("what was learnt cannot be kept") == 1
         assert one.marked() == []
         in_the_way(aside)
         await one.start()
@@ -106,7 +106,7 @@ async def test_histories_that_cannot_be_written_or_read_cost_a_line_each(tmp_pat
         assert await one.stop() == 0
         assert file.is_file(), "it can be written again"
         assert one.said().count(f"{file} cannot be read") == 2, "once for each start"
-        assert one.said().count("what was learnt of starts cannot be kept") == 2
+        assert one.said().count("what was learnt cannot be kept") == 2
 
 
 async def test_an_events_file_that_cannot_be_opened_costs_events_and_no_calls(tmp_path: Path) -> None:

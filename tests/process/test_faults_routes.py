@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -66,6 +67,10 @@ async def all_run(one: Serving, tokens: int, calls: int) -> asyncio.Task[list[Re
     return streams
 
 
+def replaced(one: Serving, gateway: str, pid: int) -> bool:
+    return one.gateways().get(gateway, pid) != pid
+
+
 async def test_case_14_gateways_are_replaced_one_after_another_with_streams(tmp_path: Path) -> None:
     """100 streams on two gateways, where the list has 200 on each: engine, gateways and clients share two cores."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "10", "--tokens", "120", slots=200)
@@ -83,7 +88,7 @@ async def test_case_14_gateways_are_replaced_one_after_another_with_streams(tmp_
             for name in ("gateway-1", "gateway-2"):
                 before = one.gateways()[name]
                 os.kill(before, signal.SIGTERM)
-                await until("it is new", lambda: one.gateways().get(name, before) != before, 90)  # noqa: B023  awaited
+                await until("it is new", partial(replaced, one, name, before), 90)
             over.set()
         results = await streams
         assert judge(100, results).completed == 100

@@ -6,18 +6,23 @@ import asyncio
 import os
 import re
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from loadtest.result import Ending
 from tests.kit.freezing import freeze
-from tests.kit.serving import fake, running, serving, shot
+from tests.kit.serving import Serving, fake, running, serving, shot
 from tests.kit.waiting import until
 
 ANSWERED_S = 15.0
 """Within this time a new connection is refused or answered during a drain; the drain takes 20 s."""
 CONNECTIONS = 12
+
+
+def died(one: Serving, times: int) -> bool:
+    return one.said().count("autoscaler ended") == times
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "not yet noticed"])
@@ -35,7 +40,7 @@ async def test_sigterm_while_the_autoscaler_is_dead_stops_all_engines(tmp_path: 
             for deaths in (1, 2):
                 await until("there is one", one.autoscaler)
                 os.kill(one.autoscaler(), signal.SIGKILL)
-                await until("its death is said", lambda: one.said().count("autoscaler ended") == deaths)  # noqa: B023  awaited
+                await until("its death is said", partial(died, one, deaths))
             assert await one.stop() == 0
         else:
             freeze(one.process.pid)

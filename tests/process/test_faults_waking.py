@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,10 @@ async def test_case_09_ping_pong_on_one_device(tmp_path: Path) -> None:
     assert len(calls) == rounds + 30
 
 
+def went(one: Serving, times: int) -> bool:
+    return one.states("ada").count("gone") == times
+
+
 @pytest.mark.parametrize("start_s", [0.0, 0.5])
 async def test_case_12_a_generation_longer_than_three_idle_windows(tmp_path: Path, start_s: float) -> None:
     idle_s = 0.5
@@ -191,7 +196,7 @@ async def test_case_12_a_generation_longer_than_three_idle_windows(tmp_path: Pat
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         for number, stream in enumerate((True, False), 1):
             assert (await one.call("ada", tokens=20, stream=stream)).ending is Ending.COMPLETED
-            await until("it is gone", lambda: one.states("ada").count("gone") == number)  # noqa: B023  awaited
+            await until("it is gone", partial(went, one, number))
         drains_s = [move.at_s for move in one.moves("ada") if move.state == "draining"]
         assert one.starts("ada") == 2
     calls = transcript(tmp_path, "ada")

@@ -80,6 +80,29 @@ async def test_a_cordon_outlives_a_restart_and_a_drain_moves_what_runs(tmp_path:
         assert "devices gpu0, gpu1; nodes local" in await pilotlight(one, "cordon", "gpu7", status=1)
 
 
+async def test_what_would_be_started_is_asked_of_what_runs_and_nothing_is(tmp_path: Path) -> None:
+    """One of two that fit on the one device only one at a time runs, and is idle: it would go for the other."""
+    ada, bob = (
+        fake(tmp_path, name, "--tokens-per-s", "0", idleSeconds=600, gpu={"memory": "60Mi"}) for name in ("ada", "bob")
+    )
+    (tmp_path / "demand.yaml").write_text("bob: 2\n")
+    words = ("plan", "--live", "--demand", f"{tmp_path}/demand.yaml")
+    async with serving(tmp_path, ada, bob, {**settings(), "devices": GPUS[:1]}) as one:
+        assert (await pilotlight(one, *words)).startswith("start bob on gpu0 (60Mi of each): wake bob")
+        assert (await one.call("ada")).ending is Ending.COMPLETED
+        stops: list[str] = []
+        while not stops:
+            told = json.loads(await pilotlight(one, *words, "--output", "json"))
+            stops = [gone["model"] for gone in told["stops"]]
+            assert [lack["model"] for lack in told["unmet"]] == ["bob"] * (not stops), "until its residency is over"
+        assert (stops, [start["model"] for start in told["starts"]]) == (["ada"], ["bob"])
+        assert on(one) == {"ada": "gpu0"}
+        assert "model=bob" not in one.said()
+        (tmp_path / "demand.yaml").write_text("eve: 2\n")
+        assert "eve: no such model; there are: ada, bob" in await pilotlight(one, *words, status=1)
+    assert "no pilotlight answers at" in await pilotlight(one, *words, status=1)
+
+
 async def test_with_tenants_an_operators_key_is_needed(tmp_path: Path) -> None:
     keys = [
         {"name": role, "sha256": hashlib.sha256(f"pl-{role}".encode()).hexdigest(), "role": role}
@@ -90,6 +113,10 @@ async def test_with_tenants_an_operators_key_is_needed(tmp_path: Path) -> None:
         assert "needs a key of role operator" in await pilotlight(one, "wake", "ada", status=1)
         told = await pilotlight(one, "wake", "ada", "--key-env", "OPS_KEY", status=1, OPS_KEY="pl-tenant")
         assert "this key has the role tenant" in told
+        (tmp_path / "demand.yaml").write_text("ada: 1\n")
+        words = ("plan", "--live", "--demand", f"{tmp_path}/demand.yaml")
+        assert "a what-if needs a key of role operator" in await pilotlight(one, *words, status=1)
+        assert "start ada" in await pilotlight(one, *words, "--key-env", "OPS_KEY", OPS_KEY="pl-operator")
         await pilotlight(one, "wake", "ada", "--key-env", "OPS_KEY", OPS_KEY="pl-operator")
         await one.ready("ada")
         assert "event=operator who='acme/operator' verb=wake model=ada" in one.said()

@@ -91,16 +91,20 @@ class Watcher:
 
     def _no_more_than_planned(self, engine: FakeEngine) -> None:
         """I6: when a Replica starts, no more of its Model are alive than it may have, or than the Calls fill of which
-        the leader was told; those that drain are leaving, and so are those whose stop has just been ordered.
-        Without such Calls, one was refused of late.
+        the leader was told; those that drain are leaving, and so are those whose stop has just been ordered, or that
+        go with their node when another is there. Without such Calls, one was refused of late.
         """
         town, model = self._town, self._model(engine.replica.model)
         known = town.autoscaler.loop.world.replicas if town.autoscaler is not None else {}
+        cordons = town.autoscaler.loop.world.cordons if town.autoscaler is not None else {}
+        gone = {place.name for place in cordons if place.kind == "node"}
+        going = {one.id for one in town.machine.slices if one.node in gone}
         leaving = {
             id
             for id, replica in known.items()
             if replica.state == ReplicaState.DRAINING
             or (replica.state == ReplicaState.STOPPING and town.now() - replica.since_s <= STOP_S)
+            or not going.isdisjoint(replica.slices)
         }
         alive = [
             e for e in town.machine.engines.values() if e.replica.model == model.name and e.alive and not e.stopping

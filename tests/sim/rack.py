@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec.structs import replace
+
 from autoscaler.capacity.supplying import Supplying, Told
 from autoscaler.leases import Offer
 from autoscaler.observations import SlicesSeen
+from autoscaler.taints import Taint
 from autoscaler.world import Slice
 from tests.kit.fakeprovider import FakeProvider, Fate
 from tests.sim.machine import Machine, Manners
@@ -21,10 +24,15 @@ OFFER = Offer(
     provider="rack", name="local", node="local", product="A100", memory_bytes=16 * GIB, devices_max=4, shared=True,
     bought="fabric", price_per_hour=1.0, expected_s=ATTACH_S,
 )  # fmt: skip
+CLOUD_S = 20.0
+ADDED = Offer(
+    provider="cloud", name="g4", product="A100", memory_bytes=16 * GIB, devices_min=1, devices_max=1, many=4,
+    shared=True, bought="spot", price_per_hour=2.0, expected_s=CLOUD_S,
+)  # fmt: skip
 
 
 class RackTown(Town):
-    """One node, to which Devices can be attached."""
+    """One node, to which Devices can be attached. `taints`: of nodes."""
 
     def make_machine(self, slices: tuple[Slice, ...], manners: Manners) -> Machine:
         """Beside its own it has what is attached."""
@@ -34,6 +42,8 @@ class RackTown(Town):
             "rack", loop.time, loop.call_later, (OFFER,), 4, lambda order: Fate(after_s=ATTACH_S, commits_s=4.0),
             self._in_use, self.show,
         )  # fmt: skip
+        self.providers = {"rack": self.rack}
+        self.taints = dict[str, tuple[Taint, ...]]()
         return super().make_machine(slices, manners)
 
     def supplying(self, autoscaler: Autoscaler) -> Supplying:
@@ -42,14 +52,34 @@ class RackTown(Town):
         def observe(seen: tuple[Told, ...]) -> None:
             autoscaler.loop.observe(seen)  # which is there by the time that something is seen
 
-        return Supplying({"rack": self.rack}, observe, self.now)
+        return Supplying(self.providers, observe, self.now)
 
     def show(self) -> None:
         """All that watch hear what there is."""
-        self.machine.slices = (*self.own, *self.rack.slices)
+        there = (*self.own, *(one for provider in self.providers.values() for one in provider.slices))
+        self.machine.slices = tuple(replace(one, taints=self.taints.get(one.node, ())) for one in there)
         for observe in self.machine.watching:
             observe((SlicesSeen(slices=self.machine.slices),))
+
+    def taint(self, node: str, key: str) -> None:
+        """Whoever removes nodes says that it will."""
+        self.taints[node] = (Taint(key, "", "NoSchedule"),)
+        self.show()
 
     def _in_use(self, slices: tuple[Slice, ...]) -> bool:
         ids = {one.id for one in slices}
         return any(not ids.isdisjoint(engine.replica.slices) for engine in self.machine.engines.values())
+
+
+class CloudTown(RackTown):
+    """Nodes can be added as well, which cost more and take longer."""
+
+    def make_machine(self, slices: tuple[Slice, ...], manners: Manners) -> Machine:
+        """See RackTown."""
+        made, loop = super().make_machine(slices, manners), asyncio.get_running_loop()
+        self.cloud = FakeProvider(
+            "cloud", loop.time, loop.call_later, (ADDED,), 4, lambda order: Fate(after_s=CLOUD_S, commits_s=10.0),
+            self._in_use, self.show,
+        )  # fmt: skip
+        self.providers["cloud"] = self.cloud
+        return made

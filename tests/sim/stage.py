@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from autoscaler.contract import ModelName
 from autoscaler.model import Model, ModelSpec, Queue, ReplicaRange, Start
 from tests.sim import checks, ends
@@ -64,11 +66,12 @@ class Stage:
 def play(
     act: Callable[[Stage], Coroutine[object, object, T]], *models: Model, seed: int = 1, gateways: int = 1,
     devices: int = 1, manners: Manners = QUICK, rates: Rates = CALM, strict: bool = True, kind: type[Town] = Town,
+    shared: str = "",
 ) -> T:  # fmt: skip
     """Plays one act in virtual time, then checks every invariant that holds always."""
 
     async def whole() -> T:
-        slices = tuple(one_device(16 * GIB, f"gpu{number}") for number in range(devices))
+        slices = tuple(replace(one_device(16 * GIB, f"gpu{number}"), kind=shared) for number in range(devices))
         town = kind(seed, models=models, slices=slices, gateways=gateways, manners=manners, rates=rates)
         watcher = checks.Watcher(town, strict=strict)
         stage = Stage(town, watcher)

@@ -2,7 +2,7 @@
 
 Owns one run from one seed: a few Devices of our own, a fabric and a cloud, Models that each need Devices of their own,
 and Calls that come and go. What must hold is looked up in the truth of the Providers: for each lack one Lease is on its
-way, nothing goes that is used, and nothing is left. Replay one: `python -m tests.sim.surges SEED`.
+way, nothing goes that is used, and nothing is left that nobody needs. Replay one: `python -m tests.sim.surges SEED`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ from tests.kit.worlds import GI, T0, Scene, device, model, world
 
 LIST_S, OFFERS_S = 5.0, 60.0
 ORPHAN_S = 120.0
+"""What is alive so long after its need ended is an orphan, whether or not the World knows it."""
+KEPT_S = 1800.0
+"""The need of what has come ends when nobody has been on it for as long as it may be worth keeping, at the most."""
+DOUBLE, ORPHAN = "double supply", "orphan"
 STORM_S = 900.0
 LONG_S = 400.0
 """Longer than whatever is ordered takes when nothing goes wrong."""
@@ -61,6 +65,12 @@ class Result(NamedTuple):
     released: int
     served: bool
     """Everybody who waited for LONG_S had a Replica at some moment of that."""
+    hedges: int = 0
+    """Of the orders those beside another for the same lack."""
+
+    def many(self, what: str) -> int:
+        """So many times DOUBLE, or ORPHAN."""
+        return sum(line.startswith(what) for line in self.broken)
 
 
 class Surge(Scene):
@@ -81,7 +91,8 @@ class Surge(Scene):
         self._plan_before, self._lack = self.plan, 0
         self._listed_s = dict.fromkeys(self.providers, -inf)
         self._offered_s = dict(self._listed_s)
-        self._lost_s: dict[int, float] = {}
+        self._lost_s: dict[tuple[str, int], float] = {}
+        self._unneeded_s: dict[tuple[str, int], float] = {}
         self._fold(ProvidersSeen(providers=tuple(self.providers), hedges=frozenset({"cloud"} if seed % 4 == 0 else ())))
         self._show()
         if faulty:
@@ -181,8 +192,12 @@ class Surge(Scene):
     def go(self, until_s: float) -> None:
         """Steps of at most 5 s, less where something happens."""
         while self.now_s < until_s:
-            busy = self._left() or any(one.alive for one in self.providers.values())
-            step_s = 1.0 if busy and self.now_s < T0 + STORM_S else 5.0
+            alive = any(one.alive for one in self.providers.values())
+            if not alive and not self.world.capacity.leases and self.now_s > T0 + STORM_S:
+                if not self.timers:
+                    return  # nothing is left that could happen
+                self.now_s = min(max(self.now_s, self.timers[0][0] - 5.0), until_s - 5.0)
+            step_s = 1.0 if (self._left() or alive) and self.now_s < T0 + STORM_S else 5.0
             self.run(step_s, step_s)
             self._check()
 
@@ -248,7 +263,14 @@ class Surge(Scene):
         spare = max((one.devices - 1 for one in coming), default=0)
         devices = sum(len(lacking(self.world, one)) for one in coming) + sum(one.order.devices for one in unknown)
         if devices > lack + spare:
-            self.broken.append(f"double supply: {devices} Devices on their way for {lack}: {sorted(coming_ids)}")
+            self.broken.append(f"{DOUBLE}: {devices} Devices on their way for {lack}: {sorted(coming_ids)}")
+
+    def _needed(self, one: Held) -> bool:
+        """Somebody is on it; or it is paid for, has not come, and nobody can take it back."""
+        return self._in_use(one.slices) or (one.phase == "coming" and one.committed)
+
+    def _may_stay_s(self, one: Held) -> float:
+        return ORPHAN_S + (KEPT_S if one.phase == "here" else 0.0)
 
     def _truly_coming(self) -> list[Held]:
         """Such that nobody has taken back, of Providers that answer."""
@@ -268,15 +290,21 @@ class Surge(Scene):
         )
 
     def _check(self) -> None:
-        known = self.world.capacity.leases
+        known, lack = self.world.capacity.leases, self._lacking()
         for provider in self.providers.values():
             for number, one in enumerate(provider.ever):
-                key = hash((provider.name, number))
+                key = provider.name, number
                 hidden = provider.away or provider.garbage or one.cancelled or one.ended_s is not None
                 if hidden or one.order.id in known:
                     self._lost_s.pop(key, None)
                 elif self.now_s > self._lost_s.setdefault(key, self.now_s) + ORPHAN_S:
-                    self.broken.append(f"orphan: nobody knows of {one.order.id}")
+                    self.broken.append(f"{ORPHAN}: nobody knows of {one.order.id}")
+                    self._lost_s[key] = inf  # it is told once
+                if hidden or lack > 0 or self._needed(one):
+                    self._unneeded_s.pop(key, None)
+                elif self.now_s > self._unneeded_s.setdefault(key, self.now_s) + self._may_stay_s(one):
+                    self.broken.append(f"{ORPHAN}: nobody needs {one.order.id}, which is {one.phase}")
+                    self._unneeded_s[key] = inf
             if provider.disturbed:
                 self.broken.append(f"{provider.name} was to take back what is used: {provider.disturbed}")
         for need in self.needs:
@@ -295,20 +323,22 @@ def _calls(now_s: float, scene: Scene) -> list[tuple[str, int, int]]:
     return found
 
 
-def play(seed: int, *, faulty: bool = True) -> Result:
+def play(seed: int, *, faulty: bool = True, planned_twice: bool = True) -> Result:
     """The whole run of a seed."""
     surge = Surge(seed, faulty=faulty)
+    surge.planned_twice = planned_twice
     surge.go(T0 + STORM_S)
     surge.go(T0 + (8000.0 if faulty else 4000.0))
     left = [one.order.id for provider in surge.providers.values() for one in provider.alive]
     if left:
-        surge.broken.append(f"orphan: {left} are left")
+        surge.broken.append(f"{ORPHAN}: {left} are left")
     if surge.world.capacity.leases:
         surge.broken.append(f"the World still has {sorted(surge.world.capacity.leases)}")
     orders = sum(provider.orders for provider in surge.providers.values())
     released = len(surge.verbs("releaselease"))
     served = all(surge.had.get(need, 0) for need in surge.needs if need.to_s - need.from_s >= LONG_S)
-    return Result(surge.broken, orders, released, served)
+    hedges = sum(isinstance(one, AcquireLease) and one.order.hedge for _, one in surge.actions)
+    return Result(surge.broken, orders, released, served, hedges)
 
 
 if __name__ == "__main__":

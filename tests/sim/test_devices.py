@@ -155,3 +155,35 @@ def test_case_22_nothing_is_placed_on_a_lost_device_and_it_is_used_again_when_it
 
     two = (model(name, memory_gib=10, idle_s=60.0, residency_s=300.0) for name in ("a", "b"))
     play(act, *two, devices=2, manners=Manners(start_s=(0.5, 0.5), serve_s=(1.0, 2.0)))
+
+
+def test_case_22_an_mps_server_ends_and_its_device_stays_healthy() -> None:
+    """Nothing new is put there for a while, then one start is tried; the others follow when it got ready."""
+
+    async def act(stage: Stage) -> None:
+        town, names, begun_s = stage.town, ["a", "b", "c"], list[float]()
+        machine, dead = town.machine, [True]
+        machine.fate = lambda replica, model: Fate(ready_after_s=0.5, dies_after_s=0.1 if dead[0] else None)
+        dead[0] = False
+        for name in names:
+            await stage.answered([town.call(name)])
+        there = on_device(stage, "gpu0")
+        assert len(there) == 3
+        agent = town.task(watched(stage, set()))
+        dead[0] = True
+        fell_s = town.now()
+        stage.watcher.listen(lambda engine, what: begun_s.extend([town.now()] if what == "start" else []))
+        for id in sorted(there):
+            machine.kill(ReplicaId(id))
+        calls = [town.call(name) for name in names]
+        await asyncio.sleep(4.0)
+        assert begun_s == [], "it is closed, though its agent says that the device is healthy"
+        await asyncio.sleep(4.0)
+        assert len(begun_s) == 1, "one start is tried"
+        dead[0] = False
+        assert await stage.answered(calls, within_s=60) == {"completed": 3}
+        assert begun_s[1] - fell_s >= 15.0, "the pause was doubled"
+        agent.cancel()
+
+    three = (model(name, memory_gib=4, idle_s=60.0) for name in ("a", "b", "c"))
+    play(act, *three, manners=Manners(serve_s=(0.05, 0.1)), shared="mps")

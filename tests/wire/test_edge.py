@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -226,9 +227,13 @@ async def test_continue_is_said_once_however_the_body_is_cut() -> None:
         )
         assert await client.reader.readexactly(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
         (connection,) = one.front._connections
+
+        def holds(unread: int) -> bool:
+            return connection._reader.buffered == unread
+
         for at in range(13):
             client.send(b'{"model":"m"}'[at : at + 1])
-            await until("it is read", lambda: connection._reader.buffered == (at + 1) % 13)  # noqa: B023  it is awaited
+            await until("it is read", partial(holds, (at + 1) % 13))
         assert (await client.answer())[0] == 200
 
 

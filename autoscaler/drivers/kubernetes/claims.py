@@ -20,6 +20,7 @@ from autoscaler.drivers.kubernetes.vocabulary import WRITER
 from autoscaler.podspec import MANAGED_BY, OURS
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.dra import API, NVIDIA, Got, decode
+from autoscaler.slicing.dra_binding import Binding, bindings
 from autoscaler.world import Replica
 
 PUBLISHED, CLAIMS = f"/apis/{API}/resourceslices", f"/apis/{API}/resourceclaims"
@@ -39,6 +40,8 @@ class ClaimSeen(NamedTuple):
     ours: bool
     users: frozenset[str] = frozenset()
     """Uids of the pods that it is reserved for."""
+    bindings: tuple[Binding, ...] = ()
+    """What of it must be attached before its pod is bound."""
 
 
 def read(claim: Object, namespace: str) -> ClaimSeen | None:
@@ -46,7 +49,7 @@ def read(claim: Object, namespace: str) -> ClaimSeen | None:
     got, metadata = decode(claim), claim["metadata"]
     labels = metadata.get("labels") or {}
     ours = labels.get(MANAGED_BY) == WRITER and _INTENT in labels and metadata.get("namespace") == namespace
-    return ClaimSeen(got, ours, _users(claim)) if got else None
+    return ClaimSeen(got, ours, _users(claim), bindings(claim)) if got else None
 
 
 def read_published(found: Object) -> Object | None:

@@ -24,6 +24,7 @@ MESSAGE_MAX = 1024
 WORDS = {
     "ErrImagePull": "ImagePullBackOff", "InvalidImageName": "ImagePullBackOff", "ErrImageNeverPull": "ImagePullBackOff",
     "ImageInspectError": "ImagePullBackOff", "RegistryUnavailable": "ImagePullBackOff", vocabulary.CRASHES: "CrashLoop",
+    "SchedulingGated": "Unschedulable",
 }  # fmt: skip
 """What a kubelet or a scheduler says -> the reason that it is told as; other words are told as they are."""
 UNSCHEDULABLE = "Unschedulable"

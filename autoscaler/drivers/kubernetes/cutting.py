@@ -25,7 +25,7 @@ from autoscaler.drivers.kubernetes.nodes import NodeSeen
 from autoscaler.drivers.kubernetes.vocabulary import NODES
 from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.mig_geometry import geometry_of
-from autoscaler.settings import NodeKind, Settings
+from autoscaler.settings import NodeKind, Settings, kind_of
 from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE, STRATEGY, config_map, parted
 from autoscaler.strict_yaml import YamlError
 from autoscaler.strict_yaml import read as read_yaml
@@ -136,7 +136,7 @@ class NodeCutter:
         found = [
             self._cuttable(node, kind)
             for node in self._nodes.items.values()
-            if (kind := nodes.kind_of(node.seen.labels, kinds)) is not None and _by_us(kind)
+            if (kind := kind_of(node.seen.labels, kinds)) is not None and _by_us(kind)
         ]
         told = tuple(sorted(found, key=lambda one: one.name))
         if told != self._told:

@@ -111,9 +111,11 @@ def _of_quota(quotas: Sequence[Quota]) -> dict[str, NodeKind]:
 
 def _of(node: str, kind: NodeKind, hard: int) -> Iterator[Slice]:
     """The Slices of an entry, as if a node had what it says."""
-    shares = (kind.slicing.replicas if kind.slicing is not None else None) or 1
-    many, said = min(kind.device.count * shares, hard), kind.slicing.kind if kind.slicing is not None else ""
-    told = {NVIDIA.register: _cards(kind.device, many)} if said == Hami().kind else {}
+    slicing = kind.slicing
+    shares = (slicing.replicas if slicing is not None else None) or 1
+    many, said = min(kind.device.count * shares, hard), slicing.kind if slicing is not None else ""
+    of_cards = slicing is not None and said == Hami().kind and not slicing.template
+    told = {NVIDIA.register: _cards(kind.device, many)} if of_cards else {}
     facts = NodeFacts(NodeId(node), annotations=told, allocatable={GPU: str(many)}, declared=kind)
     closed = UNTOLD.format(kind=said) if said in table.GIVERS and not told else ""
     return (replace(one, labels=kind.selector, closed=closed or one.closed) for one in table.inventory(facts))

@@ -65,7 +65,8 @@ class Events:
 
     def on_step(self, step: Decided) -> None:
         """Takes down what happened. What a leader before us did is not ours to tell."""
-        if not step.after.leads or not (step.transitions or step.actions):
+        told = step.transitions or step.actions or step.before.capacity is not step.after.capacity
+        if not step.after.leads or not told:
             return
         for one in happenings.happenings(step.transitions, step.actions, step.before, step.after):
             model = step.after.models.get(one.model) or step.before.models.get(one.model)

@@ -95,6 +95,24 @@ def happenings(
     for action in actions:
         if isinstance(action, FailStart):
             yield Happening(action.model, "StartFailed", f"cannot start: {action.reason}", WARNING)
+    yield from _capacity(before, after)
+
+
+def _capacity(before: World, after: World) -> Iterable[Happening]:
+    """Of Leases that were ordered for a Model by us."""
+    if before.capacity.leases is after.capacity.leases:
+        return
+    for id, lease in after.capacity.leases.items():
+        was = before.capacity.leases.get(id)
+        where = f" on {lease.offer.node}" if lease.offer.node else ""
+        what = f"{lease.devices} x {lease.offer.product}{where}"
+        if lease.found:
+            continue  # ordered by who led before
+        if was is None:
+            yield Happening(lease.owner, "CapacityRequested", f"{id.provider} was asked for {what}")
+        if lease.here_s is not None and (was is None or was.here_s is None):
+            took = seconds(lease.here_s - lease.asked_s)
+            yield Happening(lease.owner, "CapacityArrived", f"{id.provider} brought {what} after {took}")
 
 
 def _told(move: Transition, replica: Replica | None) -> Happening | None:

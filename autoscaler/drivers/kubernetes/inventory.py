@@ -20,11 +20,12 @@ from autoscaler.drivers.kubernetes.pods import SLICES, PodSeen
 from autoscaler.drivers.kubernetes.vocabulary import NODES
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.observations import HostsSeen, ImagesSeen, SlicesSeen
-from autoscaler.settings import PriorityClass, Settings
-from autoscaler.slicing import table, taken
+from autoscaler.settings import PriorityClass, Settings, kind_of
+from autoscaler.slicing import dra_binding, table, taken
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.dra import common_claim, entry_called, instead
 from autoscaler.slicing.whereabouts import really
+from autoscaler.taints import repels
 from autoscaler.world import NodeId, Replica, Slice, SliceId
 
 HOSTS_EVERY_S = 0.5
@@ -125,7 +126,7 @@ class Inventory:
         told = {
             NodeId(node.name): node.beside
             for node in there
-            if node.amounts or node.annotations or (node.usable and not node.taints)
+            if node.amounts or node.annotations or (node.usable and repels(node.taints, ()) is None)
         }
         return HostsSeen(hosts=self._hosts.seen(told))
 
@@ -141,6 +142,7 @@ class Inventory:
             there, self._settings().nodes, lambda labels: plugins.config_of(labels, configs), published,
             [*(got.entry for one in seen for got in one.got), *chosen], made=self._made,
         )  # fmt: skip
+        found = dra_binding.told(found, (binding for one in seen for binding in one.bindings))
         others = list(self._with_devices.values())
         theirs = [one for pod in others if pod.cards for one in taken.of_cards(pod.node, pod.cards)]
         theirs += taken.of_entries(found, (got for one in seen if not one.ours for got in one.got))
@@ -170,7 +172,7 @@ class Inventory:
         node = None if own is None else self.node(own.node)
         if own is None or node is None:
             return []
-        kind = nodes.kind_of(node.labels, self._settings().nodes)
+        kind = kind_of(node.labels, self._settings().nodes)
         many = kind.slicing.alternatives if kind is not None and kind.slicing is not None else 0
         gone = {*self._held(), *(counted for counted, much in self._gone.items() if much > 0), *node.cordoned}
         return list(islice(instead(own, self._slices.values(), gone), many))

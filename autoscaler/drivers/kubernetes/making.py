@@ -12,6 +12,7 @@ from autoscaler.drivers.base import Launcher, NodeSupply
 from autoscaler.drivers.kubernetes import claims, declared, pods, volumes
 from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.inventory import Inventory
+from autoscaler.leases import Marks
 from autoscaler.model import Model
 from autoscaler.mounts import MOUNT, Found
 from autoscaler.nodewants import OWN, Laid, LaidAdapter
@@ -69,6 +70,7 @@ class Making(NamedTuple):
         pod = pods.manifest(
             replica, model, launch, self.image(model), settings.pod, where, named, asks, seen and seen.pod
         )
+        _mark(pod, replica.marks)
         if laid is not None:
             pod["metadata"]["annotations"] |= {pods.WEIGHTS: ",".join(laid.folders)} if laid.folders else {}
         return Made(pod, claims.wanted(replica, asks), seen.objects if seen is not None else ())
@@ -81,6 +83,13 @@ class Making(NamedTuple):
         found = _found(laid) if laid.folder or laid.digest else None
         adapters = {one.name: _found(one) for one in laid.adapters}
         return volumes.mounted(model, self.namespace, on, found, self.supply.mounting(), self.settings(), adapters)
+
+
+def _mark(pod: Object, marks: Marks) -> None:
+    pod["metadata"]["annotations"] |= marks.annotations
+    pod["metadata"]["labels"] |= marks.labels
+    if marks.gates:
+        pod["spec"]["schedulingGates"] = [{"name": gate} for gate in marks.gates]
 
 
 def _found(laid: Laid | LaidAdapter) -> Found:

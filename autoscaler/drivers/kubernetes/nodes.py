@@ -22,15 +22,15 @@ from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.hosts import requested
 from autoscaler.hosts import NOTHING, Beside
 from autoscaler.images import Image, image
-from autoscaler.podspec import GPU
-from autoscaler.settings import NodeKind
+from autoscaler.podspec import GPU, PLACE
+from autoscaler.settings import NodeKind, kind_of
 from autoscaler.slicing import sharing, table
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.dra import Got, common_claim, entry_of
 from autoscaler.slicing.hami import Held, noticed
 from autoscaler.slicing.kai import RESERVES, parts_of
 from autoscaler.slicing.sharing import KAI
-from autoscaler.taints import Taint
+from autoscaler.taints import UNNEEDED, Taint
 from autoscaler.world import DeviceId, NodeId, Slice, SliceId
 
 RESLICED = "a Replica is still there that began before its device was shared as it is now"
@@ -58,7 +58,7 @@ class NodeSeen(NamedTuple):
     boot: str = ""
     """Differs at every start of its machine."""
     taints: tuple[Taint, ...] = ()
-    """By which it keeps pods away, as ours are without what a Model says."""
+    """By which it keeps pods away, as ours are without what a Model says; and those that say that nobody needs it."""
     amounts: Mapping[str, str] = {}
     """What it has of extended resources: those with a `/` in their name."""
     annotations: Mapping[str, str] = {}
@@ -115,7 +115,7 @@ def read(node: Object) -> NodeSeen:
         tuple(
             Taint(one["key"], one.get("value", ""), one["effect"])
             for one in node["spec"].get("taints") or ()
-            if one["effect"] != "PreferNoSchedule" and one["key"] not in TAINTS_TOLD
+            if one["key"] in UNNEEDED or (one["effect"] != "PreferNoSchedule" and one["key"] not in TAINTS_TOLD)
         ),
         amounts,
         noticed({name: said for name, said in notes.items() if name in table.ANNOTATIONS}),
@@ -131,11 +131,11 @@ def read(node: Object) -> NodeSeen:
 
 def read_other(pod: Object) -> OtherPod | None:
     """None: it has nothing. What containers have of devices is theirs together; what the first ones take one after the
-    other, and give back, counts where it is more.
+    other, and give back, counts where it is more. What keeps a place for a Replica (`autoscaler.capacity`) gives way.
     """
     spec = pod["spec"]
     node = spec.get("nodeName")
-    if not node:
+    if not node or PLACE in (pod.get("metadata", {}).get("labels") or {}):
         return None
     first: list[Object] = spec.get("initContainers") or []
     stay = Counter[str]()
@@ -229,11 +229,6 @@ def _of_node(node: NodeSeen, facts: NodeFacts) -> tuple[Slice, ...]:
         replace(one, healthy=node.usable, labels=node.labels, labels_known=True, taints=node.taints)
         for one in table.inventory(facts)
     )
-
-
-def kind_of(labels: Mapping[str, str], declared: Sequence[NodeKind]) -> NodeKind | None:
-    """What the Settings say of a node with these labels; None: nothing."""
-    return next((kind for kind in declared if kind.selector.items() <= labels.items()), None)
 
 
 def reshared(slices: Sequence[Slice], own: Collection[tuple[str, Got]]) -> tuple[Slice, ...]:

@@ -112,6 +112,7 @@ class Orders:
                 await self._volumes.make(volumes)
                 await self._claims.make(claims)
                 await self._claims.give(claims, await self._create_once(replica, wanted))
+                await self._make_way(replica.marks.instead)
             except UnreachableError:
                 reason = NO_ANSWER
             except ApiError as error:
@@ -127,6 +128,16 @@ class Orders:
             self._hears.start_waits(replica, reason)
             await pauses.rest(unwanted)
         return False
+
+    async def _make_way(self, keeper: str) -> None:
+        """Who kept its place goes now: sooner, another might have had it."""
+        if not keeper:
+            return
+        try:
+            await self._api.delete(f"{self._path}/{keeper}", grace_s=0)
+        except ApiError as error:
+            if error.status != 404:
+                raise
 
     async def _create_once(self, replica: Replica, wanted: Object) -> Object:
         try:

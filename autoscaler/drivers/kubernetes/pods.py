@@ -28,7 +28,7 @@ from autoscaler.drivers.kubernetes.vocabulary import ENDED, WRITER
 from autoscaler.drivers.kubernetes.volumes import claimed
 from autoscaler.hosts import NOTHING, Beside
 from autoscaler.model import Model
-from autoscaler.podspec import GPU, MANAGED_BY, OURS, EnvSource, Pod
+from autoscaler.podspec import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, SAFE_TO_EVICT, EnvSource, Pod
 from autoscaler.slicing import table
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.hami import Held
@@ -42,6 +42,10 @@ SLICES = OURS + "slices"
 """An annotation: the Slices of its Replica; empty: none."""
 WEIGHTS = OURS + "weights"
 """An annotation: the Copies that it uses, folders below its node's store."""
+UNDISTURBED = {DO_NOT_DISRUPT: "true", SAFE_TO_EVICT: "false"}
+"""Who removes a node (Karpenter, Cluster Autoscaler) leaves one with a Replica alone, or waits until that has drained:
+an eviction ends its engine at once, with its Calls. A Model's `pod.annotations` may say otherwise.
+"""
 ENGINE = "engine"
 PORTS = range(20_000, 28_192)
 """Of engines. Each Replica has one of its own, so that it is known by its address: an address that is given to another
@@ -147,7 +151,8 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
     pod: Object = {
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "name": name_of(replica.id), "annotations": {**asks.annotations, **_notes(replica, model, launch)},
+            "name": name_of(replica.id),
+            "annotations": {**UNDISTURBED, **asks.annotations, **_notes(replica, model, launch)},
             "labels": {
                 **asks.labels, MANAGED_BY: WRITER, OURS + "model": label_of(replica.model),
                 OURS + "intent": replica.intent,
@@ -342,6 +347,6 @@ def _waits(pod: Object, state: dict[str, Any]) -> tuple[str, float | None]:
 
 
 def _disrupted(status: dict[str, Any]) -> str:
-    """Preemption, an eviction, a taint (KEP-3329)."""
-    said = _condition(status, "DisruptionTarget")
-    return _sentence(said) if said.get("status") == "True" else ""
+    """Preemption, an eviction, a taint (KEP-3329); Kueue has a condition of its own."""
+    both = (_condition(status, kind) for kind in ("DisruptionTarget", "TerminationTarget"))
+    return next((_sentence(said) for said in both if said.get("status") == "True"), "")

@@ -9,7 +9,7 @@ of any node (the chart's admission policy keeps ours to the stores of nodes).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from autoscaler.drivers.kubernetes.plugins import PLACES
@@ -88,6 +88,47 @@ _VOLUMES = (
     Right("", "persistentvolumes", ("create", "patch"), "cluster", _SEEN, optional=True),
     Right("", "persistentvolumeclaims", ("create", "patch"), "engines", _SEEN, optional=True),
 )
+_ADDED = "nodes are added by Karpenter and given back"
+_FABRIC, _CRO = "GPUs of a fabric are attached and given back", "cro.hpsys.ibm.ie.com"
+_KUEUE = "queues of Kueue give room"
+_QUEUED = "nodes are asked for by ProvisioningRequests"
+_CAPACITY: Mapping[str, tuple[Right, ...]] = {
+    "cro": (
+        Right(_CRO, "composabilityrequests", ("list", "create", "patch", "delete"), "cluster", _FABRIC, optional=True),
+        Right(_CRO, "composableresources", ("list", "patch"), "cluster", _FABRIC, optional=True),
+    ),
+    "clusterAutoscaler": (
+        Right("", "events", ("list",), "engines", "Cluster Autoscaler is heard, where it adds no node", optional=True),
+    ),
+    "karpenter": (
+        Right("karpenter.sh", "nodepools", ("get",), "cluster", _ADDED, optional=True),
+        Right(
+            "karpenter.sh", "nodeclaims", ("get", "list", "create", "patch", "delete"), "cluster", _ADDED, optional=True
+        ),
+        Right("", "nodes", ("patch",), "cluster", "idle nodes of Karpenter do not stay for ever", optional=True),
+    ),
+    "redfish": (
+        Right("", "configmaps", ("create",), "home", _FABRIC, optional=True),
+        Right("", "configmaps", ("get", "patch"), "home", _FABRIC, optional=True, name="pilotlight-fabric"),
+    ),
+    "kueue": (
+        Right("kueue.x-k8s.io", "localqueues", ("get",), "engines", _KUEUE, optional=True),
+        Right("kueue.x-k8s.io", "workloads", ("get",), "engines", _KUEUE, optional=True),
+    ),
+    "provisioningRequest": (
+        Right(
+            "autoscaling.x-k8s.io",
+            "provisioningrequests",
+            ("get", "list", "create", "patch", "delete"),
+            "engines",
+            _QUEUED,
+            optional=True,
+        ),
+        Right("", "podtemplates", ("get", "list", "create", "delete"), "engines", _QUEUED, optional=True),
+        Right("", "resourcequotas", ("list",), "engines", _QUEUED, optional=True),
+    ),
+}
+"""By kind of provider."""
 _QUOTAS = (Right("", "resourcequotas", _READ, "engines", "what a ResourceQuota leaves is known", optional=True),)
 _HOME = (
     Right("coordination.k8s.io", "leases", ("create",), "home", "one autoscaler leads"),
@@ -104,6 +145,7 @@ OFF = (
     "agents of nodes: device memory and health are not measured, and a Slice is taken for clean after a while",
     "`pilotlight cordon` and `drain` do not outlive the autoscaler that leads",
     "Models, Deployments, StatefulSets and KubeAI's Models of other namespaces are not served",
+    "providers of more capacity are refused: which nodes there are is not known",
     "weights are not seen as volumes of nodes' stores: they come out of claims (pvc://)",
 )
 """What does not work with scope `namespace`, for people."""
@@ -111,11 +153,11 @@ OFF = (
 
 def rights(
     scope: Scope, adopted: Sequence[str] | None = (), *, cordons: bool = False,
-    cutting: tuple[str, str] | None = None, volumes: bool = False,
+    cutting: tuple[str, str] | None = None, volumes: bool = False, capacity: Collection[str] = (),
 ) -> tuple[Right, ...]:  # fmt: skip
     """All of them for an installation of that scope. `adopted`: namespaces in which workloads are adopted; None: in all
     that the scope reaches. `cutting`: namespace and name of the ConfigMap of Settings `cutting`; None: nothing is cut.
-    `volumes`: of nodes' stores are made.
+    `volumes`: of nodes' stores are made. `capacity`: kinds of providers that the Settings name.
     """
     where: Where = "cluster" if scope == "cluster" else "engines"
     own = [Right(group, resource, verbs, where, use, optional) for group, resource, verbs, use, optional in _DOCUMENTS]
@@ -123,6 +165,7 @@ def rights(
         return (*own, *_adoption(where, adopted), *_ENGINES, *_QUOTAS, *_HOME)
     changed = _CORDONS if cordons else () if cutting is None else (_CORDONS[0]._replace(use=_CUT),)
     own += [*([] if cutting is None else _cutting(*cutting)), *(_VOLUMES if volumes else ())]
+    own += [right for kind in sorted(_CAPACITY.keys() & set(capacity)) for right in _CAPACITY[kind]]
     return (*_EVERYWHERE, *changed, *own, *_adoption(where, adopted), *_ENGINES, *_CLAIMS, *_HOME)
 
 

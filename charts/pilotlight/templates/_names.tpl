@@ -38,6 +38,37 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{- if and .Values.agent.enabled (include "pilotlight.cluster" .) }}yes{{ end -}}
 {{- end -}}
 
+{{/* Whether agents take GPUs of a fabric and let go of them; fails where that cannot be. */}}
+{{- define "pilotlight.agentsFabric" -}}
+{{- $asked := false -}}
+{{- range (dig "capacity" list .Values.settings) -}}
+{{- if dig "redfish" "agents" false . -}}{{- $asked = .name -}}{{- end -}}
+{{- end -}}
+{{- if .Values.agent.fabric.enabled -}}
+{{- if not (include "pilotlight.cluster" .) -}}
+{{- fail "scope namespace: agent.fabric.enabled is not possible: it takes root's rights on nodes" -}}
+{{- end -}}
+{{- if not .Values.agent.enabled -}}
+{{- fail "agent.fabric.enabled: set agent.enabled, too" -}}
+{{- end -}}
+yes
+{{- else if $asked -}}
+{{- fail (printf "settings.capacity: %s: redfish.agents needs agent.fabric.enabled: nothing would be detached without it" $asked) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Namespaces of the pods that start anew for it, one in a line. */}}
+{{- define "pilotlight.restartedIn" -}}
+{{- range .Values.agent.fabric.restart }}
+{{ .namespace }}
+{{- end }}
+{{- end -}}
+
+{{/* Whether agents ask the API server for anything. */}}
+{{- define "pilotlight.agentsAsk" -}}
+{{- if or .Values.agent.pullSecrets (include "pilotlight.agentsFabric" .) }}yes{{ end -}}
+{{- end -}}
+
 {{/* How pods of engines see weights, as Settings say. */}}
 {{- define "pilotlight.mount" -}}
 {{- dig "weights" "mount" "auto" .Values.settings -}}

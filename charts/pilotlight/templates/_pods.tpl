@@ -8,10 +8,14 @@
 {{- end -}}
 {{- end -}}
 
-{{- define "pilotlight.container" -}}
+{{- define "pilotlight.program" -}}
 image: {{ include "pilotlight.image" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 command: {{ toJson .Values.image.command }}
+{{- end -}}
+
+{{- define "pilotlight.container" -}}
+{{ include "pilotlight.program" . }}
 securityContext:
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true

@@ -50,3 +50,67 @@ true
 {{- end }}
 {{- end }}
 {{- end -}}
+
+{{/* Kinds of providers that the Settings name, once each, in the order of their names. */}}
+{{- define "pilotlight.capacityKinds" -}}
+{{- $kinds := list }}
+{{- range (dig "capacity" list .Values.settings) }}
+{{- range $key := keys . }}
+{{- if not (has $key (list "name" "expectedSeconds" "hedge")) }}{{ $kinds = append $kinds $key }}{{ end }}
+{{- end }}
+{{- end }}
+{{- $kinds | uniq | sortAlpha | join " " }}
+{{- end -}}
+
+{{/* What providers of more capacity may do in the whole cluster. */}}
+{{- define "pilotlight.capacityRules" -}}
+{{- $kinds := include "pilotlight.capacityKinds" . | splitList " " -}}
+{{- if has "cro" $kinds }}
+# GPUs of a fabric, by the composable resource operator
+- {apiGroups: [cro.hpsys.ibm.ie.com], resources: [composabilityrequests], verbs: [list, create, patch, delete]}
+- {apiGroups: [cro.hpsys.ibm.ie.com], resources: [composableresources], verbs: [list, patch]}
+{{- end }}
+{{- if has "karpenter" $kinds }}
+# nodes, by Karpenter
+- {apiGroups: [karpenter.sh], resources: [nodepools], verbs: [get]}
+- {apiGroups: [karpenter.sh], resources: [nodeclaims], verbs: [get, list, create, patch, delete]}
+- {apiGroups: [""], resources: [nodes], verbs: [patch]}
+{{- end }}
+{{- end -}}
+
+{{/* And in the engines' namespace. */}}
+{{- define "pilotlight.capacityEnginesRules" -}}
+{{- $kinds := include "pilotlight.capacityKinds" . | splitList " " -}}
+{{- if has "clusterAutoscaler" $kinds }}
+# what Cluster Autoscaler says of pods that wait for a node
+- {apiGroups: [""], resources: [events], verbs: [list]}
+{{- end }}
+{{- if has "kueue" $kinds }}
+# what a queue of Kueue says of us
+- {apiGroups: [kueue.x-k8s.io], resources: [localqueues, workloads], verbs: [get]}
+{{- end }}
+{{- if has "provisioningRequest" $kinds }}
+# nodes, by ProvisioningRequests; how many there may be
+- {apiGroups: [autoscaling.x-k8s.io], resources: [provisioningrequests], verbs: [get, list, create, patch, delete]}
+- {apiGroups: [""], resources: [podtemplates], verbs: [get, list, create, delete]}
+- {apiGroups: [""], resources: [resourcequotas], verbs: [list]}
+{{- end }}
+{{- end -}}
+
+{{/* What they may do in the release's own namespace. */}}
+{{- define "pilotlight.capacityHomeRules" -}}
+{{- $kinds := include "pilotlight.capacityKinds" . | splitList " " -}}
+{{- if has "redfish" $kinds }}
+# whose a fabric's blocks are, where it does not keep that itself
+- {apiGroups: [""], resources: [configmaps], verbs: [create]}
+- {apiGroups: [""], resources: [configmaps], resourceNames: [pilotlight-fabric], verbs: [get, patch]}
+{{- end }}
+{{- end -}}
+
+{{/* Secrets that providers of more capacity need, one in a line: mounted, since no right to read Secrets is given. */}}
+{{- define "pilotlight.capacitySecrets" -}}
+{{- range (dig "capacity" list .Values.settings) }}
+{{ dig "redfish" "secretRef" "" . }}
+{{- end }}
+{{- end -}}
+

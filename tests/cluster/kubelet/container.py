@@ -102,6 +102,7 @@ class Container:
         """(exit code, the state `terminated`)."""
         env = await self._environment(self.spec)
         words = [_expanded(word, env) for word in (*self.spec.get("command", []), *self.spec.get("args", []))]
+        words = words or ["sleep", "infinity"]  # there is no image whose own program could run
         words, env = [self._here(word) for word in words], {name: self._here(env[name]) for name in env}
         began = now()
         with self._log.open("ab") as log:

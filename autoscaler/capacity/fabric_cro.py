@@ -1,0 +1,261 @@
+"""GPUs of a fabric, by the composable resource operator (CRO): a ComposabilityRequest made or made larger, I/O.
+
+Owns the orders at the API server. Promises of `autoscaler.capacity.base.Provider`, and: a detach is never forced; of a
+request that others use only our own part is changed, by a write that fails where they changed it first. The operator
+looks every 30 s at what it waits for; whoever asks more often learns nothing. It has no word for what a fabric has
+free, so a model for which somebody waits in vain is not offered. Nothing is kept here: all is read at each call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from autoscaler.attached import Site, memory_of, seen_on, selectors, sites
+from autoscaler.capacity import fabric_requests as objects
+from autoscaler.capacity.base import RefusedError
+from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES, Note, Request, Resource
+from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server, refuse
+from autoscaler.capacity.using import in_use
+from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.prices import Prices
+from autoscaler.world import World
+
+NODES = "/api/v1/nodes"
+EXPECTED_S = 90.0
+"""From an order until a Device is seen: the fabric, and two of the operator's looks, 30 s apart."""
+TRIES = 5
+"""Of a write that another overtook."""
+FRESH_S = 60.0
+"""So old what others read as the last use of a Device of ours may be; they take it for idle after 600 s."""
+PARTIAL_S = 90.0
+"""When some of a Lease is there, the rest is waited for so long if the operator says that something is wrong."""
+
+
+class _Seen(NamedTuple):
+    """What there is now."""
+
+    requests: tuple[Request, ...]
+    resources: tuple[Resource, ...]
+
+    def noted(self, lease: str) -> Request | None:
+        """The request that has a note of that Lease."""
+        return next((one for one in self.requests if lease in one.notes), None)
+
+    def on(self, model: str, node: str) -> Request | None:
+        """The request of that model for that node."""
+        return next((one for one in self.requests if (one.model, one.node) == (model, node)), None)
+
+
+class CroFabric:
+    """See Provider. `name`: of the provider; `model`: the operator's word for the GPUs. `world` gives it as it is."""
+
+    def __init__(
+        self, name: str, model: str, server: Server, world: Callable[[], World], expected_s: float | None = None
+    ) -> None:
+        self._name, self._model, self._server, self._world = name, model, server, world
+        self._expected_s = EXPECTED_S if expected_s is None else expected_s
+
+    # --- Provider -----------------------------------------------------------------------------------------------------
+
+    async def offers(self) -> tuple[Offer, ...]:
+        """See Provider: of each node that may have more."""
+        seen = await self._seen()
+        if objects.starved(seen.resources, self._model) is not None:
+            return ()
+        there = await self._sites()
+        offered = (self._offer(site, self._room(site, seen)) for _, site in sorted(there.items()))
+        return tuple(one for one in offered if one is not None)
+
+    async def acquire(self, order: AcquireOrder) -> None:
+        """See Provider."""
+        try:
+            await _again(lambda: self._acquire(order))
+        except AnswerError as error:
+            refuse(error)
+
+    async def release(self, order: ReleaseOrder) -> None:
+        """See Provider."""
+        await _again(lambda: self._release(order))
+
+    async def list(self) -> tuple[Listed, ...]:
+        """See Provider. What is kept tidy by the way is tried again at the next."""
+        seen = await self._seen()
+        found: list[Listed] = []
+        for request in seen.requests:
+            shares = objects.whose(request, seen.resources)
+            mine = {name for name, note in request.notes.items() if note.provider == self._name}
+            lost = objects.cut_off(request, shares)
+            listed = [self._listed(request, name, shares[name], lost=name in lost) for name in sorted(mine)]
+            found += [one for one in listed if one is not None]
+            if mine:
+                try:
+                    await self._tidy(request, {name: shares[name] for name in mine})
+                except Exception:  # noqa: BLE001, S110  whoever does not lead may not write, and the next list tries it
+                    pass
+        return tuple(found)
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    async def _acquire(self, order: AcquireOrder) -> None:
+        seen, node, name = await self._seen(), order.offer.node, order.id.name
+        known = seen.noted(name)
+        if known is not None:
+            if known.notes[name].leaving:
+                raise RefusedError("the one of that name is still being given back")
+            return
+        waits = objects.starved(seen.resources, self._model)
+        if waits is not None:
+            raise RefusedError(f"the fabric has no {self._model} free: {waits.name} waits for one")
+        found = await self._server.find(f"{NODES}/{node}")
+        site = None if found is None else sites([found], self._world().settings).get(node)
+        if site is None or order.devices > self._room(site, seen):
+            raise RefusedError(f"node {node} has no place for {order.devices} more")
+        request = seen.on(self._model, node)
+        if request is not None and request.going:
+            raise RefusedError(f"its request {request.name} is being deleted")
+        note = Note(
+            provider=self._name, owner=order.owner, epoch=order.epoch, devices=order.devices,
+            asked_unix_s=self._server.unix_s(), before=self._before(node, seen),
+        )  # fmt: skip
+        if request is None:
+            await self._server.create(REQUESTS, objects.new_request(self._model, node, order.devices, {name: note}))
+        else:
+            change = objects.sized(request.version, request.size + order.devices, {name: note})
+            await self._server.patch(f"{REQUESTS}/{request.name}", change)
+
+    async def _release(self, order: ReleaseOrder) -> None:
+        seen, name = await self._seen(), order.id.name
+        request = seen.noted(name)
+        if request is None or request.notes[name].leaving:
+            return
+        mine = objects.whose(request, seen.resources)[name]
+        if order.uncommitted and any(one.device_id for one in mine):
+            return
+        uuids = {one.device_id for one in mine if one.device_id}
+        if uuids and await in_use(self._server, request.node, uuids):
+            return
+        for one in mine:
+            change = {"labels": {objects.LEASE: name}, "annotations": {objects.VICTIM: "true"}}
+            await self._server.patch(f"{RESOURCES}/{one.name}", {"metadata": change})
+        after = {name: replace(request.notes[name], leaving=True) if mine else None}
+        change = objects.sized(request.version, objects.without(request, name), after)
+        await self._server.patch(f"{REQUESTS}/{request.name}", change)
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    async def _seen(self) -> _Seen:
+        """Requests first: what is in the resources may be newer, and never older."""
+        requests = await self._server.items(REQUESTS)
+        resources = await self._server.items(RESOURCES)
+        read = (objects.read_request(one) for one in requests)
+        return _Seen(tuple(one for one in read if one is not None), tuple(map(objects.read_resource, resources)))
+
+    async def _sites(self) -> Mapping[str, Site]:
+        settings, found = self._world().settings, dict[str, Object]()
+        for selector in selectors(settings):
+            query = {"labelSelector": selector} if selector else {}
+            found |= {one["metadata"]["name"]: one for one in await self._server.items(NODES, **query)}
+        return sites([*found.values()], settings)
+
+    def _before(self, node: str, seen: _Seen) -> int:
+        """Devices that a node has without ours."""
+        noted = [note.before for one in seen.requests if one.node == node for note in one.notes.values()]
+        if noted:
+            return min(noted)
+        online = sum(one.node == node and one.state == objects.ONLINE for one in seen.resources)
+        asked = sum(one.ours for one in seen.requests if one.node == node)
+        return max(0, seen_on(self._world(), node) - min(online, asked))
+
+    def _room(self, site: Site, seen: _Seen) -> int:
+        """So many more may be attached there. What others attached is seen there, or on its way."""
+        here = [one for one in seen.requests if one.node == site.node]
+        online = sum(one.node == site.node and one.state == objects.ONLINE for one in seen.resources)
+        coming = max(0, sum(one.size for one in here) - online)
+        there, ours = seen_on(self._world(), site.node), sum(one.ours for one in here)
+        return site.most - max(there + coming, self._before(site.node, seen) + ours)
+
+    def _offer(self, site: Site, room: int) -> Offer | None:
+        world = self._world()
+        memory_bytes = memory_of(self._model, world)
+        if room <= 0 or memory_bytes is None:
+            return None
+        return Offer(
+            provider=self._name, name=site.node, node=site.node, product=self._model, memory_bytes=memory_bytes,
+            devices_max=room, parts=site.parts, labels=dict(site.labels), taints=site.taints,
+            bought="fabric", expected_s=self._expected_s,
+            price_per_hour=Prices(world.settings.prices).at(self._model, "fabric"),
+        )  # fmt: skip
+
+    def _listed(self, request: Request, name: str, mine: Sequence[Resource], *, lost: bool) -> Listed | None:
+        note = request.notes[name]
+        leaving = note.leaving or request.going
+        if leaving and not mine:
+            return None
+        online = [one for one in mine if one.state == objects.ONLINE]
+        wrong = [one.error for one in mine if one.error] or [request.error]
+        there = [one for one in mine if one.device_id] if leaving else online
+        ids = tuple(f"{request.node}/{one.device_id}" for one in there)
+        offer = self._offer(Site(request.node, 0), note.devices)
+        number = sum(request.notes[one].devices for one in request.live[: (*request.live, name).index(name)])
+        return Listed(
+            name=name, devices=note.devices, owner=note.owner, epoch=note.epoch,
+            node=request.node if there else "",
+            offer=offer or Offer(provider=self._name, name=request.node, node=request.node, product=self._model,
+                                 memory_bytes=0),
+            phase="leaving" if leaving else "failed" if lost else "here" if self._all_of(note, mine) else "coming",
+            committed=any(one.device_id for one in mine),
+            device_ids=ids,
+            counted_from=note.before + number, alone=not self._told(ids),
+            says="somebody made its request smaller" if lost else wrong[0],
+        )  # fmt: skip
+
+    def _told(self, ids: Sequence[str]) -> bool:
+        """Whether its node tells which Device is which."""
+        return any(one.device in ids for one in self._world().slices.values())
+
+    def _all_of(self, note: Note, mine: Sequence[Resource]) -> bool:
+        """All that comes has come: of what is wrong for a while nobody knows when it comes."""
+        online = [one for one in mine if one.state == objects.ONLINE]
+        rest = [one for one in mine if one.state != objects.ONLINE]
+        late = self._server.unix_s() >= note.asked_unix_s + PARTIAL_S
+        stuck = bool(rest) and late and all(one.error for one in rest)
+        return bool(online) and (len(online) >= note.devices or stuck)
+
+    # --- what is kept tidy --------------------------------------------------------------------------------------------
+
+    async def _tidy(self, request: Request, shares: Mapping[str, Sequence[Resource]]) -> None:
+        """Labels resources, keeps others from taking ours for idle, and takes away what is over."""
+        now_s = self._server.unix_s()
+        for name, mine in shares.items():
+            for one in mine if not request.notes[name].leaving else ():
+                change = {"labels": {objects.LEASE: name}} if one.lease != name else {}
+                if one.state == objects.ONLINE and one.last_used < _stamp(now_s - FRESH_S):
+                    change["annotations"] = {objects.LAST_USED: _stamp(now_s)}
+                if change:
+                    await self._server.patch(f"{RESOURCES}/{one.name}", {"metadata": change})
+        over = {name: None for name, mine in shares.items() if request.notes[name].leaving and not mine}
+        at = f"{REQUESTS}/{request.name}"
+        if over and request.made and not request.size and not request.going and over.keys() == request.notes.keys():
+            await self._server.delete(at, version=request.version)
+        elif over:
+            await self._server.patch(at, objects.sized(request.version, request.size, over))
+
+
+async def _again(write: Callable[[], Awaitable[None]]) -> None:
+    """Until nobody overtakes it."""
+    for _ in range(TRIES - 1):
+        try:
+            return await write()
+        except AnswerError as error:
+            if error.status != CONFLICT:
+                raise
+    return await write()
+
+
+def _stamp(unix_s: float) -> str:
+    """RFC 3339; such moments compare as texts."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_s))

@@ -1,0 +1,214 @@
+"""Karpenter's NodePools: which nodes one could add, of those that the Settings describe, and how many more. Pure.
+
+Owns the reading of a NodePool (karpenter.sh/v1, v1beta1) and its Variants: one for each entry of the Settings' `nodes`
+that the pool admits, and each way of buying it that the pool allows; a pool that says nothing of that buys on demand.
+A label that the pool says nothing of is the cloud's to choose, so it may be asked for, if it is one of those that
+clouds set. Promises: no more is offered than the pool's limits leave, counted by its NodeClaims as well as by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from autoscaler.capacity.addednodes import Shape, shape
+from autoscaler.capacity.server import Object
+from autoscaler.leases import Bought
+from autoscaler.podspec import GPU
+from autoscaler.quantity import parse_milli
+from autoscaler.settings import NodeKind, kind_of
+from autoscaler.taints import Taint
+
+GROUP = "karpenter.sh"
+VERSIONS = ("v1", "v1beta1")
+"""The first that the server has is used."""
+POOL_LABEL, BOUGHT_LABEL = f"{GROUP}/nodepool", f"{GROUP}/capacity-type"
+BOUGHT: Mapping[str, Bought] = {"reserved": "reserved", "spot": "spot", "on-demand": "on-demand"}
+"""Karpenter's words for how a node is bought."""
+CLOUDS = ("kubernetes.io", "k8s.io", "karpenter.sh", "k8s.aws", "azure.com", "k8s.gcp", "kwok.sh", "gke.io")
+"""Ends of the domains whose labels nodes get without a NodePool that says so."""
+MANY_MAX: Final = 1000
+"""Nodes that a pool without limits could add."""
+NODES = "nodes"
+"""A limit that is of no resource."""
+
+
+class Requirement(NamedTuple):
+    """What a NodePool says of a label."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...]
+
+    def admits(self, value: str) -> bool:
+        """Whether a node with that value may be of it."""
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "DoesNotExist":
+                return False
+            case "Exists":
+                return True
+        return len(self.values) == 1 and _compared(self.operator, value, self.values[0])
+
+
+class Pool(NamedTuple):
+    """A NodePool."""
+
+    name: str
+    uid: str
+    version: str
+    """Of its API."""
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    requirements: tuple[Requirement, ...]
+    taints: tuple[Taint, ...]
+    spec: Object
+    """Of a node's claim, as the pool's template has it."""
+    hashes: Mapping[str, str]
+    """By which Karpenter sees that a node is not what the pool says any more."""
+    limits: Mapping[str, str]
+    used: Mapping[str, str]
+    expire_after: str
+    closed: str = ""
+    """Why it adds nothing, in words."""
+
+
+class Variant(NamedTuple):
+    """One kind of node of a pool, bought in one way."""
+
+    name: str
+    shape: Shape
+    bought: Bought
+    labels: Mapping[str, str]
+    """Those that the node will have, as far as they are known."""
+    pinned: Mapping[str, str]
+    """Those that are asked for beyond what the pool says."""
+
+
+def read(pool: Object) -> Pool:
+    """A NodePool as the API has it."""
+    metadata, spec = pool["metadata"], pool["spec"]
+    template: Object = spec["template"]
+    inner: Object = template["spec"]
+    said: Object = template.get("metadata") or {}
+    requirements = tuple(
+        Requirement(one["key"], one["operator"], tuple(one.get("values") or ()))
+        for one in inner.get("requirements") or ()
+    )
+    labels = {one.key: one.values[0] for one in requirements if one.operator == "In" and len(one.values) == 1}
+    notes: Mapping[str, str] = metadata.get("annotations") or {}
+    status: Object = pool.get("status") or {}
+    taints = tuple(Taint(one["key"], one.get("value", ""), one["effect"]) for one in inner.get("taints") or ())
+    return Pool(
+        metadata["name"], metadata["uid"], pool["apiVersion"].rpartition("/")[2],
+        {**labels, **(said.get("labels") or {}), POOL_LABEL: metadata["name"]}, said.get("annotations") or {},
+        requirements, taints, inner,
+        {key: value for key, value in notes.items() if key.startswith(f"{GROUP}/nodepool-hash")},
+        spec.get("limits") or {}, status.get("resources") or {},
+        str(inner.get("expireAfter") or (spec.get("disruption") or {}).get("expireAfter") or "Never"),
+        _closed(metadata, spec, status),
+    )  # fmt: skip
+
+
+def _closed(metadata: Object, spec: Object, status: Object) -> str:
+    if "deletionTimestamp" in metadata:
+        return "is being deleted"
+    if spec.get("replicas") is not None:
+        return "has a fixed number of nodes (replicas)"
+    ready = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), None)
+    if ready is not None and ready["status"] == "False":
+        return f"is not ready: {ready.get('message') or ready.get('reason') or 'it does not say why'}"
+    return ""
+
+
+def variants(pool: Pool, kinds: Sequence[NodeKind]) -> tuple[Variant, ...]:
+    """All that it could add, each under a name that stays its own as long as the Settings do."""
+    found: dict[str, Variant] = {}
+    for kind in (*kinds, None):
+        pinned = _pinned(pool, {} if kind is None else kind.selector)
+        if pinned is None:
+            continue
+        labels = {**pool.labels, **pinned}
+        of = shape(labels, kind)
+        if of is None or not of.devices or kind_of(labels, kinds) is not kind:
+            continue
+        stem = ".".join(pinned[key] for key in sorted(pinned)) or pool.name
+        for word, bought in BOUGHT.items():
+            if _buys(pool, word):
+                name, more = f"{stem}/{bought}", {BOUGHT_LABEL: word}
+                found.setdefault(name, Variant(name, of, bought, {**labels, **more}, {**pinned, **more}))
+    return tuple(found.values())
+
+
+def _pinned(pool: Pool, selector: Mapping[str, str]) -> dict[str, str] | None:
+    """What must be asked for to get such a node; None: the pool has none."""
+    pinned: dict[str, str] = {}
+    for key, value in selector.items():
+        if key in pool.labels:
+            if pool.labels[key] != value:
+                return None
+            continue
+        said = [one for one in pool.requirements if one.key == key]
+        if not all(one.admits(value) for one in said) or not (said or _of_clouds(key)):
+            return None
+        pinned[key] = value
+    return pinned
+
+
+def _of_clouds(key: str) -> bool:
+    return key.partition("/")[0].endswith(CLOUDS) and not key.startswith("kubernetes.io/hostname")
+
+
+def _buys(pool: Pool, word: str) -> bool:
+    said = [one for one in pool.requirements if one.key == BOUGHT_LABEL]
+    return all(one.admits(word) for one in said) if said else pool.labels.get(BOUGHT_LABEL, "on-demand") == word
+
+
+def left(pool: Pool, of: Shape, claims: Sequence[Object]) -> int:
+    """How many such nodes its limits leave. `claims`: all of the pool that are there."""
+    if pool.closed:
+        return 0
+    many = MANY_MAX
+    for name, limit in pool.limits.items():
+        most, used = _milli(limit), max(_milli(pool.used.get(name, "0")), sum(_has(one, name) for one in claims))
+        each = max((_has(one, name) for one in claims), default=0)
+        if name == GPU:
+            each = max(each, of.devices * 1000)
+        elif name == NODES:
+            each = 1000
+        many = min(many, max(0, most - used) // each if each else MANY_MAX if used < most else 0)
+    return many
+
+
+def _has(claim: Object, resource: str) -> int:
+    """Thousandths of a resource that a NodeClaim takes of its pool's limits."""
+    if resource == NODES:
+        return 1000
+    status: dict[str, Any] = claim.get("status") or {}
+    asked: dict[str, Any] = (claim["spec"].get("resources") or {}).get("requests") or {}
+    return max(_milli((status.get("capacity") or {}).get(resource, "0")), _milli(asked.get(resource, "0")))
+
+
+def _milli(amount: object) -> int:
+    try:
+        return parse_milli(str(amount))
+    except ValueError:
+        return 0
+
+
+def _compared(operator: str, value: str, bound: str) -> bool:
+    if not (value.isdecimal() and bound.isdecimal()):
+        return False
+    one, other = int(value), int(bound)
+    answers = {"Gt": one > other, "Lt": one < other, "Gte": one >= other, "Lte": one <= other}
+    return answers.get(operator, False)
+
+
+def requirements(pool: Pool, pinned: Mapping[str, str]) -> Iterator[Object]:
+    """Of a claim: the pool's, and what is pinned in their place, each label once."""
+    asked = {**pinned, POOL_LABEL: pool.name}
+    yield from (one for one in pool.spec.get("requirements") or () if one["key"] not in asked)
+    yield from ({"key": key, "operator": "In", "values": [value]} for key, value in sorted(asked.items()))

@@ -1,0 +1,122 @@
+"""What a Redfish fabric has of a cluster: its login in a Secret, Notes in a ConfigMap, which nodes may have more.
+
+Owns what these are called and how they are read. The Secret is mounted by the chart, since an autoscaler may read none
+of the API server; nothing of it is kept: it is read anew for each session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from autoscaler.attached import DEVICES_MAX, Site, sites
+from autoscaler.capacity.redfish_http import Login
+from autoscaler.capacity.redfish_reading import Noted
+from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server
+from autoscaler.settings import Settings
+
+NODES = "/api/v1/nodes"
+NOTES = "pilotlight-fabric"
+"""The ConfigMap: a key for each provider, with a line for each block."""
+SECRETS = Path("/secrets")
+"""Where the chart mounts Secrets, each in a folder of its name."""
+FILE_BYTES_MAX = 1 << 20
+
+
+class AccessError(Exception):
+    """A login or an authority cannot be had; `str()` says of which Secret or file, and what it should have."""
+
+
+class Access:
+    """How one provider gets to its service: a mounted Secret with username, password and, where its authority is a
+    private one, `ca.crt`; or that in a file. Raises AccessError.
+    """
+
+    def __init__(self, secret: str | None, ca_file: str | None, secrets: Path = SECRETS) -> None:
+        self._secret, self._folder = secret, None if secret is None else secrets / secret
+        self._ca_file = None if ca_file is None else Path(ca_file)
+
+    async def login(self) -> Login | None:
+        """See redfish_http.Logins."""
+        if self._folder is None:
+            return None
+        user = await asyncio.to_thread(_text, self._folder / "username")
+        password = await asyncio.to_thread(_text, self._folder / "password")
+        if user is None or password is None:
+            raise AccessError(f"Secret {self._secret} is not there, or has no username and password")
+        return Login(user, password)
+
+    async def tls(self) -> ssl.SSLContext:
+        """See redfish_http.Tls."""
+        path = self._ca_file or (None if self._folder is None else self._folder / "ca.crt")
+        pem = None if path is None else await asyncio.to_thread(_text, path)
+        where = self._ca_file or f"ca.crt of Secret {self._secret}"
+        if pem is None and self._ca_file is not None:
+            raise AccessError(f"caFile {where} cannot be read")
+        try:
+            return ssl.create_default_context(cadata=pem)
+        except ssl.SSLError:
+            raise AccessError(f"{where} has no certificates (PEM)") from None
+
+
+def _text(path: Path) -> str | None:
+    """None: it is not there, or no text."""
+    try:
+        with path.open("rb") as file:
+            return file.read(FILE_BYTES_MAX).decode().rstrip("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+class ConfigMapNotes:
+    """Of one provider. See Notes."""
+
+    def __init__(self, server: Server, namespace: str, provider: str) -> None:
+        self._server, self._provider = server, provider
+        self._all = f"/api/v1/namespaces/{namespace}/configmaps"
+
+    async def read(self) -> Noted:
+        """See Notes."""
+        found = await self._server.find(f"{self._all}/{NOTES}")
+        if found is None:
+            return Noted({}, "")
+        lines = str((found.get("data") or {}).get(self._provider, "")).splitlines()
+        marks = {path: text for path, space, text in (line.partition(" ") for line in lines) if space}
+        return Noted(marks, found["metadata"]["resourceVersion"])
+
+    async def write(self, noted: Noted) -> bool:
+        """See Notes."""
+        data = {self._provider: "".join(f"{path} {text}\n" for path, text in sorted(noted.marks.items())) or None}
+        metadata: Object = {"name": NOTES}
+        try:
+            if noted.version:
+                body = {"metadata": {"resourceVersion": noted.version}, "data": data}
+                await self._server.patch(f"{self._all}/{NOTES}", body)
+            else:
+                made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+                await self._server.create(self._all, {**made, "data": {k: v for k, v in data.items() if v}})
+        except AnswerError as error:
+            if error.status == CONFLICT:
+                return False
+            raise
+        return True
+
+
+class OpenSites:
+    """Which nodes are there, ready and open, and how many Devices they can have; where nobody says it, as many as there
+    may be at all.
+    """
+
+    def __init__(self, server: Server, settings: Callable[[], Settings]) -> None:
+        self._server, self._settings = server, settings
+
+    async def __call__(self, nodes: Collection[str]) -> Mapping[str, Site]:
+        """See fabric_redfish.Sites."""
+        if len(nodes) == 1:
+            found = await self._server.find(f"{NODES}/{next(iter(nodes))}")
+            there = [] if found is None else [found]
+        else:
+            there = [one for one in await self._server.items(NODES) if one["metadata"]["name"] in nodes]
+        return sites(there, self._settings(), DEVICES_MAX)

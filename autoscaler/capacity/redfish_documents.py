@@ -1,0 +1,269 @@
+"""What a Redfish service says of what it composes: documents -> resource blocks, systems, GPUs, tasks. Pure.
+
+Owns how much of DMTF's schemas is read (ResourceBlock 1.4, ComputerSystem 1.21, Processor 1.20, Task 1.7), and the
+Mark: what a block says of whose it is. Raises DocumentError for whatever is none of these, without a word of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType, field
+
+from autoscaler.contract import ModelName
+
+ROOT = "/redfish/v1/"
+PATH_CHARACTERS_MAX = 512
+MEMBERS_MAX = 1024
+"""Of one collection, or of one list of links."""
+MARK_CHARACTERS_MAX = 512
+_PATH = re.compile(r"/redfish/v1(/[A-Za-z0-9_~@:+()-][A-Za-z0-9._~@:+()%-]*)*/?")
+_PRODUCT = re.compile(r"[^A-Za-z0-9._-]+")
+_BARE = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+_MIB = 1 << 20
+Read = TypeVar("Read")
+
+
+class DocumentError(ValueError):
+    """It is not what it should be; `str()` says what was expected."""
+
+
+class Mark(NamedTuple):
+    """Whose a block is: kept by the service (`ResourceBlock.Client`), or else beside it (`Notes`)."""
+
+    name: str
+    owner: ModelName
+    epoch: int
+    devices: int
+    """So many were ordered by that name."""
+    node: str
+    before: int = 0
+    """Devices that the node had without ours."""
+    gone: bool = False
+    """It was given back, and an answer was missing: should the block be attached all the same, it is ours to detach."""
+
+    def text(self) -> str:
+        """As it is kept: one line, which people read in the service, too."""
+        said = f"{'pilotlight-gone' if self.gone else 'pilotlight'} name={self.name} node={self.node}"
+        return f"{said} before={self.before} devices={self.devices} epoch={self.epoch} owner={self.owner}"
+
+
+class Block(NamedTuple):
+    """One resource block."""
+
+    path: str
+    etag: str
+    """Empty: the service has none."""
+    free_for: str | None
+    """Its `Client`; None: the service does not know that property."""
+    state: str
+    """CompositionState; empty: it does not say."""
+    sound: bool
+    reserved: bool
+    processors: tuple[str, ...]
+    systems: tuple[str, ...]
+    """That it is attached to."""
+    zones: tuple[str, ...]
+
+
+class System(NamedTuple):
+    """One composed system."""
+
+    path: str
+    etag: str
+    blocks: tuple[str, ...]
+
+
+class Gpu(NamedTuple):
+    """What is in a block."""
+
+    product: str
+    memory_bytes: int
+    uuid: str
+    watts: float
+
+
+class Task(NamedTuple):
+    """What became of an operation so far."""
+
+    over: bool
+    well: bool
+
+
+class _Link(Struct):
+    path: str = field(name="@odata.id")
+
+
+class _Status(Struct):
+    state: str | None = field(name="State", default=None)
+    health: str | None = field(name="Health", default=None)
+
+
+class _Composition(Struct):
+    state: str | None = field(name="CompositionState", default=None)
+    reserved: bool | None = field(name="Reserved", default=None)
+
+
+class _BlockLinks(Struct):
+    systems: list[_Link] = field(name="ComputerSystems", default=[])
+    zones: list[_Link] = field(name="Zones", default=[])
+
+
+class _Block(Struct):
+    path: str = field(name="@odata.id")
+    etag: str = field(name="@odata.etag", default="")
+    client: str | UnsetType | None = field(name="Client", default=UNSET)
+    status: _Status = field(name="Status", default_factory=_Status)
+    composition: _Composition = field(name="CompositionStatus", default_factory=_Composition)
+    processors: list[_Link] = field(name="Processors", default=[])
+    links: _BlockLinks = field(name="Links", default_factory=_BlockLinks)
+
+
+class _SystemLinks(Struct):
+    blocks: list[_Link] = field(name="ResourceBlocks")
+
+
+class _System(Struct):
+    path: str = field(name="@odata.id")
+    links: _SystemLinks = field(name="Links")
+    etag: str = field(name="@odata.etag", default="")
+
+
+class _Memory(Struct):
+    mib: float | None = field(name="TotalMemorySizeMiB", default=None)
+
+
+class _Chips(Struct):
+    mib: float | None = field(name="CapacityMiB", default=None)
+    kind: str | None = field(name="MemoryType", default=None)
+
+
+class _Processor(Struct):
+    kind: str | None = field(name="ProcessorType", default=None)
+    model: str | None = field(name="Model", default=None)
+    uuid: str | None = field(name="UUID", default=None)
+    serial: str | None = field(name="SerialNumber", default=None)
+    memory: _Memory = field(name="MemorySummary", default_factory=_Memory)
+    chips: list[_Chips] = field(name="ProcessorMemory", default=[])
+    watts: float | None = field(name="MaxTDPWatts", default=None)
+
+
+class _Collection(Struct):
+    members: list[dict[str, Any]] = field(name="Members")
+    more: str | None = field(name="Members@odata.nextLink", default=None)
+
+
+class _Task(Struct):
+    state: str | None = field(name="TaskState", default=None)
+    health: str | None = field(name="TaskStatus", default=None)
+
+
+def taken(body: bytes, kind: type[Read]) -> Read:
+    """The document, as this type."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise DocumentError(f"expected a document of Redfish: {kind.__name__.strip('_')}") from None
+
+
+def path_of(told: str) -> str:
+    """A path below the service's root, as a service may name one: it never leads elsewhere."""
+    if len(told) > PATH_CHARACTERS_MAX or not _PATH.fullmatch(told):
+        raise DocumentError("expected a path below /redfish/v1")
+    return told.rstrip("/")
+
+
+def paths_of(links: list[_Link]) -> tuple[str, ...]:
+    """All of them."""
+    if len(links) > MEMBERS_MAX:
+        raise DocumentError(f"expected at most {MEMBERS_MAX} links")
+    return tuple(path_of(one.path) for one in links)
+
+
+def link(body: bytes, *names: str) -> str:
+    """The path that a document links to below these names; empty: it has none."""
+    told: Any = taken(body, dict)
+    for name in names:
+        told = told.get(name) if isinstance(told, dict) else None
+    path = told.get("@odata.id") if isinstance(told, dict) else None
+    return path_of(path) if isinstance(path, str) else ""
+
+
+def expands(body: bytes) -> bool:
+    """Whether a service root says that collections may be had with their members in one answer."""
+    told: Any = taken(body, dict)
+    for name in ("ProtocolFeaturesSupported", "ExpandQuery", "NoLinks"):
+        told = told.get(name) if isinstance(told, dict) else None
+    return told is True
+
+
+def collection(body: bytes) -> tuple[list[str], list[bytes], str]:
+    """Paths of its members, those members that are there whole, and where it goes on; empty: it ends there."""
+    found = taken(body, _Collection)
+    if len(found.members) > MEMBERS_MAX:
+        raise DocumentError(f"expected at most {MEMBERS_MAX} members")
+    paths = [path_of(str(one.get("@odata.id"))) for one in found.members]
+    whole = [msgspec.json.encode(one) for one in found.members if len(one) > 1]
+    return paths, whole, path_of(found.more.partition("?")[0]) and found.more if found.more else ""
+
+
+def block(body: bytes, etag: str = "") -> Block:
+    """`etag`: of the answer's head."""
+    told = taken(body, _Block)
+    status, composition = told.status, told.composition
+    return Block(
+        path=path_of(told.path),
+        etag=etag or told.etag,
+        free_for=None if isinstance(told.client, UnsetType) else told.client or "",
+        state=composition.state or "",
+        sound=status.state in {None, "Enabled", "StandbyOffline", "StandbySpare"} and status.health in {None, "OK"}
+        and composition.state not in {"Failed", "Unavailable"},
+        reserved=composition.reserved or False,
+        processors=paths_of(told.processors),
+        systems=paths_of(told.links.systems),
+        zones=paths_of(told.links.zones),
+    )  # fmt: skip
+
+
+def system(body: bytes, etag: str = "") -> System:
+    """`etag`: of the answer's head."""
+    told = taken(body, _System)
+    return System(path_of(told.path), etag or told.etag, paths_of(told.links.blocks))
+
+
+def gpu(body: bytes) -> Gpu | None:
+    """None: it is none, or its memory is not said."""
+    told = taken(body, _Processor)
+    mib = told.memory.mib or sum(one.mib or 0.0 for one in told.chips if not (one.kind or "").endswith("Cache"))
+    if told.kind not in {"GPU", "Accelerator"} or not told.model or not 0 < mib < float(1 << 30):
+        return None
+    product = _PRODUCT.sub("-", told.model.strip())[:MARK_CHARACTERS_MAX]
+    uuid = _PRODUCT.sub("-", told.uuid or told.serial or "")[:MARK_CHARACTERS_MAX]
+    if _BARE.fullmatch(uuid) and product.lower().startswith("nvidia"):
+        uuid = f"GPU-{uuid.lower()}"  # as its driver calls it
+    return Gpu(product, int(mib) * _MIB, uuid, max(0.0, told.watts or 0.0))
+
+
+def task(body: bytes) -> Task:
+    """What it says it has come to; a document that is no task is what the operation made."""
+    told = taken(body, _Task)
+    over = told.state in {None, "Completed", "Exception", "Killed", "Cancelled", "Interrupted"}
+    return Task(over, told.state in {None, "Completed"} and told.health in {None, "OK", "Warning"})
+
+
+def mark(text: str | None) -> Mark | None:
+    """None: it is somebody else's, or nobody's."""
+    word, _, rest = (text or "").partition(" ")
+    if word not in {"pilotlight", "pilotlight-gone"} or len(rest) > MARK_CHARACTERS_MAX:
+        return None
+    told: Mapping[str, str] = dict(pair for one in rest.split(" ") if len(pair := one.split("=", 1)) == 2)
+    numbers = [told.get(name, "") for name in ("devices", "epoch", "before")]
+    if not told.get("name") or not told.get("node") or not all(one.isdecimal() and len(one) < 16 for one in numbers):
+        return None
+    return Mark(
+        told["name"], ModelName(told.get("owner", "")), int(numbers[1]), int(numbers[0]), told["node"], int(numbers[2]),
+        gone=word == "pilotlight-gone",
+    )  # fmt: skip

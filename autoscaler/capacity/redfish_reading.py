@@ -1,0 +1,152 @@
+"""Reads a whole fabric from its Redfish service, and keeps Marks: in the service, or beside it where that has no place.
+
+Owns which documents are asked for, and Notes. Collections are had whole in one answer where the service can do that.
+Raises NoAnswerError, StatusError, DocumentError: less is not all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from autoscaler.capacity import redfish_documents
+from autoscaler.capacity.redfish_documents import ROOT, Block, DocumentError, Gpu, Mark, System
+from autoscaler.capacity.redfish_http import Answer, Service, StatusError
+from autoscaler.capacity.redfish_steps import Fabric
+
+PAGES_MAX = 64
+"""Of a collection."""
+_EXPANDED = "?$expand=.($levels=1)"
+Read = TypeVar("Read")
+
+
+class Noted(NamedTuple):
+    """Marks by block, and of which moment they are."""
+
+    marks: Mapping[str, str]
+    version: str
+
+
+class Notes(Protocol):
+    """Where Marks are kept of a service that has no place for them; whoever leads next reads the same ones."""
+
+    def read(self) -> Awaitable[Noted]:
+        """All of them."""
+
+    def write(self, noted: Noted) -> Awaitable[bool]:
+        """All of them anew; False where they are others than at that `version` by now."""
+
+
+class _Places(NamedTuple):
+    blocks: str
+    expands: bool
+
+
+class Reading:
+    """One service."""
+
+    def __init__(self, service: Service, systems: Mapping[str, str], notes: Notes | None = None) -> None:
+        """`systems`: by node, the path of its system."""
+        self.service, self.systems, self._notes = service, dict(systems), notes
+        self._places: _Places | None = None
+        self._gpus: dict[tuple[str, ...], Gpu | None] = {}
+        """By a block's processors."""
+
+    async def read(self, nodes: Iterable[str] | None = None) -> Fabric:
+        """All blocks, and the systems of these nodes, by default of all."""
+        wanted = [*self.systems] if nodes is None else [one for one in nodes if one in self.systems]
+        told: list[Any] = await _together([self._blocks(), *map(self._system, wanted)])
+        blocks: dict[str, Block] = told[0]
+        systems: dict[str, System] = dict(zip(wanted, told[1:], strict=True))
+        gpus = await self._read_gpus(blocks.values())
+        texts = {path: one.free_for or "" for path, one in blocks.items() if one.free_for is not None}
+        if self._notes is not None:
+            noted = (await self._notes.read()).marks
+            texts = {**{path: text for path, text in noted.items() if path in blocks}, **texts}
+        marks = {path: found for path, text in texts.items() if (found := redfish_documents.mark(text)) is not None}
+        keeps = self._notes is not None or any(one.free_for is not None for one in blocks.values())
+        return Fabric(blocks, systems, gpus, marks, keeps)
+
+    async def keep(self, block: Block, mark: Mark | None) -> None:
+        """Marks a block; None: it is nobody's. StatusError 412: it is another by now."""
+        text = "" if mark is None else mark.text()
+        if block.free_for is not None:
+            await self.service.patch(block.path, {"Client": text or None}, block.etag)
+        elif self._notes is not None:
+            noted = await self._notes.read()
+            kept = {path: one for path, one in noted.marks.items() if path != block.path}
+            if not await self._notes.write(Noted({**kept, block.path: text} if text else kept, noted.version)):
+                raise StatusError(412, "the notes are others by now")
+
+    async def link(self, system: System, blocks: Iterable[str]) -> Answer:
+        """Links a system to these blocks and no others."""
+        body = {"Links": {"ResourceBlocks": [{"@odata.id": path} for path in blocks]}}
+        return await self.service.patch(system.path, body, system.etag)
+
+    # --- documents ----------------------------------------------------------------------------------------------------
+
+    async def _system(self, node: str) -> System:
+        answer = await self.service.get(self.systems[node])
+        return redfish_documents.system(answer.body, answer.etag)
+
+    async def _blocks(self) -> dict[str, Block]:
+        places = await self._where()
+        asked = f"{places.blocks}{_EXPANDED}" if places.expands else places.blocks
+        found: list[Block] = []
+        paths: list[str] = []
+        for _ in range(PAGES_MAX):
+            page, whole, asked = redfish_documents.collection((await self.service.get(asked)).body)
+            found += [redfish_documents.block(one) for one in whole]
+            paths += page
+            if len(paths) > redfish_documents.MEMBERS_MAX:
+                break
+            if not asked:
+                seen = {one.path for one in found}
+                found += await _together([self._block(path) for path in paths if path not in seen])
+                return {one.path: one for one in found}
+        raise DocumentError(f"expected at most {redfish_documents.MEMBERS_MAX} resource blocks")
+
+    async def _block(self, path: str) -> Block:
+        answer = await self.service.get(path)
+        return redfish_documents.block(answer.body, answer.etag)
+
+    async def _where(self) -> _Places:
+        if self._places is None:
+            root = (await self.service.get(ROOT)).body
+            composing = redfish_documents.link(root, "CompositionService")
+            if not composing:
+                raise DocumentError("expected a service that composes: it has no CompositionService")
+            blocks = redfish_documents.link((await self.service.get(composing)).body, "ResourceBlocks")
+            if not blocks:
+                raise DocumentError("expected a CompositionService with ResourceBlocks")
+            self._places = _Places(blocks, redfish_documents.expands(root))
+        return self._places
+
+    async def _read_gpus(self, blocks: Iterable[Block]) -> dict[str, Gpu]:
+        """Of each block with one: asked once, since a block keeps what it has."""
+        one_each = {one.path: one.processors for one in blocks if len(one.processors) == 1}
+        fresh = sorted({one for one in one_each.values() if one not in self._gpus})
+        told = await _together([self._gpu(one[0]) for one in fresh])
+        known: dict[tuple[str, ...], Gpu | None] = {**self._gpus, **dict(zip(fresh, told, strict=True))}
+        self._gpus = {one: known[one] for one in one_each.values()}
+        return {path: found for path, one in one_each.items() if (found := self._gpus[one]) is not None}
+
+    async def _gpu(self, path: str) -> Gpu | None:
+        try:
+            return redfish_documents.gpu((await self.service.get(path)).body)
+        except (StatusError, DocumentError):
+            return None  # whatever it is, it is not offered
+
+
+async def _together(asked: Sequence[Coroutine[Any, Any, Read]]) -> list[Read]:
+    """All of them, or the first error; none is left running. No TaskGroup: of one that is cancelled as a task of it
+    fails only the failure is told, and whoever tries again would not end.
+    """
+    running = [asyncio.ensure_future(each) for each in asked]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

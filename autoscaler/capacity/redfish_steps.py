@@ -1,0 +1,216 @@
+"""What is offered of a fabric, what is ours in it, and what is to be done next for an order. Pure.
+
+Owns these answers, on a Fabric: all that was read at one time. A block with a Mark of ours is ours, attached or not;
+one that is marked as gone is ours only while it is attached. Of the free blocks an order takes the same ones whoever
+looks. It changes nothing: `fabric_redfish` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from autoscaler.attached import Site
+from autoscaler.capacity.redfish_documents import Block, Gpu, Mark, System
+from autoscaler.leases import AcquireOrder, Listed, Offer
+
+COMPOSING = "Composing"
+EXPECTED_S = 60.0
+"""While nothing is learnt, and the Settings say nothing."""
+
+
+class Terms(NamedTuple):
+    """What the Settings and the World say of what is offered and listed."""
+
+    provider: str
+    expected_s: float | None
+    price_per_hour: Callable[[str], float]
+    """Of one Device of a product."""
+    seen_on: Callable[[str], int]
+    """How many Devices of a node are seen."""
+    tells: Callable[[tuple[str, ...]], bool]
+    """Whether a node tells which of its Devices are these."""
+
+
+class Fabric(NamedTuple):
+    """All that was read at one time."""
+
+    blocks: Mapping[str, Block]
+    systems: Mapping[str, System]
+    """By node; those that were read."""
+    gpus: Mapping[str, Gpu]
+    """By block: those that have exactly one."""
+    marks: Mapping[str, Mark]
+    """By block."""
+    keeps: bool
+    """A Mark can be kept, by the service or beside it."""
+
+    def at(self, block: str) -> str:
+        """The node that it is attached to; empty: to none of ours."""
+        return next((node for node, one in self.systems.items() if block in one.blocks), "")
+
+    def attached(self, block: str) -> bool:
+        """To anybody."""
+        return bool(self.at(block) or self.blocks[block].systems)
+
+    def free(self, block: str) -> bool:
+        """Whether it may be had."""
+        one, mark = self.blocks[block], self.marks.get(block)
+        if mark is not None:
+            return mark.gone and one.sound and not self.attached(block)
+        return (
+            one.sound and not one.free_for and not one.reserved and one.state != COMPOSING and not self.attached(block)
+        )
+
+    def of(self, name: str) -> list[str]:
+        """Blocks that were claimed by that name, and not given back."""
+        return sorted(path for path, one in self.marks.items() if one.name == name and not one.gone)
+
+
+class Claim(NamedTuple):
+    """What an order takes: blocks to mark; those that have its name are it already. `refused`: why it takes none."""
+
+    blocks: tuple[str, ...] = ()
+    refused: str = ""
+
+
+class Held(NamedTuple):
+    """What this process knows of a Lease, beside what was read."""
+
+    arrived: bool = False
+    """All of it was attached."""
+    leaving: bool = False
+    failed: str = ""
+    """Why it did not come."""
+
+
+def offers(fabric: Fabric, terms: Terms, there: Mapping[str, Site]) -> tuple[Offer, ...]:
+    """One for each node and product of which something is free and may go there. `there`: nodes that may have more."""
+    if not fabric.keeps:
+        return ()
+    found: list[Offer] = []
+    for node in sorted(fabric.systems.keys() & there.keys()):
+        free: dict[str, list[Gpu]] = {}
+        for path in _free_for(fabric, node):
+            free.setdefault(fabric.gpus[path].product, []).append(fabric.gpus[path])
+        room = _room(fabric, there[node], terms)
+        found += [_offer(there[node], gpus, terms, min(len(gpus), room)) for _, gpus in sorted(free.items())]
+    return tuple(one for one in found if one.devices_max > 0)
+
+
+def claim(fabric: Fabric, order: AcquireOrder, terms: Terms, site: Site | None) -> Claim:
+    """What is to be marked for an order, beyond what has its name by now. `site`: its node's, if it may have more."""
+    name, node, product = order.id.name, order.offer.node, order.offer.product
+    ours = fabric.of(name)
+    missing = order.devices - len(ours)
+    if missing <= 0 or any(fabric.attached(path) for path in ours):
+        return Claim()
+    if not fabric.keeps:
+        return Claim(refused="the fabric keeps no names of who has what: nothing of it is taken")
+    if site is None or node not in fabric.systems:
+        return Claim(refused=f"node {node} is not open, or no system of this fabric")
+    back = sorted(
+        path for path, one in fabric.marks.items() if one.name == name and one.gone and fabric.at(path) == node
+    )
+    free = [path for path in _free_for(fabric, node) if fabric.gpus[path].product == product]
+    can, room = [*back, *sorted(free, key=lambda path: _rank(name, path))], _room(fabric, site, terms)
+    if ours or (len(can) >= missing and room + len(back) >= missing):
+        return Claim(tuple(can[:missing]))  # of what was begun there may come less
+    what = f"{len(can)} x {product}" if len(can) < missing else f"a place for {room}"
+    return Claim(refused=f"{node} can have {what} now, not {missing}")
+
+
+def links(fabric: Fabric, node: str, attach: Collection[str], detach: Collection[str]) -> tuple[str, ...]:
+    """What a system is to be linked to: what it is now, those blocks of ours, and not these. Others' links stay."""
+    now = fabric.systems[node].blocks
+    more = (path for path in sorted(attach) if path not in now)
+    return (*(path for path in now if path not in detach), *more)
+
+
+def settled(fabric: Fabric, blocks: Iterable[str]) -> bool:
+    """Whether nothing is under way at them any more."""
+    return all(fabric.blocks[path].state != COMPOSING for path in blocks)
+
+
+def listed(fabric: Fabric, terms: Terms, held: Mapping[str, Held]) -> tuple[Listed, ...]:
+    """All of ours. What somebody detached by hand is ours no more, where this process saw it attached before."""
+    names = {one.name for path, one in fabric.marks.items() if path in fabric.blocks and _ours(fabric, path)}
+    found = (_listed(fabric, terms, name, held.get(name, Held())) for name in sorted(names))
+    return tuple(one for one in found if one is not None)
+
+
+def _ours(fabric: Fabric, path: str) -> bool:
+    return not fabric.marks[path].gone or bool(fabric.at(path))
+
+
+def _listed(fabric: Fabric, terms: Terms, name: str, held: Held) -> Listed | None:
+    marks = {path: one for path, one in fabric.marks.items() if one.name == name and path in fabric.blocks}
+    marks = {path: one for path, one in marks.items() if _ours(fabric, path)}
+    first, there = next(iter(marks.values())), [path for path in sorted(marks) if fabric.at(path)]
+    if held.arrived and not there and not held.leaving:
+        return None
+    node = fabric.at(there[0]) if there else ""
+    here = bool(there) and (held.arrived or len(there) == len(marks)) and settled(fabric, there)
+    gpus = [fabric.gpus[path] for path in marks if path in fabric.gpus] or [Gpu("", 0, "", 0.0)]
+    ids = tuple(f"{node}/{one}" for one in uuids(fabric, name).get(node, ()))
+    return Listed(
+        name=name, offer=_offer(Site(first.node, 0), gpus, terms, first.devices), devices=first.devices,
+        phase="leaving" if held.leaving else "failed" if held.failed else "here" if here else "coming",
+        committed=here, node=node if here else "", device_ids=ids if here else (), owner=first.owner, epoch=first.epoch,
+        counted_from=_counted_from(fabric, node, there) if here else None, alone=here and not terms.tells(ids),
+        says=held.failed,
+    )  # fmt: skip
+
+
+def before(fabric: Fabric, node: str, terms: Terms) -> int:
+    """Devices that a node has without ours."""
+    told = [one.before for one in fabric.marks.values() if one.node == node and not one.gone]
+    return min(told) if told else terms.seen_on(node)
+
+
+def _counted_from(fabric: Fabric, node: str, there: Sequence[str]) -> int:
+    """After the node's own, and those of ours that its system had before: a node counts in that order."""
+    linked = fabric.systems[node].blocks
+    ours = [path for path in linked[: min(map(linked.index, there))] if path in fabric.marks]
+    return min(fabric.marks[path].before for path in there) + len(ours)
+
+
+def _room(fabric: Fabric, site: Site, terms: Terms) -> int:
+    """So many more may be attached there. What others attached is seen there, or on its way."""
+    ours = sum(one.node == site.node and not one.gone for one in fabric.marks.values())
+    return site.most - max(terms.seen_on(site.node), before(fabric, site.node, terms) + ours)
+
+
+def uuids(fabric: Fabric, name: str) -> dict[str, tuple[str, ...]]:
+    """By node: the GPUs that are attached there by that name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for path, mark in sorted(fabric.marks.items()):
+        if mark.name == name and path in fabric.blocks and (node := fabric.at(path)):
+            found[node] = (*found.get(node, ()), *((fabric.gpus[path].uuid,) if path in fabric.gpus else ()))
+    return found
+
+
+def _free_for(fabric: Fabric, node: str) -> list[str]:
+    """Free blocks with one GPU, which may be composed with what the node has (its zones)."""
+    own = [fabric.blocks[path].zones for path in fabric.systems[node].blocks if path in fabric.blocks]
+    zones = {zone for told in own for zone in told}
+    near = (path for path in fabric.gpus if path in fabric.blocks and fabric.free(path))
+    return sorted(path for path in near if not zones or not fabric.blocks[path].zones
+                  or not zones.isdisjoint(fabric.blocks[path].zones))  # fmt: skip
+
+
+def _offer(site: Site, gpus: Sequence[Gpu], terms: Terms, devices_max: int) -> Offer:
+    product = gpus[0].product
+    return Offer(
+        provider=terms.provider, name=f"{site.node}/{product}", product=product, node=site.node,
+        memory_bytes=min(one.memory_bytes for one in gpus), devices_max=devices_max, parts=site.parts, bought="fabric",
+        labels=dict(site.labels), taints=site.taints,
+        price_per_hour=terms.price_per_hour(product), watts=max(one.watts for one in gpus),
+        expected_s=EXPECTED_S if terms.expected_s is None else terms.expected_s,
+    )  # fmt: skip
+
+
+def _rank(name: str, path: str) -> bytes:
+    """In this order a name takes blocks: two who order at once take the same."""
+    return hashlib.sha256(f"{name}/{path}".encode()).digest()

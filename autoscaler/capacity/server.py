@@ -1,0 +1,57 @@
+"""What Providers ask of a Kubernetes API server: a few requests, on plain dicts.
+
+Owns the Protocol and its error, for a Provider knows no driver: who composes gives it one (`pilotlight.objects`), whose
+writes end with our leadership. What is raised but AnswerError means that nobody knows what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, NoReturn, Protocol
+
+from autoscaler.capacity.base import RefusedError
+
+Object = dict[str, Any]
+"""As the API has it."""
+SAID_MAX = 200
+"""Characters of what it said, in a reason."""
+NOT_FOUND, CONFLICT = 404, 409
+REFUSALS = frozenset({400, 403, 405, 422})
+"""Statuses of what will not be otherwise by saying it again: the object is wrong, or somebody may not."""
+
+
+class AnswerError(Exception):
+    """The server said no: `status` as HTTP has it, `reason` the API's word for it, `message` for people."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message[:SAID_MAX]}")
+        self.status, self.reason, self.message = status, reason, message
+
+
+class Server(Protocol):
+    """All raise AnswerError."""
+
+    def unix_s(self) -> float:
+        """Now by the server's clock, to about a second."""
+
+    def find(self, path: str) -> Awaitable[Object | None]:
+        """One object; None: there is none."""
+
+    def items(self, path: str, **query: str) -> Awaitable[list[Object]]:
+        """A whole list; empty, where the server does not have such objects at all."""
+
+    def create(self, path: str, body: Object) -> Awaitable[Object]:
+        """POST to a collection; CONFLICT where that name is taken."""
+
+    def patch(self, path: str, body: Object) -> Awaitable[Object]:
+        """A merge patch; with a `resourceVersion` in it CONFLICT where the object is another by now."""
+
+    def delete(self, path: str, *, version: str | None = None) -> Awaitable[None]:
+        """Has it deleted, if it is still of that version. What is not there is success."""
+
+
+def refuse(error: AnswerError) -> NoReturn:
+    """Raises what an order's refusal means for who gave it: RefusedError, or the error itself."""
+    if error.status in REFUSALS:
+        raise RefusedError(f"the API server refuses it: {error.message[:SAID_MAX]}") from error
+    raise error

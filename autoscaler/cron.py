@@ -1,0 +1,120 @@
+"""Moments that come again, as five fields of cron say them, in a time zone. Pure.
+
+Owns the syntax: minute, hour, day of the month, month, day of the week (0 and 7 are Sunday), each `*`, numbers, ranges
+`1-5`, steps `*/15` and lists of those; names of months and days by three letters. Where both days are restricted one of
+them suffices, as cron has it. A moment that a change of the clocks leaves out comes as much later as they go forward;
+one that comes twice counts the first time. Seconds are since 1970.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from functools import lru_cache
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+_FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day of the month", 1, 31), ("month", 1, 12), ("day of the week", 0, 7))
+_NAMES = {
+    "month": ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"],
+    "day of the week": ["sun", "mon", "tue", "wed", "thu", "fri", "sat"],
+}
+_PART = re.compile(r"(\*|[0-9a-z]+(?:-[0-9a-z]+)?)(?:/([0-9]{1,2}))?")
+TEXT_MAX = 100
+DAY_S = 86_400.0
+
+
+class Cron(NamedTuple):
+    """What each field admits."""
+
+    minutes: frozenset[int]
+    hours: frozenset[int]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]
+    """Sunday is 0."""
+    either: bool
+    """A day need only be one of `days`, or one of `weekdays`."""
+
+    def admits(self, day: date) -> bool:
+        """Whether there are moments on that day."""
+        if day.month not in self.months:
+            return False
+        of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+        return of_month or of_week if self.either else of_month and of_week
+
+
+@lru_cache(maxsize=1024)
+def parse(text: str) -> Cron:
+    """`30 8 * * mon-fri`. Raises ValueError, which says what was expected."""
+    fields = text.lower().split()
+    if len(fields) != len(_FIELDS) or len(text) > TEXT_MAX:
+        raise ValueError("expected five fields such as `30 8 * * mon-fri`: minute, hour, day, month, day of the week")
+    parts = [_field(field, *of) for field, of in zip(fields, _FIELDS, strict=True)]
+    minutes, hours, days, months, weekdays = parts
+    either = not fields[2].startswith("*") and not fields[4].startswith("*")
+    return Cron(minutes, hours, days, months, frozenset(day % 7 for day in weekdays), either)
+
+
+def _field(text: str, what: str, low: int, high: int) -> frozenset[int]:
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _PART.fullmatch(part)
+        span = None if match is None else _span(match[1], what, low, high, stepped=match[2] is not None)
+        step = int(match[2]) if match is not None and match[2] else 1
+        if span is None or not step:
+            raise ValueError(f"expected as {what} `*`, numbers from {low} to {high}, ranges or steps such as `*/2`")
+        found.update(range(span[0], span[1] + 1, step))
+    return frozenset(found)
+
+
+def _span(text: str, what: str, low: int, high: int, *, stepped: bool) -> tuple[int, int] | None:
+    if text == "*":
+        return low, high
+    first, dash, last = text.partition("-")
+    one, other = _number(first, what), _number(last or first, what)
+    if one is None or other is None or not low <= one <= other <= high:
+        return None
+    return one, high if stepped and not dash else other
+
+
+def _number(text: str, what: str) -> int | None:
+    if text.isdecimal():
+        return int(text)
+    names = _NAMES.get(what, [])
+    return names.index(text) + (what == "month") if text in names else None
+
+
+def begins(text: str, zone: str, since_s: float, until_s: float) -> list[float]:
+    """All its moments from `since_s` up to `until_s`, in order. Raises ValueError, also of a zone that is not known."""
+    where = zone_of(zone)
+    day = datetime.fromtimestamp(since_s, where).date() - timedelta(days=1)
+    last = datetime.fromtimestamp(until_s, where).date()
+    found: list[float] = []
+    while day <= last:
+        found += [at_s for at_s in _of_day(text, zone, day) if since_s <= at_s <= until_s]
+        day += timedelta(days=1)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _of_day(text: str, zone: str, day: date) -> tuple[float, ...]:
+    cron, where = parse(text), zone_of(zone)
+    if not cron.admits(day):
+        return ()
+    at = (datetime(day.year, day.month, day.day, hour, minute, tzinfo=where)
+          for hour in sorted(cron.hours) for minute in sorted(cron.minutes))  # fmt: skip
+    return tuple(sorted({one.timestamp() for one in at}))
+
+
+@lru_cache(maxsize=256)
+def zone_of(name: str) -> tzinfo:
+    """`Europe/Berlin`; UTC is known everywhere. Raises ValueError."""
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError) as error:  # ZoneInfoNotFoundError is a KeyError
+        raise ValueError("expected a time zone such as Europe/Berlin") from error
+    except KeyError:
+        raise ValueError("expected a time zone that this machine knows, such as Europe/Berlin") from None

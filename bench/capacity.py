@@ -1,0 +1,185 @@
+"""Capacity: GenTD26's Calls on a cluster that holds 60 % of their peak, by our ledger and by others' rules; and surges.
+
+`points`: cost, waits and energy of each rule on each market, pictures, and how ours compares: for each point of others
+the cheapest of ours by which nobody waits longer (p95). The trace is read from the folder that `GENTD26` names.
+`surges`: ten thousand with faults: what was supplied twice, what was left. `QUICK=1`: two days of the trace, and 200.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.kit import BenchError, Figures, say, title
+from bench.parts import Part, main
+from bench.picture import Series, picture
+from tests.sim import arrivals, policies, replay, surges
+from tests.sim.arrivals import Arrival
+from tests.sim.market import MARKETS
+from tests.sim.policies import OURS, RULES, Policy
+from tests.sim.replay import SHARE, Outcome
+
+FOLDER = Path(__file__).parents[2] / "shared" / "data" / "traces" / "gentd26"
+"""Where the trace is, unless the environment names another (`GENTD26`); it is not shipped."""
+QUICK_DAYS, SURGES, QUICK_SURGES = 2, 10_000, 200
+BATCH = 20
+KEYS = (
+    "cost_ratio_max", "cost_ratio_max_default", "energy_ratio_max", "points", "points_matched", "points_below_default",
+    "wait_s_p95", "calls_given_up", "surges", "double_supply", "orphans", "hedges",
+)  # fmt: skip
+TOLERANCE_S = 0.5
+"""Waits that differ by less are equal: it is less than a plan waits for a gateway's next report."""
+
+Point = tuple[Policy, Outcome]
+
+
+class Judged(NamedTuple):
+    """Ours beside one point of others: which of ours, and the ratios of cost and energy."""
+
+    by: str
+    cost: float
+    energy: float
+
+
+async def points(place: Path, *, quick: bool) -> Figures:
+    """Each rule on each market."""
+    del place
+    calls = _calls(QUICK_DAYS if quick else None)
+    chosen = {one.name: one for one in policies.points()}
+    peak = arrivals.peak(calls)
+    say(f"{len(calls)} Calls, at most {peak} at once; {round(SHARE * peak)} Devices are our own")
+    found: dict[str, dict[str, Outcome]] = {market: {} for market in MARKETS}
+    with ProcessPoolExecutor(initializer=_load, initargs=(calls,)) as pool:
+        tasks = [pool.submit(_play, market, name) for market in MARKETS for name in chosen]
+        for done in as_completed(tasks):
+            outcome = done.result()
+            found[outcome.market][outcome.policy] = outcome
+            say(f"({sum(map(len, found.values()))} of {len(tasks)}: {outcome.market}, {outcome.policy})")
+    figures: Figures = {"points": 0, "points_matched": 0, "points_below_default": 0, "calls_given_up": 0}
+    ratios: list[Judged] = []
+    default: list[float] = []
+    for market, by_name in found.items():
+        played = [(policy, by_name[name]) for name, policy in chosen.items()]
+        draw(market, played)
+        ours, others = [one for one in played if one[0].ours], [one for one in played if not one[0].ours]
+        judgements = [judged(ours, outcome) for _, outcome in others]
+        plain = [judged([one for one in ours if one[0] == OURS], outcome) for _, outcome in others]
+        tell(market, played, dict(zip((policy.name for policy, _ in others), judgements, strict=True)))
+        ratios += [one for one in judgements if one is not None]
+        default += [one.cost for one in plain if one is not None]
+        figures["points"] = (figures["points"] or 0) + len(others)
+        figures["calls_given_up"] = (figures["calls_given_up"] or 0) + by_name[OURS.name].gave_up
+    figures |= {"points_matched": len(ratios), "points_below_default": len(default)}
+    if ratios:
+        figures |= {
+            "cost_ratio_max": max(one.cost for one in ratios),
+            "energy_ratio_max": max(one.energy for one in ratios),
+        }
+    if default:
+        figures["cost_ratio_max_default"] = max(default)
+    figures["wait_s_p95"] = max(by_name[OURS.name].p(0.95) for by_name in found.values())
+    return figures
+
+
+def judged(ours: Iterable[Point], other: Outcome) -> Judged | None:
+    """The cheapest of ours by which nobody waits longer (p95); None: by each of ours they do."""
+    able = [outcome for _, outcome in ours if outcome.p(0.95) <= other.p(0.95) + TOLERANCE_S]
+    best = min(able, key=lambda one: one.bill.cost, default=None)
+    if best is None:
+        return None
+    return Judged(best.policy, _ratio(best.bill.cost, other.bill.cost), _ratio(best.bill.kwh, other.bill.kwh))
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else (1.0 if not one else inf)
+
+
+def tell(market: str, played: Sequence[Point], judgements: dict[str, Judged | None]) -> None:
+    """A table."""
+    title(f"{market}: cost, GPU hours and energy of what was added, waits of Calls")
+    say(
+        f"{'rule':<30} {'cost':>8} {'hours':>7} {'kWh':>7} {'p50 s':>6} {'p95 s':>6} {'p99 s':>6} {'left':>5} ours / it"
+    )
+    for policy, one in played:
+        against = judgements.get(policy.name)
+        beside = "" if against is None else f"{against.cost:.2f}, energy {against.energy:.2f} ({against.by})"
+        if against is None and not policy.ours:
+            beside = "no point of ours has so short a wait"
+        say(
+            f"{policy.name:<30} {one.bill.cost:>8.2f} {one.bill.device_hours:>7.1f} {one.bill.kwh:>7.1f}"
+            f" {one.p(0.5):>6.1f} {one.p(0.95):>6.1f} {one.p(0.99):>6.1f} {one.gave_up:>5}  {beside}"
+        )
+        for line in one.broken[:3]:
+            say(f"    {line}")
+
+
+def draw(market: str, played: Sequence[Point]) -> None:
+    """Writes plots/capacity-MARKET.svg: cost over p95 wait, a dot for each point."""
+    groups: dict[str, list[tuple[float, float]]] = {"ours": [], **{rule: [] for rule in RULES}}
+    for policy, one in played:
+        groups[policy.name.partition(",")[0]].append((one.p(0.95), one.bill.cost))
+    series = [Series(name, dots, number, dots=True) for number, (name, dots) in enumerate(groups.items())]
+    picture(f"capacity-{market.replace(' ', '-')}", "seconds that Calls wait, p95", "cost of what was added", series)
+
+
+async def surged(place: Path, *, quick: bool) -> Figures:
+    """Surges with faults, from the first seed on."""
+    del place
+    many = int(os.environ.get("SURGES", QUICK_SURGES if quick else SURGES))
+    title(f"{many} surges with faults")
+    totals = dict.fromkeys(("surges", "double_supply", "orphans", "hedges", "orders", "released", "other"), 0)
+    said_s = time.monotonic()
+    for number, one in _surges(many):
+        double, orphans = one.many(surges.DOUBLE), one.many(surges.ORPHAN)
+        told = (1, double, orphans, one.hedges, one.orders, one.released, len(one.broken) - double - orphans)
+        totals = {key: totals[key] + more for key, more in zip(totals, told, strict=True)}
+        for line in one.broken[:3]:
+            say(f"seed {number}: {line}")
+        if time.monotonic() > said_s + 30.0:
+            said_s = time.monotonic()
+            say(f"({totals['surges']} of {many})")
+    say(", ".join(f"{key} {value}" for key, value in totals.items()))
+    return {key: totals[key] for key in ("surges", "double_supply", "orphans", "hedges")}
+
+
+def _surges(many: int) -> Iterator[tuple[int, surges.Result]]:
+    with ProcessPoolExecutor() as pool:
+        tasks = [pool.submit(_surge, range(seed, min(seed + BATCH, many + 1))) for seed in range(1, many + 1, BATCH)]
+        for done in as_completed(tasks):
+            yield from done.result()
+
+
+def _surge(seeds: Sequence[int]) -> list[tuple[int, surges.Result]]:
+    return [(seed, surges.play(seed, planned_twice=False)) for seed in seeds]
+
+
+def _calls(days: int | None) -> list[Arrival]:
+    place = Path(os.environ.get("GENTD26") or FOLDER)
+    try:
+        return arrivals.gentd26(place, days)
+    except (FileNotFoundError, ValueError):
+        what = f"no {arrivals.FILE} of GenTD26 in {place.name}/"
+        raise BenchError(f"{what}: name the folder that has it in GENTD26") from None
+
+
+_loaded: list[Arrival] = []
+
+
+def _load(calls: Sequence[Arrival]) -> None:
+    _loaded[:] = calls
+
+
+def _play(market: str, policy: str) -> Outcome:
+    chosen = next(one for one in policies.points() if one.name == policy)
+    return replay.play(_loaded, MARKETS[market], chosen)
+
+
+PARTS: dict[str, Part] = {"points": points, "surges": surged}
+
+if __name__ == "__main__":
+    main("capacity", __doc__, KEYS, PARTS)

@@ -1,0 +1,146 @@
+"""GPUs of a fabric on this node: what autoscalers want of them is done, step by step, and how far it is is told. I/O.
+
+Owns which are wanted, and the pace: one look and one step for each at a time, and the next right after a step that
+worked. What the next step is `artifacts.hotplug` says. Promises: nothing is done by what was heard of an older epoch;
+what is wanted no more is undone before it is forgotten; what fails is said, and tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from artifacts import hotplug
+from artifacts.gpubus import StepError
+from artifacts.hotplug import Job, Seen, Stand, Step
+from autoscaler.contract import FabricReport
+from autoscaler.nodewants import FabricWant
+
+LOOK_S = 1.0
+"""Between two looks while something comes or leaves, and the last led nowhere."""
+REST_S = 30.0
+"""As long as nothing does: somebody wakes it."""
+SAID_MAX = 300
+
+log = logging.getLogger("pilotlight.agent")
+
+
+class Node(Protocol):
+    """The node's bus, driver and pods together."""
+
+    def look(self, jobs: Sequence[Job]) -> Awaitable[Seen]:
+        """All that is seen of them. What cannot be is `Seen.trouble`."""
+
+    def act(self, step: Step) -> Awaitable[None]:
+        """Raises StepError."""
+
+
+class Attaching:
+    """Of one node. `changed` is called when there is something to tell."""
+
+    def __init__(self, node: Node, clock: Callable[[], float] = time.monotonic) -> None:
+        self._node, self._clock = node, clock
+        self.changed: Callable[[], None] = lambda: None
+        self._jobs: dict[str, Job] = {}
+        self._told: dict[str, Stand] = {}
+        self._last: dict[str, Step] = {}
+        self._wanted: dict[str, FabricWant] = {}
+        self._wake = asyncio.Event()
+        self._swept: bool | None = None
+        """What an agent before left is taken back; None: nobody has said yet what is wanted."""
+
+    def want(self, wants: Sequence[FabricWant]) -> None:
+        """All that are."""
+        wanted = {one.device: one for one in wants}
+        if wanted != self._wanted or self._swept is None:
+            self._swept = bool(self._swept)
+            self._wanted = wanted
+            self._wake.set()
+
+    def report(self) -> tuple[FabricReport, ...]:
+        """How far each is."""
+        return tuple(
+            FabricReport(
+                device=device, leave=one.leave, done=told.done, failed=told.failed, says=told.says[:SAID_MAX]
+            )
+            for device, one in sorted(self._wanted.items())
+            if (told := self._told.get(device)) is not None and self._jobs[device].leave == one.leave
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._wake.clear()
+            moved = await self.turn()
+            pause_s = 0.0 if moved else LOOK_S if self._jobs else REST_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+
+    async def turn(self) -> bool:
+        """One look, and a step for each; whether one of them worked."""
+        self._begin()
+        if not self._jobs and self._swept is not False:
+            return False
+        seen, before, moved = await self._node.look([*self._jobs.values()]), self.report(), False
+        for device in sorted(self._jobs):
+            moved = await self._step(device, seen) or moved
+        if self.report() != before:
+            self.changed()
+        if self._swept is False and not seen.trouble:
+            await self._sweep(seen)
+        return moved
+
+    async def _sweep(self, seen: Seen) -> None:
+        """Once; what leaves now is undone when it leaves no more."""
+        self._swept = True
+        for step in hotplug.left_over(self._jobs.values(), seen):
+            try:
+                await self._node.act(step)
+            except StepError as error:
+                self._swept = False
+                log.warning("event=fabric_step device=%s step=%s reason=%r", step.of[0], step.does, str(error))
+
+    def _begin(self) -> None:
+        """Who is wanted otherwise than before begins anew; the bus where it was is known still."""
+        for device, want in self._wanted.items():
+            known = self._jobs.get(device)
+            if known is None or known.leave != want.leave:
+                bus = "" if known is None else known.bus
+                self._jobs[device] = Job(device, want.leave, self._clock(), bus)
+                self._told.pop(device, None)
+
+    async def _step(self, device: str, seen: Seen) -> bool:
+        job = hotplug.located(self._jobs[device], seen)
+        self._jobs[device] = job
+        wanted = device in self._wanted
+        step = hotplug.next_step(job, seen, self._clock()) if wanted else hotplug.undo(job, seen)
+        if isinstance(step, Stand):
+            self._told[device] = step
+            return False
+        if step is None:
+            if not seen.trouble:
+                del self._jobs[device]
+                self._told.pop(device, None)
+                self._last.pop(device, None)
+            return False
+        return await self._act(device, job, step)
+
+    async def _act(self, device: str, job: Job, step: Step) -> bool:
+        try:
+            await self._node.act(step)
+        except StepError as error:
+            if self._told.get(device, Stand()).says != str(error):
+                log.warning("event=fabric_step device=%s step=%s reason=%r", device, step.does, str(error))
+            self._told[device] = Stand(str(error))
+            return False
+        log.info("event=fabric_step device=%s step=%s", device, step.does)
+        self._jobs[device] = hotplug.done(job, step, self._clock())
+        self._told.setdefault(device, Stand("it is being let go" if job.leave else "it is being taken"))
+        fresh = self._last.get(device) != step  # what works and changes nothing is not done without a pause
+        self._last[device] = step
+        return fresh and step.does != "scan"

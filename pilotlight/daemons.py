@@ -1,0 +1,130 @@
+"""The node's pods that look at GPUs only when they start, and taints of devices of its DRA driver, at its API server.
+
+Owns which pods these are (a namespace and labels, each), that they start anew, and the DeviceTaintRules that we make:
+I/O. Promises: only pods of this node go, of those that were named; a taint is by a name that tells the GPU, and only
+one that is ours goes. Where the API server knows no such rule, or no driver publishes the GPU, there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from artifacts.hotplug import Daemon
+from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server
+
+RESOURCE = "/apis/resource.k8s.io"
+SLICES = f"{RESOURCE}/v1/resourceslices"
+VERSION = f"{RESOURCE}/v1beta2"
+RULES = f"{VERSION}/devicetaintrules"
+TAINT = {"key": "pilotlight.dev/leaving", "effect": "NoSchedule"}
+OURS = "app.kubernetes.io/managed-by", "pilotlight-agent"
+DEVICE, NODE = "pilotlight.dev/device", "pilotlight.dev/node"
+
+
+class Those(NamedTuple):
+    """Pods of a namespace by their labels."""
+
+    namespace: str
+    labels: str
+
+    @property
+    def path(self) -> str:
+        """Of them all."""
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+
+def those(text: str) -> Those:
+    """NAMESPACE/LABEL=VALUE[,LABEL=VALUE]. Raises ValueError."""
+    namespace, slash, labels = text.partition("/")
+    if not (namespace and slash and "=" in labels):
+        raise ValueError(text)
+    return Those(namespace, labels)
+
+
+class Daemons:
+    """Of one node. All raise AnswerError, and what a connection does."""
+
+    def __init__(self, server: Server, node: str, of: Sequence[Those]) -> None:
+        self._server, self._node, self._of = server, node, of
+
+    async def there(self) -> dict[str, Daemon]:
+        """By uid."""
+        found: dict[str, Daemon] = {}
+        for one in self._of:
+            for pod in await self._pods(one):
+                conditions = pod.get("status", {}).get("conditions") or ()
+                ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+                metadata = pod["metadata"]
+                name = f"pod {metadata['namespace']}/{metadata['name']}"
+                found[metadata["uid"]] = Daemon(name, ready, "deletionTimestamp" in metadata)
+        return found
+
+    async def restart(self, uids: Collection[str]) -> None:
+        """Those of these uids that are there still; whose they are makes them anew."""
+        for one in self._of:
+            for pod in await self._pods(one):
+                metadata = pod["metadata"]
+                if metadata["uid"] in uids and "deletionTimestamp" not in metadata:
+                    await self._delete(f"{one.path}/{metadata['name']}", metadata)
+
+    async def _pods(self, one: Those) -> list[Object]:
+        return await self._server.items(one.path, labelSelector=one.labels, fieldSelector=f"spec.nodeName={self._node}")
+
+    # --- taints -------------------------------------------------------------------------------------------------------
+
+    async def tainted(self, devices: Collection[str]) -> dict[str, bool]:
+        """All GPUs of the node that are, by a rule of ours; and that these are not, where a driver has them."""
+        known = await self._server.find(VERSION) or {}
+        if all(one["name"] != "devicetaintrules" for one in known.get("resources") or ()):
+            return {}
+        published = await self._published() if devices else {}
+        of = [one for one in await self._server.items(RULES, labelSelector="=".join(OURS)) if self._is_here(one)]
+        there = {str((one["metadata"].get("annotations") or {}).get(DEVICE, "")): True for one in of}
+        return {uuid: False for uuid in devices if uuid in published} | there
+
+    def _is_here(self, rule: Object) -> bool:
+        return bool((rule["metadata"].get("annotations") or {}).get(NODE) == self._node)
+
+    async def taint(self, uuid: str) -> None:
+        """No scheduler gives it to anybody from then on."""
+        published = (await self._published()).get(uuid)
+        if published is None:
+            return
+        body = {
+            "apiVersion": "resource.k8s.io/v1beta2", "kind": "DeviceTaintRule",
+            "metadata": {
+                "name": _name(uuid), "labels": dict([OURS]), "annotations": {DEVICE: uuid, NODE: self._node}
+            },
+            "spec": {"deviceSelector": dict(published), "taint": TAINT},
+        }  # fmt: skip
+        await self._server.create(RULES, body)
+
+    async def untaint(self, uuid: str) -> None:
+        """As before."""
+        rule = await self._server.find(f"{RULES}/{_name(uuid)}")
+        if rule is not None and (rule["metadata"].get("labels") or {}).get(OURS[0]) == OURS[1]:
+            await self._delete(f"{RULES}/{_name(uuid)}", rule["metadata"])
+
+    async def _delete(self, path: str, metadata: Object) -> None:
+        """What has changed since is looked at again."""
+        try:
+            await self._server.delete(path, version=metadata["resourceVersion"])
+        except AnswerError as error:
+            if error.status != CONFLICT:
+                raise
+
+    async def _published(self) -> dict[str, Mapping[str, str]]:
+        """By UUID, what this node's drivers call a GPU."""
+        found: dict[str, Mapping[str, str]] = {}
+        for one in await self._server.items(SLICES, fieldSelector=f"spec.nodeName={self._node}"):
+            spec = one["spec"]
+            for device in spec.get("devices") or ():
+                uuid = (device.get("attributes") or {}).get("uuid", {}).get("string")
+                if uuid:
+                    found[uuid] = {"driver": spec["driver"], "pool": spec["pool"]["name"], "device": device["name"]}
+        return found
+
+
+def _name(uuid: str) -> str:
+    return f"pilotlight-leaving-{uuid.lower()}"

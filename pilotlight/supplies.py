@@ -1,0 +1,218 @@
+"""Composes the Settings' `capacity:` into Providers, and them into the loop's Supplier; anew when the Settings change.
+
+Owns the table of kinds: for each of `autoscaler.providers.KINDS` where it works and how one is made. **To add a
+kind**: its Provider in `autoscaler/capacity/`, a function here that makes one of its entry and what is Around it, one
+line in KINDS, its name in those, its rights in `autoscaler.drivers.kubernetes.rights` and the chart, and its test
+with `tests/contracts/provider.py`. What a Provider opens it puts on `Around.stack`, which ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import click
+
+from autoscaler import nodefabric
+from autoscaler.attached import seen_on
+from autoscaler.capacity.base import Provider
+from autoscaler.capacity.fabric_cro import CroFabric
+from autoscaler.capacity.fabric_redfish import RedfishFabric
+from autoscaler.capacity.kueue import KueuePlaces
+from autoscaler.capacity.nodegroups import NodeGroup
+from autoscaler.capacity.nodes import KarpenterNodes
+from autoscaler.capacity.provisioning import ProvisioningProvider
+from autoscaler.capacity.redfish_bay import Around as Alongside
+from autoscaler.capacity.redfish_cluster import SECRETS, Access, ConfigMapNotes, OpenSites
+from autoscaler.capacity.redfish_http import Service
+from autoscaler.capacity.redfish_reading import Reading
+from autoscaler.capacity.redfish_steps import Terms
+from autoscaler.capacity.server import Object, Server
+from autoscaler.capacity.supplying import Observe, Supplying
+from autoscaler.capacity.using import in_use
+from autoscaler.contract import ModelName
+from autoscaler.leases import AcquireOrder, ReleaseOrder
+from autoscaler.loop import Step
+from autoscaler.prices import Prices
+from autoscaler.providers import ProviderSettings
+from autoscaler.settings import Settings
+from autoscaler.world import World
+
+Mode = Literal["machine", "namespace", "cluster"]
+"""Where Replicas are: processes of this machine, or pods, with rights in one namespace or in the whole cluster."""
+
+
+class Around(NamedTuple):
+    """What a Provider may be made with."""
+
+    server: Server
+    """The cluster's; writes end with our leadership."""
+    world: Callable[[], World]
+    """As it is now: its Settings, and what of nodes and Devices is seen."""
+    namespace: str
+    """Of the engines' pods."""
+    home: str
+    """Of the autoscaler itself."""
+    stack: AsyncExitStack
+    """What is put here ends when the Settings' `capacity` changes, and at the end."""
+    leads: Callable[[], bool] = lambda: True
+    """Whether this process may still write; the server's writes see to it themselves."""
+    secrets: Path = SECRETS
+    """Where those are that the Settings name."""
+    clock: Callable[[], float] = time.monotonic
+    """The World's."""
+
+
+class Kind(NamedTuple):
+    """One way to more capacity."""
+
+    make: Callable[[ProviderSettings, Around], Provider]
+    """Of one entry."""
+    modes: frozenset[Mode]
+    """Where it works."""
+
+
+def cro(entry: ProviderSettings, around: Around) -> Provider:
+    """GPUs of a fabric, by the composable resource operator."""
+    if entry.cro is None:
+        raise TypeError(entry.name)
+    return CroFabric(entry.name, entry.cro.model, around.server, around.world, entry.expected_seconds)
+
+
+def karpenter(entry: ProviderSettings, around: Around) -> Provider:
+    """Nodes that Karpenter adds to a NodePool."""
+    if entry.karpenter is None:
+        raise TypeError(entry.name)
+    pool = entry.karpenter.node_pool
+    return KarpenterNodes(entry.name, pool, around.server, around.world, expected_s=entry.expected_seconds)
+
+
+def cluster_autoscaler(entry: ProviderSettings, around: Around) -> Provider:
+    """Nodes of a group that Cluster Autoscaler adds."""
+    group = entry.cluster_autoscaler
+    if group is None:
+        raise TypeError(entry.name)
+    return NodeGroup(entry.name, group, around.server, around.namespace, around.world, entry.expected_seconds)
+
+
+def redfish(entry: ProviderSettings, around: Around) -> Provider:
+    """GPUs of a fabric that is composed by Redfish."""
+    if entry.redfish is None:
+        raise TypeError(entry.name)
+    told, server, world = entry.redfish, around.server, around.world
+    access = Access(told.secret_ref, told.ca_file, around.secrets)
+
+    async def busy(node: str, uuids: tuple[str, ...]) -> str:
+        used = await in_use(server, node, uuids)
+        return used or (nodefabric.kept(world(), node, uuids, around.clock()) if told.agents else "")
+
+    service = Service(told.url, access.login, access.tls, may_write=around.leads)
+    around.stack.push_async_callback(service.close)
+    terms = Terms(
+        entry.name, entry.expected_seconds, lambda product: Prices(world().settings.prices).at(product, "fabric"),
+        lambda node: seen_on(world(), node), lambda ids: any(one.device in ids for one in world().slices.values()),
+    )  # fmt: skip
+    return RedfishFabric(
+        Reading(service, told.systems, ConfigMapNotes(server, around.home, entry.name)),
+        Alongside(busy, time.monotonic, asyncio.sleep),
+        terms,
+        OpenSites(server, lambda: world().settings),
+    )
+
+
+def provisioning_request(entry: ProviderSettings, around: Around) -> Provider:
+    """Nodes, by ProvisioningRequests."""
+    return ProvisioningProvider(entry, around.server, around.namespace, around.world, _template(around), around.clock)
+
+
+def kueue(entry: ProviderSettings, around: Around) -> Provider:
+    """Room that a queue of Kueue gives, or has made."""
+    return KueuePlaces(entry, around.server, around.namespace, around.world, _template(around))
+
+
+def _template(around: Around) -> Callable[[ModelName], Object | None]:
+    """What the pods of a Model ask of a node; None: there is no such Model (any more)."""
+    from autoscaler.drivers.kubernetes.templates import template
+
+    def of(name: ModelName) -> Object | None:
+        world = around.world()
+        model = world.models.get(name)
+        return None if model is None else template(model, world.settings)
+
+    return of
+
+
+KINDS: Mapping[str, Kind] = {
+    "clusterAutoscaler": Kind(cluster_autoscaler, frozenset({"cluster"})),
+    "cro": Kind(cro, frozenset({"cluster"})),
+    "karpenter": Kind(karpenter, frozenset({"cluster"})),
+    "redfish": Kind(redfish, frozenset({"cluster"})),
+    "kueue": Kind(kueue, frozenset({"cluster"})),
+    "provisioningRequest": Kind(provisioning_request, frozenset({"cluster"})),
+}
+"""As `capacity` names them."""
+_WHERE: Mapping[Mode, str] = {
+    "machine": "a cluster (`pilotlight autoscaler --cluster`)",
+    "namespace": "scope `namespace`",
+    "cluster": "scope `cluster`",
+}
+
+
+def check(settings: Settings, mode: Mode) -> None:
+    """Raises click's usage error for a Provider that cannot work here."""
+    for position, entry in enumerate(settings.capacity):
+        for name in entry.kinds:
+            works = KINDS[name].modes
+            if mode not in works:
+                where = " or ".join(_WHERE[one] for one in ("cluster", "namespace", "machine") if one in works)
+                raise click.UsageError(
+                    f"Settings: capacity[{position}].{name}: it works with {where} only: leave it out"
+                )
+
+
+class Supplies:
+    """The loop's Supplier (`autoscaler.capacity.base`), for whatever the Settings name. A listener of the loop."""
+
+    def __init__(
+        self, server: Server, places: tuple[str, str], world: Callable[[], World], observe: Observe,
+        clock: Callable[[], float], *, leads: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
+        """`places`: the namespaces of the engines' pods, and our own. `leads`: whether this process may still write."""
+        self._leads = leads
+        self._server, self._places, self._world = server, places, world
+        self._observe, self._clock = observe, clock
+        self._changed = asyncio.Event()
+        self._supplying = Supplying({}, observe, clock)
+
+    def acquire(self, order: AcquireOrder) -> None:
+        """See Supplier."""
+        self._supplying.acquire(order)
+
+    def release(self, order: ReleaseOrder) -> None:
+        """See Supplier."""
+        self._supplying.release(order)
+
+    def on_step(self, step: Step) -> None:
+        """Others may be named now."""
+        if step.before.settings.capacity != step.after.settings.capacity:
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled. An order that was not performed yet when the Settings changed is given anew by the loop."""
+        while True:
+            self._changed.clear()
+            async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+                self._supplying = self._made(self._world().settings.capacity, stack)
+                running = tasks.create_task(self._supplying.run())
+                await self._changed.wait()
+                running.cancel()
+
+    def _made(self, entries: tuple[ProviderSettings, ...], stack: AsyncExitStack) -> Supplying:
+        around = Around(self._server, self._world, *self._places, stack, self._leads, clock=self._clock)
+        made = {entry.name: KINDS[entry.kinds[0]].make(entry, around) for entry in entries}
+        hedges = frozenset(entry.name for entry in entries if entry.hedge)
+        return Supplying(made, self._observe, self._clock, hedges)

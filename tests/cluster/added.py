@@ -1,0 +1,176 @@
+"""Karpenter with its provider of nodes that only seem to be machines (KWOK), for real, and kubelets for what it adds.
+
+Owns one process on the control plane of the run, its kinds of machines, and for each Node that it makes a kubelet of
+ours (`kubelet.node`), so that pods there run. What is asked of it is a NodePool of the test's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from autoscaler.drivers.kubernetes.access import access
+from autoscaler.drivers.kubernetes.api import STRATEGIC, Api, ApiError, Object
+from autoscaler.drivers.kubernetes.watching import Change, Watched
+from tests.cluster import definitions
+from tests.cluster.building import KARPENTER, build
+from tests.cluster.conftest import next_number
+from tests.cluster.kubelet.node import LEASES, Node
+from tests.cluster.plane import die_with_parent
+
+TYPE = "g4dn.xlarge"
+GROUP = "/apis/karpenter.sh/v1"
+CLAIMS, POOLS = f"{GROUP}/nodeclaims", f"{GROUP}/nodepools"
+CLASSES = "/apis/karpenter.kwok.sh/v1alpha1/kwoknodeclasses"
+SETTLE_S_MAX = 60.0
+
+
+def _offering(bought: str, price: float) -> Object:
+    said = {"karpenter.sh/capacity-type": bought, "topology.kubernetes.io/zone": "test-zone-a"}
+    asked = [{"key": key, "operator": "In", "values": [value]} for key, value in said.items()]
+    return {"Price": price, "Available": True, "Requirements": asked}
+
+
+MACHINES = [
+    {
+        "name": TYPE, "architecture": "amd64", "operatingSystems": ["linux"],
+        "resources": {
+            "cpu": "4", "memory": "16Gi", "ephemeral-storage": "100Gi", "pods": "29", "nvidia.com/gpu": "3",
+        },
+        "offerings": [_offering("on-demand", 0.53), _offering("spot", 0.16)],
+    }
+]  # fmt: skip
+"""A T4 that its device plug-in offers three times."""
+
+
+@contextmanager
+def karpenter(kubeconfig: Path, folder: Path) -> Iterator[int]:
+    """Its process, for as long as this lasts. Raises BuildError."""
+    named = Path(os.environ.get("PILOTLIGHT_TESTPLANE", "."))
+    programs = named if (named / "karpenter").exists() else build(KARPENTER)
+    asyncio.run(_define(kubeconfig, programs / "crds"))
+    (folder / "machines.json").write_text(json.dumps(MACHINES))
+    said = {
+        "KUBECONFIG": str(kubeconfig), "DISABLE_LEADER_ELECTION": "true", "METRICS_PORT": "0",
+        "HEALTH_PROBE_PORT": "0", "INSTANCE_TYPES_FILE_PATH": str(folder / "machines.json"),
+        "BATCH_IDLE_DURATION": "200ms", "BATCH_MAX_DURATION": "1s",
+    }  # fmt: skip
+    with (folder / "karpenter.log").open("wb") as output:
+        process = subprocess.Popen(
+            [programs / "karpenter"], env={**os.environ, **said}, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=output, start_new_session=True, preexec_fn=die_with_parent,  # noqa: PLW1509  no threads before it
+        )  # fmt: skip
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _define(kubeconfig: Path, folder: Path) -> None:
+    async with Api(await access(kubeconfig)) as api:
+        await definitions.install_folder(api, folder)
+
+
+def pool(name: str, **spec: object) -> Object:
+    """A NodePool of such nodes, which have the label `test`, its name. Nobody but us takes one for idle."""
+    template = {
+        "metadata": {"labels": {"test": name}},
+        "spec": {
+            "nodeClassRef": {"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": name},
+            "taints": [{"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}],
+            "expireAfter": "720h",
+            "requirements": [
+                {"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]},
+                {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": [TYPE]},
+            ],
+        },
+    }
+    return {
+        "apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name},
+        "spec": {
+            "template": template, "disruption": {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "1h"}, **spec,
+        },
+    }  # fmt: skip
+
+
+class Joined(Node):
+    """The kubelet of a Node object that is there."""
+
+    async def _register(self) -> None:
+        await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
+        await self.api.create(LEASES, {**self._lease(), "metadata": {"name": self.name}})
+
+
+class Machines:
+    """The nodes that a pool has, each with its kubelet."""
+
+    def __init__(self, api: Api, name: str, folder: Path) -> None:
+        self._api, self.name, self._folder = api, name, folder
+        self._tasks = asyncio.TaskGroup()
+        self._gone: dict[str, asyncio.Event] = {}
+        self.ever: list[str] = []
+        """Names of all that were added."""
+
+    @asynccontextmanager
+    async def pooled(self, **spec: object) -> AsyncIterator[Machines]:
+        """With its NodePool; nothing of it is left at the end."""
+        delay = {"spec": {"nodeRegistrationDelay": "1s"}}
+        kind = {"apiVersion": "karpenter.kwok.sh/v1alpha1", "kind": "KWOKNodeClass", "metadata": {"name": self.name}}
+        await self._api.create(CLASSES, {**kind, **delay})
+        await self._api.create(POOLS, pool(self.name, **spec))
+        selector = f"karpenter.sh/nodepool={self.name}"
+        nodes = Watched(self._api, "/api/v1/nodes", lambda found: found, self._changed, labelSelector=selector)
+        async with self._tasks:
+            watching = self._tasks.create_task(nodes.run())
+            try:
+                yield self
+            finally:
+                await self._clean()
+                watching.cancel()
+
+    async def claims(self) -> list[Object]:
+        """All of the pool, whoever made them."""
+        found: list[Object] = (await self._api.get(CLAIMS, labelSelector=f"karpenter.sh/nodepool={self.name}"))["items"]
+        return found
+
+    def _changed(self, changes: list[Change[Object]]) -> None:
+        for change in changes:
+            name = change.key.name
+            if change.new is None:
+                self._gone[name].set()
+            elif name not in self._gone:
+                self.ever.append(name)
+                self._gone[name] = asyncio.Event()
+                self._tasks.create_task(self._run(change.new))
+
+    async def _run(self, found: Object) -> None:
+        amounts, name = found["status"]["allocatable"], found["metadata"]["name"]
+        kubelet = Joined(self._api, name, next_number(), amounts, {}, self._folder, probe_period_s=0.05)
+        with contextlib.suppress(TimeoutError):  # it went before it was there
+            async with kubelet.running():
+                await self._gone[name].wait()
+
+    async def _clean(self) -> None:
+        """The pool's end is its claims'."""
+        await self._api.delete(f"{POOLS}/{self.name}")
+        for claim in await self.claims():
+            with contextlib.suppress(ApiError):
+                await self._api.delete(f"{CLAIMS}/{claim['metadata']['name']}")
+        for name in self.ever:
+            for pod in (await self._api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}"))["items"]:
+                at = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+                with contextlib.suppress(ApiError):
+                    await self._api.delete(at, grace_s=0)
+        async with asyncio.timeout(SETTLE_S_MAX):
+            while await self.claims():
+                await asyncio.sleep(0.1)
+        for event in self._gone.values():
+            event.set()
+        await self._api.delete(f"{CLASSES}/{self.name}")

@@ -1,0 +1,70 @@
+"""Nodes that are taken away while Calls run on them: on a real API server, as Karpenter and clouds announce it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers.kubernetes.api import Api, Object
+from tests.cluster.conftest import next_number
+from tests.cluster.house import House, model
+from tests.cluster.kubelet.node import Node
+from tests.kit.fake_process import command
+from tests.kit.observed import WAIT_S_MAX
+
+GPU = "nvidia.com/gpu"
+TOKENS, TOKENS_PER_S = 100, 10
+
+
+async def pods(api: Api, namespace: str) -> list[Object]:
+    """Those of Replicas."""
+    at = f"/api/v1/namespaces/{namespace}/pods"
+    found: list[Object] = (await api.get(at, labelSelector="pilotlight.dev/model=ada"))["items"]
+    return found
+
+
+def name_of(pod: Object) -> str:
+    """Its name."""
+    return str(pod["metadata"]["name"])
+
+
+async def running(house: House) -> int:
+    """Calls that run on Replicas of ada, as gateways told last."""
+    async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/models/ada") as answer:
+        return int((await answer.json())["demand"]["running"])
+
+
+@pytest.mark.parametrize("key", ["karpenter.sh/disrupted", "aws-node-termination-handler/spot-itn"])
+async def test_a_node_that_is_taken_during_an_answer_is_left_when_that_is_whole_and_the_next_is_given_elsewhere(
+    house: House, api: Api, namespace: str, tmp_path: Path, key: str
+) -> None:
+    nodes = [
+        Node(api, f"{name}-{namespace}", next_number(), {GPU: "1"}, {"test": namespace}, tmp_path, probe_period_s=0.05)
+        for name in ("a", "b")
+    ]
+    knobs = ("--tokens-per-s", str(TOKENS_PER_S), "--tokens", str(TOKENS))
+    words = command("--host", "{host}", "--port", "{port}", "--name", "ada", *knobs)
+    house.write(model("ada", command=words, pod={"nodeSelector": {"test": namespace}}, slots=1))
+    async with nodes[0].running(), house.running(), asyncio.timeout(3 * WAIT_S_MAX):
+        first = asyncio.create_task(house.call("ada"))
+        while not await running(house):
+            await asyncio.sleep(0.05)
+        (pod,) = await pods(api, namespace)
+        notes = pod["metadata"]["annotations"]
+        assert notes["karpenter.sh/do-not-disrupt"] == "true", "a node that is to go waits for it"
+        async with nodes[1].running():
+            taint = {"key": key, "effect": "NoSchedule"}
+            await api.patch(f"/api/v1/nodes/{nodes[0].name}", {"spec": {"taints": [taint]}})
+            second = asyncio.create_task(house.call("ada"))
+            while not (others := [one for one in await pods(api, namespace) if name_of(one) != name_of(pod)]):
+                await asyncio.sleep(0.05)
+            status, said = await first
+            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, TOKENS)
+            assert (await second)[0] == 200
+            while name_of(pod) in map(name_of, await pods(api, namespace)):
+                await asyncio.sleep(0.05)
+            (left,) = await pods(api, namespace)
+            assert (name_of(left), left["spec"]["nodeName"]) == (name_of(others[0]), nodes[1].name)

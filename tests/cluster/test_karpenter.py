@@ -1,0 +1,220 @@
+"""Nodes of Karpenter, the real one with its KWOK provider, on a real control plane: the contract, and whole houses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from signal import SIGCONT, SIGSTOP
+
+import pytest
+
+from autoscaler.capacity.base import Provider
+from autoscaler.capacity.nodes import KarpenterNodes
+from autoscaler.capacity.server import Object
+from autoscaler.drivers.kubernetes.access import access
+from autoscaler.drivers.kubernetes.api import Api, UnreachableError
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, Settings
+from autoscaler.world import World
+from pilotlight.objects import Objects
+from tests.cluster.added import CLAIMS, POOLS, TYPE, Machines, karpenter
+from tests.cluster.building import BuildError
+from tests.cluster.conftest import make_namespace, next_number
+from tests.cluster.house import House, model
+from tests.cluster.kubelet.node import Node
+from tests.cluster.plane import Plane
+from tests.contracts.provider import ProviderContract
+from tests.kit.fake_process import command
+from tests.kit.freezing import deliver
+from tests.kit.observed import WAIT_S_MAX
+
+GPU = "nvidia.com/gpu"
+TAINT = {"key": GPU, "value": "true", "effect": "NoSchedule"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Karpenter, for all tests of the file."""
+    try:
+        with karpenter(plane.kubeconfig, tmp_path_factory.mktemp("karpenter")) as pid:
+            yield pid
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+class Lost(Objects):
+    """An API server that may be away. `todo` happens before it is asked again."""
+
+    away = False
+    todo: Coroutine[object, object, object] | None = None
+
+    async def find(self, path: str) -> Object | None:
+        """As Objects, while it is there."""
+        todo, self.todo = self.todo, None
+        if todo is not None:
+            await todo
+        if self.away:
+            raise UnreachableError(path)
+        return await super().find(path)
+
+
+class KarpenterRig:
+    """See Rig. Its pool and its namespace are nobody else's. Karpenter stands still until it is waited for: it launches
+    within a tenth of a second, and nothing could be taken back before.
+    """
+
+    def __init__(self, kubeconfig: Path, logs: Path, process: int) -> None:
+        self._kubeconfig, self._logs, self._process = kubeconfig, logs, process
+        self._name = f"nodes-{uuid.uuid4().hex[:8]}"
+        kind = NodeKind(
+            selector={"test": self._name, "node.kubernetes.io/instance-type": TYPE},
+            device=NodeDevice(model="T4", memory_bytes=Bytes(16 << 30)),
+            slicing=NodeSlicing(kind="timeslice", replicas=3),
+        )  # fmt: skip
+        self._world = World(epoch=1, settings=Settings(nodes=(kind,)))
+        self._api: Api
+        self._lost: Lost
+        self._nodes: dict[str, str] = {}
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        """See Rig."""
+        asyncio.run(self._run(scenario))
+
+    async def _run(self, scenario: Coroutine[object, object, None]) -> None:
+        async with Api(await access(self._kubeconfig)) as self._api:
+            await make_namespace(self._api, self._name)
+            self._lost = Lost(self._api, self._api)
+            async with Machines(self._api, self._name, self._logs).pooled(limits={GPU: "9"}):
+                deliver(self._process, SIGSTOP)
+                try:
+                    await scenario
+                finally:
+                    deliver(self._process, SIGCONT)
+            await self._api.delete(f"/api/v1/namespaces/{self._name}")
+
+    def provider(self) -> Provider:
+        """See Rig."""
+        return KarpenterNodes("g4", self._name, self._lost, lambda: self._world)
+
+    async def until_here(self, name: str) -> None:
+        """See Rig."""
+        deliver(self._process, SIGCONT)
+        async with asyncio.timeout(WAIT_S_MAX):
+            while (found := {one.name: one for one in await self.provider().list()})[name].phase != "here":
+                await asyncio.sleep(0.05)
+        self._nodes[name] = found[name].node
+
+    async def until_gone(self, name: str) -> None:
+        """See Rig."""
+        deliver(self._process, SIGCONT)
+        async with asyncio.timeout(WAIT_S_MAX):
+            while name in [one.name for one in await self.provider().list()]:
+                await asyncio.sleep(0.05)
+        deliver(self._process, SIGSTOP)
+
+    def use(self, name: str) -> None:
+        """See Rig."""
+        container = {"name": "a", "image": "a", "command": ["sleep", "600"], "resources": {"limits": {GPU: "1"}}}
+        pod = {
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {"nodeName": self._nodes[name], "containers": [container], "terminationGracePeriodSeconds": 1},
+        }  # fmt: skip
+        self._lost.todo = self._api.create(f"/api/v1/namespaces/{self._name}/pods", pod)
+
+    def leave_little(self) -> None:
+        """See Rig."""
+        self._lost.todo = self._api.patch(f"{POOLS}/{self._name}", {"spec": {"limits": {GPU: "0"}}})
+
+    def go_away(self) -> None:
+        """See Rig."""
+        self._lost.away = True
+
+
+class TestKarpenterNodesOnServer(ProviderContract):
+    """The contract."""
+
+    @pytest.fixture
+    def rig(self, kubeconfig: Path, tmp_path: Path, process: int) -> KarpenterRig:
+        """See ProviderContract."""
+        return KarpenterRig(kubeconfig, tmp_path, process)
+
+
+def settings(namespace: str) -> dict[str, object]:
+    """A T4 is offered three times, on nodes that are there and on those that could be added."""
+    kind = {
+        "selector": {"test": namespace, "node.kubernetes.io/instance-type": TYPE},
+        "device": {"model": "T4", "memory": "16Gi"}, "slicing": {"kind": "timeslice", "replicas": 3},
+    }  # fmt: skip
+    provider = {"name": "g4", "karpenter": {"nodePool": namespace}, "expectedSeconds": 5}
+    return {"nodes": [kind], "capacity": [provider]}
+
+
+def many(namespace: str, least: int, **spec: object) -> dict[str, object]:
+    """A Model of which so many Replicas are wanted, one on each Slice."""
+    there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}}
+    return model("ada", replicas={"min": least, "max": 6}, **there, **spec)
+
+
+async def nodes_of(api: Api, namespace: str) -> list[str]:
+    """Where the pods of Replicas are."""
+    found = (await api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="pilotlight.dev/model"))["items"]
+    return sorted(one["spec"].get("nodeName", "") for one in found)
+
+
+async def ready(house: House) -> int:
+    """Replicas of ada that are."""
+    async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/models/ada") as answer:
+        return int((await answer.json())["replicas"].get("ready", 0))
+
+
+async def test_a_fourth_replica_on_a_time_slicing_node_yields_exactly_one_node_claim(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    labels = {"test": namespace, "node.kubernetes.io/instance-type": TYPE}
+    there = Node(
+        api, f"node-{namespace}", next_number(), {GPU: "3"}, labels, tmp_path, probe_period_s=0.05, taints=(TAINT,)
+    )
+    async with there.running(), Machines(api, namespace, tmp_path).pooled(limits={GPU: "9"}) as machines:
+        house.write(many(namespace, 3), **settings(namespace))
+        async with house.running(), asyncio.timeout(WAIT_S_MAX * 3):
+            while await ready(house) < 3:
+                await asyncio.sleep(0.05)
+            assert await nodes_of(api, namespace) == [there.name] * 3
+            assert not await machines.claims()
+            house.tell(many(namespace, 4), **settings(namespace))
+            while await ready(house) < 4:
+                assert len(await machines.claims()) <= 1
+                await asyncio.sleep(0.05)
+            (claim,) = await machines.claims()
+            notes = claim["metadata"]["annotations"]
+            assert claim["metadata"]["name"].startswith("pilotlight-ada-")
+            assert notes["pilotlight.dev/owner"] == "ada"
+            assert set(await nodes_of(api, namespace)) == {there.name, claim["status"]["nodeName"]}
+            house.tell(many(namespace, 6), **settings(namespace))  # its other two shares are room
+            while await ready(house) < 6:
+                await asyncio.sleep(0.05)
+            assert [one["metadata"]["name"] for one in await machines.claims()] == [claim["metadata"]["name"]]
+            assert machines.ever == [claim["status"]["nodeName"]]
+
+
+async def test_a_node_that_karpenter_takes_during_an_answer_goes_when_that_is_whole(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """Its NodeClaim is deleted, as by consolidation, drift or a person: Karpenter drains, and waits for our pod."""
+    knobs = ("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10", "--tokens", "80")
+    there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}, "slots": 1}
+    async with Machines(api, namespace, tmp_path).pooled(limits={GPU: "9"}) as machines:
+        house.write(model("ada", command=command(*knobs), **there), **settings(namespace))
+        async with house.running(), asyncio.timeout(WAIT_S_MAX * 3):
+            calling = asyncio.create_task(house.call("ada"))
+            while not await ready(house):
+                await asyncio.sleep(0.05)
+            (claim,) = await machines.claims()
+            await api.delete(f"{CLAIMS}/{claim['metadata']['name']}")
+            status, said = await calling
+            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 80)
+            while claim["metadata"]["uid"] in [one["metadata"]["uid"] for one in await machines.claims()]:
+                await asyncio.sleep(0.05)

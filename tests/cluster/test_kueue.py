@@ -1,0 +1,175 @@
+"""Places in a queue of Kueue on a real API server: the contract holds, with the real scheduler and pod security.
+
+Kueue itself is played. Its LocalQueue has its own definition here; of Workloads, which Pilotlight only reads, anything
+is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Coroutine
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.capacity import places
+from autoscaler.capacity.kueue import KueuePlaces
+from autoscaler.capacity.server import AnswerError, Object
+from autoscaler.contract import ModelName
+from autoscaler.drivers.kubernetes import nodes
+from autoscaler.drivers.kubernetes.access import access
+from autoscaler.drivers.kubernetes.api import MERGE, Api
+from autoscaler.drivers.kubernetes.templates import template
+from autoscaler.podspec import GPU, Resources
+from autoscaler.providers import Kueue, ProviderSettings
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind, Settings
+from autoscaler.world import World
+from pilotlight.objects import Objects
+from tests.cluster import definitions
+from tests.cluster.conftest import make_namespace
+from tests.cluster.test_kubeai import ANYTHING
+from tests.cluster.test_provisioning import NODES, Lost
+from tests.contracts.provider import OWNER, ProviderContract
+from tests.kit.fakekueue import FakeKueue
+from tests.kit.observed import WAIT_S_MAX
+from tests.kit.worlds import model
+
+VERSION = {
+    "name": "v1beta2", "served": True, "storage": True, "subresources": {"status": {}},
+    "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": ANYTHING, "status": ANYTHING}}},
+}  # fmt: skip
+WORKLOADS = {
+    "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+    "metadata": {"name": "workloads.kueue.x-k8s.io"},
+    "spec": {
+        "group": "kueue.x-k8s.io", "scope": "Namespaced", "versions": [VERSION],
+        "names": {"kind": "Workload", "plural": "workloads", "singular": "workload", "listKind": "WorkloadList"},
+    },
+}  # fmt: skip
+
+
+class KueueRig:
+    """See Rig. Its namespace, its queue and its node are nobody else's; the node is Ready, and no kubelet is there."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self._kubeconfig = kubeconfig
+        self._name = f"queue-{uuid.uuid4().hex[:8]}"
+        device = NodeDevice(model="NVIDIA-L4", memory_bytes=Bytes(24 << 30), count=2)
+        self._world = World(epoch=1, settings=Settings(nodes=(NodeKind(selector={"test": self._name}, device=device),)))
+        self._api: Api
+        self._lost: Lost
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        """See Rig."""
+        asyncio.run(self._run(scenario))
+
+    async def _run(self, scenario: Coroutine[object, object, None]) -> None:
+        async with Api(await access(self._kubeconfig)) as self._api:
+            await definitions.install_foreign(self._api, "kueue")
+            await self._api.apply(definitions.definition("workloads", "kueue.x-k8s.io"), WORKLOADS, "test")
+            await make_namespace(self._api, self._name)
+            level = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+            await self._api.patch(f"/api/v1/namespaces/{self._name}", level, MERGE)
+            await self._furnish()
+            self._lost, clock = Lost(self._api, self._api), asyncio.get_running_loop().time
+            played = FakeKueue(Objects(self._api, self._api), self._name, clock, {self._name: 2}, schedules=False)
+            playing = asyncio.create_task(self._play(played))
+            try:
+                await scenario
+            finally:
+                playing.cancel()
+                await asyncio.wait([playing])
+                await self._api.delete(f"{NODES}/{self._name}")
+                await self._api.delete(f"/api/v1/namespaces/{self._name}")
+        assert playing.cancelled(), playing.exception()
+
+    async def _furnish(self) -> None:
+        queue = {"apiVersion": places.API, "kind": "LocalQueue", "metadata": {"name": "serving"},
+                 "spec": {"clusterQueue": "gpus"}}  # fmt: skip
+        path = f"/apis/{places.API}/namespaces/{self._name}/localqueues"
+        await self._api.create(path, queue)
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self._name, "labels": {"test": self._name}}}
+        await self._api.create(NODES, node)
+        has = {"cpu": "8", "memory": "32Gi", "pods": "110", GPU: "2"}
+        ready = {"type": "Ready", "status": "True"}
+        status = {"capacity": has, "allocatable": has, "conditions": [ready]}
+        await self._api.patch(f"{NODES}/{self._name}/status", {"status": status}, MERGE)
+        async with asyncio.timeout(WAIT_S_MAX):
+            while (await self._api.get(f"{NODES}/{self._name}"))["spec"].get("taints"):
+                await asyncio.sleep(0.05)
+
+    @staticmethod
+    async def _play(played: FakeKueue) -> None:
+        while True:
+            with contextlib.suppress(AnswerError):  # what it was about is gone, or another by now
+                await played.step()
+            await asyncio.sleep(0.05)
+
+    def provider(self) -> KueuePlaces:
+        """See Rig."""
+        named = ProviderSettings(name="queue", kueue=Kueue(local_queue="serving"))
+        return KueuePlaces(named, self._lost, self._name, lambda: self._world, pod_of)
+
+    async def until_here(self, name: str) -> None:
+        """See Rig."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while {one.name: one.phase for one in await self.provider().list()}[name] != "here":
+                await asyncio.sleep(0.05)
+
+    async def until_gone(self, name: str) -> None:
+        """See Rig."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while name in [one.name for one in await self.provider().list()]:
+                await asyncio.sleep(0.05)
+
+    def use(self, name: str) -> None:
+        """See Rig: a Replica's pod takes the place, as the driver has it."""
+        self._lost.todo = self._taken(name)
+
+    async def _taken(self, name: str) -> None:
+        path = f"/api/v1/namespaces/{self._name}/pods"
+        found = await self._api.get(f"{path}/{name}")
+        assert nodes.read_other(found) is None, "it gives way"
+        one = places.read(found)
+        assert one is not None
+        marks = places.listed(one, None, "serving").marks
+        same = {key: found["spec"][key] for key in ("containers", "nodeSelector", "securityContext", "tolerations")}
+        taker: Object = {
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "replica", "labels": marks.labels, "annotations": marks.annotations},
+            "spec": {**same, "schedulingGates": [{"name": gate} for gate in marks.gates]},
+        }  # fmt: skip
+        taker["spec"]["containers"][0].pop("volumeMounts", None)
+        await self._api.create(path, taker)
+        await self._api.delete(f"{path}/{marks.instead}", grace_s=0)
+        async with asyncio.timeout(WAIT_S_MAX):
+            while (await self._api.get(f"{path}/replica"))["spec"].get("nodeName") != self._name:
+                await asyncio.sleep(0.05)
+
+    def leave_little(self) -> None:
+        """See Rig."""
+        path = f"/apis/{places.API}/namespaces/{self._name}/localqueues/serving"
+        self._lost.todo = self._api.patch(path, {"spec": {"stopPolicy": "Hold"}}, MERGE)
+
+    def go_away(self) -> None:
+        """See Rig."""
+        self._lost.away = True
+
+
+def pod_of(name: ModelName) -> Object | None:
+    made = model("llama-8b", 16)
+    made = replace(made, spec=replace(made.spec, resources=Resources(requests={"cpu": "1"}), image="engine:1"))
+    return template(made, Settings()) if name == OWNER else None
+
+
+class TestKueuePlacesOnServer(ProviderContract):
+    """The contract."""
+
+    @pytest.fixture
+    def rig(self, kubeconfig: Path) -> KueueRig:
+        """See ProviderContract."""
+        return KueueRig(kubeconfig)

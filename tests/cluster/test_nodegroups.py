@@ -1,0 +1,101 @@
+"""Nodes that are added for pods that are Pending: Cluster Autoscaler is played, API server and scheduler are real."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from autoscaler.capacity.placeholders import KEEPS
+from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.podspec import PLACE
+from tests.cluster.conftest import next_number
+from tests.cluster.house import House, model
+from tests.cluster.kubelet.container import now
+from tests.cluster.kubelet.node import Node
+from tests.kit.observed import WAIT_S_MAX
+
+GPU = "nvidia.com/gpu"
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+@asynccontextmanager
+async def ranked(api: Api, name: str) -> AsyncIterator[None]:
+    """With the PriorityClass that the chart makes."""
+    kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
+    await api.create(CLASSES, {**kind, "value": -10, "preemptionPolicy": "Never"})
+    try:
+        yield
+    finally:
+        await api.delete(f"{CLASSES}/{name}")
+
+
+async def pods(api: Api, namespace: str, selector: str) -> list[Object]:
+    """Those of the engines' namespace."""
+    found: list[Object] = (await api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector))["items"]
+    return found
+
+
+async def tells(api: Api, pod: Object, reason: str, message: str) -> None:
+    """As Cluster Autoscaler does it."""
+    metadata = pod["metadata"]
+    about = {"apiVersion": "v1", "kind": "Pod", **{key: metadata[key] for key in ("name", "namespace", "uid")}}
+    await api.create(f"/api/v1/namespaces/{metadata['namespace']}/events", {
+        "apiVersion": "v1", "kind": "Event", "metadata": {"generateName": f"{metadata['name']}."},
+        "involvedObject": about, "reason": reason, "message": message, "type": "Normal", "count": 1,
+        "source": {"component": "cluster-autoscaler"}, "firstTimestamp": now(), "lastTimestamp": now(),
+    })  # fmt: skip
+
+
+async def waiting(api: Api, namespace: str) -> Object:
+    """The placeholder that no node has room for."""
+    while True:
+        for one in await pods(api, namespace, PLACE):
+            said = {told["type"]: told for told in one["status"].get("conditions", ())}
+            if said.get("PodScheduled", {}).get("reason") == "Unschedulable":
+                return one
+        await asyncio.sleep(0.05)
+
+
+async def settled(api: Api, namespace: str) -> str | None:
+    """The keeper's node, once there is no placeholder any more; None: there is no keeper."""
+    while True:
+        places, keepers = [
+            [one for one in await pods(api, namespace, label) if "deletionTimestamp" not in one["metadata"]]
+            for label in (PLACE, KEEPS)
+        ]
+        kept = [str(one["spec"].get("nodeName", "")) for one in keepers]
+        if not places and all(kept):
+            return kept[0] if kept else None
+        await asyncio.sleep(0.05)
+
+
+def settings(namespace: str) -> dict[str, object]:
+    """A group that has the label `test`, and what its nodes have."""
+    kind = {"selector": {"test": namespace}, "device": {"model": "T4", "memory": "16Gi"}}
+    group = {"nodeLabels": {"test": namespace}, "nodesMax": 2, "priorityClass": namespace}
+    return {"nodes": [kind], "capacity": [{"name": "t4", "clusterAutoscaler": group, "expectedSeconds": 5}]}
+
+
+async def test_a_call_that_waits_brings_a_node_by_a_placeholder_whose_room_its_replica_takes(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """The namespace holds pods to `restricted`, and both are admitted."""
+    enforced = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    await api.patch(f"/api/v1/namespaces/{namespace}", enforced)
+    name = f"node-{namespace}"
+    node = Node(api, name, next_number(), {GPU: "1"}, {"test": namespace}, tmp_path, probe_period_s=0.05)
+    house.write(model("ada", pod={"nodeSelector": {"test": namespace}}, gpu={"memory": "5Gi"}), **settings(namespace))
+    async with ranked(api, namespace), house.running(), asyncio.timeout(3 * WAIT_S_MAX), asyncio.TaskGroup() as tasks:
+        calling = tasks.create_task(house.call("ada"))
+        place = await waiting(api, namespace)
+        assert place["metadata"]["annotations"]["pilotlight.dev/owner"] == "ada"
+        assert place["spec"]["priority"] == -10
+        await tells(api, place, "TriggeredScaleUp", "pod triggered scale-up: [{t4 0->1 (max: 2)}]")
+        async with node.running():
+            assert (await calling)[0] == 200
+            (replica,) = await pods(api, namespace, "pilotlight.dev/model=ada")
+            assert replica["spec"]["nodeName"] == name
+            kept = await settled(api, namespace)
+            assert kept in {name, None}, "its keeper is there, or went with a placeholder that the Replica overtook"

@@ -1,0 +1,148 @@
+"""A rack behind a played operator (CRO), as the contract of Providers asks for a rig, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+from msgspec.structs import replace
+
+from autoscaler.capacity.base import Provider
+from autoscaler.capacity.fabric_cro import NODES, CroFabric
+from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES
+from autoscaler.capacity.server import Object
+from autoscaler.leases import LeaseId, Listed, ReleaseOrder
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind, Price, Settings
+from autoscaler.world import DeviceId, NodeId, Slice, SliceId, World
+from tests.contracts.provider import order
+from tests.kit.fake_cro import NONE_FREE, FakeCro
+from tests.kit.objects import PlayedServer
+from tests.sim.virtual import run
+
+MODEL = "NVIDIA-A100-PCIE-40GB"
+NODE = "w1"
+UNIX_S = 1_800_000_000.0
+SETTINGS = Settings(
+    nodes=(NodeKind(selector={}, device=NodeDevice(model=MODEL, memory_bytes=Bytes(40 << 30)), devices_max=4),),
+    prices=(Price(device="A100", per_hour=4.0), Price(device="A100", per_hour=1.5, bought="fabric")),
+)
+
+
+def node(name: str = NODE, **status: object) -> Object:
+    """As the API server has one."""
+    ready = {"conditions": [{"type": "Ready", "status": "True"}], **status}
+    return {"metadata": {"name": name, "labels": {}}, "spec": {}, "status": ready}
+
+
+def world(settings: Settings = SETTINGS, devices: int = 1) -> World:
+    """Node w1 with so many GPUs that are counted."""
+    found = [
+        Slice(
+            id=SliceId(f"{NODE}/gpu{at}"), device=DeviceId(f"{NODE}/gpu{at}"), node=NodeId(NODE),
+            memory_bytes=40 << 30, product=MODEL,
+        )
+        for at in range(devices)
+    ]  # fmt: skip
+    return World(epoch=1, settings=settings, slices={one.id: one for one in found})
+
+
+class Rack:
+    """The rig of the contract: an API server, the operator and a fabric, in virtual time."""
+
+    def __init__(self) -> None:
+        self.server: PlayedServer
+        self.cro: FakeCro
+        self.used: set[str] = set()
+        self.world = world()
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        """See Rig."""
+
+        async def whole() -> None:
+            now = asyncio.get_running_loop().time
+            self.server = PlayedServer(lambda: UNIX_S + now())
+            self.server.put(f"{NODES}/{NODE}", node())
+            self.cro = FakeCro(self.server, now, {MODEL: 3})
+            task = asyncio.create_task(self.cro.run())
+            await scenario
+            task.cancel()
+
+        run(whole())
+
+    def provider(self) -> Provider:
+        """See Rig."""
+        return CroFabric("rack", MODEL, self.server, lambda: self.world)
+
+    async def until(self, right: Callable[[dict[str, Listed]], bool], within_s: float = 120.0) -> dict[str, Listed]:
+        """The Leases, as soon as they are like that."""
+        async with asyncio.timeout(within_s):
+            while not right(found := {one.name: one for one in await self.provider().list()}):
+                await asyncio.sleep(0.5)
+        return found
+
+    async def until_here(self, name: str) -> None:
+        """See Rig."""
+        await self.until(lambda leases: leases[name].phase == "here")
+
+    async def until_gone(self, name: str) -> None:
+        """See Rig."""
+        await self.until(lambda leases: name not in leases)
+
+    def use(self, name: str) -> None:
+        """See Rig."""
+        pod = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}], "nodeName": NODE}
+        self.server.put("/api/v1/namespaces/a/pods/b", {"metadata": {"namespace": "a"}, "spec": pod})
+
+    def leave_little(self) -> None:
+        """See Rig."""
+        self.cro.pool[MODEL] = 0
+        body = {"spec": {"type": "gpu", "model": MODEL, "target_node": "w9"}, "status": {"state": "Attaching"}}
+        body["status"]["error"] = NONE_FREE
+        self.server.put(f"{RESOURCES}/gpu-of-another", body)
+
+    def go_away(self) -> None:
+        """See Rig."""
+        self.server.away = True
+
+    # --- beyond the contract ------------------------------------------------------------------------------------------
+
+    def request(self) -> Object:
+        """The only one."""
+        (found,) = [one for path, one in self.server.objects.items() if path.startswith(REQUESTS)]
+        return found
+
+    def resources(self) -> list[Object]:
+        """All, in order of their names."""
+        return [one for path, one in sorted(self.server.objects.items()) if path.startswith(RESOURCES)]
+
+    async def another_asks(self, node: str, size: int = 1) -> None:
+        """Dynamic Device Scaling does, for a node."""
+        spec = {"type": "gpu", "model": MODEL, "size": size, "target_node": node}
+        self.server.put(f"{REQUESTS}/theirs", {"spec": {"resource": spec}})
+
+    def allowed(self) -> PlayedServer:
+        """The same objects, for one who may change them."""
+        other = PlayedServer(self.server.unix_s)
+        other.objects = self.server.objects
+        return other
+
+    async def another(self, size: int) -> None:
+        """Dynamic Device Scaling has so many there already."""
+        await self.another_asks(NODE, size)
+        while [one.get("status", {}).get("state") for one in self.resources()] != ["Online"] * size:
+            await asyncio.sleep(0.5)
+
+
+async def ordered(rack: Rack, number: int = 0, devices: int = 1) -> str:
+    """A Lease of so many Devices, ordered now; its name."""
+    provider = rack.provider()
+    offer = (await provider.offers())[0]
+    made = replace(order(offer, number), devices=devices)
+    await provider.acquire(made)
+    return made.id.name
+
+
+async def given_back(rack: Rack, name: str) -> None:
+    """It is."""
+    await rack.provider().release(ReleaseOrder(id=LeaseId("rack", name), epoch=1))

@@ -1,0 +1,208 @@
+"""A node's GPUs, played: a tree with its sysfs, procfs and devfs below a root, and an `nvidia-smi` that agrees with it.
+
+It does what a real one was seen to do, or is documented to: a GPU that was linked is on the bus after a scan, the
+driver has it if it is not hidden from it, one that is hidden is shown to no program that starts then, one that somebody
+has open is not taken off, nor is one whose driver is kept alive. What was written into the tree counts at the next
+command, as the kernel would have done it at once. Its kubelet's daemons' pods are objects of a played API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from artifacts.gpubus import Answer
+from tests.kit.objects import PlayedServer
+
+NODE, GPU_OPERATOR = "w1", "gpu-operator"
+PLUGIN = "app=nvidia-device-plugin-daemonset"
+POD_UID = "0f3a1c52-7b1e-4d2a-9a55-{:012d}"
+
+
+@dataclass
+class PlayedGpu:
+    """One, linked to this node."""
+
+    uuid: str
+    bus: str
+    minor: int
+    used_mib: int = 4
+    kept: bool = False
+    computing: tuple[int, ...] = ()
+    on_bus: bool = False
+    driven: bool = False
+    """The driver has it."""
+
+
+@dataclass
+class PlayedNode:
+    """See the module. `virtual`: the driver cannot take a GPU off the bus there."""
+
+    root: Path
+    server: PlayedServer
+    gpus: dict[str, PlayedGpu] = field(default_factory=dict)
+    """By bus: all that are linked."""
+    hidden: set[str] = field(default_factory=set)
+    """Buses; they stay so."""
+    virtual: bool = False
+    answers: bool = True
+    """The driver does."""
+    deaf: bool = False
+    """It takes nothing that comes."""
+    said: list[str] = field(default_factory=list)
+    """What was done, in order: commands that change something, and files that were written."""
+    pods: int = 0
+
+    def __post_init__(self) -> None:
+        self._pci = self.root / "sys/bus/pci"
+        for folder in (self._pci / "devices", self.root / "sys/module", self.root / "proc", self.root / "dev"):
+            folder.mkdir(parents=True)
+        for name in ("rescan", "drivers_probe"):
+            (self._pci / name).write_text("")
+        for module in ("nvidia_drm", "nvidia_uvm"):
+            (self.root / "sys/module" / module).mkdir()
+        self.start_plugin()
+
+    # --- of the test --------------------------------------------------------------------------------------------------
+
+    def link(self, uuid: str, bus: str, *, here: bool = False) -> PlayedGpu:
+        """The fabric does. `here`: it is, with all that comes after."""
+        minor = len(self.gpus)
+        gpu = self.gpus[bus] = PlayedGpu(uuid, bus, minor)
+        if here:
+            self._scan()
+        return gpu
+
+    def hold(self, pid: int, gpu: PlayedGpu, name: str, pod: str = "") -> None:
+        """A process has it open."""
+        folder = self.root / "proc" / str(pid)
+        (folder / "fd").mkdir(parents=True)
+        (folder / "fd/7").symlink_to(f"/dev/nvidia{gpu.minor}")
+        (folder / "fd/8").symlink_to("/dev/null")
+        (folder / "comm").write_text(f"{name}\n")
+        (folder / "cgroup").write_text(f"0::/kubepods/besteffort/pod{pod}/4711\n" if pod else "0::/system.slice\n")
+
+    def let_go(self, pid: int) -> None:
+        """It ends."""
+        folder = self.root / "proc" / str(pid)
+        for one in (*(folder / "fd").iterdir(), folder / "comm", folder / "cgroup"):
+            one.unlink()
+        (folder / "fd").rmdir()
+        folder.rmdir()
+
+    def start_plugin(self, *, ready: bool = True) -> str:
+        """The pod of a device plug-in; its uid."""
+        self.pods += 1
+        uid = POD_UID.format(self.pods)
+        key, _, value = PLUGIN.partition("=")
+        self.server.put(f"/api/v1/namespaces/{GPU_OPERATOR}/pods/plugin-{self.pods}", {
+            "metadata": {"namespace": GPU_OPERATOR, "uid": uid, "labels": {key: value}},
+            "spec": {"nodeName": NODE},
+            "status": {"conditions": [{"type": "Ready", "status": str(ready)}]},
+        })  # fmt: skip
+        return uid
+
+    def plugins(self) -> list[str]:
+        """Their uids."""
+        return [one["metadata"]["uid"] for path, one in sorted(self.server.objects.items()) if "/pods/" in path]
+
+    # --- the kernel and the driver ------------------------------------------------------------------------------------
+
+    def _scan(self) -> None:
+        for gpu in self.gpus.values():
+            if not gpu.on_bus:
+                gpu.on_bus = True
+                folder = self._pci / "devices" / gpu.bus
+                folder.mkdir()
+                for name, text in (("vendor", "0x10de\n"), ("class", "0x030200\n"), ("remove", "")):
+                    (folder / name).write_text(text)
+                self._probe(gpu)
+
+    def _probe(self, gpu: PlayedGpu) -> None:
+        if gpu.driven or gpu.bus in self.hidden or self.deaf:
+            return
+        gpu.driven = True
+        folder = self.root / "proc/driver/nvidia/gpus" / gpu.bus
+        folder.mkdir(parents=True, exist_ok=True)
+        told = f"Model: \t\t NVIDIA H200\nGPU UUID: \t {gpu.uuid}\nDevice Minor: \t {gpu.minor}\n"
+        (folder / "information").write_text(told)
+        (self.root / f"dev/nvidia{gpu.minor}").touch()
+
+    def _off(self, gpu: PlayedGpu) -> None:
+        gpu.on_bus = gpu.driven = False
+        folder, proc = self._pci / "devices" / gpu.bus, self.root / "proc/driver/nvidia/gpus" / gpu.bus
+        for inner in (folder, proc):
+            for one in inner.iterdir() if inner.exists() else ():
+                one.unlink()
+            inner.rmdir()
+
+    def settle(self) -> None:
+        """What was written into the tree is done."""
+        for name in ("drivers_probe", "rescan"):
+            path = self._pci / name
+            if told := path.read_text():
+                path.write_text("")
+                self.said.append(f"{name} {told}")
+                if name == "rescan":
+                    self._scan()
+                else:
+                    self._probe(self.gpus[told])
+        for gpu in self.gpus.values():
+            if gpu.on_bus and (self._pci / "devices" / gpu.bus / "remove").read_text():
+                self.said.append(f"remove {gpu.bus}")
+                assert not self._is_open(gpu), "the kernel would wait for ever"
+                self._off(gpu)
+
+    def _is_open(self, gpu: PlayedGpu) -> bool:
+        opened = (link.readlink() for link in (self.root / "proc").glob("*/fd/*"))
+        return any(str(one) == f"/dev/nvidia{gpu.minor}" for one in opened)
+
+    # --- nvidia-smi ---------------------------------------------------------------------------------------------------
+
+    async def run(self, words: Sequence[str]) -> Answer:
+        """See gpubus.Command."""
+        self.settle()
+        if words[0] == "nsenter":
+            self.said.append(" ".join(words[words.index("modprobe") :]))
+            for module in words[words.index("-r") + 1 :]:
+                (self.root / "sys/module" / module).rmdir()
+            return Answer(0, "")
+        assert words[0] == "nvidia-smi"
+        if not self.answers:
+            return Answer(9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
+        shown = [one for one in self.gpus.values() if one.driven and one.bus not in self.hidden]
+        if words[1].startswith("--query"):
+            if not shown:
+                return Answer(6, "No devices were found")
+            return Answer(0, "\n".join(self._row(one, words[1]) for one in shown if self._row(one, words[1])))
+        if words[1] == "drain":
+            return self._drain(self.gpus.get(words[3]), words[3], words[4:])
+        assert (words[1], *words[3:]) == ("-i", "-pm", "0"), words
+        gpu = next(one for one in shown if one.uuid == words[2])
+        gpu.kept = False
+        self.said.append(f"-pm 0 {gpu.uuid}")
+        return Answer(0, "")
+
+    @staticmethod
+    def _row(gpu: PlayedGpu, query: str) -> str:
+        if query.startswith("--query-compute-apps"):
+            return "\n".join(f"{gpu.uuid}, {pid}" for pid in gpu.computing)
+        return f"{gpu.uuid}, 0000{gpu.bus.upper()}, {gpu.used_mib}, {'Enabled' if gpu.kept else 'Disabled'}"
+
+    def _drain(self, gpu: PlayedGpu | None, bus: str, words: Sequence[str]) -> Answer:
+        if words == ("-q",):
+            state = "draining" if bus in self.hidden else "not draining"
+            return Answer(0, f"The current drain state of GPU 0000{bus.upper()} is: {state}.")
+        self.said.append(f"drain {' '.join(words)} {bus}")
+        if words == ("-m", "0"):
+            self.hidden.discard(bus)
+        elif words == ("-m", "1"):
+            if gpu is not None and gpu.kept:
+                return Answer(3, "Persistence mode is on: cannot drain")
+            self.hidden.add(bus)
+        elif gpu is not None:
+            if self.virtual or self._is_open(gpu):
+                return Answer(15, "Failed to remove GPU: In use by another client")
+            self._off(gpu)
+        return Answer(0, "")

@@ -1,0 +1,62 @@
+"""Cluster Autoscaler and a scheduler, played on a played API server: a node comes for a pod that is Pending.
+
+Owns the group's size, the events by which it tells, and the moments, which are those of its manual, in virtual time.
+A keeper is bound where its placeholder is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from autoscaler.capacity.placeholders import KEEPS, REFUSED, TRIGGERED
+from autoscaler.capacity.server import Object
+from autoscaler.podspec import PLACE
+from tests.kit.objects import PlayedServer, stamp
+
+PODS, EVENTS = "/api/v1/namespaces/engines/pods", "/api/v1/namespaces/engines/events"
+LOOK_S, NODE_S = 10.0, 200.0
+BEGIN_UNIX_S = 1_800_000_000.0
+FULL = "pod didn't trigger scale-up: 1 max node group size reached"
+
+
+class PlayedAutoscaler(PlayedServer):
+    """`size_max`: of the group."""
+
+    def __init__(self, size_max: int = 4) -> None:
+        super().__init__(lambda: BEGIN_UNIX_S + asyncio.get_running_loop().time())
+        self.size_max = size_max
+        self.nodes: list[str] = []
+        self._told = 0
+
+    async def create(self, path: str, body: Object) -> Object:
+        """See Server."""
+        made = await super().create(path, body)
+        if path == PODS and PLACE in body["metadata"]["labels"]:
+            asyncio.get_running_loop().call_later(LOOK_S, self._looks, body["metadata"]["name"])
+        return made
+
+    def _looks(self, name: str) -> None:
+        if f"{PODS}/{name}" not in self.objects:
+            return
+        if len(self.nodes) >= self.size_max:
+            self.tell(name, REFUSED, FULL)
+            asyncio.get_running_loop().call_later(LOOK_S, self._looks, name)
+            return
+        self.nodes.append(f"node-of-{name}")
+        self.tell(name, TRIGGERED, "pod triggered scale-up: [{t4 0->1 (max: 4)}]")
+        asyncio.get_running_loop().call_later(NODE_S, self._binds, name)
+
+    def tell(self, name: str, reason: str, message: str) -> None:
+        """An event about a pod."""
+        self._told += 1
+        self.put(f"{EVENTS}/e{self._told}", {
+            "reason": reason, "message": message, "involvedObject": {"name": name},
+            "lastTimestamp": stamp(self.unix_s()),
+        })  # fmt: skip
+
+    def _binds(self, name: str) -> None:
+        """The placeholder first, its keeper after it."""
+        for path, pod in sorted(self.objects.items()):
+            labels = pod["metadata"].get("labels") or {}
+            if name in (labels.get(PLACE), labels.get(KEEPS)):
+                self.change(path, {"spec": {"nodeName": f"node-of-{name}"}})

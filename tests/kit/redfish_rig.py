@@ -1,0 +1,166 @@
+"""A RedfishFabric with a played fabric behind it, over real HTTP on loopback; time is the test's own.
+
+`Rig` of `tests.contracts.provider`. The clock moves only by what is slept: seconds of a pause pass at once, so what is
+tried again for minutes is over in milliseconds, while requests are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from contextlib import asynccontextmanager
+
+from autoscaler.attached import Site
+from autoscaler.capacity.fabric_redfish import RedfishFabric
+from autoscaler.capacity.redfish_bay import Around
+from autoscaler.capacity.redfish_http import Login, Logins, Service
+from autoscaler.capacity.redfish_reading import Noted, Reading
+from autoscaler.capacity.redfish_steps import Terms
+from autoscaler.leases import Listed
+from tests.kit import certificates
+from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric
+
+TURN_S = 0.002
+"""What a pause really takes."""
+WAIT_S = 60.0
+"""A test waits so long for what must come."""
+
+
+class MemoryNotes:
+    """Notes, kept beside the service."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+        self.version = 0
+
+    async def read(self) -> Noted:
+        """See Notes."""
+        return Noted(dict(self.kept), str(self.version))
+
+    async def write(self, noted: Noted) -> bool:
+        """See Notes."""
+        if noted.version != str(self.version):
+            return False
+        self.kept, self.version = dict(noted.marks), self.version + 1
+        return True
+
+
+def terms(provider: str = "rack") -> Terms:
+    """Nothing is seen of nodes."""
+    return Terms(provider, 6.0, lambda _: 1.0, lambda _: 0, lambda _: True)
+
+
+async def open_sites(nodes: Collection[str]) -> Mapping[str, Site]:
+    """All of them."""
+    return {one: Site(one, 64) for one in nodes}
+
+
+class FabricRig:
+    """See the module. `systems`: by node."""
+
+    def __init__(self, fabric: FakeFabric, *, tls: bool = False, notes: bool = False) -> None:
+        self.fabric, self._tls = fabric, tls
+        self.notes = MemoryNotes() if notes else None
+        self.systems: Mapping[str, str] = {f"w{one}": fabric.path(one) for one in fabric.systems}
+        self.used: set[str] = set()
+        self.now_s = 0.0
+        self.changes = 0
+        self.password = PASSWORD
+        self.leads = True
+        self._made: list[RedfishFabric] = []
+        self._tasks: asyncio.TaskGroup
+        self._attending: list[asyncio.Task[None]] = []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[FabricRig]:
+        """The fabric serves, and what is made attends."""
+        server = certificates.sides().server if self._tls else None
+        async with self.fabric.serving(server), asyncio.timeout(WAIT_S), asyncio.TaskGroup() as self._tasks:
+            try:
+                yield self
+            finally:
+                for one in self._attending:
+                    one.cancel()
+                for made in self._made:
+                    await made.close()
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        """See Rig."""
+
+        async def whole() -> None:
+            async with self.running():
+                await scenario
+
+        asyncio.run(whole())
+
+    def provider(self) -> RedfishFabric:
+        """See Rig."""
+        made = self._new()
+        self._made.append(made)
+        self._attending.append(self._tasks.create_task(made.attend(self._changed)))
+        return made
+
+    def _new(self) -> RedfishFabric:
+        reading = Reading(self.service(self.logins), self.systems, self.notes)
+        return RedfishFabric(reading, Around(self.in_use, lambda: self.now_s, self.sleep), terms(), open_sites)
+
+    def service(self, logins: Logins) -> Service:
+        """A new way to it."""
+        return Service(self.fabric.url, logins, self.tls, sleep=self.sleep, may_write=lambda: self.leads)
+
+    async def tls(self) -> ssl.SSLContext | None:
+        """Whom we believe."""
+        return certificates.sides().client if self._tls else None
+
+    async def logins(self) -> Login | None:
+        """Of the fabric."""
+        return Login(USER, self.password) if self.fabric.login != "none" else None
+
+    async def sleep(self, s: float) -> None:
+        """Time passes."""
+        await asyncio.sleep(TURN_S)
+        self.now_s += s
+
+    async def in_use(self, node: str, uuids: tuple[str, ...]) -> str:
+        """Whether a test said so."""
+        return node if not self.used.isdisjoint(uuids) else ""
+
+    async def until(self, holds: Callable[[tuple[Listed, ...]], bool]) -> tuple[Listed, ...]:
+        """Until a list of somebody new is like that."""
+        looking = self._new()
+        try:
+            while not holds(shown := await looking.list()):
+                await asyncio.sleep(TURN_S)
+        finally:
+            await looking.close()
+        return shown
+
+    async def until_here(self, name: str) -> None:
+        """See Rig."""
+        self.fabric.finish()
+        await self.until(lambda shown: any(one.name == name and one.phase == "here" for one in shown))
+
+    async def until_gone(self, name: str) -> None:
+        """See Rig."""
+        self.fabric.finish()
+        await self.until(lambda shown: all(one.name != name for one in shown))
+        for made in self._made:
+            while any(one.name == name for one in await made.list()):
+                await asyncio.sleep(TURN_S)
+
+    def use(self, name: str) -> None:
+        """See Rig."""
+        self.used |= {f"GPU-{one}" for one in self.fabric.attached("1") + self.fabric.attached("2")}
+
+    def leave_little(self) -> None:
+        """See Rig."""
+        for one in self.fabric.blocks.values():
+            one.reserved = True
+
+    def go_away(self) -> None:
+        """See Rig."""
+        self.fabric.away = True
+
+    def _changed(self) -> None:
+        self.changes += 1

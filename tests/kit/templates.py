@@ -1,0 +1,26 @@
+"""Nodes that could be added, for tests of who adds them: the Settings' entry for a T4 of three shares, and an order."""
+
+from __future__ import annotations
+
+from autoscaler.contract import ModelName
+from autoscaler.leases import AcquireOrder, LeaseId, Offer, name_of
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing
+from tests.kit.worlds import GI
+
+T4_NODES = (
+    NodeKind(
+        selector={"node.kubernetes.io/instance-type": "g4dn.xlarge"},
+        device=NodeDevice(model="T4", memory_bytes=Bytes(16 * GI)),
+        slicing=NodeSlicing(kind="timeslice", replicas=3),
+    ),
+)
+
+
+def t4_order(provider: str = "g4") -> AcquireOrder:
+    """For one such node."""
+    owner = ModelName("llama-8b")
+    offer = Offer(provider=provider, name="g4dn.xlarge/on-demand", product="T4", memory_bytes=16 * GI, parts=3)
+    return AcquireOrder(
+        id=LeaseId(provider, name_of(owner, 0)), offer=offer, devices=1, owner=owner, epoch=3, due_s=1e9
+    )

@@ -1,0 +1,80 @@
+"""Calls as they arrive: those of GenTD26, its days laid over one another, or made ones that are like them.
+
+GenTD26 (Alibaba, cluster-trace-v2026-GenAI, `lora_request_trace.csv`) is 26,823 requests for 87 models over 24 days of
+a part of a service. Its days are laid over one another by the time of day, so that the load is of a whole cluster, and
+the shape of a day and the bursts are as they were. What a request took is its Call's time on a Slot.
+"""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+FILE = "lora_request_trace.csv"
+DAY_S = 86_400.0
+
+
+class Arrival(NamedTuple):
+    """One Call: when it comes, how long it has a Slot, whom it calls."""
+
+    at_s: float
+    takes_s: float
+    model: str
+
+
+def gentd26(folder: Path, days: int | None = None) -> list[Arrival]:
+    """Of the trace in a folder, from midnight on. `days`: the busiest so many; None: all.
+
+    Raises FileNotFoundError, and ValueError where the file is another.
+    """
+    by_day: dict[int, list[Arrival]] = defaultdict(list)
+    with (folder / FILE).open(newline="") as file:
+        for row in csv.DictReader(file):
+            try:
+                at = datetime.fromisoformat(row["gmt_create"])
+                takes_s, model = (
+                    float(row["exec_time_seconds"]),
+                    row["checkpoint_model_version_id"].lower() or "unnamed",
+                )
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"{FILE} is not that of GenTD26: {error}") from None
+            midnight = at.replace(hour=0, minute=0, second=0)
+            by_day[at.toordinal()].append(Arrival((at - midnight).total_seconds(), takes_s, model))
+    chosen = sorted(by_day, key=lambda day: (-len(by_day[day]), day))[:days]
+    return sorted(one for day in chosen for one in by_day[day])
+
+
+def made(seed: int, *, long_s: float = 5400.0, mean: float = 3.0, models: int = 6) -> list[Arrival]:
+    """Such that are like them: few Models have most Calls, one calls several times in a row, and there are surges."""
+    rng = random.Random(seed)
+    found: list[Arrival] = []
+    at_s, takes = 0.0, 28.0
+    while at_s < long_s:
+        surges = 3.0 if int(at_s / 900.0) % 3 == 1 else 0.5
+        at_s += rng.expovariate(mean * surges / takes / 3.0)
+        name = f"m{min(int(rng.paretovariate(0.9)) - 1, models - 1)}"
+        found += [Arrival(at_s + n, rng.lognormvariate(3.1, 0.6), name) for n in range(rng.randint(1, 5))]
+    return sorted(found)
+
+
+def peak(calls: Iterable[Arrival]) -> int:
+    """The most of them at once, if none had to wait."""
+    ends: list[float] = []
+    most = 0
+    for one in calls:
+        while ends and ends[0] <= one.at_s:
+            heapq.heappop(ends)
+        heapq.heappush(ends, one.at_s + one.takes_s)
+        most = max(most, len(ends))
+    return most
+
+
+def names(calls: Sequence[Arrival]) -> list[str]:
+    """Of the Models, those that are called most first."""
+    return [name for name, _ in Counter(one.model for one in calls).most_common()]

@@ -1,0 +1,70 @@
+"""Rules for which Offer is taken and how long it is kept: ours, and those of others in its place, in the same ledger.
+
+Owns them. All know the same: Offers with prices and learnt times, who waits and until when. Whatever else the ledger
+does (nothing ordered twice, what does not come given up, what nobody waits for taken back) the others have, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from autoscaler import deficits, delivery, ladder
+from autoscaler.ladder import Rung
+from autoscaler.leases import Learnt
+
+DDS_S = 600.0
+"""So long Dynamic Device Scaling leaves a Device idle, and Cluster Autoscaler a node."""
+FIXED_S = (30.0, 120.0, 300.0, DDS_S, 1800.0)
+WORTH = (0.5, 1.0, 2.0, 8.0, 16.0)
+"""Of ours, what a second that Calls wait is worth: beside what it is (`delivery.WAIT_WORTH`)."""
+
+
+class Policy(NamedTuple):
+    """One point. `first`: what is tried before anything else; `kept_s`: how long what is idle is kept, None: ours."""
+
+    name: str
+    first: str = ""
+    kept_s: float | None = None
+    worth: float = delivery.WAIT_WORTH
+
+    @property
+    def ours(self) -> bool:
+        """Whether all of it is ours."""
+        return not self.first and self.kept_s is None
+
+
+OURS = Policy("ours")
+RULES = {"GPU first": "gpu", "node first": "node", "cheapest": ""}
+"""What is ordered first. DDS attaches wherever a Device would do, and lets a node be added only where none does."""
+
+
+def points() -> list[Policy]:
+    """All: ours, and the others with each timeout, and without end."""
+    found = [OURS, *(Policy(f"ours, waits x {worth:g}", worth=worth) for worth in WORTH)]
+    for rule, first in RULES.items():
+        found += [Policy(f"{rule}, {kept_s:.0f} s", first, kept_s) for kept_s in FIXED_S]
+        found.append(Policy(f"{rule}, never given back", first, inf))
+    return found
+
+
+@contextmanager
+def acting(policy: Policy) -> Iterator[None]:
+    """While this lasts every plan of this process goes by it."""
+    ours = ladder.order
+
+    def order(one: Rung) -> Any:
+        attached = bool(one.offer.node)
+        return (attached is not (policy.first == "gpu"), *ours(one)) if policy.first else ours(one)
+
+    def keep_s(learnt: Learnt, attach_s: float, idle_s: float) -> float:
+        return delivery.keep_s(learnt, attach_s, idle_s) if policy.kept_s is None else policy.kept_s
+
+    changes: list[tuple[object, str, Callable[..., Any] | float]] = [
+        (ladder, "order", order), (deficits, "keep_s", keep_s), (delivery, "WAIT_WORTH", policy.worth),
+    ]  # fmt: skip
+    with patch.object(*changes[0]), patch.object(*changes[1]), patch.object(*changes[2]):
+        yield

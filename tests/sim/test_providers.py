@@ -1,0 +1,212 @@
+"""Reliability section 5 E in virtual time: Providers that break their word, nodes that are taken, and a fabric that
+does not let go of what it is to detach (cases 31 to 33).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from autoscaler.contract import ReplicaId
+from autoscaler.leases import Lease
+from autoscaler.model import Model
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Replica, World
+from tests.kit import fakedriver
+from tests.kit.fakeprovider import FakeProvider, Fate
+from tests.sim.machine import Manners
+from tests.sim.rack import ATTACH_S, CLOUD_S, CloudTown, RackTown
+from tests.sim.stage import Stage, model, play
+from tests.sim.town import Journey
+
+LONG = Manners(start_s=(1.0, 1.0), serve_s=(200.0, 200.0))
+BROKEN = {
+    "accepts and never delivers": Fate(after_s=ATTACH_S, commits_s=1.0, never=True),
+    "rejects": Fate(refused="no quota"),
+    "delivers half": Fate(after_s=ATTACH_S, commits_s=1.0, half=True),
+    "fails": Fate(fails_s=ATTACH_S / 2),
+    "loses the order": Fate(deaf=True),
+}
+GIVEN_UP_S = 120.0
+"""Three times as long as it is expected to take, half a minute at least, and what lists and retries take."""
+MODELS = (model("a", residency_s=600.0), model("b", residency_s=600.0))
+
+
+def rack(stage: Stage) -> RackTown:
+    assert isinstance(stage.town, RackTown)
+    return stage.town
+
+
+def cloud(stage: Stage) -> FakeProvider:
+    assert isinstance(stage.town, CloudTown)
+    return stage.town.cloud
+
+
+def now(stage: Stage) -> World:
+    """As who leads has it."""
+    assert stage.town.autoscaler is not None
+    return stage.town.autoscaler.loop.world
+
+
+def leases(stage: Stage) -> list[Lease]:
+    return [*now(stage).capacity.leases.values()]
+
+
+def replicas(stage: Stage, name: str) -> dict[ReplicaId, Replica]:
+    """A Model's."""
+    return {id: one for id, one in now(stage).replicas.items() if one.model == name}
+
+
+async def crowded(stage: Stage) -> Journey:
+    """A Call that has the Device that is there."""
+    first = stage.town.call("a")
+    await stage.until(lambda: first.first_byte_s is not None)
+    return first
+
+
+# --- case 31 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", sorted(BROKEN))
+def test_case_31_what_is_not_delivered_is_given_up_and_the_next_offer_serves(how: str) -> None:
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        town.rack.fate = lambda order: BROKEN[how]
+        first = await crowded(stage)
+        second = town.call("b")
+        took_s = await stage.until(lambda: second.first_byte_s is not None, within_s=GIVEN_UP_S + CLOUD_S)
+        assert took_s >= CLOUD_S
+        assert cloud(stage).orders == 1
+        assert town.rack.orders <= 4, "it is left alone for a while"
+        await stage.until(lambda: not town.rack.alive, within_s=60.0)
+        assert await stage.answered([first, second]) == {"completed": 2}
+        await stage.until(lambda: not cloud(stage).alive and not leases(stage), within_s=3600.0, step_s=1.0)
+
+    play(act, *MODELS, manners=LONG, kind=CloudTown)
+
+
+@pytest.mark.parametrize("how", sorted(BROKEN))
+def test_case_31_where_nobody_delivers_calls_are_told_that_there_is_no_capacity(how: str) -> None:
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        town.rack.fate = lambda order: BROKEN[how]
+        call = town.call("b", wait_s=1000.0)
+        await stage.until(lambda: bool(call.ended), within_s=GIVEN_UP_S)
+        assert await stage.answered([call]) == {"no_capacity": 1}
+        await stage.until(lambda: not town.rack.alive and not leases(stage), within_s=60.0)
+        assert town.rack.orders <= 4, "of which one may be said again"
+
+    play(act, *MODELS, manners=LONG, kind=RackTown, devices=0)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_case_31_what_comes_after_it_was_taken_back_serves_or_goes_within_a_minute(again: bool) -> None:
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        town.rack.fate = lambda order: Fate(after_s=60.0, commits_s=50.0, late=True)
+        first = await crowded(stage)
+        second = town.call("b")
+        await stage.until(lambda: bool(town.rack.alive))
+        town.leave(second)
+        await stage.until(lambda: town.rack.alive[0].cancelled, within_s=20.0)
+        await stage.until(lambda: bool(town.rack.slices), within_s=60.0)
+        if again:
+            third = town.call("b")
+            await stage.until(lambda: stage.replicas("b") == 1, within_s=5.0)
+            assert len(town.rack.ever) == 1
+            assert await stage.answered([first, third]) == {"completed": 2}
+        await stage.until(lambda: not town.rack.alive, within_s=3600.0 if again else 60.0)
+        assert not town.rack.disturbed
+
+    play(act, *MODELS, manners=LONG, kind=RackTown)
+
+
+# --- case 32 ----------------------------------------------------------------------------------------------------------
+
+SPOT, CONSOLIDATED = "aws-node-termination-handler/spot-itn", "karpenter.sh/disrupted"
+
+
+async def added(stage: Stage) -> tuple[Journey, Journey, str]:
+    """A Call on the Device that is there, one for which a node comes, and that node."""
+    rack(stage).rack.closed = "nothing is free"
+    rack(stage).rack.pool = 0
+    first = await crowded(stage)
+    second = stage.town.call("b")
+    await stage.until(lambda: bool(cloud(stage).slices), within_s=2 * CLOUD_S)
+    return first, second, cloud(stage).slices[0].node
+
+
+@pytest.mark.parametrize("key", [SPOT, CONSOLIDATED])
+def test_case_32_a_node_that_is_taken_while_weights_load_costs_one_start_more(key: str) -> None:
+    async def act(stage: Stage) -> None:
+        first, second, node = await added(stage)
+        await stage.until(lambda: stage.replicas("b") == 1)
+        await asyncio.sleep(5.0)
+        rack(stage).taint(node, key)
+        assert await stage.answered([second], within_s=2 * CLOUD_S + 300.0) == {"completed": 1}
+        assert stage.starts("b") <= 2
+        assert await stage.answered([first]) == {"completed": 1}
+
+    slow = Manners(start_s=(15.0, 15.0), serve_s=(50.0, 50.0))
+    play(act, *MODELS, manners=slow, kind=CloudTown, strict=False)
+
+
+def test_case_32_a_spot_node_that_is_taken_during_an_answer_drains_within_two_seconds() -> None:
+    async def act(stage: Stage) -> None:
+        first, second, node = await added(stage)
+        await stage.until(lambda: second.first_byte_s is not None)
+        (old,) = replicas(stage, "b")
+        rack(stage).taint(node, SPOT)
+        await stage.until(lambda: replicas(stage, "b")[old].state is S.DRAINING, within_s=2.0)
+        third = stage.town.call("b")
+        await stage.until(lambda: third.first_byte_s is not None, within_s=2 * CLOUD_S + 60.0)
+        assert old not in third.served_by
+        assert await stage.answered([first, second, third]) == {"completed": 3}
+        assert second.served_by == {old}
+
+    play(act, *MODELS, manners=Manners(start_s=(1.0, 1.0), serve_s=(25.0, 25.0)), kind=CloudTown, strict=False)
+
+
+# --- case 33 ----------------------------------------------------------------------------------------------------------
+
+SCRUBS_S = 90.0
+
+
+def test_case_33_nothing_is_detached_before_its_memory_is_clean() -> None:
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        town.machine.fate = scrubs
+        first = await crowded(stage)
+        second = town.call("b")
+        assert await stage.answered([first, second]) == {"completed": 2}
+        ended_s = town.now()
+        await stage.until(lambda: not town.rack.alive, within_s=3600.0, step_s=0.1)
+        assert town.now() - ended_s > SCRUBS_S
+        assert not town.rack.disturbed, "nobody was on it"
+
+    def scrubs(replica: Replica, of: Model) -> fakedriver.Fate:
+        del replica, of
+        return fakedriver.Fate(ready_after_s=1.0, stops_in_s=0.1, clean_after_s=SCRUBS_S)
+
+    quick = (model("a", residency_s=600.0, idle_s=1.0), model("b", residency_s=600.0, idle_s=1.0))
+    play(act, *quick, manners=Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0)), kind=RackTown)
+
+
+def test_case_33_a_detach_that_hangs_is_somebodys_and_is_asked_again_more_and_more_rarely() -> None:
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        town.rack.stuck = True
+        first = await crowded(stage)
+        second = town.call("b")
+        assert await stage.answered([first, second]) == {"completed": 2}
+        await stage.until(lambda: bool(town.rack.releases), within_s=3600.0, step_s=1.0)
+        await asyncio.sleep(3600.0)
+        assert town.rack.releases <= 3600.0 / 60.0 + 5.0, "no storm"
+        (lease,) = leases(stage)
+        assert lease.owner == "b"
+        assert lease.leaving
+        town.rack.stuck = False
+        await stage.until(lambda: not town.rack.alive and not leases(stage), within_s=120.0)
+
+    play(act, *MODELS, manners=Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0)), kind=RackTown)

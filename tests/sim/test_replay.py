@@ -1,0 +1,78 @@
+"""Calls replayed through the plan on a cluster that is too small for their peak: all are served, all is given back."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from bench.capacity import judged
+from tests.sim import arrivals
+from tests.sim.market import MARKETS, Bill
+from tests.sim.policies import OURS, Policy, points
+from tests.sim.replay import Outcome, play
+
+CALLS = arrivals.made(1, long_s=900.0)
+HEAD = "gmt_create,exec_time_seconds,checkpoint_model_version_id\n"
+
+
+@cache
+def outcome(policy: Policy = OURS, market: str = "fabric cheaper", faults: float = 0.3) -> Outcome:
+    """Each run once."""
+    return play(CALLS, MARKETS[market], policy, faults=faults)
+
+
+@pytest.mark.parametrize("market", MARKETS)
+def test_every_call_is_served_and_all_that_was_added_is_given_back(market: str) -> None:
+    done = outcome(market=market)
+    assert not done.broken
+    assert (len(done.waits_s), done.gave_up) == (len(CALLS), 0)
+    assert done.bill.cost > 0, "the cluster is too small without"
+
+
+def test_the_same_run_comes_out_the_same() -> None:
+    assert play(CALLS, MARKETS["fabric cheaper"], OURS, faults=0.3) == outcome()
+
+
+def test_what_is_never_given_back_costs_more_than_what_ours_adds() -> None:
+    kept = outcome(Policy("kept", kept_s=inf))
+    assert not kept.broken
+    assert kept.bill.cost > outcome().bill.cost
+
+
+def test_a_rule_that_wants_nodes_first_is_not_the_one_that_attaches() -> None:
+    attached, added = (outcome(Policy(first, first, 120.0)) for first in ("gpu", "node"))
+    watts = [one.bill.kwh / one.bill.device_hours for one in (attached, added)]
+    assert watts[0] * 1.5 < watts[1], "a node takes more power than a Device"
+
+
+def test_each_point_has_a_name_of_its_own() -> None:
+    names = [one.name for one in points()]
+    assert len({*names}) == len(names)
+
+
+def test_the_trace_is_read_by_the_time_of_day(tmp_path: Path) -> None:
+    rows = "2024-11-15 00:00:10,30,M1\n2024-11-16 00:00:05,20,\n2024-11-16 00:00:20,9,M1\n"
+    (tmp_path / arrivals.FILE).write_text(HEAD + rows)
+    all_days, busiest = arrivals.gentd26(tmp_path), arrivals.gentd26(tmp_path, 1)
+    assert all_days == [(5.0, 20.0, "unnamed"), (10.0, 30.0, "m1"), (20.0, 9.0, "m1")]
+    assert busiest == [(5.0, 20.0, "unnamed"), (20.0, 9.0, "m1")]
+    assert (arrivals.peak(all_days), arrivals.names(all_days)) == (3, ["m1", "unnamed"])
+
+
+def test_another_file_is_no_trace(tmp_path: Path) -> None:
+    (tmp_path / arrivals.FILE).write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="not that of GenTD26"):
+        arrivals.gentd26(tmp_path)
+
+
+def _point(cost: float, wait_s: float) -> Outcome:
+    return Outcome("m", "p", 1, (wait_s,), 0, Bill(cost, cost, cost), 1)
+
+
+def test_a_point_is_compared_with_the_cheapest_of_ours_that_waits_no_longer() -> None:
+    ours = [(OURS, _point(8.0, 10.0)), (OURS, _point(4.0, 30.0))]
+    found = [judged(ours, _point(16.0, wait_s)) for wait_s in (5.0, 10.0, 40.0)]
+    assert [one and one.cost for one in found] == [None, 0.5, 0.25]

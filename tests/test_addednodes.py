@@ -1,0 +1,118 @@
+"""What a node that is not there yet would have, and at what price it is offered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoscaler.capacity.addednodes import Shape, Terms, of_kinds, offer, shape
+from autoscaler.leases import Offer
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, Price, Settings
+from autoscaler.taints import Taint
+from tests.kit.worlds import GI
+
+QUEUED = Terms("spot", 2, 300.0)
+
+
+def kind(count: int = 1, model: str = "A10G", selector: dict[str, str] | None = None, **slicing: Any) -> NodeKind:
+    how = NodeSlicing(**slicing) if slicing else None
+    device = NodeDevice(model=model, memory_bytes=Bytes(24 * GI), count=count)
+    return NodeKind(selector=selector or {}, device=device, slicing=how)
+
+
+def queued(*kinds: NodeKind, selector: dict[str, str] | None = None, terms: Terms = QUEUED) -> list[Offer]:
+    prices = (Price(device="T4", per_hour=0.2, bought="spot"), Price(device="T4", per_hour=0.5))
+    return [*of_kinds("queue", selector or {}, terms, Settings(nodes=kinds, prices=prices))]
+
+
+@pytest.mark.parametrize(
+    ("slicing", "parts", "shared", "counted"),
+    [
+        ({}, 1, False, True),
+        ({"kind": "whole"}, 1, False, True),
+        ({"kind": "mps", "replicas": 4}, 4, False, True),
+        ({"kind": "hami"}, 1, True, True),
+        ({"kind": "dra"}, 1, False, False),
+        ({"kind": "dra", "sharing": "mps"}, 1, True, False),
+    ],
+)
+def test_how_its_devices_are_shared_is_offered(
+    slicing: dict[str, Any], parts: int, shared: bool, counted: bool
+) -> None:
+    found = shape({}, kind(**slicing))
+    assert found is not None
+    assert (found.parts, found.shared, found.counted) == (parts, shared, counted)
+
+
+def test_what_only_a_running_node_tells_is_not_offered() -> None:
+    assert shape({}, kind(kind="mig")) is None
+    assert shape({}, kind(kind="dra", cut=True)) is None
+
+
+def test_labels_go_before_the_settings_as_of_nodes_that_are_there() -> None:
+    told = {"nvidia.com/gpu.product": "NVIDIA-A10G", "nvidia.com/gpu.memory": "23028", "nvidia.com/gpu.count": "4"}
+    assert shape(told, kind(2)) == ("NVIDIA-A10G", 23028 << 20, 4, 1, False, True)
+    assert shape({"nvidia.com/gpu.memory": "much", "nvidia.com/gpu.count": "-1"}, None) is None
+
+
+def test_an_offer_is_priced_by_how_it_is_bought_and_spot_is_less_sure() -> None:
+    settings = Settings(prices=(
+        Price(device="A10G", per_hour=0.4, bought="spot"), Price(device="A10G", per_hour=1.0),
+    ))  # fmt: skip
+    taints = (
+        Taint("nvidia.com/gpu", "true", "NoSchedule"), Taint("team", "a", "NoSchedule"),
+        Taint("b", "", "PreferNoSchedule"),
+    )  # fmt: skip
+    of = Shape("A10G", 24 * GI, 4)
+    spot = offer("g5", "g5/spot", of, {}, Terms("spot", 3, taints=taints), settings)
+    there = offer("g5", "g5/on-demand", of, {}, Terms("on-demand", 3), settings)
+    assert (spot.price_per_hour, there.price_per_hour) == (0.4, 1.0)
+    assert spot.confidence < there.confidence
+    assert spot.taints == (Taint("team", "a", "NoSchedule"),)
+    assert (spot.devices_min, spot.devices_max, spot.many, spot.node) == (4, 4, 3, "")
+
+
+def test_of_a_queue_entries_whose_labels_disagree_are_not_offered() -> None:
+    t4, a100, l4 = (
+        kind(model="T4", selector={"zone": "a"}),
+        kind(selector={"pool": "a100"}),
+        kind(selector={"zone": "b"}),
+    )
+    found = queued(t4, a100, l4, selector={"pool": "t4"})
+    assert [one.labels for one in found] == [{"zone": "a", "pool": "t4"}, {"zone": "b", "pool": "t4"}]
+
+
+def test_of_a_queue_what_such_a_node_would_be_read_as_is_offered_and_nothing_else() -> None:
+    t4, l4 = kind(model="T4", selector={"pool": "t4"}), kind(model="L4", selector={"zone": "b"})
+    assert [one.product for one in queued(t4, l4, selector={"pool": "t4"})] == ["T4"]
+
+
+def test_an_offer_of_a_queue_is_called_the_same_wherever_its_entry_stands() -> None:
+    one, other = kind(2, "NVIDIA L4", {"pool": "l4"}), kind(1, "T4", {"pool": "t4"})
+    names = {offer.product: offer.name for offer in queued(one, other)}
+    assert names == {offer.product: offer.name for offer in queued(other, one)}
+    assert names["NVIDIA L4"].startswith("nvidia-l4-x2-")
+
+
+def test_what_a_queue_brings_is_priced_by_how_it_is_bought_and_what_is_owned_costs_nothing() -> None:
+    assert [one.price_per_hour for one in queued(kind(model="T4"))] == [0.2]
+    assert [one.price_per_hour for one in queued(kind(model="T4"), terms=QUEUED._replace(bought="owned"))] == [0.0]
+
+
+def test_a_node_comes_with_all_its_devices_and_takes_power_but_room_may_be_of_one_and_takes_none() -> None:
+    (node,), (room,) = queued(kind(4)), queued(kind(4), terms=QUEUED._replace(whole=False))
+    assert (node.devices_min, node.devices_max) == (4, 4)
+    assert (room.devices_min, room.devices_max) == (1, 4)
+    assert room.watts == 0.0 < node.watts
+
+
+@pytest.mark.parametrize("slicing", [{"kind": "mig"}, {"kind": "dra"}])
+def test_of_a_queue_nothing_is_offered_that_pods_do_not_ask_for_as_a_gpu(slicing: dict[str, Any]) -> None:
+    assert queued(kind(**slicing)) == []
+
+
+def test_of_a_queue_devices_are_shared_as_their_entry_says() -> None:
+    (timeslice,), (hami,) = queued(kind(kind="timeslice", replicas=3)), queued(kind(kind="hami"))
+    assert ((timeslice.parts, timeslice.shared), (hami.parts, hami.shared)) == ((3, False), (1, True))

@@ -1,0 +1,123 @@
+"""Windows of `replicas.schedule`: when they count, and that room is ordered ahead of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.actions import AcquireLease, StartReplica
+from autoscaler.ahead import AHEAD_S, LOOK_S, floor
+from autoscaler.demand import quiet, wanted
+from autoscaler.expected import WrongKeyError
+from autoscaler.leases import Offer
+from autoscaler.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
+from autoscaler.observations import ClockSeen
+from autoscaler.plan import plan
+from autoscaler.rules import check_model
+from autoscaler.world import World
+from tests.kit.offered import cloud, offer, offered, orders, told
+from tests.kit.worlds import T0, device, model, world
+
+NINE_S = datetime(2027, 1, 11, 9, tzinfo=UTC).timestamp()
+WINDOW = ReplicaWindow(cron="0 9 * * *", seconds=28_800.0, min=2)
+
+
+def planned(*windows: ReplicaWindow, low: int = 0) -> Model:
+    base = model("a", 16, high=4, slots=1)
+    return replace(base, spec=replace(base.spec, replicas=ReplicaRange(min=low, max=4, schedule=windows or (WINDOW,))))
+
+
+def at(of: Model, before_s: float, *offers: Offer, **fields: Any) -> World:
+    """So long before nine."""
+    begin = world([of], [device("cpu", 1, "w1")], leading_since_s=T0 - 500, **fields)
+    begin = told(begin, ClockSeen(unix_offset_s=NINE_S - before_s - T0))
+    return offered(begin, *offers) if offers else begin
+
+
+def test_a_window_counts_from_shortly_before_it_begins_until_calls_have_time_to_finish() -> None:
+    a = planned()
+    drain_s = a.spec.drain_seconds_max
+    counts = {left_s: floor(at(a, left_s), a, T0).least
+              for left_s in (3600.0, 200.0, 100.0, 0.0, -28_800.0 + drain_s + 1, -28_800.0 + drain_s)}  # fmt: skip
+    assert list(counts.values()) == [0, 0, 2, 2, 2, 0]
+    assert wanted(at(a, 100.0), a, T0).count == 2
+    assert not quiet(at(a, 3600.0), a), "else nobody would look when it begins"
+
+
+def test_it_says_which_window_and_how_long_until_it_begins() -> None:
+    a = planned()
+    assert floor(at(a, 100.0), a, T0).reason == (
+        "replicas.schedule keeps 2 in the window of `0 9 * * *` (UTC), which begins in 100 s"
+    )
+    assert floor(at(a, -60.0), a, T0).begins_s == float("inf")
+
+
+def test_the_most_that_is_asked_for_counts_and_never_less_than_the_minimum() -> None:
+    a = planned(WINDOW, ReplicaWindow(cron="0 8 * * *", seconds=28_800.0, min=3))
+    assert floor(at(a, -60.0), a, T0).least == 3
+    b = planned(low=3)
+    assert floor(at(b, -60.0), b, T0) == (3, "replicas.min is 3", float("inf"), T0 + LOOK_S)
+
+
+def test_who_knows_no_time_of_day_keeps_no_window_and_looks_again() -> None:
+    a = planned()
+    begin = world([a], [device()])
+    assert floor(begin, a, T0) == (0, "replicas.min is 0", float("inf"), T0 + LOOK_S)
+    assert wanted(begin, a, T0).next_s == T0 + LOOK_S
+
+
+def test_the_next_change_is_told() -> None:
+    a = planned()
+    assert floor(at(a, 130.0), a, T0).next_s == pytest.approx(T0 + 10.0), "it counts 120 s before"
+    assert floor(at(a, 1.0), a, T0).next_s == pytest.approx(T0 + 1.0)
+
+
+def test_a_clock_that_trembles_changes_nothing_and_one_that_was_set_does() -> None:
+    begin = at(planned(), 100.0)
+    offset_s = begin.unix_offset_s
+    assert offset_s is not None
+    assert told(begin, ClockSeen(unix_offset_s=offset_s + 0.5)) is begin
+    assert told(begin, ClockSeen(unix_offset_s=offset_s + 3600.0)).unix_offset_s == offset_s + 3600.0
+
+
+def test_room_is_ordered_as_long_ahead_as_it_takes_and_of_the_cheapest_that_is_there_in_time() -> None:
+    a = planned(replace(WINDOW, min=1))
+    slow = cloud(expected_s=900.0, price_per_hour=0.5, confidence=1.0)
+    fast = offer(price_per_hour=4.0, confidence=1.0)
+    early = plan(at(a, 2400.0, slow, fast), T0).actions
+    assert orders(early) == [("cloud", 1)]
+    assert orders(plan(at(a, 3599.0, slow, fast), T0).actions) == [], "not earlier than it takes"
+    late = plan(at(a, 120.0, slow, fast), T0).actions
+    assert orders(late) == [("rack", 1)], "the cheaper one would not come in time"
+    assert all("replicas.schedule keeps 1" in one.reason for one in late if isinstance(one, AcquireLease))
+
+
+def test_what_nobody_can_say_when_is_asked_an_hour_ahead() -> None:
+    a = planned(replace(WINDOW, min=1))
+    queue = cloud(expected_s=None)
+    assert orders(plan(at(a, AHEAD_S[1] - 1, queue), T0).actions) == [("cloud", 1)]
+    assert orders(plan(at(a, AHEAD_S[1] + 1, queue), T0).actions) == []
+
+
+def test_where_there_is_room_replicas_start_ahead() -> None:
+    a = planned()
+    begin = world([a], [device()])
+    begin = told(begin, ClockSeen(unix_offset_s=NINE_S - 60.0 - T0))
+    assert sum(isinstance(one, StartReplica) for one in plan(begin, T0).actions) == 1, "one at a time on a device"
+
+
+@pytest.mark.parametrize(
+    ("window", "path", "says"),
+    [
+        (ReplicaWindow(cron="0 9 * *", seconds=60.0), "cron", "five fields"),
+        (ReplicaWindow(cron="0 9 * * *", seconds=60.0, time_zone="Mars"), "timeZone", "time zone"),
+        (ReplicaWindow(cron="0 9 * * *", seconds=60.0, min=5), "min", "at most replicas.max, which is 4"),
+    ],
+)
+def test_a_wrong_window_is_named(window: ReplicaWindow, path: str, says: str) -> None:
+    with pytest.raises(WrongKeyError, match=says) as caught:
+        check_model(ModelSpec(engine="command", replicas=ReplicaRange(max=4, schedule=(window,))))
+    assert caught.value.path == ("spec", "replicas", "schedule", 0, path)

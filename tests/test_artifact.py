@@ -1,0 +1,62 @@
+"""What artifacts are called, and that the room of weights calls them the same."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from artifacts import bring, reference
+from artifacts.reference import DOCKER, DOCKER_HOSTS
+from autoscaler import artifact
+from autoscaler.artifact import DOCKERS, STORED, named
+from tests.test_tidy import ROOT, SOURCES, name
+
+SUM = f"sha256:{'a' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("text", "one"),
+    [
+        ("oci://docker.io/x:1", "oci://docker.io/library/x:1"),
+        ("oci://docker.io/library/x:1", "oci://docker.io/library/x:1"),
+        ("oci://index.docker.io/x", "oci://docker.io/library/x"),
+        ("oci://registry-1.docker.io/acme/x:1", "oci://docker.io/acme/x:1"),
+        ("oci://acme/x:1", "oci://docker.io/acme/x:1"),
+        (f"oci://Docker.IO/x@{SUM}", f"oci://docker.io/library/x@{SUM}"),
+        (f"oci://docker.io/x:1@{SUM}", f"oci://docker.io/library/x:1@{SUM}"),
+        ("oci://GHCR.io/acme/x:1", "oci://ghcr.io/acme/x:1"),
+        ("oci://localhost/x", "oci://localhost/x"),
+        ("oci://registry:5000/x:V1", "oci://registry:5000/x:V1"),
+        ("oci://[::1]:5000/x", "oci://[::1]:5000/x"),
+    ],
+)
+def test_an_artifact_has_one_name_which_is_also_that_of_its_copy(text: str, one: str) -> None:
+    assert named(text) == named(one) == one
+    assert f"oci://{reference.parse(text)}" == one
+    assert DOCKERS == DOCKER_HOSTS
+    assert artifact.DOCKER == DOCKER
+
+
+@pytest.mark.parametrize("text", ["hf://acme/x@main", "s3://models/x/", "file:///x", "pvc://claim/x", "", "nothing"])
+def test_what_lies_in_no_registry_is_called_as_it_is_written(text: str) -> None:
+    assert named(text) == text
+
+
+def test_the_schemes_of_what_is_stored_stand_in_one_place() -> None:
+    for scheme, text in {"oci": "oci://r.io/x:1", "hf": "hf://acme/x", "s3": "s3://models/x"}.items():
+        assert STORED[scheme][0].fullmatch(text)
+        assert bring.lies(text), "what a document may say the store can bring"
+    again = [
+        name(path)
+        for path in SOURCES
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.Set | ast.Dict | ast.Tuple | ast.List)
+        and {"hf", "s3"}
+        <= {
+            one.value
+            for one in (node.keys if isinstance(node, ast.Dict) else node.elts)
+            if isinstance(one, ast.Constant)
+        }
+    ]
+    assert again == ["autoscaler/artifact"]

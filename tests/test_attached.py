@@ -1,0 +1,80 @@
+"""Nodes to which Devices may be attached, and what such a Device is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoscaler.attached import GPU_COUNT, Site, memory_of, seen_on, selectors, sites
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, Settings
+from autoscaler.taints import Taint
+from tests.kit.worlds import GI, device, world
+
+T4 = NodeDevice(model="T4", memory_bytes=Bytes(16 * GI))
+
+
+def node(**more: Any) -> dict[str, Any]:
+    """One that is ready and says that it can have 8."""
+    metadata = {"name": "w1", "labels": {"rack": "1"}, "annotations": {GPU_COUNT: "8"}, **more.pop("metadata", {})}
+    return {"metadata": metadata, "spec": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}, **more}
+
+
+def test_the_settings_say_how_many_devices_a_node_can_have_before_its_annotation_does() -> None:
+    rack = {"rack": "1"}
+    assert sites([node()], Settings()) == {"w1": Site("w1", 8, labels=rack)}
+    kinds = (
+        NodeKind(selector={"rack": "2"}, device=T4, devices_max=2),
+        NodeKind(selector={"rack": "1"}, device=T4, devices_max=4, slicing=NodeSlicing(kind="timeslice", replicas=3)),
+    )
+    assert sites([node()], Settings(nodes=kinds)) == {"w1": Site("w1", 4, 3, rack)}
+
+
+def test_nodes_are_asked_for_by_the_labels_that_the_settings_name_and_all_only_where_these_say_nothing() -> None:
+    plain = NodeKind(selector={"a": "b"}, device=T4)
+    assert selectors(Settings(nodes=(plain,))) == ("",)
+    kinds = [NodeKind(selector=one, device=T4, devices_max=2) for one in ({"b": "1", "a": "2"}, {"rack": "1"})]
+    assert selectors(Settings(nodes=(plain, *kinds, kinds[0]))) == ("a=2,b=1", "rack=1")
+
+
+def test_a_node_keeps_its_taints_but_for_those_that_every_pod_of_ours_tolerates() -> None:
+    said = [
+        {"key": "lab", "value": "chem", "effect": "NoSchedule"}, {"key": "nvidia.com/gpu", "effect": "NoSchedule"},
+        {"key": "old", "effect": "PreferNoSchedule"},
+    ]  # fmt: skip
+    assert sites([node(spec={"taints": said})], Settings())["w1"].taints == (Taint("lab", "chem", "NoSchedule"),)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        node(metadata={"annotations": {}}),
+        node(metadata={"annotations": {GPU_COUNT: "many"}}),
+        node(metadata={"annotations": {GPU_COUNT: "0"}}),
+        node(metadata={"annotations": None}),
+        node(metadata={"deletionTimestamp": "2026-11-23T00:00:00Z"}),
+        node(spec={"unschedulable": True}),
+        node(status={"conditions": [{"type": "Ready", "status": "Unknown"}]}),
+        node(status={}),
+    ],
+)
+def test_nothing_is_attached_where_nobody_says_how_many_nor_to_a_node_that_is_away_or_closed(other: Any) -> None:
+    assert not sites([other], Settings())
+
+
+def test_a_device_has_the_memory_of_one_that_is_there_or_as_the_settings_or_its_name_say() -> None:
+    name = "NVIDIA-A100-PCIE-40GB"
+    there = world([], [device("a", 39, "w1", product=name)])
+    assert memory_of(name, there) == 39 * GI
+    kind = NodeKind(selector={}, device=NodeDevice(model=name, memory_bytes=Bytes(40 * GI)))
+    assert memory_of(name, world([], settings=Settings(nodes=(kind,)))) == 40 * GI
+    assert memory_of(name, world([])) == 40 * 10**9
+    assert memory_of("NVIDIA-H100-80GB-HBM3", world([])) == 80 * 10**9
+    assert memory_of("Tesla-T4", world([])) is None
+    part = device("a", 20, "w1", product=name, device_bytes=40 * GI)
+    assert memory_of(name, world([], [part])) == 40 * GI
+
+
+def test_what_a_node_has_is_counted_by_devices() -> None:
+    assert seen_on(world([], [device("a", 1, "w1"), device("b", 1, "w1"), device("c", 1, "w2")]), "w1") == 2

@@ -1,0 +1,120 @@
+"""What a ProvisioningRequest says: whose a node is, when a Lease ends, and why one failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from autoscaler.capacity import bookings
+from autoscaler.capacity.bookings import ATOMIC, CHECK, CONSUMED, GKE, Booking, Condition, Node, assigned, listed
+from autoscaler.contract import ModelName
+from autoscaler.leases import Offer
+from autoscaler.world import NodeId
+
+GRANTED = Condition(holds=True, reason="CapacityIsProvisioned", message="", since_unix_s=100.0)
+
+
+def booking(name: str = "a", **told: Any) -> Booking:
+    offer = Offer(provider="queue", name="l4", product="L4", memory_bytes=1, labels={"pool": "l4"})
+    given = {"conditions": {"Provisioned": GRANTED}, "details": {}, "class_name": ATOMIC, "created_unix_s": 50.0}
+    common = {"provider": "queue", "offer": offer, "devices": 1, "owner": ModelName("m"), "epoch": 1, "version": "1"}
+    return Booking(**{"name": name, **common, "leaving": False, "node": "", **given, **told})
+
+
+def node(
+    name: str = "n", created_unix_s: float = 120.0, gpus: int = 1, labels: Mapping[str, str] | None = None
+) -> Node:
+    return Node(NodeId(name), {"pool": "l4", **(labels or {})}, created_unix_s, gpus)
+
+
+def whose(some: list[Booking], *nodes: Node, **bound: str) -> dict[str, str]:
+    return assigned(some, {one.name: one for one in nodes}, bound)
+
+
+def test_whoever_was_granted_first_has_the_oldest_node() -> None:
+    later = booking("a", conditions={"Provisioned": GRANTED._replace(since_unix_s=110.0)})
+    assert whose([later, booking("b")], node("n2", 130.0), node("n1", 120.0)) == {"b": "n1", "a": "n2"}
+
+
+@pytest.mark.parametrize(
+    ("one", "at"),
+    [
+        (booking(conditions={}), node()),
+        (booking(conditions={"Provisioned": GRANTED._replace(holds=False)}), node()),
+        (booking(class_name=CHECK), node()),
+        (booking(details={"ResizeRequestName": "rr"}), node()),
+        (booking(leaving=True), node()),
+        (booking(), node(created_unix_s=49.0)),
+        (booking(), node(labels={"pool": "h100"})),
+    ],
+    ids=[
+        "not granted",
+        "refused",
+        "none is added",
+        "the cloud says whose",
+        "leaving",
+        "was there before",
+        "another pool",
+    ],
+)
+def test_a_node_is_not_taken_for_one_that_it_cannot_be(one: Booking, at: Node) -> None:
+    assert whose([one], at) == {}
+
+
+def test_what_is_noted_comes_first_then_where_its_pod_is_then_what_the_cloud_says() -> None:
+    named = {"autoscaling.gke.io/provisioning-request": "rr"}
+    there = [node("n1"), node("n2"), node("n3", labels=named)]
+    of_cloud = booking(details={"ResizeRequestName": "rr"}, class_name=GKE)
+    assert whose([of_cloud], *there) == {"a": "n3"}
+    assert whose([of_cloud], *there, a="n2") == {"a": "n2"}
+    assert whose([of_cloud._replace(node="n1")], *there, a="n2") == {"a": "n1"}
+
+
+def test_a_node_is_of_one_request() -> None:
+    assert whose([booking("a", node="n"), booking("b")], node()) == {"a": "n"}
+
+
+def test_the_end_of_a_booking_is_a_failure_unless_it_was_used_up() -> None:
+    expired = Condition(holds=True, reason="CapacityReservationTimeExpired", message="", since_unix_s=1.0)
+    late = booking(conditions={"Provisioned": GRANTED, "BookingExpired": expired})
+    assert listed(late, None, "", None).phase == "failed"
+    used = booking(conditions={"Provisioned": GRANTED, "BookingExpired": expired._replace(reason=CONSUMED)})
+    assert listed(used, None, "", None).phase == "coming"
+    assert listed(late, node(), "n", None).phase == "here"
+
+
+def test_what_is_granted_is_paid_for_unless_it_is_only_booked() -> None:
+    assert listed(booking(), None, "", None).committed
+    assert not listed(booking(class_name=CHECK), None, "", None).committed
+    assert not listed(booking(conditions={}), None, "", None).committed
+
+
+def test_a_request_that_was_not_accepted_has_failed() -> None:
+    refused = Condition(holds=False, reason="BadClass", message="no such class", since_unix_s=1.0)
+    shown = listed(booking(conditions={"Accepted": refused}), None, "", None)
+    assert (shown.phase, shown.says) == ("failed", "its request was not accepted (BadClass: no such class)")
+
+
+def test_a_quota_is_named_wherever_it_is_said() -> None:
+    for reason, message in (("QUOTA_EXCEEDED", ""), ("Waiting", "GCE: quota 'GPUS_ALL_REGIONS' exceeded")):
+        said = Condition(holds=False, reason=reason, message=message, since_unix_s=1.0)
+        one = booking(conditions={"Provisioned": said})
+        assert bookings.is_dry(one)
+        assert listed(one, None, "", None).says.startswith("the quota of the cloud is used up (")
+
+
+def test_a_run_ends_after_what_the_offer_lasts_and_at_once_when_it_is_revoked() -> None:
+    offer = Offer(provider="queue", name="l4", product="L4", memory_bytes=1, lasts_s=60.0)
+    assert bookings.ends_unix_s(booking()) is None
+    assert bookings.ends_unix_s(booking(offer=offer)) == 160.0
+    assert bookings.ends_unix_s(booking(offer=offer, conditions={})) is None
+    revoked = Condition(holds=True, reason="Preempted", message="", since_unix_s=120.0)
+    both = {"Provisioned": GRANTED, "CapacityRevoked": revoked}
+    assert bookings.ends_unix_s(booking(offer=offer, conditions=both)) == 120.0
+
+
+def test_a_provider_has_a_label_whatever_its_name_is() -> None:
+    assert bookings.label_of("team/queue:1") == "team-queue-1"
+    assert len(bookings.label_of("q" * 253)) == 63

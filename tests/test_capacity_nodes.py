@@ -1,0 +1,298 @@
+"""Nodes that Karpenter adds, as a Provider: the contract, and what a played Karpenter makes of what is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.capacity.base import Provider, RefusedError
+from autoscaler.capacity.nodes import KarpenterNodes, uses
+from autoscaler.capacity.server import AnswerError, Object
+from autoscaler.settings import NodeKind, Price
+from tests.contracts.provider import ProviderContract, one, order, release
+from tests.kit.played_karpenter import CLAIMS, NODES, POOLS, PlayedKarpenter, node_pool, played, pod
+from tests.kit.templates import T4_NODES
+from tests.kit.worlds import world
+
+POOL = "g4-nodepool"
+
+
+def nodes_of(
+    karpenter: PlayedKarpenter, expected_s: float | None = None, prices: tuple[Price, ...] = (),
+    nodes: tuple[NodeKind, ...] = T4_NODES,
+) -> KarpenterNodes:  # fmt: skip
+    begin = world()
+    begin = replace(begin, settings=replace(begin.settings, nodes=nodes, prices=prices))
+    return KarpenterNodes("g4", POOL, karpenter, lambda: begin, asyncio.get_running_loop().time, expected_s)
+
+
+def begun(**spec: Any) -> PlayedKarpenter:
+    karpenter = PlayedKarpenter()
+    karpenter.put(f"{POOLS}/{POOL}", node_pool(**spec))
+    return karpenter
+
+
+class NodesRig:
+    """In virtual time."""
+
+    def __init__(self) -> None:
+        self.karpenter: PlayedKarpenter
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        """See Rig."""
+
+        async def whole() -> None:
+            self.karpenter = begun()
+            await scenario
+
+        played(whole())
+
+    def provider(self) -> Provider:
+        """See Rig."""
+        return nodes_of(self.karpenter)
+
+    async def until_here(self, name: str) -> None:
+        """See Rig."""
+        while "node-of-" + name not in str(self.karpenter.objects) or not self._initialized(name):
+            await asyncio.sleep(0.5)
+
+    async def until_gone(self, name: str) -> None:
+        """See Rig."""
+        while f"{CLAIMS}/{name}" in self.karpenter.objects:
+            await asyncio.sleep(0.5)
+
+    def use(self, name: str) -> None:
+        """See Rig."""
+        self.karpenter.put("/api/v1/namespaces/n/pods/p", pod("p", f"node-of-{name}"))
+
+    def leave_little(self) -> None:
+        """See Rig."""
+        self.karpenter.change(f"{POOLS}/{POOL}", {"spec": {"limits": {"nvidia.com/gpu": "0"}}})
+
+    def go_away(self) -> None:
+        """See Rig."""
+        self.karpenter.away = True
+
+    def _initialized(self, name: str) -> bool:
+        conditions = self.karpenter.objects[f"{CLAIMS}/{name}"].get("status", {}).get("conditions", ())
+        return any(said["type"] == "Initialized" for said in conditions)
+
+
+class TestKarpenterNodes(ProviderContract):
+    """The contract."""
+
+    @pytest.fixture
+    def rig(self) -> NodesRig:
+        """See ProviderContract."""
+        return NodesRig()
+
+
+def test_a_node_of_three_shares_is_offered_at_its_price_as_often_as_the_limits_leave() -> None:
+    async def scenario() -> None:
+        karpenter = begun()
+        provider = nodes_of(karpenter, 90.0, (Price(device="T4", per_hour=0.53),))
+        (offer,) = await provider.offers()
+        assert (offer.provider, offer.product, offer.node, offer.parts) == ("g4", "T4", "", 3)
+        assert (offer.devices_min, offer.devices_max, offer.many) == (1, 1, 4)
+        assert (offer.price_per_hour, offer.expected_s, offer.bought) == (0.53, 90.0, "on-demand")
+        assert not offer.taints  # every pod of ours tolerates the GPU's
+        await provider.acquire(order(offer))
+        (offer,) = await provider.offers()
+        assert offer.many == 3
+
+    played(scenario())
+
+
+def test_one_order_is_one_node_claim_that_is_paid_for_from_its_launch_on() -> None:
+    async def scenario() -> None:
+        karpenter = begun()
+        provider = nodes_of(karpenter)
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await provider.acquire(made)
+        assert [path for path in karpenter.objects if path.startswith(CLAIMS)] == [f"{CLAIMS}/{made.id.name}"]
+        assert not (await one(provider)).committed
+        await asyncio.sleep(1.0)
+        assert (await one(provider)).committed
+
+    played(scenario())
+
+
+def test_what_is_launched_is_not_taken_back_by_an_order_for_what_is_not() -> None:
+    async def scenario() -> None:
+        provider = nodes_of(begun())
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await asyncio.sleep(1.0)
+        await provider.release(release(made, uncommitted=True))
+        assert (await one(provider)).phase == "coming"
+
+    played(scenario())
+
+
+def test_a_node_claim_that_changes_while_it_is_judged_is_judged_again() -> None:
+    async def scenario() -> None:
+        karpenter = begun()
+        provider = nodes_of(karpenter)
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await asyncio.sleep(0.2)
+        karpenter.before_write = lambda method, path: karpenter.conditions(made.id.name, "Launched")
+        await provider.release(release(made, uncommitted=True))
+        assert (await one(provider)).committed
+
+    played(scenario())
+
+
+def test_a_claim_of_that_name_that_is_somebody_elses_is_refused_and_never_deleted() -> None:
+    async def scenario() -> None:
+        karpenter = begun()
+        provider = nodes_of(karpenter)
+        made = order((await provider.offers())[0])
+        karpenter.put(f"{CLAIMS}/{made.id.name}", {"metadata": {"labels": {}}, "spec": {}})
+        with pytest.raises(RefusedError, match="not of g4"):
+            await provider.acquire(made)
+        await provider.release(release(made))
+        assert f"{CLAIMS}/{made.id.name}" in karpenter.objects
+        assert not await provider.list()
+
+    played(scenario())
+
+
+def test_what_the_api_server_will_not_take_is_refused_in_its_words() -> None:
+    async def scenario() -> None:
+        karpenter = begun()
+        provider = nodes_of(karpenter)
+        made = order((await provider.offers())[0])
+        karpenter.refused["POST"] = AnswerError(403, "Forbidden", "may not create nodeclaims")
+        with pytest.raises(RefusedError, match="may not create nodeclaims"):
+            await provider.acquire(made)
+
+    played(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "says"), [(f"{POOLS}/{POOL}", "no NodePool"), ("/apis/karpenter.sh", "not installed")]
+)
+def test_a_pool_or_a_karpenter_that_is_not_there_is_named(path: str, says: str) -> None:
+    async def scenario() -> None:
+        karpenter = begun()
+        del karpenter.objects[path]
+        with pytest.raises(RefusedError, match=says):
+            await nodes_of(karpenter).offers()
+
+    played(scenario())
+
+
+def test_a_pool_that_adds_nothing_says_why() -> None:
+    async def scenario() -> None:
+        karpenter = begun()
+        pool = karpenter.objects[f"{POOLS}/{POOL}"]
+        pool["spec"]["replicas"] = 2
+        with pytest.raises(RefusedError, match="fixed number of nodes"):
+            await nodes_of(karpenter).offers()
+        del pool["spec"]["replicas"]
+        with pytest.raises(RefusedError, match=f"nodes of NodePool {POOL} have: add them to Settings `nodes`"):
+            await nodes_of(karpenter, nodes=()).offers()
+
+    played(scenario())
+
+
+def test_a_node_asks_not_to_be_disrupted_until_a_replica_is_on_it() -> None:
+    async def scenario() -> None:
+        karpenter = begun()
+        provider, asks = nodes_of(karpenter), "karpenter.sh/do-not-disrupt"
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await asyncio.sleep(10.0)
+        node, claim = f"{NODES}/node-of-{made.id.name}", f"{CLAIMS}/{made.id.name}"
+        stranger = pod("p", node.rpartition("/")[2])
+        karpenter.put("/api/v1/namespaces/n/pods/p", stranger)
+        await provider.list()
+        assert all(karpenter.objects[path]["metadata"]["annotations"].get(asks) for path in (node, claim))
+        ours = {"app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/intent": "1"}
+        karpenter.put("/api/v1/namespaces/n/pods/q", pod("q", node.rpartition("/")[2], labels=ours))
+        karpenter.refused["PATCH"] = AnswerError(403, "Forbidden", "may not patch")
+        assert (await one(provider)).phase == "here"
+        del karpenter.refused["PATCH"]
+        await provider.list()
+        assert not any(asks in karpenter.objects[path]["metadata"]["annotations"] for path in (node, claim))
+
+    played(scenario())
+
+
+def test_a_node_that_goes_is_listed_until_it_is_gone() -> None:
+    async def scenario() -> None:
+        karpenter = begun()
+        provider = nodes_of(karpenter)
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await asyncio.sleep(10.0)
+        await provider.release(release(made))
+        assert (await one(provider)).phase == "leaving"
+        with pytest.raises(TimeoutError):
+            await provider.acquire(made)
+        await asyncio.sleep(10.0)
+        assert not await provider.list()
+
+    played(scenario())
+
+
+def test_what_comes_or_goes_is_noticed_within_a_second_whatever_a_look_meets() -> None:
+    async def scenario() -> None:
+        karpenter, told = begun(), list[float]()
+        provider, loop = nodes_of(karpenter), asyncio.get_running_loop()
+        looking = asyncio.create_task(provider.attend(lambda: told.append(loop.time())))
+        await asyncio.sleep(30.0)
+        assert not told, "nothing is ours"
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await asyncio.sleep(12.0)
+        assert told, "it is seen at the next look"
+        assert [one.phase for one in await provider.list()] == ["here"]
+        assert told[-1] - told[0] <= 7.0
+        karpenter.away = True
+        await asyncio.sleep(20.0)
+        karpenter.away, many = False, len(told)
+        await provider.release(release(made))
+        await asyncio.sleep(15.0)
+        assert len(told) > many, "it is gone"
+        looking.cancel()
+
+    played(scenario())
+
+
+OURS = {"app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/intent": "1"}
+NO_DEVICE: dict[str, Any] = {"containers": [{"name": "c"}]}
+DAEMON: dict[str, Any] = {"ownerReferences": [{"kind": "DaemonSet", "name": "d", "controller": True}]}
+
+
+@pytest.mark.parametrize(
+    ("found", "keeps"),
+    [
+        (pod("a", "n"), True),
+        (pod("a", "n", **NO_DEVICE), False),
+        (pod("a", "n", **NO_DEVICE, labels=OURS), True),
+        (pod("a", "n", **NO_DEVICE, metadata={"ownerReferences": []}), True),
+        (pod("a", "n", **NO_DEVICE, metadata={"annotations": {"karpenter.sh/do-not-disrupt": "4h"}}), True),
+        (
+            pod(
+                "a",
+                "n",
+                **NO_DEVICE,
+                metadata={"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}},
+            ),
+            True,
+        ),
+        (pod("a", "n", **NO_DEVICE, resourceClaims=[{"name": "gpu"}]), True),
+        (pod("a", "n", metadata=DAEMON), False),
+        ({**pod("a", "n"), "status": {"phase": "Succeeded"}}, False),
+        (pod("a", "n", metadata={"annotations": {"kubernetes.io/config.mirror": "1"}}), False),
+    ],
+)
+def test_who_keeps_a_node(found: Object, keeps: bool) -> None:
+    assert uses(found) == keeps

@@ -1,0 +1,90 @@
+"""Devices that claims have before they are there: what their conditions say, and what Slices say of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoscaler.drivers.kubernetes import claims
+from autoscaler.slicing.base import NodeFacts, Object
+from autoscaler.slicing.dra import Dra
+from autoscaler.slicing.dra_binding import Binding, bindings, told
+from autoscaler.slicing.dra_pools import ATTACHED_FIRST
+from autoscaler.world import NodeId
+from tests.kit.pools import DRIVER, gpu, resource_slice
+
+NODE = "w1"
+READY, FAILED, AGAIN = "FabricDeviceReady", "FabricDeviceFailed", "FabricDeviceReschedule"
+ENTRY = f"{DRIVER}/{NODE}/gpu-0"
+ASKED = {"bindsToNode": True, "bindingConditions": [READY], "bindingFailureConditions": [AGAIN, FAILED]}
+
+
+def claim(*conditions: Object, asked: Object = ASKED, **status: Any) -> Object:
+    """That was given gpu-0, with what was written of it; `status`: what else."""
+    device = {"driver": DRIVER, "pool": NODE, "device": "gpu-0"}
+    results = [{"request": "gpu", **device, **{key: one for key, one in asked.items() if key != "bindsToNode"}}]
+    written = {"devices": [{**device, "conditions": [*conditions]}]} if conditions else {}
+    return {
+        "metadata": {"namespace": "team", "name": "job"},
+        "status": {"allocation": {"devices": {"results": results}}, **written, **status},
+    }
+
+
+def condition(type: str, *, status: str = "True", reason: str = "", message: str = "") -> Object:
+    return {"type": type, "status": status, "reason": reason, "message": message}
+
+
+@pytest.mark.parametrize(
+    ("of", "state", "says"),
+    [
+        (claim(), "waiting", READY),
+        (claim(devices=[{"driver": DRIVER, "pool": NODE, "device": "gpu-0"}]), "waiting", READY),
+        (claim(devices=[{"driver": DRIVER, "pool": NODE, "device": "gpu-0", "conditions": None}]), "waiting", READY),
+        (claim(condition(READY, status="False", reason="Attaching")), "waiting", f"{READY} (Attaching)"),
+        (claim(condition(READY)), "ready", ""),
+        (claim(condition(READY), condition(FAILED, message="no cable")), "failed", f"{FAILED} (no cable)"),
+        (claim(condition(AGAIN, reason="Attached")), "failed", f"{AGAIN} (Attached)"),
+        (claim(condition("Other")), "waiting", READY),
+    ],
+)
+def test_a_claim_waits_until_all_conditions_are_true_and_a_failure_goes_before(
+    of: Object, state: str, says: str
+) -> None:
+    (one,) = bindings(of)
+    assert (one.entry, one.claim, one.state, one.says) == (ENTRY, "team/job", state, says)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [{}, {"status": None}, {"status": {"allocation": None}}, claim(asked={}), {"status": {"devices": "x"}},
+     {"status": {"allocation": {"devices": {"results": [None, {"bindingConditions": None}]}}}}],
+)  # fmt: skip
+def test_of_a_claim_that_waits_for_nothing_or_is_none_there_is_nothing_to_say(of: Object) -> None:
+    assert bindings(of) == ()
+
+
+def test_a_slice_says_for_whom_its_device_is_attached_and_how_far_that_is() -> None:
+    devices = [gpu(0, **ASKED), gpu(1, **ASKED), gpu(2)]
+    published = [resource_slice(NODE, "gpus", devices=devices)]
+    slices = Dra().inventory(NodeFacts(NodeId(NODE), devices=published))
+    assert slices is not None
+
+    def closed(*of: Binding) -> list[str]:
+        return [one.closed for one in told(slices or (), of)]
+
+    first = f"{ATTACHED_FIRST} ({READY})"
+    assert closed() == [first, first, ""]
+    words = "it is being attached for claim team/job, which waits for FabricDeviceReady"
+    assert closed(*bindings(claim())) == [words, first, ""]
+    words = "it could not be attached for claim team/job: FabricDeviceFailed (no cable)"
+    assert closed(*bindings(claim(condition(FAILED, message="no cable")))) == [words, first, ""]
+    assert closed(*bindings(claim(condition(READY)))) == ["it was attached for claim team/job", first, ""]
+    open_one = bindings(claim())[0]._replace(entry=f"{DRIVER}/{NODE}/gpu-2")
+    assert closed(open_one) == [first, first, ""], "it needs nothing first"
+
+
+def test_what_is_kept_of_a_claim_has_what_it_waits_for() -> None:
+    seen = claims.read(claim(), "pilotlight-engines")
+    assert seen is not None
+    assert [one.state for one in seen.bindings] == ["waiting"]

@@ -1,0 +1,211 @@
+"""Places that somebody takes away: what is there moves in time, a successor first, and no Call is cut off."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.actions import AcquireLease, Action, DrainReplica, ReleaseLease, StartReplica
+from autoscaler.contract import Report
+from autoscaler.deficits import STRAY_S
+from autoscaler.ending import DRAIN_S, SUCCESSOR_S, TAKEN
+from autoscaler.leases import LeaseId, LeasesSeen, Listed
+from autoscaler.observations import Reported, SlicesSeen, Tick
+from autoscaler.operators import closed
+from autoscaler.ordered import Cordon, CordonsSeen, Place
+from autoscaler.plan import plan
+from autoscaler.taints import Taint
+from autoscaler.world import NodeId, World
+from tests.kit.offered import A, acted, cloud, offer, offered, shown, told
+from tests.kit.worlds import T0, device, gateway, kinds, level, model, replica, use, world
+
+SPOT, KARPENTER = "aws-node-termination-handler/spot-itn", "karpenter.sh/disrupted"
+HOUR_S = 3600.0
+
+
+def served(*more: str, running: int = 1) -> World:
+    """A Replica of a is on n1, if something runs; `more`: other nodes with a Device."""
+    slices = [device(f"g-{name}", 16, NodeId(name)) for name in ("n1", *more)]
+    one = replica(A, "r1", ["g-n1"])
+    if not running:
+        return world([A], slices, gateways=[gateway()])
+    return world([A], slices, [one], [gateway(levels=[level("a", 0, running)], uses=[use("r1", running)])])
+
+
+def tainted(at: World, key: str, now_s: float = T0) -> World:
+    slices = [replace(one, taints=(Taint(key, "", "NoSchedule"),) if one.node == "n1" else one.taints)
+              for one in at.slices.values()]  # fmt: skip
+    return told(at, SlicesSeen(slices=tuple(slices)), now_s=now_s)
+
+
+def drains(at: World, now_s: float) -> list[str]:
+    return [one.reason for one in plan(at, now_s).actions if isinstance(one, DrainReplica)]
+
+
+def test_a_node_that_karpenter_removes_gets_a_successor_elsewhere_before_it_drains() -> None:
+    at = tainted(served("n2"), KARPENTER)
+    assert kinds(plan(at, T0)) == ["start a"]
+    start = next(one for one in plan(at, T0).actions if isinstance(one, StartReplica))
+    assert start.replica.slices == ("g-n2",)
+    assert "node n1: Karpenter removes it" in start.reason
+    assert closed(at, at.slices[next(iter(at.slices))]) == "node n1: Karpenter removes it"
+
+
+def test_where_no_other_is_there_in_time_it_drains_and_new_calls_wait() -> None:
+    at = tainted(served(), KARPENTER)
+    assert not drains(at, T0)
+    early = told(at, Tick(), now_s=T0 + SUCCESSOR_S - 1)
+    assert not drains(early, T0 + SUCCESSOR_S - 1)
+    early = told(early, CordonsSeen(cordons=()), now_s=T0 + SUCCESSOR_S - 1)  # operators' orders, told again
+    late = told(early, Tick(), now_s=T0 + SUCCESSOR_S)
+    assert drains(late, T0 + SUCCESSOR_S) == ["node n1: Karpenter removes it"]
+
+
+@pytest.mark.parametrize("key", [key for key, (_, at_once) in TAKEN.items() if at_once])
+def test_a_spot_notice_drains_at_once_and_calls_finish(key: str) -> None:
+    at = tainted(served("n2"), key)
+    assert len(drains(at, T0)) == 1
+    after, _ = acted(at)
+    (one,) = [one for one in after.replicas.values() if one.id == "r1"]
+    assert one.state == "draining", "it is not stopped: a Call runs on it"
+
+
+def test_a_taint_that_goes_away_again_ends_it() -> None:
+    at = tainted(served("n2"), KARPENTER)
+    back = told(at, SlicesSeen(slices=tuple(replace(one, taints=()) for one in at.slices.values())))
+    assert not back.cordons
+    assert not kinds(plan(back, T0))
+
+
+def test_an_operators_order_stays_and_goes_before() -> None:
+    mine = Cordon(place=Place("node", "n1"), node="n1", since_s=T0)
+    at = tainted(told(served("n2"), CordonsSeen(cordons=(mine,))), KARPENTER)
+    assert at.cordons == {mine.place: mine}
+    lifted = told(at, CordonsSeen(cordons=()))
+    assert [one.why for one in lifted.cordons.values()] == ["node n1: Karpenter removes it"]
+
+
+# --- Leases ---------------------------------------------------------------------------------------------------------
+
+
+def leased(ends_s: float | None, *more: str, running: int = 1, **fields: object) -> World:
+    """Node n1 is a Lease that came ten hours ago; `fields`: how it is listed now."""
+    begin = offered(served(*more, running=running), cloud(), now_s=T0)
+    listed = Listed(
+        name="lease", offer=cloud(), devices=1, phase="here", committed=True, node="n1", owner=A.name, ends_s=ends_s
+    )
+    at = told(begin, LeasesSeen(provider="cloud", leases=(listed,), began_s=T0))
+    lease = at.capacity.leases[LeaseId("cloud", "lease")]
+    aged = replace(lease, asked_s=T0 - 10 * HOUR_S, here_s=T0 - 10 * HOUR_S, stray=False)
+    at = replace(at, capacity=replace(at.capacity, leases={lease.id: aged}))
+    return told(at, LeasesSeen(provider="cloud", leases=(replace(listed, **fields),), began_s=T0))
+
+
+def acquired(actions: tuple[Action, ...]) -> list[str]:
+    return [one.order.id.provider for one in actions if isinstance(one, AcquireLease)]
+
+
+def test_a_lease_that_ends_is_replaced_before_and_drained_in_time() -> None:
+    at = leased(T0 + 2 * HOUR_S)
+    assert not at.cordons
+    begins_s = T0 + 2 * HOUR_S - 2 * 360.0 - DRAIN_S
+    assert not told(at, Tick(), now_s=begins_s - 1).cordons
+    later = told(at, Tick(), now_s=begins_s)
+    assert [one.why for one in later.cordons.values()] == ["node n1: its lease of cloud ends"]
+    assert not drains(later, begins_s)
+    said = {"phase": "here", "committed": True, "node": "n1", "ends_s": T0 + 2 * HOUR_S}
+    fresh = shown(offered(later, cloud(), now_s=begins_s), begins_s, "cloud", **said)
+    assert acquired(plan(fresh, begins_s).actions) == ["cloud"], "another node is ordered while the old one serves"
+    last_s = T0 + 2 * HOUR_S - DRAIN_S
+    assert not drains(told(later, Tick(), now_s=last_s - 1), last_s - 1)
+    assert drains(told(later, Tick(), now_s=last_s), last_s) == ["node n1: its lease of cloud ends"]
+
+
+def test_a_lease_without_an_end_stays() -> None:
+    assert not told(leased(None), Tick(), now_s=T0 + 1000 * HOUR_S).cordons
+
+
+def test_a_lease_that_its_provider_takes_back_moves_and_says_why() -> None:
+    at = leased(T0, "n2", phase="leaving", says="Karpenter takes it: Underutilized")
+    at = told(at, Tick(), now_s=T0 + 1)
+    (cordon,) = at.cordons.values()
+    assert cordon.why == "node n1: its lease of cloud ends (Karpenter takes it: Underutilized)"
+    assert kinds(plan(at, T0 + 1))[:1] == ["start a"]
+
+
+def test_only_the_devices_of_a_lease_are_left_where_a_node_has_more() -> None:
+    at = told(leased(T0, device_ids=("g-n1",)), Tick(), now_s=T0 + 1)
+    assert set(at.cordons) == {Place("device", "g-n1")}
+
+
+def test_an_idle_lease_that_ends_is_given_back() -> None:
+    idle = leased(T0, running=0)
+    gone = [one.reason for one in plan(idle, T0).actions if isinstance(one, ReleaseLease)]
+    assert gone == ["it ends, and nobody is on it"]
+
+
+# --- Devices of a fabric, on nodes that nobody needs or that cannot be removed (Dynamic Device Scaling's cases 3 and 4)
+
+UNNEEDED = "DeletionCandidateOfClusterAutoscaler"
+
+
+def attached(at: World, *, alone: bool = False) -> World:
+    """The Device g-n1 of node n1 was attached to it an hour ago, and is dear: it is kept for long."""
+    of = offer(name="n1", node="n1", expected_s=600.0)
+    running = any("g-n1" in one.slices for one in at.replicas.values())
+    begin = offered(at, of, now_s=T0)
+    listed = Listed(
+        name="lease", offer=of, devices=1, phase="here", committed=True, node="n1", owner=A.name,
+        device_ids=("g-n1",), alone=alone,
+    )  # fmt: skip
+    at = told(begin, LeasesSeen(provider="rack", leases=(listed,), began_s=T0))
+    lease = at.capacity.leases[LeaseId("rack", "lease")]
+    aged = replace(lease, stray=False, used=True, here_s=T0 - HOUR_S, idle_since_s=None if running else T0)
+    return replace(at, capacity=replace(at.capacity, leases={lease.id: aged}))
+
+
+def released(at: World, now_s: float) -> list[str]:
+    at = told(at, Reported(report=heard(at, now_s)), now_s=now_s)
+    return [one.reason for one in plan(at, now_s).actions if isinstance(one, ReleaseLease)]
+
+
+def heard(at: World, now_s: float) -> Report:
+    """What its gateway says again."""
+    (one,) = at.gateways.values()
+    assert one.report is not None
+    return replace(one.report, sequence=int(now_s * 10), epoch=at.epoch)
+
+
+def test_of_a_node_that_nobody_needs_idle_devices_are_given_back_at_once() -> None:
+    """Case 3: they would go with it."""
+    assert not released(attached(served(running=0)), T0 + STRAY_S), "where it stays, to have it again would cost more"
+    at = tainted(attached(served(running=0)), UNNEEDED)
+    assert not released(at, T0 + STRAY_S - 1), "it may be between two Replicas"
+    assert plan(at, T0 + STRAY_S - 1).next_s == T0 + STRAY_S
+    assert released(at, T0 + STRAY_S) == ["nobody is on it, and node n1 is to be removed as unneeded"]
+
+
+def test_who_is_on_a_node_that_nobody_needs_stays_there() -> None:
+    at = tainted(attached(served("n2")), UNNEEDED)
+    assert not at.cordons
+    assert not kinds(plan(at, T0 + HOUR_S))
+
+
+def test_the_device_of_a_node_that_goes_is_given_back_when_its_replica_has_moved() -> None:
+    """Case 3: its removal has begun."""
+    at = tainted(attached(served("n2")), "ToBeDeletedByClusterAutoscaler")
+    assert not released(at, T0)
+    assert kinds(plan(at, T0)) == ["start a"], "elsewhere, first"
+    empty = tainted(attached(served(running=0)), "ToBeDeletedByClusterAutoscaler")
+    assert released(empty, T0) == ["it ends, and nobody is on it"]
+
+
+def test_of_a_node_that_cannot_be_removed_only_idle_devices_go() -> None:
+    """Case 4: somebody is on another of its Devices."""
+    b, late_s = model("b", 16), T0 + 2 * HOUR_S
+    slices = [device(name, 16, NodeId("n1")) for name in ("g-n1", "g2-n1")]
+    busy = gateway(levels=[level("b", 0, 1)], uses=[use("r2", 1)])
+    at = world([A, b], slices, [replica(b, "r2", ["g2-n1"])], [busy])
+    assert released(attached(at), late_s) == ["idle for 2 h, and to have it again is worth 30 min"]
+    assert not released(attached(at, alone=True), late_s), "nobody knows whose is which"
+    assert not released(tainted(attached(at, alone=True), UNNEEDED), late_s)

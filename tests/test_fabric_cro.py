@@ -1,0 +1,311 @@
+"""GPUs of a fabric by the composable resource operator: whose part of a request is whose, and what is asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.attached import GPU_COUNT
+from autoscaler.capacity.base import RefusedError
+from autoscaler.capacity.fabric_cro import EXPECTED_S, NODES, PARTIAL_S, CroFabric
+from autoscaler.capacity.fabric_requests import LAST_USED, LEASE, NOTE, REQUESTS, Note, name_for, new_request
+from autoscaler.capacity.server import AnswerError
+from autoscaler.capacity.using import CLAIMS, SLICES
+from autoscaler.leases import LeaseId, ReleaseOrder
+from autoscaler.settings import Settings
+from autoscaler.world import DeviceId, NodeId, Slice, SliceId
+from tests.contracts.provider import OWNER, ProviderContract, order
+from tests.kit.cro_rack import MODEL, NODE, SETTINGS, UNIX_S, Rack, given_back, ordered, world
+from tests.kit.fake_cro import NONE_FREE
+from tests.kit.objects import stamp
+
+
+class TestCroFabric(ProviderContract):
+    """The contract."""
+
+    @pytest.fixture
+    def rig(self) -> Rack:
+        """See ProviderContract."""
+        return Rack()
+
+
+@pytest.fixture
+def rack() -> Rack:
+    """See Rack."""
+    return Rack()
+
+
+def test_an_order_is_one_request_of_a_certain_name_which_says_whose_it_is_and_does_not_force(rack: Rack) -> None:
+    async def scenario() -> None:
+        name = await ordered(rack, devices=2)
+        made = rack.request()
+        assert made["metadata"]["name"] == name_for(MODEL, NODE)
+        assert made["spec"]["resource"] == {
+            "type": "gpu", "model": MODEL, "size": 2, "target_node": NODE, "allocation_policy": "samenode",
+        }  # fmt: skip
+        note = msgspec.json.decode(made["metadata"]["annotations"][NOTE + name])
+        assert (note["owner"], note["epoch"], note["devices"]) == (OWNER, 1, 2)
+
+    rack.run(scenario())
+
+
+def test_an_offer_is_for_what_has_a_place_at_the_price_of_the_fabric(rack: Rack) -> None:
+    async def scenario() -> None:
+        (offer,) = await rack.provider().offers()
+        assert (offer.node, offer.product, offer.devices_max, offer.memory_bytes) == (NODE, MODEL, 3, 40 << 30)
+        assert (offer.bought, offer.price_per_hour, offer.expected_s) == ("fabric", 1.5, EXPECTED_S)
+        await ordered(rack, devices=2)
+        assert [one.devices_max for one in await rack.provider().offers()] == [1]
+        made = replace(order(offer, 1), devices=2)
+        with pytest.raises(RefusedError, match="no place for 2 more"):
+            await rack.provider().acquire(made)
+
+    rack.run(scenario())
+
+
+def test_a_node_that_nobody_says_can_have_more_is_not_offered(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.world = world(Settings(nodes=(replace(SETTINGS.nodes[0], devices_max=None),)))
+        assert not await rack.provider().offers()
+        rack.server.change(f"{NODES}/{NODE}", {"metadata": {"annotations": {GPU_COUNT: "3"}}})
+        assert [one.devices_max for one in await rack.provider().offers()] == [2]
+        rack.server.change(f"{NODES}/{NODE}", {"spec": {"unschedulable": True}})
+        assert not await rack.provider().offers()
+
+    rack.run(scenario())
+
+
+def test_a_model_for_which_somebody_waits_in_vain_is_not_offered(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.cro.pool[MODEL] = 0
+        await rack.another_asks("w2")
+        while not any(one.get("status", {}).get("error") for one in rack.resources()):
+            await asyncio.sleep(0.5)
+        assert not await rack.provider().offers()
+
+    rack.run(scenario())
+
+
+def test_two_leaders_who_order_one_lease_at_once_order_one(rack: Rack) -> None:
+    async def scenario() -> None:
+        offer = (await rack.provider().offers())[0]
+        made = order(offer)
+        other = CroFabric("rack", MODEL, rack.server, lambda: rack.world)
+        rack.server.before_write = lambda *_: rack.server.put(
+            f"{REQUESTS}/{name_for(MODEL, NODE)}",
+            new_request(MODEL, NODE, 1, {made.id.name: Note("rack", OWNER, 2, 1, UNIX_S)}),
+        )
+        await other.acquire(made)
+        assert rack.request()["spec"]["resource"]["size"] == 1
+
+    rack.run(scenario())
+
+
+def test_what_another_writes_between_question_and_order_is_not_lost(rack: Rack) -> None:
+    async def scenario() -> None:
+        await rack.another(1)
+        resize = {"spec": {"resource": {"size": 2}}}
+        rack.server.before_write = lambda *_: rack.server.change(f"{REQUESTS}/theirs", resize)
+        await ordered(rack)
+        assert rack.request()["spec"]["resource"]["size"] == 3
+
+    rack.run(scenario())
+
+
+def test_of_a_request_of_others_only_our_part_comes_and_goes(rack: Rack) -> None:
+    async def scenario() -> None:
+        await rack.another(1)
+        (theirs,) = rack.resources()
+        name = await ordered(rack)
+        assert (rack.request()["metadata"]["name"], rack.request()["spec"]["resource"]["size"]) == ("theirs", 2)
+        await rack.until_here(name)
+        await asyncio.sleep(1.0)
+        await rack.provider().list()
+        mine = next(one for one in rack.resources() if one["metadata"]["name"] != theirs["metadata"]["name"])
+        assert mine["metadata"]["labels"][LEASE] == name
+        assert mine["metadata"]["annotations"][LAST_USED] >= stamp(rack.server.unix_s() - 60.0)
+        await given_back(rack, name)
+        await rack.until_gone(name)
+        (left,) = rack.resources()
+        assert left["metadata"]["name"] == theirs["metadata"]["name"]
+        assert left["metadata"].get("annotations", {}) == {}
+        assert LEASE not in left["metadata"]["labels"]
+        assert rack.request()["spec"]["resource"]["size"] == 1
+        assert not rack.request()["metadata"]["annotations"], "no note of ours is left"
+
+    rack.run(scenario())
+
+
+def test_a_device_of_ours_is_kept_from_being_taken_for_idle_as_long_as_it_is_ours(rack: Rack) -> None:
+    async def scenario() -> None:
+        name = await ordered(rack)
+        await rack.until_here(name)
+        for _ in range(12):
+            await asyncio.sleep(60.0)
+            await rack.provider().list()
+            (mine,) = rack.resources()
+            assert mine["metadata"]["annotations"][LAST_USED] > stamp(rack.server.unix_s() - 61.0)
+
+    rack.run(scenario())
+
+
+def test_a_request_that_is_there_only_for_us_goes_when_nothing_of_it_is_left(rack: Rack) -> None:
+    async def scenario() -> None:
+        name = await ordered(rack)
+        await rack.until_here(name)
+        await given_back(rack, name)
+        (listed,) = await rack.provider().list()
+        assert (listed.phase, len(listed.device_ids)) == ("leaving", 1), "it is not free while it goes"
+        with pytest.raises(RefusedError, match="still being given back"):
+            await ordered(rack)
+        await rack.until_gone(name)
+        await asyncio.sleep(1.0)
+        await rack.provider().list()
+        assert not rack.server.objects.keys() - {f"{NODES}/{NODE}"}
+        assert rack.cro.pool[MODEL] == 3
+
+    rack.run(scenario())
+
+
+def test_of_two_leases_on_a_node_the_one_that_is_given_back_goes(rack: Rack) -> None:
+    async def scenario() -> None:
+        first = await ordered(rack)
+        await rack.until_here(first)
+        second = await ordered(rack, 1)
+        before = await rack.until(lambda leases: leases[second].phase == "here")
+        assert [before[one].counted_from for one in (first, second)] == [1, 2]
+        await given_back(rack, second)
+        await rack.until_gone(second)
+        (left,) = await rack.provider().list()
+        assert (left.name, left.device_ids) == (first, before[first].device_ids)
+        await given_back(rack, first)
+        await rack.until_gone(first)
+
+    rack.run(scenario())
+
+
+def test_what_can_still_be_taken_back_costs_nobody_elses_device(rack: Rack) -> None:
+    """The operator lets go of any that has none yet, not of the one that was ours."""
+
+    async def scenario() -> None:
+        rack.cro.attach_s = 60.0
+        first = await ordered(rack)
+        second = await ordered(rack, 1)
+        await rack.until(lambda leases: len(leases) == len(rack.resources()) == 2)
+        await rack.provider().release(ReleaseOrder(id=LeaseId("rack", first), epoch=1, uncommitted=True))
+        await rack.until_gone(first)
+        await rack.until_here(second)
+        assert len(rack.resources()) == 1
+
+    rack.run(scenario())
+
+
+def test_what_has_a_device_of_the_fabric_is_committed_and_comes(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.cro.visible = lambda node, uuid: asyncio.get_running_loop().time() > 1030.0
+        name = await ordered(rack)
+        found = await rack.until(lambda leases: leases[name].committed)
+        assert (found[name].node, found[name].device_ids) == ("", ()), "nothing of it is there yet"
+        await rack.provider().release(ReleaseOrder(id=LeaseId("rack", name), epoch=1, uncommitted=True))
+        assert [one.phase for one in await rack.provider().list()] == ["coming"]
+        await rack.until_here(name)
+
+    rack.run(scenario())
+
+
+def test_half_of_an_order_is_here_once_the_rest_has_been_wrong_for_a_while(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.cro.pool[MODEL] = 1
+        began_s = rack.server.unix_s()
+        name = await ordered(rack, devices=2)
+        await rack.until(lambda leases: len(leases[name].device_ids) == 1)
+        assert [one.phase for one in await rack.provider().list()] == ["coming"]
+        found = await rack.until(lambda leases: leases[name].phase == "here")
+        assert rack.server.unix_s() - began_s >= PARTIAL_S
+        assert len(found[name].device_ids) == 1
+        assert found[name].says == NONE_FREE
+
+    rack.run(scenario())
+
+
+def test_who_cuts_a_request_below_our_part_makes_that_lease_fail_which_lacks_its_devices(rack: Rack) -> None:
+    async def scenario() -> None:
+        names = [await ordered(rack), await ordered(rack, 1)]
+        await rack.until(lambda leases: all(one.phase == "here" for one in leases.values()))
+        rack.server.change(f"{REQUESTS}/{name_for(MODEL, NODE)}", {"spec": {"resource": {"size": 1}}})
+        found = await rack.until(lambda leases: sorted(one.phase for one in leases.values()) == ["failed", "here"])
+        lost = next(name for name in names if found[name].phase == "failed")
+        assert found[lost].says == "somebody made its request smaller"
+        await given_back(rack, lost)
+        assert rack.request()["spec"]["resource"]["size"] == 1, "what is left is the other's"
+        await rack.until_gone(lost)
+
+    rack.run(scenario())
+
+
+def test_a_device_that_a_claim_has_stays_and_one_beside_it_may_go(rack: Rack) -> None:
+    async def scenario() -> None:
+        names = [await ordered(rack), await ordered(rack, 1)]
+        found = await rack.until(lambda leases: all(one.phase == "here" for one in leases.values()))
+        uuids = {name: found[name].device_ids[0].rpartition("/")[2] for name in names}
+        devices = [{"name": f"d{at}", "attributes": {"uuid": {"string": uuids[name]}}} for at, name in enumerate(names)]
+        pool = {"driver": "gpu.nvidia.com", "pool": {"name": NODE}, "nodeName": NODE, "devices": devices}
+        rack.server.put(f"{SLICES}/a", {"spec": pool})
+        got = {"results": [{"driver": "gpu.nvidia.com", "pool": NODE, "device": "d0"}]}
+        status = {"allocation": {"devices": got}, "reservedFor": [{"name": "a"}]}
+        claims = CLAIMS.replace("resourceclaims", "namespaces/a/resourceclaims")
+        rack.server.put(f"{claims}/b", {"metadata": {"namespace": "a"}, "status": status})
+        left = {"allocation": {"devices": {"results": [{**got["results"][0], "device": "d1"}]}}}
+        rack.server.put(f"{claims}/nobodys", {"metadata": {"namespace": "a"}, "status": left})
+        for name in names:
+            await given_back(rack, name)
+        phases = {one.name: one.phase for one in await rack.provider().list()}
+        assert phases == {names[0]: "here", names[1]: "leaving"}
+
+    rack.run(scenario())
+
+
+def test_where_devices_are_only_counted_a_lease_goes_alone_and_where_they_are_told_by_uuid_it_does_not(
+    rack: Rack,
+) -> None:
+    async def scenario() -> None:
+        name = await ordered(rack)
+        await rack.until_here(name)
+        (listed,) = await rack.provider().list()
+        assert listed.alone
+        there = Slice(id=SliceId("a"), device=DeviceId(listed.device_ids[0]), node=NodeId(NODE), memory_bytes=1)
+        rack.world = replace(rack.world, slices={**rack.world.slices, there.id: there})
+        assert [one.alone for one in await rack.provider().list()] == [False]
+
+    rack.run(scenario())
+
+
+def test_what_the_api_server_will_not_have_is_a_refusal_that_says_so(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.server.refused["POST"] = AnswerError(403, "Forbidden", "admission webhook denied the request")
+        with pytest.raises(RefusedError, match="the API server refuses it: admission webhook denied"):
+            await ordered(rack)
+
+    rack.run(scenario())
+
+
+def test_who_may_not_write_lists_all_the_same(rack: Rack) -> None:
+    async def scenario() -> None:
+        name = await ordered(rack)
+        rack.server.refused["PATCH"] = AnswerError(403, "Forbidden", "another leads now")
+        rack.cro.server = rack.allowed()
+        await rack.until_here(name)
+
+    rack.run(scenario())
+
+
+def test_a_note_that_is_none_of_ours_is_no_lease(rack: Rack) -> None:
+    async def scenario() -> None:
+        await rack.another(1)
+        rack.server.change(f"{REQUESTS}/theirs", {"metadata": {"annotations": {NOTE + "a": "{", NOTE + "b": "[]"}}})
+        assert not await rack.provider().list()
+
+    rack.run(scenario())

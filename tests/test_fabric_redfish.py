@@ -1,0 +1,28 @@
+"""Direct Redfish composition keeps the contract of all Providers, over real HTTP, in each of a service's manners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.contracts.provider import ProviderContract
+from tests.kit.fake_redfish import FakeFabric
+from tests.kit.redfish_rig import FabricRig
+
+MANNERS: dict[str, Callable[[], FabricRig]] = {
+    "session over TLS, ETags, tasks": lambda: FabricRig(FakeFabric(hold=True), tls=True),
+    "basic, answers when it is done": lambda: FabricRig(FakeFabric(hold=True, login="basic", tasks=False)),
+    "as CDIM: no ETags, no Client, no pages": lambda: FabricRig(
+        FakeFabric(hold=True, login="none", tasks=False, etags=False, keeps=False, expands=False), notes=True
+    ),
+}
+
+
+class TestRedfishFabric(ProviderContract):
+    """The contract."""
+
+    @pytest.fixture(params=MANNERS)
+    def rig(self, request: pytest.FixtureRequest) -> FabricRig:
+        """See ProviderContract."""
+        return MANNERS[request.param]()

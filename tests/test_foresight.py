@@ -1,0 +1,152 @@
+"""The what-if on the operations port: what may be asked, how often, and that nothing comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Mapping
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient
+from jsonschema import Draft202012Validator
+from msgspec.structs import replace
+from pytest_aiohttp import AiohttpClient
+
+from autoscaler import foresight, openapi
+from autoscaler.contract import ModelName, TenantName
+from autoscaler.log import Log
+from autoscaler.ops import OperationsServer
+from autoscaler.tenant import Key, Tenant, TenantSpec
+from autoscaler.whatif import PATH, Answer, Asked, ahead
+from autoscaler.world import World
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import device, model, replica, world
+
+Client = TestClient[web.Request, web.Application]
+A, B = model("a", 20, aliases=("small",), idle_seconds=3600.0), model("org/b", 20)
+
+
+def hashed(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def tenants() -> dict[TenantName, Tenant]:
+    keys = (Key(sha256=hashed("pl-ops"), name="ops", role="operator"), Key(sha256=hashed("pl-app"), name="app"))
+    acme = Tenant(name=TenantName("acme"), spec=TenantSpec(keys=keys))
+    return {acme.name: acme}
+
+
+def lived() -> World:
+    """`a` is idle on the one device."""
+    return world([A, B], [device()], [replica(A, "r1")])
+
+
+async def connect(aiohttp_client: AiohttpClient, made: World) -> tuple[Client, SteppedLoop]:
+    stepped = SteppedLoop(made)
+    port = OperationsServer(stepped.loop, Log(), lambda: b"", tuple, "1.2.3")
+    return await aiohttp_client(port.application()), stepped
+
+
+async def test_the_answer_is_that_of_the_world_and_nothing_comes_of_it(aiohttp_client: AiohttpClient) -> None:
+    made = lived()
+    client, stepped = await connect(aiohttp_client, made)
+    response = await client.post(PATH, json={"demand": {"org/b": {"waiting": 3}, "small": {}}})
+    found = await response.json()
+    assert response.status == 200
+    assert [start["model"] for start in found["starts"]] == ["org/b"]
+    assert [stop["replica"] for stop in found["stops"]] == ["r1"]
+    assert stepped.loop.world is made
+    assert (stepped.driver.started, stepped.driver.stopped) == ([], [])
+    described = await (await client.get(openapi.PATH)).json()
+    schema = described["paths"][PATH]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    Draft202012Validator({**schema, "components": described["components"]}).validate(found)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b'{"demand": {"c": {"waiting": 1}}}', 404, "c: no such model; there are: a, org/b"),
+        (b'{"demand": {"a": {}, "small": {}}}', 400, "small: the Model a is given twice"),
+        (b'{"demand": {"a": {"waiting": -1}}}', 400, "expected {"),
+        (b'{"demand": {"a": {"waiting": 1000001}}}', 400, "expected {"),
+        (b'{"demand": {"a": {"wating": 1}}}', 400, "expected {"),
+        (b'{"demand": {}}', 400, "expected {"),
+        (b"", 400, "expected {"),
+        (b"[" * 5000, 400, "expected {"),
+        (b" " * 70_000, 413, "at most 65536 bytes"),
+    ],
+)
+async def test_a_question_that_is_wrong_is_one_clear_error(
+    aiohttp_client: AiohttpClient, body: bytes, status: int, said: str
+) -> None:
+    client, _ = await connect(aiohttp_client, lived())
+    response = await client.post(PATH, data=body, headers={"content-type": "application/json"})
+    assert response.status == status
+    assert said in (await response.json())["error"]
+
+
+async def test_pages_of_others_and_those_who_do_not_lead_get_no_answer(aiohttp_client: AiohttpClient) -> None:
+    client, _ = await connect(aiohttp_client, world([A], [device()], leads=False))
+    question = {"demand": {"a": {"waiting": 1}}}
+    assert (await client.post(PATH, json=question)).status == 503
+    assert (await client.post(PATH, json=question, headers={"origin": "https://evil"})).status == 403
+    assert (await client.post(PATH, data="{}", headers={"content-type": "text/plain"})).status == 415
+
+
+async def test_where_orders_need_an_operators_key_so_does_the_question(aiohttp_client: AiohttpClient) -> None:
+    client, _ = await connect(aiohttp_client, replace(lived(), tenants=tenants()))
+    question = {"demand": {"a": {"waiting": 1}}}
+    found: list[tuple[int, str]] = []
+    for headers in ({}, {"authorization": "Bearer pl-app"}, {"authorization": "Bearer pl-ops"}):
+        response = await client.post(PATH, json=question, headers=headers)
+        found.append((response.status, (await response.json()).get("error", "")))
+    assert found == [
+        (401, "a what-if needs a key of role operator: `pilotlight key new --tenant NAME --role operator`"),
+        (403, "this key has the role tenant: a what-if needs one of role operator"),
+        (200, ""),
+    ]
+
+
+async def test_what_could_not_start_at_all_is_looked_at_as_it_would_be(aiohttp_client: AiohttpClient) -> None:
+    """Nothing goes for it, and that it was asked about is not remembered."""
+    client, stepped = await connect(aiohttp_client, lived())
+    stepped.driver.obstacles["org/b"] = "vllm: no such program"
+    found = await (await client.post(PATH, json={"demand": {"org/b": {"waiting": 1}}})).json()
+    assert (found["starts"], found["stops"]) == ([], [])
+    assert "vllm: no such program" in str((found["unmet"], found["orders"]))
+    assert stepped.loop.world.obstacles == {}
+
+
+async def test_the_answer_has_no_address_and_no_key(aiohttp_client: AiohttpClient) -> None:
+    ran = replica(A, "r1", address="http://10.9.8.7:8000")
+    client, _ = await connect(aiohttp_client, world([A, B], [device()], [ran], tenants=tenants()))
+    demands: list[dict[str, dict[str, int]]] = [{"org/b": {"waiting": 3}}, {"a": {"waiting": 9}}, {"c": {}}]
+    for demand in demands:
+        headers = {"authorization": "Bearer pl-ops"}
+        said = await (await client.post(PATH, json={"demand": demand}, headers=headers)).text()
+        assert not [one for one in ("10.9.8.7", "8000", "pl-ops", hashed("pl-ops")) if one in said]
+
+
+async def test_one_question_is_worked_out_at_a_time(
+    aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(made: World, asked: Mapping[ModelName, Asked], now_s: float) -> Answer:
+        begun.set()
+        assert go_on.wait(60)
+        return ahead(made, asked, now_s)
+
+    monkeypatch.setattr(foresight, "ahead", slow)
+    client, _ = await connect(aiohttp_client, lived())
+    question = {"demand": {"a": {"waiting": 1}}}
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(client.post(PATH, json=question))
+        assert await asyncio.to_thread(begun.wait, 60)
+        assert (await client.post(PATH, json=question)).status == 429
+        assert (await client.get("/healthz")).status == 200, "the loop goes on"
+        go_on.set()
+    assert first.result().status == 200
+    assert (await client.post(PATH, json=question)).status == 200

@@ -1,0 +1,393 @@
+"""GPUs that come to a running node and leave it: the order of steps, on a played tree, driver and API server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from artifacts import hotplug
+from artifacts.gpubus import Answer, Bus, StepError
+from artifacts.hotplug import IDLE_BYTES_MAX, VISIBLE_S, Holder, Seen, Stand, bus_of, hidden_in, minor_in, shown_in
+from autoscaler.contract import FabricReport, PodDevices
+from autoscaler.nodewants import FabricWant
+from pilotlight.attaching import Attaching
+from pilotlight.daemons import VERSION, Daemons, Those
+from pilotlight.fabricnode import FabricNode
+from tests.kit.fake_gpu_node import GPU_OPERATOR, NODE, PLUGIN, PlayedNode
+from tests.kit.objects import PlayedServer
+
+A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000001", "GPU-bbbbbbbb-0000-0000-0000-000000000002"
+AT_A, AT_B = "0000:18:00.0", "0000:3b:00.0"
+ENGINE_UID = "99999999-7b1e-4d2a-9a55-0123456789ab"
+
+
+class Rig:
+    """An agent's room for a fabric, on a played node; time is the test's."""
+
+    def __init__(self, root: Path) -> None:
+        self.server = PlayedServer(lambda: 1_000_000.0)
+        self.node = PlayedNode(root, self.server)
+        self.now_s = 0.0
+        self.table: list[PodDevices] = []
+        self.told = 0
+        self.made = self.begin()
+
+    def begin(self) -> Attaching:
+        """An agent that knows nothing yet."""
+        daemons = Daemons(self.server, NODE, [Those(GPU_OPERATOR, PLUGIN)])
+        self.made = Attaching(FabricNode(Bus(self.node.root, self.node.run), daemons, lambda: self.table), self.clock)
+        self.made.changed = self._changed
+        return self.made
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def _changed(self) -> None:
+        self.told += 1
+
+    def want(self, *devices: str, leave: bool = False) -> None:
+        self.made.want([FabricWant(device=one, leave=leave) for one in devices])
+
+    async def turns(self, many: int = 30, pods: bool = True) -> None:
+        """So many, a second after each other; `pods`: what was ended is made anew, as its DaemonSet does."""
+        for _ in range(many):
+            await self.made.turn()
+            self.node.settle()
+            if pods and not self.node.plugins():
+                self.node.start_plugin()
+            self.now_s += 1.0
+
+    def report(self) -> FabricReport:
+        (one,) = self.made.report()
+        return one
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+# --- it comes ---------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_attached_is_scanned_for_and_the_device_plugin_starts_anew_once(rig: Rig) -> None:
+    (before,) = rig.node.plugins()
+    rig.node.link(A, AT_A)
+    rig.want(A)
+    await rig.turns()
+    assert rig.report() == FabricReport(device=A, done=True)
+    assert rig.node.said == ["rescan 1"], "once is enough"
+    (after,) = rig.node.plugins()
+    assert (before, after, rig.node.pods) != (after, after, 2)
+    assert rig.node.pods == 2, "and so it is for the device plug-in"
+    assert rig.told
+    rig.made.want([])
+    await rig.turns(2)
+    assert rig.made.report() == ()
+    assert rig.node.pods == 2
+
+
+async def test_who_tells_the_kubelet_must_be_ready_before_it_is_said_to_be_here(rig: Rig) -> None:
+    rig.node.link(A, AT_A)
+    rig.want(A)
+    await rig.turns(8, pods=False)
+    uid = rig.node.start_plugin(ready=False)
+    await rig.turns(3)
+    assert not rig.report().done
+    assert rig.report().says == "pod gpu-operator/plugin-2 is starting"
+    rig.server.change(f"/api/v1/namespaces/{GPU_OPERATOR}/pods/plugin-2", {"status": {"conditions": [
+        {"type": "Ready", "status": "True"}]}})  # fmt: skip
+    await rig.turns(2)
+    assert rig.report().done
+    assert rig.node.plugins() == [uid]
+
+
+async def test_what_is_not_seen_in_time_has_failed_and_says_why(rig: Rig) -> None:
+    rig.node.deaf = True
+    rig.node.link(A, AT_A)
+    rig.want(A)
+    await rig.turns(int(VISIBLE_S) - 1)
+    assert not rig.report().failed
+    await rig.turns(3)
+    assert rig.report().failed
+    assert rig.report().says == "it is attached, and the node's driver does not show it"
+    assert 30 < len(rig.node.said) < 150, "every few seconds: a link takes its time"
+
+
+async def test_a_bus_that_was_hidden_when_its_gpu_left_is_shown_again_for_the_next(rig: Rig) -> None:
+    rig.node.hidden.add(AT_A)
+    rig.node.link(A, AT_A)
+    rig.want(A)
+    await rig.turns()
+    assert rig.report().done
+    assert rig.node.said == ["rescan 1", f"drain -m 0 {AT_A}", f"drivers_probe {AT_A}", "rescan 1"]
+
+
+@pytest.mark.parametrize("why", ["driver", "API server"])
+async def test_what_cannot_be_seen_stops_all_steps_and_is_said(rig: Rig, why: str) -> None:
+    rig.node.link(A, AT_A)
+    rig.node.answers, rig.server.away = why != "driver", why != "driver"
+    rig.want(A)
+    await rig.turns(3)
+    assert why in rig.report().says
+    assert not rig.node.said
+    await rig.turns(int(VISIBLE_S))
+    assert rig.report().failed
+
+
+# --- it leaves --------------------------------------------------------------------------------------------------------
+
+
+async def test_what_nobody_uses_leaves_in_the_order_that_lets_everybody_go_first(rig: Rig) -> None:
+    gpu, _ = rig.node.link(A, AT_A, here=True), rig.node.link(B, AT_B, here=True)
+    gpu.kept = True
+    rig.want(A, leave=True)
+    await rig.turns()
+    assert rig.report() == FabricReport(device=A, leave=True, done=True)
+    assert rig.node.said == [f"-pm 0 {A}", f"drain -m 1 {AT_A}", f"drain -r {AT_A}"]
+    assert not (rig.node.root / "dev/nvidia0").exists()
+    assert (rig.node.root / "dev/nvidia1").exists()
+    assert rig.node.gpus[AT_B].driven, "nobody else's goes"
+    assert rig.node.pods == 2, "the device plug-in counts anew"
+
+
+async def test_in_a_virtual_machine_the_kernel_takes_it_off_the_bus(rig: Rig) -> None:
+    rig.node.virtual = True
+    rig.node.link(A, AT_A, here=True)
+    rig.node.link(B, AT_B, here=True)
+    rig.want(A, leave=True)
+    await rig.turns()
+    assert rig.report().done
+    assert rig.node.said[1:] == [f"drain -r {AT_A}", f"remove {AT_A}"]
+
+
+async def test_the_modules_that_hold_a_drivers_last_gpu_go_first(rig: Rig) -> None:
+    rig.node.link(A, AT_A, here=True)
+    rig.want(A, leave=True)
+    await rig.turns()
+    assert rig.report().done
+    assert rig.node.said == [f"drain -m 1 {AT_A}", "modprobe -r nvidia_drm nvidia_uvm", f"drain -r {AT_A}"]
+
+
+async def test_what_is_used_stays_whoever_asks_and_it_is_said_by_whom(rig: Rig) -> None:
+    gpu = rig.node.link(A, AT_A, here=True)
+    gpu.computing = (4711,)
+    rig.table = [PodDevices(namespace="engines", name="bob", devices=(A,))]
+    gpu.used_mib = 6000
+    rig.want(A, leave=True)
+    for says in ("process 4711 computes on it", "pod engines/bob has it", "6000 MiB of its memory are held"):
+        await rig.turns(3)
+        assert (rig.report().says, rig.report().done, rig.node.said) == (says, False, [])
+        if gpu.computing:
+            gpu.computing = ()
+        elif rig.table:
+            rig.table = []
+    gpu.used_mib = IDLE_BYTES_MAX >> 20
+    await rig.turns()
+    assert rig.report().done
+
+
+async def test_daemons_of_the_node_let_go_of_it_and_are_started_without_it_and_nobody_else_is_ended(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    gpu, (uid,) = rig.node.link(A, AT_A, here=True), rig.node.plugins()
+    rig.node.link(B, AT_B, here=True)
+    for pid, name, pod in ((11, "nvidia-device-p", uid), (12, "nvidia-persistenced"[:15], ""), (13, "a-shell", "")):
+        rig.node.hold(pid, gpu, name, pod)
+    rig.node.hold(14, rig.node.gpus[AT_B], "an-engine", ENGINE_UID)
+
+    def end(pid: int, signal: int) -> None:
+        ended.append(pid)
+        rig.node.let_go(pid)
+
+    monkeypatch.setattr("os.kill", end)
+    rig.want(A, leave=True)
+    await rig.turns(4)
+    assert uid not in rig.node.plugins()
+    rig.node.let_go(11)
+    await rig.turns(4)
+    assert ended == [12]
+    assert rig.report().says == "process 13 (a-shell) has it open"
+    assert rig.node.gpus[AT_A].driven
+    rig.node.let_go(13)
+    await rig.turns()
+    assert rig.report().done
+    assert ended == [12]
+    assert rig.node.pods == 3, "one that looks at it goes, and one that counts it"
+
+
+async def test_a_step_that_works_and_changes_nothing_is_not_done_over_and_over_without_a_pause(rig: Rig) -> None:
+    rig.node.link(A, AT_A, here=True).kept = True
+    told = rig.node.run
+
+    async def stays(words: Sequence[str]) -> Answer:
+        rig.node.gpus[AT_A].kept = True
+        return await told(words)
+
+    rig.node.run = stays  # type: ignore[method-assign]  # persistenced has its own mind
+    rig.begin()
+    rig.want(A, leave=True)
+    assert [await rig.made.turn() for _ in range(4)] == [True, False, False, False]
+
+
+async def test_what_is_asked_for_no_more_is_shown_again(rig: Rig) -> None:
+    gpu = rig.node.link(A, AT_A, here=True)
+    rig.node.hold(13, gpu, "a-shell")
+    rig.want(A, leave=True)
+    await rig.turns(5)
+    assert rig.node.hidden == {AT_A}
+    rig.made.want([])
+    await rig.turns(3)
+    assert rig.node.hidden == set()
+    assert rig.made.report() == ()
+    assert rig.node.said == [f"drain -m 1 {AT_A}", f"drain -m 0 {AT_A}"]
+
+
+async def test_an_agent_that_starts_anew_goes_on_where_the_last_was(rig: Rig) -> None:
+    gpu, _ = rig.node.link(A, AT_A, here=True), rig.node.link(B, AT_B, here=True)
+    rig.node.hold(13, gpu, "a-shell")
+    rig.want(A, leave=True)
+    await rig.turns(5)
+    rig.begin()
+    rig.want(A, leave=True)
+    await rig.turns(5)
+    assert rig.report().says == "process 13 (a-shell) has it open"
+    assert AT_A in rig.node.hidden
+    rig.node.let_go(13)
+    await rig.turns()
+    assert rig.report().done
+    rig.begin()
+    rig.want(A, leave=True)
+    await rig.turns(5)
+    assert rig.report().done, "it is not there, and all that are there are known"
+
+
+async def test_what_an_agent_before_left_behind_is_taken_back_when_nobody_asks_for_it_any_more(rig: Rig) -> None:
+    publish(rig.server)
+    rig.node.hold(13, rig.node.link(A, AT_A, here=True), "a-shell")
+    rig.want(A, leave=True)
+    await rig.turns(5)
+    assert rig.node.hidden == {AT_A}
+    assert RULE in rig.server.objects
+    rig.begin()
+    await rig.turns(2)
+    assert rig.node.hidden == {AT_A}, "nobody has said yet what is wanted"
+    rig.made.want([])
+    await rig.turns(2)
+    assert not rig.node.hidden
+    assert RULE not in rig.server.objects
+
+
+async def test_a_gpu_of_which_nobody_knows_where_it_is_is_not_said_to_be_gone(rig: Rig) -> None:
+    rig.node.deaf = True
+    rig.node.link(A, AT_A, here=True)
+    rig.want(A, leave=True)
+    await rig.turns(5)
+    assert not rig.report().done
+    assert rig.report().says == f"the GPU at {AT_A} may be it: its driver is off"
+    assert not rig.node.said
+
+
+async def test_who_left_and_comes_again_is_taken_and_told_of_as_new(rig: Rig) -> None:
+    rig.node.link(A, AT_A, here=True)
+    rig.want(A, leave=True)
+    await rig.turns()
+    assert rig.report().done
+    rig.want(A)
+    await rig.made.turn()
+    assert not rig.report().done
+    assert not rig.report().leave
+    await rig.turns()
+    assert rig.report().done
+    assert rig.node.gpus[AT_A].driven
+
+
+# --- taints -----------------------------------------------------------------------------------------------------------
+
+
+RULE = f"{VERSION}/devicetaintrules/pilotlight-leaving-{A.lower()}"
+
+
+def publish(server: PlayedServer) -> None:
+    """A DRA driver does, and the API server knows rules."""
+    server.put(VERSION, {"resources": [{"name": "devicetaintrules"}]})
+    device = {"name": "gpu-0", "attributes": {"uuid": {"string": A}}}
+    pool = {"driver": "gpu.nvidia.com", "nodeName": NODE, "pool": {"name": NODE}, "devices": [device]}
+    server.put("/apis/resource.k8s.io/v1/resourceslices/one", {"spec": pool})
+
+
+async def test_what_a_dra_driver_publishes_is_tainted_before_anything_else_and_until_it_is_detached(rig: Rig) -> None:
+    publish(rig.server)
+    rig.node.link(A, AT_A, here=True)
+    rig.want(A, leave=True)
+    await rig.turns(1)
+    rule = rig.server.objects[RULE]
+    assert rule["spec"] == {
+        "deviceSelector": {"driver": "gpu.nvidia.com", "pool": NODE, "device": "gpu-0"},
+        "taint": {"key": "pilotlight.dev/leaving", "effect": "NoSchedule"},
+    }  # fmt: skip
+    assert not rig.node.said
+    await rig.turns()
+    assert rig.report().done
+    assert RULE in rig.server.objects
+    rig.made.want([])
+    await rig.turns(3)
+    assert RULE not in rig.server.objects
+
+
+async def test_a_rule_of_somebody_elses_of_that_name_stays(rig: Rig) -> None:
+    publish(rig.server)
+    rig.node.link(A, AT_A, here=True)
+    rig.server.put(RULE, {"spec": {}})
+    rig.want(A, leave=True)
+    await rig.turns()
+    assert not rig.report().done
+    assert not rig.node.said, "it is not known what that does"
+    assert "already exists" in rig.report().says
+    rig.made.want([])
+    await rig.turns(3)
+    assert RULE in rig.server.objects
+    assert rig.server.objects[RULE]["spec"] == {}
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "bus"),
+    [("00000000:3B:00.0", AT_B), ("0000:3b:00.0", AT_B), ("00010000:01:00.0", "10000:01:00.0"), ("3b:00.0", ""),
+     ("../../etc", "")],
+)  # fmt: skip
+def test_a_bus_is_named_as_sysfs_names_it(text: str, bus: str) -> None:
+    assert bus_of(text) == bus
+
+
+def test_what_programs_print_is_read_and_what_is_none_of_it_is_left_out() -> None:
+    text = f"{A}, 00000000:18:00.0, 4, Enabled\n{B}, 00000000:3B:00.0, [N/A], Disabled\nWARNING: infoROM\n, , ,\n"
+    assert shown_in(text) == {A: hotplug.Gpu(AT_A, 4 << 20, kept=True), B: hotplug.Gpu(AT_B)}
+    assert hotplug.computing_in(f"{A}, 12\n{A}, 13\nx, 1\n{B}, [N/A]\n") == {A: (12, 13)}
+    assert hidden_in("The current drain state of GPU 00000000:18:00.0 is: draining.")
+    assert not hidden_in("The current drain state of GPU 00000000:18:00.0 is: not draining.")
+    assert not hidden_in("")
+    assert minor_in("Model: \t\t NVIDIA H200\nDevice Minor: \t 3\n") == 3
+    assert minor_in("Device Minor: \t ?\n") is None
+
+
+async def test_a_command_that_fails_is_said_with_what_it_said(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.node.link(A, AT_A, here=True).kept = True
+    with pytest.raises(StepError, match=r"drain -p .* ended with 3 and said: Persistence mode is on"):
+        await Bus(rig.node.root, rig.node.run).act(hotplug.Step("hide", (AT_A,)))
+    with pytest.raises(StepError, match="remove of the PCI bus cannot be written: No such file"):
+        await Bus(rig.node.root, rig.node.run).act(hotplug.Step("remove", (AT_B,)))
+
+
+def test_a_process_that_is_no_keeper_is_waited_for() -> None:
+    seen = Seen(
+        {}, frozenset({AT_A}), {AT_A: 0, AT_B: 1}, hidden=frozenset({AT_A}), holders={0: (Holder(7, "nvidia-smi"),)}
+    )
+    job = hotplug.Job(A, leave=True, since_s=0.0, bus=AT_A)
+    assert hotplug.next_step(job, seen, 0.0) == Stand("process 7 (nvidia-smi) has it open")

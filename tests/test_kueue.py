@@ -1,0 +1,332 @@
+"""Places in a queue of Kueue: the contract of Providers, and what Kueue does with who waits, is there and goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.capacity import bookings, places
+from autoscaler.capacity.base import Provider, RefusedError
+from autoscaler.capacity.kueue import KueuePlaces
+from autoscaler.capacity.provisioning import WAIT_MAX
+from autoscaler.capacity.server import Object
+from autoscaler.contract import ModelName
+from autoscaler.leases import Listed
+from autoscaler.podspec import GPU
+from autoscaler.providers import Kueue, ProviderSettings
+from autoscaler.world import World
+from tests.contracts.provider import ProviderContract, order, release
+from tests.kit.fakekueue import FakeKueue
+from tests.kit.objects import PlayedServer
+from tests.kit.queued import NAMESPACE, PODS, UNIX_S, pod_of, settings
+from tests.sim.virtual import run
+
+QUEUES = f"/apis/{places.API}/namespaces/{NAMESPACE}/localqueues"
+WORKLOADS = f"/apis/{places.API}/namespaces/{NAMESPACE}/workloads"
+
+
+class KueueRig:
+    """In virtual time; the played Kueue looks every second."""
+
+    def __init__(self, gpus: int = 2) -> None:
+        self.gpus = gpus
+        self.server: PlayedServer
+        self.kueue: FakeKueue
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        """See Rig."""
+
+        async def whole() -> None:
+            clock = asyncio.get_running_loop().time
+            self.server = PlayedServer(lambda: UNIX_S + clock())
+            self.server.put(f"{QUEUES}/serving", {"spec": {"clusterQueue": "gpus"}})
+            self.kueue = FakeKueue(self.server, NAMESPACE, clock, {"w1": self.gpus})
+            await scenario
+
+        run(whole())
+
+    def provider(self) -> KueuePlaces:
+        """See Rig."""
+        named = ProviderSettings(name="queue", kueue=Kueue(local_queue="serving"))
+        return KueuePlaces(named, self.server, NAMESPACE, lambda: World(epoch=1, settings=settings(4)), pod_of)
+
+    async def go_on(self, seconds: float = 2.0) -> None:
+        """Kueue works so long."""
+        for _ in range(int(seconds)):
+            await asyncio.sleep(1.0)
+            await self.kueue.step()
+
+    async def until_here(self, name: str) -> None:
+        """See Rig."""
+        await self.go_on(4.0)
+        assert {one.name: one.phase for one in await self.provider().list()}[name] == "here"
+
+    async def until_gone(self, name: str) -> None:
+        """See Rig."""
+        await self.go_on()
+
+    def use(self, name: str) -> None:
+        """See Rig: a Replica's pod takes the place."""
+        kept = self.server.objects.pop(f"{PODS}/{name}")
+        one = places.read(kept)
+        assert one is not None
+        marks = places.listed(one, None, "serving").marks
+        assert marks.instead == name
+        taker = {
+            "metadata": {"labels": marks.labels, "annotations": marks.annotations},
+            "spec": {
+                "nodeName": "w1", "schedulingGates": [{"name": gate} for gate in marks.gates],
+                "containers": [{"name": "engine", "resources": {"limits": {GPU: "1"}}}],
+            },
+        }  # fmt: skip
+        self.server.put(f"{PODS}/replica", taker)
+
+    def leave_little(self) -> None:
+        """See Rig."""
+        self.server.change(f"{QUEUES}/serving", {"spec": {"stopPolicy": "Hold"}})
+
+    def go_away(self) -> None:
+        """See Rig."""
+        self.server.away = True
+
+
+class TestKueuePlaces(ProviderContract):
+    """The contract."""
+
+    @pytest.fixture
+    def rig(self) -> KueueRig:
+        """See ProviderContract."""
+        return KueueRig()
+
+
+async def only(provider: Provider) -> Listed:
+    (one,) = await provider.list()
+    return one
+
+
+async def ordered(rig: KueueRig, number: int = 0, devices: int = 1) -> tuple[KueuePlaces, str]:
+    provider = rig.provider()
+    made = replace(order((await provider.offers())[0], number), devices=devices)
+    await provider.acquire(made)
+    return provider, made.id.name
+
+
+def test_a_place_is_kept_by_a_gated_pod_group_of_one_in_the_queue() -> None:
+    rig = KueueRig()
+
+    async def what() -> None:
+        _, name = await ordered(rig)
+        pod: Object = rig.server.objects[f"{PODS}/{name}"]
+        assert pod["metadata"]["labels"] == {
+            "app": "engine", "app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/place": name,
+            "pilotlight.dev/capacity": "queue", "kueue.x-k8s.io/queue-name": "serving",
+            "kueue.x-k8s.io/pod-group-name": name,
+        }  # fmt: skip
+        assert pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "1"
+        spec = pod["spec"]
+        assert spec["schedulingGates"] == [{"name": "kueue.x-k8s.io/admission"}]
+        assert spec["nodeSelector"] == {"pool": "l4"}
+        assert spec["containers"][0]["resources"] == {"requests": {"cpu": "4"}, "limits": {GPU: "1"}}
+        assert spec["containers"][0]["command"] == ["sleep", "infinity"]
+
+    rig.run(what())
+
+
+def test_who_waits_for_quota_is_told_so_and_comes_when_another_goes() -> None:
+    rig = KueueRig(gpus=1)
+
+    async def what() -> None:
+        provider, first = await ordered(rig)
+        await rig.until_here(first)
+        _, second = await ordered(rig, 1)
+        await rig.go_on()
+        waits = {one.name: one for one in await provider.list()}[second]
+        assert (waits.phase, waits.committed) == ("coming", False)
+        assert waits.says == "it waits for quota (WaitingForQuota: insufficient unused quota)"
+        await provider.release(release(order((await provider.offers())[0])))
+        await rig.until_here(second)
+
+    rig.run(what())
+
+
+def test_so_many_places_wait_at_once_and_no_more() -> None:
+    rig = KueueRig(gpus=1)
+
+    async def what() -> None:
+        for number in range(WAIT_MAX + 1):
+            await ordered(rig, number)
+            await rig.go_on(3.0)
+        assert await rig.provider().offers() == ()
+        assert [one.phase for one in await rig.provider().list()].count("here") == 1
+
+    rig.run(what())
+
+
+def test_what_no_quota_can_hold_has_failed() -> None:
+    rig = KueueRig()
+
+    async def what() -> None:
+        rig.kueue.most = 1
+        provider, _ = await ordered(rig, devices=2)
+        await rig.go_on()
+        shown = await only(provider)
+        assert shown.phase == "failed"
+        assert shown.says == "no quota can ever hold it (ExceedsMaxQuota: insufficient quota for nvidia.com/gpu)"
+
+    rig.run(what())
+
+
+def test_an_admission_check_says_what_is_made_and_a_rejection_is_for_good() -> None:
+    rig = KueueRig()
+
+    async def what() -> None:
+        rig.kueue.checks_s, rig.kueue.says = 30.0, "ETA 300 s"
+        provider, name = await ordered(rig)
+        await rig.go_on(5.0)
+        shown = await only(provider)
+        assert (shown.phase, shown.says) == ("coming", "it has quota, and waits for admission checks (prov: ETA 300 s)")
+        await rig.go_on(30.0)
+        assert (await only(provider)).phase == "here"
+        rig.kueue.rejects = True
+        _, second = await ordered(rig, 1)
+        await rig.go_on(5.0)
+        shown = {one.name: one for one in await provider.list()}[second]
+        assert shown.phase == "failed", name
+        assert shown.says == "Kueue deactivated its Workload (Deactivated: DeactivatedDueToAdmissionCheck)"
+
+    rig.run(what())
+
+
+def test_who_takes_the_place_is_the_lease_until_it_goes_and_then_nothing_is_held() -> None:
+    rig = KueueRig(gpus=1)
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        await rig.until_here(name)
+        rig.use(name)
+        await rig.go_on()
+        shown = await only(provider)
+        assert (shown.name, shown.phase, shown.node, shown.marks.instead) == (name, "here", "w1", "")
+        assert shown.marks.gates == (places.GATE,)
+        assert not rig.server.objects[f"{PODS}/replica"]["spec"]["schedulingGates"], (
+            "its quota is the one that was kept"
+        )
+        await rig.server.delete(f"{PODS}/replica")
+        await rig.go_on()
+        assert await provider.list() == ()
+        assert not [at for at in rig.server.objects if at.startswith(WORKLOADS)]
+
+    rig.run(what())
+
+
+def test_while_a_place_changes_hands_it_is_not_given_back() -> None:
+    rig = KueueRig()
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        await rig.until_here(name)
+        kept = rig.server.objects[f"{PODS}/{name}"]
+        rig.use(name)
+        rig.server.put(f"{PODS}/{name}", kept)
+        assert (await only(provider)).marks.instead == ""
+        await provider.release(release(order((await provider.offers())[0])))
+        assert f"{PODS}/{name}" in rig.server.objects, "the driver has it go"
+
+    rig.run(what())
+
+
+def test_a_place_that_goes_to_another_has_failed_and_is_gone_with_its_pod() -> None:
+    rig = KueueRig(gpus=1)
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        await rig.until_here(name)
+        rig.server.change(f"{PODS}/{name}", {"metadata": {"finalizers": ["kueue.x-k8s.io/managed"]}})
+        rig.kueue.preempted.add(name)
+        await rig.go_on(1.0)
+        assert (await only(provider)).phase == "leaving"
+        rig.server.change(f"{PODS}/{name}", {"metadata": {"finalizers": None}})
+        await rig.go_on()
+        assert await provider.list() == ()
+
+    rig.run(what())
+
+
+def test_a_place_that_is_about_to_go_to_another_says_so() -> None:
+    rig = KueueRig(gpus=1)
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        await rig.until_here(name)
+        evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "for a better one"}
+        rig.server.change(f"{WORKLOADS}/{name}", {"status": {"conditions": [evicted]}})
+        shown = await only(provider)
+        assert (shown.phase, shown.says) == ("failed", "Kueue gave its place to another (Preempted: for a better one)")
+
+    rig.run(what())
+
+
+@pytest.mark.parametrize(
+    ("queue", "said"),
+    [
+        (None, "there is no such LocalQueue"),
+        ({"spec": {"stopPolicy": "HoldAndDrain"}}, "its LocalQueue is stopped (HoldAndDrain)"),
+        (
+            {"status": {"conditions": [{"type": "Active", "status": "False", "reason": "ClusterQueueDoesNotExist"}]}},
+            "its LocalQueue is not active (ClusterQueueDoesNotExist)",
+        ),
+    ],
+)
+def test_a_queue_that_takes_nobody_offers_nothing_and_refuses(queue: Object | None, said: str) -> None:
+    rig = KueueRig()
+
+    async def what() -> None:
+        provider = rig.provider()
+        made = order((await provider.offers())[0])
+        del rig.server.objects[f"{QUEUES}/serving"]
+        if queue is not None:
+            rig.server.put(f"{QUEUES}/serving", queue)
+        for call in (provider.offers(), provider.acquire(made)):
+            with pytest.raises(RefusedError) as caught:
+                await call
+            assert str(caught.value) == said
+
+    rig.run(what())
+
+
+def test_a_model_that_is_gone_is_ordered_nothing() -> None:
+    rig = KueueRig()
+
+    async def what() -> None:
+        provider = rig.provider()
+        made = replace(order((await provider.offers())[0]), owner=ModelName("gone"))
+        with pytest.raises(RefusedError, match="there is no model gone any more"):
+            await provider.acquire(made)
+
+    rig.run(what())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"metadata": {"annotations": {bookings.OFFER: "<html>"}}}, "somebody changed the annotations of its pod"),
+        ({"metadata": {"annotations": {bookings.EPOCH: None}}}, "somebody changed the annotations of its pod"),
+        ({"status": {"phase": "Failed"}}, "the pod that kept its place has ended"),
+    ],
+)
+def test_a_pod_that_is_spoilt_or_has_ended_keeps_nothing_and_goes(change: Object, said: str) -> None:
+    rig = KueueRig()
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        made = order((await provider.offers())[0])
+        rig.server.change(f"{PODS}/{name}", change)
+        shown = await only(provider)
+        assert (shown.name, shown.phase, shown.says) == (name, "failed", said)
+        await provider.release(release(made))
+        assert not [at for at in rig.server.objects if at.startswith(PODS)]
+
+    rig.run(what())

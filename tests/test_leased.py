@@ -1,0 +1,131 @@
+"""Which Slices are a Lease's, what keeps it from going, and what pods on them have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.actions import StartReplica
+from autoscaler.contract import ModelName
+from autoscaler.leased import hindered, is_of, marks
+from autoscaler.leases import NO_MARKS, Lease, LeasesSeen, Listed, Marks
+from autoscaler.model import Gpu
+from autoscaler.plan import plan
+from autoscaler.world import DeviceId, NodeId, Slice, SliceId, World
+from tests.kit.offered import A, acted, arrived, cloud, offer, offered, orders, releases, shown, surge, told
+from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+
+
+def counted(number: int) -> Slice:
+    name = f"w1/gpu{number}"
+    return Slice(id=SliceId(name), device=DeviceId(name), node=NodeId("w1"), memory_bytes=GI)
+
+
+@pytest.mark.parametrize(("first", "here"), [(1, [1, 2]), (2, [2, 3]), (None, [])])
+def test_of_devices_that_are_only_counted_a_lease_has_those_from_a_number_on(
+    first: int | None, here: list[int]
+) -> None:
+    ids = ("w1/GPU-a", "w1/GPU-b")
+    listed = Listed(name="a", offer=offer(), devices=2, phase="here", node="w1", device_ids=ids, counted_from=first)
+    lease = lease_of(listed)
+    assert [number for number in range(4) if is_of(lease, counted(number))] == here
+    known = Slice(id=SliceId("x"), device=DeviceId("w1/GPU-b"), node=NodeId("w1"), memory_bytes=GI)
+    assert is_of(lease, known), "where its UUID is told that counts"
+
+
+def lease_of(listed: Listed) -> Lease:
+    """As its provider shows it."""
+    begin = told(offered(surge(), offer()), LeasesSeen(provider="rack", leases=(listed,), began_s=T0))
+    (lease,) = begin.capacity.leases.values()
+    return lease
+
+
+def test_of_devices_that_are_attached_a_lease_has_none_before_its_provider_names_some() -> None:
+    """Else it had those of the node's own, nobody would wait for it, and another was ordered."""
+    listed = Listed(name="a", offer=offer(), devices=1, node="w1", counted_from=0)
+    assert not is_of(lease_of(listed), counted(0))
+    added = Listed(name="a", offer=cloud(), devices=1, phase="here", node="w1")
+    assert is_of(lease_of(added), counted(0)), "of a node that was added it has all"
+
+
+def test_while_a_device_is_on_its_way_to_a_node_that_has_one_no_second_is_ordered() -> None:
+    two = model("a", 0, gpu=Gpu(count=2))
+    own = replace(counted(0), memory_bytes=16 * GI, shared=False, product="A100", kind="whole")
+    waits = gateway(levels=[level("a", 1, wait_s=60.0)])
+    begin = offered(world([two], [own], gateways=[waits], leading_since_s=T0 - 500), offer(shared=False))
+    after, done = acted(begin)
+    assert orders(done) == [("rack", 1)]
+    coming = shown(after, T0 + 1, node="w1", committed=True)
+    assert not orders(acted(coming, T0 + 1)[1])
+
+
+def alone(**more: Any) -> World:
+    """A Lease of node w1, which only counts its two GPUs, has been idle for ages; it only goes alone."""
+    listed = Listed(
+        name="a", offer=offer(), devices=1, phase="here", node="w1", device_ids=("w1/GPU-a",), counted_from=1,
+        alone=True,
+    )  # fmt: skip
+    slices = [replace(counted(at), handle="nvidia.com/gpu") for at in range(2)]
+    begin = offered(world([A], slices, gateways=[gateway(seen_s=T0 + 5000)], **more), offer())
+    return told(begin, LeasesSeen(provider="rack", leases=(listed,), began_s=T0 + 1), now_s=T0 + 1)
+
+
+def test_where_nobody_knows_whose_device_is_which_a_lease_waits_until_its_node_is_idle() -> None:
+    """Ordered to go it would be closed, and stay as long as the other is used."""
+    idle = alone()
+    (lease,) = idle.capacity.leases.values()
+    assert not hindered(idle, lease)
+    assert len(releases(plan(idle, T0 + 5000).actions)) == 1
+    on_other = replica(A, "a-1", ["w1/gpu0"])
+    busy = alone(replicas=[on_other])
+    assert hindered(busy, lease)
+    assert not releases(plan(busy, T0 + 5000).actions)
+    theirs = alone(others={"w1 nvidia.com/gpu": 1})
+    assert hindered(theirs, lease)
+    assert lease.listed is not None
+    known = replace(lease, listed=replace(lease.listed, alone=False))
+    assert not hindered(busy, known)
+
+
+# --- what pods there have ---------------------------------------------------------------------------------------------
+
+
+OTHER = ModelName("other")
+SAYS = Marks(annotations={"consume": "it"})
+NEW, CPU = (SliceId("new0"),), (SliceId("cpu"),)
+
+
+def lent() -> World:
+    """Its Device is there."""
+    after, _ = acted(surge(offer(labels={"pool": "l4"})))
+    there = arrived(after, T0 + 1.0)
+    told: dict[str, Any] = {"phase": "here", "committed": True, "node": "w1", "device_ids": ("new0",), "marks": SAYS}
+    return shown(there, T0 + 2.0, **told)
+
+
+def there(name: str, pool: str) -> dict[SliceId, Slice]:
+    """A Slice of such a node."""
+    return {SliceId(name): replace(device(name, 16, "w9"), labels={"pool": pool})}
+
+
+def test_a_pod_on_what_was_lent_says_so_whoever_it_was_ordered_for() -> None:
+    of = lent()
+    assert marks(of, A.name, NEW) == marks(of, OTHER, NEW) == SAYS
+    assert marks(of, A.name, CPU) == NO_MARKS
+
+
+def test_what_was_booked_for_a_model_is_for_its_pods_wherever_they_find_room() -> None:
+    after, _ = acted(surge(offer(labels={"pool": "l4"})))
+    booked = shown(after, T0 + 1.0, phase="coming", marks=SAYS)
+    booked = replace(booked, slices={**booked.slices, **there("new0", "l4"), **there("x", "t4")})
+    assert marks(booked, A.name, NEW) == SAYS
+    assert marks(booked, A.name, (SliceId("x"),)) == NO_MARKS, "of another kind of node"
+    assert marks(booked, OTHER, NEW) == NO_MARKS
+
+
+def test_the_plan_gives_them_to_who_starts_there() -> None:
+    (started,) = (one for one in plan(lent(), T0 + 2.0).actions if isinstance(one, StartReplica))
+    assert started.replica.slices == NEW
+    assert started.replica.marks == SAYS

@@ -1,0 +1,130 @@
+"""A Lease as a NodeClaim: what is written, and what its conditions mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoscaler.capacity import nodeclaims, nodepools
+from autoscaler.capacity.server import Object
+from autoscaler.leases import Listed
+from tests.kit.objects import stamp
+from tests.kit.played_karpenter import node_pool
+from tests.kit.templates import T4_NODES, t4_order
+
+CREATED, NOW = 1_800_000_000.0, 5_000.0
+
+
+def claim(*conditions: Object, **fields: Any) -> Object:
+    """One of ours that is a minute old, as it was made."""
+    pool = nodepools.read(node_pool())
+    (variant,) = nodepools.variants(pool, T4_NODES)
+    made = nodeclaims.manifest(t4_order(), pool, variant)
+    made["metadata"] |= {"creationTimestamp": stamp(CREATED), "resourceVersion": "1", **fields.pop("metadata", {})}
+    return {**made, "status": {"conditions": list(conditions), **fields}}
+
+
+def condition(kind: str, status: str = "True", reason: str = "", message: str = "", at_s: float = CREATED) -> Object:
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": stamp(at_s)}
+
+
+def listed(of: Object, after_s: float = 60.0) -> Listed:
+    return nodeclaims.read(of, "g4", CREATED + after_s, NOW)
+
+
+LAUNCHED, REGISTERED, INITIALIZED = (condition(kind) for kind in ("Launched", "Registered", "Initialized"))
+
+
+def test_a_claim_carries_name_owner_epoch_and_what_karpenters_own_would_have() -> None:
+    told = node_pool(labels={"team": "a"})
+    told["metadata"]["annotations"] = {"karpenter.sh/nodepool-hash": "1", "karpenter.sh/nodepool-hash-version": "v3"}
+    pool = nodepools.read(told)
+    (variant,) = nodepools.variants(pool, T4_NODES)
+    made, order = nodeclaims.manifest(t4_order(), pool, variant), t4_order()
+    metadata, spec = made["metadata"], made["spec"]
+    assert metadata["name"] == order.id.name
+    assert metadata["labels"] | {
+        "app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/provider": "g4", "team": "a",
+        "karpenter.sh/nodepool": "g4-nodepool", "karpenter.kwok.sh/kwoknodeclass": "default",
+    } == metadata["labels"]  # fmt: skip
+    notes = metadata["annotations"]
+    assert (notes["pilotlight.dev/owner"], notes["pilotlight.dev/epoch"]) == ("llama-8b", "3")
+    assert (notes["karpenter.sh/nodepool-hash"], notes["karpenter.sh/nodepool-hash-version"]) == ("1", "v3")
+    assert notes["karpenter.sh/do-not-disrupt"] == "true"
+    assert [(one["kind"], one["uid"]) for one in metadata["ownerReferences"]] == [("NodePool", "uid-of-g4-nodepool")]
+    assert spec["resources"] == {"requests": {"nvidia.com/gpu": "1"}}
+    assert spec["expireAfter"] == "720h"
+    asked = {one["key"]: (one["operator"], one["values"]) for one in spec["requirements"]}
+    assert len(asked) == len(spec["requirements"])
+    assert asked["node.kubernetes.io/instance-type"] == ("In", ["g4dn.xlarge"])
+
+
+def test_what_is_written_is_read_again_whoever_leads() -> None:
+    one, order = listed(claim()), t4_order()
+    assert (one.name, one.offer, one.devices, one.owner, one.epoch) == (
+        order.id.name, order.offer, 1, order.owner, 3,
+    )  # fmt: skip
+    assert (one.phase, one.committed, one.node) == ("coming", False, "")
+
+
+def test_spoilt_notes_are_still_a_lease() -> None:
+    spoilt = claim(metadata={"annotations": {"pilotlight.dev/offer": "{", "pilotlight.dev/epoch": "x"}})
+    one = listed(spoilt)
+    assert (one.devices, one.epoch, one.offer.product) == (1, 0, "")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "node", "phase", "committed"),
+    [
+        ((), "", "coming", False),
+        ((condition("Launched", "Unknown"),), "", "coming", False),
+        ((LAUNCHED,), "", "coming", True),
+        ((LAUNCHED, REGISTERED), "n1", "coming", True),
+        ((LAUNCHED, REGISTERED, INITIALIZED), "n1", "here", True),
+        ((LAUNCHED, REGISTERED, INITIALIZED), "", "coming", True),
+    ],
+)
+def test_its_conditions_say_how_far_it_has_come(
+    conditions: tuple[Object, ...], node: str, phase: str, committed: bool
+) -> None:
+    one = listed(claim(*conditions, nodeName=node))
+    assert (one.phase, one.committed, one.node) == (phase, committed, node)
+
+
+def test_what_it_waits_for_is_said() -> None:
+    one = listed(claim(condition("Launched", "Unknown", "LaunchFailed", "no capacity in zone a")))
+    assert one.says == "LaunchFailed: no capacity in zone a"
+
+
+def test_a_node_that_joined_and_never_shows_its_gpu_has_failed() -> None:
+    says = condition("Initialized", "Unknown", "ResourceNotRegistered", 'Resource "nvidia.com/gpu" was requested')
+    joined = claim(LAUNCHED, REGISTERED, says, nodeName="n1")
+    assert listed(joined, 599.0).phase == "coming"
+    assert listed(joined, 600.0).phase == "failed"
+    late = claim(LAUNCHED, condition("Registered", at_s=CREATED + 500), says, nodeName="n1")
+    assert listed(late, 1099.0).phase == "coming"
+
+
+def test_its_expiry_is_the_leases_end() -> None:
+    assert listed(claim()).ends_s == NOW + 720 * 3600 - 60
+    never = claim()
+    never["spec"]["expireAfter"] = "Never"
+    assert listed(never).ends_s is None
+    del never["spec"]["expireAfter"]
+    assert nodeclaims.read(never, "g4", CREATED + 60, NOW, "1h30m").ends_s == NOW + 5400 - 60
+
+
+def test_a_node_that_karpenter_takes_ends_now_and_one_that_is_deleted_leaves() -> None:
+    taken = condition("DisruptionReason", "True", "Underutilized")
+    one = listed(claim(LAUNCHED, REGISTERED, INITIALIZED, taken, nodeName="n1"))
+    assert (one.phase, one.ends_s, one.says) == ("here", NOW, "Karpenter takes it: Underutilized")
+    gone = claim(LAUNCHED, REGISTERED, INITIALIZED, nodeName="n1", metadata={"deletionTimestamp": stamp(CREATED)})
+    assert (listed(gone).phase, listed(gone).ends_s) == ("leaving", NOW)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("720h", 2_592_000.0), ("1h30m10s", 5410.0), ("Never", None), ("", None), ("5 h", None)]
+)
+def test_durations_are_read_as_karpenter_writes_them(text: str, seconds: float | None) -> None:
+    assert nodeclaims.duration_s(text) == seconds

@@ -1,0 +1,164 @@
+"""What agents are told of Devices of a fabric, and what their word is worth: before a detach, and where none comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import msgspec
+import pytest
+
+from autoscaler import nodefabric, nodetelling
+from autoscaler.actions import Acted, ReleaseLease
+from autoscaler.contract import NODE_EXPIRY_S, FabricReport, NodeReport
+from autoscaler.leases import AcquireOrder, LeaseId, LeasesSeen, ReleaseOrder
+from autoscaler.nodefabric import UNHEARD
+from autoscaler.nodetelling import BLANK, NodeTelling
+from autoscaler.nodewants import FabricWant, NodeWants
+from autoscaler.ordered import NodeReported
+from autoscaler.plan import plan
+from autoscaler.providers import ProviderSettings, Redfish
+from autoscaler.settings import Settings
+from autoscaler.world import NodeId, World
+from tests.kit.fake_redfish import FakeFabric
+from tests.kit.offered import A, acted, arrived, listed, offer, orders, releases, shown, surge, told
+from tests.kit.redfish_rig import FabricRig
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import T0
+
+GPU = "GPU-aaaaaaaa-0000-0000-0000-000000000001"
+
+
+def settings(*, agents: bool = True) -> Settings:
+    """With the fabric."""
+    fabric = Redfish(url="https://fabric", systems={"w1": "/redfish/v1/Systems/1"}, agents=agents)
+    return Settings(capacity=(ProviderSettings(name="rack", redfish=fabric),))
+
+
+def attached(*, agents: bool = True) -> World:
+    """Its provider says so, and no Slice shows it yet."""
+    after, _ = acted(surge(offer(), settings=settings(agents=agents)))
+    return shown(after, T0 + 5, phase="here", committed=True, node="w1", device_ids=(f"w1/{GPU}",))
+
+
+def given_back(of: World, now_s: float = T0 + 50) -> World:
+    (id,) = of.capacity.leases
+    order = ReleaseOrder(id=id, epoch=1)
+    return told(of, Acted(action=ReleaseLease(order=order, reason="a test")), now_s=now_s)
+
+
+def heard(of: World, now_s: float, *said: FabricReport, attaches: bool = True, sequence: int = 1) -> World:
+    """An agent's report."""
+    report = NodeReport(node="w1", boot="b", sequence=sequence, attaches=attaches, fabric=said)
+    return told(of, NodeReported(report=report), now_s=now_s)
+
+
+def test_an_agent_is_told_what_was_attached_and_no_slice_shows_and_what_is_given_back() -> None:
+    assert nodefabric.wants(attached()) == {NodeId("w1"): (FabricWant(device=GPU),)}
+    assert nodefabric.wants(arrived(attached(), T0 + 30)) == {}, "it is seen"
+    leaving = given_back(attached())
+    assert nodefabric.wants(leaving) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
+    gone = told(leaving, LeasesSeen(provider="rack", leases=(), began_s=T0 + 60), now_s=T0 + 60)
+    assert nodefabric.wants(gone) == {}
+
+
+def test_where_settings_do_not_say_that_agents_take_part_they_are_told_nothing() -> None:
+    assert nodefabric.wants(attached(agents=False)) == {}
+
+
+async def test_the_stream_says_so_as_soon_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodetelling, "HEARTBEAT_S", 0.01)
+    before, _ = acted(surge(offer(), settings=settings()))
+    stepped = SteppedLoop(before)
+    lines = NodeTelling(stepped.loop).messages(NodeId("w1"))
+    async with asyncio.timeout(60):
+        first = await _told(lines)
+        assert first.fabric == ()
+        here = listed(before, phase="here", committed=True, node="w1", device_ids=(f"w1/{GPU}",))
+        stepped.step(LeasesSeen(provider="rack", leases=here, began_s=T0 + 5))
+        assert (await _told(lines)).fabric == (FabricWant(device=GPU),)
+    await lines.aclose()
+
+
+async def _told(lines: AsyncGenerator[bytes]) -> NodeWants:
+    async for line in lines:
+        if line != BLANK:
+            return msgspec.json.decode(line, type=NodeWants)
+    raise AssertionError
+
+
+def test_a_device_is_kept_until_the_agent_of_its_node_says_that_it_has_let_go() -> None:
+    leaving = given_back(attached())
+    now_s = T0 + 60
+    for said, why in (
+        ((), UNHEARD),
+        ((FabricReport(device=GPU, done=True),), UNHEARD),
+        ((FabricReport(device=GPU, leave=True, says="process 7 (sh) has it open"),), "its node's agent: process 7"),
+        ((FabricReport(device=GPU, leave=True, done=True),), ""),
+    ):
+        words = nodefabric.kept(heard(leaving, now_s, *said), "w1", [GPU], now_s)
+        assert words.startswith(why)
+        assert bool(words) is bool(why)
+    done = heard(leaving, now_s, FabricReport(device=GPU, leave=True, done=True))
+    assert nodefabric.kept(done, "w1", [GPU, "GPU-other"], now_s) == UNHEARD, "all of them"
+    assert nodefabric.kept(done, "w1", [GPU], now_s + NODE_EXPIRY_S) == UNHEARD, "that was long ago"
+    silent = heard(leaving, now_s, FabricReport(device=GPU, leave=True, done=True), attaches=False)
+    assert nodefabric.kept(silent, "w1", [GPU], now_s) == UNHEARD
+
+
+def test_a_new_leader_waits_for_the_agents_word_and_a_node_that_is_gone_has_none() -> None:
+    leaving = given_back(attached())
+    assert leaving.nodes == {}
+    assert nodefabric.kept(leaving, "w1", [GPU], T0 + 60) == UNHEARD
+    assert nodefabric.kept(leaving, "w9", [GPU], T0 + 60) == ""
+    assert nodefabric.kept(leaving, "w1", [""], T0 + 60) == "", "no driver has a name for it"
+
+
+def test_what_was_attached_and_is_not_seen_has_failed_goes_and_is_left_alone() -> None:
+    unseen = FabricReport(device=GPU, failed=True, says="the node's driver does not show it")
+    after = heard(attached(), T0 + 9.0, unseen)
+    (back,) = releases(plan(after, T0 + 9.0).actions)
+    assert back.reason == f"it failed: {GPU} was attached, and the node's driver does not show it"
+    assert not back.order.uncommitted, "it has come, and goes all the same"
+    after, done = acted(after, T0 + 9.0)
+    assert not orders(done), "not the same once more"
+    (barred,) = after.capacity.barred.values()
+    assert barred.why == back.reason
+    assert nodefabric.wants(after) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
+
+
+def test_an_agents_failure_counts_only_while_nothing_is_seen_and_where_it_takes_part() -> None:
+    unseen = FabricReport(device=GPU, failed=True, says="no")
+    for at in (
+        heard(attached(agents=False), T0 + 9.0, unseen),
+        heard(attached(), T0 + 9.0, unseen.__class__(device="x")),
+    ):
+        assert not releases(plan(at, T0 + 9.0).actions)
+
+
+def test_a_fabric_detaches_only_what_the_agent_has_let_go_of() -> None:
+    fabric = FakeFabric()
+    rig = FabricRig(fabric)
+    world = [heard(given_back(attached()), T0)]
+
+    async def in_use(node: str, uuids: tuple[str, ...]) -> str:
+        """As `pilotlight.supplies` asks."""
+        return nodefabric.kept(world[0], node, uuids, T0)
+
+    async def scenario() -> None:
+        rig.in_use = in_use  # type: ignore[method-assign]
+        provider = rig.provider()
+        (free, *_) = [one for one in await provider.offers() if one.node == "w1"]
+        id = LeaseId("rack", "pilotlight-a-1")
+        await provider.acquire(AcquireOrder(id=id, offer=free, devices=1, owner=A.name, epoch=1, due_s=9.0))
+        await rig.until_here(id.name)
+        (there,) = [one for one in await provider.list() if one.name == id.name]
+        uuid = there.device_ids[0].rpartition("/")[2]
+        await provider.release(ReleaseOrder(id=id, epoch=1))
+        (still,) = [one for one in await provider.list() if one.name == id.name]
+        assert still.phase == "here"
+        world[0] = heard(world[0], T0, FabricReport(device=uuid, leave=True, done=True), sequence=2)
+        await provider.release(ReleaseOrder(id=id, epoch=1))
+        await rig.until_gone(id.name)
+
+    rig.run(scenario())

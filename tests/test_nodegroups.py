@@ -1,0 +1,221 @@
+"""Nodes that Cluster Autoscaler adds, as a Provider: the contract, and what a played one makes of what is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.capacity.base import Provider, RefusedError
+from autoscaler.capacity.nodeclaims import WRITER
+from autoscaler.capacity.nodegroups import NodeGroup
+from autoscaler.capacity.nodes import NODES
+from autoscaler.capacity.placeholders import KEEPS, keeper_of
+from autoscaler.drivers.kubernetes import nodes
+from autoscaler.podspec import MANAGED_BY, PLACE, Pod, Toleration
+from autoscaler.providers import ClusterAutoscaler
+from autoscaler.settings import Price
+from tests.contracts.provider import ProviderContract, one, order, release
+from tests.kit.played_autoscaler import FULL, NODE_S, PODS, PlayedAutoscaler
+from tests.kit.played_karpenter import pod
+from tests.kit.templates import T4_NODES
+from tests.kit.worlds import world
+from tests.sim.virtual import run
+
+GROUP = ClusterAutoscaler(
+    node_labels={"node.kubernetes.io/instance-type": "g4dn.xlarge", "cloud.google.com/gke-spot": "true"}, nodes_max=2
+)
+
+ENGINE = {MANAGED_BY: WRITER, "pilotlight.dev/intent": "i"}
+
+
+def group_of(server: PlayedAutoscaler, **fields: Any) -> NodeGroup:
+    begin = world()
+    tolerations = (Toleration(key="team", operator="Equal", value="a", effect="NoSchedule"),)
+    told = replace(begin.settings, nodes=T4_NODES, pod=Pod(tolerations=tolerations), **fields)
+    begin = replace(begin, settings=told)
+    return NodeGroup("t4", GROUP, server, "engines", lambda: begin)
+
+
+class GroupRig:
+    """In virtual time."""
+
+    def __init__(self) -> None:
+        self.server: PlayedAutoscaler
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        """See Rig."""
+
+        async def whole() -> None:
+            self.server = PlayedAutoscaler()
+            await scenario
+
+        run(whole())
+
+    def provider(self) -> Provider:
+        """See Rig."""
+        return group_of(self.server)
+
+    async def until_here(self, name: str) -> None:
+        """See Rig."""
+        while not self.server.objects[f"{PODS}/{keeper_of(name)}"]["spec"].get("nodeName"):
+            await asyncio.sleep(1.0)
+
+    async def until_gone(self, name: str) -> None:
+        """See Rig: its pods go at once."""
+
+    def use(self, name: str) -> None:
+        """See Rig."""
+        self.server.put("/api/v1/namespaces/n/pods/p", pod("p", f"node-of-{name}"))
+
+    def leave_little(self) -> None:
+        """See Rig: other orders are being made."""
+        for number in range(GROUP.nodes_max):
+            labels = {"pilotlight.dev/provider": "t4", KEEPS: f"other-{number}"}
+            self.server.put(f"{PODS}/other-{number}", {"metadata": {"labels": labels}, "spec": {}})
+
+    def go_away(self) -> None:
+        """See Rig."""
+        self.server.away = True
+
+
+class TestNodeGroup(ProviderContract):
+    """The contract."""
+
+    @pytest.fixture
+    def rig(self) -> GroupRig:
+        """See ProviderContract."""
+        return GroupRig()
+
+
+def test_what_the_groups_labels_and_the_settings_say_is_offered() -> None:
+    async def scenario() -> None:
+        prices = (Price(device="T4", per_hour=0.16, bought="spot"), Price(device="T4", per_hour=0.53))
+        (offer,) = await group_of(PlayedAutoscaler(), prices=prices).offers()
+        assert (offer.product, offer.parts, offer.many, offer.node) == ("T4", 3, 2, "")
+        assert (offer.bought, offer.price_per_hour) == ("spot", 0.16)
+        assert offer.labels == GROUP.node_labels
+
+    run(scenario())
+
+
+def test_an_order_is_a_placeholder_for_all_devices_and_a_keeper_beside_it() -> None:
+    async def scenario() -> None:
+        server = PlayedAutoscaler()
+        provider = group_of(server)
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        place, keeper = (server.objects[f"{PODS}/{name}"] for name in (made.id.name, keeper_of(made.id.name)))
+        assert place["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "3"}
+        assert place["spec"]["priorityClassName"] == "pilotlight-placeholder"
+        assert place["metadata"]["labels"][PLACE] == made.id.name
+        assert "annotations" not in place["spec"]
+        for one_of in (place, keeper):
+            assert one_of["spec"]["nodeSelector"] == GROUP.node_labels
+            assert {"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"} in one_of["spec"][
+                "tolerations"
+            ]
+            assert one_of["metadata"]["annotations"]["pilotlight.dev/owner"] == "llama-8b"
+        assert keeper["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+        assert "cluster-autoscaler.kubernetes.io/safe-to-evict" not in place["metadata"]["annotations"]
+        (term,) = keeper["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["labelSelector"]["matchLabels"] == {PLACE: made.id.name}
+
+    run(scenario())
+
+
+def test_a_scale_up_that_was_triggered_is_paid_for_and_comes() -> None:
+    async def scenario() -> None:
+        provider = group_of(PlayedAutoscaler())
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        assert not (await one(provider)).committed
+        await asyncio.sleep(15.0)
+        assert ((await one(provider)).committed, (await one(provider)).phase) == (True, "coming")
+        await asyncio.sleep(NODE_S)
+        assert ((await one(provider)).phase, (await one(provider)).node) == ("here", f"node-of-{made.id.name}")
+
+    run(scenario())
+
+
+def test_a_group_that_does_not_grow_fails_the_order_in_cluster_autoscalers_words() -> None:
+    async def scenario() -> None:
+        provider = group_of(PlayedAutoscaler(size_max=0))
+        await provider.acquire(order((await provider.offers())[0]))
+        await asyncio.sleep(15.0)
+        assert ((await one(provider)).phase, (await one(provider)).says) == ("coming", FULL)
+        await asyncio.sleep(40.0)
+        assert (await one(provider)).phase == "failed"
+
+    run(scenario())
+
+
+def test_the_lease_stays_when_a_replica_takes_the_placeholders_room() -> None:
+    async def scenario() -> None:
+        server = PlayedAutoscaler()
+        provider = group_of(server)
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await asyncio.sleep(NODE_S + 20.0)
+        bound = server.objects[f"{PODS}/{made.id.name}"]
+        assert nodes.read_other(bound) is None, "what it has is free for Replicas"
+        await server.delete(f"{PODS}/{made.id.name}")  # the scheduler takes it away
+        assert (await one(provider)).phase == "here"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_placeholder_that_a_replica_of_ours_overtook_brings_no_other_node(ours: bool) -> None:
+    """The scheduler looks at it again only some seconds after it last did."""
+
+    async def scenario() -> None:
+        server = PlayedAutoscaler()
+        provider = group_of(server)
+        made = order((await provider.offers())[0])
+        await server.create(NODES, {"metadata": {"name": "before", "labels": GROUP.node_labels}})
+        server.put("/api/v1/pods/old", pod("old", "before", labels=ENGINE))
+        await asyncio.sleep(5.0)
+        await provider.acquire(made)
+        await asyncio.sleep(15.0)
+        assert (await one(provider)).committed, "of the node before it nothing is said"
+        await server.create(NODES, {"metadata": {"name": "new", "labels": GROUP.node_labels}})
+        server.put("/api/v1/pods/first", pod("first", "new", labels=ENGINE if ours else {}))
+        assert (await one(provider)).committed is not ours
+        await provider.release(release(made, uncommitted=True))
+        assert any(path.startswith(PODS) for path in server.objects) is not ours
+
+    run(scenario())
+
+
+def test_a_placeholder_that_was_taken_before_its_node_came_has_failed_and_leaves_nothing() -> None:
+    async def scenario() -> None:
+        server = PlayedAutoscaler()
+        provider = group_of(server)
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await server.delete(f"{PODS}/{made.id.name}")
+        assert not await provider.list(), "it may be that it is just being made"
+        await asyncio.sleep(31.0)
+        assert (await one(provider)).phase == "failed"
+        await provider.release(release(made))
+        assert not [path for path in server.objects if path.startswith(PODS)]
+
+    run(scenario())
+
+
+def test_a_pod_of_that_name_that_is_somebody_elses_is_refused_and_stays() -> None:
+    async def scenario() -> None:
+        server = PlayedAutoscaler()
+        provider = group_of(server)
+        made = order((await provider.offers())[0])
+        server.put(f"{PODS}/{made.id.name}", {"metadata": {"labels": {}}, "spec": {}})
+        with pytest.raises(RefusedError, match="not of t4"):
+            await provider.acquire(made)
+        await provider.release(release(made))
+        assert f"{PODS}/{made.id.name}" in server.objects
+
+    run(scenario())

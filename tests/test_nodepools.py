@@ -1,0 +1,152 @@
+"""NodePools: which nodes they could add, of those that the Settings describe, and how many more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoscaler.capacity import nodepools
+from autoscaler.capacity.nodepools import Pool, Variant
+from autoscaler.capacity.server import Object
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind
+from tests.kit.played_karpenter import node_pool
+from tests.kit.templates import T4_NODES
+from tests.kit.worlds import GI
+
+TYPE, BOUGHT = "node.kubernetes.io/instance-type", "karpenter.sh/capacity-type"
+
+
+def requirement(key: str, operator: str, *values: str) -> Object:
+    return {"key": key, "operator": operator, "values": list(values)}
+
+
+def pool(*requirements: Object, labels: dict[str, str] | None = None, **spec: Any) -> Pool:
+    template = {"requirements": list(requirements)}
+    return nodepools.read(node_pool(template=template, labels=labels or {}, **spec))
+
+
+def kind(selector: dict[str, str], count: int = 1) -> NodeKind:
+    return NodeKind(selector=selector, device=NodeDevice(model="A10G", memory_bytes=Bytes(24 * GI), count=count))
+
+
+def claim(gpus: str, capacity: bool = True) -> Object:
+    has = {"capacity": {"nvidia.com/gpu": gpus}} if capacity else {}
+    return {"spec": {"resources": {"requests": {"nvidia.com/gpu": "1"}}}, "status": has}
+
+
+def one(found: tuple[Variant, ...]) -> Variant:
+    (variant,) = found
+    return variant
+
+
+def test_the_settings_say_what_a_node_of_the_pool_would_have() -> None:
+    found = one(nodepools.variants(nodepools.read(node_pool()), T4_NODES))
+    assert (found.name, found.bought) == ("g4dn.xlarge/on-demand", "on-demand")
+    assert found.shape == ("T4", 16 * GI, 1, 3, False, True)
+    assert found.labels[TYPE] == "g4dn.xlarge"
+    assert found.labels["karpenter.sh/nodepool"] == "g4-nodepool"
+
+
+def test_labels_of_the_pool_say_it_where_the_settings_do_not() -> None:
+    gfd = {
+        "nvidia.com/gpu.product": "NVIDIA-A10G-SHARED", "nvidia.com/gpu.memory": "24576", "nvidia.com/gpu.count": "4",
+        "nvidia.com/gpu.replicas": "2",
+    }  # fmt: skip
+    assert one(nodepools.variants(pool(labels=gfd), ())).shape == ("NVIDIA-A10G", 24 * GI, 4, 2, False, True)
+    assert not nodepools.variants(pool(), ())
+
+
+@pytest.mark.parametrize(
+    ("requirements", "labels", "admitted"),
+    [
+        ([requirement(TYPE, "In", "g5.xlarge", "g5.2xlarge")], {}, True),
+        ([requirement(TYPE, "In", "g6.xlarge")], {}, False),
+        ([requirement(TYPE, "In", "g5.xlarge")], {}, True),
+        ([requirement(TYPE, "NotIn", "g5.xlarge")], {}, False),
+        ([requirement(TYPE, "Exists")], {}, True),
+        ([requirement(TYPE, "DoesNotExist")], {}, False),
+        ([], {}, True),
+        ([], {TYPE: "g6.xlarge"}, False),
+    ],
+)
+def test_a_pool_has_such_nodes_if_it_admits_their_labels(
+    requirements: list[Object], labels: dict[str, str], admitted: bool
+) -> None:
+    found = nodepools.variants(pool(*requirements, labels=labels), (kind({TYPE: "g5.xlarge"}),))
+    assert bool(found) == admitted
+
+
+def test_a_label_of_nobodys_making_is_not_asked_for() -> None:
+    assert not nodepools.variants(pool(), (kind({"team": "a"}),))
+    assert nodepools.variants(pool(labels={"team": "a"}), (kind({"team": "a"}),))
+    assert nodepools.variants(pool(requirement("team", "Exists")), (kind({"team": "a"}),))
+
+
+def test_numbers_are_compared() -> None:
+    cpu = kind({"karpenter.k8s.aws/instance-cpu": "8"})
+    for operator, bound, admitted in (("Gt", "7", True), ("Gt", "8", False), ("Lt", "9", True), ("Gte", "8", True)):
+        found = nodepools.variants(pool(requirement("karpenter.k8s.aws/instance-cpu", operator, bound)), (cpu,))
+        assert bool(found) == admitted, (operator, bound)
+
+
+def test_each_way_of_buying_is_a_variant_and_unsaid_it_is_on_demand() -> None:
+    both = pool(requirement(BOUGHT, "In", "spot", "on-demand"))
+    found = nodepools.variants(both, (kind({TYPE: "g5.xlarge"}),))
+    assert {(variant.bought, variant.labels[BOUGHT]) for variant in found} == {
+        ("spot", "spot"), ("on-demand", "on-demand"),
+    }  # fmt: skip
+    assert [variant.bought for variant in nodepools.variants(pool(), (kind({TYPE: "a"}),))] == ["on-demand"]
+
+
+def test_the_first_entry_that_would_match_the_node_counts() -> None:
+    kinds = (kind({TYPE: "g5.xlarge"}, count=2), kind({}, count=9))
+    found = nodepools.variants(pool(requirement(TYPE, "In", "g5.xlarge")), kinds)
+    assert [variant.shape.devices for variant in found] == [2]
+    kinds = (kind({"team": "a"}, count=2), kind({TYPE: "g5.xlarge"}, count=9))
+    found = nodepools.variants(pool(requirement(TYPE, "In", "g5.xlarge", "g6.xlarge"), labels={"team": "a"}), kinds)
+    assert [variant.shape.devices for variant in found] == [2], "such a node would be read as the first"
+
+
+def left(limits: dict[str, str], *claims: Object, used: dict[str, str] | None = None) -> int:
+    told = nodepools.read({**node_pool(limits=limits), "status": {"resources": used or {}}})
+    return nodepools.left(told, one(nodepools.variants(told, T4_NODES)).shape, claims)
+
+
+def test_no_more_is_left_than_the_limits_leave_by_whoever_counts_more() -> None:
+    gpus = {"nvidia.com/gpu": "4"}
+    assert left(gpus) == 4
+    assert left(gpus, used={"nvidia.com/gpu": "3"}) == 1
+    assert left(gpus, claim("1"), claim("1", capacity=False), used={"nvidia.com/gpu": "1"}) == 2
+    assert left({"nvidia.com/gpu": "9"}, claim("3")) == 2
+    assert left({"nodes": "2"}, claim("1")) == 1
+    assert left({"cpu": "8"}, used={"cpu": "8"}) == 0
+    assert left({"nvidia.com/gpu": "3", "nodes": "9"}) == 3
+    assert left({}) == nodepools.MANY_MAX
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metadata": {"deletionTimestamp": "2027-01-01T00:00:00Z"}},
+        {"spec": {"replicas": 2}},
+        {"status": {"conditions": [{"type": "Ready", "status": "False", "message": "no node class"}]}},
+    ],
+)
+def test_a_pool_that_adds_nothing_offers_nothing(changes: dict[str, Any]) -> None:
+    told = node_pool()
+    for part, more in changes.items():
+        told[part] = {**told.get(part, {}), **more}
+    found = nodepools.read(told)
+    assert found.closed
+    assert nodepools.left(found, one(nodepools.variants(found, T4_NODES)).shape, ()) == 0
+
+
+def test_the_older_api_is_read() -> None:
+    told = node_pool()
+    told["apiVersion"] = "karpenter.sh/v1beta1"
+    del told["spec"]["template"]["spec"]["expireAfter"]
+    told["spec"]["disruption"] = {"expireAfter": "24h"}
+    found = nodepools.read(told)
+    assert (found.version, found.expire_after) == ("v1beta1", "24h")

@@ -1,0 +1,77 @@
+"""The ladder as people read it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from autoscaler.explain import explain_model
+from autoscaler.leases import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
+from autoscaler.log import Log
+from autoscaler.model import Gpu
+from autoscaler.offered import ladder
+from autoscaler.plan import plan
+from autoscaler.world import World
+from tests.kit.offered import A, acted, cloud, offer, releases, shown, surge, told
+from tests.kit.worlds import GI, T0
+
+SMALL = offer("shed", "s1", node="s1", memory_bytes=8 * GI, expected_s=1.0)
+
+
+def explained(of: World, now_s: float = T0) -> tuple[str, ...]:
+    return explain_model(of, plan(of, now_s), Log(), A.name, now_s).sentences
+
+
+def test_each_offer_is_told_with_its_time_and_price_and_why_it_is_not_the_chosen_one() -> None:
+    steps = ladder(surge(cloud(), offer(), SMALL), A, T0)
+    assert [(one.provider, one.chosen) for one in steps] == [("rack", True), ("cloud", False), ("shed", False)]
+    first, second, third = steps
+    assert first.says.startswith("rack: 1 x A100 on w1, expected 30 s, in time with ")
+    assert (first.expected_seconds, first.why_not) == (30.0, "")
+    assert first.cost is not None
+    assert second.cost is not None
+    assert first.cost < second.cost
+    assert second.why_not == "another comes surely enough and costs less, or comes more surely"
+    assert (third.why_not, third.expected_seconds) == ("it would not have room there", None)
+
+
+def test_what_was_ordered_for_a_model_is_told_until_it_is_gone() -> None:
+    after, _ = acted(surge(offer()))
+    (said,) = [one for one in explained(after, T0 + 12) if one.startswith("Ordered")]
+    assert said == "Ordered of rack 12 s ago: 1 x A100 on w1; its provider has not shown it yet."
+    seen = shown(after, T0 + 13, says="the fabric is slow")
+    assert any("it is coming (the fabric is slow)." in one for one in explained(seen, T0 + 14))
+
+
+def test_an_offer_that_was_refused_says_so_and_for_how_long_it_is_left_alone() -> None:
+    after, _ = acted(surge(offer()))
+    (id,) = after.capacity.leases
+    refused = told(after, LeaseRefused(id=id, reason="the pool is empty"), now_s=T0 + 1)
+    (said,) = [one for one in explained(refused, T0 + 11) if one.startswith("Offer")]
+    assert said == "Offer of rack: A100 on w1: the pool is empty; it is left alone for 50 s."
+
+
+def test_a_provider_in_trouble_is_told_and_one_that_was_silent_for_long_is_not_believed() -> None:
+    begin = told(surge(offer()), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)"))
+    assert "Provider rack gives no answer (TimeoutError)." in explained(begin)
+    (step,) = ladder(begin, A, T0 + 200)
+    assert step.why_not == "its provider has said nothing for a while"
+
+
+def test_a_provider_that_says_why_it_offers_nothing_is_told_until_it_offers() -> None:
+    closed = OffersSeen(provider="rack", offers=(), closed="there is no NodePool g4")
+    begin = told(surge(offer()), closed)
+    assert "Provider rack offers nothing: there is no NodePool g4." in explained(begin)
+    assert not ladder(begin, A, T0), "what it offered before is not to be had"
+    (missing,) = plan(begin, T0).unmet
+    assert "rack offers nothing: there is no NodePool g4" in missing.reason
+    listed = told(begin, LeasesSeen(provider="rack", leases=(), began_s=T0 + 1), now_s=T0 + 1)
+    assert "Provider rack offers nothing: there is no NodePool g4." in explained(listed), "its lists are another matter"
+    again = told(listed, OffersSeen(provider="rack", offers=(offer(),)), now_s=T0 + 2)
+    assert not [one for one in explained(again, T0 + 2) if one.startswith("Provider")]
+
+
+def test_without_providers_nothing_is_told_of_them() -> None:
+    assert not [one for one in explained(surge()) if "Offer" in one or "Ordered" in one]
+    several = replace(A, spec=replace(A.spec, gpu=Gpu(count=3)))
+    assert [one.why_not for one in ladder(surge(offer()), several, T0)] == ["it would not have room there"]
+    assert not releases(plan(surge(), T0).actions)

@@ -1,0 +1,109 @@
+"""What lies at the Hub or in a bucket comes from other nodes, too, where its sum is known before."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from aiohttp import web
+
+from artifacts import bring, digests
+from artifacts.bring import Lies, Ways
+from artifacts.obtain import Registries
+from artifacts.peers import Peer
+from artifacts.publish import Copy
+from artifacts.refusals import DeniedError
+from artifacts.source import Bucket, Hub
+from artifacts.store import Store
+from artifacts.swarm import Peering
+from tests.kit.fake_hub import TOKEN as HUBS
+from tests.kit.fake_hub import FakeHub
+from tests.kit.fake_registry import StillClock
+from tests.kit.fake_s3 import FakeS3
+from tests.kit.neighbours import TOKEN, Neighbour, serving
+
+CONTENT = hashlib.shake_128(b"weights").digest(300_000)
+DIGEST = digests.of(CONTENT)
+
+
+class Place(NamedTuple):
+    """Where it lies, with a node that has it."""
+
+    of: Lies
+    fake: FakeHub | FakeS3
+    folder: Path
+    peer: Neighbour
+
+    async def bring(self, name: str, env: dict[str, str] | None = None) -> Copy:
+        """To another node."""
+        pace = StillClock()
+        among = Peering(lambda: [Peer("node-0", self.peer.url)], own=name, token=lambda: TOKEN)
+        ways = Ways(Registries(pace=pace, peering=among), self.fake.env() if env is None else env, self.folder)
+        return await bring.bring(self.of, Store(self.folder / name, spare_bytes=0).open(), ways)
+
+    def gave(self) -> int:
+        """How often the place gave of its bytes."""
+        if isinstance(self.fake, FakeHub):
+            return sum(one.method == "GET" for one in self.fake.cdn.seen)
+        return sum(one.method == "GET" and "a.gguf" in one.path for one in self.fake.seen)
+
+
+@contextlib.asynccontextmanager
+async def place(folder: Path, scheme: str, *, summed: bool = True) -> AsyncIterator[Place]:
+    hub, s3 = FakeHub({}, {"a.gguf": CONTENT}), FakeS3({"m/a.gguf": CONTENT})
+    s3.summed = summed
+    store = Store(folder / "store", spare_bytes=0).open()
+    async with hub.both(), s3.serving():
+        fake, of = (hub, Hub("acme/tiny")) if scheme == "hf" else (s3, Bucket("models", "m/"))
+        (await bring.bring(of, store, Ways(Registries(pace=StillClock()), fake.env(), folder))).close()
+        async with serving(store) as peer:
+            yield Place(of, fake, folder, peer)
+
+
+@pytest.mark.parametrize("scheme", ["hf", "s3"])
+async def test_a_node_that_has_them_gives_weights_of_the_hub_and_of_buckets(tmp_path: Path, scheme: str) -> None:
+    async with place(tmp_path, scheme) as one:
+        before = one.gave()
+        with await one.bring("b") as copy:
+            assert (copy.folder / "a.gguf").read_bytes() == CONTENT
+        assert one.gave() == before
+        assert one.peer.asked(DIGEST, 200) + one.peer.asked(DIGEST, 206) > 0
+
+
+@pytest.mark.parametrize("scheme", ["hf", "s3"])
+async def test_a_node_that_lies_or_has_nothing_costs_one_try(tmp_path: Path, scheme: str) -> None:
+    async def lies(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=bytes(len(CONTENT)))
+
+    async def lacks(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=404)
+
+    async with place(tmp_path, scheme) as one:
+        for name, judge in (("b", lies), ("c", lacks)):
+            one.peer.judge, before = judge, one.gave()
+            with await one.bring(name) as copy:
+                assert (copy.folder / "a.gguf").read_bytes() == CONTENT
+            assert one.gave() > before
+            assert one.peer.asked(DIGEST) > 0
+
+
+async def test_whose_sum_nobody_says_is_asked_of_no_node(tmp_path: Path) -> None:
+    async with place(tmp_path, "s3", summed=False) as one:
+        with await one.bring("b") as copy:
+            assert (copy.folder / "a.gguf").read_bytes() == CONTENT
+        assert not one.peer.seen
+
+
+async def test_who_may_not_read_there_gets_nothing_of_a_node_either(tmp_path: Path) -> None:
+    async with place(tmp_path, "hf") as one:
+        assert isinstance(one.fake, FakeHub)
+        one.fake.private = True
+        with pytest.raises(DeniedError):
+            await one.bring("b", one.fake.env())
+        assert not one.peer.seen
+        (await one.bring("c", one.fake.env(HUBS))).close()
+        assert one.peer.asked(DIGEST) > 0

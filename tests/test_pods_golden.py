@@ -1,0 +1,62 @@
+"""The whole pod of a Replica on every kind of Slice, and its claims, as files that a person has read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from autoscaler.contract import ModelName
+from autoscaler.drivers.kubernetes import claims, pods
+from autoscaler.drivers.kubernetes.api import Object
+from autoscaler.model import Gpu, Model, ModelSpec
+from autoscaler.sizing import given
+from autoscaler.slicing import table
+from autoscaler.slicing.base import NodeFacts
+from pilotlight.cluster import launch
+from tests.kit import sliced
+from tests.kit.golden import agrees
+from tests.kit.worlds import replica
+
+GIB = 1 << 30
+EMITTED = {name: one.node for name, one in sliced.EXAMPLES.items() if one.open} | {
+    "whole: two GPUs": NodeFacts(
+        sliced.NODE,
+        {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"},
+        {},
+        {"nvidia.com/gpu": "2"},
+    ),
+    "other: Intel": NodeFacts(sliced.NODE, {"gpu.intel.com/product": "Max_1550"}, {}, {"gpu.intel.com/xe": "2"}),
+}
+"""What it is -> a node of that kind, with something on it that is open."""
+
+
+def emitted(node: NodeFacts, devices: int = 1) -> list[Object]:
+    """The pod of a Replica of vLLM on the first open Slices, as the driver makes it, and its claims."""
+    slices = {one.id: one for one in table.inventory(node)}
+    on = [one for one in slices.values() if not one.closed][:devices]
+    memory_bytes = min(12 * GIB, on[0].memory_bytes) if on[0].shared and devices == 1 else on[0].memory_bytes
+    spec = ModelSpec(engine="vllm", artifact="hf://org/qwen@main", image="vllm:1", gpu=Gpu(count=devices))
+    of = Model(name=ModelName("qwen"), spec=spec, memory_bytes=memory_bytes, slots=64)
+    one = replica(of, "qwen-1", on=[each.id for each in on], memory_bytes=memory_bytes)
+    asks = table.fields(one, slices)
+    assert asks is not None
+    started = launch(of, pods.HOST, pods.port_of(one.id), given(of, one, asks.memory_fraction))
+    return [pods.manifest(one, of, started, spec.image, asks=asks), *claims.wanted(one, asks)]
+
+
+@pytest.mark.parametrize("name", EMITTED)
+def test_the_pod_of_a_replica_on_every_kind_of_slice_is_valid_and_as_it_was_read(name: str) -> None:
+    made = emitted(EMITTED[name])
+    agrees(f"pods/{re.sub('[^a-z0-9]+', '-', name.lower())}", made)
+    on = made[0]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert sliced.NODE in str(on), "it is pinned to the node that the plan chose"
+
+
+@pytest.mark.parametrize("name", ["whole: two GPUs", "HAMi: two cards", "KAI: two GPUs", "other: AMD", "other: Intel"])
+def test_the_pod_of_two_devices_asks_for_both_and_its_engine_uses_both(name: str) -> None:
+    made = emitted(EMITTED[name], devices=2)
+    agrees(f"pods/two-{re.sub('[^a-z0-9]+', '-', name.lower())}", made)
+    (container,) = made[0]["spec"]["containers"]
+    assert "2" in container["resources"]["limits"].values()
+    assert container["command"][container["command"].index("--tensor-parallel-size") + 1] == "2"

@@ -1,0 +1,399 @@
+"""Nodes by ProvisioningRequests: the contract of Providers, with each class, and all that goes wrong, by name."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.capacity import bookings
+from autoscaler.capacity.base import RefusedError
+from autoscaler.capacity.bookings import ATOMIC, CHECK, GKE
+from autoscaler.capacity.provisioning import HALF_S
+from autoscaler.contract import ModelName
+from autoscaler.leases import NO_MARKS, ReleaseOrder
+from autoscaler.podspec import GPU
+from tests.contracts.provider import ProviderContract, order, release
+from tests.kit.fakeprovisioner import Fault
+from tests.kit.queued import (
+    DRY,
+    EXPIRED,
+    POD,
+    REQUESTS,
+    TEMPLATES,
+    UNIX_S,
+    ProvisioningRig,
+    Quotas,
+    only,
+    ordered,
+    scenario,
+)
+from tests.sim.virtual import run
+
+
+class TestAtomicScaleUp(ProviderContract):
+    """Cluster Autoscaler adds a node."""
+
+    @pytest.fixture
+    def rig(self) -> ProvisioningRig:
+        """See ProviderContract."""
+        return ProvisioningRig()
+
+
+class TestQueuedProvisioning(ProviderContract):
+    """A cloud's queue gives one some day, and for a week."""
+
+    @pytest.fixture
+    def rig(self) -> ProvisioningRig:
+        """See ProviderContract."""
+        return ProvisioningRig(GKE, max_run_s=604_800.0)
+
+
+class TestCheckCapacity(ProviderContract):
+    """Room on a node that is there is booked."""
+
+    @pytest.fixture
+    def rig(self) -> ProvisioningRig:
+        """See ProviderContract."""
+        return ProvisioningRig(CHECK)
+
+
+def test_an_order_is_one_template_and_one_request_of_its_name() -> None:
+    rig = ProvisioningRig(GKE, max_run_s=3600.0, count=4)
+
+    async def what() -> None:
+        _, name = await ordered(rig)
+        made, request = rig.server.objects[f"{TEMPLATES}/{name}"], rig.server.objects[f"{REQUESTS}/{name}"]
+        spec = made["template"]["spec"]
+        assert spec["nodeSelector"] == {"pool": "l4"}
+        assert spec["containers"][0]["resources"] == {"requests": {"cpu": "4"}, "limits": {GPU: "4"}}
+        assert request["spec"] == {
+            "provisioningClassName": GKE, "parameters": {"maxRunDurationSeconds": "3600"},
+            "podSets": [{"count": 1, "podTemplateRef": {"name": name}}],
+        }  # fmt: skip
+        assert POD["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "4"}}
+
+    scenario(rig, what)
+
+
+def test_what_a_queue_offers_is_what_settings_declare_and_of_a_queue_nobody_knows_when() -> None:
+    async def offered(class_name: str, **told: Any) -> list[Any]:
+        rig = ProvisioningRig(class_name, **told)
+        rig.server = Quotas(lambda: UNIX_S)
+        (one,) = await rig.provider().offers()
+        return [
+            one.product,
+            one.devices_min,
+            one.devices_max,
+            one.bought,
+            one.price_per_hour,
+            one.expected_s,
+            one.lasts_s,
+        ]
+
+    assert run(offered(GKE, max_run_s=60.0, count=4)) == ["NVIDIA-L4", 4, 4, "flex", 0.5, None, 60.0]
+    assert run(offered(ATOMIC)) == ["NVIDIA-L4", 1, 1, "on-demand", 0.5, 300.0, None]
+    assert run(offered(CHECK, count=4)) == ["NVIDIA-L4", 1, 4, "owned", 0.0, 30.0, None]
+
+
+def test_a_lease_ends_when_its_run_does() -> None:
+    rig = ProvisioningRig(GKE, max_run_s=3600.0)
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        await rig.until_here(name)
+        first = await only(provider)
+        assert first.ends_s is not None
+        left_s = first.ends_s - asyncio.get_running_loop().time()
+        assert 3600 - 130 < left_s <= 3600
+        await rig.go_on(600.0)
+        assert await only(provider) == first  # it does not tremble with the clock
+
+    scenario(rig, what)
+
+
+@pytest.mark.parametrize(
+    ("fault", "class_name", "phase", "says"),
+    [
+        ("unseen", ATOMIC, "coming", "nobody has accepted its request yet"),
+        ("never", ATOMIC, "coming", "there is none yet (CapacityIsNotFound: CA will try to find it later.)"),
+        ("rejects", ATOMIC, "failed", "its request failed (FailedToCreatePods: its template is wrong)"),
+        ("fails", ATOMIC, "failed", "its request failed (Expired: ProvisioningRequest is expired)"),
+        ("expires", ATOMIC, "failed", f"its booking expired before anybody used it ({EXPIRED})"),
+        ("quota", GKE, "coming", f"the quota of the cloud is used up ({DRY})"),
+        ("half", ATOMIC, "failed", "its node {node} has 1 of 2 devices"),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_is_said_by_name(fault: Fault, class_name: str, phase: str, says: str) -> None:
+    rig = ProvisioningRig(class_name, count=2)
+    rig.fault = fault
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        await rig.go_on(600.0)
+        shown = await only(provider)
+        assert (shown.phase, shown.says) == (phase, says.format(node=f"node-{name}"))
+        await provider.release(ReleaseOrder(id=order((await rig.provider().offers() or [shown.offer])[0]).id, epoch=1))
+        assert await provider.list() == ()
+        assert f"{TEMPLATES}/{name}" not in rig.server.objects
+
+    scenario(rig, what)
+
+
+def test_while_a_quota_of_the_cloud_is_used_up_nothing_more_of_it_is_offered() -> None:
+    rig = ProvisioningRig(GKE)
+    rig.fault = "quota"
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        assert await provider.offers()
+        await rig.go_on(120.0)
+        assert not await provider.offers()
+        await provider.release(ReleaseOrder(id=order((await only(provider)).offer).id, epoch=1))
+        assert name not in str(rig.server.objects)
+        assert await provider.offers()
+
+    scenario(rig, what)
+
+
+def test_a_request_that_waits_for_three_days_stays_one_object() -> None:
+    rig = ProvisioningRig(GKE)
+    rig.fault = "never"
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        for hour in range(72):
+            await provider.acquire(order((await only(provider)).offer))
+            await asyncio.sleep(3600.0)
+            await rig.go_on()
+            shown = await only(provider)
+            assert (shown.name, shown.phase, shown.committed) == (name, "coming", False), hour
+        made = [at for method, at, _ in rig.server.writes if method == "POST" and at == REQUESTS]
+        assert len(made) == 1
+
+    scenario(rig, what)
+
+
+def test_a_node_is_noted_once_and_each_request_has_its_own() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        provider, first = await ordered(rig)
+        rig.server.put("/api/v1/nodes/other", {"metadata": {"labels": {"pool": "h100"}}})
+        await rig.go_on(60.0)
+        _, second = await ordered(rig, 1)
+        await rig.until_here(second)
+        nodes = {one.name: one.node for one in await rig.provider().list()}
+        assert nodes == {first: f"node-{first}", second: f"node-{second}"}
+        await provider.release(ReleaseOrder(id=order((await provider.offers())[0]).id, epoch=1))
+        assert (await only(provider)).node == f"node-{second}"  # also while the first one's node is still there
+
+    scenario(rig, what)
+
+
+def test_a_node_that_was_there_before_is_not_taken_for_what_came() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        rig.server.put("/api/v1/nodes/old", {"metadata": {"labels": {"pool": "l4"}}})
+        await asyncio.sleep(5.0)
+        provider, name = await ordered(rig)
+        await rig.go_on(70.0)
+        assert (await only(provider)).phase == "coming"
+        await rig.until_here(name)
+        assert (await only(provider)).node == f"node-{name}"
+
+    scenario(rig, what)
+
+
+def test_a_cloud_that_says_whose_a_node_is_is_believed() -> None:
+    rig = ProvisioningRig(GKE)
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        await rig.go_on(65.0)
+        rig.server.put("/api/v1/nodes/a-stranger", {"metadata": {"labels": {"pool": "l4"}}})
+        assert (await only(provider)).phase == "coming"
+        await rig.until_here(name)
+        assert (await only(provider)).node == f"node-{name}"
+
+    scenario(rig, what)
+
+
+def test_what_is_granted_says_how_pods_use_it() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        assert (await only(provider)).marks == NO_MARKS
+        await rig.until_here(name)
+        assert (await only(provider)).marks.annotations == dict(zip(bookings.CONSUMES, (name, ATOMIC), strict=True))
+
+    scenario(rig, what)
+
+
+def test_a_booking_that_was_used_up_is_no_failure() -> None:
+    rig = ProvisioningRig(CHECK)
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        await rig.until_here(name)
+        await rig.go_on(60.0)
+        said = rig.server.objects[f"{REQUESTS}/{name}"]["status"]["conditions"]
+        assert any(one["type"] == "BookingExpired" and one["reason"] == bookings.CONSUMED for one in said)
+        shown = await only(provider)
+        assert (shown.phase, shown.node) == ("here", "there")
+
+    scenario(rig, what)
+
+
+def test_what_is_taken_away_again_ends_at_that_moment_while_its_node_is_there() -> None:
+    rig = ProvisioningRig(GKE)
+    rig.fault = "revokes"
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        await rig.until_here(name)
+        shown = await only(provider)
+        assert shown.says == "it is taken away (Preempted: the machine was taken back)"
+        assert shown.ends_s is not None
+        assert shown.ends_s <= asyncio.get_running_loop().time()
+        await rig.server.delete(f"/api/v1/nodes/node-{name}")
+        shown = await only(provider)
+        assert (shown.phase, shown.says) == ("failed", f"its node node-{name} is gone")
+
+    scenario(rig, what)
+
+
+def test_what_comes_after_the_cancel_is_no_lease_of_ours() -> None:
+    rig = ProvisioningRig()
+    rig.fault = "late"
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        await rig.go_on(60.0)
+        await provider.release(ReleaseOrder(id=order((await provider.offers())[0]).id, epoch=1))
+        await rig.go_on(300.0)
+        assert await provider.list() == ()
+        again, _ = await ordered(rig)
+        await rig.go_on(30.0)
+        assert (await only(again)).phase == "coming", name
+
+    scenario(rig, what)
+
+
+def test_two_autoscalers_who_order_the_same_have_one() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        one, other = rig.provider(), rig.provider()
+        made = order((await one.offers())[0])
+        await asyncio.gather(one.acquire(made), other.acquire(made))
+        assert len([at for at in rig.server.objects if at.startswith((REQUESTS, TEMPLATES))]) == 2
+        assert (await only(one)).phase == "coming"
+
+    scenario(rig, what)
+
+
+def test_another_provider_of_that_name_refuses_and_leaves_it_alone() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        _, name = await ordered(rig)
+        other = rig.provider("other")
+        made = order((await other.offers())[0])
+        with pytest.raises(RefusedError, match="is the name of what is not this provider's"):
+            await other.acquire(made)
+        await other.release(release(made))
+        assert await other.list() == ()
+        assert {f"{REQUESTS}/{name}", f"{TEMPLATES}/{name}"} <= rig.server.objects.keys()
+
+    scenario(rig, what)
+
+
+def test_a_template_whose_request_was_never_made_is_found_and_goes() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        made = order((await provider.offers())[0])
+        del rig.server.objects[f"{REQUESTS}/{name}"]
+        assert await provider.list() == ()  # it may be on its way to one
+        await asyncio.sleep(HALF_S + 1)
+        shown = await only(provider)
+        assert (shown.name, shown.phase) == (name, "failed")
+        await provider.release(release(made))
+        assert await provider.list() == ()
+        assert f"{TEMPLATES}/{name}" not in rig.server.objects
+
+    scenario(rig, what)
+
+
+def test_a_request_that_is_refused_leaves_no_template() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        provider = rig.provider()
+        made = order((await provider.offers())[0])
+        rig.leave_little()
+        with pytest.raises(RefusedError, match="exceeded quota: few"):
+            await provider.acquire(made)
+        assert not [at for at in rig.server.objects if at.startswith(TEMPLATES)]
+
+    scenario(rig, what)
+
+
+def test_a_template_of_an_order_before_is_made_anew() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        del rig.server.objects[f"{REQUESTS}/{name}"]
+        rig.server.objects[f"{TEMPLATES}/{name}"]["template"]["spec"]["containers"] = []
+        await ordered(rig)
+        assert rig.server.objects[f"{TEMPLATES}/{name}"]["template"]["spec"]["containers"]
+        assert (await only(provider)).phase == "coming"
+
+    scenario(rig, what)
+
+
+def test_a_model_that_is_gone_is_ordered_nothing() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        provider = rig.provider()
+        made = order((await provider.offers())[0])
+        with pytest.raises(RefusedError, match="there is no model gone any more"):
+            await provider.acquire(replace(made, owner=ModelName("gone")))
+
+    scenario(rig, what)
+
+
+def test_annotations_that_somebody_changed_are_a_failed_lease_and_no_crash() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        rig.server.objects[f"{REQUESTS}/{name}"]["metadata"]["annotations"][bookings.OFFER] = "<html>"
+        shown = await only(provider)
+        assert (shown.phase, shown.says) == ("failed", "somebody changed the annotations of its ProvisioningRequest")
+
+    scenario(rig, what)
+
+
+def test_an_hour_away_loses_and_adds_nothing() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        rig.server.away = True
+        await asyncio.sleep(3600.0)
+        with pytest.raises(ConnectionError):
+            await provider.list()
+        rig.server.away = False
+        await rig.until_here(name)
+        assert (await only(provider)).name == name
+
+    scenario(rig, what)

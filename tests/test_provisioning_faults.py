@@ -1,0 +1,152 @@
+"""An API server that loses replies, answers 500 or garbage, and nodes that are not what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from autoscaler.capacity.base import RefusedError
+from autoscaler.capacity.provisioning import WAIT_MAX
+from autoscaler.capacity.server import AnswerError, Object
+from tests.contracts.provider import order, release
+from tests.kit.queued import REQUESTS, TEMPLATES, ProvisioningRig, Quotas, only, ordered, scenario
+
+
+class Lossy(Quotas):
+    """What it does may be told wrong. `after`: (method, path) -> what is raised when that was done."""
+
+    after: Callable[[str, str], Exception | None] = staticmethod(lambda method, path: None)
+
+    async def create(self, path: str, body: Object) -> Object:
+        """See Server."""
+        made = await super().create(path, body)
+        self._tell("POST", path)
+        return made
+
+    async def delete(self, path: str, *, version: str | None = None) -> None:
+        """See Server."""
+        await super().delete(path, version=version)
+        self._tell("DELETE", path)
+
+    def _tell(self, method: str, path: str) -> None:
+        error = self.after(method, path)
+        if error is not None:
+            raise error
+
+
+class Garbage(Quotas):
+    """A proxy that answers in its place."""
+
+    spoilt: list[Object]
+
+    async def items(self, path: str, **query: str) -> list[Object]:
+        """See Server."""
+        del path, query
+        return self.spoilt
+
+
+def lossy(rig: ProvisioningRig, *lost: str, error: Exception) -> None:
+    """From now on the first of each of these is told wrong."""
+    left = list(lost)
+
+    def after(method: str, path: str) -> Exception | None:
+        said = f"{method} {path}"
+        hit = next((one for one in left if said.startswith(one)), None)
+        if hit is None:
+            return None
+        left.remove(hit)
+        return error
+
+    server = Lossy(rig.server.unix_s)
+    server.objects, server.after = rig.server.objects, after
+    rig.server = rig.controller.server = server
+
+
+@pytest.mark.parametrize("where", [f"POST {TEMPLATES}", f"POST {REQUESTS}"])
+@pytest.mark.parametrize("error", [TimeoutError(), AnswerError(500, "InternalError", "etcd")])
+def test_a_lost_reply_makes_no_second_and_nothing_is_left(where: str, error: Exception) -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        provider = rig.provider()
+        made = order((await provider.offers())[0])
+        lossy(rig, where, error=error)
+        provider = rig.provider()
+        with pytest.raises(type(error)):
+            await provider.acquire(made)
+        await provider.acquire(made)
+        assert (await only(provider)).phase == "coming"
+        assert len([at for at in rig.server.objects if at.startswith((TEMPLATES, REQUESTS))]) == 2
+        await provider.release(release(made))
+        assert not [at for at in rig.server.objects if at.startswith((TEMPLATES, REQUESTS))]
+
+    scenario(rig, what)
+
+
+def test_a_lost_reply_to_a_release_is_made_up_for_by_the_next() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        made = order((await provider.offers())[0])
+        lossy(rig, f"DELETE {REQUESTS}", error=TimeoutError())
+        provider = rig.provider()
+        with pytest.raises(TimeoutError):
+            await provider.release(release(made))
+        assert f"{TEMPLATES}/{name}" in rig.server.objects
+        await provider.release(release(made))
+        assert not [at for at in rig.server.objects if at.startswith((TEMPLATES, REQUESTS))]
+
+    scenario(rig, what)
+
+
+@pytest.mark.parametrize("spoilt", [{}, {"metadata": {"name": "x", "creationTimestamp": "yesterday"}}])
+def test_garbage_is_no_list(spoilt: Object) -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        await ordered(rig)
+        garbage = Garbage(rig.server.unix_s)
+        rig.server, garbage.spoilt = garbage, [spoilt]
+        provider = rig.provider()
+        with pytest.raises((KeyError, ValueError)) as caught:
+            await provider.list()
+        assert not isinstance(caught.value, RefusedError)
+
+    scenario(rig, what)
+
+
+def test_so_many_requests_wait_at_once_and_no_more() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        for number in range(WAIT_MAX):
+            (offer,) = await rig.provider().offers()
+            assert offer.many == WAIT_MAX - number
+            await ordered(rig, number)
+        assert await rig.provider().offers() == ()
+        await rig.go_on(300.0)
+        assert len(await rig.provider().list()) == WAIT_MAX
+        (offer,) = await rig.provider().offers()
+        assert offer.many == WAIT_MAX, "they have their nodes"
+
+    scenario(rig, what)
+
+
+def test_a_node_of_another_kind_is_not_what_was_asked_for() -> None:
+    rig = ProvisioningRig()
+    rig.fault = "never"
+
+    async def what() -> None:
+        provider, _ = await ordered(rig)
+        await rig.go_on(120.0)
+        rig.server.put("/api/v1/nodes/elsewhere", {"metadata": {"labels": {"pool": "t4"}}})
+        rig.server.change(
+            next(at for at in rig.server.objects if at.startswith(REQUESTS)),
+            {"status": {"conditions": [{"type": "Provisioned", "status": "True", "reason": "CapacityIsProvisioned"}]}},
+        )
+        shown = await only(provider)
+        assert (shown.phase, shown.node, shown.committed) == ("coming", "", True)
+
+    scenario(rig, what)

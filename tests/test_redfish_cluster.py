@@ -1,0 +1,134 @@
+"""What a Redfish fabric has of a cluster: Secret, ConfigMap, nodes; and how the Settings' entry becomes a Provider."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from autoscaler.capacity.fabric_redfish import RedfishFabric
+from autoscaler.capacity.redfish_cluster import NOTES, Access, AccessError, ConfigMapNotes, OpenSites
+from autoscaler.capacity.redfish_http import Login
+from autoscaler.capacity.redfish_reading import Noted
+from autoscaler.providers import ProviderSettings, Redfish
+from autoscaler.settings import Settings
+from autoscaler.world import World
+from pilotlight import supplies
+from pilotlight.supplies import Around
+from tests.contracts.provider import order, release
+from tests.kit import certificates
+from tests.kit.fake_redfish import A100, PASSWORD, USER, FakeFabric
+from tests.kit.objects import PlayedServer
+from tests.kit.redfish_rig import TURN_S
+
+
+def mounted(folder: Path, **keys: str) -> Path:
+    """Secret `fabric`, as a kubelet shows it."""
+    (folder / "fabric").mkdir(exist_ok=True)
+    for key, text in keys.items():
+        (folder / "fabric" / key.replace("_", ".")).write_text(text)
+    return folder
+
+
+def node(name: str, *, ready: bool = True) -> dict[str, object]:
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    return {"metadata": {"name": name, "resourceVersion": "1"}, "status": {"conditions": conditions}}
+
+
+def test_a_login_is_read_anew_and_says_nothing_of_itself(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        access = Access("fabric", None, mounted(tmp_path, username=USER, password=f"{PASSWORD}\n"))
+        assert await access.login() == Login(USER, PASSWORD)
+        mounted(tmp_path, password="another")
+        assert (await access.login() or Login("", "")).password == "another"
+        assert PASSWORD not in repr(Login(USER, PASSWORD))
+        assert await Access(None, None, tmp_path).login() is None
+
+    asyncio.run(scenario())
+
+
+def test_a_secret_that_lacks_something_is_named(tmp_path: Path) -> None:
+    for folder in (tmp_path, mounted(tmp_path, username="a")):
+        with pytest.raises(AccessError) as caught:
+            asyncio.run(Access("fabric", None, folder).login())
+        assert str(caught.value) == "Secret fabric is not there, or has no username and password"
+
+
+def test_an_authority_is_of_the_secret_or_of_a_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        folder = mounted(tmp_path, ca_crt=certificates.pem(certificates.OURS))
+        path = certificates.write_authority(tmp_path, certificates.OURS)
+        for access in (Access("fabric", None, folder), Access(None, str(path), folder)):
+            found = await access.tls()
+            assert len(found.get_ca_certs()) == 1
+            assert (found.verify_mode, found.check_hostname) == (ssl.CERT_REQUIRED, True)
+        assert len((await Access("other", None, folder).tls()).get_ca_certs()) != 1, "the system's"
+        mounted(tmp_path, ca_crt="x")
+        for wrong in (Access("fabric", None, folder), Access(None, str(tmp_path / "none"), folder)):
+            with pytest.raises(AccessError):
+                await wrong.tls()
+
+    asyncio.run(scenario())
+
+
+def test_notes_are_of_one_provider_and_written_only_over_what_was_read() -> None:
+    async def scenario() -> None:
+        played = PlayedServer(lambda: 0.0)
+        mine, others = ConfigMapNotes(played, "home", "pod2"), ConfigMapNotes(played, "home", "pod3")
+        empty = await mine.read()
+        assert await mine.write(Noted({"/redfish/v1/b": "pilotlight name=a b"}, empty.version))
+        assert not await others.write(Noted({"/x": "y"}, empty.version)), "somebody made it meanwhile"
+        first = await others.read()
+        assert not first.marks
+        assert await others.write(Noted({"/x": "y z"}, first.version))
+        assert not await mine.write(Noted({}, first.version))
+        now = await mine.read()
+        assert now.marks == {"/redfish/v1/b": "pilotlight name=a b"}
+        assert await mine.write(Noted({}, now.version))
+        assert played.objects[f"/api/v1/namespaces/home/configmaps/{NOTES}"]["data"] == {"pod3": "/x y z\n"}
+
+    asyncio.run(scenario())
+
+
+def test_only_nodes_that_are_ready_get_more() -> None:
+    async def scenario() -> None:
+        played = PlayedServer(lambda: 0.0)
+        for one in (node("w1"), node("w2", ready=False), node("w3")):
+            played.objects[f"/api/v1/nodes/{one['metadata']['name']}"] = one  # type: ignore[index]  # as it is made above
+        found = OpenSites(played, Settings)
+        assert set(await found(("w1", "w2"))) == {"w1"}
+        assert set(await found(("w3",))) == {"w3"}
+        assert not await found(("w9",))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["the service keeps names", "the ConfigMap does"])
+def test_an_entry_of_the_settings_attaches_and_detaches(tmp_path: Path, *, keeps: bool) -> None:
+    async def scenario() -> None:
+        played = PlayedServer(lambda: 0.0)
+        secrets = mounted(tmp_path, username=USER, password=PASSWORD, ca_crt=certificates.pem(certificates.OURS))
+        played.objects["/api/v1/nodes/w1"] = node("w1")
+        async with AsyncExitStack() as stack, FakeFabric(keeps=keeps).serving(certificates.sides().server) as fabric:
+            around = Around(played, lambda: World(epoch=1), "engines", "home", stack, secrets=secrets)
+            told = Redfish(url=fabric.url, systems={"w1": fabric.path("1")}, secret_ref="fabric")
+            provider = supplies.redfish(ProviderSettings(name="rack", redfish=told), around)
+            assert isinstance(provider, RedfishFabric)
+            attending = asyncio.create_task(provider.attend(lambda: None))
+            (offer,) = [one for one in await provider.offers() if one.product == A100[0]]
+            await provider.acquire(order(offer))
+            while [one.phase for one in await provider.list()] != ["here"]:
+                await asyncio.sleep(TURN_S)
+            (here,) = await provider.list()
+            assert here.device_ids[0].startswith("w1/GPU-")
+            assert here.alone, "no Slice tells which it is"
+            await provider.release(release(order(offer)))
+            while await provider.list():
+                await asyncio.sleep(TURN_S)
+            assert not fabric.attached("1")
+            attending.cancel()
+
+    asyncio.run(scenario())

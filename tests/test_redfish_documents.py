@@ -1,0 +1,156 @@
+"""Documents of Redfish: what is read of them, and that garbage is no document."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from autoscaler.capacity import redfish_documents as documents
+from autoscaler.capacity.redfish_documents import DocumentError, Mark
+from autoscaler.contract import ModelName
+
+BLOCK = {
+    "@odata.id": "/redfish/v1/CompositionService/ResourceBlocks/DeviceBlock-41",
+    "Status": {"State": "Enabled", "Health": "OK"},
+    "CompositionStatus": {"Reserved": False, "CompositionState": "Unused"},
+    "Processors": [{"@odata.id": "/redfish/v1/Chassis/Chassis-1/Processors/PROC-550001"}],
+    "Links": {
+        "ComputerSystems": [],
+        "Chassis": [],
+        "Zones": [{"@odata.id": "/redfish/v1/CompositionService/ResourceZones/GlobalZone"}],
+    },
+}
+"""As CDIM's hw-emulator has them."""
+
+
+def body(**more: object) -> bytes:
+    return json.dumps({**BLOCK, **more}).encode()
+
+
+def test_a_block_is_read_with_and_without_a_place_for_names() -> None:
+    one = documents.block(body())
+    assert (one.free_for, one.sound, one.etag) == (None, True, "")
+    assert one.processors == ("/redfish/v1/Chassis/Chassis-1/Processors/PROC-550001",)
+    assert one.zones == ("/redfish/v1/CompositionService/ResourceZones/GlobalZone",)
+    kept = documents.block(body(Client=None, **{"@odata.etag": 'W/"1"'}))
+    assert (kept.free_for, kept.etag) == ("", 'W/"1"')
+    assert documents.block(body(), '"head"').etag == '"head"'
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"Status": {"State": "Absent"}},
+        {"Status": {"Health": "Critical"}},
+        {"CompositionStatus": {"CompositionState": "Failed"}},
+        {"CompositionStatus": {"CompositionState": "Unavailable"}},
+    ],
+)
+def test_a_block_that_is_not_well_is_not_sound(told: dict[str, object]) -> None:
+    assert not documents.block(body(**told)).sound
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "https://evil.example/redfish/v1/x",
+        "//evil.example/redfish/v1",
+        "/redfish/v1/../../etc",
+        "/redfish/v2/Systems",
+        "",
+        "/redfish/v1/a b",
+        "/redfish/v1/x?y=1",
+        "/redfish/v1/x#y",
+        "/redfish/v1/" + "x" * 600,
+        "/redfish/v1/\nX: y",
+    ],
+)
+def test_no_path_leads_out_of_the_service(path: str) -> None:
+    with pytest.raises(DocumentError):
+        documents.block(body(**{"@odata.id": path}))
+
+
+@pytest.mark.parametrize("told", [b"", b"{}", b"[]", b"null", b"<html>", b"\xff", b"[" * 5000, b'{"@odata.id": 7}'])
+def test_garbage_is_no_document(told: bytes) -> None:
+    for read in (documents.block, documents.system, documents.collection):
+        with pytest.raises(DocumentError, match="expected"):
+            read(told)
+
+
+@pytest.mark.parametrize(
+    ("told", "memory_mib"),
+    [
+        ({"MemorySummary": {"TotalMemorySizeMiB": 40960}}, 40960),
+        (
+            {
+                "ProcessorMemory": [
+                    {"CapacityMiB": 40960, "MemoryType": "HBM2E"},
+                    {"CapacityMiB": 40, "MemoryType": "L2Cache"},
+                ]
+            },
+            40960,
+        ),
+        ({}, None),
+        ({"MemorySummary": {"TotalMemorySizeMiB": -1}}, None),
+        ({"MemorySummary": {"TotalMemorySizeMiB": 1e300}}, None),
+    ],
+)
+def test_a_gpu_is_one_whose_memory_is_known(told: dict[str, object], memory_mib: int | None) -> None:
+    one = {"ProcessorType": "GPU", "Model": "NVIDIA A100 PCIe", "UUID": "GPU-7", **told}
+    found = documents.gpu(json.dumps(one).encode())
+    assert (None if found is None else found.memory_bytes >> 20) == memory_mib
+    assert found is None or (found.product, found.uuid) == ("NVIDIA-A100-PCIe", "GPU-7")
+    assert documents.gpu(json.dumps({**one, "ProcessorType": "CPU"}).encode()) is None
+
+
+def test_the_uuid_of_a_gpu_is_as_its_driver_calls_it() -> None:
+    bare = "B0AED23C-0000-1111-2222-333344445555"
+    one = {"ProcessorType": "GPU", "Model": "NVIDIA L40S", "UUID": bare, "MemorySummary": {"TotalMemorySizeMiB": 46068}}
+    found = documents.gpu(json.dumps(one).encode())
+    assert found is not None
+    assert found.uuid == f"GPU-{bare.lower()}"
+    other = documents.gpu(json.dumps({**one, "Model": "Instinct MI300X"}).encode())
+    assert other is not None
+    assert other.uuid == bare
+
+
+def test_a_mark_is_read_as_it_was_written() -> None:
+    for gone in (False, True):
+        one = Mark("pilotlight-a-0123456789", ModelName("team/llama-8b:q4"), 7, 2, "worker-1", 4, gone)
+        assert documents.mark(one.text()) == one
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "somebody",
+        "pilotlight",
+        "pilotlight name=a node=w devices=x epoch=1 owner=b",
+        "pilotlight name= node=w devices=1 epoch=1",
+        "pilotlight name=a node=w devices=" + "9" * 99 + " epoch=1",
+        "pilotlight-gone name=a" + " x" * 600,
+        "pilotlight name=a devices=1 epoch=1",
+    ],
+)
+def test_what_is_no_mark_of_ours_is_somebody_elses(text: str | None) -> None:
+    assert documents.mark(text) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "over", "well"),
+    [
+        ({"TaskState": "Running"}, False, False),
+        ({"TaskState": "New"}, False, False),
+        ({"TaskState": "Completed", "TaskStatus": "OK"}, True, True),
+        ({"TaskState": "Completed", "TaskStatus": "Critical"}, True, False),
+        ({"TaskState": "Exception"}, True, False),
+        ({"TaskState": "Killed"}, True, False),
+        ({}, True, True),
+    ],
+)
+def test_a_task_is_over_and_well_or_not(told: dict[str, str], *, over: bool, well: bool) -> None:
+    found = documents.task(json.dumps(told).encode())
+    assert (found.over, found.well and found.over) == (over, well)

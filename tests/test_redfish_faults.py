@@ -1,0 +1,354 @@
+"""What goes wrong with a fabric composed by Redfish: nothing is attached twice, forgotten, or taken from its user."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.capacity.fabric_redfish import RedfishFabric
+from autoscaler.capacity.redfish_bay import GIVEN_UP_S, NOTHING_S
+from autoscaler.capacity.redfish_http import NoAnswerError
+from autoscaler.leases import AcquireOrder, Listed
+from tests.contracts.provider import order, release
+from tests.kit.fake_redfish import A100, SYSTEMS, FakeFabric
+from tests.kit.redfish_rig import TURN_S, FabricRig
+
+Act = Callable[[FabricRig, RedfishFabric], Awaitable[None]]
+
+
+def play(act: Act, fabric: FakeFabric | None = None, *, notes: bool = False) -> FabricRig:
+    rig = FabricRig(fabric or FakeFabric(), notes=notes)
+
+    async def scenario() -> None:
+        await act(rig, rig.provider())
+
+    rig.run(scenario())
+    return rig
+
+
+async def ordered(provider: RedfishFabric, devices: int = 1, number: int = 0, node: str = "w1") -> AcquireOrder:
+    offers = {(one.node, one.product): one for one in await provider.offers()}
+    made = replace(order(offers[node, A100[0]], number), devices=devices)
+    await provider.acquire(made)
+    return made
+
+
+async def until(provider: RedfishFabric, holds: Callable[[tuple[Listed, ...]], bool]) -> tuple[Listed, ...]:
+    while not holds(shown := await provider.list()):
+        await asyncio.sleep(TURN_S)
+    return shown
+
+
+def phase(wanted: str) -> Callable[[tuple[Listed, ...]], bool]:
+    return lambda shown: [one.phase for one in shown] == [wanted]
+
+
+def unmarked(rig: FabricRig) -> bool:
+    kept = rig.notes.kept if rig.notes else {}
+    return not kept and not any(one.client for one in rig.fabric.blocks.values())
+
+
+def nothing(shown: tuple[Listed, ...]) -> bool:
+    return not shown
+
+
+def test_who_accepts_and_never_delivers_has_failed_and_gives_the_block_back() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.never = True
+        made = await ordered(provider)
+        (failed,) = await until(provider, phase("failed"))
+        assert "does nothing" in failed.says
+        assert NOTHING_S <= rig.now_s < 3 * NOTHING_S
+        await provider.release(release(made))
+        await until(provider, nothing)
+        assert unmarked(rig)
+
+    play(act)
+
+
+def test_who_rejects_an_attach_has_failed_at_once_with_its_word_for_it() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.refuse = 400
+        made = await ordered(provider)
+        (failed,) = await until(provider, phase("failed"))
+        assert failed.says == "the fabric answers 400 (PropertyValueNotInList)"
+        assert rig.now_s < 1.0
+        await provider.release(release(made))
+        await until(provider, nothing)
+        assert unmarked(rig)
+        assert len(await provider.offers()) == 4
+
+    play(act)
+
+
+def test_of_several_orders_only_the_one_that_is_rejected_fails() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.hold = True
+        first = await ordered(provider)
+        (claimed,) = [name for name, one in rig.fabric.blocks.items() if one.client]
+        rig.fabric.refused = {next(name for name in ("Gpu-1", "Gpu-2") if name != claimed)}
+        while not rig.fabric.going:
+            await asyncio.sleep(TURN_S)
+        await ordered(provider, number=1)
+        rig.fabric.finish()
+        shown = await until(provider, lambda them: {one.phase for one in them} == {"here", "failed"})
+        assert [one.name for one in shown if one.phase == "here"] == [first.id.name]
+
+    play(act)
+
+
+def test_half_of_what_was_ordered_is_here_and_the_rest_is_let_go() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.half = True
+        await ordered(provider, devices=2)
+        (half,) = await until(provider, phase("here"))
+        assert (half.devices, len(half.device_ids)) == (2, 1)
+        assert sum(bool(one.client) for one in rig.fabric.blocks.values()) == 1
+
+    play(act)
+
+
+def test_what_comes_after_it_was_taken_back_is_shown_and_goes() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.hold = True
+        made = await ordered(provider)
+        while not rig.fabric.going:
+            await asyncio.sleep(TURN_S)
+        await provider.release(release(made, uncommitted=True))
+        await until(provider, nothing)
+        assert not unmarked(rig), "it may come all the same"
+        rig.fabric.finish()
+        (late,) = await until(rig.provider(), phase("here"))
+        assert (late.name, late.node) == (made.id.name, "w1")
+        await rig.provider().release(release(made))
+        await until(provider, nothing)
+        assert not rig.fabric.attached("1")
+        while not unmarked(rig):  # that it detached is seen before it has taken its Mark away
+            await asyncio.sleep(TURN_S)
+
+    play(act)
+
+
+def test_what_goes_to_another_node_is_shown_there_and_detached_there() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.elsewhere = "2"
+        made = await ordered(provider)
+        while not rig.changes:
+            await asyncio.sleep(TURN_S)
+        (there,) = await until(provider, phase("here"))
+        assert there.node == "w2"
+        await provider.release(release(made))
+        await until(provider, nothing)
+        assert not rig.fabric.attached("2")
+        assert unmarked(rig)
+
+    play(act)
+
+
+@pytest.mark.parametrize("tasks", [True, False], ids=["tasks", "answers"])
+@pytest.mark.parametrize("performed", [True, False], ids=["its answer", "itself"])
+def test_a_lost_change_attaches_one_and_detaches_it(*, tasks: bool, performed: bool) -> None:
+    async def lose(rig: FabricRig, many: int) -> None:
+        rig.fabric.lose, rig.fabric.lose_before = (many, 0) if performed else (0, many)
+
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        offer = (await provider.offers())[0]
+        await lose(rig, 1)
+        with pytest.raises(NoAnswerError):
+            await provider.acquire(order(offer))
+        await provider.acquire(order(offer))
+        await until(provider, phase("here"))
+        await lose(rig, 2)
+        await provider.release(release(order(offer)))
+        await until(provider, nothing)
+        await lose(rig, 0)
+        await provider.acquire(order(offer, 1))
+        await lose(rig, 1)
+        await until(provider, phase("here"))
+        assert len(rig.fabric.attached("1")) == 1
+
+    play(act, FakeFabric(tasks=tasks))
+
+
+def test_an_order_whose_mark_stands_and_whose_answer_was_lost_is_carried_out() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        offer = (await provider.offers())[0]
+        rig.fabric.lose = 1
+        with pytest.raises(NoAnswerError):
+            await provider.acquire(order(offer))
+        await until(provider, phase("here"))
+
+    play(act)
+
+
+def test_errors_are_tried_again_and_garbage_is_no_answer() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        offer = (await provider.offers())[0]
+        await provider.acquire(order(offer))
+        rig.fabric.statuses = {"PATCH": [500, 502, 503], "GET": [500, 500, 404, 500]}
+        await asyncio.sleep(10 * TURN_S)
+        rig.fabric.statuses = {}
+        await until(provider, phase("here"))
+        for raw in (b"<html>", b"{}", b"[" * 100_000, b"\xff\xfe", b'{"Members": [{"@odata.id": "//evil.example/x"}]}'):
+            rig.fabric.raw = raw
+            with pytest.raises(ValueError, match="expected"):
+                await provider.list()
+        rig.fabric.raw = b" " * (9 << 20)
+        with pytest.raises(NoAnswerError, match="more than 8 MiB"):
+            await provider.list()
+        rig.fabric.raw = None
+        await until(provider, phase("here"))
+
+    play(act)
+
+
+def test_who_is_away_for_an_hour_has_all_of_it_when_it_is_back() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        kept = await ordered(provider)
+        await until(provider, phase("here"))
+        rig.fabric.away = True
+        rig.now_s += 3600.0
+        for call in (provider.list(), provider.release(release(kept))):
+            with pytest.raises(NoAnswerError):
+                await call
+        rig.fabric.away = False
+        await until(provider, phase("here"))
+        await provider.release(release(kept))
+        await until(provider, nothing)
+
+    play(act)
+
+
+def test_an_attach_that_was_ordered_before_an_hour_away_is_given_up_not_made_up_for() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.hold = True
+        made = await ordered(provider)
+        rig.fabric.away = True
+        rig.now_s += GIVEN_UP_S
+        while not rig.changes:
+            await asyncio.sleep(TURN_S)
+        rig.fabric.away, rig.fabric.hold = False, False
+        await until(provider, phase("failed"))
+        await provider.release(release(made))
+        await until(provider, nothing)
+        assert not rig.fabric.attached("1")
+
+    play(act)
+
+
+def test_what_somebody_detached_by_hand_is_gone_and_its_block_free() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        await ordered(provider)
+        await until(provider, phase("here"))
+        (name,) = rig.fabric.attached("1")
+        rig.fabric.blocks[name].system = ""
+        await until(provider, nothing)
+        while not unmarked(rig):
+            await asyncio.sleep(TURN_S)
+        assert not rig.fabric.attached("1"), "it is not attached again"
+        assert len(await provider.offers()) == 4
+
+    play(act)
+
+
+def test_what_somebody_attached_by_hand_is_not_ours_and_stays() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.blocks["Gpu-2"].system = "1"
+        made = await ordered(provider)
+        await until(provider, phase("here"))
+        assert rig.fabric.attached("1") == ["Gpu-1", "Gpu-2"]
+        await provider.release(release(made))
+        await until(provider, nothing)
+        assert rig.fabric.attached("1") == ["Gpu-2"]
+
+    play(act)
+
+
+@pytest.mark.parametrize("etags", [True, False], ids=["with ETags", "without"])
+def test_two_who_order_the_same_at_once_have_one(*, etags: bool) -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        offer, other = (await provider.offers())[0], rig.provider()
+        made = order(offer)
+        await asyncio.gather(provider.acquire(made), other.acquire(replace(made, epoch=2)))
+        await until(provider, phase("here"))
+        await until(other, phase("here"))
+        assert len(rig.fabric.attached("1")) == 1
+
+    play(act, FakeFabric(etags=etags))
+
+
+def test_what_another_writer_overwrote_is_attached_again() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.hold = True
+        await ordered(provider)
+        while not rig.fabric.going:
+            await asyncio.sleep(TURN_S)
+        own = [name for name, one in rig.fabric.blocks.items() if one.client]
+        rig.fabric.lose_before, rig.fabric.going[0].well = 0, False
+        rig.fabric.finish()  # it is through, and somebody who had read before wrote after it
+        await until(provider, phase("here"))
+        assert rig.fabric.attached("1") == own
+
+    play(act, FakeFabric(etags=False, tasks=False))
+
+
+def test_what_changed_between_reading_and_writing_is_kept_where_there_are_etags() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        def by_hand() -> None:
+            rig.fabric.blocks["Gpu-3"].system = "1"
+            rig.fabric.versions["1"] += 1
+
+        rig.fabric.meanwhile = by_hand
+        await ordered(provider)
+        await until(provider, phase("here"))
+        assert len(rig.fabric.attached("1")) == 2
+        assert "Gpu-3" in rig.fabric.attached("1")
+
+    play(act)
+
+
+def test_a_block_that_another_took_is_let_go_and_the_order_has_failed() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        def taken() -> None:
+            for block in rig.fabric.blocks.values():
+                block.system = block.system or ("2" if block.client else "")
+
+        rig.systems = {"w1": SYSTEMS + "/1"}
+        provider = rig.provider()
+        rig.fabric.meanwhile = taken
+        made = await ordered(provider)
+        (failed,) = await until(provider, phase("failed"))
+        assert "others have" in failed.says
+        await provider.release(release(made))
+        await until(provider, nothing)
+        assert unmarked(rig)
+        assert len(rig.fabric.attached("2")) == 1
+
+    play(act)
+
+
+def test_a_system_has_one_writer_however_many_orders_there_are() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.takes_s = 5 * TURN_S
+        await asyncio.gather(ordered(provider), ordered(provider, number=1))
+        await until(provider, lambda shown: [one.phase for one in shown] == ["here", "here"])
+        assert rig.fabric.attached("1") == ["Gpu-1", "Gpu-2"]
+        assert rig.fabric.overlaps == 0
+
+    play(act, FakeFabric(etags=False))
+
+
+def test_what_came_into_use_meanwhile_is_not_detached() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        made = await ordered(provider)
+        await until(provider, phase("here"))
+        rig.fabric.statuses["PATCH"] = [503]
+        await provider.release(release(made))
+        rig.use(made.id.name)
+        await until(provider, phase("here"))
+        assert rig.fabric.attached("1")
+
+    play(act)

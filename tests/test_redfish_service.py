@@ -1,0 +1,81 @@
+"""How a Redfish service is asked: sessions, basic auth, what is said of errors, and one that keeps no names."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.capacity.base import RefusedError
+from autoscaler.capacity.fabric_redfish import RedfishFabric
+from autoscaler.capacity.redfish_http import NoAnswerError
+from tests.contracts.provider import order
+from tests.kit.fake_redfish import A100, PASSWORD, SYSTEMS, TOKEN, FakeFabric
+from tests.kit.offered import offer
+from tests.kit.redfish_rig import FabricRig
+from tests.test_redfish_faults import ordered, phase, play, until
+
+
+def test_who_does_not_lead_changes_nothing() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        offered = (await provider.offers())[0]
+        rig.leads = False
+        with pytest.raises(NoAnswerError, match="does not lead"):
+            await provider.acquire(order(offered))
+        assert not await provider.list()
+        assert not rig.fabric.patches()
+
+    play(act)
+
+
+def test_a_session_that_ended_is_opened_again_and_closed_at_the_end() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        await provider.list()
+        rig.fabric.sessions.clear()
+        await provider.list()
+        assert len(rig.fabric.sessions) == 1
+        await provider.close()
+        assert not rig.fabric.sessions
+
+    play(act)
+
+
+def test_nothing_that_is_said_has_an_address_or_a_secret_in_it() -> None:
+    said: list[str] = []
+
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        offered = (await provider.offers())[0]
+        rig.fabric.refuse = 400
+        await ordered(provider)
+        said.extend(one.says for one in await until(provider, phase("failed")))
+        rig.password = "wr0ng-of-the-rack"
+        for fault in (
+            {"statuses": {"GET": [404] * 9}},
+            {"statuses": {"GET": [500] * 9}},
+            {"raw": b"10.0.0.7"},
+            {"away": True},
+        ):
+            for name, value in fault.items():
+                setattr(rig.fabric, name, value)
+            for fresh in (provider, rig.provider()):
+                for call in (fresh.list(), fresh.acquire(order(offered, 1))):
+                    try:
+                        await call
+                    except Exception as error:  # noqa: BLE001  all that is said
+                        said.append(f"{error!r} {error.__cause__!r}")
+            rig.fabric.statuses, rig.fabric.raw = {}, None
+        said.append(repr(await rig.logins()))
+
+    rig = play(act)
+    assert len(said) > 8
+    secrets = (PASSWORD, "wr0ng", TOKEN, "127.0.0.1", "10.0.0.7", rig.fabric.url, rig.fabric.url.rpartition(":")[2])
+    for text in said:
+        assert not any(one in text for one in secrets), text
+
+
+def test_a_service_that_keeps_no_names_is_offered_nothing_of_without_notes() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        assert not await provider.offers()
+        with pytest.raises(RefusedError, match="keeps no names"):
+            await provider.acquire(order(offer(product=A100[0])))
+        assert not rig.fabric.patches(SYSTEMS)
+
+    play(act, FakeFabric(keeps=False))

@@ -1,0 +1,143 @@
+"""What is offered of a fabric, what an order takes of it, and what is listed: on documents, without a service.
+
+`Any` stands where fields are passed on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.attached import Site
+from autoscaler.capacity.redfish_documents import Block, Gpu, Mark, System
+from autoscaler.capacity.redfish_steps import Claim, Fabric, Held, before, claim, links, listed, offers
+from autoscaler.leases import AcquireOrder, Offer
+from tests.contracts.provider import OWNER, order
+from tests.kit.redfish_rig import terms
+
+GIB = 1 << 30
+OPEN = {"w1": Site("w1", 8)}
+A100 = Gpu("A100", 40 * GIB, "GPU-1", 250.0)
+
+
+def block(path: str, **fields: Any) -> Block:
+    plain = Block(path, "", "", "Unused", sound=True, reserved=False, processors=(), systems=(), zones=())
+    return plain._replace(**fields)
+
+
+def fabric(*pool: Block, marks: dict[str, Mark] | None = None, keeps: bool = True) -> Fabric:
+    """Node w1 with its own block and those that have it as their system."""
+    own = block("own", systems=("s1",), zones=("z1",))
+    blocks = {one.path: one for one in (own, *pool)}
+    there = tuple(one.path for one in blocks.values() if "s1" in one.systems)
+    gpus = {one.path: A100._replace(uuid=f"GPU-{one.path}") for one in pool}
+    return Fabric(blocks, {"w1": System("s1", "", there)}, gpus, marks or {}, keeps)
+
+
+def mark(name: str = "lease", *, gone: bool = False, devices: int = 1) -> Mark:
+    return Mark(name, OWNER, 1, devices, "w1", gone=gone)
+
+
+def wanted(devices: int = 1) -> AcquireOrder:
+    of = Offer(provider="rack", name="w1/A100", product="A100", node="w1", memory_bytes=40 * GIB)
+    return replace(order(of), devices=devices)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        block("b", systems=("s9",)),
+        block("b", free_for="somebody"),
+        block("b", reserved=True),
+        block("b", state="Composing"),
+        block("b", sound=False),
+        block("b", zones=("z2",)),
+    ],
+    ids=["attached", "somebody's", "reserved", "under way", "broken", "of another zone"],
+)
+def test_only_what_is_free_and_may_go_there_is_offered(other: Block) -> None:
+    (offer,) = offers(fabric(block("a", zones=("z1", "z3")), other), terms(), OPEN)
+    assert (offer.name, offer.node, offer.devices_max, offer.memory_bytes) == ("w1/A100", "w1", 1, 40 * GIB)
+    assert (offer.bought, offer.price_per_hour, offer.watts, offer.expected_s) == ("fabric", 1.0, 250.0, 6.0)
+    assert not offers(fabric(other), terms(), OPEN)
+
+
+def test_no_more_is_offered_than_the_node_has_a_place_for() -> None:
+    pool, full = fabric(block("a"), block("b")), {"w1": Site("w1", 1)}
+    (offer,) = offers(pool, terms(), full)
+    assert offer.devices_max == 1
+    assert claim(pool, wanted(2), terms(), full["w1"]).refused == "w1 can have a place for 1 now, not 2"
+    assert not offers(pool, terms()._replace(seen_on=lambda _: 1), full)
+    assert not offers(fabric(block("a"), block("b"), marks={"a": mark()}), terms(), full), "one is on its way"
+    assert not offers(pool, terms(), {}), "it is not open"
+
+
+def test_devices_are_named_by_their_uuids_or_counted_after_those_before_them() -> None:
+    a, b = block("a", systems=("s1",)), block("b", systems=("s1",))
+    marks = {"a": mark("first")._replace(before=2), "b": mark("second")._replace(before=2)}
+    first, second = listed(fabric(a, b, marks=marks), terms(), {})
+    assert (first.device_ids, first.counted_from) == (("w1/GPU-a",), 2)
+    assert (second.device_ids, second.counted_from) == (("w1/GPU-b",), 3)
+    assert not first.alone
+    assert listed(fabric(a, b, marks=marks), terms()._replace(tells=lambda _: False), {})[0].alone
+    assert before(fabric(a, b, marks=marks), "w1", terms()._replace(seen_on=lambda _: 4)) == 2
+    assert before(fabric(block("a")), "w1", terms()._replace(seen_on=lambda _: 4)) == 4
+
+
+def test_whoever_looks_takes_the_same_blocks_for_a_name_and_others_for_another() -> None:
+    names = [f"b{number}" for number in range(20)]
+    there, turned = fabric(*map(block, names)), fabric(*map(block, reversed(names)))
+    first = claim(there, wanted(2), terms(), OPEN["w1"]).blocks
+    assert first == claim(turned, wanted(2), terms(), OPEN["w1"]).blocks
+    other = replace(wanted(2), id=order(wanted().offer, 1).id)
+    assert claim(there, other, terms(), OPEN["w1"]).blocks != first
+
+
+def test_what_was_begun_is_gone_on_with_and_not_taken_twice() -> None:
+    name = wanted().id.name
+    a, b = block("a"), block("b")
+    assert claim(fabric(a, b, marks={"a": mark(name)}), wanted(), terms(), OPEN["w1"]) == Claim()
+    assert claim(fabric(a, b, marks={"a": mark(name)}), wanted(2), terms(), OPEN["w1"]) == Claim(("b",))
+    here = block("a", systems=("s1",))
+    assert claim(fabric(here, b, marks={"a": mark(name)}), wanted(2), terms(), OPEN["w1"]) == Claim(), (
+        "half of it has come"
+    )
+    assert claim(fabric(here, b, marks={"a": mark(name, gone=True)}), wanted(), terms(), OPEN["w1"]) == Claim(("a",))
+
+
+def test_what_is_not_there_is_refused_in_words() -> None:
+    assert claim(fabric(block("a")), wanted(2), terms(), OPEN["w1"]).refused == "w1 can have 1 x A100 now, not 2"
+    assert "keeps no names" in claim(fabric(block("a"), keeps=False), wanted(), terms(), OPEN["w1"]).refused
+    assert (
+        claim(fabric(block("a")), wanted(), terms(), None).refused == "node w1 is not open, or no system of this fabric"
+    )
+
+
+def test_links_of_others_stay_and_ours_come_and_go() -> None:
+    there = fabric(block("a", systems=("s1",)), block("b", systems=("s1",)), block("c"))
+    assert links(there, "w1", {"c"}, {"a"}) == ("own", "b", "c")
+    assert links(there, "w1", {"a"}, {"c"}) == ("own", "a", "b")
+
+
+def test_a_block_that_was_given_back_is_ours_only_while_it_is_attached() -> None:
+    gone = {"a": mark(gone=True)}
+    assert not listed(fabric(block("a", free_for=mark(gone=True).text()), marks=gone), terms(), {})
+    (late,) = listed(fabric(block("a", systems=("s1",)), marks=gone), terms(), {})
+    assert (late.phase, late.device_ids) == ("here", ("w1/GPU-a",))
+    assert len(offers(fabric(block("a", free_for=mark(gone=True).text()), marks=gone), terms(), OPEN)) == 1
+
+
+def test_phases_follow_what_is_attached_and_what_is_known() -> None:
+    free, here = block("a"), block("a", systems=("s1",))
+
+    def phase(one: Block, held: Held) -> str:
+        return next((each.phase for each in listed(fabric(one, marks={"a": mark()}), terms(), {"lease": held})), "")
+
+    assert phase(free, Held()) == "coming"
+    assert phase(here, Held()) == "here"
+    assert phase(here._replace(state="Composing"), Held()) == "coming"
+    assert phase(here, Held(leaving=True)) == "leaving"
+    assert phase(free, Held(failed="no")) == "failed"
+    assert not phase(free, Held(arrived=True)), "somebody detached it"

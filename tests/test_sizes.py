@@ -1,0 +1,168 @@
+"""What a Model of a cluster takes by what agents read of its artifact, and what is done until that is known."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from artifacts import gguf
+from autoscaler.actions import Plan, StartReplica
+from autoscaler.compare import READ_S_MAX, UNREAD
+from autoscaler.contract import ModelName, WeightsReport
+from autoscaler.loop import Step
+from autoscaler.model import Adapter, Gpu, Model, ModelSpec
+from autoscaler.nodewants import Wish, wish_of
+from autoscaler.plan import plan
+from autoscaler.quantity import BytesOrAuto
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import World
+from loadtest import tinygguf
+from pilotlight import gathering, shapes, sizes
+from pilotlight.sizes import Sizes
+from tests.kit.worlds import T0, device, gateway, level, replica, world
+
+ADA, LORA = "oci://r.io/ada:1", "oci://r.io/lora:1"
+
+
+def model(name: str = "ada", artifact: str | None = ADA, **spec: object) -> Model:
+    given = {"engine": "llama.cpp", "artifact": artifact, "context_tokens": 256, **spec}
+    return Model(name=ModelName(name), spec=ModelSpec(**given))  # type: ignore[arg-type]  # a test's own words
+
+
+@pytest.fixture
+def header(tmp_path: Path) -> str:
+    tinygguf.make(tmp_path / "a.gguf", "Hello, I am Ada.")
+    return msgspec.json.encode(shapes.Header("Its GGUF header", gguf.read(tmp_path / "a.gguf").shape)).decode()
+
+
+def seen(*said: WeightsReport) -> dict[Wish, WeightsReport]:
+    return {wish_of(one): one for one in said}
+
+
+def look(artifact: str = ADA, **fields: object) -> WeightsReport:
+    return WeightsReport(artifact=artifact, look=True, digest="sha256:aa", **fields)  # type: ignore[arg-type]
+
+
+def of(one: Model, *said: WeightsReport, at: Sizes | None = None) -> Model:
+    (found,) = (at or Sizes(lambda: T0)).of([one], seen(*said))
+    return found
+
+
+def test_a_model_waits_until_its_header_is_read_or_says_nothing(header: str) -> None:
+    assert of(model()).unread_s == T0
+    assert of(model(), look()).unread_s == T0, "it was looked at as an image, without its header"
+    assert of(model(), look(no_header="truncated")) == model(), "it takes whole Devices"
+    sized = of(model(), look(header=header))
+    assert sized.unread_s is None
+    assert sized.memory_bytes > 0
+
+
+def test_since_when_it_waits_stays_while_it_is_the_same_model() -> None:
+    now_s = T0
+    at = Sizes(lambda: now_s)
+    of(model(), at=at)
+    now_s += 5
+    assert of(model(), look(), at=at).unread_s == T0
+    assert of(model(artifact="oci://r.io/ada:2"), at=at).unread_s == now_s
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        model(engine="vllm"),
+        model(artifact="file:///a.gguf"),
+        model(gpu=Gpu(count=0)),
+        replace(model(gpu=Gpu(memory_bytes=BytesOrAuto(1 << 30))), memory_bytes=1 << 30),
+    ],
+)
+def test_who_takes_what_no_header_says_waits_for_none(one: Model) -> None:
+    assert of(one) == one
+
+
+def test_without_the_size_of_an_adapter_a_model_is_not_counted_as_if_it_had_none(header: str) -> None:
+    one = model(adapters=(Adapter(name="x", artifact=LORA),))
+    assert of(one, look(header=header)).memory_bytes == 0
+    assert of(one, look(header=header)).unread_s == T0
+    both = of(one, look(header=header), look(LORA, no_header="none", bytes=1000))
+    assert both.memory_bytes >= of(model(), look(header=header)).memory_bytes + 1000
+    given = Gpu(memory_bytes=BytesOrAuto(1 << 30), elastic_percent=10)
+    elastic = replace(model(gpu=given, adapters=one.spec.adapters), memory_bytes=1 << 30)
+    assert of(elastic, look(header=header)) == elastic, "nor is its cache said to be all that it could lose"
+
+
+def test_what_was_worked_out_is_not_worked_out_again(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    worked, at, before = list[str](), Sizes(lambda: T0), gathering.completed
+
+    def completed(model: Model, *known: object, gpus: bool) -> Model:
+        worked.append(model.name)
+        return before(model, *known, gpus=gpus)  # type: ignore[arg-type]  # as it came
+
+    monkeypatch.setattr(sizes, "completed", completed)
+    models = [model(f"m{number}", f"oci://r.io/m:{number}") for number in range(50)]
+    looked: dict[Wish, WeightsReport] = {}
+    for one in models:
+        looked = looked | seen(look(one.spec.artifact or "", header=header))
+        assert sum(bool(done.memory_bytes) for done in at.of(models, looked)) == len(looked)
+    assert len(worked) == len(models)
+    at.of(models[:1], looked)
+    assert worked[len(models) :] == [], "one that goes is forgotten, and costs the others nothing"
+
+
+async def test_what_is_read_of_many_at_once_is_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    at, told, slept, go_on = Sizes(lambda: T0), list[int](), asyncio.Event(), asyncio.Event()
+
+    async def sleep(_: float) -> None:
+        slept.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    task, before = asyncio.create_task(at.run(lambda: told.append(number))), world()
+    for number in range(100):
+        after = replace(before, looked=seen(look(f"oci://r.io/m:{number}")))
+        at.on_step(Step(before, after, Plan(), (), (), T0, T0, T0))
+        if not number:
+            await slept.wait()
+    assert told == [0], "the first at once"
+    at.on_step(Step(after, after, Plan(), (), (), T0, T0, T0))
+    slept.clear()
+    go_on.set()
+    await slept.wait()
+    assert told == [0, 99]
+    task.cancel()
+
+
+# --- what the plan makes of it ----------------------------------------------------------------------------------------
+
+
+def called(one: Model, **fields: Any) -> World:
+    calls = [gateway(levels=[level("ada", 1)])]
+    return world([one], [device(memory_gi=24)], gateways=calls, leading_since_s=T0, **fields)
+
+
+def test_who_leads_anew_gives_no_whole_device_to_a_model_whose_header_is_being_read() -> None:
+    at = called(replace(model(), unread_s=T0 - 600))
+    made = plan(at, T0 + READ_S_MAX - 0.1)
+    assert (made.actions, [one.reason for one in made.unmet]) == ((), [UNREAD])
+    assert made.next_s == T0 + READ_S_MAX
+    (start,) = plan(at, T0 + READ_S_MAX).actions
+    assert isinstance(start, StartReplica), "nobody reads it: it is counted with all of one"
+
+
+def test_what_could_not_be_looked_at_keeps_nobody_waiting() -> None:
+    lora = model(adapters=(Adapter(name="x", artifact=LORA),))
+    for one, artifact in ((model(), ADA), (lora, LORA)):
+        (start,) = plan(called(replace(one, unread_s=T0), unbrought={artifact: "away"}), T0).actions
+        assert isinstance(start, StartReplica)
+
+
+def test_a_changed_spec_rolls_out_when_its_header_is_read() -> None:
+    before, after = model(artifact="oci://r.io/ada:0"), replace(model(), unread_s=T0)
+    running = replica(before, "a1", state=S.READY)
+    at = world([after], [device(), device("gpu1")], [running], gateways=[gateway(levels=[level("ada", 0, 1)])])
+    assert [one.reason for one in plan(at, T0).unmet] == [UNREAD]
+    assert [type(one) for one in plan(replace(at, models={after.name: model()}), T0).actions] == [StartReplica]

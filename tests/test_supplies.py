@@ -1,0 +1,128 @@
+"""How the Settings' `capacity` becomes what orders it: where each kind works, and anew when the Settings change."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import click
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.actions import Plan
+from autoscaler.capacity.base import Provider
+from autoscaler.capacity.supplying import Told
+from autoscaler.leases import LeaseRefused, LeasesSeen, ProvidersSeen
+from autoscaler.loop import Step
+from autoscaler.providers import KINDS, ClusterAutoscaler, Cro, Karpenter, ProviderSettings
+from autoscaler.settings import Settings
+from autoscaler.world import World
+from pilotlight import supplies
+from pilotlight.supplies import Around, Kind, Mode, Supplies, check
+from tests.contracts.provider import order
+from tests.kit.fakeprovider import FakeProvider
+from tests.kit.objects import PlayedServer
+from tests.kit.offered import offer
+from tests.sim.virtual import run
+
+RACK = ProviderSettings(name="rack", cro=Cro(model="A100"))
+NODES = ProviderSettings(name="g4", karpenter=Karpenter(node_pool="g4-nodepool"))
+GROUP = ProviderSettings(name="t4", cluster_autoscaler=ClusterAutoscaler(node_labels={"pool": "t4"}))
+
+
+def test_each_kind_that_is_in_force_can_be_made_and_no_other() -> None:
+    assert supplies.KINDS.keys() == set(KINDS)
+
+
+@pytest.mark.parametrize("entry", [RACK, NODES, GROUP], ids=["cro", "karpenter", "clusterAutoscaler"])
+def test_a_kind_is_made_of_its_entry(entry: ProviderSettings) -> None:
+    async def scenario() -> None:
+        server = PlayedServer(lambda: 0.0)
+        server.put("/apis/karpenter.sh", {"versions": [{"version": "v1"}]})
+        around = Around(server, lambda: World(epoch=1), "engines", "home", AsyncExitStack())
+        provider = supplies.KINDS[entry.kinds[0]].make(entry, around)
+        assert await provider.list() == ()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("mode", "fits"), [("machine", False), ("namespace", False), ("cluster", True)])
+def test_a_provider_that_cannot_work_here_is_refused_with_where_it_can(mode: Mode, fits: bool) -> None:
+    settings = Settings(capacity=(RACK,))
+    if fits:
+        check(settings, mode)
+    else:
+        said = r"Settings: capacity\[0\]\.cro: it works with scope `cluster` only: leave it out"
+        with pytest.raises(click.UsageError, match=said):
+            check(settings, mode)
+
+
+class House:
+    """Supplies whose Providers are played, and what they say."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[FakeProvider] = []
+        self.ended: list[str] = []
+        self.seen: list[Told] = []
+        self.world = World(epoch=1)
+        monkeypatch.setattr(supplies, "KINDS", {"cro": Kind(self._make, frozenset({"cluster"}))})
+
+    def _make(self, entry: ProviderSettings, around: Around) -> Provider:
+        loop = asyncio.get_running_loop()
+        self.made.append(FakeProvider(entry.name, loop.time, loop.call_later, (offer(entry.name),)))
+        around.stack.callback(self.ended.append, entry.name)
+        return self.made[-1]
+
+    def supplies(self) -> Supplies:
+        clock = asyncio.get_running_loop().time
+        server = PlayedServer(clock)
+        return Supplies(server, ("engines", "home"), lambda: self.world, self.seen.extend, clock)
+
+    def tell(self, of: Supplies, *entries: ProviderSettings) -> None:
+        """The Settings say so now."""
+        before, self.world = self.world, replace(self.world, settings=Settings(capacity=entries))
+        of.on_step(Step(before, self.world, Plan(), (), (), 0.0, 0.0, 0.0))
+
+
+def test_orders_go_to_the_provider_that_the_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        house = House(monkeypatch)
+        one = house.supplies()
+        task = asyncio.create_task(one.run())
+        await asyncio.sleep(1.0)
+        house.tell(one, replace(RACK, hedge=True))
+        await asyncio.sleep(1.0)
+        assert ProvidersSeen(providers=("rack",), hedges=frozenset({"rack"})) in house.seen
+        one.acquire(order(offer()))
+        await asyncio.sleep(2.0)
+        shown = [seen for seen in house.seen if isinstance(seen, LeasesSeen)][-1]
+        assert [listed.name for listed in shown.leases] == [order(offer()).id.name]
+        one.acquire(order(offer("gone")))
+        assert isinstance(house.seen[-1], LeaseRefused)
+        task.cancel()
+
+    run(scenario())
+
+
+def test_other_settings_end_what_was_made_of_the_former(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        house = House(monkeypatch)
+        one = house.supplies()
+        task = asyncio.create_task(one.run())
+        await asyncio.sleep(1.0)
+        house.tell(one, RACK)
+        await asyncio.sleep(1.0)
+        house.tell(one, RACK)
+        assert not house.ended, "nothing has changed"
+        house.tell(one, replace(RACK, name="other"))
+        await asyncio.sleep(1.0)
+        assert house.ended == ["rack"]
+        assert [made.name for made in house.made] == ["rack", "other"]
+        house.seen.clear()
+        await asyncio.sleep(120.0)
+        assert {seen.provider for seen in house.seen if isinstance(seen, LeasesSeen)} == {"other"}
+        task.cancel()
+        await asyncio.wait([task])
+        assert house.ended == ["rack", "other"]
+
+    run(scenario())

@@ -1,0 +1,55 @@
+"""What is looked for ahead of a pod is what the pod would ask for, and no more."""
+
+from __future__ import annotations
+
+import json
+
+from msgspec.structs import replace
+
+from autoscaler.drivers.kubernetes.templates import template
+from autoscaler.model import Gpu, Model, ModelSpec
+from autoscaler.podspec import GPU, Pod, Resources, Toleration
+from autoscaler.settings import PriorityClass, Settings
+from tests.kit.worlds import model
+
+
+def asks(of: Model, settings: Settings | None = None) -> dict[str, object]:
+    found: dict[str, object] = template(of, settings or Settings())
+    return found
+
+
+def spec(of: Model, **told: object) -> ModelSpec:
+    return replace(of.spec, **told)
+
+
+def test_what_schedulers_choose_by_is_in_it() -> None:
+    of = model("a", 16)
+    pod = Pod(
+        node_selector={"zone": "b"}, tolerations=(Toleration(key="queued", operator="Exists"),),
+        runtime_class_name="nvidia", scheduler_name="kai", labels={"team": "x"},
+    )  # fmt: skip
+    resources = Resources(requests={"cpu": "4", "memory": "16Gi"})
+    said = Settings(priority_classes=(PriorityClass(least=0, name="serving"),))
+    found = asks(replace(of, spec=spec(of, pod=pod, resources=resources, image="vllm:1")), said)
+    assert found["metadata"] == {"labels": {"pilotlight.dev/model": "a", "team": "x"}}
+    inner = found["spec"]
+    assert isinstance(inner, dict)
+    assert inner["nodeSelector"] == {"zone": "b"}
+    assert inner["tolerations"] == [{"key": "queued", "operator": "Exists"}, {"key": GPU, "operator": "Exists"}]
+    assert (inner["runtimeClassName"], inner["schedulerName"], inner["priorityClassName"]) == (
+        "nvidia",
+        "kai",
+        "serving",
+    )
+    assert inner["containers"] == [
+        {"name": "engine", "image": "vllm:1", "resources": {"requests": {"cpu": "4", "memory": "16Gi"}}}
+    ]
+
+
+def test_what_nobody_chooses_by_is_left_out() -> None:
+    of = model("a", 16)
+    env = {"TOKEN": "s3cret"}
+    pod = Pod(image_pull_secrets=(), annotations={"note": "x"}, service_account_name="engine")
+    text = json.dumps(asks(replace(of, spec=spec(of, env=env, pod=pod, gpu=Gpu(count=2)))))
+    for word in ("s3cret", "note", "serviceAccountName", GPU + '": "', "intent", "ports", "command"):
+        assert word not in text
