@@ -159,7 +159,7 @@ _SPEC = (
     ),
     Rule(
         "!has(self.replicas.schedule) || self.replicas.schedule.all(one, one.min <= self.replicas.max)",
-        "expected in each at most replicas.max as min",
+        "expected at most replicas.max",
         ".replicas.schedule",
     ),
     *_ARTIFACT,

@@ -30,6 +30,7 @@ def adapted(artifact: str) -> Object:
 
 WRONG: list[tuple[str, Object]] = [
     ("range", model("a", replicas={"min": 2})),
+    ("window", model("a", replicas={"schedule": [{"cron": "0 8 * * *", "seconds": 3600, "min": 2}]})),
     ("artifact", model("a", engine="llama.cpp", command=[])),
     ("artifact or hub", model("a", engine="vllm", command=[])),
     ("hub", model("a", engine="vllm", command=[], artifact="hf://a/b/c")),
@@ -161,7 +162,7 @@ async def test_defaults_are_filled_in_and_mean_the_same(served: Api, namespace: 
     written = model("a", aliases=["org/name:tag"], tls={}, env={"A": "b", "C": {"valueFrom": {}}}, **sizes)
     made = await served.create(models(namespace), written)
     spec = made["spec"]
-    assert spec["replicas"] == {"min": 0, "max": 1}
+    assert spec["replicas"] == {"min": 0, "max": 1, "schedule": []}
     assert "slots" not in spec, "that is the engine's"
     assert (spec["queue"]["waitSecondsMax"], spec["residencySeconds"]) == (540, "auto")
     del spec["env"]["C"], written["spec"]["env"]["C"]
