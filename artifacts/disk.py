@@ -128,7 +128,7 @@ class Disk:
             aside.unlink(missing_ok=True)
             raise
 
-    def put(self, file: Opened, pieces: Sequence[bytes], at: int) -> None:
+    def put(self, file: Opened, pieces: Sequence[bytes | memoryview], at: int) -> None:
         """All of the pieces, from byte `at` on. The caller syncs the file."""
         self._step("put", file.path)
         left = [memoryview(piece) for piece in pieces if piece]

@@ -94,12 +94,12 @@ class Partial:
                 os.close(one.number)
         self.file, self._sidecar = Opened(-1, self._path), None
 
-    def put(self, at: int, pieces: list[bytes]) -> None:
+    def put(self, at: int, pieces: Sequence[bytes | memoryview]) -> None:
         """Bytes from `at` on."""
         self._disk.put(self.file, pieces, at)
         self.wrote(at, sum(len(piece) for piece in pieces), pieces)
 
-    def wrote(self, at: int, count: int, pieces: Sequence[bytes] = ()) -> None:
+    def wrote(self, at: int, count: int, pieces: Sequence[bytes | memoryview] = ()) -> None:
         """`count` bytes from `at` on are in the file; `pieces`: all of them, where they came through this process.
 
         Of a blob that comes by one request they are summed at once, while a core's cache has them.

@@ -1,10 +1,10 @@
 """Blobs of a registry into a folder: in parallel, summed, gone on with after a crash, and whole or not there. I/O.
 
 Owns the order in which spans are asked for, how many run (`concurrency`), which are asked for anew (`stalls`), and what
-happens to a blob that is complete. Every request goes through the source, so through the one transport; on plain
-connections the bodies then go straight into the file (`splicing`). Promises: a file at its final path has the bytes of
-its digest; what came before an error is gone on with; of a blob whose sum does not hold only parts are kept that have
-sums of their own (`Sums`).
+happens to a blob that is complete. Every request goes through the source, so through the one transport; the bodies then
+go into the file in threads, plain ones without passing through this process (`splicing`, `unsealing`). Promises: a file
+at its final path has the bytes of its digest; what came before an error is gone on with; of a blob whose sum does not
+hold only parts are kept that have sums of their own (`Sums`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from artifacts import concurrency, disk, parts, splicing
+from artifacts import concurrency, disk, parts, splicing, unsealing
 from artifacts.blobs import Blob, Moved, Source
 from artifacts.concurrency import Window
 from artifacts.digests import Digest
@@ -30,6 +30,7 @@ from artifacts.refusals import BrokenError, MismatchError, RegistryError
 from artifacts.splicing import Goal
 from artifacts.stalls import Judge
 from artifacts.transport import Taken
+from artifacts.unsealing import Ends
 from artifacts.waiting import over
 
 TICK_S = 0.25
@@ -127,14 +128,18 @@ class _Run:
 
     async def move(self, at: int, body: Taken) -> Moved:
         """Into the file, in a thread."""
-        head, rest, left = body
+        head, rest, left, sealed = body
         with rest:
             await self._flush()
             if head:
                 await self._fetch.thread(self.coming, self._put, at, [head])
-            goal = Goal(self.coming.partial.file.number, self._wrote)
-            job = (splicing.move, rest, left, goal, at + len(head), self.coming.source.limits)
-            moved = await self._fetch.thread(self.coming, *job, interrupt=lambda: splicing.interrupt(rest))
+            begin, limits = at + len(head), self.coming.source.limits
+            if sealed is None:
+                goal = Goal(self.coming.partial.file.number, self._wrote)
+                job = partial(splicing.move, rest, left, goal, begin, limits)
+            else:
+                job = partial(unsealing.move, Ends(rest, sealed), left, self._put, begin, limits)
+            moved = await self._fetch.thread(self.coming, job, interrupt=lambda: splicing.interrupt(rest))
         self._batch_at = at + len(head) + moved.came
         return Moved(len(head) + moved.came, moved.broken)
 
@@ -161,7 +166,7 @@ class _Run:
             await self._write()
         await self._written()
 
-    def _put(self, at: int, pieces: list[bytes]) -> None:
+    def _put(self, at: int, pieces: Sequence[bytes | memoryview]) -> None:
         self.coming.partial.put(at, pieces)
         self._came(at + sum(len(piece) for piece in pieces))
 

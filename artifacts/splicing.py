@@ -36,7 +36,7 @@ class Goal(NamedTuple):
 
 def move(rest: socket.socket, count: int, goal: Goal, at: int, limits: Limits) -> Moved:
     """`count` bytes from the connection into the file from `at` on. Raises OSError where the file cannot take them."""
-    patience = _Patience(rest, limits)
+    patience = Patience(rest, limits)
     with _pipe() as (out, into):
         moved, splices = 0, True
         while moved < count:
@@ -63,7 +63,7 @@ def interrupt(rest: socket.socket) -> None:
         rest.shutdown(socket.SHUT_RDWR)
 
 
-class _Patience:
+class Patience:
     """How long one connection may take; only the time counts in which we wait for it."""
 
     def __init__(self, rest: socket.socket, limits: Limits) -> None:
@@ -87,6 +87,7 @@ class _Patience:
         return ""
 
     def came(self, count: int) -> None:
+        """So many bytes more."""
         self._came += count
 
 

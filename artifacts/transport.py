@@ -31,6 +31,7 @@ from artifacts.origin import Origin, address, checked, loopback, origin, redirec
 from artifacts.refusals import BrokenError, PolicyError
 from artifacts.resolver import Resolver
 from artifacts.retrying import STATUSES
+from artifacts.sealed import Sealed, judging
 
 Body = bytes | Callable[[], AsyncIterator[bytes]]
 """What is sent: a callable gives it anew for each try."""
@@ -94,6 +95,8 @@ class Taken(NamedTuple):
     rest: socket.socket
     """Where `left` more bytes come from. It does not block; the caller closes it."""
     left: int
+    sealed: Sealed | None
+    """By TLS: what unseals them."""
 
 
 class Answer:
@@ -127,13 +130,16 @@ class Answer:
             raise BrokenError(f"{self.said}: the connection broke while it answered ({_kind(error)})") from None
 
     def take(self) -> Taken | None:
-        """The connection, for one that moves the body without us; None: it must be read here (TLS, unknown length)."""
+        """The connection, for one that moves the body without us; None: it must be read here (unknown length)."""
         length, connection = self.headers.get("Content-Length", ""), self._answer.connection
-        if self.url.scheme != "http" or "Transfer-Encoding" in self.headers or not _LENGTH.fullmatch(length):
+        if "Transfer-Encoding" in self.headers or not _LENGTH.fullmatch(length):
             return None
         if connection is None or connection.transport is None:
             return None  # all of it has come
         stream, carrier = self._answer.content, connection.transport
+        sealed = carrier.get_extra_info("ssl_object")
+        if (self.url.scheme == "https") != isinstance(sealed, Sealed):
+            raise RuntimeError("a connection is not what its URL says")
         number = os.dup(carrier.get_extra_info("socket").fileno())
         rest = socket.socket(fileno=number)
         try:
@@ -144,9 +150,11 @@ class Answer:
         except (aiohttp.ClientError, OSError) as error:
             rest.close()
             raise BrokenError(f"{self.said}: the connection broke while it answered ({_kind(error)})") from None
+        if sealed is not None:
+            carrier.abort()  # a close would say good-bye by TLS
         self._answer.close()  # its own end alone: the connection lives on in `rest`
         head = b"".join(parts)
-        return Taken(head, rest, int(length) - len(head))
+        return Taken(head, rest, int(length) - len(head), sealed)
 
     async def whole(self, bytes_max: int, what: str) -> bytes:
         """All of the body. Raises BrokenError, and PolicyError where it is larger than `bytes_max`."""
@@ -298,8 +306,8 @@ class _Tls(NamedTuple):
 
 def _contexts(site: Site) -> _Tls:
     """TLS with the registry, and with others. Raises PolicyError."""
-    own = ssl.create_default_context()  # reads all the system's authorities: that takes as long as a small blob
-    foreign = own if site.certificate is None else ssl.create_default_context()
+    own = judging()
+    foreign = own if site.certificate is None else judging()
     try:
         if site.ca is not None:
             for one in {own, foreign}:  # where it keeps its blobs is often under the same authority

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import ssl
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from artifacts.pull import Wanted, fetch
 from artifacts.refusals import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
 from artifacts.retrying import TRIES_MAX
 from artifacts.transport import Limits, Site
-from tests.kit.certificates import OURS, leaf, write_authority
 from tests.kit.fake_registry import (
     Answer,
     FakeRegistry,
@@ -31,7 +29,7 @@ from tests.kit.fake_registry import (
     says,
     whole_head,
 )
-from tests.kit.pulled import CONTENT, NAME, PATH, Place, answer_part, breaking, place, small, through_us
+from tests.kit.pulled import CONTENT, NAME, PATH, WAYS, Place, answer_part, breaking, go, place, small
 
 WRONG = bytes(reversed(CONTENT))
 
@@ -41,11 +39,12 @@ def layout(monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch)
 
 
-@pytest.fixture(params=["spliced", "through us"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways of a body from the socket into the file."""
-    if request.param == "through us":
-        through_us(monkeypatch)
+@pytest.fixture(params=WAYS)
+def way(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """Each way of a body from the socket into the file."""
+    go(request.param, monkeypatch, tmp_path_factory.mktemp("authority"))
     return str(request.param)
 
 
@@ -260,15 +259,6 @@ async def test_point_12_a_connection_that_stalls_is_left_for_another(
         assert one.file() == CONTENT
         spliced = "bytes=1000-4095" in one.ranges()
         assert spliced or one.ranges().count("bytes=0-4095") == 2  # what was not written yet is fetched again
-
-
-async def test_over_tls_bodies_go_through_us(tmp_path: Path) -> None:
-    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    leaf(OURS).configure_cert(served)
-    authority = write_authority(tmp_path, OURS)
-    async with place(tmp_path, over=served, site=lambda host: Site(host, plain_http=False, ca=authority)) as one:
-        await one.fetch()
-        assert one.file() == CONTENT
 
 
 # --- mirrors ---------------------------------------------------------------------------------------------------------

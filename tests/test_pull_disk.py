@@ -16,7 +16,7 @@ from artifacts.blobs import Blob, Sink
 from artifacts.disk import Disk, DiskError
 from artifacts.mirrors import Mirrored
 from artifacts.refusals import UnreachableError
-from tests.kit.pulled import CONTENT, answer_part, breaking, leave, place, small, through_us
+from tests.kit.pulled import CONTENT, WAYS, answer_part, breaking, go, leave, place, small
 
 WRONG = bytes(reversed(CONTENT))
 
@@ -26,11 +26,12 @@ def layout(monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch)
 
 
-@pytest.fixture(params=["spliced", "through us"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways of a body from the socket into the file."""
-    if request.param == "through us":
-        through_us(monkeypatch)
+@pytest.fixture(params=WAYS)
+def way(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """Each way of a body from the socket into the file."""
+    go(request.param, monkeypatch, tmp_path_factory.mktemp("authority"))
     return str(request.param)
 
 
@@ -61,7 +62,7 @@ def failing(kind: str, error: int, after: int = 0) -> Disk:
 async def test_point_13_what_the_disk_refuses_is_one_line_and_the_next_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[], Disk], said: str
 ) -> None:
-    through_us(monkeypatch)
+    go("through us", monkeypatch, tmp_path)
     async with place(tmp_path) as one:
         with pytest.raises(DiskError, match=said) as raised:
             await one.fetch(disk=disk())

@@ -47,6 +47,7 @@ IMPURE = frozenset(
         *("artifacts/" + room for room in ("fill", "headers", "inside", "meanings", "obtain", "resolve", "verify")),
         *("artifacts/" + room for room in ("blobs", "client", "credentials", "mirrors", "pace", "pushing")),
         *("artifacts/" + room for room in ("logins", "partial", "permits", "programs", "pull", "splicing")),
+        *("artifacts/" + room for room in ("sealed", "unsealing")),
         *("artifacts/" + room for room in ("awskeys", "bring", "bucket", "gather", "hub", "places", "sums")),
         *("artifacts/clouds/" + cloud for cloud in ("amazon", "azure", "cloud", "google", "metadata", "podkeys")),
         *("artifacts/" + room for room in ("chunksums", "offers", "serving", "swarm")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from artifacts.mirrors import Mirrored
 from artifacts.pull import Wanted, fetch
 from artifacts.transport import Answer as ClientAnswer
 from artifacts.transport import Limits, Site
+from tests.kit.certificates import OURS, leaf, write_authority
 from tests.kit.fake_registry import Answer, FakeRegistry, StillClock, digest_of, part_of, raw
 
 NAME = "team/model"
@@ -40,9 +42,25 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pull, "BATCH_BYTES", 3000)
 
 
-def through_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No body is spliced."""
-    monkeypatch.setattr(ClientAnswer, "take", lambda _: None)
+_over: list[tuple[ssl.SSLContext, Callable[[str], Site]]] = []
+
+
+WAYS = ("spliced", "through us", "unsealed")
+"""All ways of a body from the socket into the file."""
+
+
+def go(way: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Bodies go one of the ways; in the folder an authority of TLS may lie."""
+    if way == "through us":
+        monkeypatch.setattr(ClientAnswer, "take", lambda _: None)
+    if way != "unsealed":
+        return
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    leaf(OURS).configure_cert(served)
+    authority = write_authority(folder, OURS)
+    monkeypatch.setattr(
+        sys.modules[__name__], "_over", [(served, lambda host: Site(host, plain_http=False, ca=authority))]
+    )
 
 
 class Place:
@@ -85,9 +103,8 @@ class Place:
 
 
 @contextlib.asynccontextmanager
-async def place(
-    folder: Path, limits: Limits | None = None, over: ssl.SSLContext | None = None, site: Callable[[str], Site] = Site
-) -> AsyncIterator[Place]:
+async def place(folder: Path, limits: Limits | None = None) -> AsyncIterator[Place]:
+    over, site = _over[0] if _over else (None, Site)
     async with (
         FakeRegistry().serving(over) as fake,
         Client(site(fake.host), limits=limits or Limits(), pace=StillClock()) as client,

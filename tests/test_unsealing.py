@@ -1,0 +1,209 @@
+"""Bodies by TLS from a connection into a file, in a thread: never more than was asked for, and every wait ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from artifacts import unsealing
+from artifacts.blobs import Moved
+from artifacts.sealed import Sealed, judging
+from artifacts.splicing import interrupt
+from artifacts.transport import Limits
+from artifacts.unsealing import Ends, Put, move
+from tests.kit.certificates import OURS, leaf, write_authority
+from tests.kit.pulled import go, place
+
+CONTENT = bytes(range(256)) * 4096
+LIMITS = Limits(read_s=0.2, pace_s=0.1)
+
+
+class Pair:
+    """The two ends of a connection that has begun: the server's, and ours as asyncio would have left it."""
+
+    def __init__(self, folder: Path) -> None:
+        served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        leaf(OURS).configure_cert(served)
+        context = judging()
+        context.load_verify_locations(write_authority(folder, OURS))
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.ours = socket.create_connection(server.getsockname())
+            plain, _ = server.accept()
+        self.theirs: ssl.SSLSocket | None = None
+
+        def begin() -> None:
+            self.theirs = served.wrap_socket(plain, server_side=True)
+
+        beginning = threading.Thread(target=begin)
+        beginning.start()
+        self.sealed = context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="127.0.0.1")
+        while True:
+            try:
+                self.sealed.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self.ours.sendall(self.sealed.outgoing.read())
+                self.sealed.incoming.write(self.ours.recv(1 << 16))
+        self.ours.sendall(self.sealed.outgoing.read())
+        beginning.join()
+        self.ours.setblocking(False)
+
+    @property
+    def server(self) -> ssl.SSLSocket:
+        assert self.theirs is not None
+        return self.theirs
+
+    def send(self, content: bytes) -> threading.Thread:
+        sending = threading.Thread(target=self.server.sendall, args=(content,))
+        sending.start()
+        return sending
+
+    def ahead(self, count: int) -> None:
+        """So many sealed bytes were read already."""
+        self.ours.setblocking(True)
+        while self.sealed.incoming.pending < count:
+            self.sealed.incoming.write(self.ours.recv(count - self.sealed.incoming.pending))
+        self.ours.setblocking(False)
+
+    def move(self, count: int, put: Put, at: int = 0) -> Moved:
+        return move(Ends(self.ours, self.sealed), count, put, at, LIMITS)
+
+    def close(self) -> None:
+        self.ours.close()
+        self.server.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    one = Pair(tmp_path)
+    yield one
+    one.close()
+
+
+class Came:
+    """Where it went."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray()
+        self.at: list[int] = []
+
+    def put(self, at: int, pieces: Sequence[bytes | memoryview]) -> None:
+        self.at.append(at)
+        for piece in pieces:
+            self.bytes += piece
+
+
+@pytest.mark.parametrize("ahead", [0, 5, 70_000], ids=["nothing", "a record's begin", "some records"])
+def test_a_body_goes_where_it_belongs_and_no_byte_behind_it(pair: Pair, ahead: int) -> None:
+    came = Came()
+    sending = pair.send(CONTENT + b"more")
+    pair.ahead(ahead)
+    assert pair.move(len(CONTENT), came.put, 1000) == Moved(len(CONTENT))
+    assert bytes(came.bytes) == CONTENT
+    assert came.at[0] == 1000
+    assert came.at == sorted(set(came.at))
+    assert pair.move(4, came.put) == Moved(4)
+    sending.join()
+    assert bytes(came.bytes[-4:]) == b"more"
+
+
+def test_what_the_disk_refuses_is_an_error_and_not_the_registrys(pair: Pair) -> None:
+    def put(_at: int, _pieces: Sequence[bytes | memoryview]) -> None:
+        raise OSError(28, "full")
+
+    pair.send(CONTENT[:100]).join()
+    with pytest.raises(OSError, match="full"):
+        pair.move(100, put)
+
+
+def test_an_end_a_silence_and_a_trickle_each_end_the_waiting_and_keep_what_came(pair: Pair) -> None:
+    came = Came()
+    pair.send(b"abc").join()
+    assert pair.move(10, came.put) == Moved(3, "the connection broke while it answered (too slow)")
+    assert came.bytes == b"abc"
+    over = threading.Event()
+
+    def trickle() -> None:
+        while not over.wait(0.02):
+            pair.server.sendall(b"x")
+
+    dripping = threading.Thread(target=trickle)
+    dripping.start()
+    moved = pair.move(1 << 20, came.put)
+    over.set()
+    dripping.join()
+    assert "gives only" in moved.broken
+    pair.server.close()
+    while (moved := pair.move(10, came.put)).came == 10:
+        pass
+    assert "its end came too early" in moved.broken
+
+
+def test_a_farewell_before_the_end_is_an_end_too_early(pair: Pair) -> None:
+    came = Came()
+    pair.server.sendall(b"abc")
+    saying = threading.Thread(target=_farewell, args=(pair.server,))
+    saying.start()
+    assert pair.move(10, came.put) == Moved(3, "the connection broke while it answered (its end came too early)")
+    interrupt(pair.ours)
+    saying.join()
+
+
+def _farewell(server: ssl.SSLSocket) -> None:
+    with contextlib.suppress(OSError):  # nobody says good-bye to it
+        server.unwrap()
+
+
+def test_bytes_that_somebody_changed_on_the_way_are_none(pair: Pair) -> None:
+    came = Came()
+    pair.sealed.incoming.write(b"\x17\x03\x03\x00\x20" + bytes(32))
+    assert pair.move(10, came.put) == Moved(0, "the connection broke while it answered (what came is no TLS)")
+    assert not came.bytes
+
+
+def test_another_thread_ends_the_waiting(pair: Pair) -> None:
+    threading.Timer(0.01, interrupt, [pair.ours]).start()
+    assert "the connection broke while it answered" in pair.move(10, Came().put).broken
+
+
+def test_a_body_is_taken_from_the_loop_of_users_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop, in which an agent runs, has TLS of its own."""
+    go("unsealed", monkeypatch, tmp_path)
+    blob = CONTENT * 8
+    moved: list[int] = []
+
+    def counted(ends: Ends, count: int, put: Put, at: int, limits: Limits) -> Moved:
+        moved.append(count)
+        return move(ends, count, put, at, limits)
+
+    monkeypatch.setattr(unsealing, "move", counted)
+
+    async def fetch() -> None:
+        async with place(tmp_path) as one:
+            await one.fetch(one.wanted(blob))
+            assert one.file() == blob
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(fetch())
+    assert len(moved) == 1
+    assert 0 < moved[0] < len(blob), "what came with the head was unsealed already"
+
+
+def test_only_contexts_that_judge_are_made() -> None:
+    context = judging()
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert context.sslobject_class is Sealed
+    usual = ssl.create_default_context()
+    assert context.verify_flags == usual.verify_flags
+    assert context.options == usual.options
+    assert context.minimum_version == usual.minimum_version
+    assert len(context.get_ca_certs()) == len(usual.get_ca_certs())
