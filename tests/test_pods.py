@@ -14,8 +14,10 @@ from autoscaler.drivers.kubernetes import nodes, pods
 from autoscaler.drivers.kubernetes.overlay import claimed, lay
 from autoscaler.hosts import Beside
 from autoscaler.model import Model
-from autoscaler.podspec import Pod, Resources, SecretName, Toleration
+from autoscaler.podspec import GPU, Pod, Resources, SecretName, Toleration
 from autoscaler.settings import PriorityClass, Settings
+from autoscaler.slicing.base import PodFields
+from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.stranded import kept_off
 from autoscaler.world import Replica, SliceId
 
@@ -47,6 +49,19 @@ def manifest(of: Model, *slices: str, defaults: Pod | None = None, ranked: str |
     one = replica(of, *slices)
     launch = engines.launch(of, None, pods.HOST, pods.port_of(one.id), {}, gpus=True)
     return pods.manifest(one, of, launch, "engine:1", defaults, None, ranked)
+
+
+@pytest.mark.parametrize("resource", sorted({GPU, *RESOURCES}))
+def test_a_node_that_is_tainted_with_its_devices_is_for_who_asks_for_them(resource: str) -> None:
+    """As Kubernetes' ExtendedResourceToleration does it, where that is on."""
+    taints = [{"key": resource, "effect": "NoSchedule"}, {"key": "team", "effect": "NoSchedule"}]
+    seen = nodes.read({"metadata": {"name": "n1"}, "spec": {"taints": taints}, "status": {}})
+    assert [one.key for one in seen.taints] == ["team"]
+    one, asks = replica(model(), "n1/gpu0"), PodFields(limits={resource: "1"})
+    launch = engines.launch(model(), None, pods.HOST, pods.port_of(one.id), {}, gpus=True)
+    tolerated = pods.manifest(one, model(), launch, "engine:1", asks=asks)["spec"]["tolerations"]
+    assert {"key": resource, "operator": "Exists"} in tolerated
+    assert len(tolerated) == len({GPU, resource})
 
 
 def alive(pod: dict[str, Any], **status: object) -> dict[str, Any]:

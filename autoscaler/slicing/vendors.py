@@ -135,6 +135,8 @@ VENDORS = (
         for chip in ("MR-V100", "MR-V50", "BI-V150", "BI-V100")
     ),
 )  # fmt: skip
+RESOURCES = frozenset({*(one.resource for one in VENDORS), *(one.resource for one in HAMI)})
+"""Of which pods ask for devices; nodes that have some are often tainted with that name."""
 
 
 class Whole(NamedTuple):

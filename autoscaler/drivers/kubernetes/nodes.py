@@ -30,15 +30,16 @@ from autoscaler.slicing.dra import Got, common_claim, entry_of
 from autoscaler.slicing.hami import Held, noticed
 from autoscaler.slicing.kai import RESERVES, parts_of
 from autoscaler.slicing.sharing import KAI
+from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.taints import UNNEEDED, Taint
 from autoscaler.world import DeviceId, NodeId, Slice, SliceId
 
 RESLICED = "a Replica is still there that began before its device was shared as it is now"
 
-TAINTS_TOLD = frozenset({
+TAINTS_TOLD = RESOURCES | frozenset({
     GPU, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/unschedulable",
 })  # fmt: skip
-"""Every pod of ours tolerates the first; the others say again what `usable` says."""
+"""Every pod of ours tolerates those of the devices that it has; the others say again what `usable` says."""
 IMAGES_MAX = 200
 """Of one node. Kubelets tell of their 50 largest, unless `nodeStatusMaxImages` says otherwise."""
 NO_AMOUNTS: Mapping[str, int] = {}

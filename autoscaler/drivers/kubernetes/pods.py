@@ -32,6 +32,7 @@ from autoscaler.podspec import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, SAFE_TO_EV
 from autoscaler.slicing import table
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.hami import Held
+from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.world import Replica, SliceId
 
 SELECTOR = f"{MANAGED_BY}={WRITER},{OURS}intent"
@@ -176,7 +177,8 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
     if asks.scheduler:
         pod["spec"]["schedulerName"] = asks.scheduler
     if asks.limits or asks.claims or asks.scheduler:
-        pod["spec"]["tolerations"] = [{"key": GPU, "operator": "Exists"}]
+        makers = (GPU, *(name for name in asks.limits if name in RESOURCES))
+        pod["spec"]["tolerations"] = [{"key": name, "operator": "Exists"} for name in makers]
     if spec.pull_secret is not None:
         pod["spec"]["imagePullSecrets"] = [{"name": spec.pull_secret}]
     said = (Pod(priority_class_name=priority_class), defaults or Pod(), Pod(resources=spec.resources), spec.pod)
