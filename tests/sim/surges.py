@@ -273,8 +273,9 @@ class Surge(Scene):
         return ORPHAN_S + (KEPT_S if one.phase == "here" else 0.0)
 
     def _truly_coming(self) -> list[Held]:
-        """Such that nobody has taken back, of Providers that answer."""
-        there = (one for provider in self.providers.values() if not provider.away for one in provider.alive)
+        """Such that nobody has taken back, of Providers whose answers can be read."""
+        heard = [one for one in self.providers.values() if not (one.away or one.garbage)]
+        there = (one for provider in heard for one in provider.alive)
         return [one for one in there if one.phase == "coming" and not one.cancelled]
 
     def _models(self) -> list[Model]:
