@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity
+.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric
 
 PY := .venv/bin/python
 # What users get: the compiled gateway, found before the one beside it by us and by all that we start.
@@ -72,6 +72,10 @@ bench-weights: venv  ## weights from and to a registry beside oras-go and oras-p
 
 bench-capacity: venv  ## GenTD26's Calls through the plan and through others' rules, and 10,000 surges; QUICK=1 for less; the trace: GENTD26=FOLDER
 	@$(PY) -m bench.capacity
+
+bench-fabric: venv  ## how soon a fabric's operator is asked for a GPU, on a real Kubernetes control plane; about two minutes
+	@$(PY) -m tests.cluster.building >/dev/null
+	@$(PY) -Pm tests.cluster.network $(PY) -Pm bench.fabric
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache

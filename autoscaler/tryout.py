@@ -7,7 +7,7 @@ them. What the Plan has given to somebody by now is not there to be had.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -119,10 +119,31 @@ def _packed(
     slices = {one.id: one for one in (*there, *added)}
     trial = replace(world, slices=slices, hosts={node: host for node, host in world.hosts.items() if node in nodes})
     yard = Survey().yard(trial, ground.now_s, ground.going)
-    meek = {want._replace(force=Force.NONE): want for want in wants}
+    meek = {want._replace(force=Force.NONE): want for want in _few(wants, slices.values())}
     packing = pack([*meek], yard, world.copies, ground.outlook, ground.now_s)
     for placed in packing.placements:
         yield meek[placed.want], placed.slices
     for missing in packing.unmet:
         if missing.promised:
             yield meek[missing.want], missing.slices
+
+
+def _few(wants: Sequence[Want], slices: Collection[Slice]) -> Iterator[Want]:
+    """Of those that are alike no more than there could ever be room for: to tell each of the others why it has none
+    takes longer than all else.
+    """
+    left: dict[tuple[object, ...], int] = {}
+    for want in wants:
+        alike = (want.kind, want.choice, want.trust)
+        if alike not in left:
+            left[alike] = sum(_most(want, one) for one in slices)
+        left[alike] -= 1
+        if left[alike] >= 0:
+            yield want
+
+
+def _most(want: Want, slice_: Slice) -> int:
+    memory_bytes = want.memory_bytes - want.spare_bytes
+    if want.devices != 1 or not memory_bytes or not slice_.shared:
+        return 1
+    return slice_.memory_bytes // memory_bytes

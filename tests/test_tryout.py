@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
+from unittest.mock import patch
+
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from autoscaler import tryout
 from autoscaler.contract import ModelName
 from autoscaler.leased import GIVEN_BACK, shut, slices_of
 from autoscaler.leases import Lease, LeaseId, Listed, Offer
 from autoscaler.model import Gpu, Model
-from autoscaler.packing import Force, Outlook, Want
+from autoscaler.packer import pack
+from autoscaler.packing import Force, Outlook, Packing, Want
 from autoscaler.shelves import want_of
 from autoscaler.tryout import Ground, covered, devices_for, lacking, virtual
-from autoscaler.world import SliceId, World
+from autoscaler.world import Slice, SliceId, World
 from tests.kit.offered import A, cloud, offer
 from tests.kit.worlds import GI, T0, device, model, replica, world
 
@@ -115,3 +122,44 @@ def test_what_it_is_given_stays_as_it_is() -> None:
     covered(ground(at), [want()], [lease(offer())])
     devices_for(ground(at), want(), offer())
     assert at == before
+
+
+@given(st.data())
+def test_of_many_who_are_alike_no_more_are_tried_than_could_have_room_and_the_answer_is_the_same(
+    data: st.DataObject,
+) -> None:
+    number = st.integers
+    wants = [
+        want(model(f"m{at:02}", data.draw(st.sampled_from([4, 8, 16])), gpu=Gpu(count=data.draw(number(1, 2)))))
+        for at in range(data.draw(number(1, 12)))
+    ]
+    leases = [
+        lease(
+            data.draw(st.sampled_from([offer(), cloud(), cloud(parts=2, shared=False), offer(name="w2", node="w2")])),
+            f"x{at}", data.draw(number(1, 3)),
+        )
+        for at in range(data.draw(number(1, 4)))
+    ]  # fmt: skip
+    there = [device(f"g{at}", 16, data.draw(st.sampled_from(["w1", "w2"])), product="A100") for at in range(2)]
+    at = ground(world([A], there), *(one.id for one in there if data.draw(st.booleans())))
+    found = covered(at, wants, leases)
+
+    def all_of(some: Sequence[Want], _slices: Collection[Slice]) -> Iterator[Want]:
+        yield from some
+
+    with patch.object(tryout, "_few", all_of):
+        assert covered(at, wants, leases) == found
+
+
+def test_a_hundred_who_wait_for_a_hundred_that_come_cost_one_look_each() -> None:
+    wants = [want(model(f"m{at:03}", 16)) for at in range(100)]
+    leases = [lease(cloud(name=f"c{at:03}"), f"x{at:03}") for at in range(100)]
+    looked: list[int] = []
+
+    def counted(some: Sequence[Want], *given: object) -> Packing:
+        looked.append(len(some))
+        return pack(some, *given)  # type: ignore[arg-type]
+
+    with patch.object(tryout, "pack", counted):
+        assert len(covered(ground(NOTHING), wants, leases)) == 100
+    assert sum(looked) == 100

@@ -1,0 +1,165 @@
+"""`make bench-fabric`: how soon a fabric's operator (CRO) is asked for a GPU that a Call lacks, on a real API server.
+
+Each round is one Call for a Model that has no Replica, where nodes have no GPUs and each may have one attached, which
+the played operator does not come to while this lasts: what is measured ends when the API server has the
+ComposabilityRequest, by its audit log. Prints as its last line one JSON object (interfaces, section 10). `QUICK=1`:
+fewer rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from autoscaler.drivers.kubernetes.api import MERGE, Object
+from bench.clusterbed import Asked, Bed, bed
+from bench.clusterhouse import house, ready
+from bench.documents import Document, body, model, settings
+from bench.kit import BenchError, Figures, quantile, say, spread, title
+from bench.parts import Part, main
+from loadtest.client import Client
+from loadtest.result import Result, Shot
+from pilotlight.objects import Objects
+from tests.cluster import definitions
+from tests.cluster.kubelet.container import now
+from tests.cluster.kubelet.node import LEASES
+from tests.kit.fake_cro import FakeCro
+
+PRODUCT = "NVIDIA-A100-PCIE-40GB"
+KEYS = ("request_ms_p50", "request_ms_p99", "request_ms_p99_of_many", "requests")
+ROUNDS, QUICK_ROUNDS = 60, 15
+PAUSE_S = 1.0
+"""From the Call of one round to that of the next."""
+BEAT_S = 1.5
+SETTLE_S = 3.0
+"""Until what the provider offers has been heard."""
+HOPELESS_S = 20.0
+
+
+async def requested(place: Path, *, quick: bool) -> Figures:
+    """From the Call to the request."""
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    title(f"a Call that lacks a GPU -> ComposabilityRequest at the API server, {rounds} rounds")
+    async with bed(place, gpus=0) as one:
+        await definitions.install_foreign(one.api, "cro")
+        documents = [rack(), *(lacking(number) for number in range(rounds))]
+        for number in range(rounds):
+            await one.api.create("/api/v1/nodes", node(number))
+            await one.api.create(LEASES, {**lease(), "metadata": {"name": node(number)["metadata"]["name"]}})
+        clock, beating = asyncio.get_running_loop().time, asyncio.create_task(beats(one, rounds))
+        operator = FakeCro(
+            Objects(one.api, one.api), clock, {PRODUCT: rounds}, attach_s=HOPELESS_S * 30, period_s=PAUSE_S
+        )
+        playing = asyncio.create_task(operator.run())
+        async with house(one, place / "house", documents) as running:
+            await ready(running)
+            await asyncio.sleep(SETTLE_S)
+            calls = set[asyncio.Task[Result]]()
+            try:
+                sent_unix_s = [await called(running.url, number, calls) for number in range(rounds)]
+            finally:
+                for task in (playing, beating, *calls):
+                    task.cancel()
+        took_ms = took(sent_unix_s, requests(one))
+    some, more = took_ms[: rounds // 2], took_ms[rounds // 2 :]
+    say(f"  up to {len(some)} on their way at once: {spread(some)} ms, p99 {quantile(some, 0.99):.1f}   (at most 100)")
+    say(f"  up to {rounds}: {spread(more)} ms, p99 {quantile(more, 0.99):.1f}")
+    return {
+        "request_ms_p50": quantile(some, 0.5), "request_ms_p99": quantile(some, 0.99),
+        "request_ms_p99_of_many": quantile(more, 0.99), "requests": rounds,
+    }  # fmt: skip
+
+
+async def called(url: str, number: int, calls: set[asyncio.Task[Result]]) -> float:
+    """When the Call of one round was sent. It waits on, so that what was asked for it is not the next one's."""
+    client = Client(url)
+    await client.open(1)
+    sent_unix_s = time.time()
+    call = asyncio.create_task(client.send(shot(number)))
+    calls.add(call)
+    await asyncio.wait([call], timeout=PAUSE_S)
+    if call.done():
+        said = call.result()
+        raise BenchError(f"round {number}: the Call was answered: {said.status} {said.code}")
+    return sent_unix_s
+
+
+def took(sent_unix_s: list[float], had: list[Asked]) -> list[float]:
+    """Milliseconds from each Call to the request that the API server had next. Raises BenchError where it had none."""
+    ends = [*sent_unix_s[1:], sent_unix_s[-1] + HOPELESS_S]
+    found = [
+        [each.done_unix_s for each in had if sent_s <= each.done_unix_s < end_s]
+        for sent_s, end_s in zip(sent_unix_s, ends, strict=True)
+    ]
+    if not all(found):
+        raise BenchError(f"nothing was asked of the operator within {PAUSE_S} s in {found.count([])} rounds")
+    return [(min(each) - sent_s) * 1e3 for each, sent_s in zip(found, sent_unix_s, strict=True)]
+
+
+def requests(one: Bed) -> list[Asked]:
+    """Those that the API server took."""
+    return [
+        each
+        for each in one.asked()
+        if each.what == "composabilityrequests" and each.verb in {"create", "patch"} and each.code < 300 and each.name
+    ]
+
+
+def shot(number: int) -> Shot:
+    """The Call of a round."""
+    name = f"m{number:02}"
+    return Shot(model=name, body=body(name), timeout_s=HOPELESS_S * 3)
+
+
+def rack() -> Document:
+    """Settings with the fabric."""
+    kind = {"selector": {"fabric": "bench"}, "device": {"model": PRODUCT, "memory": "40Gi"}, "devicesMax": 1}
+    provider = {"name": "rack", "cro": {"model": PRODUCT}, "expectedSeconds": 120}
+    return settings(devices=[], auth="none", nodes=[kind], capacity=[provider])
+
+
+def lacking(number: int) -> Document:
+    """A Model that nobody has room for."""
+    return model(
+        f"m{number:02}", engine="command", command=["serve", "{host}", "{port}"], image="engine", gpu={},
+        replicas={"max": 1},
+    )  # fmt: skip
+
+
+async def beats(one: Bed, many: int) -> None:
+    """The hearts of nodes that have no kubelet."""
+    while True:
+        for number in range(many):
+            await one.api.patch(f"{LEASES}/{node(number)['metadata']['name']}", {"spec": lease()["spec"]}, MERGE)
+        await asyncio.sleep(BEAT_S)
+
+
+def lease() -> Object:
+    """Of a node that lives now."""
+    spec = {"holderIdentity": "bench", "leaseDurationSeconds": 40, "renewTime": now(micro=True)}
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec}
+
+
+def node(number: int) -> Object:
+    """Without GPUs."""
+    amounts = {"cpu": "64", "memory": "1Ti", "pods": "110"}
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    good = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "KubeletReady",
+        "lastHeartbeatTime": at,
+        "lastTransitionTime": at,
+    }
+    return {
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": f"fabric-{number:02}", "labels": {"fabric": "bench"}},
+        "status": {"capacity": amounts, "allocatable": amounts, "conditions": [good]},
+    }  # fmt: skip
+
+
+PARTS: dict[str, Part] = {"requested": requested}
+
+if __name__ == "__main__":
+    main("fabric", __doc__, KEYS, PARTS)
