@@ -20,7 +20,7 @@ from autoscaler.fit import explain_fit
 from autoscaler.log import Log
 from autoscaler.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.plan import plan
-from autoscaler.quantity import Bytes
+from autoscaler.quantity import Bytes, BytesOrAuto
 from autoscaler.settings import DeclaredDevice
 from autoscaler.sizing import AS_ASKED, Given, is_cut, slots, spare_bytes, why_rigid
 from autoscaler.sizing import given as told_of
@@ -261,3 +261,18 @@ async def test_on_one_machine_vllm_is_told_what_it_was_granted_of_the_device() -
     assert after(launched(other, told, "sglang").argv, "--mem-fraction-static") == "0.375"
     rigid = replace(of, spec=replace(spec, gpu=Gpu()))
     assert devices.fraction(rigid, replica(rigid, "r")) is None
+
+
+async def test_on_one_machine_vllm_takes_no_more_of_a_device_than_the_size_in_its_document() -> None:
+    """By itself it would take nine tenths, whoever else is placed there."""
+    devices = Devices((DeclaredDevice(name="gpu0", memory_bytes=Bytes(24 * GI)),))
+    await devices.open()
+    spec = ModelSpec(engine="vllm", artifact="hf://org/m", gpu=Gpu(memory_bytes=BytesOrAuto(6 * GI)))
+    of = Model(name=ModelName("a"), spec=spec, memory_bytes=6 * GI, slots=64)
+    one = replica(of, "r", memory_bytes=6 * GI)
+    told = told_of(of, one, devices.fraction(of, one))
+    assert after(launched(of, told, "vllm").argv, "--gpu-memory-utilization") == "0.250"
+    said = replace(of, spec=replace(spec, args=("--gpu-memory-utilization", "0.5")))
+    assert launched(said, told, "vllm").argv[-2:] == ("--gpu-memory-utilization", "0.5"), "args have the last word"
+    all_of_it = replace(of, spec=replace(spec, gpu=Gpu(memory_bytes=BytesOrAuto(24 * GI))), memory_bytes=24 * GI)
+    assert devices.fraction(all_of_it, replica(all_of_it, "r", memory_bytes=24 * GI)) is None

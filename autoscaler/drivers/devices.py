@@ -100,9 +100,13 @@ class Devices:
         return {"CUDA_VISIBLE_DEVICES": ",".join(known[s] for s in slices if s in known)}
 
     def fraction(self, model: Model, replica: Replica) -> float | None:
-        """The part of its Device that one was granted which may have less or more, rounded down; None: it may not."""
+        """The part of its Device that one was granted which may have less or more, or is counted with a size of its
+        document, rounded down: nothing but its engine keeps it to that. None: it has all of it.
+        """
         sizes = [s.memory_bytes for s in self._slices if s.id in replica.slices]
-        if not is_told(model) or not sizes:
+        said = model.spec.gpu.memory_bytes
+        part = bool(said) and len(sizes) == 1 and replica.memory_bytes < max(sizes)
+        if not sizes or not (part or is_told(model)):
             return None
         return max(1, min(1000, replica.memory_bytes * 1000 // max(sizes))) / 1000
 
