@@ -147,13 +147,6 @@ class Disk:
         if begin := getattr(_LIBC, "sync_file_range", None):
             begin(file.number, ctypes.c_int64(at), ctypes.c_int64(count), _START_WRITING)
 
-    def room(self, file: Opened, at: int, count: int) -> None:
-        """Blocks for these bytes at once, where the file system can: each piece that is written there costs less then.
-        It promises nothing; a disk that is full says so when they are written.
-        """
-        if give := getattr(_LIBC, "fallocate", None):
-            give(file.number, 0, ctypes.c_int64(at), ctypes.c_int64(count))
-
     def append(self, file: Opened, text: bytes) -> None:
         """At the end of a small file. The caller syncs it."""
         self._step("append", file.path)

@@ -35,8 +35,6 @@ LAG_BYTES = 8 << 20
 """So much that is not summed yet is worth a thread of its own."""
 START_BYTES = 8 << 20
 """So much begins to go onto the disk at once, while more comes: the last wait for it is short then."""
-ROOM_BYTES = 32 << 20
-"""The file gets its blocks in such steps, each when writing comes there: what breaks off keeps little for nothing."""
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _room = threading.local()
 
@@ -88,8 +86,6 @@ class Partial:
         self._marked = self.ledger.begun()
         """How far the sidecar says others are."""
         self._mark_bytes = parts.mark_bytes(size)
-        self._roomy = set[int]()
-        """Steps of ROOM_BYTES whose blocks were asked for."""
 
     def close(self) -> None:
         """Leaves it as it is, for the next."""
@@ -112,7 +108,6 @@ class Partial:
             self.ledger.wrote(at, count)
             self._ready = self.ledger.frontier
             self._note(max(at, at + count - 1) // self.ledger.part)
-        self._make_room(at + count)
         first, end = at // START_BYTES * START_BYTES, (at + count) // START_BYTES * START_BYTES
         end = self.size if at + count == self.size else end
         if first < end:
@@ -126,13 +121,6 @@ class Partial:
                 self._sum(TURN_BYTES)
             finally:
                 self._summing.release()
-
-    def _make_room(self, at: int) -> None:
-        """For what comes behind this byte."""
-        step = at // ROOM_BYTES
-        if at < self.size and step not in self._roomy:
-            self._roomy.add(step)
-            self._disk.room(self.file, at, min(self.size, (step + 1) * ROOM_BYTES) - at)
 
     def wants(self) -> list[Callable[[], None]]:
         """What is to be done by a thread that has nothing else to do; each once at a time."""

@@ -239,33 +239,3 @@ def _life(forgetful: ForgetfulDisk, root: Path, random: Random, lies: float) -> 
         return published
     finally:
         one.close()
-
-
-class Roomy(Disk):
-    """Hears for which bytes room was asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[tuple[int, int]] = []
-
-    def room(self, file: disk.Opened, at: int, count: int) -> None:
-        self.asked.append((at, count))
-        super().room(file, at, count)
-
-
-def test_blocks_are_asked_for_step_by_step_and_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What breaks off keeps one step for nothing, wherever spans came, and not its whole size."""
-    monkeypatch.setattr(partial, "ROOM_BYTES", 8192)
-    roomy = Roomy()
-    one = Partial(tmp_path, DIGEST, len(SHORT), roomy)
-    one.put(8192, [SHORT[8192:8200]])
-    one.put(0, [SHORT[:4096]])
-    one.put(4096, [SHORT[4096:8192]])
-    assert roomy.asked == [(8200, 8184), (4096, 4096)]
-    assert os.fstat(one.file.number).st_blocks * 512 <= 16384
-    assert os.fstat(one.file.number).st_size == len(SHORT)
-    one.put(8200, [SHORT[8200:]])
-    assert len(roomy.asked) == 2, "behind the end is nothing"
-    assert one.publish(tmp_path / "whole")
-    one.close()
-    assert (tmp_path / "whole").read_bytes() == SHORT
