@@ -17,6 +17,8 @@ from autoscaler.words import seconds
 
 IN_TIME = 0.9
 """An Offer that comes in time with this likelihood is sure enough; above it only the price counts."""
+NOT_LATE = 0.95
+"""So much of the likelihood with which it comes at all is left by the time: who comes seldom, comes no later."""
 HOLD_S = 600.0
 """So long a surge is taken to last, and at least so long what was added is paid for."""
 
@@ -35,6 +37,11 @@ class Rung(NamedTuple):
         """Expected: while it is awaited, and while it is held; a part of what does not come is paid, too."""
         waited_s = 0.0 if self.expected.mean_s == inf else self.expected.mean_s
         return self.offer.price_per_hour * self.devices * (waited_s + HOLD_S) / 3600.0
+
+    @property
+    def sure(self) -> bool:
+        """It is not time that makes it unsure."""
+        return self.in_time >= min(IN_TIME, NOT_LATE * self.expected.confidence)
 
     def says(self) -> str:
         """`rack: 1 x A100 on w1, expected 60 s, in time with 90 %, 0.42 for a surge`."""
@@ -68,12 +75,11 @@ def choose(rungs: Sequence[Rung], hedges: frozenset[str] = frozenset()) -> Chose
         return None
     best = min(rungs, key=order)
     others = [one for one in rungs if one.offer.provider != best.offer.provider and one.offer.provider in hedges]
-    beside = min(others, key=order, default=None) if best.in_time < IN_TIME else None
+    beside = min(others, key=order, default=None) if best.in_time < NOT_LATE * IN_TIME else None
     return Chosen(best, beside if beside is not None and beside.in_time > 0 else None)
 
 
 def order(one: Rung) -> tuple[bool, float, float, float, float, OfferId, int]:
     """The first is taken."""
-    sure = one.in_time >= min(IN_TIME, one.expected.confidence)
-    late = (0.0, 0.0) if sure else (-one.in_time, one.expected.p50_s)
-    return (not sure, *late, one.cost, one.offer.watts, one.offer.id, one.devices)
+    late = (0.0, 0.0) if one.sure else (-one.in_time, one.expected.p50_s)
+    return (not one.sure, *late, one.cost, one.offer.watts, one.offer.id, one.devices)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.delivery import expected
-from autoscaler.ladder import IN_TIME, Rung, choose, order, rung
-from autoscaler.leases import Offer
+from autoscaler.ladder import Rung, choose, order, rung
+from autoscaler.leases import Learnt, Offer
 from tests.kit.offered import cloud, offer
 
 
@@ -31,6 +31,17 @@ def test_the_cheapest_of_those_that_are_sure_enough_in_time() -> None:
     slow, fast = cloud(expected_s=300.0, price_per_hour=0.5), offer(price_per_hour=5.0)
     assert first(made(slow), made(fast)) == "cloud", "there is no hurry"
     assert first(made(slow, 200.0), made(fast, 200.0)) == "rack"
+
+
+def test_of_two_that_time_does_not_make_unsure_the_price_counts_and_not_who_comes_a_little_surer() -> None:
+    """However far the deadline is, it takes a trace of the likelihood away."""
+    dear = rung(cloud(price_per_hour=2.0), 1, expected(cloud(), Learnt(came=8)), 540.0, 23.0)
+    cheap = made(offer(price_per_hour=1.0), 517.0)
+    assert cheap.in_time < cheap.expected.confidence < dear.in_time
+    assert first(dear, cheap) == "rack"
+    seldom = rung(offer(price_per_hour=1.0), 1, expected(offer(), Learnt(failed=4)), 540.0, 23.0)
+    assert seldom.sure, "it is not late: it does not come"
+    assert not made(offer(price_per_hour=1.0), 60.0).sure
 
 
 def test_where_none_is_in_time_the_likeliest() -> None:
@@ -85,7 +96,7 @@ def test_no_other_is_both_sure_and_cheaper_and_the_order_of_offers_does_not_coun
     assert chosen is not None
     assert other is not None
     assert chosen.rung == other.rung == min(rungs, key=order)
-    sure = [one for one in rungs if one.in_time >= min(IN_TIME, one.expected.confidence)]
+    sure = [one for one in rungs if one.sure]
     assert all(chosen.rung.cost <= one.cost for one in sure)
     if not sure:
         assert chosen.rung.in_time == max(one.in_time for one in rungs)
