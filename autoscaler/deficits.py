@@ -26,9 +26,11 @@ from autoscaler.ending import ends, unneeded
 from autoscaler.ladder import Chosen, Rung, choose, rung
 from autoscaler.leased import hindered, slices_of
 from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId, ReleaseOrder, next_name
+from autoscaler.model import Auto
 from autoscaler.nodefabric import failed
 from autoscaler.packer import order
 from autoscaler.packing import Force, Missing, Packing, Want
+from autoscaler.settings import Settings
 from autoscaler.tryout import Ground, covered, devices_for
 from autoscaler.words import seconds
 from autoscaler.world import Replica, World
@@ -280,7 +282,9 @@ class _Ledger:
             return ""
         idle_s, learnt = self.now_s - since_s, self.capacity.learnt.get(lease.offer.kind, NO_LEARNT)
         attach_s = self._expected(lease.offer).p50_s
-        kept_s = STRAY_S if lease.stray and not lease.used else keep_s(learnt, min(attach_s, DUE_S[1]), idle_s)
+        said = keeps(self.world.settings, lease.id.provider)
+        kept_s = keep_s(learnt, min(attach_s, DUE_S[1]), idle_s) if said == "auto" else said
+        kept_s = STRAY_S if lease.stray and not lease.used else kept_s
         if ends(self.world, lease):
             return "it ends, and nobody is on it"
         with_node = unneeded(self.world, lease)
@@ -290,7 +294,8 @@ class _Ledger:
             return ""
         if with_node:
             return f"nobody is on it, and node {lease.offer.node} is to be removed as unneeded"
-        return f"idle for {seconds(idle_s)}, and to have it again is worth {seconds(kept_s)}"
+        why = "to have it again is worth" if said == "auto" else "its provider's keepSeconds is"
+        return f"idle for {seconds(idle_s)}, and {why} {seconds(kept_s)}"
 
     # --- words --------------------------------------------------------------------------------------------------------
 
@@ -333,6 +338,11 @@ def deadline(world: World, model: ModelName, now_s: float) -> float:
     waits = ((seen_s, one.soonest_deadline_s) for seen_s, one in levels if one.waiting)
     given_up_s = min((seen_s + left_s for seen_s, left_s in waits if left_s is not None), default=inf)
     return min(given_up_s, floor(world, world.models[model], now_s).begins_s if model in world.models else inf)
+
+
+def keeps(settings: Settings, provider: str) -> float | Auto:
+    """How long what a provider gave is kept idle, as the Settings say."""
+    return next((one.keep_seconds for one in settings.capacity if one.name == provider), "auto")
 
 
 def due_after_s(one: Rung) -> float:

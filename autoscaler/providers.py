@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from autoscaler.expected import Path, WrongKeyError
-from autoscaler.model import Seconds
+from autoscaler.model import Auto, Seconds
 from autoscaler.naming import check_name
 from autoscaler.part import Part
 from autoscaler.podspec import check_labels, check_object_name
@@ -80,6 +80,8 @@ class ProviderSettings(Part, frozen=True):
     """From an order until it can be used, while nothing is learnt."""
     hedge: bool = False
     """It may be started beside another, where neither is sure to come in time: the later one is taken back."""
+    keep_seconds: Seconds | Auto = "auto"
+    """How long what stands idle is kept; `auto`: as long as that is worth more than it costs."""
     cro: Cro | None = None
     redfish: Redfish | None = None
     karpenter: Karpenter | None = None

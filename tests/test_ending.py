@@ -14,7 +14,9 @@ from autoscaler.observations import Reported, SlicesSeen, Tick
 from autoscaler.operators import closed
 from autoscaler.ordered import Cordon, CordonsSeen, Place
 from autoscaler.plan import plan
+from autoscaler.providers import Cro, ProviderSettings
 from autoscaler.taints import Taint
+from autoscaler.words import seconds
 from autoscaler.world import NodeId, World
 from tests.kit.offered import A, acted, cloud, offer, offered, shown, told
 from tests.kit.worlds import T0, device, gateway, kinds, level, model, replica, use, world
@@ -183,6 +185,16 @@ def test_of_a_node_that_nobody_needs_idle_devices_are_given_back_at_once() -> No
     assert not released(at, T0 + STRAY_S - 1), "it may be between two Replicas"
     assert plan(at, T0 + STRAY_S - 1).next_s == T0 + STRAY_S
     assert released(at, T0 + STRAY_S) == ["nobody is on it, and node n1 is to be removed as unneeded"]
+
+
+@pytest.mark.parametrize("kept_s", [0.0, 700.0, 100_000.0])
+def test_what_settings_say_is_kept_idle_for_so_long(kept_s: float) -> None:
+    at = attached(served(running=0))
+    entry = ProviderSettings(name="rack", cro=Cro(model="A100"), keep_seconds=kept_s)
+    at = replace(at, settings=replace(at.settings, capacity=(entry,)))
+    told = [f"idle for {seconds(kept_s)}, and its provider's keepSeconds is {seconds(kept_s)}"]
+    assert kept_s == 0.0 or not released(at, T0 + kept_s - 1)
+    assert released(at, T0 + kept_s) == told
 
 
 def test_who_is_on_a_node_that_nobody_needs_stays_there() -> None:

@@ -23,6 +23,9 @@ def test_what_is_right_is_read() -> None:
     text = f"apiVersion: {API_VERSION}\nkind: Settings\ncapacity: [{{name: rack, cro: {{model: A100}}, hedge: true}}]"
     (entry,) = load([("s.yaml", text)], {}).settings.capacity
     assert (entry.name, entry.kinds, entry.cro, entry.hedge) == ("rack", ("cro",), Cro(model="A100"), True)
+    assert entry.keep_seconds == "auto"
+    (entry,) = load([("s.yaml", text.replace("hedge: true", "keepSeconds: 0"))], {}).settings.capacity
+    assert entry.keep_seconds == 0.0
     (entry,) = load([("s.yaml", text.replace("cro: {model: A100}", REDFISH))], {}).settings.capacity
     assert entry.redfish == Redfish(url="https://fabric", systems={"w1": "/redfish/v1/Systems/1"})
 
@@ -39,6 +42,8 @@ def test_what_is_right_is_read() -> None:
         ("{name: a, cro: {model: ''}}", "capacity[0].cro.model: expected"),
         ("{name: a, cro: {model: a}, expectedSeconds: 0}", "capacity[0].expectedSeconds: expected"),
         ("{name: a, cro: {model: a}, hedge: 1}", "capacity[0].hedge: expected"),
+        ("{name: a, cro: {model: a}, keepSeconds: -1}", "capacity[0].keepSeconds: expected"),
+        ("{name: a, cro: {model: a}, keepSeconds: never}", "capacity[0].keepSeconds: expected"),
         ("{name: a, karpenter: {nodePool: A_B}}", "capacity[0].karpenter.nodePool: expected the name of an object"),
         ("{name: a, clusterAutoscaler: {}}", "capacity[0].clusterAutoscaler.nodeLabels: missing"),
         ("{name: a, clusterAutoscaler: {nodeLabels: {'a b': c}}}", "capacity[0].clusterAutoscaler.nodeLabels.a b: "),

@@ -6,7 +6,7 @@ does (nothing ordered twice, what does not come given up, what nobody waits for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
 from typing import Any, NamedTuple
@@ -15,21 +15,24 @@ from unittest.mock import patch
 from autoscaler import deficits, delivery, ladder
 from autoscaler.ladder import Rung
 from autoscaler.leases import Learnt
+from autoscaler.model import Auto
 
 DDS_S = 600.0
 """So long Dynamic Device Scaling leaves a Device idle, and Cluster Autoscaler a node."""
 FIXED_S = (30.0, 120.0, 300.0, DDS_S, 1800.0)
-WORTH = (0.5, 1.0, 2.0, 8.0, 16.0)
-"""Of ours, what a second that Calls wait is worth: beside what it is (`delivery.WAIT_WORTH`)."""
+KEEP_S = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 31_536_000.0)
+"""Of ours, Settings' `keepSeconds`, beside what it is by itself."""
 
 
 class Policy(NamedTuple):
-    """One point. `first`: what is tried before anything else; `kept_s`: how long what is idle is kept, None: ours."""
+    """One point. `first`: what is tried before anything else; `kept_s`: how long what is idle is kept, None: ours, as
+    the Settings' `keepSeconds` say (`keep`).
+    """
 
     name: str
     first: str = ""
     kept_s: float | None = None
-    worth: float = delivery.WAIT_WORTH
+    keep: float | Auto = "auto"
 
     @property
     def ours(self) -> bool:
@@ -44,7 +47,7 @@ RULES = {"GPU first": "gpu", "node first": "node", "cheapest": ""}
 
 def points() -> list[Policy]:
     """All: ours, and the others with each timeout, and without end."""
-    found = [OURS, *(Policy(f"ours, waits x {worth:g}", worth=worth) for worth in WORTH)]
+    found = [OURS, *(Policy(f"ours, keepSeconds {keep_s:.0f}", keep=keep_s) for keep_s in KEEP_S)]
     for rule, first in RULES.items():
         found += [Policy(f"{rule}, {kept_s:.0f} s", first, kept_s) for kept_s in FIXED_S]
         found.append(Policy(f"{rule}, never given back", first, inf))
@@ -63,8 +66,5 @@ def acting(policy: Policy) -> Iterator[None]:
     def keep_s(learnt: Learnt, attach_s: float, idle_s: float) -> float:
         return delivery.keep_s(learnt, attach_s, idle_s) if policy.kept_s is None else policy.kept_s
 
-    changes: list[tuple[object, str, Callable[..., Any] | float]] = [
-        (ladder, "order", order), (deficits, "keep_s", keep_s), (delivery, "WAIT_WORTH", policy.worth),
-    ]  # fmt: skip
-    with patch.object(*changes[0]), patch.object(*changes[1]), patch.object(*changes[2]):
+    with patch.object(ladder, "order", order), patch.object(deficits, "keep_s", keep_s):
         yield

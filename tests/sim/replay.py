@@ -26,9 +26,11 @@ from autoscaler.capacity.base import RefusedError
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.fold import fold
 from autoscaler.leases import LeaseId, LeaseRefused, LeasesSeen, OffersSeen, ProvidersSeen
-from autoscaler.model import Queue
+from autoscaler.model import Auto, Queue
 from autoscaler.observations import Reported, Seen, SlicesSeen, Tick
 from autoscaler.plan import Planner
+from autoscaler.providers import ProviderSettings
+from autoscaler.settings import Settings
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Replica, Slice
 from tests.kit.fakeprovider import FakeProvider, Fate, Held
@@ -82,7 +84,14 @@ class Waiting(NamedTuple):
 class Replay:
     """One run, up to its end by `go`."""
 
-    def __init__(self, calls: Sequence[Arrival], of: Market, seed: int = 1, faults: float = market.FAULTS) -> None:
+    def __init__(
+        self,
+        calls: Sequence[Arrival],
+        of: Market,
+        seed: int = 1,
+        faults: float = market.FAULTS,
+        keep: float | Auto = "auto",
+    ) -> None:
         self.calls, self.market, self.seed, self.faults = calls, of, seed, faults
         own = max(1, round(SHARE * arrivals.peak(calls)))
         nodes = [f"w{n}" for n in range(1, ceil(own / PER_NODE) + 1)]
@@ -92,7 +101,9 @@ class Replay:
         models = [
             model(name, market.MEMORY_GI, slots=1, high=64, gpu=None, queue=Queue()) for name in arrivals.names(calls)
         ]
-        self.world = world(models, self.own, leading_since_s=T0 - 500)
+        sources = (of.fabric, of.cloud)
+        entries = tuple(ProviderSettings(name=one.name, keep_seconds=keep) for one in sources)
+        self.world = world(models, self.own, leading_since_s=T0 - 500, settings=Settings(capacity=entries))
         self.patience_s = models[0].spec.queue.wait_seconds_max
         self.now_s, self.plan, self._planner = T0, Plan(), Planner()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -329,9 +340,10 @@ def play(
 ) -> Outcome:
     """One run by one policy."""
     with acting(policy):
-        run = Replay(calls, of, seed, faults)
+        run = Replay(calls, of, seed, faults, policy.keep)
         run.go()
-    if run.left() and (policy.kept_s is None or policy.kept_s < TAIL_S / 2):
+    kept_s = policy.kept_s if policy.keep == "auto" else policy.keep
+    if run.left() and (kept_s is None or kept_s < TAIL_S / 2):
         run.broken.append(f"{run.left()} Leases are left")
     return Outcome(
         of.name, policy.name, len(calls), tuple(sorted(run.waits_s)), run.gave_up,

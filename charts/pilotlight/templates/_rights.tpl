@@ -56,7 +56,7 @@ true
 {{- $kinds := list }}
 {{- range (dig "capacity" list .Values.settings) }}
 {{- range $key := keys . }}
-{{- if not (has $key (list "name" "expectedSeconds" "hedge")) }}{{ $kinds = append $kinds $key }}{{ end }}
+{{- if not (has $key (list "name" "expectedSeconds" "hedge" "keepSeconds")) }}{{ $kinds = append $kinds $key }}{{ end }}
 {{- end }}
 {{- end }}
 {{- $kinds | uniq | sortAlpha | join " " }}
