@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.cuttable import CutOrder
-from autoscaler.leases import AcquireOrder, ReleaseOrder
+from autoscaler.leases import AcquireOrder, LeaseId, ReleaseOrder
 from autoscaler.world import Fact, Replica, SliceId
 
 
@@ -104,6 +104,8 @@ class Unmet(Fact, frozen=True):
     """Where room for it is coming, or is made."""
     ready_s: float | None = None
     """In so many seconds a Replica is expected on what was ordered for it; infinite: nobody can say; None: nothing."""
+    lease: LeaseId | None = None
+    """It is to be on this, which is on its way."""
 
 
 class Plan(Fact, frozen=True):

@@ -159,13 +159,18 @@ def _ask(case: Case, have: int, missing: int) -> Compared:
     wants: list[Want] = []
     avoids = avoided(case.world, name, case.now_s)
     for ordinal in range(min(missing, WANTS_MAX)):
-        since_s, force = inf, Force.LOWER
-        if answer.urgent and have + ordinal == 0:
-            since_s, force = unserved_since_s(case.world, name, case.now_s), Force.BUSY
-        elif answer.urgent:
-            since_s, force = case.now_s, Force.IDLE
+        since_s, force = inf, force_of(answer, have + ordinal)
+        if answer.urgent:
+            since_s = case.now_s if have + ordinal else unserved_since_s(case.world, name, case.now_s)
         wants.append(want_of(case.model, ordinal, since_s, force, reason, case.world.settings.pod, avoids))
     return Compared(wants=tuple(wants))
+
+
+def force_of(answer: Wanted, before: int) -> Force:
+    """Whom one more Replica may evict, beside so many that there are."""
+    if not answer.urgent:
+        return Force.LOWER
+    return Force.IDLE if before else Force.BUSY
 
 
 def start_after_s(history: History) -> float:

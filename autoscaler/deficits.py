@@ -309,7 +309,9 @@ class _Ledger:
             what = f"{lease.devices} x {lease.offer.product}{where}"
             reason = f"{lease.id.provider} brings {what}, in about {seconds(left_s)}"
             ready_s = left_s + self.ground.outlook.restart_s(want.model)
-            return missing._replace(reason=reason, never=False, promised=True, slices=(), ready_s=ready_s)
+            return missing._replace(
+                reason=reason, never=False, promised=True, slices=(), ready_s=ready_s, lease=lease.id
+            )
         queued = self.leases.get(self.queued[want]) if want in self.queued else None
         more = self._queued(queued) if queued is not None else self.said.get(want)
         if want in self.queued or want in self.asked:

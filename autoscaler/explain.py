@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from autoscaler import demand, sizing, weightwords
 from autoscaler.actions import Plan
-from autoscaler.compare import absent, start_after_s
+from autoscaler.compare import absent, force_of, start_after_s
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.crowded import misplaced
 from autoscaler.demand import NO_HISTORY, NO_LOAD, Wanted
@@ -55,7 +55,7 @@ class Explanation(Fact, frozen=True):
     sentences: tuple[str, ...]
     candidates: tuple[Candidate, ...] = ()
     ladder: tuple[Step, ...] = ()
-    """What could be had for it beside the Slices that there are."""
+    """How one more Replica of it could have room: by an eviction, and by each Offer."""
 
 
 class Row(Fact, frozen=True):
@@ -126,7 +126,8 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     sentences += [*_stopped(world, model, rows, now_s), *(f"Last: {_move(row, now_s)}." for row in rows[-1:])]
     candidates = _candidates(world, document, now_s) if lacks or never else ()
     sentences += [f"{c.slice}: {c.ruled_out or 'nothing stands in the way'}." for c in candidates[:CANDIDATES_TOLD]]
-    steps = ladder(world, document, now_s) if lacks or never else ()
+    force = force_of(answer, len(demand.live(world, model))) if lacks else Force.BUSY
+    steps = ladder(world, plan, document, force, now_s) if lacks or never else ()
     sentences += offered(world, document, now_s, steps)
     state = model_state(world, model, now_s)
     return Explanation(model=model, state=state, sentences=tuple(sentences), candidates=candidates, ladder=steps)

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.hosts import NOTHING, Beside
 from autoscaler.lanes import Isolation, Kind, Lane, Link, Room
+from autoscaler.leases import LeaseId
 from autoscaler.podspec import Toleration
 from autoscaler.states import ReplicaState
 from autoscaler.trust import Trust
@@ -288,6 +289,8 @@ class Missing(NamedTuple):
     """Where, if it is on these."""
     ready_s: float | None = None
     """In so many seconds a Replica is expected on what was ordered for it; infinite: nobody can say; None: nothing."""
+    lease: LeaseId | None = None
+    """It is to be on this, which is on its way."""
 
 
 class Packing(NamedTuple):

@@ -349,20 +349,21 @@ class _Tick:
         """The victim drains; one that no Call can be on is dropped."""
         self.tries.add(want.model)
         replica = self.world.replicas[id]
-        resident = "was starting" if replica.ready_s is None else f"was resident {self._since(replica.ready_s)}"
+        ready_s = replica.ready_s
+        resident = "was starting" if ready_s is None else f"was resident {seconds(self.now_s - ready_s)}"
         why = want.reason.removeprefix(f"wake {want.model}: ")
         reason = f"make room for {want.model}: {replica.model} {resident}, {why}"
         self._retire(retire(replica, reason, victim_of=want.model))
-
-    def _since(self, at_s: float) -> str:
-        return seconds(self.now_s - at_s)
 
     def _wait(self, packing: Packing, yard: Yard, expected: Outlook) -> None:
         """Sentences for what is not placed, rollouts that need a Slice, and when time could help."""
         for missing in packing.unmet:
             name = missing.want.model
             where = missing.slices if missing.promised else ()
-            unmet = Unmet(model=name, reason=missing.reason, never=missing.never, slices=where, ready_s=missing.ready_s)
+            unmet = Unmet(
+                model=name, reason=missing.reason, never=missing.never, slices=where, ready_s=missing.ready_s,
+                lease=missing.lease,
+            )  # fmt: skip
             self.unmet.setdefault(name, unmet)
             if name in self.rollouts and not any(start.replica.model == name for start in self.starts):
                 self.tries.add(name)

@@ -39,6 +39,7 @@ def test_it_says_who_holds_the_slice_and_until_when() -> None:
         "1 Replica is needed: 2 waiting, tenant acme, for 3 s.",
         f"Not placed: needs 20Gi on one device; the largest has {held}.",
         f"gpu0: {held}.",
+        "Eviction of a (r on gpu0), which takes 4 s to start again: a is busy, residency ends in 2 s.",
     )
     assert [candidate.slice for candidate in told.candidates] == ["gpu0"]
 

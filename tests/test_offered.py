@@ -7,11 +7,12 @@ from msgspec.structs import replace
 from autoscaler.explain import explain_model
 from autoscaler.leases import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
 from autoscaler.log import Log
-from autoscaler.model import Gpu
-from autoscaler.offered import ladder
+from autoscaler.model import Gpu, Model
+from autoscaler.offered import Step, ladder
+from autoscaler.packing import Force
 from autoscaler.plan import plan
 from autoscaler.world import World
-from tests.kit.offered import A, acted, cloud, offer, releases, shown, surge, told
+from tests.kit.offered import A, acted, cloud, offer, offered, releases, shown, surge, told
 from tests.kit.worlds import GI, T0
 
 SMALL = offer("shed", "s1", node="s1", memory_bytes=8 * GI, expected_s=1.0)
@@ -21,8 +22,14 @@ def explained(of: World, now_s: float = T0) -> tuple[str, ...]:
     return explain_model(of, plan(of, now_s), Log(), A.name, now_s).sentences
 
 
+def rungs(of: World, model: Model = A, now_s: float = T0) -> tuple[Step, ...]:
+    """The ladder's Offers."""
+    steps = ladder(of, plan(of, now_s), model, Force.BUSY, now_s)
+    return tuple(one for one in steps if one.kind == "offer")
+
+
 def test_each_offer_is_told_with_its_time_and_price_and_why_it_is_not_the_chosen_one() -> None:
-    steps = ladder(surge(cloud(), offer(), SMALL), A, T0)
+    steps = rungs(surge(cloud(), offer(), SMALL))
     assert [(one.provider, one.chosen) for one in steps] == [("rack", True), ("cloud", False), ("shed", False)]
     first, second, third = steps
     assert first.says.startswith("rack: 1 x A100 on w1, expected 30 s, in time with ")
@@ -53,7 +60,7 @@ def test_an_offer_that_was_refused_says_so_and_for_how_long_it_is_left_alone() -
 def test_a_provider_in_trouble_is_told_and_one_that_was_silent_for_long_is_not_believed() -> None:
     begin = told(surge(offer()), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)"))
     assert "Provider rack gives no answer (TimeoutError)." in explained(begin)
-    (step,) = ladder(begin, A, T0 + 200)
+    (step,) = rungs(begin, now_s=T0 + 200)
     assert step.why_not == "its provider has said nothing for a while"
 
 
@@ -61,7 +68,7 @@ def test_a_provider_that_says_why_it_offers_nothing_is_told_until_it_offers() ->
     closed = OffersSeen(provider="rack", offers=(), closed="there is no NodePool g4")
     begin = told(surge(offer()), closed)
     assert "Provider rack offers nothing: there is no NodePool g4." in explained(begin)
-    assert not ladder(begin, A, T0), "what it offered before is not to be had"
+    assert not rungs(begin), "what it offered before is not to be had"
     (missing,) = plan(begin, T0).unmet
     assert "rack offers nothing: there is no NodePool g4" in missing.reason
     listed = told(begin, LeasesSeen(provider="rack", leases=(), began_s=T0 + 1), now_s=T0 + 1)
@@ -73,5 +80,34 @@ def test_a_provider_that_says_why_it_offers_nothing_is_told_until_it_offers() ->
 def test_without_providers_nothing_is_told_of_them() -> None:
     assert not [one for one in explained(surge()) if "Offer" in one or "Ordered" in one]
     several = replace(A, spec=replace(A.spec, gpu=Gpu(count=3)))
-    assert [one.why_not for one in ladder(surge(offer()), several, T0)] == ["it would not have room there"]
+    assert [one.why_not for one in rungs(surge(offer()), several)] == ["it would not have room there"]
     assert not releases(plan(surge(), T0).actions)
+
+
+def test_what_is_on_its_way_is_the_chosen_rung_and_no_further_offer_is() -> None:
+    after, _ = acted(surge(offer(), cloud()))
+    first, second = rungs(after, now_s=T0 + 12)
+    assert (first.says, first.chosen, first.under_way) == ("rack: 1 x A100 on w1, ordered 12 s ago", True, True)
+    assert (first.expected_seconds, first.why_not) == (18.0, "")
+    assert (second.provider, second.chosen, second.why_not) == ("cloud", False, "rack brings it already")
+    told_ = explained(after, T0 + 12)
+    assert "Offer of rack: 1 x A100 on w1, ordered 12 s ago: chosen, and under way." in told_
+    assert not any(one.endswith(": chosen.") for one in told_)
+
+
+def test_of_a_queue_that_cannot_say_when_the_other_offers_are_chosen_still() -> None:
+    queue = offer("queue", "q", node="", expected_s=None, price_per_hour=0.1, devices_max=1)
+    after, _ = acted(surge(queue))
+    both = offered(after, cloud())
+    (queued,) = [one for one in rungs(both) if one.provider == "queue"]
+    (added,) = [one for one in rungs(both) if one.provider == "cloud"]
+    assert (queued.under_way, queued.expected_seconds) == (True, None)
+    assert (added.chosen, added.under_way) == (True, False), "nobody waits for a queue alone"
+
+
+def test_both_of_a_hedge_are_under_way() -> None:
+    unsure = offer(confidence=0.2)
+    hedged = offered(surge(), unsure, cloud(confidence=0.5), hedges=("rack", "cloud"))
+    after, _ = acted(hedged)
+    assert len(after.capacity.leases) == 2
+    assert {(one.provider, one.under_way) for one in rungs(after)} == {("rack", True), ("cloud", True)}

@@ -1,0 +1,110 @@
+"""The first rung of the ladder: who would make room, what that costs, and why it is done or not."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.explain import Explanation, explain_model
+from autoscaler.log import Log
+from autoscaler.model import Model
+from autoscaler.offered import Step
+from autoscaler.plan import plan
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import History, World
+from tests.kit.offered import acted, cloud, offer, offered, orders
+from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, use, world
+
+A, B = model("a", 20), model("b", 20)
+KNOWN = {"a": History(starts_s=(4.0,), last_activity_s=T0)}
+MORE = (offer(node="n0", memory_bytes=24 * GI), cloud(memory_bytes=24 * GI))
+
+
+def held(*, ready_s: float = 100, busy: int = 0, waiting: int = 1, holder: Model = A, waiter: Model = B) -> World:
+    """A Model has the one Device, and Calls wait for another."""
+    levels = [level("a", 0, busy), level("b", waiting, wait_s=3)]
+    calls = [gateway(levels=levels, uses=[use("r", busy)])]
+    on = replica(holder, "r", ready_s=T0 - ready_s)
+    return world([holder, waiter], [device()], [on], calls, KNOWN, leading_since_s=T0 - 500)
+
+
+def told(of: World, now_s: float = T0) -> Explanation:
+    return explain_model(of, plan(of, now_s), Log(), ModelName("b"), now_s)
+
+
+def first(of: World, now_s: float = T0) -> Step:
+    """The rung of the eviction, which is the first."""
+    step, *rest = told(of, now_s).ladder
+    assert step.kind == "evict"
+    assert all(one.kind == "offer" for one in rest)
+    return step
+
+
+def test_who_is_evicted_is_named_with_what_it_costs_and_nothing_is_added() -> None:
+    begin = offered(held(), *MORE)
+    step = first(begin)
+    assert step.says == "Eviction of a (r on gpu0), which takes 4 s to start again"
+    assert (step.chosen, step.under_way, step.why_not, step.cost) == (True, True, "", 0.0)
+    (victim,) = step.victims
+    assert (victim.replica, victim.model, victim.slices, victim.restart_seconds) == ("r", "a", ("gpu0",), 4.0)
+    why_not = {one.why_not for one in told(begin).ladder[1:]}
+    assert why_not == {"an eviction makes room for it"}
+    after, done = acted(begin)
+    assert not orders(done), "the plan says the same"
+    assert after.replicas[victim.replica].state is S.DRAINING
+    assert first(after, T0 + 1).under_way, "it is told until it has left"
+    said = "Eviction of a (r on gpu0), which takes 4 s to start again: chosen, and under way."
+    assert said in told(after, T0 + 1).sentences
+
+
+@pytest.mark.parametrize(
+    ("begin", "why_not", "wait_s"),
+    [
+        (held(ready_s=10, busy=1), "a is busy, residency ends in 2 s", 2.0),
+        (held(holder=replace(A, spec=replace(A.spec, priority=5))), "a is idle, higher priority", None),
+        (held(holder=model("a", 20, low=1)), "a is idle, kept by replicas.min", None),
+        (held(waiting=0, waiter=model("b", 20, low=1)), "a is idle, and no Call waits for b", None),
+    ],
+)
+def test_who_is_not_evicted_is_named_with_what_keeps_it(begin: World, why_not: str, wait_s: float | None) -> None:
+    begin = offered(begin, *MORE)
+    step = first(begin)
+    assert (step.chosen, step.why_not, step.expected_seconds) == (False, why_not, wait_s)
+    assert [one.model for one in step.victims] == ["a"]
+    assert told(begin).ladder[1].chosen, "then capacity is added"
+    _, done = acted(begin)
+    assert [provider for provider, _ in orders(done)] == ["rack"]
+    assert f"Eviction of a (r on gpu0), which takes 4 s to start again: {why_not}." in told(begin).sentences
+
+
+def test_the_busy_one_of_another_that_serves_already_stays() -> None:
+    several = model("b", 20, high=2, slots=1)
+    calls = [gateway(levels=[level("a", 0, 1), level("b", 1, 1, wait_s=3)], uses=[use("r", 1), use("s", 1)])]
+    on = [replica(A, "r", ready_s=T0 - 100), replica(several, "s", ["gpu1"], ready_s=T0 - 100)]
+    begin = world([A, several], [device(), device("gpu1")], on, calls, KNOWN, leading_since_s=T0 - 500)
+    assert first(begin).why_not == "a is busy, and b is served"
+
+
+def test_without_anybody_to_evict_it_says_what_is_lacking() -> None:
+    begin = offered(world([B], [device("cpu", 1)], gateways=[gateway(levels=[level("b", 1)])]), *MORE)
+    step = first(begin)
+    assert (step.says, step.victims, step.chosen) == ("Eviction", (), False)
+    assert step.why_not == "needs 20Gi on one device; the largest has 1Gi"
+
+
+def test_where_there_is_room_or_some_is_coming_neither_an_eviction_nor_an_offer_is_chosen() -> None:
+    calls = [gateway(levels=[level("b", 1)])]
+    roomy = offered(world([B], [device()], gateways=calls, leading_since_s=T0 - 500), *MORE)
+    assert first(roomy).why_not == "there is room for it"
+    assert not any(one.chosen for one in told(roomy).ladder)
+    leaves = replica(A, "r", state=S.STOPPING, ready_s=T0 - 100, since_s=T0 - 1)
+    soon = offered(world([A, B], [device()], [leaves], calls, leading_since_s=T0 - 500), *MORE)
+    assert first(soon).why_not == "it waits on gpu0 until a has left"
+    assert not any(one.chosen for one in told(soon).ladder)
+
+
+def test_without_providers_it_is_told_where_somebody_could_make_room() -> None:
+    (step,) = told(held(ready_s=10)).ladder
+    assert step.kind == "evict"
+    assert not told(world([B], [device("cpu", 1)], gateways=[gateway(levels=[level("b", 1)])])).ladder
