@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from autoscaler.attached import GPU_COUNT, sites
+from autoscaler.attached import sites
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.crds import GROUP, MODEL, TENANT, Kind, definition
 from autoscaler.drivers.kubernetes import pods
@@ -24,22 +24,14 @@ from autoscaler.engines import Launch
 from autoscaler.model import Gpu, Model, ModelSpec
 from autoscaler.settings import Settings
 from autoscaler.world import Replica
-from pilotlight import checks_nodes, checks_operator
+from pilotlight import checks_capacity, checks_nodes, checks_operator
 from pilotlight.checks import Finding
+from pilotlight.objects import Objects
 
 VERSION_MIN = (1, 30)
 """Definitions use CEL rules and selectable fields, which an older server does not know."""
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CRDS_FIX = "kubectl apply --server-side --force-conflicts -f charts/pilotlight/crds"
-PROVIDERS = {
-    "karpenter.sh": ("Karpenter", "karpenter"),
-    "autoscaling.x-k8s.io": ("ProvisioningRequest", "provisioningRequest"),
-    "kueue.x-k8s.io": ("Kueue", "kueue"),
-    "cro.hpsys.ibm.ie.com": ("composable resources (CRO)", "cro"),
-}
-"""By API group: what it is called, and which kind of `capacity` needs it."""
-NO_MOST = "no node that is ready says by an annotation how many GPUs it can have"
-NO_MOST_FIX = f"say it in Settings, `nodes[].devicesMax`, or on the nodes: {GPU_COUNT}"
 INGRESS = (
     "load balancers cut silent connections, most after 60 s: an Ingress in front of the gateway needs a read timeout "
     "above 600 s and no response buffering"
@@ -68,6 +60,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """Whether volumes of nodes' stores are to be made."""
     capacity: tuple[str, ...] = ()
     """Kinds of providers that the Settings name."""
+    settings: Settings = Settings()
+    """Whose `capacity` is looked at, entry by entry."""
 
 
 Check = Callable[[Api, Scene], Awaitable[list[Finding]]]
@@ -245,19 +239,26 @@ async def cutting(api: Api, scene: Scene) -> list[Finding]:
 
 
 async def providers(api: Api, scene: Scene) -> list[Finding]:
-    """Which sources of more capacity there are, and that those are there which the Settings name."""
+    """Which sources of more capacity there are, and that those are there, and usable, which the Settings name."""
     groups = {one["name"] for one in (await api.get("/apis"))["groups"]}
-    there = [name for group, (name, _) in PROVIDERS.items() if group in groups]
+    apis = checks_capacity.APIS
+    there = [one.title for one in apis.values() if one.group in groups]
     says = f"found: {', '.join(there)}" if there else "none found; capacity is what the nodes have"
     findings = [Finding("capacity providers", "info", says)]
-    for group, (name, kind) in PROVIDERS.items():
-        if kind in scene.capacity and group not in groups:
-            says, fix = f"{name}: the API group {group} is not served", f"install it, or leave out `capacity[].{kind}`"
+    looked_at = {entry.kinds[0] for entry in scene.settings.capacity}
+    for kind, one in apis.items():
+        if kind in scene.capacity and kind not in looked_at and one.group not in groups:
+            says, fix = (
+                f"{one.title}: the API group {one.group} is not served",
+                f"install it, or leave out `capacity[].{kind}`",
+            )
             findings.append(Finding("capacity providers", "blocker", says, fix))
-    asked = [one async for page in api.pages(NODES) for one in page["items"]] if "cro" in scene.capacity else []
-    if asked and not sites(asked, Settings()):
-        findings.append(Finding("capacity providers", "info", NO_MOST, NO_MOST_FIX))
-    return findings
+    asks = "cro" in scene.capacity and "cro" not in looked_at
+    asked = [one async for page in api.pages(NODES) for one in page["items"]] if asks else []
+    if asked and not sites(asked, scene.settings):
+        findings.append(Finding("capacity providers", "info", checks_capacity.NO_MOST, checks_capacity.NO_MOST_FIX))
+    place = checks_capacity.Place(Objects(api, api), scene.settings, scene.engines, scene.home)
+    return findings + await checks_capacity.judge(place)
 
 
 async def ingress(_: Api, __: Scene) -> list[Finding]:

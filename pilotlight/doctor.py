@@ -16,8 +16,10 @@ from rich.console import Console
 from rich.text import Text
 
 from autoscaler.providers import KINDS
+from autoscaler.settings import Settings
 from pilotlight import checks_here, show
 from pilotlight.checks import Finding, Grade, blocked
+from pilotlight.gathering import load_files
 from pilotlight.listen import Address
 from pilotlight.options import FILE, listen_option, operations_option, output_option, state_option
 
@@ -45,6 +47,7 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
 @click.option("--volumes", is_flag=True, help="Engines see weights by volumes of their nodes (`agent.enabled`).")
 @click.option("--capacity", multiple=True, type=click.Choice(sorted(KINDS)),
               help="A kind of provider that Settings `capacity` has; repeatable.")  # fmt: skip
+@click.option("--settings", type=FILE, help="Settings (YAML), of whose `capacity` each entry is looked at.")
 @click.option("--account", default="", metavar="NAMESPACE:NAME", help="Whose rights to ask for; default: one's own.")
 @listen_option
 @operations_option
@@ -52,7 +55,8 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
 @output_option
 def doctor(  # noqa: PLR0917  click passes by keyword
     driver: str, kubeconfig: Path | None, namespace: str, home: str, lease: str, scope: str, adoption: bool,
-    adopt_in: tuple[str, ...], cordon: bool, cutting: str, volumes: bool, capacity: tuple[str, ...], account: str,
+    adopt_in: tuple[str, ...], cordon: bool, cutting: str, volumes: bool, capacity: tuple[str, ...],
+    settings: Path | None, account: str,
     listen: Address, ops: Address, state: Path, output: str,
 ) -> None:  # fmt: skip
     """Check what Pilotlight needs here, and say how to fix what is missing."""
@@ -68,12 +72,13 @@ def doctor(  # noqa: PLR0917  click passes by keyword
             "adopted": None if adoption else adopt_in, "cordons": cordon, "volumes": volumes,
             "cutting": cutting.split("/") if cutting else None, "capacity": capacity,
         }  # fmt: skip
-        findings = asyncio.run(_cluster(kubeconfig, wanted))
+        told = Settings() if settings is None else load_files([settings]).settings
+        findings = asyncio.run(_cluster(kubeconfig, wanted, told))
     tell(findings, output)
     raise SystemExit(1 if blocked(findings) else 0)
 
 
-async def _cluster(kubeconfig: Path | None, wanted: dict[str, object]) -> list[Finding]:
+async def _cluster(kubeconfig: Path | None, wanted: dict[str, object], told: Settings) -> list[Finding]:
     from autoscaler.drivers.kubernetes.access import AccessError, access
     from autoscaler.drivers.kubernetes.api import Api
     from pilotlight.checks_cluster import Scene, cluster
@@ -83,7 +88,9 @@ async def _cluster(kubeconfig: Path | None, wanted: dict[str, object]) -> list[F
     except AccessError as error:
         return [Finding("API server", "blocker", error.says, error.fix)]
     async with Api(way) as api:
-        return await cluster(api, msgspec.convert(wanted, Scene))
+        scene = msgspec.convert(wanted, Scene)
+        kinds = tuple(dict.fromkeys((*scene.capacity, *(entry.kinds[0] for entry in told.capacity))))
+        return await cluster(api, msgspec.structs.replace(scene, settings=told, capacity=kinds))
 
 
 def tell(findings: list[Finding], output: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 from autoscaler.attached import DEVICES_MAX, Site, sites
@@ -23,6 +23,8 @@ NOTES = "pilotlight-fabric"
 SECRETS = Path("/secrets")
 """Where the chart mounts Secrets, each in a folder of its name."""
 FILE_BYTES_MAX = 1 << 20
+Key = Callable[[str], Awaitable[str | None]]
+"""One key of a Secret, by its name; None: it is not there, or no text."""
 
 
 class AccessError(Exception):
@@ -34,24 +36,29 @@ class Access:
     private one, `ca.crt`; or that in a file. Raises AccessError.
     """
 
-    def __init__(self, secret: str | None, ca_file: str | None, secrets: Path = SECRETS) -> None:
-        self._secret, self._folder = secret, None if secret is None else secrets / secret
+    def __init__(
+        self, secret: str | None, ca_file: str | None, secrets: Path = SECRETS, key: Key | None = None
+    ) -> None:
+        """`key`: how the Secret is read; by default in its folder, where it is mounted."""
+        self._secret, self._folder = secret, secrets / (secret or "")
+        self._key = self._mounted if key is None else key
         self._ca_file = None if ca_file is None else Path(ca_file)
 
     async def login(self) -> Login | None:
         """See redfish_http.Logins."""
-        if self._folder is None:
+        if self._secret is None:
             return None
-        user = await asyncio.to_thread(_text, self._folder / "username")
-        password = await asyncio.to_thread(_text, self._folder / "password")
+        user, password = await self._key("username"), await self._key("password")
         if user is None or password is None:
             raise AccessError(f"Secret {self._secret} is not there, or has no username and password")
         return Login(user, password)
 
     async def tls(self) -> ssl.SSLContext:
         """See redfish_http.Tls."""
-        path = self._ca_file or (None if self._folder is None else self._folder / "ca.crt")
-        pem = None if path is None else await asyncio.to_thread(_text, path)
+        if self._ca_file is not None:
+            pem = await asyncio.to_thread(_text, self._ca_file)
+        else:
+            pem = None if self._secret is None else await self._key("ca.crt")
         where = self._ca_file or f"ca.crt of Secret {self._secret}"
         if pem is None and self._ca_file is not None:
             raise AccessError(f"caFile {where} cannot be read")
@@ -59,6 +66,9 @@ class Access:
             return ssl.create_default_context(cadata=pem)
         except ssl.SSLError:
             raise AccessError(f"{where} has no certificates (PEM)") from None
+
+    async def _mounted(self, name: str) -> str | None:
+        return await asyncio.to_thread(_text, self._folder / name)
 
 
 def _text(path: Path) -> str | None:

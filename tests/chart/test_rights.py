@@ -189,17 +189,20 @@ def test_the_doctor_asks_for_what_the_chart_gives(
     assert asked == WANTED[name]
 
 
+TOLD = "--settings=/documents/settings.yaml"
+
+
 @pytest.mark.parametrize(
     ("name", "scaler", "doctor"),
     [
         ("defaults", ["--no-adoption"], []),
         ("everything", [], ["--adoption", "--cordon", "--cutting=gpu-operator/pilotlight-mig", "--volumes"]),
         ("adopting", ["--adopt-in=team-a", "--adopt-in=team-b"], ["--adopt-in=team-a", "--adopt-in=team-b"]),
-        ("fabric", ["--no-adoption"], ["--capacity=cro"]),
-        ("nodes", ["--no-adoption"], ["--capacity=clusterAutoscaler", "--capacity=karpenter"]),
-        ("composed", ["--no-adoption"], ["--capacity=redfish"]),
-        ("queued", ["--no-adoption"], ["--capacity=provisioningRequest"]),
-        ("kueue", ["--no-adoption"], ["--capacity=kueue"]),
+        ("fabric", ["--no-adoption"], ["--capacity=cro", TOLD]),
+        ("nodes", ["--no-adoption"], ["--capacity=clusterAutoscaler", "--capacity=karpenter", TOLD]),
+        ("composed", ["--no-adoption"], ["--capacity=redfish", TOLD]),
+        ("queued", ["--no-adoption"], ["--capacity=provisioningRequest", TOLD]),
+        ("kueue", ["--no-adoption"], ["--capacity=kueue", TOLD]),
         ("namespaced", ["--adopt-in=home"], ["--adopt-in=home"]),
     ],
 )
@@ -209,7 +212,7 @@ def test_the_command_lines_say_the_same(name: str, scaler: list[str], doctor: li
         words = [
             one
             for one in spec["containers"][0]["args"]
-            if re.match("--((no-)?adopt|cordon|cutting|volumes|capacity)", one)
+            if re.match("--((no-)?adopt|cordon|cutting|volumes|capacity|settings)", one)
         ]
         assert words == wanted
 
@@ -288,3 +291,15 @@ def test_agents_read_the_pull_secrets_that_are_named_and_nothing_else() -> None:
         assert spec["automountServiceAccountToken"] is bool(wanted)
         assert ("--pull-secrets=pilotlight-engines" in spec["containers"][0]["args"]) is bool(wanted)
         assert "--store=/var/lib/pilotlight/weights" in spec["containers"][0]["args"]
+
+
+def test_the_doctor_sees_the_settings_and_the_secrets_that_providers_name() -> None:
+    (spec,) = (spec for part, spec in pod_specs(SETS["composed"]) if part == "doctor")
+    (scaler,) = (spec for part, spec in pod_specs(SETS["composed"]) if part == "autoscaler")
+    mounts = {one["mountPath"]: one["name"] for one in spec["containers"][0]["volumeMounts"]}
+    secrets = [one for one in scaler["volumes"] if one["name"].startswith("secret-")]
+    assert [one for one in spec["volumes"] if one["name"].startswith("secret-")] == secrets
+    assert secrets
+    assert {f"/secrets/{one['secret']['secretName']}" for one in secrets} | {"/documents"} == set(mounts)
+    (plain,) = (spec for part, spec in pod_specs(SETS["defaults"]) if part == "doctor")
+    assert "volumes" not in plain

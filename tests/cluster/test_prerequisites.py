@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ import yaml
 from click.testing import CliRunner
 
 from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.drivers.kubernetes.api import MERGE, Api
 from autoscaler.drivers.kubernetes.rights import rights
 from pilotlight.checks import Finding, blocked
 from pilotlight.checks_cluster import Scene, cluster
 from pilotlight.cli import cli
 from tests.cluster.accounts import make_account, token
+from tests.cluster.definitions import install_foreign
 from tests.cluster.kubelet.node import Node
+from tests.kit import certificates
+from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric
 
 
 async def account_kubeconfig(api: Api, admin: Path, namespace: str, name: str, folder: Path) -> Path:
@@ -104,3 +108,59 @@ async def test_a_server_that_is_not_there_is_one_blocker(tmp_path: Path) -> None
     async with Api(await access(tmp_path / "config")) as api:
         (only,) = await cluster(api, scene("x"))
     assert (only.check, only.grade) == ("API server", "blocker")
+
+
+NAMED = ("rack", "dws", "pool", "group", "pod2")
+CAPACITY = """
+apiVersion: pilotlight.dev/v1alpha1
+kind: Settings
+nodes:
+  - selector: {example.com/doctor: "1"}
+    device: {model: NVIDIA-A100, memory: 40Gi, count: 1}
+    devicesMax: 4
+capacity:
+  - {name: rack, cro: {model: NVIDIA-A100}}
+  - {name: dws, provisioningRequest: {class: queued-provisioning.gke.io, selector: {example.com/doctor: "1"}}}
+  - {name: pool, karpenter: {nodePool: nobodys}}
+  - {name: group, clusterAutoscaler: {nodeLabels: {example.com/doctor: "1"}, priorityClass: nobodys}}
+  - name: pod2
+    redfish: {url: "URL", secretRef: fabric, systems: {w1: /redfish/v1/Systems/1}}
+"""
+
+
+@pytest.mark.usefixtures("served")
+async def test_each_provider_that_settings_name_is_looked_at(
+    api: Api, kubeconfig: Path, namespace: str, node: Node, tmp_path: Path
+) -> None:
+    for foreign in ("cro", "autoscaling"):
+        await install_foreign(api, foreign)
+    await api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"labels": {"example.com/doctor": "1"}}}, MERGE)
+    await api.create(f"/api/v1/namespaces/{namespace}/secrets", {
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "fabric"},
+        "stringData": {"username": USER, "password": PASSWORD, "ca.crt": certificates.pem(certificates.OURS)},
+    })  # fmt: skip
+    file = tmp_path / "settings.yaml"
+    words = ["--driver", "kubernetes", "--kubeconfig", str(kubeconfig), "--namespace", namespace]
+    async with FakeFabric().serving(certificates.sides().server) as fabric:
+        file.write_text(CAPACITY.replace("URL", fabric.url))
+        done = await asyncio.to_thread(
+            CliRunner().invoke, cli, ["doctor", *words, "--settings", str(file), "--output", "json"]
+        )
+    found = {one["check"]: one for one in json.loads(done.output)}
+    told = {name: (found[f"capacity {name}"]["grade"], found[f"capacity {name}"]["says"]) for name in NAMED}
+    assert told == {
+        "rack": ("ok", f"its definitions are there; more may be attached to {node.name}"),
+        "dws": ("ok", told["dws"][1]),
+        "pool": ("blocker", told["pool"][1]),
+        "group": ("blocker", "there is no PriorityClass nobodys: no pod could wait for a node"),
+        "pod2": (
+            "ok",
+            f"the service lets in the user of Secret fabric of namespace {namespace}; it has 3 GPUs and 1 of our nodes",
+        ),
+    }
+    assert told["pool"][1].startswith(("Karpenter: nodepools", "there is no NodePool nobodys"))
+    assert done.exit_code == 1
+    assert PASSWORD not in done.output
+    assert "127.0.0.1" not in done.output
+    kept = {one["metadata"]["name"] for one in (await api.get(f"/api/v1/namespaces/{namespace}/configmaps"))["items"]}
+    assert "pilotlight-fabric" not in kept, "nothing is changed"

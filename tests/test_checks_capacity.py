@@ -1,0 +1,254 @@
+"""What `pilotlight doctor` says of providers of more capacity: each thing that Settings name, and its fix."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.capacity import places
+from autoscaler.capacity.server import AnswerError, Object
+from autoscaler.documents import load
+from autoscaler.settings import Settings
+from pilotlight.checks import Finding
+from pilotlight.checks_capacity import APIS, Place, judge
+from tests.kit import certificates
+from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric
+from tests.kit.objects import PlayedServer
+from tests.kit.played_karpenter import node_pool
+
+HEAD = "apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n"
+NODES = """
+nodes:
+  - selector: {example.com/group: g4}
+    device: {model: NVIDIA-L4, memory: 24Gi, count: 1}
+"""
+
+
+def settings(entry: str, nodes: str = NODES) -> Settings:
+    return load([("settings.yaml", f"{HEAD}{nodes}\ncapacity:\n  - name: rack\n{entry}")], {}).settings
+
+
+class Server(PlayedServer):
+    """`refuse_at`: what may not be read."""
+
+    refuse_at = "/nothing"
+
+    async def find(self, path: str) -> Object | None:
+        """See Server."""
+        if self.refuse_at in path:
+            raise AnswerError(403, "Forbidden", "User x cannot get")
+        return await super().find(path)
+
+
+def cluster(*kinds: str) -> Server:
+    """An API server that serves what these kinds need."""
+    played = Server(lambda: 0.0)
+    for api in (APIS[kind] for kind in kinds):
+        names: list[Object] = [{"name": one} for one in api.resources]
+        played.objects[f"/apis/{api.group}"] = {"versions": [{"version": api.versions[0]}]}
+        played.objects[f"/apis/{api.group}/{api.versions[0]}"] = {"resources": names}
+    return played
+
+
+def found(played: PlayedServer, told: Settings, secrets: Path = Path("/nowhere")) -> Finding:
+    (one,) = asyncio.run(judge(Place(played, told, "engines", "home", secrets)))
+    assert one.check == "capacity rack"
+    assert not played.writes, "nothing is changed"
+    return one
+
+
+KARPENTER = "    karpenter: {nodePool: g4-nodepool}"
+QUEUE = "    kueue: {localQueue: gpus}"
+GROUP = "    clusterAutoscaler: {nodeLabels: {example.com/group: g4}}"
+DWS = "    provisioningRequest: {class: %s, selector: {example.com/group: g4}}"
+CRO_KINDS = "composabilityrequests, composableresources"
+CRO = "    cro: {model: A100}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        (KARPENTER, "Karpenter: nodepools, nodeclaims of karpenter.sh/v1 are not served"),
+        (QUEUE, "Kueue: localqueues, workloads of kueue.x-k8s.io/v1beta2 are not served"),
+        (DWS % "x.example", "ProvisioningRequest: provisioningrequests of autoscaling.x-k8s.io/v1 are not served"),
+        (CRO, f"composable resources (CRO): {CRO_KINDS} of cro.hpsys.ibm.ie.com/v1alpha1 are not served"),
+    ],
+)
+def test_definitions_that_are_not_there_are_named(entry: str, says: str) -> None:
+    one = found(cluster(), settings(entry))
+    assert (one.grade, one.says) == ("blocker", says)
+    assert one.fix.startswith("install it with its definitions, or leave out `capacity[].")
+
+
+def test_of_a_group_without_the_very_kind_that_is_said() -> None:
+    played = cluster("provisioningRequest")
+    played.objects["/apis/autoscaling.x-k8s.io/v1"] = {"resources": [{"name": "capacitybuffers"}]}
+    assert found(played, settings(DWS % "x.example")).says.startswith("ProvisioningRequest: provisioningrequests of")
+
+
+def test_a_node_pool_is_there_ready_and_its_nodes_are_described() -> None:
+    played, path = cluster("karpenter"), "/apis/karpenter.sh/v1/nodepools/g4-nodepool"
+    missing = found(played, settings(KARPENTER))
+    assert (missing.grade, missing.says) == ("blocker", "there is no NodePool g4-nodepool: Settings `capacity` name it")
+    assert "capacity[].karpenter.nodePool" in missing.fix
+    played.objects[path] = node_pool()
+    bare = found(played, settings(KARPENTER, "nodes: []"))
+    assert bare.says == "nobody says what nodes of NodePool g4-nodepool have: add them to Settings `nodes`"
+    played.objects[path]["status"] = {"conditions": [{"type": "Ready", "status": "False", "message": "no NodeClass"}]}
+    assert found(played, settings(KARPENTER)).says == "NodePool g4-nodepool is not ready: no NodeClass"
+
+
+def test_a_node_pool_that_could_add_nodes_is_fine() -> None:
+    played = cluster("karpenter")
+    pool = node_pool()
+    pool["spec"]["template"].setdefault("metadata", {}).setdefault("labels", {})["example.com/group"] = "g4"
+    played.objects["/apis/karpenter.sh/v1/nodepools/g4-nodepool"] = pool
+    one = found(played, settings(KARPENTER))
+    assert (one.grade, one.says[:12]) == ("ok", "it offers g4")
+
+
+def test_a_local_queue_is_there_and_takes_somebody() -> None:
+    played, path = cluster("kueue"), f"/apis/{places.API}/namespaces/engines/localqueues/gpus"
+    missing = found(played, settings(QUEUE))
+    assert (missing.grade, missing.says) == ("blocker", "there is no LocalQueue gpus in namespace engines")
+    played.objects[path] = {"metadata": {"name": "gpus"}, "spec": {"stopPolicy": "Hold"}}
+    stopped = found(played, settings(QUEUE))
+    assert (stopped.grade, stopped.says) == ("blocker", "its LocalQueue is stopped (Hold)")
+    assert stopped.fix.startswith("kubectl describe localqueue gpus -n engines")
+    played.objects[path]["spec"] = {}
+    assert found(played, settings(QUEUE)).grade == "ok"
+
+
+def test_a_node_group_needs_its_priority_class_and_to_be_described() -> None:
+    played = cluster()
+    missing = found(played, settings(GROUP))
+    assert missing.says == "there is no PriorityClass pilotlight-placeholder: no pod could wait for a node"
+    played.objects["/apis/scheduling.k8s.io/v1/priorityclasses/pilotlight-placeholder"] = {"metadata": {"name": "x"}}
+    assert found(played, settings(GROUP)).grade == "ok"
+    unread = cluster()
+    unread.refuse_at = "/priorityclasses/"
+    assert found(unread, settings(GROUP)).grade == "ok", "who may not read it, as an autoscaler, is not troubled"
+    assert "add its nodeLabels to Settings `nodes`" in found(played, settings(GROUP, "nodes: []")).says
+
+
+def test_a_provisioning_class_that_nobody_is_known_to_serve_is_said() -> None:
+    played = cluster("provisioningRequest")
+    known = found(played, settings(DWS % "queued-provisioning.gke.io"))
+    assert known.grade == "ok"
+    other = found(played, settings(DWS % "flex.example.com"))
+    assert (other.grade, other.says.endswith("whether somebody serves class flex.example.com is not known")) == (
+        "warning", True
+    )  # fmt: skip
+    assert "queued-provisioning.gke.io" in other.fix
+
+
+def test_of_a_fabric_behind_an_operator_it_is_said_which_nodes_may_have_more() -> None:
+    played = cluster("cro")
+    played.objects["/api/v1/nodes/w1"] = node("w1", "g4")
+    assert found(played, settings(CRO)).says == "no node that is ready says by an annotation how many GPUs it can have"
+    more = NODES.replace("    device:", "    devicesMax: 4\n    device:")
+    one = found(played, settings(CRO, more))
+    assert (one.grade, one.says) == ("ok", "its definitions are there; more may be attached to w1")
+
+
+def node(name: str, group: str) -> Object:
+    labels = {"example.com/group": group}
+    conditions = [{"type": "Ready", "status": "True"}]
+    return {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {"conditions": conditions}}
+
+
+def test_what_may_not_be_read_is_no_blocker() -> None:
+    played = cluster("kueue")
+    played.refused["GET"] = AnswerError(403, "Forbidden", "User x cannot get")
+    one = found(played, settings(QUEUE))
+    assert (one.grade, one.says) == ("warning", "cannot be looked at: Forbidden: User x cannot get")
+
+
+# --- Redfish ----------------------------------------------------------------------------------------------------------
+
+
+def secret(**keys: str) -> Object:
+    return {"metadata": {"name": "fabric"}, "data": {k: base64.b64encode(v.encode()).decode() for k, v in keys.items()}}
+
+
+def authority() -> str:
+    return certificates.pem(certificates.OURS)
+
+
+def redfish(
+    data: Object | None, *, url: str = "", systems: Sequence[str] = ("1",), secrets: Path = Path("/nowhere"),
+    **fields: Any,
+) -> tuple[Finding, FakeFabric]:  # fmt: skip
+    """What is said of a fabric that serves, or of another `url`. Neither its address nor its password may be in it."""
+
+    async def scenario() -> tuple[Finding, FakeFabric]:
+        fabric = FakeFabric(**fields)
+        async with fabric.serving(certificates.sides().server):
+            paths = ", ".join(f"w{one}: /redfish/v1/Systems/{one}" for one in systems)
+            entry = f"    redfish: {{url: '{url or fabric.url}', secretRef: fabric, systems: {{{paths}}}}}"
+            played = PlayedServer(lambda: 0.0)
+            if data is not None:
+                played.objects["/api/v1/namespaces/home/secrets/fabric"] = data
+            (one,) = await judge(Place(played, settings(entry), "engines", "home", secrets))
+            assert not fabric.sessions, "it leaves no session behind"
+            assert not played.writes
+            assert {asked.method for asked in fabric.asked} <= {"GET", "POST", "DELETE"}, "nothing is changed"
+        for never in (fabric.url, fabric.url.rpartition("/")[2], PASSWORD, "127.0.0.1"):
+            assert never not in f"{one.says} {one.fix}"
+        return one, fabric
+
+    return asyncio.run(scenario())
+
+
+def test_a_service_that_lets_us_in_is_fine_by_a_secret_of_the_api_server_or_a_mounted_one(tmp_path: Path) -> None:
+    one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()}))
+    says = "the service lets in the user of Secret fabric of namespace home; it has 3 GPUs and 1 of our nodes"
+    assert (one.grade, one.says) == ("ok", says)
+    (tmp_path / "fabric").mkdir()
+    for key, text in (("username", USER), ("password", PASSWORD), ("ca.crt", authority())):
+        (tmp_path / "fabric" / key).write_text(f"{text}\n")
+    assert redfish(None, secrets=tmp_path)[0] == one
+
+
+def test_a_secret_that_is_not_there_or_lacks_keys_is_named() -> None:
+    for data in (None, secret(**{"username": USER, "ca.crt": authority()})):
+        one, fabric = redfish(data)
+        assert (one.grade, one.says) == ("blocker", "Secret fabric is not there, or has no username and password")
+        assert one.fix.startswith("put these keys into Secret fabric of namespace home: username, password")
+        assert not fabric.asked
+
+
+def test_a_password_that_is_not_taken_is_a_blocker() -> None:
+    one, _ = redfish(secret(**{"username": USER, "password": "another", "ca.crt": authority()}))
+    assert one.grade == "blocker"
+    assert one.says.startswith("the service does not let it in: the fabric answers 401")
+    assert "another" not in one.says + one.fix
+
+
+def test_an_authority_that_is_not_the_services_and_one_that_is_none() -> None:
+    other = certificates.pem("somebody else")
+    one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": other}))
+    assert one.says == "the service gives no answer from here (ClientConnectorCertificateError)"
+    assert "ca.crt of Secret fabric" in one.fix
+    none, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": "x"}))
+    assert (none.grade, none.says) == ("blocker", "ca.crt of Secret fabric has no certificates (PEM)")
+
+
+def test_a_service_that_is_away_and_one_that_composes_nothing() -> None:
+    good = secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()})
+    away, _ = redfish(good, url="https://127.0.0.1:1")
+    assert (away.grade, away.says) == ("warning", "the service gives no answer from here (ClientConnectorError)")
+    other, _ = redfish(good, raw=b"{}", login="none")
+    assert other.grade == "blocker"
+    assert "CompositionService" in other.says
+
+
+def test_a_system_that_the_service_does_not_have_is_named_by_its_node() -> None:
+    one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()}), systems=("1", "7"))
+    assert (one.grade, one.says) == ("blocker", "the service has no such system for w7")
+    assert "capacity[].redfish.systems" in one.fix
