@@ -6,7 +6,8 @@ room on it waits for it, too. A Lease that does not come by its time is given up
 taken back before it comes, and one that stands idle goes when keeping it costs more than it is worth.
 
 Promises: nothing is ordered of a provider whose Leases are not known, nor of any while another's are not (a minute at
-most); nothing is given back that a Replica is on, nor while it is not known who calls. It performs nothing.
+most); nothing is given back that a Replica is on, nor while it is not known who calls; nothing is forced but what an
+operator drains by force. It performs nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from autoscaler.delivery import NO_LEARNT, Expected, expected, keep_s
 from autoscaler.drain import complete
 from autoscaler.ending import ends, unneeded
 from autoscaler.ladder import Chosen, Rung, choose, rung
-from autoscaler.leased import hindered, slices_of
+from autoscaler.leased import beside, hindered, slices_of
 from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId, ReleaseOrder, next_name
 from autoscaler.model import Auto
 from autoscaler.nodefabric import failed
+from autoscaler.operators import detached
 from autoscaler.packer import order
 from autoscaler.packing import Force, Missing, Packing, Want
 from autoscaler.settings import Settings
@@ -58,6 +60,7 @@ RETRY_S = (10.0, 60.0)
 
 
 GONE = "what was offered was ordered meanwhile"
+FORCED = "; it does not go, so it is detached by force"
 
 
 class Found(NamedTuple):
@@ -244,8 +247,12 @@ class _Ledger:
                 if not why and told and lease.id not in wanted:
                     why, uncommitted = self._unwanted(lease), True
             if why:
-                released = ReleaseOrder(id=lease.id, epoch=self.world.epoch, uncommitted=uncommitted)
-                yield ReleaseLease(order=released, reason=why)
+                force = lease.leaving and self._forced(lease)  # at first it goes as any other does
+                released = ReleaseOrder(id=lease.id, epoch=self.world.epoch, uncommitted=uncommitted, force=force)
+                yield ReleaseLease(order=released, reason=f"{why}{FORCED if force else ''}")
+
+    def _forced(self, lease: Lease) -> bool:
+        return detached(self.world, lease) and not beside(self.world, lease)
 
     def _again(self, lease: Lease) -> str:
         since_s = lease.release_s if lease.release_s is not None else self.now_s
@@ -280,6 +287,8 @@ class _Ledger:
         since_s = lease.idle_since_s
         if lease.in_use or since_s is None or any(one.id in self.ground.taken for one in slices_of(self.world, lease)):
             return ""
+        if detached(self.world, lease):
+            return "an operator drains it by force"
         idle_s, learnt = self.now_s - since_s, self.capacity.learnt.get(lease.offer.kind, NO_LEARNT)
         attach_s = self._expected(lease.offer).p50_s
         said = keeps(self.world.settings, lease.id.provider)

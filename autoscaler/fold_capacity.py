@@ -143,6 +143,7 @@ def _released(draft: Draft, action: ReleaseLease) -> None:
     if not lease.leaving and lease.here_s is None and not lease.found and lapsed:
         _bar(draft, lease.offer, action.reason)
     told = {"release_s": draft.now_s, "releases": lease.releases + 1, "uncommitted": action.order.uncommitted}
+    told["forced"] = lease.forced or action.order.force
     _put(draft, replace(lease, why=lease.why if lease.leaving else action.reason, **told))
 
 
@@ -171,7 +172,7 @@ def _compared(lease: Lease, listed: Listed | None, began_s: float) -> Lease | No
         some = listed.phase == "here" and len(listed.device_ids)  # what of it has not come by then does not come
         lease = replace(lease, listed=listed, missing=0, devices=some or lease.devices)
         came = lease.release_s is not None and lease.uncommitted and lease.committed and began_s > lease.release_s
-        return replace(lease, release_s=None, uncommitted=False, releases=0, why="") if came else lease
+        return replace(lease, release_s=None, uncommitted=False, releases=0, forced=False, why="") if came else lease
     if lease.release_s is not None:
         return None if began_s > lease.release_s else lease
     if lease.listed is None:

@@ -43,8 +43,14 @@ def hindered(world: World, lease: Lease) -> bool:
     if lease.listed is None or not lease.listed.alone:
         return False
     there = {one.id: one.counted for one in world.slices.values() if one.node == lease.listed.node}
-    if any(world.others.get(counted, 0) for counted in there.values()):
-        return True
+    return any(world.others.get(counted, 0) for counted in there.values()) or beside(world, lease)
+
+
+def beside(world: World, lease: Lease) -> bool:
+    """Whether a Replica may have it, though none is known to: one is on its node, and it only goes alone."""
+    if lease.listed is None or not lease.listed.alone:
+        return False
+    there = {one.id for one in world.slices.values() if one.node == lease.listed.node}
     return any(id in there for replica in world.replicas.values() for id in replica.slices)
 
 

@@ -176,6 +176,8 @@ class Lease(Said, frozen=True):
     releases: int = 0
     uncommitted: bool = False
     """It is only taken back if it has not come meanwhile."""
+    forced: bool = False
+    """That was ordered by force."""
     why: str = ""
     """Why it is given back, in words."""
 
@@ -281,6 +283,9 @@ class ReleaseOrder(Said, frozen=True):
     epoch: int
     uncommitted: bool = False
     """Only if it has not come meanwhile."""
+    force: bool = False
+    """Though it is used, or its node does not let go of it: an operator drains by force what it is of, and it is stuck.
+    The plan never says so of itself."""
 
 
 # --- observations -----------------------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def _lease(lease: Lease, now_s: float) -> str:
     """`Ordered of rack 12 s ago: 1 x A100 on w1; it is coming.`"""
     where = f" on {lease.offer.node}" if lease.offer.node else ""
     if lease.leaving:
-        state = f"it is being given back: {lease.why or 'nobody says why'}"
+        state = f"it is being given back{', by force' * lease.forced}: {lease.why or 'nobody says why'}"
     elif lease.here_s is not None:
         state = (
             "it is used" if lease.in_use else f"it is idle, and was here after {seconds(lease.here_s - lease.asked_s)}"

@@ -2,7 +2,8 @@
 
 Owns the meaning of the orders in a World. A cordon closes a Place to whatever is not there yet; a drain also moves what
 is there, as a rollout does: a successor is started elsewhere first where there is room. A stop ends every Replica that
-a Model has now. Forced, an order waits for nothing but FORCE_S for running Calls. Pure; orders are folded by
+a Model has now. Forced, an order waits for nothing but FORCE_S for running Calls, and what a fabric attached there is
+given back, in the end though its node does not let go of it. Pure; orders are folded by
 `autoscaler.fold_orders`, and made of what people ask by `autoscaler.orders`.
 """
 
@@ -13,6 +14,7 @@ from math import inf
 
 from autoscaler.contract import ReplicaId
 from autoscaler.cuts import shut
+from autoscaler.leases import Lease
 from autoscaler.ordered import Cordon, Place
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Replica, Slice, World
@@ -72,6 +74,16 @@ def limit_s(world: World, replica: Replica) -> float:
     if cordon is not None and cordon.force:
         limit = min(limit, max(since_s, cordon.since_s) + FORCE_S)
     return limit
+
+
+def detached(world: World, lease: Lease) -> bool:
+    """Whether an operator drains by force all of a Lease of Devices that are attached to a node: the node, or each."""
+    listed = lease.listed
+    if listed is None or not lease.offer.node or not world.cordons:
+        return False
+    forced = {place for place, cordon in world.cordons.items() if cordon.drain and cordon.force}
+    devices = {Place("device", one) for one in listed.device_ids}
+    return Place("node", lease.offer.node) in forced or (bool(devices) and devices <= forced)
 
 
 def on_place(world: World, place: Place) -> tuple[Replica, ...]:

@@ -40,7 +40,8 @@ class Wish(Fact, frozen=True, forbid_unknown_fields=True):
     """The body of an order; `{}` is enough."""
 
     force: bool = False
-    """stop and drain: what does not end by itself is ended after a short while."""
+    """stop and drain: what does not end by itself is ended after a short while. drain: Devices of a fabric that their
+    node does not let go of are detached all the same."""
 
 
 class Told(Fact, frozen=True):
@@ -104,7 +105,7 @@ def place_order(world: World, place: Place, verb: str, wish: Wish, now_s: float)
     there = tuple(one for one in on_place(world, place) if one.state in STILL_THERE)
     says = f"nothing new is put on {place.kind} {place.name}"
     if drain:
-        says += f"; {_leaves(world, there, force=force)}"
+        says += f"; {_leaves(world, there, force=force)}{_detaches(world, place) if force else ''}"
     elif there:
         says += f"; {_who(there)} stays there until idle, or `pilotlight drain {place.name}`"
     ids = tuple(one.id for one in there) if drain else ()
@@ -171,6 +172,17 @@ def _leaves(world: World, there: tuple[Replica, ...], *, force: bool) -> str:
         return f"{_who(there)} ends within {seconds(FORCE_S)} of its drain, and starts elsewhere where there is room"
     coming = " (already on its way)" if all(moving(world, one) for one in there) else ""
     return f"{_who(there)} moves elsewhere where there is room, and drains{coming}"
+
+
+def _detaches(world: World, place: Place) -> str:
+    """What of a fabric may be torn off there."""
+    told = [
+        f"{one.devices} x {one.offer.product} of {one.id.provider}"
+        for _, one in sorted(world.capacity.leases.items())
+        if one.listed is not None and one.offer.node
+        and (place == Place("node", one.offer.node) or place.name in one.listed.device_ids)
+    ]  # fmt: skip
+    return f"; {', '.join(told)} is given back, by force where it does not go: who has it open loses it" if told else ""
 
 
 def _who(there: tuple[Replica, ...]) -> str:

@@ -20,6 +20,11 @@ from pilotlight import show
 from pilotlight.options import Command, key_of, key_option, ops_option, output_option
 
 LOOK_S = 0.5
+drain_force_option = click.option(
+    "--force", is_flag=True,
+    help="End busy ones too, after 10 s. What a fabric has attached there is given back, and torn off where that gets "
+    "stuck: programs that have it open lose it, and may crash or hang their node.",
+)  # fmt: skip
 force_option = click.option("--force", is_flag=True, help="End busy ones too, after 10 s.")
 kind_option = click.option(
     "--kind", type=click.Choice(["device", "node"]), help="What NAME is, where a device and a node have the same."
@@ -73,7 +78,7 @@ def uncordon(name: str, kind: str | None, ops: str, key_env: str | None, output:
 @click.command(epilog="Example: pilotlight drain gpu0")
 @click.argument("name", metavar="DEVICE|NODE")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is empty.")
-@order_options(kind_option, force_option)
+@order_options(kind_option, drain_force_option)
 def drain(  # noqa: PLR0917  click passes by keyword
     name: str, no_wait: bool, kind: str | None, force: bool, ops: str, key_env: str | None, output: str
 ) -> None:

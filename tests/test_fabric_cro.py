@@ -309,3 +309,41 @@ def test_a_note_that_is_none_of_ours_is_no_lease(rack: Rack) -> None:
         assert not await rack.provider().list()
 
     rack.run(scenario())
+
+
+def test_a_detach_that_is_stuck_is_forced_by_an_order_that_says_so_and_of_its_own_device_alone(rack: Rack) -> None:
+    async def scenario() -> None:
+        names = [await ordered(rack, number) for number in range(2)]
+        for name in names:
+            await rack.until_here(name)
+        rack.cro.busy = lambda node, uuid: True
+        await given_back(rack, names[0])
+        await given_back(rack, names[0])
+        await asyncio.sleep(100)
+        (stuck,) = [one for one in rack.resources() if one["status"]["state"] == "Detaching"]
+        assert "there are processes" in stuck["status"]["error"]
+        assert not any(one["spec"]["force_detach"] for one in rack.resources()), (
+            "an order that is said again forces not"
+        )
+        await given_back(rack, names[0], force=True)
+        forced = {one["metadata"]["name"] for one in rack.resources() if one["spec"]["force_detach"]}
+        assert forced == {stuck["metadata"]["name"]}
+        await rack.until_gone(names[0])
+        assert [one.name for one in await rack.provider().list()] == [names[1]]
+        assert not any(one["spec"]["force_detach"] for one in rack.resources())
+
+    rack.run(scenario())
+
+
+def test_what_a_pod_has_is_detached_only_by_force(rack: Rack) -> None:
+    async def scenario() -> None:
+        name = await ordered(rack)
+        await rack.until_here(name)
+        rack.use(name)
+        await given_back(rack, name)
+        (kept,) = await rack.provider().list()
+        assert kept.phase == "here"
+        await given_back(rack, name, force=True)
+        await rack.until_gone(name)
+
+    rack.run(scenario())

@@ -352,3 +352,31 @@ def test_what_came_into_use_meanwhile_is_not_detached() -> None:
         assert rig.fabric.attached("1")
 
     play(act)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["used before", "used meanwhile"])
+def test_what_its_node_does_not_let_go_of_is_detached_only_by_force(*, late: bool) -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        made = await ordered(provider)
+        await until(provider, phase("here"))
+        (path,) = [one.path for one in rig.fabric.patches(rig.fabric.path("1"))]
+        if late:
+            rig.fabric.statuses["PATCH"] = [503]
+            await provider.release(release(made))
+        rig.use(made.id.name)
+        await provider.release(release(made))
+        await until(provider, phase("here"))
+        assert rig.fabric.attached("1"), "whoever says it again forces nothing"
+        await provider.release(replace(release(made), force=True))
+        await until(provider, nothing)
+        assert not rig.fabric.attached("1")
+        assert {one.path for one in rig.fabric.patches(rig.fabric.path("1"))} == {path}, "its own system alone"
+        assert unmarked(rig)
+        again = await ordered(provider)
+        await until(provider, phase("here"))
+        rig.use(again.id.name)
+        await provider.release(release(again))
+        await until(provider, phase("here"))
+        assert rig.fabric.attached("1"), "what came by the same name is not forced for that"
+
+    play(act)

@@ -40,8 +40,9 @@ class Provider(Protocol):
     def release(self, order: ReleaseOrder) -> Awaitable[None]:
         """Gives it back, or takes it back before it came. Returns when that stands. What is not there is success.
 
-        Never takes what somebody uses, whatever it is told; nor, of an order that says `uncommitted`, what has come so
-        far that it cannot be taken back: it stays as it is, and that is success, too, since `list` shows it.
+        Never takes what somebody uses, unless an order about Devices of a fabric says `force`; nor, of an order that
+        says `uncommitted`, what has come so far that it cannot be taken back: it stays as it is, and that is success,
+        too, since `list` shows it.
         """
 
     def list(self) -> Awaitable[tuple[Listed, ...]]:

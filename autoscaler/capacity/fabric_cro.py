@@ -1,9 +1,10 @@
 """GPUs of a fabric, by the composable resource operator (CRO): a ComposabilityRequest made or made larger, I/O.
 
-Owns the orders at the API server. Promises of `autoscaler.capacity.base.Provider`, and: a detach is never forced; of a
-request that others use only our own part is changed, by a write that fails where they changed it first. The operator
-looks every 30 s at what it waits for; whoever asks more often learns nothing. It has no word for what a fabric has
-free, so a model for which somebody waits in vain is not offered. Nothing is kept here: all is read at each call.
+Owns the orders at the API server. Promises of `autoscaler.capacity.base.Provider`, and: a detach is forced only by an
+order that says so, and then of its own Devices; of a request that others use only our own part is changed, by a write
+that fails where they changed it first. The operator looks every 30 s at what it waits for; whoever asks more often
+learns nothing. It has no word for what a fabric has free, so a model for which somebody waits in vain is not offered.
+Nothing is kept here: all is read at each call.
 """
 
 from __future__ import annotations
@@ -130,13 +131,17 @@ class CroFabric:
     async def _release(self, order: ReleaseOrder) -> None:
         seen, name = await self._seen(), order.id.name
         request = seen.noted(name)
-        if request is None or request.notes[name].leaving:
+        if request is None or (request.notes[name].leaving and not order.force):
             return
         mine = objects.whose(request, seen.resources)[name]
         if order.uncommitted and any(one.device_id for one in mine):
             return
         uuids = {one.device_id for one in mine if one.device_id}
-        if uuids and await in_use(self._server, request.node, uuids):
+        if uuids and not order.force and await in_use(self._server, request.node, uuids):
+            return
+        for one in mine if order.force else ():
+            await self._server.patch(f"{RESOURCES}/{one.name}", {"spec": {"force_detach": True}})
+        if request.notes[name].leaving:
             return
         for one in mine:
             change = {"labels": {objects.LEASE: name}, "annotations": {objects.VICTIM: "true"}}

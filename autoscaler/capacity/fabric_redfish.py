@@ -100,14 +100,14 @@ class RedfishFabric:
             return
         known, there = knew.get(name, Held()), uuids(fabric, name)
         here = any(one.name == name and one.committed for one in listed(fabric, self._terms, knew))
-        if (order.uncommitted and here) or await self._used(there):
+        if (order.uncommitted and here) or (not order.force and await self._used(there)):
             self._held[name] = known._replace(arrived=True)
             return
         self._held[name] = known._replace(leaving=True)
         unsure = not (here or any(begun) or known.failed)  # another may be attaching it
         for node in there or {next(iter(found.values())).node: ()}:
             if node in self._bays:
-                self._bays[node].detach(name, unsure=unsure)
+                self._bays[node].detach(name, unsure=unsure, force=order.force)
 
     async def _used(self, there: Mapping[str, tuple[str, ...]]) -> bool:
         return any([await self._around.in_use(*one) for one in there.items()])

@@ -2,7 +2,8 @@
 
 Owns that order. Each step reads what there is now, so it goes on from wherever a lost answer, another writer or a
 person left it; what the service refuses together is tried one by one; what it takes and does not do is asked again,
-ever more rarely, and given up in the end. Nothing is detached that is used. What is to be done `fabric_redfish` says.
+ever more rarely, and given up in the end. Nothing is detached that is used, unless that is forced. What is to be done
+`fabric_redfish` says.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Bay:
         self._asked: tuple[tuple[str, ...], float] = (), 0.0
         """What the system was to be linked to, and since when it is asked for."""
         self._woken = asyncio.Event()
+        self._forced: set[str] = set()
+        """Names that are detached though somebody uses them."""
         self._alone = False
         """The service refused several at once: they are tried one by one."""
 
@@ -63,9 +66,13 @@ class Bay:
         """Attaches it no more. Whether it was to be."""
         return self._attach.pop(name, None) is not None
 
-    def detach(self, name: str, *, unsure: bool = False) -> None:
-        """Its blocks; then their Marks go. `unsure`: an attach of them may be under way elsewhere."""
+    def detach(self, name: str, *, unsure: bool = False, force: bool = False) -> None:
+        """Its blocks; then their Marks go. `unsure`: an attach of them may be under way elsewhere; `force`: though
+        somebody uses them.
+        """
         self.cancel(name)
+        if force:
+            self._forced.add(name)
         if unsure:
             self._unsure.add(name)
         self._detach[name] = None
@@ -106,7 +113,7 @@ class Bay:
 
     async def _spare(self, fabric: Fabric) -> None:
         """What is used stays; what nobody marked any more, or somebody gave back, is not attached."""
-        for name in [*self._detach]:
+        for name in [one for one in self._detach if one not in self._forced]:
             there = uuids(fabric, name)
             if self._node in there and await self._around.in_use(self._node, there[self._node]):
                 self._held[name] = Held(arrived=True)
@@ -191,6 +198,7 @@ class Bay:
     def _done(self, name: str) -> None:
         self._alone = self._alone and len(self._attach) + len(self._detach) > 1
         self._detach.pop(name, None)
+        self._forced.discard(name)
         self._asked = (), 0.0
         self._changed()
 

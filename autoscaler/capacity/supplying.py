@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -27,6 +28,7 @@ from autoscaler.leases import (
     ReleaseOrder,
 )
 
+_log = logging.getLogger(__name__)
 Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | ProviderTroubled
 Observe = Callable[[tuple[Told, ...]], None]
 """Where it puts what it sees. Never blocks."""
@@ -65,6 +67,8 @@ class Supplying:
 
     def release(self, order: ReleaseOrder) -> None:
         """See Supplier."""
+        if order.force:
+            _log.warning("event=detach_forced provider=%r lease=%r", order.id.provider, order.id.name)
         self._put(order)
 
     async def run(self) -> None:

@@ -143,6 +143,6 @@ async def ordered(rack: Rack, number: int = 0, devices: int = 1) -> str:
     return made.id.name
 
 
-async def given_back(rack: Rack, name: str) -> None:
+async def given_back(rack: Rack, name: str, *, force: bool = False) -> None:
     """It is."""
-    await rack.provider().release(ReleaseOrder(id=LeaseId("rack", name), epoch=1))
+    await rack.provider().release(ReleaseOrder(id=LeaseId("rack", name), epoch=1, force=force))

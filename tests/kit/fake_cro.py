@@ -146,7 +146,7 @@ class FakeCro:
         elif goes and state == ONLINE:
             self.due_s[name] = now_s + self.detach_s
             await self._state(path, "Detaching", {})
-        elif state == "Detaching" and self.busy(node, device):
+        elif state == "Detaching" and self.busy(node, device) and not one["spec"].get("force_detach"):
             self.due_s[name] = now_s + self.look_s
             await self._state(path, "Detaching", {"error": f"there are processes on {device}"})
         elif state == "Detaching":

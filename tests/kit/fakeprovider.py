@@ -97,6 +97,8 @@ class FakeProvider:
     """Calls of release that reached it."""
     disturbed: list[str] = field(default_factory=list)
     """Leases that somebody wanted back while they were used."""
+    forced: list[str] = field(default_factory=list)
+    """Leases that somebody wanted back by force, each time."""
 
     @property
     def slices(self) -> tuple[Slice, ...]:
@@ -151,10 +153,12 @@ class FakeProvider:
         held = self.held.get(order.id.name)
         if held is None or (order.uncommitted and held.committed):
             return
-        if self.in_use(held.slices):
+        if order.force:
+            self.forced.append(order.id.name)
+        elif self.in_use(held.slices):
             self.disturbed.append(order.id.name)
             return
-        if self.stuck:
+        if self.stuck and not order.force:
             held.phase = "leaving"
             return
         del self.held[order.id.name]

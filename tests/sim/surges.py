@@ -308,6 +308,8 @@ class Surge(Scene):
                     self._unneeded_s[key] = inf
             if provider.disturbed:
                 self.broken.append(f"{provider.name} was to take back what is used: {provider.disturbed}")
+            if provider.forced:
+                self.broken.append(f"{provider.name} was to detach by force, which nobody ordered: {provider.forced}")
         for need in self.needs:
             if need.from_s <= self.now_s <= need.to_s:
                 self.had[need] = max(self.had.get(need, 0), len(self.ready(need.model)))

@@ -33,6 +33,7 @@ SERIES_MAX = 4096
 """Series that are remembered; the oldest is forgotten, and begins anew."""
 NOTE_MAX = 1000
 """Bytes of a note; the API server refuses more than 1,024."""
+FORCED = "an operator drains it by force, and it did not go"
 BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING})
 
 
@@ -106,6 +107,10 @@ def _capacity(before: World, after: World) -> Iterable[Happening]:
         was = before.capacity.leases.get(id)
         where = f" on {lease.offer.node}" if lease.offer.node else ""
         what = f"{lease.devices} x {lease.offer.product}{where}"
+        if lease.forced and (was is None or not was.forced):
+            yield Happening(
+                lease.owner, "CapacityForced", f"{what} of {id.provider} is detached by force: {FORCED}", WARNING
+            )
         if lease.found:
             continue  # ordered by who led before
         if was is None:

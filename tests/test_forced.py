@@ -1,0 +1,168 @@
+"""A detach is forced only by `drain --force`, of what that drains, and only once it is stuck."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.actions import ReleaseLease
+from autoscaler.deficits import FORCED, RETRY_S
+from autoscaler.drivers.kubernetes import happenings
+from autoscaler.explain import explain_model
+from autoscaler.indices import rebuild
+from autoscaler.log import Log
+from autoscaler.observations import SlicesSeen
+from autoscaler.ordered import Cordon, CordonsSeen, Place
+from autoscaler.orders import Wish, place_order
+from autoscaler.plan import plan
+from autoscaler.world import World
+from tests.kit.offered import A, acted, arrived, cloud, offer, releases, shown, surge, told
+from tests.kit.worlds import T0, gateway, replica
+
+NODE, NEW = Place("node", "w1"), Place("device", "new0")
+HERE_S = T0 + 30
+
+
+def idle(devices: int = 1) -> World:
+    """What was attached is here, and nobody calls any more."""
+    ordered, _ = acted(surge(offer(devices_min=devices)))
+    here = arrived(ordered, HERE_S, devices=devices)
+    return replace(told(here, now_s=HERE_S), gateways={"g": gateway(seen_s=HERE_S)}, loads={})
+
+
+def drained(of: World, *places: Place, drain: bool = True, force: bool = True, now_s: float = HERE_S) -> World:
+    cordons = (Cordon(place=place, node="w1", since_s=now_s, drain=drain, force=force) for place in places)
+    return told(of, CordonsSeen(cordons=tuple(cordons)), now_s=now_s)
+
+
+def heard(of: World, now_s: float) -> World:
+    return replace(of, gateways={name: replace(one, seen_s=now_s) for name, one in of.gateways.items()})
+
+
+def given_back(of: World, now_s: float) -> tuple[World, list[ReleaseLease]]:
+    after, done = acted(heard(of, now_s), now_s)
+    return after, releases(done)
+
+
+def stuck(of: World, *, now_s: float) -> World:
+    """It was ordered to be given back, and its provider shows it still."""
+    return shown(of, now_s, phase="leaving", committed=True, node="w1", device_ids=("new0",))
+
+
+def test_what_is_drained_by_force_is_given_back_as_any_other_and_by_force_when_it_is_stuck() -> None:
+    after, first = given_back(drained(idle(), NODE), HERE_S + 1)
+    assert [(one.order.force, one.reason) for one in first] == [(False, "an operator drains it by force")]
+    after = stuck(after, now_s=HERE_S + 5)
+    assert not given_back(after, HERE_S + 6)[1], "it has some time to go by itself"
+    after, second = given_back(after, HERE_S + 1 + RETRY_S[0])
+    assert [one.order.force for one in second] == [True]
+    assert second[0].reason == f"an operator drains it by force{FORCED}"
+    (lease,) = after.capacity.leases.values()
+    assert lease.forced
+    told_ = explain_model(after, plan(after, HERE_S + 12), Log(), A.name, HERE_S + 12).sentences
+    assert any("it is being given back, by force: an operator drains it by force" in one for one in told_)
+
+
+def test_an_event_says_once_that_it_is_forced() -> None:
+    before, _ = given_back(drained(idle(), NODE), HERE_S + 1)
+    before = stuck(before, now_s=HERE_S + 5)
+    after, _ = given_back(before, HERE_S + 12)
+    (one,) = happenings.happenings((), (), before, after)
+    assert (one.model, one.reason, one.type) == (A.name, "CapacityForced", "Warning")
+    assert one.note == (
+        "1 x A100 on w1 of rack is detached by force: an operator drains it by force, and it did not go"
+    )
+    again, forced = given_back(after, HERE_S + 60)
+    assert [one.order.force for one in forced] == [True]
+    assert not list(happenings.happenings((), (), after, again))
+
+
+def test_a_drain_that_forces_nothing_a_cordon_and_an_uncordon_force_nothing() -> None:
+    for places, kinds in (((NODE,), {"force": False}), ((NODE,), {"drain": False}), ((), {})):
+        after, _ = given_back(drained(idle(), NODE), HERE_S + 1)
+        after = stuck(drained(after, *places, **kinds), now_s=HERE_S + 5)
+        for late_s in (12, 40, 100, 1000):
+            after, again = given_back(after, HERE_S + late_s)
+            assert [one.order.force for one in again] == [False]
+
+
+def test_of_several_devices_of_one_lease_all_must_be_drained() -> None:
+    two = idle(devices=2)
+    ids = ("new0", "new1")
+    half, both = drained(two, NEW), drained(two, *(Place("device", one) for one in ids))
+    assert not given_back(half, HERE_S + 1)[1], "the other stays where it is"
+    after, first = given_back(both, HERE_S + 1)
+    assert len(first) == 1
+    after = shown(after, HERE_S + 5, phase="leaving", committed=True, node="w1", device_ids=ids)
+    assert [one.order.force for one in given_back(after, HERE_S + 12)[1]] == [True]
+    assert [one.order.force for one in given_back(drained(after, NEW), HERE_S + 12)[1]] == [False]
+
+
+def test_what_a_replica_is_on_or_may_be_on_is_not_torn_off() -> None:
+    ordered, _ = acted(surge(offer()))
+    here = arrived(ordered, HERE_S)
+    on = replica(A, "r", ["new0"], ready_s=HERE_S)
+    begin = rebuild(replace(here, replicas={on.id: on}), HERE_S)
+    used = shown(begin, HERE_S + 0.5, phase="here", committed=True, node="w1", device_ids=("new0",))
+    assert [one.in_use for one in used.capacity.leases.values()] == [True]
+    used = drained(used, NODE)
+    for late_s in (1, 12, 40):
+        used, back = given_back(used, HERE_S + late_s)
+        assert not back, "its Replica ends first"
+    after, _ = given_back(drained(idle(), NODE), HERE_S + 1)
+    alone = shown(after, HERE_S + 5, phase="leaving", committed=True, node="w1", device_ids=("new0",), alone=True)
+    beside = replica(A, "r", ["cpu"], ready_s=HERE_S)
+    shared = told(
+        replace(alone, replicas={beside.id: beside}), SlicesSeen(slices=tuple(alone.slices.values())), now_s=HERE_S
+    )
+    assert [one.order.force for one in given_back(alone, HERE_S + 12)[1]] == [True]
+    assert [one.order.force for one in given_back(shared, HERE_S + 12)[1]] == [False], "whose is which is not known"
+
+
+def test_a_node_that_was_added_is_never_forced() -> None:
+    ordered, _ = acted(surge(cloud()))
+    here = arrived(ordered, HERE_S, "cloud", node="n9")
+    here = replace(here, gateways={"g": gateway(seen_s=HERE_S)}, loads={})
+    after = drained(here, Place("node", "n9"))
+    for late_s in (1000, 2000, 3000):
+        after, back = given_back(after, HERE_S + late_s)
+        assert not any(one.order.force for one in back)
+
+
+@given(
+    orders=st.lists(
+        st.tuples(st.sampled_from((NODE, NEW, Place("node", "other"))), st.booleans(), st.booleans()), max_size=4
+    ),
+    phase=st.sampled_from(("coming", "here", "leaving", "failed")),
+    alone=st.booleans(),
+    waits_s=st.lists(st.floats(0.5, 400.0), min_size=1, max_size=6),
+)
+def test_whatever_is_ordered_nothing_is_forced_that_is_not_drained_by_force(
+    orders: list[tuple[Place, bool, bool]], phase: str, *, alone: bool, waits_s: list[float]
+) -> None:
+    after, now_s = idle(), HERE_S
+    cordons = {place: Cordon(place=place, node="w1", since_s=now_s, drain=drain, force=force)
+               for place, drain, force in orders}  # fmt: skip
+    after = told(after, CordonsSeen(cordons=tuple(cordons.values())), now_s=now_s)
+    may = any(one.drain and one.force and one.place in {NODE, NEW} for one in cordons.values())
+    seen = list[ReleaseLease]()
+    for wait_s in waits_s:
+        now_s += wait_s
+        after, back = given_back(after, now_s)
+        seen += back
+        after = shown(after, now_s, phase=phase, committed=True, node="w1", device_ids=("new0",), alone=alone)
+    assert may or not any(one.order.force for one in seen)
+    assert not seen or not seen[0].order.force, "the first order never is"
+
+
+# --- what an operator is told -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("place", "named"), [(NODE, True), (NEW, True), (Place("device", "cpu"), False)])
+def test_the_answer_to_the_order_warns_of_it(place: Place, *, named: bool) -> None:
+    begin = idle()
+    forced, plain = (place_order(begin, place, "drain", Wish(force=one), HERE_S).told.says for one in (True, False))
+    warning = "; 1 x A100 of rack is given back, by force where it does not go: who has it open loses it"
+    assert (warning in forced, warning in plain) == (named, False)
