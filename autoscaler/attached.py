@@ -1,13 +1,14 @@
 """Nodes to which Devices may be attached: how many each can have, and what such a Device is. Pure.
 
 Owns these answers for every fabric. A node has a most only if somebody says so: Settings `nodes[].devicesMax`, or where
-these say it of no node, Cluster Autoscaler's annotation for it.
+these say it of no node, Cluster Autoscaler's annotation for it, on the node or on the MachineSet that it is of.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from autoscaler.podspec import GPU
@@ -17,6 +18,9 @@ from autoscaler.world import NodeId, World
 
 GPU_COUNT = "capacity.cluster-autoscaler.kubernetes.io/gpu-count"
 """Annotation: how many GPUs a node (of a group) can have."""
+OWNER_KIND, OWNER_NAME = "cluster.x-k8s.io/owner-kind", "cluster.x-k8s.io/owner-name"
+OWNER_NAMESPACE = "cluster.x-k8s.io/cluster-namespace"
+"""Annotations that Cluster API puts on nodes."""
 DEVICES_MAX = 64
 """Of one node."""
 _GIGABYTES = re.compile(r"(?:^|[^0-9])([0-9]{1,4})GB(?:$|[^a-zA-Z0-9])")
@@ -35,9 +39,16 @@ class Site(NamedTuple):
     """By which it keeps pods of ours away."""
 
 
-def sites(nodes: Sequence[Mapping[str, Any]], settings: Settings, untold: int = 0) -> dict[str, Site]:
+Groups = Mapping[str, tuple[int, Mapping[str, str]]]
+"""By name: how many Devices each node of a group of machines can have, and labels of those (`autoscaler.groups`)."""
+NO_GROUPS: Groups = MappingProxyType({})
+
+
+def sites(
+    nodes: Sequence[Mapping[str, Any]], settings: Settings, untold: int = 0, groups: Groups = NO_GROUPS
+) -> dict[str, Site]:
     """Of Node objects: those that are ready, open, and have a most. `untold`: of those of which nobody says it."""
-    found = (_site(node, settings, untold) for node in nodes)
+    found = (_site(node, settings, groups, untold) for node in nodes)
     return {one.node: one for one in found if one is not None}
 
 
@@ -47,17 +58,14 @@ def selectors(settings: Settings) -> tuple[str, ...]:
     return tuple(sorted({",".join(f"{key}={value}" for key, value in sorted(one.items())) for one in said})) or ("",)
 
 
-def _site(node: Mapping[str, Any], settings: Settings, untold: int) -> Site | None:
+def _site(node: Mapping[str, Any], settings: Settings, groups: Groups, untold: int) -> Site | None:
     metadata, status = node["metadata"], node.get("status", {})
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
     if not ready or node.get("spec", {}).get("unschedulable") or "deletionTimestamp" in metadata:
         return None
     labels = metadata.get("labels") or {}
     kind = kind_of(labels, settings.nodes)
-    most = (kind.devices_max if kind is not None else None) or _count(
-        (metadata.get("annotations") or {}).get(GPU_COUNT)
-    )
-    most = most or untold
+    most = most_of(told(metadata), labels, kind, groups) or untold
     if not most:
         return None
     said = node.get("spec", {}).get("taints") or ()
@@ -66,12 +74,41 @@ def _site(node: Mapping[str, Any], settings: Settings, untold: int) -> Site | No
     return Site(metadata["name"], min(most, DEVICES_MAX), _parts(kind), labels, shuns)
 
 
+class Told(NamedTuple):
+    """What a Node's annotations say of how many Devices it can have."""
+
+    most: int = 0
+    """0: nothing."""
+    group: str = ""
+    """Whose node it is, where Cluster API notes that."""
+
+
+def told(metadata: Mapping[str, Any]) -> Told:
+    """Of a Node object."""
+    notes = metadata.get("annotations") or {}
+    place = f"{notes.get(OWNER_NAMESPACE, '')}/{notes.get(OWNER_NAME, '')}"
+    return Told(count(notes.get(GPU_COUNT)), f"{notes.get(OWNER_KIND, '')} {place}" if OWNER_NAME in notes else "")
+
+
+def most_of(said: Told, labels: Mapping[str, str], kind: NodeKind | None, groups: Groups) -> int:
+    """How many Devices a node can have: as the Settings say, else itself, else its group, which its labels tell where
+    nothing else does; 0: nobody says.
+    """
+    if kind is not None and kind.devices_max is not None:
+        return kind.devices_max
+    if said.most or said.group:
+        return said.most or groups.get(said.group, (0, {}))[0]
+    of = (most for most, theirs in groups.values() if theirs and theirs.items() <= labels.items())
+    return next(of, 0)
+
+
 def _parts(kind: NodeKind | None) -> int:
     slicing = None if kind is None else kind.slicing
     return (slicing.replicas or 1) if slicing is not None and slicing.kind in {"timeslice", "mps"} else 1
 
 
-def _count(said: object) -> int:
+def count(said: object) -> int:
+    """How many an annotation or a limit says; 0: that is no number of Devices."""
     text = str(said)
     return int(text) if len(text) <= 3 and text.isascii() and text.isdecimal() else 0
 
@@ -93,3 +130,9 @@ def memory_of(product: str, world: World) -> int | None:
 def seen_on(world: World, node: str) -> int:
     """How many Devices of a node are seen."""
     return len({one.device for one in world.slices.values() if one.node == NodeId(node)})
+
+
+def lent(world: World) -> frozenset[str]:
+    """Nodes on which Devices are by Leases of ours, on their way back, too: what they would take with them."""
+    leases = world.capacity.leases.values()
+    return frozenset(one.offer.node for one in leases if one.offer.node and one.committed)

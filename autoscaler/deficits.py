@@ -2,8 +2,9 @@
 
 Owns what is ordered and what is given back. Who lacks room and has some on a Lease that is on its way waits for that;
 for the others the Offer is taken that `autoscaler.ladder` puts first, as few Devices of it as do, and whoever else has
-room on it waits for it, too. A Lease that does not come by its time is given up, one that nobody waits for any more is
-taken back before it comes, and one that stands idle goes when keeping it costs more than it is worth.
+room on it waits for it, too; so does who has room on what somebody else's machines bring. A Lease that does not come by
+its time is given up, one that nobody waits for any more is taken back before it comes, and one that stands idle goes
+when keeping it costs more than it is worth.
 
 Promises: nothing is ordered of a provider whose Leases are not known, nor of any while another's are not (a minute at
 most); nothing is given back that a Replica is on, nor while it is not known who calls; nothing is forced but what an
@@ -24,6 +25,7 @@ from autoscaler.contract import ModelName
 from autoscaler.delivery import NO_LEARNT, Expected, expected, keep_s
 from autoscaler.drain import complete
 from autoscaler.ending import ends, unneeded
+from autoscaler.groups import on_their_way
 from autoscaler.ladder import Chosen, Rung, choose, rung
 from autoscaler.leased import beside, hindered, slices_of
 from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId, ReleaseOrder, next_name
@@ -95,7 +97,9 @@ class _Ledger:
         self.world, self.now_s, self.capacity = ground.world, ground.now_s, ground.world.capacity
         lacking = [one.want for one in unmet if not one.promised and one.want.force > Force.NONE]
         self.wants = sorted(lacking, key=order)[:WANTS_MAX]
-        coming = [one for one in self.capacity.leases.values() if one.coming(self.now_s)]
+        self.others = {one.id: one for one in on_their_way(self.world, self.now_s)}
+        """What somebody else's machines bring: waited for, and never given back."""
+        coming = [one for one in (*self.capacity.leases.values(), *self.others.values()) if one.coming(self.now_s)]
         coming.sort(key=lambda one: (one.asked_s + self._expected(one.offer).p50_s, one.id))
         queued = {one.id for one in coming if self._expected(one.offer).p50_s == inf}
         self.queued = covered(ground, self.wants, [one for one in coming if one.id in queued])
@@ -311,7 +315,8 @@ class _Ledger:
     def _told(self, missing: Missing) -> Missing:
         """Who waits for a Lease is not told that there is no room."""
         want = missing.want
-        lease = None if want not in self.got else self.leases.get(self.got[want])
+        got = self.got.get(want)
+        lease = None if got is None else self.leases.get(got) or self.others.get(got)
         if lease is not None:
             left_s = max(0.0, lease.asked_s + self._expected(lease.offer).p50_s - self.now_s)
             where = f" on {lease.offer.node}" if lease.offer.node else ""

@@ -29,7 +29,15 @@ from autoscaler.actions import AcquireLease, Acted, CutNode, ReleaseLease
 from autoscaler.cuttable import CutRefused, CuttableSeen
 from autoscaler.demand import NO_HISTORY
 from autoscaler.draft import Draft
-from autoscaler.leases import LearntSeen, LeaseRefused, LeasesSeen, OffersSeen, ProvidersSeen, ProviderTroubled
+from autoscaler.leases import (
+    GroupsSeen,
+    LearntSeen,
+    LeaseRefused,
+    LeasesSeen,
+    OffersSeen,
+    ProvidersSeen,
+    ProviderTroubled,
+)
 from autoscaler.lesson import Lesson
 from autoscaler.measured import corrected
 from autoscaler.model import Model
@@ -91,6 +99,7 @@ Observation = (
     | LeaseRefused
     | LearntSeen
     | ProviderTroubled
+    | GroupsSeen
     | Granted
     | ClockSeen
     | Tick
@@ -150,7 +159,15 @@ def _one(draft: Draft, observation: Observation) -> None:
             fold_orders.folded(draft, observation)
         case CuttableSeen() | CutRefused():
             fold_cutting.folded(draft, observation)
-        case ProvidersSeen() | OffersSeen() | LeasesSeen() | LeaseRefused() | LearntSeen() | ProviderTroubled():
+        case (
+            ProvidersSeen()
+            | OffersSeen()
+            | LeasesSeen()
+            | LeaseRefused()
+            | LearntSeen()
+            | ProviderTroubled()
+            | GroupsSeen()
+        ):
             fold_capacity.folded(draft, observation)
         case Synced():
             if not draft.world.synced:

@@ -15,10 +15,12 @@ from autoscaler import nodefabric
 from autoscaler.actions import AcquireLease, ReleaseLease
 from autoscaler.delivery import NO_LEARNT, asked_anew, delivered, given_back, reused, undelivered
 from autoscaler.draft import Draft
+from autoscaler.groups import grown, shown
 from autoscaler.leased import is_of
 from autoscaler.leases import (
     Barred,
     Capacity,
+    GroupsSeen,
     Kind,
     Learnt,
     LearntSeen,
@@ -39,7 +41,7 @@ BARRED_S = (60.0, 960.0)
 LOST_LISTS = 2
 KINDS_MAX = 1024
 """Kinds of Offer of which something is remembered, those that something was learnt of last."""
-Seen = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | LearntSeen | ProviderTroubled
+Seen = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | LearntSeen | ProviderTroubled | GroupsSeen
 
 
 def acted(draft: Draft, action: AcquireLease | ReleaseLease) -> None:
@@ -78,6 +80,8 @@ def folded(draft: Draft, seen: Seen) -> None:
             _change(draft, trouble={**capacity.trouble, seen.provider: seen.says})
         case LeaseRefused():
             _refused(draft, seen)
+        case GroupsSeen():
+            _grouped(draft, seen)
         case LearntSeen():
             told = {kind: replace(one, idle_since_s=None) for kind, one in seen.learnt.items()}
             _change(draft, learnt={**told, **capacity.learnt})
@@ -145,6 +149,17 @@ def _released(draft: Draft, action: ReleaseLease) -> None:
     told = {"release_s": draft.now_s, "releases": lease.releases + 1, "uncommitted": action.order.uncommitted}
     told["forced"] = lease.forced or action.order.force
     _put(draft, replace(lease, why=lease.why if lease.leaving else action.reason, **told))
+
+
+def _grouped(draft: Draft, seen: GroupsSeen) -> None:
+    before, world, now_s = draft.world.capacity.groups, draft.world, draft.now_s
+    found = {}
+    for one in seen.groups:
+        known = before.get(one.name)
+        quiet = one.offer is None or (known is not None and not known.coming and one.wanted <= known.group.wanted)
+        many = (0 if known is None else known.shown) if quiet else shown(world, one)
+        found[one.name] = grown(known, one, many, now_s)
+    _change(draft, groups=found)
 
 
 def _listed(draft: Draft, seen: LeasesSeen) -> None:

@@ -234,6 +234,32 @@ class Barred(Said, frozen=True):
     why: str
 
 
+class Group(Said, frozen=True):
+    """Machines that others make nodes of, as their MachineSet or MachineDeployment says it (`autoscaler.groups`)."""
+
+    name: str
+    """`MachineSet default/t4`."""
+    wanted: int = 0
+    ready: int = 0
+    most: int = 0
+    """Devices that each of its nodes can have; 0: it does not say."""
+    labels: dict[str, str] = {}
+    """Of its nodes, as far as it tells."""
+    offer: Offer | None = None
+    """What one of its nodes brings; None: nothing, or nobody says."""
+    claimed: int = 0
+    """Devices that pods of others wait for that could be there."""
+
+
+class Growth(Said, frozen=True):
+    """A Group, and how many of its nodes are on their way since it was raised last."""
+
+    group: Group
+    coming: int
+    shown: int
+    since_s: float
+
+
 class Capacity(Said, frozen=True):
     """All of it."""
 
@@ -254,6 +280,9 @@ class Capacity(Said, frozen=True):
     """By provider: what is wrong with it now, in words."""
     closed: dict[str, str] = {}
     """By provider that offers nothing: why, where it says so."""
+
+    groups: dict[str, Growth] = {}
+    """By name."""
 
     def wrong(self) -> tuple[tuple[str, str], ...]:
         """What is wrong with providers, in words that follow their names; in the order of these."""
@@ -314,6 +343,12 @@ class LeasesSeen(Said, frozen=True):
     leases: tuple[Listed, ...]
     began_s: float
     """When it was asked: what was ordered later need not be in it."""
+
+
+class GroupsSeen(Said, frozen=True):
+    """All groups of machines, whoever they are of."""
+
+    groups: tuple[Group, ...]
 
 
 class LeaseRefused(Said, frozen=True):

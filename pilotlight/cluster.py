@@ -26,6 +26,7 @@ from autoscaler.door import Admits
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import SharedDriver
 from autoscaler.fold import Observation
+from autoscaler.groups import most
 from autoscaler.loop import Loop, Step
 from autoscaler.model import Model
 from autoscaler.nodes import is_back
@@ -112,7 +113,8 @@ class Cluster:
         self._supply = NodeSupply(lambda: self._loop.world, clock)
         own = KubernetesDriver(
             acting, options.namespace, launch, image, clock, settings=lambda: self._loop.world.settings,
-            inventory=options.scope == "cluster", measured=self._measured, pace=self._pace, supply=self._supply,
+            inventory=options.scope == "cluster", groups=lambda: most(self._loop.world), measured=self._measured,
+            pace=self._pace, supply=self._supply,
         )  # fmt: skip
         self._own = own
         self._declared: DeclaredDevices | None = None

@@ -20,8 +20,10 @@ import click
 from autoscaler import nodefabric
 from autoscaler.attached import seen_on
 from autoscaler.capacity.base import Provider
+from autoscaler.capacity.delaying import Delaying
 from autoscaler.capacity.fabric_cro import CroFabric
 from autoscaler.capacity.fabric_redfish import RedfishFabric
+from autoscaler.capacity.growing import Growing
 from autoscaler.capacity.kueue import KueuePlaces
 from autoscaler.capacity.nodegroups import NodeGroup
 from autoscaler.capacity.nodes import KarpenterNodes
@@ -35,6 +37,7 @@ from autoscaler.capacity.server import Object, Server
 from autoscaler.capacity.supplying import Observe, Supplying
 from autoscaler.capacity.using import in_use
 from autoscaler.contract import ModelName
+from autoscaler.groups import most
 from autoscaler.leases import AcquireOrder, ReleaseOrder
 from autoscaler.loop import Step
 from autoscaler.prices import Prices
@@ -120,7 +123,7 @@ def redfish(entry: ProviderSettings, around: Around) -> Provider:
         Reading(service, told.systems, ConfigMapNotes(server, around.home, entry.name)),
         Alongside(busy, time.monotonic, asyncio.sleep),
         terms,
-        OpenSites(server, lambda: world().settings),
+        OpenSites(server, lambda: world().settings, lambda: most(world())),
     )
 
 
@@ -187,6 +190,7 @@ class Supplies:
         self._observe, self._clock = observe, clock
         self._changed = asyncio.Event()
         self._supplying = Supplying({}, observe, clock)
+        self._delaying = Delaying(server, leads)
 
     def acquire(self, order: AcquireOrder) -> None:
         """See Supplier."""
@@ -197,19 +201,28 @@ class Supplies:
         self._supplying.release(order)
 
     def on_step(self, step: Step) -> None:
-        """Others may be named now."""
+        """Others may be named now, and other nodes may have what is lent."""
+        self._delaying.look(step.after)
         if step.before.settings.capacity != step.after.settings.capacity:
             self._changed.set()
 
     async def run(self) -> None:
         """Until cancelled. An order that was not performed yet when the Settings changed is given anew by the loop."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._delaying.run())
+            tasks.create_task(self._supply())
+
+    async def _supply(self) -> None:
         while True:
             self._changed.clear()
             async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-                self._supplying = self._made(self._world().settings.capacity, stack)
-                running = tasks.create_task(self._supplying.run())
+                entries = self._world().settings.capacity
+                self._supplying = self._made(entries, stack)
+                growing = (Growing(self._server, self._world, self._observe).run(),) if entries else ()
+                running = [tasks.create_task(one) for one in (self._supplying.run(), *growing)]
                 await self._changed.wait()
-                running.cancel()
+                for one in running:
+                    one.cancel()
 
     def _made(self, entries: tuple[ProviderSettings, ...], stack: AsyncExitStack) -> Supplying:
         around = Around(self._server, self._world, *self._places, stack, self._leads, clock=self._clock)

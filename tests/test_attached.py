@@ -31,6 +31,29 @@ def test_the_settings_say_how_many_devices_a_node_can_have_before_its_annotation
     assert sites([node()], Settings(nodes=kinds)) == {"w1": Site("w1", 4, 3, rack)}
 
 
+def test_where_neither_says_it_the_group_of_machines_does_that_the_node_is_of() -> None:
+    """Cluster API notes it on the node; elsewhere its labels tell."""
+    groups = {
+        "MachineSet default/g": (4, {"rack": "1"}),
+        "MachineSet other/g": (2, {}),
+        "MachineSet default/h": (6, {}),
+    }
+    owner = {
+        "cluster.x-k8s.io/cluster-namespace": "other", "cluster.x-k8s.io/owner-kind": "MachineSet",
+        "cluster.x-k8s.io/owner-name": "g",
+    }  # fmt: skip
+    told = sites([node(metadata={"annotations": owner})], Settings(), groups=groups)
+    assert told["w1"].most == 2
+    plain = node(metadata={"annotations": None})
+    assert sites([plain], Settings(), groups=groups)["w1"].most == 4
+    assert sites([node()], Settings(), groups=groups)["w1"].most == 8, "its own annotation goes before"
+    declared = Settings(nodes=(NodeKind(selector={"rack": "1"}, device=T4, devices_max=3),))
+    assert sites([plain], declared, groups=groups)["w1"].most == 3
+    stranger = node(metadata={"annotations": {**owner, "cluster.x-k8s.io/owner-name": "none"}})
+    assert not sites([stranger], Settings(), groups=groups)
+    assert sites([stranger], Settings(), 5, groups)["w1"].most == 5
+
+
 def test_nodes_are_asked_for_by_the_labels_that_the_settings_name_and_all_only_where_these_say_nothing() -> None:
     plain = NodeKind(selector={"a": "b"}, device=T4)
     assert selectors(Settings(nodes=(plain,))) == ("",)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from autoscaler.actions import StartReplica
+from autoscaler.attached import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE, Groups
 from autoscaler.documents import DocumentError, load
 from autoscaler.drivers.kubernetes import claims, nodes
 from autoscaler.explain import explain_model
@@ -58,6 +59,27 @@ def test_what_labels_do_not_tell_the_first_match_in_the_settings_does(node: Any,
 def test_of_what_nobody_tells_there_is_little() -> None:
     (there,) = nodes.slices([nodes.read(gpu_node(type="x"))], DECLARED[:1])
     assert (there.product, there.memory_bytes) == ("", 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("notes", "groups", "many"),
+    [
+        ({}, {}, 0),
+        ({GPU_COUNT: "4"}, {}, 3),
+        ({GPU_COUNT: "2"}, {}, 0),
+        ({OWNER_KIND: "MachineSet", OWNER_NAME: "g", OWNER_NAMESPACE: "default"}, {"MachineSet default/g": (4, {})}, 3),
+        ({}, {"MachineSet default/h": (4, {"type": "g4dn"})}, 3),
+    ],
+    ids=["nobody says how many it can have", "it says it", "not so many", "its MachineSet says it", "by its labels"],
+)
+def test_more_devices_than_the_settings_say_were_attached_where_it_can_have_so_many(
+    notes: dict[str, str], groups: Groups, many: int
+) -> None:
+    """Else they may be shares of one, and nobody tells how."""
+    node = gpu_node("3", type="g4dn")
+    node["metadata"]["annotations"] = notes
+    there = nodes.slices([nodes.read(node)], DECLARED, groups=groups)
+    assert sum(not one.closed for one in there) == many
 
 
 @pytest.mark.parametrize(

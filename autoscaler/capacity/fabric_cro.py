@@ -21,6 +21,7 @@ from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES, Note, Request, Resource
 from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server, refuse
 from autoscaler.capacity.using import in_use
+from autoscaler.groups import most
 from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.prices import Prices
 from autoscaler.world import World
@@ -112,7 +113,7 @@ class CroFabric:
         if waits is not None:
             raise RefusedError(f"the fabric has no {self._model} free: {waits.name} waits for one")
         found = await self._server.find(f"{NODES}/{node}")
-        site = None if found is None else sites([found], self._world().settings).get(node)
+        site = None if found is None else self._of([found]).get(node)
         if site is None or order.devices > self._room(site, seen):
             raise RefusedError(f"node {node} has no place for {order.devices} more")
         request = seen.on(self._model, node)
@@ -164,7 +165,10 @@ class CroFabric:
         for selector in selectors(settings):
             query = {"labelSelector": selector} if selector else {}
             found |= {one["metadata"]["name"]: one for one in await self._server.items(NODES, **query)}
-        return sites([*found.values()], settings)
+        return self._of([*found.values()])
+
+    def _of(self, nodes: Sequence[Object]) -> Mapping[str, Site]:
+        return sites(nodes, self._world().settings, groups=most(self._world()))
 
     def _before(self, node: str, seen: _Seen) -> int:
         """Devices that a node has without ours."""

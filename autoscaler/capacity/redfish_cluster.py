@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
-from autoscaler.attached import DEVICES_MAX, Site, sites
+from autoscaler.attached import DEVICES_MAX, Groups, Site, sites
 from autoscaler.capacity.redfish_http import Login
 from autoscaler.capacity.redfish_reading import Noted
 from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server
@@ -119,8 +119,8 @@ class OpenSites:
     may be at all.
     """
 
-    def __init__(self, server: Server, settings: Callable[[], Settings]) -> None:
-        self._server, self._settings = server, settings
+    def __init__(self, server: Server, settings: Callable[[], Settings], groups: Callable[[], Groups] = dict) -> None:
+        self._server, self._settings, self._groups = server, settings, groups
 
     async def __call__(self, nodes: Collection[str]) -> Mapping[str, Site]:
         """See fabric_redfish.Sites."""
@@ -129,4 +129,4 @@ class OpenSites:
             there = [] if found is None else [found]
         else:
             there = [one for one in await self._server.items(NODES) if one["metadata"]["name"] in nodes]
-        return sites(there, self._settings(), DEVICES_MAX)
+        return sites(there, self._settings(), DEVICES_MAX, self._groups())

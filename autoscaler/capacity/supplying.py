@@ -20,6 +20,7 @@ from autoscaler.leases import (
     LISTED_MAX,
     OFFERS_MAX,
     AcquireOrder,
+    GroupsSeen,
     LeaseRefused,
     LeasesSeen,
     OffersSeen,
@@ -29,7 +30,7 @@ from autoscaler.leases import (
 )
 
 _log = logging.getLogger(__name__)
-Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | ProviderTroubled
+Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | ProviderTroubled | GroupsSeen
 Observe = Callable[[tuple[Told, ...]], None]
 """Where it puts what it sees. Never blocks."""
 Order = AcquireOrder | ReleaseOrder

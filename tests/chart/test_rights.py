@@ -104,6 +104,9 @@ ADDED = (
     | grants("*", "", "nodes", ("patch",))
     | grants("pilotlight-engines", "", "events", ("list",))
 )
+GROUPS = grants("*", "cluster.x-k8s.io", "machinedeployments", ("list",)) | {
+    Grant("*", group, "machinesets", "list") for group in ("cluster.x-k8s.io", "machine.openshift.io")
+}
 CAPACITY = {
     "fabric": ("cro",), "nodes": ("karpenter", "clusterAutoscaler"), "composed": ("redfish",),
     "queued": ("provisioningRequest",), "kueue": ("kueue",),
@@ -117,11 +120,11 @@ WANTED: dict[str, set[Grant]] = {
     "minimal": CLUSTER,
     "everything": CLUSTER | CORDON | CUTTING | adoption("*") | DELETION_COST | VOLUMES,
     "agents": CLUSTER | VOLUMES,
-    "fabric": CLUSTER | FABRIC,
-    "nodes": CLUSTER | ADDED,
-    "composed": CLUSTER | COMPOSED,
-    "queued": CLUSTER | QUEUED,
-    "kueue": CLUSTER | KUEUE,
+    "fabric": CLUSTER | FABRIC | GROUPS | CORDON,
+    "nodes": CLUSTER | ADDED | GROUPS,
+    "composed": CLUSTER | COMPOSED | GROUPS | CORDON,
+    "queued": CLUSTER | QUEUED | GROUPS,
+    "kueue": CLUSTER | KUEUE | GROUPS,
     "kubeai": CLUSTER | grants("*", "kubeai.org", "models", READ),
     "adopting": CLUSTER | adopted("team-a") | adopted("team-b"),
     "namespaced": documents("home") | adoption("home") | home("home") | QUOTAS,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator
 
 from msgspec.structs import replace
 
+from autoscaler.attached import Groups
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import Launcher, NodeSupply, Observe
@@ -63,17 +64,17 @@ class KubernetesDriver:
         measured: clearing.Measured = clearing.nothing_measured,
         settings: Callable[[], Settings] = Settings,
         inventory: bool = True,
+        groups: Callable[[], Groups] = dict,
         pace: probes.Pace | None = None,
         supply: NodeSupply = VOLUMES,
     ) -> None:
         path = f"/api/v1/namespaces/{namespace}/pods"
-        self._namespace = namespace
-        self._clock = clock
+        self._namespace, self._clock = namespace, clock
         self._unix_s = api.unix_s
         self._clearing = Clearing(clock, self._node, measured, assume_after_s, self._reserved)
         self._inventory = None if not inventory else Inventory(
             api, namespace, settings, is_ours=self._is_ours, held=self._held, changed=self._devices_changed,
-            hosts_changed=self.look_again,
+            hosts_changed=self.look_again, groups=groups,
         )  # fmt: skip
         self._pods = Watched(api, path, pods.read, self._pods_changed, labelSelector=pods.SELECTOR)
         self._make = Making(namespace, launch, image, settings, self._inventory, supply)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
+from autoscaler.attached import Groups
 from autoscaler.drivers.kubernetes import claims, nodes, plugins
 from autoscaler.drivers.kubernetes.api import Api, Object
 from autoscaler.drivers.kubernetes.hosts import Hosts
@@ -35,7 +36,7 @@ HOSTS_EVERY_S = 0.5
 class Inventory:
     """`is_ours`: whether a pod is a Replica of this driver; `held` gives the Slices of those that are not proven clean.
     `changed` hears that the Slices may be others now, and whether a node is, too; `hosts_changed`, that only CPU,
-    memory or images of nodes are.
+    memory or images of nodes are. `groups`: of machines, how many devices their nodes can have.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class Inventory:
         held: Callable[[], Iterable[SliceId]],
         changed: Callable[[bool], None],
         hosts_changed: Callable[[], None],
+        groups: Callable[[], Groups] = dict,
     ) -> None:
-        self._settings = settings
+        self._settings, self._groups = settings, groups
         self._is_ours = is_ours
         self._held = held
         self._nodes = Watched(api, NODES, nodes.read, self._nodes_changed)
@@ -141,6 +143,7 @@ class Inventory:
         found = nodes.slices(
             there, self._settings().nodes, lambda labels: plugins.config_of(labels, configs), published,
             [*(got.entry for one in seen for got in one.got), *chosen], made=self._made,
+            groups=self._groups(),
         )  # fmt: skip
         found = dra_binding.told(found, (binding for one in seen for binding in one.bindings))
         others = list(self._with_devices.values())

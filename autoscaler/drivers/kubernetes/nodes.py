@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from autoscaler.attached import DEVICES_MAX, NO_GROUPS, Groups, Told, most_of, told
 from autoscaler.beside import amount_of
 from autoscaler.drivers.kubernetes import cordons
 from autoscaler.drivers.kubernetes.api import Object
@@ -74,6 +75,8 @@ class NodeSeen(NamedTuple):
     """Its version."""
     runtime: str = ""
     """Of containers, such as `containerd://2.1.4`."""
+    told: Told = Told()
+    """How many devices it can have with those that are attached to it."""
 
 
 class OtherPod(NamedTuple):
@@ -126,7 +129,9 @@ def read(node: Object) -> NodeSeen:
             image(tuple(one.get("names") or ()), one.get("sizeBytes", 0))
             for one in (status.get("images") or ())[:IMAGES_MAX]
         ),
-        *(sys.intern(str(info.get(key, ""))) for key in ("kubeletVersion", "containerRuntimeVersion")),
+        sys.intern(str(info.get("kubeletVersion", ""))),
+        sys.intern(str(info.get("containerRuntimeVersion", ""))),
+        told(node["metadata"]),
     )
 
 
@@ -186,17 +191,18 @@ def slices(
     kept: Sequence[str] = (),
     *,
     made: Made | None = None,
+    groups: Groups = NO_GROUPS,
 ) -> tuple[Slice, ...]:
     """All of them, in order. `declared`: the Settings' `nodes`. `plugin`: labels of a node -> the configuration of its
     device plug-in, as far as that is known. `published`: by node, its ResourceSlices; `kept`: see NodeFacts. `made`: of
-    the look before, and of this one afterwards.
+    the look before, and of this one afterwards. `groups`: how many devices their nodes can have.
     """
     before, found, theirs = {} if made is None else made.copy(), Made(), _by_pool(kept)
     for node in sorted(nodes, key=lambda one: one.name):
         if not (node.amounts or node.annotations or node.name in published):
             continue
         facts = NodeFacts(
-            NodeId(node.name), node.labels, node.annotations, node.amounts, kind_of(node.labels, declared),
+            NodeId(node.name), node.labels, node.annotations, node.amounts, _declared(node, declared, groups),
             plugin(node.labels), published.get(node.name, ()), _kept(published.get(node.name, ()), theirs),
         )  # fmt: skip
         of = (facts, node.usable, node.taints)
@@ -206,6 +212,15 @@ def slices(
         made.clear()
         made.update(found)
     return tuple(one for _, its in found.values() for one in its)
+
+
+def _declared(node: NodeSeen, declared: Sequence[NodeKind], groups: Groups) -> NodeKind | None:
+    """What the Settings say of it, with how many devices it can have, whoever says that."""
+    kind = kind_of(node.labels, declared)
+    if kind is None or kind.devices_max is not None:
+        return kind
+    most = most_of(node.told, node.labels, kind, groups)
+    return replace(kind, devices_max=min(most, DEVICES_MAX)) if most else kind
 
 
 Pooled = dict[str, list[tuple[int, str]]]

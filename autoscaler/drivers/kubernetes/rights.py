@@ -89,13 +89,23 @@ _VOLUMES = (
     Right("", "persistentvolumeclaims", ("create", "patch"), "engines", _SEEN, optional=True),
 )
 _ADDED = "nodes are added by Karpenter and given back"
+_KEPT = Right(
+    "", "nodes", ("patch",), "cluster", "a node waits until what is attached to it is detached", optional=True
+)
 _FABRIC, _CRO = "GPUs of a fabric are attached and given back", "cro.hpsys.ibm.ie.com"
 _KUEUE = "queues of Kueue give room"
 _QUEUED = "nodes are asked for by ProvisioningRequests"
+_GROWS = "groups of machines that grow are seen, and what they bring is not ordered again"
+_GROUPS = (
+    Right("cluster.x-k8s.io", "machinedeployments", ("list",), "cluster", _GROWS, optional=True),
+    Right("cluster.x-k8s.io", "machinesets", ("list",), "cluster", _GROWS, optional=True),
+    Right("machine.openshift.io", "machinesets", ("list",), "cluster", _GROWS, optional=True),
+)
 _CAPACITY: Mapping[str, tuple[Right, ...]] = {
     "cro": (
         Right(_CRO, "composabilityrequests", ("list", "create", "patch", "delete"), "cluster", _FABRIC, optional=True),
         Right(_CRO, "composableresources", ("list", "patch"), "cluster", _FABRIC, optional=True),
+        _KEPT,
     ),
     "clusterAutoscaler": (
         Right("", "events", ("list",), "engines", "Cluster Autoscaler is heard, where it adds no node", optional=True),
@@ -110,6 +120,7 @@ _CAPACITY: Mapping[str, tuple[Right, ...]] = {
     "redfish": (
         Right("", "configmaps", ("create",), "home", _FABRIC, optional=True),
         Right("", "configmaps", ("get", "patch"), "home", _FABRIC, optional=True, name="pilotlight-fabric"),
+        _KEPT,
     ),
     "kueue": (
         Right("kueue.x-k8s.io", "localqueues", ("get",), "engines", _KUEUE, optional=True),
@@ -165,6 +176,7 @@ def rights(
         return (*own, *_adoption(where, adopted), *_ENGINES, *_QUOTAS, *_HOME)
     changed = _CORDONS if cordons else () if cutting is None else (_CORDONS[0]._replace(use=_CUT),)
     own += [*([] if cutting is None else _cutting(*cutting)), *(_VOLUMES if volumes else ())]
+    own += _GROUPS if capacity else ()
     own += [right for kind in sorted(_CAPACITY.keys() & set(capacity)) for right in _CAPACITY[kind]]
     return (*_EVERYWHERE, *changed, *own, *_adoption(where, adopted), *_ENGINES, *_CLAIMS, *_HOME)
 

@@ -74,7 +74,15 @@ true
 # nodes, by Karpenter
 - {apiGroups: [karpenter.sh], resources: [nodepools], verbs: [get]}
 - {apiGroups: [karpenter.sh], resources: [nodeclaims], verbs: [get, list, create, patch, delete]}
+{{- end }}
+{{- if or (has "cro" $kinds) (has "karpenter" $kinds) (has "redfish" $kinds) }}
+# annotations: a node of Karpenter is not empty while it starts, and none goes with what is attached to it
 - {apiGroups: [""], resources: [nodes], verbs: [patch]}
+{{- end }}
+{{- if . | include "pilotlight.capacityKinds" }}
+# groups of machines that grow, by whomever: what they bring is not ordered again
+- {apiGroups: [cluster.x-k8s.io], resources: [machinedeployments, machinesets], verbs: [list]}
+- {apiGroups: [machine.openshift.io], resources: [machinesets], verbs: [list]}
 {{- end }}
 {{- end -}}
 

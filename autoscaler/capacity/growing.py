@@ -1,0 +1,76 @@
+"""Looks at groups of machines (MachineSet, MachineDeployment), whoever makes them grow. I/O; decides nothing.
+
+Owns the pace: soon after one look the next where there are any, else rarely. What cannot be read is told in the log,
+once, and is as if it were not there: then what grows may be ordered a second time, as without this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from autoscaler.capacity.machinegroups import CAPI, DEPLOYMENT, OPENSHIFT, Found, groups
+from autoscaler.capacity.server import AnswerError, Object, Server
+from autoscaler.leases import GroupsSeen
+from autoscaler.world import World
+
+LOOK_S: Final = (5.0, 60.0)
+"""From one look to the next, where there are groups and where there are none."""
+PODS: Final = "/api/v1/pods"
+WAITING: Final = "spec.nodeName=,status.phase=Pending"
+log = logging.getLogger(__name__)
+
+
+class Growing:
+    """`observe` is told what there is, at each look."""
+
+    def __init__(
+        self, server: Server, world: Callable[[], World], observe: Callable[[tuple[GroupsSeen, ...]], None]
+    ) -> None:
+        self._server, self._world, self._observe = server, world, observe
+        self._said = ""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            found: list[Found] = []
+            try:
+                found = await self._found()
+                await self._tell(found)
+                self._said = ""
+            except Exception as error:  # noqa: BLE001  whatever it was, it is asked again
+                self._say(str(error) if isinstance(error, AnswerError) else type(error).__name__)
+            await asyncio.sleep(LOOK_S[0] if found else LOOK_S[1])
+
+    async def _found(self) -> list[Found]:
+        found: list[Found] = []
+        capi = await self._version(CAPI)
+        if capi:
+            for kind in (DEPLOYMENT, "MachineSet"):
+                found += await self._listed(kind, capi)
+        if await self._version(OPENSHIFT):
+            found += await self._listed("MachineSet", f"{OPENSHIFT}/v1beta1")
+        return found
+
+    async def _version(self, group: str) -> str:
+        """The one that its server likes best; empty: it has none of it."""
+        said = await self._server.find(f"/apis/{group}")
+        return "" if said is None else str((said.get("preferredVersion") or said["versions"][0])["groupVersion"])
+
+    async def _listed(self, kind: str, version: str) -> list[Found]:
+        items: list[Object] = await self._server.items(f"/apis/{version}/{kind.lower()}s")
+        return [Found(kind, {**one, "apiVersion": version}) for one in items]
+
+    async def _tell(self, found: list[Found]) -> None:
+        """Pods that wait matter only where something may come for them."""
+        known = self._world().capacity.groups
+        if found or known:
+            pods = await self._server.items(PODS, fieldSelector=WAITING) if found else []
+            self._observe((GroupsSeen(groups=groups(found, pods, self._world().settings)),))
+
+    def _say(self, error: str) -> None:
+        if error != self._said:
+            log.warning("groups of machines are not read, so what grows there is not counted on: %s", error)
+        self._said = error

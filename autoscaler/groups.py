@@ -1,0 +1,67 @@
+"""Groups of machines that others make nodes of (MachineSet, MachineDeployment): what grows there is on its way, too.
+
+Owns what is known of them, how much of that growth is still to come, and what of it is left for us: so much less is
+ordered. Whoever raised `replicas`, Cluster Autoscaler for a pod that waits, a person, our own order, the machines come
+once. What pods of others wait for is theirs, and what our own Leases stand for is counted there. A machine that does
+not come is waited for as long as Cluster Autoscaler does. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from autoscaler.attached import Groups
+from autoscaler.contract import ModelName
+from autoscaler.leases import Group, Growth, Lease, LeaseId, Listed
+from autoscaler.world import World
+
+GROW_S = 900.0
+"""Cluster Autoscaler's `--max-node-provision-time`: what has not come by then is not counted on."""
+
+
+def grown(before: Growth | None, group: Group, shown: int, now_s: float) -> Growth:
+    """After another look. `shown`: so many of its nodes show their Devices; a node that is ready may not yet.
+
+    Of a group that is seen for the first time whatever is wanted and not ready may be on its way; later only what it
+    was raised by, so that a node that is lost is nobody's supply.
+    """
+    if before is None:
+        return Growth(group=group, coming=max(0, group.wanted - group.ready), shown=shown, since_s=now_s)
+    more, came = max(0, group.wanted - before.group.wanted), max(0, shown - before.shown) if before.coming else 0
+    coming = min(max(0, group.wanted - shown), max(0, before.coming + more - came))
+    return Growth(group=group, coming=coming, shown=shown, since_s=now_s if more else before.since_s)
+
+
+def shown(world: World, group: Group) -> int:
+    """How many of its nodes show Devices."""
+    nodes = {one.node: one.labels for one in world.slices.values()}
+    return sum(group.labels.items() <= labels.items() for labels in nodes.values())
+
+
+def on_their_way(world: World, now_s: float) -> Iterator[Lease]:
+    """What is left for us of it, as Leases that nobody has to give back: one for each node."""
+    for name, growth in sorted(world.capacity.groups.items()):
+        group, offer = growth.group, growth.group.offer
+        if offer is None or not growth.coming or now_s >= growth.since_s + GROW_S:
+            continue
+        theirs = -(-group.claimed // (offer.devices_max * offer.parts))
+        ours = sum(_of(one, group.labels) for one in world.capacity.leases.values())
+        for number in range(growth.coming - theirs - ours):
+            listed = Listed(name=f"{number}", offer=offer, devices=offer.devices_max, committed=True)
+            yield Lease(
+                id=LeaseId(name, listed.name), offer=offer, devices=listed.devices, owner=ModelName(""),
+                asked_s=growth.since_s, sent_s=growth.since_s, due_s=growth.since_s + GROW_S, listed=listed,
+            )  # fmt: skip
+
+
+def _of(lease: Lease, labels: Mapping[str, str]) -> bool:
+    """Whether the group grows for a Lease of ours: a node with such labels was promised, and is not here yet."""
+    offered = lease.offer.labels
+    agrees = bool(offered) and all(offered.get(key, said) == said for key, said in labels.items())
+    return agrees and not lease.offer.node and lease.here_s is None and lease.committed
+
+
+def most(world: World) -> Groups:
+    """Of groups that say it, how many Devices each of their nodes can have."""
+    groups = (one.group for one in world.capacity.groups.values())
+    return {one.name: (one.most, one.labels) for one in groups if one.most}

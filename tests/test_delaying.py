@@ -1,0 +1,121 @@
+"""Nodes to which something is attached say that their removal waits, from the first Device until the last is back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.attached import lent
+from autoscaler.capacity.delaying import DELAY, NODES, RETRY_S, Delaying
+from autoscaler.capacity.server import AnswerError
+from autoscaler.leases import LeasesSeen
+from autoscaler.world import World
+from tests.kit.objects import PlayedServer
+from tests.kit.offered import acted, arrived, cloud, listed, offer, shown, surge, told
+from tests.kit.worlds import T0
+from tests.sim.virtual import run
+
+
+class Bench:
+    """Two nodes, and what is known of Leases."""
+
+    def __init__(self) -> None:
+        self.server, self.writes = PlayedServer(lambda: 0.0), True
+        for name in ("w1", "w2"):
+            self.server.put(f"{NODES}/{name}", {})
+        self.one = Delaying(self.server, lambda: self.writes)
+        self.task = asyncio.create_task(self.one.run())
+
+    async def looks(self, world: World) -> list[str]:
+        """Which nodes say so after it."""
+        self.one.look(world)
+        await asyncio.sleep(0.1)
+        nodes = await self.server.items(NODES)
+        return [one["metadata"]["name"] for one in nodes if DELAY in (one["metadata"].get("annotations") or {})]
+
+
+def bench(scenario: Callable[[Bench], Coroutine[object, object, None]]) -> None:
+    async def whole() -> None:
+        one = Bench()
+        await scenario(one)
+        one.task.cancel()
+
+    run(whole())
+
+
+def attached() -> World:
+    """A Device is, to w1."""
+    at, _ = acted(surge(offer()))
+    return arrived(at, T0 + 1)
+
+
+def gone(at: World) -> World:
+    """Its provider shows nothing any more, in two lists."""
+    for later_s in (2.0, 3.0):
+        at = told(at, LeasesSeen(provider="rack", leases=(), began_s=T0 + later_s), now_s=T0 + later_s)
+    return at
+
+
+def test_a_node_has_what_a_lease_brought_from_when_it_comes_for_sure_until_it_is_back() -> None:
+    at, _ = acted(surge(offer()))
+    assert not lent(at), "it was ordered, and nothing of it is there"
+    assert lent(shown(at, T0 + 1, committed=True)) == {"w1"}
+    here = arrived(at, T0 + 1)
+    assert lent(here) == {"w1"}
+    leaving = listed(here, phase="leaving", committed=True, node="w1")
+    assert lent(told(here, LeasesSeen(provider="rack", leases=leaving, began_s=T0 + 2), now_s=T0 + 2)) == {"w1"}
+    assert not lent(gone(here))
+    added, _ = acted(surge(cloud()))
+    assert not lent(shown(added, T0 + 1, "cloud", committed=True, node="w1")), "the node itself is the Lease"
+
+
+def test_the_annotation_comes_with_the_first_device_and_goes_with_the_last() -> None:
+    async def scenario(of: Bench) -> None:
+        assert not await of.looks(surge(offer()))
+        assert await of.looks(attached()) == ["w1"]
+        writes = len(of.server.writes)
+        assert await of.looks(attached()) == ["w1"]
+        assert len(of.server.writes) == writes, "it is said once"
+        assert not await of.looks(gone(attached()))
+
+    bench(scenario)
+
+
+def test_who_begins_to_lead_takes_away_what_is_out_of_date_once_all_leases_are_known() -> None:
+    async def scenario(of: Bench) -> None:
+        of.server.put(f"{NODES}/w2", {"metadata": {"annotations": {DELAY: "true"}}})
+        silent = attached()
+        silent = replace(silent, capacity=replace(silent.capacity, listed_s={}))
+        assert await of.looks(silent) == ["w2"]
+        assert await of.looks(attached()) == ["w1"]
+
+    bench(scenario)
+
+
+def test_who_does_not_lead_writes_nothing() -> None:
+    async def scenario(of: Bench) -> None:
+        assert not await of.looks(replace(attached(), leads=False))
+        of.writes = False
+        assert not await of.looks(attached())
+        assert not of.server.writes
+
+    bench(scenario)
+
+
+def test_a_write_that_fails_is_tried_again_and_a_node_that_is_gone_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(of: Bench) -> None:
+        of.server.refused["PATCH"] = AnswerError(403, "Forbidden", "nodes is forbidden")
+        assert not await of.looks(attached())
+        assert "nodes is forbidden" in caplog.text
+        of.server.refused.clear()
+        await asyncio.sleep(RETRY_S)
+        assert await of.looks(attached()) == ["w1"]
+        del of.server.objects[f"{NODES}/w1"]
+        assert not await of.looks(gone(attached()))
+        of.server.put(f"{NODES}/w1", {})
+        assert await of.looks(attached()) == ["w1"]
+
+    bench(scenario)

@@ -1,0 +1,144 @@
+"""Machines that somebody else makes nodes of: how many are on their way, and that nothing is ordered beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoscaler.actions import Acted, StartReplica
+from autoscaler.groups import GROW_S, grown, most
+from autoscaler.leases import Group, GroupsSeen, Growth, LeasesSeen, Offer, OffersSeen, ProvidersSeen
+from autoscaler.observations import SlicesSeen
+from autoscaler.plan import plan
+from autoscaler.world import DeviceId, NodeId, Slice, SliceId, World
+from tests.kit.offered import acted, cloud, offer, orders, shown, surge, told
+from tests.kit.worlds import GI, T0
+from tests.test_deficits import waits
+
+LABELS = {"pool": "g"}
+NAME = "MachineSet default/g"
+
+
+def group(wanted: int = 1, ready: int = 0, **fields: Any) -> Group:
+    """Its nodes bring a Device each."""
+    brings = offer(NAME, "node", node="", devices_max=1, expected_s=240.0, labels=LABELS)
+    return Group(name=NAME, wanted=wanted, ready=ready, **{"labels": LABELS, "offer": brings, **fields})
+
+
+def seen(at: World, *groups: Group, now_s: float = T0) -> World:
+    return told(at, GroupsSeen(groups=groups), now_s=now_s)
+
+
+def came(at: World, *names: str, now_s: float = T0) -> World:
+    """Nodes of the group show a Device each."""
+    new = [
+        Slice(
+            id=SliceId(f"{one}g"), device=DeviceId(f"{one}g"), node=NodeId(one), memory_bytes=16 * GI, product="A100",
+            shared=True, labels=LABELS, labels_known=True,
+        )
+        for one in names
+    ]  # fmt: skip
+    return told(at, SlicesSeen(slices=(*at.slices.values(), *new)), now_s=now_s)
+
+
+def more(at: World, now_s: float, *offers: Offer) -> World:
+    """These are offered, too, or still, and their providers have no Leases."""
+    names = {*at.capacity.providers, *(one.provider for one in offers)}
+    for one in offers:
+        given = OffersSeen(provider=one.provider, offers=(one,))
+        at = told(at, given, LeasesSeen(provider=one.provider, leases=(), began_s=now_s), now_s=now_s)
+    return told(at, ProvidersSeen(providers=tuple(sorted(names))), now_s=now_s)
+
+
+# --- how much is on its way -------------------------------------------------------------------------------------------
+
+
+def test_what_a_group_is_raised_by_is_on_its_way_until_it_shows_its_devices() -> None:
+    one = grown(None, group(2, 2), 2, 0.0)
+    assert one.coming == 0
+    one = grown(one, group(4, 2), 2, 10.0)
+    assert (one.coming, one.since_s) == (2, 10.0)
+    one = grown(one, group(4, 3), 2, 20.0)
+    assert one.coming == 2, "its node is ready, and shows no Device yet"
+    one = grown(one, group(4, 3), 3, 30.0)
+    assert (one.coming, one.since_s) == (1, 10.0)
+    assert grown(one, group(3, 3), 3, 40.0).coming == 0, "somebody has thought better of it"
+    assert grown(one, group(5, 3), 3, 40.0) == Growth(group=group(5, 3), coming=2, shown=3, since_s=40.0)
+
+
+def test_a_node_that_is_lost_is_no_growth() -> None:
+    one = grown(grown(None, group(2, 2), 2, 0.0), group(2, 1), 1, 10.0)
+    assert one.coming == 0
+    assert grown(one, group(2, 2), 2, 20.0).coming == 0
+    assert grown(grown(one, group(2, 2), 1, 20.0), group(3, 2), 2, 30.0).coming == 1
+
+
+def test_of_a_group_that_is_seen_first_what_is_not_ready_is_on_its_way() -> None:
+    assert grown(None, group(3, 1), 1, 5.0) == Growth(group=group(3, 1), coming=2, shown=1, since_s=5.0)
+
+
+# --- what follows -----------------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_grows_is_supply_on_its_way_and_nothing_is_ordered_beside_it() -> None:
+    at = seen(surge(offer(), cloud()), group(0))
+    assert orders(plan(at, T0).actions)
+    at = seen(at, group(1))
+    made = plan(at, T0)
+    assert not made.actions
+    assert made.unmet[0].reason == "MachineSet default/g brings 1 x A100, in about 4 min"
+    assert not made.unmet[0].never
+    at = came(waits(at, T0 + 60), "g1", now_s=T0 + 60)
+    (started,) = plan(at, T0 + 60).actions
+    assert isinstance(started, StartReplica)
+    assert started.replica.slices == ("g1g",)
+    after = told(seen(at, group(1, 1), now_s=T0 + 60), Acted(action=started), now_s=T0 + 60)
+    assert after.capacity.groups[NAME].coming == 0
+
+
+def test_only_what_exceeds_that_growth_is_ordered() -> None:
+    at = seen(surge(cloud(many=4), waiting=3), group(1))
+    assert orders(plan(at, T0).actions) == [("cloud", 1), ("cloud", 1)]
+
+
+def test_what_does_not_come_is_not_waited_for_for_ever() -> None:
+    at = seen(surge(offer()), group(1))
+    late_s = T0 + GROW_S
+    at = waits(more(at, late_s, offer()), late_s)
+    assert orders(plan(at, late_s).actions) == [("rack", 1)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [group(1, claimed=1), group(1, offer=None), group(1, ready=1), group(0)],
+    ids=["a pod of others waits for it", "it brings no Devices", "it is there", "nobody raised it"],
+)
+def test_what_is_no_supply_for_us_keeps_nothing_from_being_ordered(other: Group) -> None:
+    assert orders(plan(seen(surge(offer()), other), T0).actions) == [("rack", 1)]
+
+
+def test_a_group_that_grows_for_an_order_of_ours_is_not_counted_beside_that() -> None:
+    """Cluster Autoscaler raises it for our placeholder: two that lack room need two nodes."""
+    given = cloud(many=1, labels=LABELS)
+    at, done = acted(surge(given, waiting=1))
+    assert orders(done) == [("cloud", 1)]
+    at = shown(seen(at, group(0)), T0 + 1, "cloud", committed=True)
+    at = waits(seen(at, group(1), now_s=T0 + 5), T0 + 5, waiting=2)
+    at = more(at, T0 + 5, offer())
+    assert orders(plan(at, T0 + 5).actions) == [("rack", 1)]
+    assert not orders(plan(seen(at, group(2), now_s=T0 + 6), T0 + 6).actions), "somebody raised it once more"
+
+
+def test_an_order_of_ours_that_a_group_has_overtaken_is_withdrawn() -> None:
+    at, done = acted(surge(cloud(expected_s=600.0)))
+    assert orders(done) == [("cloud", 1)]
+    at = shown(seen(at, group(0)), T0 + 1, "cloud")
+    at = waits(seen(at, group(1), now_s=T0 + 20), T0 + 20)
+    (gone,) = plan(at, T0 + 20).actions
+    assert gone.reason == "nobody waits for it any more"
+
+
+def test_how_many_devices_its_nodes_can_have_is_known_of_a_group_that_says_it() -> None:
+    at = seen(surge(offer()), group(1, most=4), Group(name="MachineSet default/other", labels=LABELS))
+    assert most(at) == {NAME: (4, LABELS)}

@@ -1,0 +1,169 @@
+"""MachineSets and MachineDeployments as groups of nodes, and how they are looked at."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from autoscaler.attached import GPU_COUNT
+from autoscaler.capacity.growing import LOOK_S, Growing
+from autoscaler.capacity.machinegroups import LABELS, Found, groups
+from autoscaler.capacity.server import AnswerError
+from autoscaler.leases import Group, GroupsSeen
+from autoscaler.providers import Cro, ProviderSettings
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind, Settings
+from autoscaler.world import World
+from tests.kit.objects import PlayedServer
+from tests.kit.worlds import GI
+from tests.sim.virtual import run
+
+CAPI, OPENSHIFT = "cluster.x-k8s.io/v1beta2", "machine.openshift.io/v1beta1"
+T4 = NodeKind(selector={"pool": "t4"}, device=NodeDevice(model="T4", memory_bytes=Bytes(16 * GI), count=2))
+SETTINGS = Settings(nodes=(T4,))
+ON_NODES = "node.cluster.x-k8s.io/pool"
+
+
+def machines(kind: str = "MachineSet", name: str = "g", version: str = CAPI, **fields: Any) -> Found:
+    """Three are wanted, and one is ready."""
+    notes = {LABELS: "pool=t4,zone=a", **fields.pop("notes", {})}
+    metadata = {"namespace": "default", "name": name, "annotations": notes, **fields.pop("metadata", {})}
+    body = {"metadata": metadata, "spec": {"replicas": 3}, "status": {"replicas": 3, "readyReplicas": 1}, **fields}
+    return Found(kind, {**body, "apiVersion": version})
+
+
+def read(found: Found, *pods: dict[str, Any], settings: Settings = SETTINGS) -> Group:
+    (one,) = groups([found], pods, settings)
+    return one
+
+
+def pod(gpus: int, selector: dict[str, str] | None = None, **metadata: Any) -> dict[str, Any]:
+    """One that waits."""
+    limits = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+    spec: dict[str, Any] = {"containers": [limits, {}], **({"nodeSelector": selector} if selector else {})}
+    return {"metadata": {"name": "p", **metadata}, "spec": spec, "status": {"phase": "Pending"}}
+
+
+def test_what_a_group_brings_the_settings_say_of_its_labels() -> None:
+    one = read(machines())
+    assert (one.name, one.wanted, one.ready, one.most) == ("MachineSet default/g", 3, 1, 0)
+    assert one.offer is not None
+    assert (one.offer.product, one.offer.devices_min, one.offer.devices_max) == ("T4", 2, 2)
+    assert one.offer.provider == one.name
+    assert one.labels == one.offer.labels == {"pool": "t4", "zone": "a"}
+    assert read(machines(notes={LABELS: "pool=other"})).offer is None, "nobody says"
+    assert read(machines(spec={}, status=None)).wanted == 1, "as both APIs have it"
+
+
+def test_labels_of_machines_are_those_of_nodes_only_where_they_get_there() -> None:
+    arrives = {ON_NODES: "t4", "x.node-restriction.kubernetes.io/y": "z"}
+    template: dict[str, Any] = {"metadata": {"labels": {**arrives, "pool": "h100"}}}
+    one = read(machines(notes={LABELS: ""}, spec={"replicas": 1, "template": template}))
+    assert one.labels == arrives
+    template = {"spec": {"metadata": {"labels": {"pool": "t4"}}}}
+    one = read(machines(version=OPENSHIFT, notes={LABELS: ""}, spec={"replicas": 1, "template": template}))
+    assert one.labels == {"pool": "t4"}
+
+
+def test_its_annotation_says_how_many_devices_a_node_comes_with_where_none_are_attached() -> None:
+    one = read(machines(notes={GPU_COUNT: "4"}))
+    assert one.most == 4
+    assert one.offer is not None
+    assert one.offer.devices_max == 4
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_where_devices_are_attached_it_says_how_many_a_node_can_have_and_none_come_with_it(said: bool) -> None:
+    rack = ProviderSettings(name="rack", cro=Cro(model="T4"))
+    kind = NodeKind(selector=T4.selector, device=T4.device, devices_max=8 if said else None)
+    one = read(machines(notes={GPU_COUNT: "4"}), settings=Settings(nodes=(kind,), capacity=(rack,)))
+    assert (one.most, one.offer) == (4, None)
+    counted = machines(notes={GPU_COUNT: "4", LABELS: "pool=t4,nvidia.com/gpu.count=1"})
+    one = read(counted, settings=Settings(nodes=(kind,), capacity=(rack,)))
+    assert one.offer is not None
+    assert one.offer.devices_max == 1, "its own, of which labels tell"
+
+
+def test_a_set_of_a_deployment_grows_as_that_does() -> None:
+    owner = {"ownerReferences": [{"kind": "MachineDeployment", "name": "g", "controller": True}]}
+    one = read(machines(name="g-x7", notes={GPU_COUNT: "4"}, metadata={**owner, "annotations": {GPU_COUNT: "4"}}))
+    assert (one.most, one.wanted, one.offer) == (4, 0, None), "what its nodes can have they look up at the set"
+    assert read(machines("MachineDeployment")).wanted == 3
+
+
+def test_what_pods_of_others_wait_for_that_could_be_there_is_theirs() -> None:
+    ours = pod(4, labels={"pilotlight.dev/provider": "group"})
+    elsewhere = pod(8, {"pool": "h100"})
+    assert read(machines(), pod(1), pod(2, {"pool": "t4"}), elsewhere, ours).claimed == 3
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+class Looked:
+    """A server with such objects, and what is told of it."""
+
+    def __init__(self) -> None:
+        self.server = PlayedServer(lambda: 0.0)
+        self.world = World(epoch=1, settings=SETTINGS)
+        self.told: list[GroupsSeen] = []
+        one = Growing(self.server, lambda: self.world, self.told.extend)
+        self.task = asyncio.create_task(one.run())
+
+    def serve(self, group: str, version: str) -> None:
+        self.server.put(f"/apis/{group}", {"preferredVersion": {"groupVersion": version}})
+
+    def put(self, version: str, plural: str, found: Found) -> None:
+        body = {key: value for key, value in found.body.items() if key != "apiVersion"}
+        self.server.put(f"/apis/{version}/namespaces/default/{plural}/{found.body['metadata']['name']}", body)
+
+
+def test_all_groups_of_a_cluster_are_told_at_each_look_with_what_others_wait_for() -> None:
+    async def scenario() -> None:
+        one = Looked()
+        one.serve("cluster.x-k8s.io", CAPI)
+        one.serve("machine.openshift.io", OPENSHIFT)
+        one.put(CAPI, "machinedeployments", machines("MachineDeployment", "d"))
+        one.put(CAPI, "machinesets", machines(name="s"))
+        one.put(OPENSHIFT, "machinesets", machines(name="o"))
+        one.server.put("/api/v1/namespaces/team/pods/p", pod(2, {"pool": "t4"}))
+        one.server.put("/api/v1/namespaces/team/pods/q", {**pod(2), "spec": {**pod(2)["spec"], "nodeName": "n"}})
+        await asyncio.sleep(LOOK_S[0] * 1.5)
+        first, second = one.told
+        assert [(group.name, group.claimed) for group in first.groups] == [
+            ("MachineDeployment default/d", 2), ("MachineSet default/o", 2), ("MachineSet default/s", 2),
+        ]  # fmt: skip
+        assert first == second
+        one.task.cancel()
+
+    run(scenario())
+
+
+def test_where_there_are_none_nothing_is_told_and_it_is_looked_rarely() -> None:
+    async def scenario() -> None:
+        one = Looked()
+        await asyncio.sleep(LOOK_S[1] * 1.5)
+        assert not one.told
+        one.serve("cluster.x-k8s.io", CAPI)
+        one.put(CAPI, "machinesets", machines())
+        await asyncio.sleep(LOOK_S[1])
+        assert one.told[0].groups[0].name == "MachineSet default/g"
+        one.task.cancel()
+
+    run(scenario())
+
+
+def test_what_may_not_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        one = Looked()
+        one.server.refused["GET"] = AnswerError(403, "Forbidden", "machinesets is forbidden")
+        await asyncio.sleep(LOOK_S[1] * 3.5)
+        assert not one.told
+        (record,) = caplog.records
+        assert record.message.startswith("groups of machines are not read")
+        assert "403 Forbidden: machinesets is forbidden" in record.message
+        one.task.cancel()
+
+    run(scenario())
