@@ -1,0 +1,212 @@
+"""Cluster Autoscaler, played on a real API server, with one group of nodes: what its manual and its source say it does.
+
+Owns the group's size and its ways: a pod for which no node has room and that these nodes could hold brings one, up to
+the maximum, and an Event on the pod tells either; a node on which no pod holds it up is a candidate (a soft taint), and
+after a while is taken away: it is closed (a hard taint), waited for as long as somebody asks for that by an annotation,
+and deleted. Moments are shorter than its own (10 s, 10 min, 2 min); the order of things is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from autoscaler.drivers.kubernetes.api import STRATEGIC, Api, ApiError, Object
+from autoscaler.podspec import SAFE_TO_EVICT
+from tests.cluster import definitions
+from tests.cluster.kubelet.container import now
+from tests.cluster.kubelet.node import Node
+from tests.cluster.rack import Rack
+
+SCAN_S, DELAY_S_MAX = 0.2, 120.0
+CANDIDATE, GOES = "DeletionCandidateOfClusterAutoscaler", "ToBeDeletedByClusterAutoscaler"
+DELAY = "delay-deletion.cluster-autoscaler.kubernetes.io/"
+LABELS, SETS = (
+    "capacity.cluster-autoscaler.kubernetes.io/labels",
+    "/apis/cluster.x-k8s.io/v1beta2/namespaces/{}/machinesets",
+)
+FULL = "pod didn't trigger scale-up: 1 max node group size reached"
+
+
+class Group:
+    """Nodes with so many GPUs and so much memory, `least` at the beginning, `most` at most. With `shared_fabric` GPUs
+    may be attached to them. `unneeded_s`: so long a candidate is one before it is taken away. With `machines` a
+    MachineSet of that name is what grows (Cluster API).
+    """
+
+    def __init__(  # noqa: PLR0917  a test names them in this order
+        self, rack: Rack, gpus: int, most: int, least: int = 0, memory: str = "256Gi", unneeded_s: float = 60.0,
+        *, shared_fabric: bool = False, machines: bool = False,
+    ) -> None:  # fmt: skip
+        self.rack, self.api, self.most, self.unneeded_s = rack, rack.api, most, unneeded_s
+        self.labels = {"group": rack.name, **({"fabric": rack.name} if shared_fabric else {})}
+        self._least, self._gpus, self._memory, self._fabric = least, gpus, memory, shared_fabric
+        self._machines = machines
+        self._tasks = asyncio.TaskGroup()
+        self._gone: dict[str, asyncio.Event] = {}
+        self._unneeded_s: dict[str, float] = {}
+        self.brought: dict[str, str] = {}
+        """By pod, the node that it brought; empty: there is no more."""
+
+    @property
+    def nodes(self) -> list[str]:
+        """That there are now."""
+        return [name for name, gone in self._gone.items() if not gone.is_set()]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Group]:
+        """Until the end; its nodes go with it."""
+        if self._machines:
+            await machine_set(self.api, self.rack.name, {LABELS: f"group={self.rack.name}"})
+        async with self._tasks:
+            for _ in range(self._least):
+                await self._add()
+            scanning = self._tasks.create_task(self._scan())
+            try:
+                yield self
+            finally:
+                scanning.cancel()
+                for gone in self._gone.values():
+                    gone.set()
+
+    async def _scan(self) -> None:
+        while True:
+            pods = (await self.api.get("/api/v1/pods"))["items"]
+            for pod in pods:
+                if self._waits(pod) and pod["metadata"]["name"] not in self.brought:
+                    await self._grow(pod)
+            for name in self.nodes:
+                await self._judge(name, [pod for pod in pods if pod["spec"].get("nodeName") == name])
+            await asyncio.sleep(SCAN_S)
+
+    # --- it grows -----------------------------------------------------------------------------------------------------
+
+    def _waits(self, pod: Object) -> bool:
+        """The group's labels are among those that it wants, as a placeholder's are."""
+        said = {one["type"]: one for one in pod["status"].get("conditions", ())}
+        asks = pod["spec"].get("nodeSelector") or {}
+        here = asks.get("group", self.rack.name) == self.rack.name
+        mine = here and pod["metadata"]["namespace"] == self.rack.name
+        return mine and said.get("PodScheduled", {}).get("reason") == "Unschedulable" and not _affine(pod)
+
+    async def _grow(self, pod: Object) -> None:
+        name = pod["metadata"]["name"]
+        if len(self.nodes) >= self.most:
+            self.brought[name] = ""
+            self.rack.diary.append(f"full for {name}")
+            await self._tell(pod, "NotTriggerScaleUp", FULL)
+            return
+        await self._resize(len(self.nodes) + 1, len(self.nodes))
+        self.brought[name] = await self._add()
+        await self._resize(len(self.nodes), len(self.nodes))
+        self.rack.diary.append(f"added {self.brought[name]}")
+        size = len(self.nodes)
+        sizes = f"{size - 1}->{size} (max: {self.most})"
+        await self._tell(pod, "TriggeredScaleUp", f"pod triggered scale-up: [{{g {sizes}}}]")
+
+    async def _resize(self, wanted: int, ready: int) -> None:
+        if self._machines:
+            await resize(self.api, self.rack.name, wanted, ready)
+
+    async def _add(self) -> str:
+        node = self.rack.node(f"g{len(self._gone)}", self._gpus, self._memory, **self.labels)
+        self._gone[node.name] = asyncio.Event()
+        if self._fabric:
+            self.rack.may_have[node.name], self.rack.has[node.name] = node, self._gpus
+        there = asyncio.Event()
+        self._tasks.create_task(self._run(node, there))
+        await there.wait()
+        return node.name
+
+    async def _run(self, node: Node, there: asyncio.Event) -> None:
+        async with node.running():
+            there.set()
+            await self._gone[node.name].wait()
+
+    async def _tell(self, pod: Object, reason: str, message: str) -> None:
+        """As Cluster Autoscaler does it."""
+        metadata = pod["metadata"]
+        about = {"apiVersion": "v1", "kind": "Pod", **{key: metadata[key] for key in ("name", "namespace", "uid")}}
+        await self.api.create(f"/api/v1/namespaces/{metadata['namespace']}/events", {
+            "apiVersion": "v1", "kind": "Event", "metadata": {"generateName": f"{metadata['name']}."},
+            "involvedObject": about, "reason": reason, "message": message, "type": "Normal", "count": 1,
+            "source": {"component": "cluster-autoscaler"}, "firstTimestamp": now(), "lastTimestamp": now(),
+        })  # fmt: skip
+
+    # --- it shrinks ---------------------------------------------------------------------------------------------------
+
+    async def _judge(self, name: str, pods: list[Object]) -> None:
+        """A node that nothing keeps is a candidate, and goes when it has been one for long enough."""
+        clock = asyncio.get_running_loop().time
+        if any(map(_keeps, pods)):
+            if self._unneeded_s.pop(name, None) is not None:
+                await self.taint(name, CANDIDATE, "PreferNoSchedule", lift=True)
+            return
+        if name not in self._unneeded_s:
+            self._unneeded_s[name] = clock()
+            self.rack.diary.append(f"candidate {name}")
+            await self.taint(name, CANDIDATE, "PreferNoSchedule")
+        elif clock() >= self._unneeded_s[name] + self.unneeded_s:
+            await self.remove(name)
+
+    async def remove(self, name: str) -> None:
+        """It is closed, its pods go, and so does it, as soon as nobody asks to wait."""
+        self.rack.diary.append(f"closed {name}")
+        await self.taint(name, GOES, "NoSchedule")
+        async with asyncio.timeout(DELAY_S_MAX):
+            while await self._delayed(name):
+                await asyncio.sleep(SCAN_S)
+        self.rack.diary.append(f"removed {name}")
+        self._gone[name].set()
+
+    async def _delayed(self, name: str) -> bool:
+        """By pods that finish, or by who asks for it."""
+        pods = (await self.api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}"))["items"]
+        notes = (await self.api.get(f"/api/v1/nodes/{name}"))["metadata"].get("annotations") or {}
+        return bool(pods) or any(key.startswith(DELAY) for key in notes)
+
+    async def taint(self, name: str, key: str, effect: str, *, lift: bool = False) -> None:
+        """The node is, or is no more."""
+        one = {"$patch": "delete", "key": key} if lift else {"key": key, "value": "1", "effect": effect}
+        with contextlib.suppress(ApiError) if lift else contextlib.nullcontext():
+            await self.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": [one]}}, STRATEGIC)
+
+
+async def machine_set(api: Api, name: str, notes: dict[str, str], wanted: int = 0) -> None:
+    """One of Cluster API, in the namespace of that name."""
+    await definitions.install_foreign(api, "capi")
+    template = {
+        "clusterName": "c", "bootstrap": {"dataSecretName": "b"},
+        "infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "Machine", "name": "m"},
+    }  # fmt: skip
+    spec = {
+        "clusterName": "c", "replicas": wanted, "selector": {"matchLabels": {"set": name}},
+        "template": {"metadata": {"labels": {"set": name}}, "spec": template},
+    }  # fmt: skip
+    metadata = {"name": name, "annotations": notes}
+    await api.create(SETS.format(name), {
+        "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineSet", "metadata": metadata, "spec": spec,
+    })  # fmt: skip
+    await resize(api, name, wanted, 0)
+
+
+async def resize(api: Api, name: str, wanted: int, ready: int) -> None:
+    """So many are wanted of that one now, and so many are ready."""
+    path = f"{SETS.format(name)}/{name}"
+    await api.patch(path, {"spec": {"replicas": wanted}})
+    await api.patch(f"{path}/status", {"status": {"replicas": wanted, "readyReplicas": ready}})
+
+
+def _affine(pod: Object) -> bool:
+    """It goes where another is, and brings no node by itself."""
+    return "podAffinity" in (pod["spec"].get("affinity") or {})
+
+
+def _keeps(pod: Object) -> bool:
+    """Nobody would make it anew elsewhere, or it says that it is not to be disturbed."""
+    metadata = pod["metadata"]
+    safe = (metadata.get("annotations") or {}).get(SAFE_TO_EVICT)
+    owned = any(one.get("controller") for one in metadata.get("ownerReferences") or ())
+    return safe == "false" or (safe != "true" and not owned)

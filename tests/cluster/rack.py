@@ -1,0 +1,187 @@
+"""Nodes to which a played fabric operator (CRO) attaches GPUs, so that their count really changes, and one house.
+
+Owns the operator's pool, the nodes' counts (as a device plug-in tells them, or as ResourceSlices of a DRA driver), and
+a diary of what happened when. Pods that ever waited for a node are kept by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.drivers.kubernetes.watching import Change, Watched
+from pilotlight.objects import Objects
+from tests.cluster import definitions
+from tests.cluster.conftest import next_number
+from tests.cluster.house import House
+from tests.cluster.kubelet.node import Node
+from tests.kit.fake_cro import FakeCro
+from tests.kit.observed import WAIT_S_MAX
+from tests.kit.pools import classes, gpu, resource_slice
+
+GPU, RESOURCE = "nvidia.com/gpu", "/apis/resource.k8s.io/v1"
+
+
+class Rack:
+    """`own`: a node with a GPU; `bare`: one that has none and may have more. The fabric has four."""
+
+    def __init__(self, api: Api, house: House, name: str, logs: Path, has: int = 0) -> None:
+        """`has`: GPUs of the node to which others may be attached."""
+        self.api, self.house, self.name, self.logs = api, house, name, logs
+        self.model = f"A100-{name}-40GB"
+        self.own = self.node("own", 1)
+        self.bare = self.node("bare", has, fabric=name)
+        self.nodes = [self.own, self.bare]
+        """That are there from the beginning."""
+        self.may_have: dict[str, Node] = {self.bare.name: self.bare}
+        """To which GPUs may be attached, by name."""
+        self.has = {self.bare.name: has}
+        self.counts = [has]
+        """GPUs of all of those together, as they came and went."""
+        self.dra: dict[str, list[str]] | None = None
+        """By node the UUIDs that ResourceSlices tell; None: a device plug-in counts."""
+        self.diary: list[str] = []
+        self.log_at: dict[str, str] = {}
+        """By UUID what the autoscaler had told when that was detached."""
+        self.waited: set[str] = set()
+        """Pods of the house that a scheduler had no node for, at any moment."""
+        self.tasks: set[asyncio.Task[None]] = set()
+        clock = asyncio.get_running_loop().time
+        self.cro = FakeCro(
+            Objects(api, api), clock, {self.model: 4}, attach_s=0.3, detach_s=0.3, look_s=0.5, period_s=0.05,
+            attached=lambda node, uuid: self._changes(node, uuid, 1),
+            detached=lambda node, uuid: self._changes(node, uuid, -1),
+        )  # fmt: skip
+
+    def node(self, name: str, has: int, memory: str = "256Gi", **labels: str) -> Node:
+        """One more, with so many GPUs of its own."""
+        amounts = {GPU: str(has), "memory": memory} if has else {"memory": memory}
+        return Node(self.api, f"{self.name}-{name}", next_number(), amounts, labels, self.logs, probe_period_s=0.05)
+
+    def settings(self, most: int = 2, expected_s: float = 1, **kind: object) -> dict[str, object]:
+        """With the fabric."""
+        device = {"model": self.model, "memory": "40Gi"}
+        return {
+            "nodes": [{"selector": {"fabric": self.name}, "device": device, "devicesMax": most, **kind}],
+            "capacity": [{"name": "rack", "cro": {"model": self.model}, "expectedSeconds": expected_s}],
+        }
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Rack]:
+        """All of it."""
+        await definitions.install_foreign(self.api, "cro")
+        async with AsyncExitStack() as stack:
+            for node in self.nodes:
+                await stack.enter_async_context(node.running())
+            if self.dra is not None:
+                await self._publish_classes()
+            pods = f"/api/v1/namespaces/{self.name}/pods"
+            for works in (self.cro.run(), Watched(self.api, pods, lambda found: found, self._pods).run()):
+                stack.callback(asyncio.create_task(works).cancel)
+            await stack.enter_async_context(self.house.running())
+            yield self
+
+    def _pods(self, changes: list[Change[Object]]) -> None:
+        for _, old, new in changes:
+            if new is None:
+                self.diary.append(f"gone {(old or {})['metadata']['name']}")
+                continue
+            said = {one["type"]: one for one in new["status"].get("conditions", ())}
+            if said.get("PodScheduled", {}).get("reason") == "Unschedulable":
+                self.waited.add(new["metadata"]["name"])
+
+    # --- GPUs come and go ---------------------------------------------------------------------------------------------
+
+    def _changes(self, node: str, uuid: str, change: int) -> None:
+        self.counts.append(self.counts[-1] + change)
+        self.has[node] = self.has.get(node, 0) + change
+        self.diary.append(f"{'attached' if change > 0 else 'detached'} {uuid}")
+        self.log_at[uuid] = self.log()
+        if self.dra is not None:
+            there = self.dra.setdefault(node, [])
+            told = self._publish(node, uuid) if change > 0 else self._unpublish(node, uuid)
+            (there.append if change > 0 else there.remove)(uuid)
+        else:
+            told = self.may_have[node].has({GPU: str(self.has[node])})
+        task = asyncio.create_task(told)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _publish_classes(self) -> None:
+        for one in classes():
+            with contextlib.suppress(ApiError):  # of the test before
+                await self.api.create(f"{RESOURCE}/deviceclasses", one)
+
+    async def _publish(self, node: str, uuid: str) -> None:
+        """As its DRA driver shows one more, each in a pool of its own."""
+        name = uuid.lower()
+        one = gpu(0)
+        one["name"] = name
+        one["attributes"] |= {"uuid": {"string": uuid}, "productName": {"string": self.model}}
+        one["capacity"] = {"memory": {"value": "40Gi"}}
+        made = resource_slice(node, name, pool=f"{node}-{name}", devices=[one])
+        await self.api.create(f"{RESOURCE}/resourceslices", made)
+
+    async def _unpublish(self, node: str, uuid: str) -> None:
+        await self.api.delete(f"{RESOURCE}/resourceslices/{node}-{uuid.lower()}")
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    async def requests(self) -> list[Object]:
+        """All for this fabric."""
+        there = (await self.api.get(REQUESTS))["items"]
+        return [one for one in there if one["spec"]["resource"]["model"] == self.model]
+
+    async def until_gone(self) -> None:
+        """Nothing of it is asked for any more; after a Replica has gone that takes half a minute at least."""
+        async with asyncio.timeout(2 * WAIT_S_MAX):
+            while await self.requests():
+                await asyncio.sleep(0.1)
+
+    async def answered(self, model: str) -> None:
+        """A Call is; else it is told why not."""
+        status, said = await self.house.call(model)
+        if status == 200:
+            return
+        raise AssertionError(said, await self.explained(model))
+
+    async def explained(self, model: str) -> str:
+        """Why, as people read it."""
+        async with self.house.session.get(f"http://127.0.0.1:{self.house.ops}/api/v1/explain/model/{model}") as answer:
+            return await answer.text()
+
+    def log(self) -> str:
+        """The autoscaler's, so far."""
+        return (self.logs / "autoscaler.log").read_text()
+
+    async def placed(self, model: str = "") -> dict[str, tuple[str, str]]:
+        """By pod, its Model and its node; of one Model, or of all."""
+        label = "pilotlight.dev/model"
+        pods = await self.api.get(
+            f"/api/v1/namespaces/{self.name}/pods", labelSelector=f"{label}={model}" if model else label
+        )
+        return {
+            one["metadata"]["name"]: (one["metadata"]["labels"][label], one["spec"].get("nodeName", ""))
+            for one in pods["items"]
+        }
+
+    async def where(self) -> dict[str, str]:
+        """By Model, the node of its pod."""
+        return dict((await self.placed()).values())
+
+    async def clean(self) -> None:
+        """Nothing is left, with whose finalizers ever."""
+        for path in (REQUESTS, RESOURCES):
+            for left in (await self.api.get(path))["items"]:
+                if left["spec"].get("resource", left["spec"])["model"] == self.model:
+                    await self.api.patch(f"{path}/{left['metadata']['name']}", {"metadata": {"finalizers": None}})
+                    if "deletionTimestamp" not in left["metadata"]:
+                        await self.api.delete(f"{path}/{left['metadata']['name']}")
+        for node, uuids in (self.dra or {}).items():
+            for uuid in uuids:
+                await self._unpublish(node, uuid)

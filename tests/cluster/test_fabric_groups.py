@@ -1,0 +1,84 @@
+"""Groups of machines that others make grow (MachineSet of Cluster API, under its own definition), beside a fabric and
+beside nodes that we ask for: what comes is not ordered again, and how many GPUs its nodes can have it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from autoscaler.attached import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE
+from autoscaler.drivers.kubernetes.api import Api
+from tests.cluster.group import LABELS, Group, machine_set, resize
+from tests.cluster.house import House, model
+from tests.cluster.rack import Rack
+from tests.cluster.test_fabric_cases import ada, settings
+from tests.cluster.test_nodegroups import ranked
+from tests.kit.observed import WAIT_S_MAX
+
+
+@pytest.fixture
+async def rack(api: Api, house: House, namespace: str, tmp_path: Path) -> AsyncIterator[Rack]:
+    """See Rack; at the end nothing of it is left."""
+    one = Rack(api, house, namespace, tmp_path)
+    yield one
+    await one.clean()
+
+
+async def test_a_machine_set_that_grows_is_waited_for_and_no_gpu_is_attached_beside_it(
+    rack: Rack, api: Api, namespace: str
+) -> None:
+    """A person has raised it."""
+    rack.house.write(
+        ada(), model("bob", idleSeconds=600, replicas={"max": 1}), **settings(rack, node_costs=9.0)
+    )  # fmt: skip
+    await machine_set(api, namespace, {LABELS: f"group={namespace}"}, wanted=1)
+    async with ranked(api, namespace), rack.running(), asyncio.timeout(4 * WAIT_S_MAX), asyncio.TaskGroup() as tasks:
+        await rack.answered("ada")
+        calling = tasks.create_task(rack.answered("bob"))
+        while f"MachineSet {namespace}/{namespace} brings 1 x T4" not in await rack.explained("bob"):
+            await asyncio.sleep(0.1)
+        async with rack.node("g", 1, group=namespace).running():
+            await resize(api, namespace, 1, 1)
+            await calling
+            assert (await rack.where())["bob"] == f"{namespace}-g"
+            assert rack.counts == [0]
+            assert not await rack.requests()
+            assert not any(one.startswith("pilotlight-") for one in rack.waited), "no node was asked for"
+
+
+async def test_a_machine_set_that_grows_for_us_is_counted_once(rack: Rack, api: Api, namespace: str) -> None:
+    """Two Models need two nodes: that which comes for the one's placeholder is not taken for the other's, too."""
+    rack.nodes, names = [rack.own], ("bob", "eve")
+    told = settings(rack, node_costs=0.1)
+    rack.house.write(ada(), *(model(one, idleSeconds=600, replicas={"max": 1}) for one in names), **told)
+    group = Group(rack, gpus=1, most=3, machines=True)
+    async with ranked(api, namespace), rack.running(), group.running(), asyncio.timeout(4 * WAIT_S_MAX):
+        await rack.answered("ada")
+        await asyncio.gather(*map(rack.answered, names))
+        where = await rack.where()
+        assert {where[one] for one in names} == set(group.nodes)
+        assert len(group.nodes) == 2
+
+
+async def test_a_machine_set_says_how_many_gpus_its_nodes_can_have(rack: Rack, api: Api, namespace: str) -> None:
+    """By Cluster Autoscaler's annotation; Cluster API notes on a node of which set it is."""
+    said = rack.settings()
+    assert isinstance(said["nodes"], list)
+    del said["nodes"][0]["devicesMax"]
+    two = model("two", idleSeconds=600, gpu={"count": 2}, replicas={"max": 1})
+    three = model("three", gpu={"count": 3}, replicas={"max": 1})
+    rack.house.write(two, three, **said)
+    await machine_set(api, namespace, {GPU_COUNT: "2"})
+    async with rack.running(), asyncio.timeout(4 * WAIT_S_MAX):
+        of = {OWNER_KIND: "MachineSet", OWNER_NAME: namespace, OWNER_NAMESPACE: namespace}
+        await api.patch(f"/api/v1/nodes/{rack.bare.name}", {"metadata": {"annotations": of}})
+        while (await rack.house.call("two"))[0] != 200:
+            assert rack.counts in ([0], [0, 1], [0, 1, 2])
+        assert rack.counts == [0, 1, 2]
+        status, said_ = await rack.house.call("three")
+        assert status == 503, said_
+        assert rack.counts == [0, 1, 2]
