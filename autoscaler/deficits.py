@@ -21,12 +21,13 @@ from msgspec.structs import replace
 
 from autoscaler.actions import AcquireLease, ReleaseLease
 from autoscaler.ahead import floor
+from autoscaler.alike import Answers
 from autoscaler.contract import ModelName
 from autoscaler.delivery import NO_LEARNT, Expected, expected, keep_s
 from autoscaler.drain import complete
 from autoscaler.ending import ends, unneeded
 from autoscaler.groups import on_their_way
-from autoscaler.ladder import Chosen, Rung, choose, rung
+from autoscaler.ladder import Chosen, Rung, climb, first, rung
 from autoscaler.leased import beside, hindered, slices_of
 from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId, ReleaseOrder, next_name
 from autoscaler.model import Auto
@@ -35,14 +36,14 @@ from autoscaler.operators import detached
 from autoscaler.packer import order
 from autoscaler.packing import Force, Missing, Packing, Want
 from autoscaler.settings import Settings
-from autoscaler.tryout import Ground, covered, devices_for
+from autoscaler.tryout import Ground, covered, devices_for, fewest
 from autoscaler.words import seconds
 from autoscaler.world import Replica, World
 
 WANTS_MAX = 64
 """So many are looked at in one Plan, those that go first; the others lack room still at the next."""
 TRIALS_MAX = 256
-"""Offers that one Plan tries for a Kind of Want, together; those of providers that come later by name are not."""
+"""Offers that one Plan tries, together; of the best first, so those that it does not come to would be worse."""
 ORDERS_MAX = 8
 """In one Plan; the next orders more."""
 UNLISTED_S = 60.0
@@ -93,10 +94,11 @@ class _Ledger:
     """One Plan's."""
 
     def __init__(self, ground: Ground, unmet: Sequence[Missing]) -> None:
-        self.ground, self.unmet = ground, unmet
+        self.ground, self.unmet = ground._replace(answers=Answers()), unmet
         self.world, self.now_s, self.capacity = ground.world, ground.now_s, ground.world.capacity
         lacking = [one.want for one in unmet if not one.promised and one.want.force > Force.NONE]
         self.wants = sorted(lacking, key=order)[:WANTS_MAX]
+        ground = self.ground
         self.others = {one.id: one for one in on_their_way(self.world, self.now_s)}
         """What somebody else's machines bring: waited for, and never given back."""
         coming = [one for one in (*self.capacity.leases.values(), *self.others.values()) if one.coming(self.now_s)]
@@ -108,6 +110,9 @@ class _Ledger:
         self.got = {**self.hedged, **due}
         self.orders: list[AcquireLease] = []
         self.leases: dict[LeaseId, Lease] = dict(self.capacity.leases)
+        self._of: dict[OfferId, list[Lease]] = {}
+        for lease in self.leases.values():
+            self._of.setdefault(lease.offer.id, []).append(lease)
         self.said: dict[Want, str] = {}
         self.asked: set[Want] = set()
         """Who has something in a queue from this Plan on."""
@@ -154,8 +159,7 @@ class _Ledger:
         for want in self.wants:
             if want in self.got or len(self.orders) >= ORDERS_MAX:
                 continue
-            rungs = [found for _, found in self.judged(want) if isinstance(found, Rung)]
-            chosen = choose(rungs, self.capacity.hedges if want not in self.hedged else frozenset())
+            chosen = first(self._rungs(want), self.capacity.hedges if want not in self.hedged else frozenset())
             if chosen is None:
                 self.said[want] = self._none()
             else:
@@ -169,6 +173,30 @@ class _Ledger:
     def judged(self, want: Want) -> Iterator[tuple[Offer, Rung | str]]:
         """Every Offer: as a Rung, or why it would not do now."""
         deadline_s = deadline(self.world, want.model, self.now_s) - self.now_s
+        for offer, left in self._open(want):
+            if isinstance(left, str):
+                yield offer, left
+            else:
+                found = self._tried_rung(want, left, self._rung(want, offer, fewest(want, left), deadline_s))
+                yield offer, found or "it would not have room there"
+
+    def _rungs(self, want: Want) -> Iterator[Rung]:
+        """Those that would do now, the best first."""
+        deadline_s = deadline(self.world, want.model, self.now_s) - self.now_s
+        left = {offer.id: (offer, rest) for offer, rest in self._open(want) if not isinstance(rest, str)}
+        hopeful = (self._rung(want, offer, fewest(want, rest), deadline_s) for offer, rest in left.values())
+        return climb(hopeful, lambda one: self._tried_rung(want, left[one.offer.id][1], one))
+
+    def _tried_rung(self, want: Want, left: Offer, hopeful: Rung) -> Rung | None:
+        """With as many Devices as do; None: no number does."""
+        many = self._devices(want, left)
+        return None if many is None else hopeful._replace(devices=many)
+
+    def _rung(self, want: Want, offer: Offer, devices: int, deadline_s: float) -> Rung:
+        return rung(offer, devices, self._expected(offer), deadline_s, self.ground.outlook.restart_s(want.model))
+
+    def _open(self, want: Want) -> Iterator[tuple[Offer, Offer | str]]:
+        """Every Offer, with what can be had of it, or why nothing."""
         for provider in sorted(self.capacity.offers):
             said_s = min(self.capacity.offered_s[provider], self.capacity.listed_s.get(provider, -inf))
             for offer in sorted(self.capacity.offers[provider], key=lambda one: one.name):
@@ -176,13 +204,8 @@ class _Ledger:
                     yield offer, "its provider has said nothing for a while"
                 elif want in self.queued and self._expected(offer).p50_s == inf:
                     yield offer, "one of that kind waits in a queue for it"
-                elif isinstance(left := self._left(offer), str):
-                    yield offer, left
-                elif (many := self._devices(want, left)) is None:
-                    yield offer, "it would not have room there"
                 else:
-                    start_s = self.ground.outlook.restart_s(want.model)
-                    yield offer, rung(offer, many, self._expected(offer), deadline_s, start_s)
+                    yield offer, self._left(offer)
 
     def _devices(self, want: Want, offer: Offer) -> int | None:
         """Many are alike: each question is asked once in a Plan, and only so many."""
@@ -199,10 +222,11 @@ class _Ledger:
         if barred is not None and self.now_s < barred.until_s:
             self.later(barred.until_s)
             return f"{barred.why}; it is left alone for {seconds(barred.until_s - self.now_s)}"
-        if any(one.offer.id == offer.id and self._lapsed(one) for one in self.leases.values()):
+        ordered = self._of.get(offer.id, ())
+        if any(self._lapsed(one) for one in ordered):
             return "what was ordered of it did not come; it is left alone for a while"
         said_s = self.capacity.offered_s[offer.provider]
-        since = [one for one in self.leases.values() if one.offer.id == offer.id and one.asked_s >= said_s]
+        since = [one for one in ordered if one.asked_s >= said_s]
         if not offer.node:
             return offer if len(since) < offer.many else GONE
         rest = offer.devices_max - sum(one.devices for one in since)
@@ -227,6 +251,7 @@ class _Ledger:
                 asked_s=self.now_s, sent_s=self.now_s, due_s=due_s,
             )  # fmt: skip
             self.leases[made.id] = lease
+            self._of.setdefault(lease.offer.id, []).append(lease)
             self.orders.append(AcquireLease(order=made, reason=f"{want.reason}: {one.says()}"))
             if one.expected.p50_s == inf:
                 self.said[want] = f"{one.offer.provider} was asked, and cannot say when"

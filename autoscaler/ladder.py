@@ -7,7 +7,8 @@ currency; owned capacity costs nothing at the margin, so of such the thriftier i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
@@ -66,17 +67,40 @@ def rung(offer: Offer, devices: int, expected: Expected, deadline_s: float, star
     return Rung(offer, devices, expected, expected.by(deadline_s - start_s))
 
 
-def choose(rungs: Sequence[Rung], hedges: frozenset[str] = frozenset()) -> Chosen | None:
+def choose(rungs: Iterable[Rung], hedges: frozenset[str] = frozenset()) -> Chosen | None:
     """The cheapest that is likely enough in time; where none is, the likeliest, then the soonest. None: there is none.
 
     `hedges`: providers that may be started beside another, where that makes it surer.
     """
-    if not rungs:
+    return first(iter(sorted(rungs, key=order)), hedges)
+
+
+def first(rungs: Iterator[Rung], hedges: frozenset[str] = frozenset()) -> Chosen | None:
+    """The same of Rungs of which the best comes first; no more of them are asked for than that takes."""
+    best = next(rungs, None)
+    if best is None:
         return None
-    best = min(rungs, key=order)
-    others = [one for one in rungs if one.offer.provider != best.offer.provider and one.offer.provider in hedges]
-    beside = min(others, key=order, default=None) if best.in_time < NOT_LATE * IN_TIME else None
+    provider, beside = best.offer.provider, None
+    if hedges - {provider} and best.in_time < NOT_LATE * IN_TIME:
+        beside = next((one for one in rungs if one.offer.provider in hedges - {provider}), None)
     return Chosen(best, beside if beside is not None and beside.in_time > 0 else None)
+
+
+def climb(hopeful: Iterable[Rung], tried: Callable[[Rung], Rung | None]) -> Iterator[Rung]:
+    """Rungs as they are, the best first. `hopeful`: each with the fewest Devices that its Offer comes with, which none
+    is better than; `tried`: with as many as do, None: with no number. What nobody comes to is not tried.
+    """
+    heap = [(order(one), number, one, False) for number, one in enumerate(hopeful)]
+    heapify(heap)
+    while heap:
+        _, number, one, known = heappop(heap)
+        real = one if known else tried(one)
+        if real is None:
+            continue
+        if real.devices == one.devices:
+            yield real
+        else:
+            heappush(heap, (order(real), number, real, True))
 
 
 def order(one: Rung) -> tuple[bool, float, float, float, float, OfferId, int]:

@@ -21,6 +21,7 @@ from autoscaler.actions import AcquireLease, Acted, Action, CutNode, Plan, Relea
 from autoscaler.capacity.base import Supplier
 from autoscaler.contract import ModelName
 from autoscaler.cuttable import CutRefused
+from autoscaler.deficits import ORDERS_MAX
 from autoscaler.drivers.base import Cutter, Driver
 from autoscaler.fold import Observation, fold
 from autoscaler.inbox import Inbox
@@ -168,6 +169,8 @@ class Loop:
                 transitions += self._fold((Acted(action=action),), started_s)
                 self._perform(action)
             actions += self.plan.actions
+            if _only_ordered(self.plan):
+                break  # nothing else comes of that before it is observed, and each waits to be sent
         acted_s = self._clock()
         granted = shares.divide(self.world, started_s) if leads else None
         if granted is not None:
@@ -227,3 +230,8 @@ class Loop:
             self.observe((LeaseRefused(id=action.order.id, reason="nobody here can order it"),))
         else:
             self._supplier.acquire(action.order)
+
+
+def _only_ordered(plan: Plan) -> bool:
+    """Capacity is ordered, all that is lacking, and nothing else is done."""
+    return len(plan.actions) < ORDERS_MAX and all(isinstance(one, AcquireLease) for one in plan.actions)

@@ -42,11 +42,14 @@ from autoscaler.world import Copy, NodeId, SliceId
 from autoscaler.yard import Yard
 
 
-def pack(wanted: Sequence[Want], yard: Yard, copies: Set[Copy], outlook: Outlook, now_s: float) -> Packing:
+def pack(
+    wanted: Sequence[Want], yard: Yard, copies: Set[Copy], outlook: Outlook, now_s: float, *, told: bool = True
+) -> Packing:
     """Places what fits, in order of priority, then longest unserved, then name; names victims for what does not.
 
-    A Want with victims is in `unmet` too: it is placed by a later call, when they are gone. Raises ValueError for a
-    Want of an amount or a turn that is none, of no Model, or named twice, and for a time that is none.
+    A Want with victims is in `unmet` too: it is placed by a later call, when they are gone. Who is not `told` why there
+    is no room, nor whether there never is, is answered sooner. Raises ValueError for a Want of an amount or a turn that
+    is none, of no Model, or named twice, and for a time that is none.
     """
     if isnan(now_s):
         raise ValueError(f"now_s is {now_s}: expected a time in seconds")
@@ -55,7 +58,7 @@ def pack(wanted: Sequence[Want], yard: Yard, copies: Set[Copy], outlook: Outlook
     most = reduce(Beside.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
     ordered = _in_turn(wanted)
 
-    bench = _Bench(yard, outlook, now_s, most)
+    bench = _Bench(yard, outlook, now_s, most, told=told)
     yard.stock.mark()
     try:
         packing = _packed(ordered, bench)
@@ -67,7 +70,7 @@ def pack(wanted: Sequence[Want], yard: Yard, copies: Set[Copy], outlook: Outlook
     puts = fewer([*bench.held.values()], going, yard, now_s)
     if puts is None:
         return packing
-    other = _Bench(yard, outlook, now_s, most)
+    other = _Bench(yard, outlook, now_s, most, told=told)
     yard.stock.mark()
     try:
         return _moved(ordered, other, bench.held, dict(zip(bench.held, puts, strict=True)))
@@ -167,8 +170,9 @@ def order(want: Want) -> Key:
 class _Bench:
     """One call of the packer."""
 
-    def __init__(self, yard: Yard, outlook: Outlook, now_s: float, most: Beside) -> None:
+    def __init__(self, yard: Yard, outlook: Outlook, now_s: float, most: Beside, *, told: bool) -> None:
         self._yard = yard
+        self._told = told
         self._now_s = now_s
         self._outlook = outlook
         self.supposed = Supposed(yard, most)
@@ -254,6 +258,8 @@ class _Bench:
 
     def hopeless(self, want: Want) -> Missing:
         """There is no way now, and why."""
+        if not self._told:
+            return Missing(want, "")
         never = self._yard.why.never(want)
         if never is not None:
             return Missing(want, never, never=True)

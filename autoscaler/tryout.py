@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from autoscaler.alike import Answers, Got
 from autoscaler.contract import ReplicaId
 from autoscaler.leased import slices_of
 from autoscaler.leases import Lease, LeaseId, Offer
@@ -25,13 +26,16 @@ TRIAL = "offered"
 
 
 class Ground(NamedTuple):
-    """What is known when it is tried. `taken`: Slices that the Plan has given to somebody by now."""
+    """What is known when it is tried. `taken`: Slices that the Plan has given to somebody by now; `answers`: to what
+    was asked of this World by now, for questions that are alike.
+    """
 
     world: World
     outlook: Outlook
     now_s: float
     going: frozenset[ReplicaId] = frozenset()
     taken: frozenset[SliceId] = frozenset()
+    answers: Answers | None = None
 
 
 def virtual(world: World, offer: Offer, devices: Iterable[int], name: str) -> tuple[Slice, ...]:
@@ -92,10 +96,14 @@ def covered(ground: Ground, wants: Sequence[Want], leases: Sequence[Lease]) -> d
     return found
 
 
+def fewest(want: Want, offer: Offer) -> int:
+    """So many Devices of the Offer it takes at least."""
+    return max(1, offer.devices_min if offer.node else max(offer.devices_min, want.devices))
+
+
 def devices_for(ground: Ground, want: Want, offer: Offer) -> int | None:
     """The fewest Devices of the Offer with which the Want has room; None: with no number of them."""
-    least = offer.devices_min if offer.node else max(offer.devices_min, want.devices)
-    for many in range(max(1, least), offer.devices_max + 1):
+    for many in range(fewest(want, offer), offer.devices_max + 1):
         added = virtual(ground.world, offer, range(many), TRIAL)
         got = _packed(ground, [want], added)
         new = {one.id for one in added}
@@ -110,22 +118,26 @@ def _awaited(world: World, lease: Lease) -> tuple[Slice, ...]:
     return virtual(world, offer, lacking(world, lease), lease.id.name)
 
 
-def _packed(
-    ground: Ground, wants: Sequence[Want], added: Sequence[Slice]
-) -> Iterator[tuple[Want, tuple[SliceId, ...]]]:
+def _packed(ground: Ground, wants: Sequence[Want], added: Sequence[Slice]) -> Got:
     """Who has room, and where, on those Slices and what else their nodes have."""
     world, nodes = ground.world, {one.node for one in added}
-    there = (one for one in world.slices.values() if one.node in nodes and one.id not in ground.taken)
-    slices = {one.id: one for one in (*there, *added)}
+    there = [one for one in world.slices.values() if one.node in nodes and one.id not in ground.taken]
+    few = [*_few(wants, (*there, *added))]
+    if ground.answers is None or there:
+        return _asked(ground, few, (*there, *added))
+    return ground.answers.of(world, few, added, lambda: _asked(ground, few, added))
+
+
+def _asked(ground: Ground, wants: Sequence[Want], there: Sequence[Slice]) -> Got:
+    """Of the packer, for all Slices of some nodes."""
+    world, slices = ground.world, {one.id: one for one in there}
+    nodes = {one.node for one in there}
     trial = replace(world, slices=slices, hosts={node: host for node, host in world.hosts.items() if node in nodes})
     yard = Survey().yard(trial, ground.now_s, ground.going)
-    meek = {want._replace(force=Force.NONE): want for want in _few(wants, slices.values())}
-    packing = pack([*meek], yard, world.copies, ground.outlook, ground.now_s)
-    for placed in packing.placements:
-        yield meek[placed.want], placed.slices
-    for missing in packing.unmet:
-        if missing.promised:
-            yield meek[missing.want], missing.slices
+    meek = {want._replace(force=Force.NONE): want for want in wants}
+    packing = pack([*meek], yard, world.copies, ground.outlook, ground.now_s, told=False)
+    found = [(meek[placed.want], placed.slices) for placed in packing.placements]
+    return [*found, *((meek[one.want], one.slices) for one in packing.unmet if one.promised)]
 
 
 def _few(wants: Sequence[Want], slices: Collection[Slice]) -> Iterator[Want]:

@@ -27,6 +27,7 @@ from tests.cluster.kubelet.node import LEASES
 from tests.kit.fake_cro import FakeCro
 
 PRODUCT = "NVIDIA-A100-PCIE-40GB"
+KIND = "composabilityrequests"
 KEYS = ("request_ms_p50", "request_ms_p99", "request_ms_p99_of_many", "requests")
 ROUNDS, QUICK_ROUNDS = 60, 15
 PAUSE_S = 1.0
@@ -98,12 +99,8 @@ def took(sent_unix_s: list[float], had: list[Asked]) -> list[float]:
 
 
 def requests(one: Bed) -> list[Asked]:
-    """Those that the API server took."""
-    return [
-        each
-        for each in one.asked()
-        if each.what == "composabilityrequests" and each.verb in {"create", "patch"} and each.code < 300 and each.name
-    ]
+    """Those of ours that the API server took."""
+    return [each for each in one.ours(0.0) if (each.what, each.verb) == (KIND, "create") and each.code < 300]
 
 
 def shot(number: int) -> Shot:

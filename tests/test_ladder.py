@@ -7,8 +7,9 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoscaler import ladder
 from autoscaler.delivery import expected
-from autoscaler.ladder import Rung, choose, order, rung
+from autoscaler.ladder import Rung, choose, climb, order, rung
 from autoscaler.leases import Learnt, Offer
 from tests.kit.offered import cloud, offer
 
@@ -100,3 +101,32 @@ def test_no_other_is_both_sure_and_cheaper_and_the_order_of_offers_does_not_coun
     assert all(chosen.rung.cost <= one.cost for one in sure)
     if not sure:
         assert chosen.rung.in_time == max(one.in_time for one in rungs)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(1.0, 900.0), st.floats(0.0, 9.0), st.sampled_from(["rack", "cloud"]), st.integers(0, 3)),
+        max_size=6,
+    ),
+    st.floats(1.0, 2000.0),
+    st.sampled_from([frozenset[str](), frozenset({"cloud"}), frozenset({"cloud", "rack"})]),
+)
+def test_of_the_best_first_no_more_are_tried_than_it_takes_and_the_choice_is_that_of_all(
+    told: list[tuple[float, float, str, int]], deadline_s: float, hedges: frozenset[str]
+) -> None:
+    """The last number: how many Devices do; 0: none."""
+    offers = [(offer(p, f"n{n}", expected_s=s, price_per_hour=price), do) for n, (s, price, p, do) in enumerate(told)]
+    real = {one.id: made(one, deadline_s, do) if do else None for one, do in offers}
+    tried: list[str] = []
+
+    def trial(hopeful: Rung) -> Rung | None:
+        tried.append(hopeful.offer.name)
+        return real[hopeful.offer.id]
+
+    chosen = ladder.first(climb([made(one, deadline_s) for one, _ in offers], trial), hedges)
+    would_do = [one for one in real.values() if one is not None]
+    assert chosen == choose(would_do, hedges)
+    assert len(tried) == len(set(tried))
+    if chosen is not None and chosen.rung.in_time >= ladder.NOT_LATE * ladder.IN_TIME:
+        cheaper = [one for one, _ in offers if order(made(one, deadline_s)) <= order(chosen.rung)]
+        assert sorted(tried) == sorted(one.name for one in cheaper)

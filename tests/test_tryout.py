@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any  # what a patched function is given is passed on
 from unittest.mock import patch
 
 from hypothesis import given
@@ -10,15 +11,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler import tryout
+from autoscaler.alike import Answers
 from autoscaler.contract import ModelName
+from autoscaler.hosts import Host
 from autoscaler.leased import GIVEN_BACK, shut, slices_of
 from autoscaler.leases import Lease, LeaseId, Listed, Offer
 from autoscaler.model import Gpu, Model
+from autoscaler.ordered import Cordon, Place
 from autoscaler.packer import pack
 from autoscaler.packing import Force, Outlook, Packing, Want
 from autoscaler.shelves import want_of
+from autoscaler.taints import Taint
 from autoscaler.tryout import Ground, covered, devices_for, lacking, virtual
-from autoscaler.world import Slice, SliceId, World
+from autoscaler.world import NodeId, Slice, SliceId, World
 from tests.kit.offered import A, cloud, offer
 from tests.kit.worlds import GI, T0, device, model, replica, world
 
@@ -156,10 +161,47 @@ def test_a_hundred_who_wait_for_a_hundred_that_come_cost_one_look_each() -> None
     leases = [lease(cloud(name=f"c{at:03}"), f"x{at:03}") for at in range(100)]
     looked: list[int] = []
 
-    def counted(some: Sequence[Want], *given: object) -> Packing:
+    def counted(some: Sequence[Want], *given: Any, **words: Any) -> Packing:
         looked.append(len(some))
-        return pack(some, *given)  # type: ignore[arg-type]
+        return pack(some, *given, **words)
 
     with patch.object(tryout, "pack", counted):
         assert len(covered(ground(NOTHING), wants, leases)) == 100
-    assert sum(looked) == 100
+        assert sum(looked) == 100
+        looked.clear()
+        assert len(covered(ground(NOTHING)._replace(answers=Answers()), wants, leases)) == 100
+    assert looked == [1], "all of them are alike"
+
+
+@given(st.data())
+def test_questions_that_are_alike_have_one_answer_and_it_is_that_of_each(data: st.DataObject) -> None:
+    """Nodes without Devices: they differ in their own CPU, labels, taints, and in whom they did not take lately."""
+    some, number = st.sampled_from, st.integers
+    nodes = [f"w{at}" for at in range(data.draw(number(1, 4)))]
+    wants = [
+        want(
+            model(f"m{data.draw(number(0, 3))}", data.draw(some([4, 8, 16])), gpu=Gpu(count=data.draw(number(1, 2)))),
+            at,
+        )._replace(
+            cpu_milli=data.draw(some([0, 1000, 4000])), selector=data.draw(some([(), (("zone", "z"),)])),
+            avoids=data.draw(some([(), (NodeId("w0"),)])), priority=data.draw(number(0, 1)),
+        )
+        for at in range(data.draw(number(1, 5)))
+    ]  # fmt: skip
+    taints = st.sampled_from([(), (Taint("own", "", "NoSchedule"),)])
+    offers = [
+        offer(
+            name=node, node=node, labels={"zone": data.draw(some("zy")), "name": node}, taints=data.draw(taints),
+            shared=data.draw(st.booleans()), parts=data.draw(number(1, 2)), devices_max=data.draw(number(1, 3)),
+        )
+        for node in nodes
+    ]  # fmt: skip
+    hosts = {NodeId(one): Host(cpu_left_milli=data.draw(some([500, 2000, 8000]))) for one in nodes}
+    closed = [Place("node", "w1")] if data.draw(st.booleans()) else []
+    cordons = {one: Cordon(place=one, node=one.name, since_s=T0) for one in closed}
+    at = ground(replace(world([A], []), hosts=hosts, cordons=cordons))
+    remembers = at._replace(answers=Answers())
+    leases = [lease(one, f"x{number}") for number, one in enumerate(offers)]
+    assert covered(remembers, wants, leases) == covered(at, wants, leases)
+    for one in wants:
+        assert [devices_for(remembers, one, of) for of in offers] == [devices_for(at, one, of) for of in offers]

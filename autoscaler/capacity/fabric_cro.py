@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from autoscaler.capacity import fabric_requests as objects
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES, Note, Request, Resource
 from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server, refuse
+from autoscaler.capacity.together import together
 from autoscaler.capacity.using import in_use
 from autoscaler.groups import most
 from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
@@ -103,7 +104,10 @@ class CroFabric:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     async def _acquire(self, order: AcquireOrder) -> None:
-        seen, node, name = await self._seen(), order.offer.node, order.id.name
+        node, name = order.offer.node, order.id.name
+        read: list[Any] = await together([self._seen(), self._find(node)])
+        seen: _Seen = read[0]
+        found: Object | None = read[1]
         known = seen.noted(name)
         if known is not None:
             if known.notes[name].leaving:
@@ -112,7 +116,6 @@ class CroFabric:
         waits = objects.starved(seen.resources, self._model)
         if waits is not None:
             raise RefusedError(f"the fabric has no {self._model} free: {waits.name} waits for one")
-        found = await self._server.find(f"{NODES}/{node}")
         site = None if found is None else self._of([found]).get(node)
         if site is None or order.devices > self._room(site, seen):
             raise RefusedError(f"node {node} has no place for {order.devices} more")
@@ -159,6 +162,9 @@ class CroFabric:
         resources = await self._server.items(RESOURCES)
         read = (objects.read_request(one) for one in requests)
         return _Seen(tuple(one for one in read if one is not None), tuple(map(objects.read_resource, resources)))
+
+    async def _find(self, node: str) -> Object | None:
+        return await self._server.find(f"{NODES}/{node}")
 
     async def _sites(self) -> Mapping[str, Site]:
         settings, found = self._world().settings, dict[str, Object]()

@@ -6,19 +6,18 @@ Raises NoAnswerError, StatusError, DocumentError: less is not all.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from autoscaler.capacity import redfish_documents
 from autoscaler.capacity.redfish_documents import ROOT, Block, DocumentError, Gpu, Mark, System
 from autoscaler.capacity.redfish_http import Answer, Service, StatusError
 from autoscaler.capacity.redfish_steps import Fabric
+from autoscaler.capacity.together import together
 
 PAGES_MAX = 64
 """Of a collection."""
 _EXPANDED = "?$expand=.($levels=1)"
-Read = TypeVar("Read")
 
 
 class Noted(NamedTuple):
@@ -56,7 +55,7 @@ class Reading:
     async def read(self, nodes: Iterable[str] | None = None) -> Fabric:
         """All blocks, and the systems of these nodes, by default of all."""
         wanted = [*self.systems] if nodes is None else [one for one in nodes if one in self.systems]
-        told: list[Any] = await _together([self._blocks(), *map(self._system, wanted)])
+        told: list[Any] = await together([self._blocks(), *map(self._system, wanted)])
         blocks: dict[str, Block] = told[0]
         systems: dict[str, System] = dict(zip(wanted, told[1:], strict=True))
         gpus = await self._read_gpus(blocks.values())
@@ -103,7 +102,7 @@ class Reading:
                 break
             if not asked:
                 seen = {one.path for one in found}
-                found += await _together([self._block(path) for path in paths if path not in seen])
+                found += await together([self._block(path) for path in paths if path not in seen])
                 return {one.path: one for one in found}
         raise DocumentError(f"expected at most {redfish_documents.MEMBERS_MAX} resource blocks")
 
@@ -127,7 +126,7 @@ class Reading:
         """Of each block with one: asked once, since a block keeps what it has."""
         one_each = {one.path: one.processors for one in blocks if len(one.processors) == 1}
         fresh = sorted({one for one in one_each.values() if one not in self._gpus})
-        told = await _together([self._gpu(one[0]) for one in fresh])
+        told = await together([self._gpu(one[0]) for one in fresh])
         known: dict[tuple[str, ...], Gpu | None] = {**self._gpus, **dict(zip(fresh, told, strict=True))}
         self._gpus = {one: known[one] for one in one_each.values()}
         return {path: found for path, one in one_each.items() if (found := self._gpus[one]) is not None}
@@ -137,16 +136,3 @@ class Reading:
             return redfish_documents.gpu((await self.service.get(path)).body)
         except (StatusError, DocumentError):
             return None  # whatever it is, it is not offered
-
-
-async def _together(asked: Sequence[Coroutine[Any, Any, Read]]) -> list[Read]:
-    """All of them, or the first error; none is left running. No TaskGroup: of one that is cancelled as a task of it
-    fails only the failure is told, and whoever tries again would not end.
-    """
-    running = [asyncio.ensure_future(each) for each in asked]
-    try:
-        return await asyncio.gather(*running)
-    finally:
-        for one in running:
-            one.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
