@@ -20,7 +20,7 @@ from autoscaler.model import Auto
 DDS_S = 600.0
 """So long Dynamic Device Scaling leaves a Device idle, and Cluster Autoscaler a node."""
 FIXED_S = (30.0, 120.0, 300.0, DDS_S, 1800.0)
-KEEP_S = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 31_536_000.0)
+KEEP_S = (30.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0, 31_536_000.0)
 """Of ours, Settings' `keepSeconds`, beside what it is by itself."""
 
 
