@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any  # what a patched function is given is passed on
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -70,6 +71,18 @@ def test_the_fewest_devices_that_do() -> None:
     one_free = ground(world([A], [device("w1g", 16, "w1", product="A100")]))
     assert devices_for(one_free, want(two), offer(devices_max=4)) == 1
     assert devices_for(ground(one_free.world, "w1g"), want(two), offer(devices_max=4)) == 2, "that one is taken"
+
+
+@pytest.mark.parametrize("free", range(3))
+@pytest.mark.parametrize("lacks", range(1, 6))
+def test_each_number_of_devices_up_to_the_most_is_tried_on_a_node_beside_those_that_it_has(
+    lacks: int, free: int
+) -> None:
+    """(node, k) for k = 1, 2, ... up to 4, and the first that fits is it."""
+    there = [device(f"w1-{number}", 16, "w1", product="A100") for number in range(free)]
+    at = ground(world([A], [*there, device("cpu", 1, "w1")]))
+    wanted = want(model("a", 16, gpu=Gpu(count=lacks + free)))
+    assert devices_for(at, wanted, offer(devices_max=4)) == (lacks if lacks <= 4 else None)
 
 
 def test_what_does_not_suit_is_not_offered_by_any_number() -> None:

@@ -29,21 +29,25 @@ class Delaying:
     def __init__(self, server: Server, leads: Callable[[], bool]) -> None:
         self._server, self._leads = server, leads
         self._wanted: frozenset[str] = frozenset()
+        self._known = False
+        """All Leases are."""
         self._noted: set[str] | None = None
         """Nodes that say so; None: it must be read."""
         self._due = asyncio.Event()
 
     def look(self, world: World) -> None:
         """Which nodes are to say so now. Nothing is taken away before all providers have said what is theirs."""
+        capacity = world.capacity
         if not (world.leads and self._leads()):
             self._noted = None
-            return
-        capacity = world.capacity
-        if set(capacity.providers) - capacity.listed_s.keys() or (self._noted is None and not capacity.providers):
-            return
-        self._wanted = lent(world)
-        if self._noted is None or self._noted != self._wanted:
-            self._due.set()
+        elif self._noted is not None or capacity.providers:
+            self._wanted, self._known = lent(world), capacity.listed_s.keys() >= set(capacity.providers)
+            if self._noted is None or self._differs(self._noted):
+                self._due.set()
+
+    def _differs(self, noted: set[str]) -> list[str]:
+        """Nodes that do not say what they are to."""
+        return sorted(noted ^ self._wanted if self._known else self._wanted - noted)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -62,7 +66,7 @@ class Delaying:
             self._noted = {
                 one["metadata"]["name"] for one in nodes if DELAY in (one["metadata"].get("annotations") or {})
             }
-        for node in sorted(self._noted ^ self._wanted):
+        for node in self._differs(self._noted):
             keep = node in self._wanted
             await self._note(node, "true" if keep else None)
             self._noted = self._noted | {node} if keep else self._noted - {node}

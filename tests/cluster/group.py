@@ -55,6 +55,11 @@ class Group:
         """That there are now."""
         return [name for name, gone in self._gone.items() if not gone.is_set()]
 
+    @property
+    def candidates(self) -> list[str]:
+        """Nodes that nobody needs, as it was seen last."""
+        return [name for name in self.nodes if name in self._unneeded_s]
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Group]:
         """Until the end; its nodes go with it."""

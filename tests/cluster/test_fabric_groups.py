@@ -5,27 +5,18 @@ beside nodes that we ask for: what comes is not ordered again, and how many GPUs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import pytest
 
 from autoscaler.attached import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE
 from autoscaler.drivers.kubernetes.api import Api
+from tests.cluster.fabric import ada, settings
 from tests.cluster.group import LABELS, Group, machine_set, resize
-from tests.cluster.house import House, model
-from tests.cluster.rack import Rack
-from tests.cluster.test_fabric_cases import ada, settings
+from tests.cluster.house import model
+from tests.cluster.rack import Rack, rack
 from tests.cluster.test_nodegroups import ranked
 from tests.kit.observed import WAIT_S_MAX
 
-
-@pytest.fixture
-async def rack(api: Api, house: House, namespace: str, tmp_path: Path) -> AsyncIterator[Rack]:
-    """See Rack; at the end nothing of it is left."""
-    one = Rack(api, house, namespace, tmp_path)
-    yield one
-    await one.clean()
+__all__ = ["rack"]
+"""A fixture, which pytest looks for here."""
 
 
 async def test_a_machine_set_that_grows_is_waited_for_and_no_gpu_is_attached_beside_it(

@@ -5,27 +5,17 @@ goes again: one autoscaler and one gateway as processes, a real API server, a no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from autoscaler.capacity.fabric_requests import NOTE
-from autoscaler.drivers.kubernetes.api import Api
-from tests.cluster.house import House, model
-from tests.cluster.rack import Rack
+from tests.cluster.house import model
+from tests.cluster.rack import Rack, rack
 from tests.kit.observed import WAIT_S_MAX
 
-
-@pytest.fixture
-async def rack(
-    request: pytest.FixtureRequest, api: Api, house: House, namespace: str, tmp_path: Path
-) -> AsyncIterator[Rack]:
-    """See Rack; at the end nothing of it is left."""
-    one = Rack(api, house, namespace, tmp_path, getattr(request, "param", 0))
-    yield one
-    await one.clean()
+__all__ = ["rack"]
+"""A fixture, which pytest looks for here."""
 
 
 async def test_calls_that_no_gpu_is_left_for_are_answered_from_one_that_is_attached_and_goes_again(

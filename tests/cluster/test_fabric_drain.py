@@ -1,0 +1,78 @@
+"""Before a GPU of a fabric is detached all is over there, in order; and before a pod waits for one it is attached.
+
+One autoscaler and one gateway as processes, a real API server and scheduler, nodes whose GPU count really changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from autoscaler.drivers.kubernetes.api import Api
+from tests.cluster.fabric import Agent, Stream, ada, in_order, settings, slow
+from tests.cluster.group import Group
+from tests.cluster.rack import Rack, rack
+from tests.cluster.test_nodegroups import ranked
+from tests.kit.observed import WAIT_S_MAX
+
+__all__ = ["rack"]
+"""A fixture, which pytest looks for here."""
+
+
+async def test_nothing_is_detached_before_streams_are_whole_engines_have_ended_and_memory_is_clean(
+    rack: Rack, api: Api, namespace: str
+) -> None:
+    """A node is to go while an answer runs there: another GPU is attached elsewhere, new Calls go there, the answer
+    becomes whole, its engine ends, its GPU is proven clean and detached, and then the node goes.
+    """
+    calls = f"{rack.logs}/calls-{{port}}.jsonl"
+    rack.house.write(ada(), slow("bob", 100, "--transcript", calls), **rack.settings())
+    rack.nodes, group = [rack.own], Group(rack, gpus=0, most=2, least=2, unneeded_s=600.0, shared_fabric=True)
+    async with group.running(), rack.running(), asyncio.timeout(4 * WAIT_S_MAX), asyncio.TaskGroup() as tasks:
+        await rack.answered("ada")
+        async with Stream(rack, "bob") as stream:
+            await stream.goes_on()
+            ((pod, (_, node)),) = (await rack.placed("bob")).items()
+            (came,) = (one for one in rack.diary if one.startswith("attached"))
+            agent = Agent(rack, node, came.removeprefix("attached "), pod)
+            reports, going = tasks.create_task(agent.run()), tasks.create_task(group.remove(node))
+            while "draining" not in rack.log():
+                await asyncio.sleep(0.05)
+            async with Stream(rack, "bob") as other:
+                await other.goes_on()
+                await stream.ends()
+                rack.diary.append("whole")
+                while f"gone {pod}" not in rack.diary:
+                    await asyncio.sleep(0.05)
+                agent.runs = False
+                await agent.tells(times=10)
+                detached = came.replace("attached", "detached")
+                assert detached not in rack.diary, "its memory is still in use"
+                agent.used_bytes = 0
+                await going
+                await other.ends()
+        reports.cancel()
+        assert in_order(rack.diary, came, f"closed {node}", "whole", f"gone {pod}", detached, f"removed {node}")
+        log = rack.log_at[agent.uuid]
+        moves = [" ".join(line.split()[1:3]) for line in log.splitlines() if "  bob  " in line]
+        assert in_order(moves, "bob draining", "bob stopping", "bob gone")
+        assert "clean: measured" in log
+        assert rack.counts == [0, 1, 2, 1]
+        assert sorted(len(one.read_text().splitlines()) for one in rack.logs.glob("calls-*.jsonl")) == [1, 1], (
+            "the second Call went to the other engine"
+        )
+
+
+async def test_calls_beyond_what_all_gpus_serve_have_one_attached_before_any_pod_waits(
+    rack: Rack, api: Api, namespace: str
+) -> None:
+    """While the Calls are as many as the GPUs that are there serve, none is."""
+    rack.house.write(slow("bob", 40, slots=1, replicas={"max": 2}), **settings(rack, node_costs=9.0))
+    group = Group(rack, gpus=1, most=2)
+    async with ranked(api, namespace), rack.running(), group.running(), asyncio.timeout(4 * WAIT_S_MAX):
+        await rack.answered("bob")
+        assert rack.counts == [0]
+        await asyncio.gather(*(rack.answered("bob") for _ in range(4)))
+        assert rack.counts[1] == 1, "one was attached"
+        assert {node for _, node in (await rack.placed("bob")).values()} == {rack.own.name, rack.bare.name}
+        assert not rack.waited
+        assert not group.brought
