@@ -8,7 +8,7 @@ not come is waited for as long as Cluster Autoscaler does. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from autoscaler.attached import Groups
 from autoscaler.contract import ModelName
@@ -63,5 +63,9 @@ def _of(lease: Lease, labels: Mapping[str, str]) -> bool:
 
 def most(world: World) -> Groups:
     """Of groups that say it, how many Devices each of their nodes can have."""
-    groups = (one.group for one in world.capacity.groups.values())
+    return said_of(one.group for one in world.capacity.groups.values())
+
+
+def said_of(groups: Iterable[Group]) -> Groups:
+    """The same of any groups."""
     return {one.name: (one.most, one.labels) for one in groups if one.most}

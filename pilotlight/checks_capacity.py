@@ -13,15 +13,18 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.attached import GPU_COUNT, selectors, sites
+from autoscaler.attached import GPU_COUNT, Groups, selectors, sites
 from autoscaler.capacity import bookings, places
 from autoscaler.capacity.base import RefusedError
+from autoscaler.capacity.growing import machines
+from autoscaler.capacity.machinegroups import groups
 from autoscaler.capacity.nodepools import VERSIONS
 from autoscaler.capacity.redfish_cluster import SECRETS, Access, AccessError, Key
 from autoscaler.capacity.redfish_documents import DocumentError
 from autoscaler.capacity.redfish_http import NoAnswerError, Service, StatusError
 from autoscaler.capacity.redfish_reading import Reading
 from autoscaler.capacity.server import AnswerError, Object, Server
+from autoscaler.groups import said_of
 from autoscaler.providers import ProviderSettings, Redfish
 from autoscaler.settings import Settings
 from autoscaler.world import World
@@ -30,7 +33,7 @@ from pilotlight.checks import Finding
 
 NODES = "/api/v1/nodes"
 NO_MOST = "no node that is ready says by an annotation how many GPUs it can have"
-NO_MOST_FIX = f"say it in Settings, `nodes[].devicesMax`, or on the nodes: {GPU_COUNT}"
+NO_MOST_FIX = f"say it in Settings, `nodes[].devicesMax`, or on the nodes or their MachineSet: {GPU_COUNT}"
 CLASSES = (bookings.CHECK, bookings.ATOMIC, bookings.GKE)
 """Of ProvisioningRequests, that somebody is known to serve."""
 NAMES_TOLD = 4
@@ -190,10 +193,18 @@ async def _cro(at: _At) -> Finding:
     for selector in selectors(settings):
         query = {"labelSelector": selector} if selector else {}
         there |= {one["metadata"]["name"]: one for one in await at.place.server.items(NODES, **query)}
-    open_ = sites([*there.values()], settings)
+    open_ = sites([*there.values()], settings, groups=await groups_of(at.place.server))
     if not open_:
         return at.wrong(NO_MOST, NO_MOST_FIX, blocks=False)
     return at.found(f"its definitions are there; more may be attached to {_some(sorted(open_))}")
+
+
+async def groups_of(server: Server) -> Groups:
+    """What MachineSets say of their nodes; what may not be read says nothing, and `rights` tells that."""
+    try:
+        return said_of(groups(await machines(server), (), Settings()))
+    except AnswerError:
+        return {}
 
 
 async def _redfish(at: _At) -> Finding:

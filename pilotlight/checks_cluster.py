@@ -255,9 +255,9 @@ async def providers(api: Api, scene: Scene) -> list[Finding]:
             findings.append(Finding("capacity providers", "blocker", says, fix))
     asks = "cro" in scene.capacity and "cro" not in looked_at
     asked = [one async for page in api.pages(NODES) for one in page["items"]] if asks else []
-    if asked and not sites(asked, scene.settings):
-        findings.append(Finding("capacity providers", "info", checks_capacity.NO_MOST, checks_capacity.NO_MOST_FIX))
     place = checks_capacity.Place(Objects(api, api), scene.settings, scene.engines, scene.home)
+    if asked and not sites(asked, scene.settings, groups=await checks_capacity.groups_of(place.server)):
+        findings.append(Finding("capacity providers", "info", checks_capacity.NO_MOST, checks_capacity.NO_MOST_FIX))
     return findings + await checks_capacity.judge(place)
 
 

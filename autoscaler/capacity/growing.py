@@ -23,6 +23,29 @@ WAITING: Final = "spec.nodeName=,status.phase=Pending"
 log = logging.getLogger(__name__)
 
 
+async def machines(server: Server) -> list[Found]:
+    """All MachineDeployments and MachineSets of a cluster. Raises AnswerError."""
+    found: list[Found] = []
+    capi = await _version(server, CAPI)
+    if capi:
+        for kind in (DEPLOYMENT, "MachineSet"):
+            found += await _listed(server, kind, capi)
+    if await _version(server, OPENSHIFT):
+        found += await _listed(server, "MachineSet", f"{OPENSHIFT}/v1beta1")
+    return found
+
+
+async def _version(server: Server, group: str) -> str:
+    """The one that its server likes best; empty: it has none of it."""
+    said = await server.find(f"/apis/{group}")
+    return "" if said is None else str((said.get("preferredVersion") or said["versions"][0])["groupVersion"])
+
+
+async def _listed(server: Server, kind: str, version: str) -> list[Found]:
+    items: list[Object] = await server.items(f"/apis/{version}/{kind.lower()}s")
+    return [Found(kind, {**one, "apiVersion": version}) for one in items]
+
+
 class Growing:
     """`observe` is told what there is, at each look."""
 
@@ -37,31 +60,12 @@ class Growing:
         while True:
             found: list[Found] = []
             try:
-                found = await self._found()
+                found = await machines(self._server)
                 await self._tell(found)
                 self._said = ""
             except Exception as error:  # noqa: BLE001  whatever it was, it is asked again
                 self._say(str(error) if isinstance(error, AnswerError) else type(error).__name__)
             await asyncio.sleep(LOOK_S[0] if found else LOOK_S[1])
-
-    async def _found(self) -> list[Found]:
-        found: list[Found] = []
-        capi = await self._version(CAPI)
-        if capi:
-            for kind in (DEPLOYMENT, "MachineSet"):
-                found += await self._listed(kind, capi)
-        if await self._version(OPENSHIFT):
-            found += await self._listed("MachineSet", f"{OPENSHIFT}/v1beta1")
-        return found
-
-    async def _version(self, group: str) -> str:
-        """The one that its server likes best; empty: it has none of it."""
-        said = await self._server.find(f"/apis/{group}")
-        return "" if said is None else str((said.get("preferredVersion") or said["versions"][0])["groupVersion"])
-
-    async def _listed(self, kind: str, version: str) -> list[Found]:
-        items: list[Object] = await self._server.items(f"/apis/{version}/{kind.lower()}s")
-        return [Found(kind, {**one, "apiVersion": version}) for one in items]
 
     async def _tell(self, found: list[Found]) -> None:
         """Pods that wait matter only where something may come for them."""

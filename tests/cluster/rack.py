@@ -52,6 +52,8 @@ class Rack:
         """By UUID what the autoscaler had told when that was detached."""
         self.waited: set[str] = set()
         """Pods of the house that a scheduler had no node for, at any moment."""
+        self.notes: dict[str, str] = {}
+        """Annotations of the bare node."""
         self.tasks: set[asyncio.Task[None]] = set()
         clock = asyncio.get_running_loop().time
         self.cro = FakeCro(
@@ -80,6 +82,9 @@ class Rack:
         async with AsyncExitStack() as stack:
             for node in self.nodes:
                 await stack.enter_async_context(node.running())
+            if self.notes:
+                path = f"/api/v1/nodes/{self.bare.name}"
+                await self.api.patch(path, {"metadata": {"annotations": self.notes}})
             if self.dra is not None:
                 await self._publish_classes()
             pods = f"/api/v1/namespaces/{self.name}/pods"

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from autoscaler.attached import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE
 from autoscaler.drivers.kubernetes.api import Api
 from tests.cluster.fabric import ada, settings
@@ -55,21 +57,26 @@ async def test_a_machine_set_that_grows_for_us_is_counted_once(rack: Rack, api: 
         assert len(group.nodes) == 2
 
 
-async def test_a_machine_set_says_how_many_gpus_its_nodes_can_have(rack: Rack, api: Api, namespace: str) -> None:
-    """By Cluster Autoscaler's annotation; Cluster API notes on a node of which set it is."""
-    said = rack.settings()
+@pytest.mark.parametrize("who", ["the Settings", "the node", "its MachineSet"])
+async def test_no_more_gpus_are_attached_to_a_node_than_somebody_says_that_it_can_have(
+    rack: Rack, api: Api, namespace: str, who: str
+) -> None:
+    """`devicesMax`, or Cluster Autoscaler's annotation; Cluster API notes on a node of which set it is."""
+    said = rack.settings(most=2)
     assert isinstance(said["nodes"], list)
-    del said["nodes"][0]["devicesMax"]
+    if who != "the Settings":
+        del said["nodes"][0]["devicesMax"]
     two = model("two", idleSeconds=600, gpu={"count": 2}, replicas={"max": 1})
-    three = model("three", gpu={"count": 3}, replicas={"max": 1})
-    rack.house.write(two, three, **said)
-    await machine_set(api, namespace, {GPU_COUNT: "2"})
+    rack.house.write(two, model("three", gpu={"count": 3}, replicas={"max": 1}), **said)
+    if who == "its MachineSet":
+        await machine_set(api, namespace, {GPU_COUNT: "2"})
+        rack.notes = {OWNER_KIND: "MachineSet", OWNER_NAME: namespace, OWNER_NAMESPACE: namespace}
+    elif who == "the node":
+        rack.notes = {GPU_COUNT: "2"}
     async with rack.running(), asyncio.timeout(4 * WAIT_S_MAX):
-        of = {OWNER_KIND: "MachineSet", OWNER_NAME: namespace, OWNER_NAMESPACE: namespace}
-        await api.patch(f"/api/v1/nodes/{rack.bare.name}", {"metadata": {"annotations": of}})
         while (await rack.house.call("two"))[0] != 200:
             assert rack.counts in ([0], [0, 1], [0, 1, 2])
         assert rack.counts == [0, 1, 2]
-        status, said_ = await rack.house.call("three")
-        assert status == 503, said_
+        status, why = await rack.house.call("three")
+        assert status == 503, why
         assert rack.counts == [0, 1, 2]

@@ -12,14 +12,18 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from autoscaler.attached import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE
 from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import MERGE, Api
 from autoscaler.drivers.kubernetes.rights import rights
+from autoscaler.drivers.kubernetes.vocabulary import NODES
 from pilotlight.checks import Finding, blocked
+from pilotlight.checks_capacity import NO_MOST
 from pilotlight.checks_cluster import Scene, cluster
 from pilotlight.cli import cli
+from tests.cluster import definitions
 from tests.cluster.accounts import make_account, token
-from tests.cluster.definitions import install_foreign
+from tests.cluster.group import SETS, machine_set
 from tests.cluster.kubelet.node import Node
 from tests.kit import certificates
 from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric
@@ -79,6 +83,18 @@ async def test_a_service_account_without_rights_hears_each_that_is_missing(
     assert by_check(findings)["nodes"].says.startswith("cannot be looked at")
 
 
+@pytest.mark.usefixtures("served")
+async def test_how_many_gpus_a_node_can_have_its_machine_set_may_say(api: Api, namespace: str, node: Node) -> None:
+    await definitions.install_foreign(api, "cro")
+    at = scene(namespace, capacity=("cro",))
+    assert NO_MOST in [one.says for one in await cluster(api, at)]
+    await machine_set(api, namespace, {GPU_COUNT: "4"})
+    of = {OWNER_KIND: "MachineSet", OWNER_NAME: namespace, OWNER_NAMESPACE: namespace}
+    await api.patch(f"{NODES}/{node.name}", {"metadata": {"annotations": of}})
+    assert NO_MOST not in [one.says for one in await cluster(api, at)]
+    await api.delete(f"{SETS.format(namespace)}/{namespace}")
+
+
 async def test_a_namespace_that_admits_no_engine_is_a_blocker(api: Api, namespace: str) -> None:
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
     await api.create(f"/api/v1/namespaces/{namespace}/resourcequotas", quota)
@@ -133,7 +149,7 @@ async def test_each_provider_that_settings_name_is_looked_at(
     api: Api, kubeconfig: Path, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     for foreign in ("cro", "autoscaling"):
-        await install_foreign(api, foreign)
+        await definitions.install_foreign(api, foreign)
     await api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"labels": {"example.com/doctor": "1"}}}, MERGE)
     await api.create(f"/api/v1/namespaces/{namespace}/secrets", {
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "fabric"},
