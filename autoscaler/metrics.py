@@ -118,6 +118,11 @@ class _WorldCollector:
         for (provider, state), count in sorted(Tally(map(state_of, world.capacity.leases.values())).items()):
             leases.add_metric((provider, state), count)
         yield leases
+        machines = GaugeMetricFamily("pilotlight_machines_coming", "Nodes that others have made", labels=("group",))
+        for name, growth in sorted(world.capacity.groups.items()):
+            if growth.group.offer is not None:
+                machines.add_metric((name,), growth.coming)
+        yield machines
         kinds = GaugeMetricFamily(
             "pilotlight_lesson_kinds",
             "Kinds of requests that places are chosen for: learnt by replays, or sizes",

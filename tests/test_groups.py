@@ -9,6 +9,7 @@ import pytest
 from autoscaler.actions import Acted, StartReplica
 from autoscaler.groups import GROW_S, grown, most
 from autoscaler.leases import Group, GroupsSeen, Growth, LeasesSeen, Offer, OffersSeen, ProvidersSeen
+from autoscaler.metrics import Metrics
 from autoscaler.observations import SlicesSeen
 from autoscaler.plan import plan
 from autoscaler.world import DeviceId, NodeId, Slice, SliceId, World
@@ -23,7 +24,7 @@ NAME = "MachineSet default/g"
 def group(wanted: int = 1, ready: int = 0, **fields: Any) -> Group:
     """Its nodes bring a Device each."""
     brings = offer(NAME, "node", node="", devices_max=1, expected_s=240.0, labels=LABELS)
-    return Group(name=NAME, wanted=wanted, ready=ready, **{"labels": LABELS, "offer": brings, **fields})
+    return Group(wanted=wanted, ready=ready, **{"name": NAME, "labels": LABELS, "offer": brings, **fields})
 
 
 def seen(at: World, *groups: Group, now_s: float = T0) -> World:
@@ -95,6 +96,12 @@ def test_a_group_that_grows_is_supply_on_its_way_and_nothing_is_ordered_beside_i
     assert started.replica.slices == ("g1g",)
     after = told(seen(at, group(1, 1), now_s=T0 + 60), Acted(action=started), now_s=T0 + 60)
     assert after.capacity.groups[NAME].coming == 0
+
+
+def test_what_is_on_its_way_is_a_metric() -> None:
+    at = seen(surge(offer()), group(2, 1), group(0, offer=None, name="MachineSet default/cpu"))
+    coming = [line for line in Metrics(lambda: at).text().decode().splitlines() if "machines_coming{" in line]
+    assert coming == ['pilotlight_machines_coming{group="MachineSet default/g"} 1.0']
 
 
 def test_only_what_exceeds_that_growth_is_ordered() -> None:

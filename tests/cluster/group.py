@@ -179,7 +179,7 @@ class Group:
             await self.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": [one]}}, STRATEGIC)
 
 
-async def machine_set(api: Api, name: str, notes: dict[str, str], wanted: int = 0) -> None:
+async def machine_set(api: Api, name: str, notes: dict[str, str]) -> None:
     """One of Cluster API, in the namespace of that name."""
     await definitions.install_foreign(api, "capi")
     template = {
@@ -187,14 +187,14 @@ async def machine_set(api: Api, name: str, notes: dict[str, str], wanted: int = 
         "infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "Machine", "name": "m"},
     }  # fmt: skip
     spec = {
-        "clusterName": "c", "replicas": wanted, "selector": {"matchLabels": {"set": name}},
+        "clusterName": "c", "replicas": 0, "selector": {"matchLabels": {"set": name}},
         "template": {"metadata": {"labels": {"set": name}}, "spec": template},
     }  # fmt: skip
     metadata = {"name": name, "annotations": notes}
     await api.create(SETS.format(name), {
         "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineSet", "metadata": metadata, "spec": spec,
     })  # fmt: skip
-    await resize(api, name, wanted, 0)
+    await resize(api, name, 0, 0)
 
 
 async def resize(api: Api, name: str, wanted: int, ready: int) -> None:

@@ -159,7 +159,11 @@ class Rack:
 
     async def explained(self, model: str) -> str:
         """Why, as people read it."""
-        async with self.house.session.get(f"http://127.0.0.1:{self.house.ops}/api/v1/explain/model/{model}") as answer:
+        return await self.ops(f"api/v1/explain/model/{model}")
+
+    async def ops(self, path: str) -> str:
+        """What the autoscaler's operations port says there."""
+        async with self.house.session.get(f"http://127.0.0.1:{self.house.ops}/{path}") as answer:
             return await answer.text()
 
     def log(self) -> str:

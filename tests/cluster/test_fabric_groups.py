@@ -24,19 +24,25 @@ __all__ = ["rack"]
 async def test_a_machine_set_that_grows_is_waited_for_and_no_gpu_is_attached_beside_it(
     rack: Rack, api: Api, namespace: str
 ) -> None:
-    """A person has raised it."""
+    """A person raises it."""
     rack.house.write(
         ada(), model("bob", idleSeconds=600, replicas={"max": 1}), **settings(rack, node_costs=9.0)
     )  # fmt: skip
-    await machine_set(api, namespace, {LABELS: f"group={namespace}"}, wanted=1)
+    await machine_set(api, namespace, {LABELS: f"group={namespace}"})
     async with ranked(api, namespace), rack.running(), asyncio.timeout(4 * WAIT_S_MAX), asyncio.TaskGroup() as tasks:
         await rack.answered("ada")
+        await resize(api, namespace, 1, 0)
+        coming = f'pilotlight_machines_coming{{group="MachineSet {namespace}/{namespace}"}} 1.0'
+        while coming not in await rack.ops("metrics"):
+            await asyncio.sleep(0.1)
         calling = tasks.create_task(rack.answered("bob"))
         while f"MachineSet {namespace}/{namespace} brings 1 x T4" not in await rack.explained("bob"):
             await asyncio.sleep(0.1)
         async with rack.node("g", 1, group=namespace).running():
             await resize(api, namespace, 1, 1)
             await calling
+            while coming in await rack.ops("metrics"):
+                await asyncio.sleep(0.1)
             assert (await rack.where())["bob"] == f"{namespace}-g"
             assert rack.counts == [0]
             assert not await rack.requests()
