@@ -16,9 +16,9 @@ from contextlib import asynccontextmanager
 from autoscaler.drivers.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from autoscaler.podspec import SAFE_TO_EVICT
 from tests.cluster import definitions
-from tests.cluster.kubelet.container import now
 from tests.cluster.kubelet.node import Node
 from tests.cluster.rack import Rack
+from tests.cluster.test_nodegroups import tells
 
 SCAN_S, DELAY_S_MAX = 0.2, 120.0
 CANDIDATE, GOES = "DeletionCandidateOfClusterAutoscaler", "ToBeDeletedByClusterAutoscaler"
@@ -101,7 +101,7 @@ class Group:
         if len(self.nodes) >= self.most:
             self.brought[name] = ""
             self.rack.diary.append(f"full for {name}")
-            await self._tell(pod, "NotTriggerScaleUp", FULL)
+            await tells(self.api, pod, "NotTriggerScaleUp", FULL)
             return
         await self._resize(len(self.nodes) + 1, len(self.nodes))
         self.brought[name] = await self._add()
@@ -109,7 +109,7 @@ class Group:
         self.rack.diary.append(f"added {self.brought[name]}")
         size = len(self.nodes)
         sizes = f"{size - 1}->{size} (max: {self.most})"
-        await self._tell(pod, "TriggeredScaleUp", f"pod triggered scale-up: [{{g {sizes}}}]")
+        await tells(self.api, pod, "TriggeredScaleUp", f"pod triggered scale-up: [{{g {sizes}}}]")
 
     async def _resize(self, wanted: int, ready: int) -> None:
         if self._machines:
@@ -129,16 +129,6 @@ class Group:
         async with node.running():
             there.set()
             await self._gone[node.name].wait()
-
-    async def _tell(self, pod: Object, reason: str, message: str) -> None:
-        """As Cluster Autoscaler does it."""
-        metadata = pod["metadata"]
-        about = {"apiVersion": "v1", "kind": "Pod", **{key: metadata[key] for key in ("name", "namespace", "uid")}}
-        await self.api.create(f"/api/v1/namespaces/{metadata['namespace']}/events", {
-            "apiVersion": "v1", "kind": "Event", "metadata": {"generateName": f"{metadata['name']}."},
-            "involvedObject": about, "reason": reason, "message": message, "type": "Normal", "count": 1,
-            "source": {"component": "cluster-autoscaler"}, "firstTimestamp": now(), "lastTimestamp": now(),
-        })  # fmt: skip
 
     # --- it shrinks ---------------------------------------------------------------------------------------------------
 
