@@ -37,6 +37,7 @@ async def test_a_machine_set_that_grows_is_waited_for_and_no_gpu_is_attached_bes
             await asyncio.sleep(0.1)
         calling = tasks.create_task(rack.answered("bob"))
         while f"MachineSet {namespace}/{namespace} brings 1 x T4" not in await rack.explained("bob"):
+            assert not calling.done(), rack.counts
             await asyncio.sleep(0.1)
         async with rack.node("g", 1, group=namespace).running():
             await resize(api, namespace, 1, 1)
