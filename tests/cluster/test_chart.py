@@ -98,6 +98,11 @@ class Release(NamedTuple):
 
 @pytest.fixture
 def chart(tmp_path: Path) -> Path:
+    """See loose_chart."""
+    return loose_chart(tmp_path)
+
+
+def loose_chart(tmp_path: Path) -> Path:
     """Without the version of Kubernetes that it asks for: a plane that is built from modules does not know its own."""
     copy = tmp_path / "chart"
     shutil.copytree(CHART, copy)

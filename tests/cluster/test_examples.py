@@ -1,0 +1,309 @@
+"""The examples of values whose capacity comes from elsewhere, installed as they are on a real control plane.
+
+What the bed lacks is played: the operator of the fabric (CRO), and who carries out ProvisioningRequests, both under
+their real definitions, and kubelets for nodes that come. The API server keeps an audit log: of all that the pods of
+the chart ask nothing is forbidden.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import helm_python
+import pytest
+import yaml
+
+from autoscaler.capacity.bookings import API, ATOMIC
+from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.drivers.kubernetes.vocabulary import NODES
+from pilotlight import keys
+from pilotlight.objects import Objects
+from tests.cluster import definitions
+from tests.cluster.added import Joined
+from tests.cluster.building import BuildError, build
+from tests.cluster.conftest import make_namespace, next_number
+from tests.cluster.definitions import TENANTS, tenant
+from tests.cluster.kubelet.node import Node
+from tests.cluster.names import addresses, names
+from tests.cluster.plane import Plane
+from tests.cluster.test_chart import ENDED, NAME, RELEASE, WAITED, Release, applied, call, loose_chart
+from tests.kit.chart import example
+from tests.kit.fake_cro import FakeCro
+from tests.kit.fakeprovisioner import FakeProvisioner
+
+GPU = "nvidia.com/gpu"
+A100 = "NVIDIA-A100-PCIE-40GB"
+WAIT_S_MAX = 240.0
+POLICY = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
+AUDIT, FORBIDDEN = "audit.log", 403
+OPS = "http://127.0.0.1:8081/api/v1"
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """One of this file's own, with an audit log."""
+    named = os.environ.get("PILOTLIGHT_TESTPLANE")
+    try:
+        programs = Path(named) if named else build()
+    except BuildError as error:
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp("audited")
+    (folder / "policy.yaml").write_text(POLICY)
+    flags = [f"--audit-policy-file={folder}/policy.yaml", f"--audit-log-path={folder}/{AUDIT}"]
+    one = Plane(folder, programs, {"kube-apiserver": flags})
+    one.start()
+    yield one
+    one.stop()
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """As helm does it with two files of values."""
+    both = {key: merged(under[key], one) for key, one in over.items() if isinstance(one, dict) and key in under}
+    return {**under, **over, **both}
+
+
+class Example:
+    """One of them, with what only the bed needs: its program, and one autoscaler, since pods share one network and the
+    operations port is on loopback where Calls need keys.
+    """
+
+    def __init__(self, release: Release, plane: Plane, file: str) -> None:
+        agent = {"namespace": f"{release.namespace}-agents"}
+        bed = release.values(agent=agent, autoscaler={"replicas": 1, "extraArgs": []})
+        del bed["settings"]
+        self.release, self._plane, self.values = release, plane, merged(example(file), bed)
+
+    async def install(self) -> None:
+        """Returns when all that it installs is ready."""
+        one = self.release
+        await asyncio.to_thread(one.config.install, one.chart, RELEASE, self.values, namespace=one.namespace, **WAITED)
+
+    async def answered(self, key: str, model: str = "tiny") -> None:
+        """A Call is, once the gateway knows the key; else it is told why not."""
+        gateway, *_ = await addresses(self.release.api, f"{NAME}-gateway", self.release.namespace)
+        while (answer := await call(f"http://{gateway}:8080", model, key))[0] in {401, 404}:
+            await asyncio.sleep(0.05)
+        if answer[0] != 200:
+            raise AssertionError(answer, await self.asked(f"explain/model/{model}"))
+
+    async def asked(self, path: str) -> Any:
+        """GET of the operations port."""
+        async with aiohttp.ClientSession() as session, session.get(f"{OPS}/{path}") as answer:
+            return await answer.json()
+
+    async def ladder(self, model: str = "tiny") -> list[dict[str, Any]]:
+        """Once it is seen that a Call waits."""
+        while not (found := (await self.asked(f"explain/model/{model}")).get("ladder", [])):
+            await asyncio.sleep(0.05)
+        told: list[dict[str, Any]] = found
+        return told
+
+    async def doctor(self) -> dict[str, Object]:
+        """What `helm test` finds, by check."""
+        with helm_python.Chart.load(self.release.chart) as chart:
+            rendered = chart.render(self.values, name=RELEASE, namespace=self.release.namespace)
+        pod = yaml.safe_load(rendered["pilotlight/templates/tests/doctor.yaml"])
+        pod["spec"]["containers"][0]["args"].append("--output=json")
+        pods = f"/api/v1/namespaces/{self.release.namespace}/pods"
+        await self.release.api.create(pods, pod)
+        while (await self.release.api.get(f"{pods}/{NAME}-doctor"))["status"]["phase"] not in ENDED:
+            await asyncio.sleep(0.05)
+        log = next(self.release.logs.glob("*doctor*.log")).read_text()
+        return {one["check"]: one for one in json.loads(log)}
+
+    def forbidden(self) -> list[str]:
+        """All that pods of the chart asked and were not allowed, once each; the doctor looks further than it may."""
+        found, asked = dict[str, None](), set[str]()
+        namespaces = (f":{self.release.namespace}:", f":{self.release.namespace}-agents:")
+        for line in (self._plane.folder / AUDIT).read_text().splitlines():
+            one = json.loads(line)
+            user = one["user"]["username"]
+            (pod,) = one["user"].get("extra", {}).get("authentication.kubernetes.io/pod-name", [""])
+            if not any(each in user for each in namespaces) or pod.endswith("-doctor"):
+                continue
+            asked.add(user.rpartition("-")[2])
+            if one.get("responseStatus", {}).get("code") == FORBIDDEN:
+                found[f"{user} {one['verb']} {one['requestURI']}"] = None
+        assert "autoscaler" in asked, "the log tells of them"
+        return [*found]
+
+
+@pytest.fixture
+async def bed(api: Api, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    """A node for all pods of the chart, with the labels that the example asks for."""
+    name = f"node-{uuid.uuid4().hex[:8]}"
+    async with Node(api, name, next_number(), {GPU: "0"}, request.param, tmp_path).running() as one:
+        yield one
+
+
+@pytest.fixture
+async def release(
+    api: Api, namespace: str, kubeconfig: Path, bed: Node, tmp_path: Path
+) -> AsyncIterator[Release]:  # fmt: skip
+    """See Release; nothing of it is left."""
+    engines, chart = f"{namespace}-engines", loose_chart(tmp_path)
+    with helm_python.Config(kubeconfig_path=kubeconfig, namespace=namespace) as config:
+        async with names(api):
+            yield Release(chart, config, api, namespace, engines, bed.logs, bed.name)
+            await asyncio.to_thread(config.uninstall, RELEASE, ignore_not_found=True)
+    for one in (engines, f"{namespace}-agents"):
+        with contextlib.suppress(ApiError):
+            await api.delete(f"/api/v1/namespaces/{one}")
+
+
+@contextlib.asynccontextmanager
+async def both_keys(release: Release) -> AsyncIterator[tuple[str, str]]:
+    """Of a Tenant that is there meanwhile: one for Calls, one for orders."""
+    name, made = f"t-{uuid.uuid4().hex[:8]}", [keys.new(role, role) for role in ("tenant", "operator")]
+    entries = [{"name": one.name, "sha256": one.sha256, "role": one.role} for _, one in made]
+    await release.api.create(TENANTS, tenant(name, keys=entries))
+    try:
+        yield made[0][0], made[1][0]
+    finally:
+        await release.api.delete(f"{TENANTS}/{name}")
+
+
+@contextlib.asynccontextmanager
+async def fabric(api: Api, bed: Node) -> AsyncIterator[FakeCro]:
+    """The operator, and a node whose GPUs come and go."""
+    there, tasks = [0], set[asyncio.Task[None]]()
+
+    def changed(by: int) -> None:
+        there[0] += by
+        task = asyncio.create_task(bed.has({GPU: str(there[0])}))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    cro = FakeCro(
+        Objects(api, api), asyncio.get_running_loop().time, {A100: 4}, attach_s=0.3, detach_s=0.3, look_s=0.5,
+        period_s=0.05, attached=lambda node, uuid: changed(1), detached=lambda node, uuid: changed(-1),
+    )  # fmt: skip
+    playing = asyncio.create_task(cro.run())
+    try:
+        yield cro
+    finally:
+        playing.cancel()
+        for path in (REQUESTS, RESOURCES):
+            for left in (await api.get(path))["items"]:
+                await api.patch(f"{path}/{left['metadata']['name']}", {"metadata": {"finalizers": None}})
+                with contextlib.suppress(ApiError):
+                    await api.delete(f"{path}/{left['metadata']['name']}")
+
+
+FABRIC = {"example.com/fabric": "rack-1", "nvidia.com/gpu.present": "true"}
+
+
+@pytest.mark.parametrize("bed", [FABRIC], indirect=True)
+async def test_on_prem_a_gpu_is_attached_answers_and_is_detached_by_force_where_an_operator_says_so(
+    release: Release, plane: Plane, bed: Node
+) -> None:
+    api, one = release.api, Example(release, plane, "values-onprem-mig-fabric.yaml")
+    await definitions.install_foreign(api, "cro")
+    await make_namespace(api, "gpu-operator")
+    await one.install()
+    async with asyncio.timeout(WAIT_S_MAX), both_keys(release) as (key, operator), fabric(api, bed) as cro:
+        told = (await one.doctor())["capacity rack-1"]
+        says = f"its definitions are there; more may be attached to {bed.name}"
+        assert (told["grade"], told["says"]) == ("ok", says)
+        await applied(release, release.engines, gpu={"memory": "20Gi", "models": ["*A100*"]})
+        await one.answered(key)
+        (resource,) = (await api.get(RESOURCES))["items"]
+        assert resource["status"]["state"] == "Online"
+        cro.busy = lambda node, uuid: True
+        assert f"1 x {A100} of rack-1 is given back, by force where it does not go" in await drained(bed, operator)
+        await until_stuck(api)
+        while (left := (await api.get(RESOURCES))["items"]) and not left[0]["spec"]["force_detach"]:
+            assert left[0]["metadata"]["name"] == resource["metadata"]["name"]
+            await asyncio.sleep(0.05)
+        while (await api.get(RESOURCES))["items"]:
+            await asyncio.sleep(0.05)
+        await is_told(release, "CapacityForced")
+        assert one.forbidden() == []
+
+
+async def drained(bed: Node, operator: str) -> str:
+    """What `pilotlight drain --force` sends; what will happen, in words."""
+    url, head = f"{OPS}/nodes/{bed.name}/drain", {"Authorization": f"Bearer {operator}"}
+    async with aiohttp.ClientSession() as session, session.post(url, json={"force": True}, headers=head) as answer:
+        assert answer.status == 200, await answer.text()
+        return str((await answer.json())["says"])
+
+
+async def until_stuck(api: Api) -> None:
+    """The operator sees a process on it, and nobody has forced it yet."""
+    while True:
+        (one,) = (await api.get(RESOURCES))["items"]
+        assert not one["spec"]["force_detach"] or one["status"].get("error"), "it was not forced at first"
+        if "there are processes" in one["status"].get("error", ""):
+            return
+        await asyncio.sleep(0.05)
+
+
+async def is_told(release: Release, reason: str) -> None:
+    """As an Event on the Model."""
+    path = f"/api/v1/namespaces/{release.engines}/events"
+    while not (await release.api.get(path, fieldSelector=f"involvedObject.name=tiny,reason={reason}"))["items"]:
+        await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def cloud(release: Release) -> AsyncIterator[FakeProvisioner]:
+    """Who carries out ProvisioningRequests, with a kubelet for each node that it adds."""
+    api, clock = release.api, asyncio.get_running_loop().time
+    played = FakeProvisioner(
+        Objects(api, api), release.engines, clock, after_s=0.2, boot_s=0.2, prefix=f"{release.namespace}-"
+    )
+
+    async def play(stack: contextlib.AsyncExitStack) -> None:
+        joined = set[str]()
+        while True:
+            await played.step()
+            for node in {*played.nodes.values()} - joined:
+                joined.add(node)
+                kubelet = Joined(api, node, next_number(), {GPU: "1"}, {}, release.logs, probe_period_s=0.05)
+                await stack.enter_async_context(kubelet.running())
+            await asyncio.sleep(0.05)
+
+    async with contextlib.AsyncExitStack() as stack:
+        playing = asyncio.create_task(play(stack))
+        try:
+            yield played
+        finally:
+            playing.cancel()
+            await asyncio.wait([playing])
+    assert playing.cancelled(), playing.exception()
+
+
+@pytest.mark.parametrize("bed", [{"cloud.google.com/gke-gpu": "true"}], indirect=True)
+async def test_on_gke_the_node_that_comes_in_minutes_is_asked_for_and_answers_and_nobody_waits_for_the_queue(
+    release: Release, plane: Plane
+) -> None:
+    api, one = release.api, Example(release, plane, "values-gke-dws.yaml")
+    await definitions.install_foreign(api, "autoscaling")
+    await one.install()
+    async with asyncio.timeout(WAIT_S_MAX), both_keys(release) as (key, _), cloud(release) as played:
+        told = await one.doctor()
+        assert {name: told[f"capacity {name}"]["grade"] for name in ("atomic", "dws")} == {"atomic": "ok", "dws": "ok"}
+        await applied(release, release.engines, gpu={"memory": "20Gi", "models": ["*L4*"]})
+        waits = asyncio.create_task(one.answered(key))
+        ladder = await one.ladder()
+        (chosen,) = [step for step in ladder if step["chosen"]]
+        assert (chosen["kind"], chosen["provider"]) == ("offer", "atomic")
+        (queue,) = [step for step in ladder if step["provider"] == "dws"]
+        assert (queue["chosen"], queue["why_not"]) == (False, "it would not have room there"), "those are H100s"
+        await waits
+        (request,) = (await api.get(f"/apis/{API}/namespaces/{release.engines}/provisioningrequests"))["items"]
+        assert request["spec"]["provisioningClassName"] == ATOMIC
+        (node,) = played.nodes.values()
+        found = await api.get(f"{NODES}/{node}")
+        assert found["metadata"]["labels"]["cloud.google.com/gke-accelerator"] == "nvidia-l4"
+        assert one.forbidden() == []
