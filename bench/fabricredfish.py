@@ -1,0 +1,161 @@
+"""A Call that lacks a GPU, and a fabric that is composed by Redfish: what it takes beside the attach itself.
+
+Owns the part `attached` of `bench.fabric`. The service is the project's own emulator, over TLS, with ETags and tasks;
+an attach takes ATTACH_S there, from the PATCH of the system's links until the block is the system's. In the same moment
+its node counts one GPU more: what a device plug-in and a kubelet take is neither ours nor played here. One round is one
+Call for another Model, each of which finds its GPU and is answered from it.
+
+The overhead is exact: from the Call to the moment at which the API server has the pod that the plan placed on the GPU
+(so the plan may use it, and has), less what the emulator took from that PATCH to the attach. So it is all of: the Call
+parks, the plan orders, the block is found free and marked, the links are written, the task's end is noticed, the new
+GPU is seen of node and service, and the plan places on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.clusterbed import Bed, bed
+from bench.clusterhouse import house, ready
+from bench.clusterwake import called, engine
+from bench.documents import Document, model, settings
+from bench.kit import BenchError, Figures, quantile, say, spread, title
+from tests.cluster.kubelet.node import Node
+from tests.kit import certificates
+from tests.kit.fake_redfish import A100, BLOCKS, SYSTEMS, FakeFabric
+
+GPU = "nvidia.com/gpu"
+KEYS = (
+    "patch_ms_p50", "patch_ms_p99", "link_ms_p99", "overhead_s_p50", "overhead_s_p99", "overhead_s_max", "attaches",
+)  # fmt: skip
+NODES = 4
+"""Rounds take turns among them."""
+ROUNDS, QUICK_ROUNDS = 40, 8
+ATTACH_S = 1.0
+SETTLE_S = 3.0
+"""Until what the provider offers has been heard."""
+
+
+class Round(NamedTuple):
+    """One Call; moments of the system's clock."""
+
+    sent_s: float
+    marked_s: float
+    """The service has the first PATCH: the block is marked as ours."""
+    linked_s: float
+    """It has that of the system's links."""
+    attached_s: float
+    placed_s: float
+    """The API server has the pod."""
+
+    @property
+    def overhead_s(self) -> float:
+        """See the module."""
+        return self.placed_s - self.sent_s - (self.attached_s - self.linked_s)
+
+
+class Rack:
+    """The emulator, and nodes that count what is attached to their systems."""
+
+    def __init__(self, one: Bed, place: Path, rounds: int) -> None:
+        self.fabric = FakeFabric(
+            systems=tuple(str(at) for at in range(NODES)), gpus=(A100,) * rounds, takes_s=ATTACH_S, login="none"
+        )
+        self.nodes = [
+            Node(one.api, f"rack-{at}", at + 10, {GPU: "0"}, {"fabric": "bench"}, place) for at in range(NODES)
+        ]
+        self.attached_s: list[float] = []
+        self._counts = [0] * NODES
+        self._tasks: asyncio.TaskGroup
+        self.fabric.changed = self._changed
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Rack]:
+        """The emulator answers, and the nodes are ready."""
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.fabric.serving(certificates.sides().server))
+            self._tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            for node in self.nodes:
+                await stack.enter_async_context(node.running())
+            yield self
+
+    def _changed(self) -> None:
+        """An operation is over."""
+        self.attached_s.append(time.time())
+        for at, node in enumerate(self.nodes):
+            count = len(self.fabric.attached(str(at)))
+            if count != self._counts[at]:
+                self._counts[at] = count
+                self._tasks.create_task(node.has({GPU: str(count)}))
+
+    def settings(self, place: Path, rounds: int) -> Document:
+        """With the fabric."""
+        authority = place / "ca.crt"
+        authority.write_text(certificates.pem(certificates.OURS))
+        kind = {"selector": {"fabric": "bench"}, "device": {"model": A100[0], "memory": "40Gi"}, "devicesMax": rounds}
+        systems = {node.name: self.fabric.path(str(at)) for at, node in enumerate(self.nodes)}
+        service = {"url": self.fabric.url, "systems": systems, "caFile": str(authority)}
+        provider = {"name": "rack", "redfish": service, "expectedSeconds": ATTACH_S}
+        return settings(devices=[], auth="none", nodes=[kind], capacity=[provider])
+
+
+async def attached(place: Path, *, quick: bool) -> Figures:
+    """From the Call to the first PATCH, and to the pod."""
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    title(f"a Call that lacks a GPU -> Redfish, attached in {ATTACH_S:.0f} s there, {rounds} rounds")
+    async with bed(place, gpus=0) as one, Rack(one, place, rounds).running() as rack:
+        names = [f"m{number:02}" for number in range(rounds)]
+        documents = [rack.settings(place, rounds), *(lacking(name, place) for name in names)]
+        async with house(one, place / "house", documents) as running:
+            await ready(running)
+            await asyncio.sleep(SETTLE_S)
+            offset_s = time.time() - asyncio.get_running_loop().time()
+            sent = [(await called(running.url, name)).sent_unix_s for name in names]
+        placed = [
+            each.done_unix_s for each in one.ours(0.0)
+            if (each.what, each.verb) == ("pods", "create") and each.code < 300
+        ]  # fmt: skip
+    found = told(sent, rack, offset_s, placed)
+    return figures(found)
+
+
+def told(sent: list[float], rack: Rack, offset_s: float, placed: list[float]) -> list[Round]:
+    """The rounds: of all that happened what came first after each Call."""
+    marked, linked = (
+        [one.at_s + offset_s for one in rack.fabric.patches(below)] for below in (BLOCKS, SYSTEMS)
+    )  # fmt: skip
+    seen = {"marked": marked, "linked": linked, "attached": rack.attached_s, "placed": placed}
+    if any(len(one) < len(sent) for one in seen.values()):
+        raise BenchError(f"{len(sent)} Calls, and {', '.join(f'{len(one)} {what}' for what, one in seen.items())}")
+    return [Round(at_s, *(min(one for one in of if one >= at_s) for of in seen.values())) for at_s in sent]
+
+
+def figures(found: list[Round]) -> Figures:
+    """The table and the figures."""
+    patch_ms = [(one.marked_s - one.sent_s) * 1e3 for one in found]
+    link_ms = [(one.linked_s - one.sent_s) * 1e3 for one in found]
+    over_s = [one.overhead_s for one in found]
+    seen_ms = [(one.placed_s - one.attached_s) * 1e3 for one in found]
+    say(f"  Call -> first PATCH {spread(patch_ms)} ms, p99 {quantile(patch_ms, 0.99):.1f}   (at most 100)")
+    say(f"  Call -> PATCH of links {spread(link_ms)} ms, p99 {quantile(link_ms, 0.99):.1f}")
+    say(f"  attached -> pod at the API server {spread(seen_ms)} ms, p99 {quantile(seen_ms, 0.99):.1f}")
+    say(f"  overhead {spread(over_s, 3)} s, p99 {quantile(over_s, 0.99):.3f}   (at most 0.5)")
+    return {
+        "patch_ms_p50": quantile(patch_ms, 0.5), "patch_ms_p99": quantile(patch_ms, 0.99),
+        "link_ms_p99": quantile(link_ms, 0.99), "overhead_s_p50": quantile(over_s, 0.5),
+        "overhead_s_p99": quantile(over_s, 0.99), "overhead_s_max": max(over_s), "attaches": len(found),
+    }  # fmt: skip
+
+
+def lacking(name: str, place: Path) -> Document:
+    """A Model that nobody has room for, and that stays."""
+    words = engine("{host}", "{port}", place / name)
+    return model(
+        name, engine="command", command=words, image="engine", gpu={}, idleSeconds=3600, residencySeconds=3600,
+        replicas={"max": 1},
+    )  # fmt: skip
