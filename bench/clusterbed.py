@@ -114,7 +114,7 @@ async def bed(place: Path, *, gpus: int = 64) -> AsyncIterator[Bed]:
             namespace, node = "bench", f"node-{uuid.uuid4().hex[:6]}"
             await make_namespace(api, namespace)
             with _node(place, plane, node, gpus):
-                await _schedulable(api, node)
+                await schedulable(api, node)
                 yield Bed(api, plane, namespace, node)
     finally:
         plane.stop()
@@ -130,7 +130,7 @@ def _node(place: Path, plane: Plane, name: str, gpus: int) -> Iterator[None]:
         yield
 
 
-async def _schedulable(api: Api, name: str) -> None:
+async def schedulable(api: Api, name: str) -> None:
     """Until the controllers let pods onto it."""
     deadline_s = time.monotonic() + kit.START_S_MAX
     while time.monotonic() < deadline_s:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from autoscaler.drivers.kubernetes.api import MERGE, Object
 from bench import fabricredfish
-from bench.clusterbed import Asked, Bed, bed
+from bench.clusterbed import Asked, Bed, bed, schedulable
 from bench.clusterhouse import house, ready
 from bench.documents import Document, body, model, settings
 from bench.kit import BenchError, Figures, quantile, say, spread, title
@@ -46,13 +46,13 @@ FEW = 10
 ROUNDS, QUICK_ROUNDS = 60, 15
 PAUSE_S = 1.0
 """From one Call to when the operator is let at what was made of it."""
-STEPS = 3
-"""Looks of the operator until a request of one GPU has a resource that is being attached."""
-BEAT_S = 10.0
-"""As kubelets do."""
+BEAT_S = 2.0
+"""From one heartbeat of a node to its next: the bed's controllers give up a node after 5 s."""
 SETTLE_S = 3.0
 """Until what the provider offers has been heard."""
 HOPELESS_S = 20.0
+LASTS_S = 600.0
+"""Longer than all rounds: a Call waits on, and nothing is attached."""
 
 
 async def requested(place: Path, *, quick: bool) -> Figures:
@@ -65,8 +65,10 @@ async def requested(place: Path, *, quick: bool) -> Figures:
         for number in range(rounds):
             await one.api.create("/api/v1/nodes", node(number))
             await one.api.create(LEASES, {**lease(), "metadata": {"name": node(number)["metadata"]["name"]}})
+        for number in range(rounds):
+            await schedulable(one.api, node(number)["metadata"]["name"])
         clock, beating = asyncio.get_running_loop().time, asyncio.create_task(beats(one, rounds))
-        operator = FakeCro(Objects(one.api, one.api), clock, {PRODUCT: rounds}, attach_s=HOPELESS_S * 30)
+        operator = FakeCro(Objects(one.api, one.api), clock, {PRODUCT: rounds}, attach_s=LASTS_S)
         async with house(one, place / "house", documents) as running:
             await ready(running)
             await asyncio.sleep(SETTLE_S)
@@ -99,8 +101,7 @@ async def called(url: str, number: int, calls: set[asyncio.Task[Result]], operat
     if call.done():
         said = call.result()
         raise BenchError(f"round {number}: the Call was answered: {said.status} {said.code}")
-    for _ in range(STEPS):
-        await operator.step()
+    await operator.step()
     return sent_unix_s
 
 
@@ -127,7 +128,7 @@ def requests(one: Bed) -> list[Asked]:
 def shot(number: int) -> Shot:
     """The Call of a round."""
     name = f"m{number:02}"
-    return Shot(model=name, body=body(name), timeout_s=HOPELESS_S * 3)
+    return Shot(model=name, body=body(name), timeout_s=LASTS_S)
 
 
 def rack() -> Document:
@@ -150,7 +151,7 @@ async def beats(one: Bed, many: int) -> None:
     while True:
         for number in range(many):
             await one.api.patch(f"{LEASES}/{node(number)['metadata']['name']}", {"spec": lease()["spec"]}, MERGE)
-        await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(BEAT_S / many)  # not all at once
 
 
 def lease() -> Object:

@@ -69,18 +69,17 @@ class FakeCro:
         requests = [one for one in await self.server.items(REQUESTS) if one["spec"]["resource"]["model"] in self.pool]
         wanted = [tuple(one["spec"]["resource"].get(key) for key in ("model", "target_node")) for one in requests]
         assert len(set(wanted)) == len(wanted), "its webhook refuses a second request for a model and a node"
+        resources = await self.server.items(RESOURCES)
         for one in requests:
-            await self._request(one)
+            await self._request(one, resources)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def _request(self, one: Object) -> None:
+    async def _request(self, one: Object, resources: list[Object]) -> None:
         metadata, path = one["metadata"], f"{REQUESTS}/{one['metadata']['name']}"
         state = (one.get("status") or {}).get("state", "")
         mine = [
-            each
-            for each in await self.server.items(RESOURCES)
-            if (each["metadata"].get("labels") or {}).get(MANAGED_BY) == metadata["name"]
+            each for each in resources if (each["metadata"].get("labels") or {}).get(MANAGED_BY) == metadata["name"]
         ]
         if "deletionTimestamp" in metadata:
             for each in mine:
